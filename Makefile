@@ -31,10 +31,11 @@ test: $(STAMP)  ## check, then the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
 kernels: $(STAMP)  ## compile all kernels now, not each one when it is first used
-	@$(BIN)/xcray compile > /dev/null
+	@$(BIN)/xcray compile-kernels > /dev/null
 
 check: $(STAMP)  ## style (ruff) and types (mypy, strict)
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 
 bench: $(STAMP)  ## the quick benchmarks

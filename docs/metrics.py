@@ -9,9 +9,20 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from xcray.jobs.store.statistics import StoreFigures
-from xcray.service.observability.metrics import REPLICA, Disk, Failing, Gauges
-from xcray.service.observability.store_metrics import COUNTERS, STORE, StoreCollector, families
+from xcray.jobs.store.statistics import StoreStatistics
+from xcray.service.observability.metrics import (
+    REPLICA_PREFIX,
+    DiskCollector,
+    FailingChecksCollector,
+    Metrics,
+)
+from xcray.service.observability.store_metrics import (
+    COUNTERS,
+    STORE_PREFIX,
+    StoreCollector,
+    exposed_name,
+    families,
+)
 
 PAGE = Path(__file__).parent / "observing.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
@@ -20,14 +31,14 @@ PROCESS = ("process_", "python_")
 
 def figures() -> list[tuple[Metric, tuple[str, ...]]]:
     """All figures of xcray's own with their labels, in the order in which they are shown."""
-    empty = StoreFigures({}, 0.0, ())
-    gauges = Gauges(Disk(Path("/"), 0), Failing(dict))
+    empty = StoreStatistics({}, 0.0, ())
+    gauges = Metrics(DiskCollector(Path("/"), 0), FailingChecksCollector(dict))
     labels = {
         **gauges.labels,
-        **{name: of for name, (_, of) in COUNTERS.items()},
+        **{exposed_name(name): of for name, (_, of) in COUNTERS.items()},
         "xcray_jobs": ("status",),
     }
-    labels["xcray_check_failing"] = ("check",)
+    labels["xcray_readiness_check_failing"] = ("check",)
     replica = [each for each in gauges.families() if not each.name.startswith(PROCESS)]
     age = next(iter(StoreCollector(lambda: empty).collect()))
     shown = [*replica, age, *families(empty)]
@@ -38,8 +49,12 @@ def table() -> str:
     """The table, in Markdown."""
     lines = ["| figure | kind | of | what |", "|---|---|---|---|"]
     for metric, labels in figures():
-        scope = "store" if metric.documentation.startswith(STORE) else "replica"
-        what = metric.documentation.removeprefix(REPLICA).removeprefix(STORE).removesuffix(".")
+        scope = "store" if metric.documentation.startswith(STORE_PREFIX) else "replica"
+        what = (
+            metric.documentation.removeprefix(REPLICA_PREFIX)
+            .removeprefix(STORE_PREFIX)
+            .removesuffix(".")
+        )
         name = (
             metric.name
             + ("_total" if metric.type == "counter" else "")

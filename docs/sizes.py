@@ -1,4 +1,4 @@
-"""The tables of sizes and prices in docs/operations.md, from the formula of `xcray size`: `python docs/sizes.py` writes them anew.
+"""The tables of sizes and prices in docs/operations.md, from the formula of `xcray plan`: `python docs/sizes.py` writes them anew.
 
 Tables stand between a line `<!-- sizes: NAME -->` and a line `<!-- end -->`; a test compares.
 """
@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from xcray.cli.training.plan import figure
-from xcray.training.capacity.deployment import GIB, Data, Size, Wishes, size
-from xcray.training.capacity.serving import Asked, answering
+from xcray.cli.training.plan import format_figure
+from xcray.training.capacity.deployment import GIB, DeploymentSize, size_from_numbers
+from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
+from xcray.training.capacity.serving import ServingLoad, estimate_serving
 
 PAGE: Final = Path(__file__).parent / "operations.md"
 CORE, MEMORY, DISK, MONTH = (
@@ -27,23 +28,35 @@ class Common(NamedTuple):
     """A common size: the data, in words beside, and what is wanted."""
 
     words: str
-    data: Data
-    wishes: Wishes
+    data: DatasetShape
+    wishes: DeploymentOptions
 
 
 COMMON: Final = (
-    Common("20,000 x 20,000, 1 M", Data(20_000, 20_000, 1_000, 1_000_000), Wishes(cluster=False)),
+    Common(
+        "20,000 x 20,000, 1 M",
+        DatasetShape(20_000, 20_000, 1_000, 1_000_000),
+        DeploymentOptions(cluster=False),
+    ),
     Common(
         "100,000 x 384, dense, length 1",
-        Data(100_000, 384, 1_000, 38_400_000, 1.0, norm=1.0),
-        Wishes(cluster=False),
+        DatasetShape(100_000, 384, 1_000, 38_400_000, 1.0, mean_sq_norm=1.0),
+        DeploymentOptions(cluster=False),
     ),
-    Common("100,000 x 100,000, 8 M", Data(100_000, 100_000, 10_000, 8_000_000), Wishes()),
-    Common("500,000 x 500,000, 40 M", Data(500_000, 500_000, 100_000, 40_000_000), Wishes(cores=8)),
+    Common(
+        "100,000 x 100,000, 8 M",
+        DatasetShape(100_000, 100_000, 10_000, 8_000_000),
+        DeploymentOptions(),
+    ),
+    Common(
+        "500,000 x 500,000, 40 M",
+        DatasetShape(500_000, 500_000, 100_000, 40_000_000),
+        DeploymentOptions(cores=8),
+    ),
     Common(
         "2 M x 1 M, 200 M",
-        Data(2_000_000, 1_000_000, 1_000_000, 200_000_000, 5.0),
-        Wishes(cores=16, hours=4.0),
+        DatasetShape(2_000_000, 1_000_000, 1_000_000, 200_000_000, 5.0),
+        DeploymentOptions(cores=16, hours=4.0),
     ),
 )
 
@@ -55,8 +68,8 @@ def sizes() -> str:
         "|---|---|---|---|---|---|",
     ]
     for common in COMMON:
-        found = size(common.data, common.wishes)
-        hours = f"{figure(found.core_hours.value)} ({figure(found.core_hours.low)} to {figure(found.core_hours.high)})"
+        found = size_from_numbers(common.data, common.wishes)
+        hours = f"{format_figure(found.core_hours.value)} ({format_figure(found.core_hours.low)} to {format_figure(found.core_hours.high)})"
         cells = [
             f"{common.data.labels:,}",
             common.words,
@@ -64,12 +77,14 @@ def sizes() -> str:
             f"{found.home / GIB:.1f} GiB",
         ]
         lines.append(
-            "| " + " | ".join([*cells, f"{figure(found.training.weights / 1e6)} M", hours]) + " |"
+            "| "
+            + " | ".join([*cells, f"{format_figure(found.training.weights / 1e6)} M", hours])
+            + " |"
         )
     return "\n".join(lines)
 
 
-def pods(found: Size, wishes: Wishes) -> str:
+def pods(found: DeploymentSize, wishes: DeploymentOptions) -> str:
     """Memory of each pod."""
     of = {name: f"{pod.memory / GIB:.1f}" for name, pod in found.pods.items()}
     limit = f"({found.pods['api'].limit / GIB:.1f})"
@@ -87,7 +102,7 @@ def prices() -> str:
         "|---|---|---|---|",
     ]
     for common in COMMON:
-        found, cluster = size(common.data, common.wishes), common.wishes.cluster
+        found, cluster = size_from_numbers(common.data, common.wishes), common.wishes.cluster
         ready = [pod for name, pod in found.pods.items() if name != "worker"]
         cores, memory = (
             sum(pod.number * pod.cores for pod in ready),
@@ -95,11 +110,11 @@ def prices() -> str:
         )
         core_hours, worker = found.core_hours.value, found.pods.get("worker")
         money = [MONTH * (cores * CORE + memory * MEMORY), 0.0, found.home / GIB * DISK]
-        training = f"{figure(core_hours)} core hours"
+        training = f"{format_figure(core_hours)} core hours"
         if worker is not None:
             held = worker.number * worker.memory / GIB * found.hours
             money[1] = TRAININGS * (core_hours / 0.9 * CORE + held * MEMORY)
-            training += f", {worker.number} worker pod{'s' * (worker.number > 1)} for {figure(found.hours)} h"
+            training += f", {worker.number} worker pod{'s' * (worker.number > 1)} for {format_figure(found.hours)} h"
         cells = [
             f"{common.data.labels:,}: {common.words}",
             f"{cores} cores, {memory:.1f} GiB",
@@ -107,7 +122,9 @@ def prices() -> str:
         ]
         lines.append(
             "| "
-            + " | ".join([*cells, " + ".join(figure(each) if each else "0" for each in money)])
+            + " | ".join(
+                [*cells, " + ".join(format_figure(each) if each else "0" for each in money)]
+            )
             + " |"
         )
         assert cluster == (worker is not None)
@@ -117,19 +134,19 @@ def prices() -> str:
 def serving() -> str:
     """What a core answers from models of common sizes."""
     asked = [
-        Asked(1_000, 20_000, 1_500_000, 50),
-        Asked(1_000, 384, 268_000, 384),
-        Asked(35_116, 200_251, 31_000_000, 99),
-        Asked(325_056, 1_617_899, 136_000_000, 42),
-        Asked(670_091, 135_909, 228_000_000, 76),
+        ServingLoad(1_000, 20_000, 1_500_000, 50),
+        ServingLoad(1_000, 384, 268_000, 384),
+        ServingLoad(35_116, 200_251, 31_000_000, 99),
+        ServingLoad(325_056, 1_617_899, 136_000_000, 42),
+        ServingLoad(670_091, 135_909, 228_000_000, 76),
     ]
     lines = [
         "| labels x features, weights | entries of a query | memory of a process with it | search | requests a second of a core |",
         "|---|---|---|---|---|",
     ]
     for each in asked:
-        found = answering(each)
-        name = f"{each.labels:,} x {each.features:,}, {figure(each.weights / 1e6)} M"
+        found = estimate_serving(each)
+        name = f"{each.labels:,} x {each.features:,}, {format_figure(each.weights / 1e6)} M"
         cells = [
             name,
             f"{each.entries:g}",

@@ -1,14 +1,15 @@
-"""Extreme classification on Ray: sparse linear models for very many labels, trained in parallel, answered exactly.
+"""Extreme classification on Ray: sparse linear models over very many labels, with exact top-k.
 
-The public names are loaded when they are first used, so `import xcray` is quick and loads neither Ray nor
-FastAPI nor scikit-learn:
+Public names are imported on first use. `import xcray` is fast and imports neither Ray nor FastAPI
+nor scikit-learn:
 
-    PPDSparse, DSMLR             the scikit-learn face: fit(X, Y), predict(X)
-    Dataset, train, TrainSpec    train from a data set directory
-    Model, Predictor, evaluate   read a model, ask it, measure it
-    BulkSpec, predict_bulk       answer a whole file of rows, into Parquet files
-    Client                       the same over REST
-    XcrayError and its children  what can go wrong
+    PPDSparse, DSMLR                 scikit-learn estimators: fit(X, Y), predict(X)
+    Dataset, train, TrainSpec        train from a data set directory
+    Model, Predictor, evaluate       open a model, predict with it, evaluate it
+    calibrate                        fit probabilities to the scores of a model
+    BatchPredictSpec, predict_batch  predict a whole file of rows, into Parquet files
+    Client                           the same over REST
+    XcrayError and its subclasses    errors
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xcray.batch import BulkSpec, predict_bulk
+    from xcray.batch import BatchPredictSpec, predict_batch
     from xcray.client import Client
     from xcray.data.dataset import Dataset
     from xcray.errors import (
@@ -40,13 +41,14 @@ if TYPE_CHECKING:
     from xcray.model.model import Model
     from xcray.predict import Predictor
     from xcray.training import TrainSpec, train
-    from xcray.training.calibration.apply import calibrate
+    from xcray.training.edit.calibrate import calibrate
 
 __version__ = "0.1.0"
 
+# public name -> the module that defines it
 _EXPORTS = {
     "DSMLR": "xcray.estimators",
-    "BulkSpec": "xcray.batch",
+    "BatchPredictSpec": "xcray.batch",
     "Client": "xcray.client",
     "Conflict": "xcray.errors",
     "Corrupt": "xcray.errors",
@@ -66,15 +68,15 @@ _EXPORTS = {
     "TrainSpec": "xcray.training",
     "Unavailable": "xcray.errors",
     "XcrayError": "xcray.errors",
-    "calibrate": "xcray.training.calibration.apply",
+    "calibrate": "xcray.training.edit.calibrate",
     "evaluate": "xcray.metrics",
-    "predict_bulk": "xcray.batch",
+    "predict_batch": "xcray.batch",
     "train": "xcray.training",
-}  # public name -> the module that defines it
+}
 
 __all__ = [
     "DSMLR",
-    "BulkSpec",
+    "BatchPredictSpec",
     "Client",
     "Conflict",
     "Corrupt",
@@ -97,13 +99,16 @@ __all__ = [
     "__version__",
     "calibrate",
     "evaluate",
-    "predict_bulk",
+    "predict_batch",
     "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its room on first use (PEP 562). Raises Unavailable when it needs an extra that is not installed."""
+    """Import a public name from its module on first use (PEP 562).
+
+    Raises Unavailable if the module needs an extra that is not installed.
+    """
     if name not in _EXPORTS:
         raise AttributeError(
             f"module 'xcray' has no attribute {name!r}; it has {', '.join(__all__)}"
@@ -111,11 +116,11 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_EXPORTS[name]), name)
     except ModuleNotFoundError as error:
-        raise import_module("xcray.errors").lacking(error) from error
+        raise import_module("xcray.errors").missing_extra(error) from error
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """The public names, loaded or not."""
+    """Return the public names, whether they are imported yet or not."""
     return sorted(__all__)

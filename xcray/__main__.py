@@ -1,4 +1,4 @@
-"""`python -m xcray` is the command `xcray`."""
+"""Run the command `xcray` as `python -m xcray`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The arrays that travel through xcray: plain NamedTuples that numba takes whole.
+"""Array types of xcray: plain NamedTuples that numba accepts as kernel arguments.
 
-Every array made here is read-only. That is a law, not a courtesy: arrays mapped from disk or shared through
-Ray's object store are read-only anyway, numba compiles a kernel once for writable and once for read-only
-arrays, and two processes compiling both at once can corrupt its disk cache. One kind of array, one signature.
+All arrays created here are read-only, for three reasons. Arrays mapped from disk or shared through
+Ray's object store are read-only anyway. Numba compiles a kernel separately for writable and for
+read-only arrays. Two processes that compile both variants at once can corrupt its disk cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xcray.errors import ShapeMismatch, lacking
+from xcray.errors import ShapeMismatch, missing_extra
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -25,17 +25,17 @@ Float64 = NDArray[np.float64]
 
 
 def frozen(array: Any, dtype: Any) -> NDArray[Any]:
-    """A read-only, C-contiguous view of `array` with `dtype`; copies only when it must."""
+    """Return a read-only, C-contiguous view of `array` with `dtype`; copy only if necessary."""
     out = np.ascontiguousarray(array, dtype=dtype).view()
     out.flags.writeable = False
     return out
 
 
 class CSR(NamedTuple):
-    """A sparse matrix by row; column indices ascend within a row and never repeat.
+    """Sparse matrix in compressed row form; column indices ascend within a row without repeats.
 
-    indptr: (n_rows + 1,) int64; indices: (nnz,) int32; data: (nnz,) float32; n_cols: columns.
-    A matrix by column is the CSR of its transpose (`kernels.sparse.transpose`).
+    indptr: (n_rows + 1,) int64; indices: (nnz,) int32; data: (nnz,) float32; n_cols: column count.
+    A column-major matrix is the CSR of its transpose (`kernels.sparse.transpose`).
     """
 
     indptr: Int64
@@ -59,20 +59,21 @@ class CSR(NamedTuple):
         return int(self.indptr[-1] - self.indptr[0])
 
     def row(self, i: int) -> tuple[Int32, Float32]:
-        """Column indices and values of row `i`, as views."""
+        """Return the column indices and values of row `i`, as views."""
         lo, hi = self.indptr[i], self.indptr[i + 1]
         return self.indices[lo:hi], self.data[lo:hi]
 
     def to_scipy(self) -> sp.csr_matrix:
-        """The same matrix for scipy; shares memory. Raises Unavailable without scipy."""
-        sp = _scipy_sparse()
+        """Return a scipy matrix that shares memory. Raises Unavailable if scipy is missing."""
+        sp = _import_scipy_sparse()
         return sp.csr_matrix((self.data, self.indices, self.indptr), shape=self.shape, copy=False)
 
 
 class Pattern(NamedTuple):
-    """Which cells of a matrix are one: a CSR without values, for label sets.
+    """Sparse binary matrix: a CSR without values, for label sets.
 
-    indptr: (n_rows + 1,) int64; indices: (nnz,) int32, ascending within a row, no repeats; n_cols: columns.
+    indptr: (n_rows + 1,) int64; indices: (nnz,) int32, ascending within a row without repeats;
+    n_cols: number of columns.
     """
 
     indptr: Int64
@@ -95,19 +96,19 @@ class Pattern(NamedTuple):
         return int(self.indptr[-1] - self.indptr[0])
 
     def row(self, i: int) -> Int32:
-        """Column indices of row `i`, as a view."""
+        """Return the column indices of row `i`, as a view."""
         return self.indices[self.indptr[i] : self.indptr[i + 1]]
 
     def to_scipy(self) -> sp.csr_matrix:
-        """The same matrix for scipy, with ones (float32) as values. Raises Unavailable without scipy."""
-        sp = _scipy_sparse()
+        """Return a scipy matrix of float32 ones. Raises Unavailable if scipy is missing."""
+        sp = _import_scipy_sparse()
         return sp.csr_matrix(
             (np.ones(self.nnz, np.float32), self.indices, self.indptr), shape=self.shape
         )
 
 
 class TopK(NamedTuple):
-    """The best labels of each row: best score first, equal scores by lower label id.
+    """Best labels of each row: highest score first, ties by lower label id.
 
     labels: (n_rows, k) int32; scores: (n_rows, k) float64. k is at most the number of labels.
     """
@@ -117,19 +118,26 @@ class TopK(NamedTuple):
 
 
 def csr(indptr: Any, indices: Any, data: Any, n_cols: int) -> CSR:
-    """Freeze arrays into a CSR (see the class for shapes and dtypes). Raises ShapeMismatch when lengths disagree."""
+    """Make a read-only CSR (see the class for shapes and dtypes).
+
+    Raises ShapeMismatch if the lengths of the arrays differ.
+    """
     out = CSR(
         frozen(indptr, np.int64), frozen(indices, np.int32), frozen(data, np.float32), int(n_cols)
     )
     if len(out.indices) != len(out.data) or len(out.indices) < out.indptr[-1]:
         raise ShapeMismatch(
-            f"a matrix with {out.indptr[-1]} entries by its indptr has {len(out.indices)} indices and {len(out.data)} values"
+            f"a matrix with {out.indptr[-1]} entries by its indptr "
+            f"has {len(out.indices)} indices and {len(out.data)} values"
         )
     return out
 
 
 def pattern(indptr: Any, indices: Any, n_cols: int) -> Pattern:
-    """Freeze arrays into a Pattern (see the class for shapes and dtypes). Raises ShapeMismatch when lengths disagree."""
+    """Make a read-only Pattern (see the class for shapes and dtypes).
+
+    Raises ShapeMismatch if `indices` is shorter than `indptr` says.
+    """
     out = Pattern(frozen(indptr, np.int64), frozen(indices, np.int32), int(n_cols))
     if len(out.indices) < out.indptr[-1]:
         raise ShapeMismatch(
@@ -139,9 +147,10 @@ def pattern(indptr: Any, indices: Any, n_cols: int) -> Pattern:
 
 
 def csr_from(matrix: Any, n_cols: int | None = None) -> CSR:
-    """A CSR (float32) from a CSR, any scipy sparse matrix or array, or a dense 2-d array; canonical (sorted, summed).
+    """Return a canonical float32 CSR: column indices sorted, duplicates summed.
 
-    Raises ShapeMismatch when it is not 2-d, or has other columns than `n_cols`.
+    matrix: a CSR, a scipy sparse matrix or array, or a dense 2-d array. Raises ShapeMismatch if it
+    is not 2-d, or if its number of columns is not `n_cols`.
     """
     out = matrix if isinstance(matrix, CSR) else _canonical(matrix)
     if n_cols is not None and out.n_cols != n_cols:
@@ -152,7 +161,10 @@ def csr_from(matrix: Any, n_cols: int | None = None) -> CSR:
 
 
 def pattern_from(matrix: Any) -> Pattern:
-    """A Pattern of the non-zero cells of a scipy sparse matrix, a dense 0/1 array, or a Pattern itself."""
+    """Return the Pattern of the non-zero cells of a scipy sparse matrix or a dense 0/1 array.
+
+    A Pattern is returned unchanged.
+    """
     if isinstance(matrix, Pattern):
         return matrix
     cells = _canonical(matrix)
@@ -162,29 +174,33 @@ def pattern_from(matrix: Any) -> Pattern:
     )
 
 
-def _scipy_sparse() -> Any:
-    """The module `scipy.sparse`, imported when first asked for: predicting does without."""
+def _import_scipy_sparse() -> Any:
+    """Import and return `scipy.sparse`, on first use because prediction does not need it."""
     try:
         import scipy.sparse
     except ModuleNotFoundError as error:
-        raise lacking(error) from None
+        raise missing_extra(error) from None
     return scipy.sparse
 
 
 def _canonical(matrix: Any) -> CSR:
-    """A CSR with sorted indices and no duplicates; shares memory where nothing must be changed. Dense arrays need no scipy."""
-    scipy = sys.modules.get("scipy.sparse")  # who never imported it has no matrix of it
+    """Return a CSR with sorted indices and no duplicates; copy only if something must change.
+
+    Dense arrays do not need scipy.
+    """
+    # if scipy was never imported, the matrix cannot be a scipy matrix
+    scipy = sys.modules.get("scipy.sparse")
     if scipy is not None and scipy.issparse(matrix):
         out = scipy.csr_matrix(matrix, dtype=np.float32)
         if not out.has_canonical_format:
-            out = (
-                out.copy()
-            )  # copy: summing duplicates works in place, and the caller's matrix is not ours
+            # copy: sum_duplicates works in place and must not change the caller's matrix
+            out = out.copy()
             out.sum_duplicates()
         return csr(out.indptr, out.indices, out.data, out.shape[1])
     if np.ndim(matrix) != 2:
         raise ShapeMismatch(
-            f"a matrix with 2 dimensions was expected, this has {np.ndim(matrix)}; use X.reshape(1, -1) for one row"
+            f"a matrix with 2 dimensions was expected, this has {np.ndim(matrix)}; "
+            "use X.reshape(1, -1) for one row"
         )
     dense = np.asarray(matrix)
     rows, columns = np.nonzero(dense)

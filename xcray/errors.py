@@ -1,25 +1,26 @@
-"""One tree of errors. No HTTP codes here: the service maps classes to statuses.
+"""The exception hierarchy. The service maps these classes to HTTP status codes.
 
 XcrayError
-+-- InputError              the caller can mend it
-|   +-- DataError           a row, header or file that can't be read: file, line, column, value
-|   +-- ShapeMismatch       two things that should have the same size
++-- InputError              the caller can fix the input
+|   +-- DataError           a row, header or file that cannot be read: file, line, column, value
+|   +-- ShapeMismatch       two arrays that should have the same size
 |   +-- ParameterError      a hyper-parameter or option out of its range
-|   +-- NotCalibrated       probabilities are asked of a model that has only scores
-+-- NotFound                no such data set, job, model, label
-+-- Conflict                the thing exists already, or its state forbids this
+|   +-- NotCalibrated       probabilities requested from a model that only has scores
++-- NotFound                the data set, job, model or label does not exist
++-- Conflict                it already exists, or its state does not allow the operation
 +-- Fenced                  a newer attempt owns this job; the writer must stop
 +-- Corrupt                 bytes on disk are not what was written
-+-- Refused                 it can't fit: memory, disk, limits
++-- Refused                 it does not fit: memory, disk, limits
 +-- Stopped                 stopped on request; finished work is kept
-+-- Unavailable             something needed is not there now (Ray, an extra): try later or install it
++-- Unavailable             a requirement is missing (Ray, an extra): retry later or install it
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-EXTRAS = {  # top-level module -> the extra that brings it (see pyproject.toml)
+# top-level module -> the extra that installs it (see pyproject.toml)
+EXTRAS = {
     **dict.fromkeys(("scipy", "sklearn"), "sklearn"),
     **dict.fromkeys(
         (
@@ -40,12 +41,17 @@ EXTRAS = {  # top-level module -> the extra that brings it (see pyproject.toml)
     "psycopg": "postgres",
     "ray": "ray",
 }
-EXCERPT = 80  # characters of foreign input an error may repeat
-SENTENCE = 600  # characters of a sentence that may name several pieces of it
+# maximum number of characters of foreign input that an error repeats
+MAX_EXCERPT = 80
+# maximum number of characters of a sentence that can quote several pieces of input
+MAX_SENTENCE = 600
 
 
 class XcrayError(Exception):
-    """The root. `code` is for machines, the message names the mend, `hint` says more, `details` is JSON-ready."""
+    """Base class of all errors of xcray.
+
+    code: machine-readable; the message names the fix; hint: more help; details: JSON-ready.
+    """
 
     code = "ERROR"
 
@@ -59,42 +65,44 @@ class XcrayError(Exception):
         self.details = details
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors travel between processes, whatever their constructors ask for."""
-        return _again, (type(self), self.args, self.__dict__)
+        """Support pickling of errors, whatever arguments their constructors need."""
+        return _restore, (type(self), self.args, self.__dict__)
 
     def as_dict(self) -> dict[str, Any]:
-        """Code, message, hint and details, without empty entries."""
+        """Return code, message, hint and details, without empty entries."""
         out = {"code": self.code, "message": self.message, "hint": self.hint, **self.details}
         return {name: value for name, value in out.items() if value is not None}
 
 
 class InputError(XcrayError):
-    """Something the caller gave is wrong and can be mended."""
+    """The input is wrong and the caller can fix it."""
 
     code = "INPUT"
 
 
 class ShapeMismatch(InputError):
-    """Two sizes that should agree do not."""
+    """Two sizes that should be equal differ."""
 
     code = "SHAPE_MISMATCH"
 
 
 class ParameterError(InputError):
-    """A parameter is unknown or out of its range."""
+    """A parameter is unknown or out of range."""
 
     code = "PARAMETER"
 
 
 class NotCalibrated(InputError):
-    """The model has scores, no probabilities."""
+    """The model has scores but no probabilities."""
 
     code = "NOT_CALIBRATED"
 
 
 class DataError(InputError):
-    """A place in a data file that can't be read: where (line and column from 1, or row from 0 where there are no lines), what was
-    found, what was expected."""
+    """A location in a data file that cannot be read.
+
+    line, column: from 1; row: from 0, for formats without lines; value: the text at that location.
+    """
 
     code = "DATA"
 
@@ -110,66 +118,76 @@ class DataError(InputError):
         hint: str | None = None,
         row: int | None = None,
     ) -> None:
-        place = ":".join(str(part) for part in (file, line, column) if part is not None)
-        shown = None if value is None else excerpt(value)
-        problem = excerpt(problem, SENTENCE)
-        words = problem if row is None else f"row {row}: {problem}"
-        message = f"{place}: {words}" if place else words
+        position = ":".join(str(part) for part in (file, line, column) if part is not None)
+        quoted = None if value is None else excerpt(value)
+        problem = excerpt(problem, MAX_SENTENCE)
+        text = problem if row is None else f"row {row}: {problem}"
+        message = f"{position}: {text}" if position else text
         super().__init__(
-            message, code=code, hint=hint, file=file, line=line, column=column, row=row, value=shown
+            message,
+            code=code,
+            hint=hint,
+            file=file,
+            line=line,
+            column=column,
+            row=row,
+            value=quoted,
         )
         self.problem = problem
         self.file = file
         self.line = line
         self.column = column
         self.row = row
-        self.value = shown
+        self.value = quoted
 
 
 class NotFound(XcrayError):
-    """No such thing."""
+    """It does not exist."""
 
     code = "NOT_FOUND"
 
 
 class Conflict(XcrayError):
-    """It exists already, or its state forbids this."""
+    """It already exists, or its state does not allow the operation."""
 
     code = "CONFLICT"
 
 
 class Fenced(XcrayError):
-    """A newer attempt owns this job; this writer must stop."""
+    """A newer attempt owns this job. This writer must stop."""
 
     code = "FENCED"
 
 
 class Corrupt(XcrayError):
-    """Bytes on disk are not the bytes that were written."""
+    """The bytes on disk are not the bytes that were written."""
 
     code = "CORRUPT"
 
 
 class Refused(XcrayError):
-    """It can't be done within the limits; the figures are in the message."""
+    """It exceeds a limit. The message contains the numbers."""
 
     code = "REFUSED"
 
 
 class Stopped(XcrayError):
-    """Stopped on request; finished work is kept."""
+    """Stopped on request. Finished work is kept."""
 
     code = "STOPPED"
 
 
 class Unavailable(XcrayError):
-    """Something needed is not there now."""
+    """A requirement is not available now."""
 
     code = "UNAVAILABLE"
 
 
-def lacking(error: ModuleNotFoundError) -> Exception:
-    """Unavailable with the command that installs what an import lacks; the error itself when it is not of an extra of xcray."""
+def missing_extra(error: ModuleNotFoundError) -> Exception:
+    """Return Unavailable with the command that installs the missing module.
+
+    Returns the error itself if the module does not belong to an extra of xcray.
+    """
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS:
         return error
@@ -180,24 +198,25 @@ def lacking(error: ModuleNotFoundError) -> Exception:
     )
 
 
-def lacking_ray(error: ModuleNotFoundError) -> Unavailable:
-    """Unavailable for work that is to run on Ray where Ray, or what it needs, is not installed; it names both ways out."""
+def missing_ray(error: ModuleNotFoundError) -> Unavailable:
+    """Return Unavailable for work on Ray where Ray, or one of its dependencies, is missing."""
     return Unavailable(
-        f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', or use pool=threads"
+        f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', "
+        "or use pool=threads"
     )
 
 
-def excerpt(text: str, most: int = EXCERPT) -> str:
-    """At most `most` characters of foreign text, control and non-printing characters escaped."""
+def excerpt(text: str, max_chars: int = MAX_EXCERPT) -> str:
+    """Return at most `max_chars` characters of foreign text, with non-printable ones escaped."""
     shown = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
-        for c in text[: most + 1]
+        for c in text[: max_chars + 1]
     )
-    return shown if len(shown) <= most else shown[: most - 3] + "..."
+    return shown if len(shown) <= max_chars else shown[: max_chars - 3] + "..."
 
 
-def _again(kind: type[XcrayError], args: tuple[Any, ...], state: dict[str, Any]) -> XcrayError:
-    """An error as it was in another process."""
+def _restore(kind: type[XcrayError], args: tuple[Any, ...], state: dict[str, Any]) -> XcrayError:
+    """Rebuild an error that was pickled in another process."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error

@@ -1,11 +1,15 @@
-"""Measures of a ranking: precision, gain, propensity-scored versions, recall, coverage, accuracy and F1; by label frequency.
-And of probabilities: calibration error and Brier score.
+"""Evaluation metrics of rankings, label sets and probabilities.
 
-All take predictions as TopK (best first; labels below 0 are padding and never hit) or as a Pattern, and the truth as
-a Pattern with as many rows; all return fractions (1.0 is perfect). Nothing is ever dense in rows x labels.
+Rankings: precision, nDCG, propensity-scored versions, recall, coverage, accuracy, also by label
+frequency. Label sets: subset accuracy and F1. Probabilities: calibration error and Brier score.
 
-A row without true labels counts as 0 in P@k, nDCG@k, recall@k and accuracy, and stays in the average; so do the scripts of
-the Extreme Classification repository, whose means run over all test rows. Positions beyond the predicted width count as misses.
+Predictions are a TopK (best label first; labels below 0 are padding and never match) or a Pattern.
+The truth is a Pattern with as many rows. All metrics are fractions (1.0 is perfect). No array is
+dense in rows x labels.
+
+A row without true labels counts as 0 in P@k, nDCG@k, recall@k and accuracy, and is included in the
+mean. The scripts of the Extreme Classification repository do the same: their means are over all
+test rows. Positions beyond the predicted width count as misses.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import numpy as np
 from xcray.arrays import Float64, Int32, Int64, Pattern, TopK, frozen, pattern
 from xcray.errors import ParameterError, ShapeMismatch
 
-A, B = 0.55, 1.5  # Jain et al. 2016, section 4.2; Wikipedia and Amazon sets have their own
+# Jain et al. 2016, section 4.2; other values are used for the Wikipedia and Amazon data sets
+A, B = 0.55, 1.5
 
 
 def evaluate(
@@ -29,10 +34,12 @@ def evaluate(
     label_counts: Any = None,
     n_train: int | None = None,
 ) -> dict[str, float]:
-    """Every measure that the inputs allow: "P@k", "nDCG@k", "recall@k", "coverage@k" for k in `ks`, "accuracy".
+    """Return all metrics that the inputs allow, by name.
 
-    label_counts: (K,) rows of each label in training, with n_train, the rows of training: adds "PSP@k" and "PSnDCG@k".
-    A k above the number of labels is left out. Raises ShapeMismatch, and ParameterError for a k below 1.
+    "P@k", "nDCG@k", "recall@k" and "coverage@k" for k in `ks`, and "accuracy". label_counts: (K,)
+    training rows per label, together with n_train, the number of training rows: adds "PSP@k" and
+    "PSnDCG@k". Any k above the number of labels is left out. Raises ShapeMismatch, and
+    ParameterError for k below 1.
     """
     hits = matches(top, Y)
     out: dict[str, float] = {}
@@ -54,24 +61,29 @@ def evaluate(
 
 
 def precision_at_k(top: TopK, Y: Pattern, k: int) -> float:
-    """Mean share of true labels among the first k."""
+    """Return the mean share of true labels among the first k."""
     return _precision(matches(top, Y), Y, _checked_k(k))
 
 
 def recall_at_k(top: TopK, Y: Pattern, k: int) -> float:
-    """Mean share of a row's true labels that are among the first k."""
+    """Return the mean share of a row's true labels that are among the first k."""
     return _recall(matches(top, Y), Y, _checked_k(k))
 
 
 def ndcg_at_k(top: TopK, Y: Pattern, k: int) -> float:
-    """Mean of DCG@k = sum over hits at rank r <= k of 1 / log2(r + 1), over its best value with min(k, true labels) hits."""
+    """Return the mean of DCG@k over its best possible value.
+
+    DCG@k = sum over hits at rank r <= k of 1 / log2(r + 1). The best value has min(k, true labels)
+    hits.
+    """
     return _ndcg(matches(top, Y), Y, _checked_k(k))
 
 
 def inverse_propensities(label_counts: Any, n_train: int, a: float = A, b: float = B) -> Float64:
-    """(K,) 1 / p_l = 1 + C (n_l + b)^-a with C = (ln n_train - 1) (b + 1)^a (Jain et al. 2016, eq. 5); n_l: training rows of l.
+    """Return 1 / p_l = 1 + C (n_l + b)^-a of each label: (K,) (Jain et al. 2016, eq. 5).
 
-    Raises ParameterError for an empty training set.
+    C = (ln n_train - 1) (b + 1)^a; n_l: training rows of label l. Raises ParameterError for an
+    empty training set.
     """
     if n_train < 1:
         raise ParameterError(f"propensities need the number of training rows; n_train is {n_train}")
@@ -81,38 +93,40 @@ def inverse_propensities(label_counts: Any, n_train: int, a: float = A, b: float
 
 
 def psp_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
-    """Propensity-scored precision: sum over rows and hits of weights, over the sum that the best possible ranking gets.
+    """Return the propensity-scored precision: the sum of the weights of all hits over its maximum.
 
-    weights: (K,) `inverse_propensities`. Both sums run over all rows before the division, as in the repository's scripts; the
-    best ranking of a row is its min(k, true labels) heaviest true labels. 0 when no row has a label.
+    weights: (K,) `inverse_propensities`. Both sums run over all rows before the division, as in the
+    repository's scripts. The maximum of a row is that of its min(k, true labels) heaviest true
+    labels. 0 if no row has a label.
     """
     gains, best = _weighted(top, Y, _checked_k(k), weights)
     return _ratio(gains[:, :k].sum(), best[:, :k].sum())
 
 
 def psndcg_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
-    """Propensity-scored nDCG: like `psp_at_k`, with hits discounted by 1 / log2(rank + 1).
+    """Return the propensity-scored nDCG: `psp_at_k` with hits discounted by 1 / log2(rank + 1).
 
-    Each row's sum, and that of its best ranking, is divided by sum_{r <= min(k, true labels)} 1 / log2(r + 1) before the
-    rows are added up; the ratio is taken over the sums of all rows, as in the repository's scripts.
+    Each row's sum and its maximum are divided by sum_{r <= min(k, true labels)} 1 / log2(r + 1)
+    before rows are added up. The ratio is that of the sums over all rows, as in the repository's
+    scripts.
     """
     gains, best = _weighted(top, Y, _checked_k(k), weights)
     return _ratio(_discounted(gains, k, _ideal(Y, k)), _discounted(best, k, _ideal(Y, k)))
 
 
 def label_coverage(top: TopK, Y: Pattern, k: int) -> float:
-    """Share of the labels that occur in Y which are hit at least once among the first k of some row."""
+    """Return the share of labels in Y that are hit among the first k of at least one row."""
     hit = np.unique(top.labels[:, :k][matches(top, Y)[:, : _checked_k(k)]])
     return _ratio(len(hit), len(np.unique(_ones(Y))))
 
 
 def accuracy(top: TopK, Y: Pattern) -> float:
-    """Share of rows whose first label is a true one: plain accuracy where rows have one label, P@1 where they have more."""
+    """Return the share of rows whose first label is true; P@1 if rows have several labels."""
     return precision_at_k(top, Y, 1)
 
 
 def subset_accuracy(predicted: Pattern, Y: Pattern) -> float:
-    """Share of rows whose predicted set is exactly the true set; an empty set can be right."""
+    """Return the share of rows whose predicted set equals the true set, also if it is empty."""
     common = _common(predicted, Y)
     per_row = (
         np.bincount(common // max(Y.n_cols, 1), minlength=Y.n_rows) if Y.n_rows else np.zeros(0)
@@ -123,10 +137,10 @@ def subset_accuracy(predicted: Pattern, Y: Pattern) -> float:
     )
 
 
-def chosen(
+def predicted_sets(
     top: TopK, n_labels: int, *, k: int | None = None, threshold: float = -np.inf
 ) -> Pattern:
-    """The predicted sets: of each row the first k labels (all when None) with scores of at least `threshold`."""
+    """Return the first k labels of each row (all if None) with scores of at least `threshold`."""
     labels, scores = top.labels[:, :k], top.scores[:, :k]
     keep = (labels >= 0) & (scores >= threshold)
     ordered = np.sort(np.where(keep, labels, n_labels), axis=1)
@@ -136,39 +150,47 @@ def chosen(
 
 
 def f1(predicted: Pattern, Y: Pattern) -> dict[str, float]:
-    """{"micro-F1", "macro-F1"} of predicted label sets; a label neither true nor predicted anywhere counts as 0 in the macro mean.
+    """Return {"micro-F1", "macro-F1"} of predicted label sets.
 
-    F1 of a label = 2 tp / (rows true + rows predicted); the micro value pools all labels. Raises ShapeMismatch.
+    F1 of a label = 2 tp / (rows true + rows predicted). The micro value pools all labels. In the
+    macro mean, a label that is neither true nor predicted in any row counts as 0. Raises
+    ShapeMismatch.
     """
     K = Y.n_cols
     hit = np.bincount(_common(predicted, Y) % max(K, 1), minlength=K)
-    seen = np.bincount(_ones(Y), minlength=K) + np.bincount(_ones(predicted), minlength=K)
-    per_label = 2.0 * hit / np.maximum(seen, 1)
-    return {"micro-F1": _ratio(2.0 * hit.sum(), seen.sum()), "macro-F1": _ratio(per_label.sum(), K)}
+    totals = np.bincount(_ones(Y), minlength=K) + np.bincount(_ones(predicted), minlength=K)
+    per_label = 2.0 * hit / np.maximum(totals, 1)
+    return {
+        "micro-F1": _ratio(2.0 * hit.sum(), totals.sum()),
+        "macro-F1": _ratio(per_label.sum(), K),
+    }
 
 
 def micro_f1(predicted: Pattern, Y: Pattern) -> float:
-    """F1 over all cells pooled."""
+    """Return F1 over all cells pooled."""
     return f1(predicted, Y)["micro-F1"]
 
 
 def macro_f1(predicted: Pattern, Y: Pattern) -> float:
-    """Mean F1 of the labels."""
+    """Return the mean F1 of the labels."""
     return f1(predicted, Y)["macro-F1"]
 
 
 def frequency_groups(label_counts: Any, n_groups: int = 10, equal: str = "labels") -> Int32:
-    """(K,) int32: the frequency group of each label, 0 the rarest; -1 for labels that training never saw.
+    """Return the frequency group of each label: (K,) int32.
 
-    label_counts: (K,) training rows of each label. Labels are ordered by count, equal counts by label number (so a count may
-    lie in two groups). equal="labels": groups of equally many labels, sizes differing by one at most. equal="positives":
-    groups of about equally many training positives: a label belongs where the middle of its positives lies in the running
-    sum, so a group can be empty when one label has more than its share. Raises ParameterError.
+    0 is the rarest group, and -1 a label without training rows. label_counts: (K,) training rows
+    per label. Labels are ordered by count, ties by label number, so equal counts can be in two
+    groups. equal="labels": groups of equally many labels, whose sizes differ by at most one.
+    equal="positives": groups of about equally many training positives. A label belongs to the group
+    in which the middle of its positives lies in the running sum, so a group can be empty if one
+    label has more positives than a group. Raises ParameterError.
     """
     counts = np.asarray(label_counts, np.int64)
     if n_groups < 1 or equal not in ("labels", "positives"):
         raise ParameterError(
-            f"{n_groups} groups by equal {equal!r}: use at least 1 group, and equal labels or positives"
+            f"{n_groups} groups by equal {equal!r}: use at least 1 group, "
+            "and equal=labels or positives"
         )
     groups = np.full(len(counts), -1, np.int32)
     order = np.argsort(counts, kind="stable")
@@ -190,13 +212,14 @@ def by_frequency(
     n_groups: int = 10,
     equal: str = "labels",
 ) -> list[dict[str, Any]]:
-    """How well labels of each frequency are found: one dictionary a group of `frequency_groups`, rarest first; JSON-ready.
+    """Return metrics per frequency group of labels, rarest first: JSON-ready dictionaries.
 
-    "labels": how many labels; "least", "most": their training counts (None in an empty group); "true": their ones in Y; and
-    for every k, with hits = true labels of the group among the first k, over all rows:
-    "P@k" = hits / (k n_rows), the group's part of P@k: the parts of all groups add up to P@k, but for hits of labels that
-    training never saw; "recall@k" = hits / true; "precision@k" = hits / (labels of the group among the first k). 0 of nothing.
-    A k above the number of labels is left out. Raises ShapeMismatch, ParameterError.
+    "labels": number of labels; "least", "most": range of their training counts (None in an empty
+    group); "true": number of their ones in Y. For every k, with hits = true labels of the group
+    among the first k, over all rows: "P@k" = hits / (k n_rows), the group's part of P@k. The parts
+    of all groups add up to P@k, except for hits of labels without training rows. "recall@k" = hits
+    / true. "precision@k" = hits / (labels of the group among the first k). 0 / 0 counts as 0. Any k
+    above the number of labels is left out. Raises ShapeMismatch, ParameterError.
     """
     counts, groups = (
         np.asarray(label_counts, np.int64),
@@ -205,11 +228,11 @@ def by_frequency(
     if len(counts) != Y.n_cols:
         raise ShapeMismatch(f"there are counts for {len(counts)} labels, the truth has {Y.n_cols}")
 
-    def tally(labels: Any) -> Any:
-        found = groups[labels]
-        return np.bincount(found[found >= 0], minlength=n_groups)
+    def count_by_group(labels: Any) -> Any:
+        hit_counts = groups[labels]
+        return np.bincount(hit_counts[hit_counts >= 0], minlength=n_groups)
 
-    hits, true = matches(top, Y), tally(_ones(Y))
+    hits, true = matches(top, Y), count_by_group(_ones(Y))
     out: list[dict[str, Any]] = []
     for group in range(n_groups):
         own = counts[groups == group]
@@ -221,15 +244,18 @@ def by_frequency(
         out.append({"labels": len(own), **limits, "true": int(true[group])})
     for k in (k for k in dict.fromkeys(ks) if _checked_k(k) <= max(Y.n_cols, 1)):
         first = top.labels[:, :k]
-        found, asked = tally(first[hits[:, :k]]), tally(first[first >= 0])
-        for row, n_hits, n_true, n_asked in zip(out, found, true, asked, strict=True):
+        found, n_predicted = count_by_group(first[hits[:, :k]]), count_by_group(first[first >= 0])
+        for row, n_hits, n_true, n_asked in zip(out, found, true, n_predicted, strict=True):
             parts = (("P", k * Y.n_rows), ("recall", n_true), ("precision", n_asked))
             row.update({f"{name}@{k}": _ratio(n_hits, whole) for name, whole in parts})
     return out
 
 
 def matches(top: TopK, Y: Pattern) -> Any:
-    """(n_rows, k) whether a predicted label is a true one. Raises ShapeMismatch for other rows, or labels, than Y has."""
+    """Return whether each predicted label is true: (n_rows, k) bool.
+
+    Raises ShapeMismatch if Y has another number of rows, or fewer labels than predicted.
+    """
     if len(top.labels) != Y.n_rows:
         raise ShapeMismatch(
             f"there are predictions for {len(top.labels)} rows and true labels for {Y.n_rows}"
@@ -238,29 +264,35 @@ def matches(top: TopK, Y: Pattern) -> Any:
         raise ShapeMismatch(
             f"label {int(top.labels.max())} was predicted, the truth has {Y.n_cols} labels"
         )
-    cells, asked = _cells(Y), np.arange(Y.n_rows, dtype=np.int64)[:, None] * Y.n_cols + top.labels
+    cells, predicted_cells = (
+        _cells(Y),
+        np.arange(Y.n_rows, dtype=np.int64)[:, None] * Y.n_cols + top.labels,
+    )
     if not len(cells):
         return np.zeros(top.labels.shape, bool)
-    at = np.minimum(np.searchsorted(cells, asked), len(cells) - 1)
-    return (cells[at] == asked) & (top.labels >= 0)
+    at = np.minimum(np.searchsorted(cells, predicted_cells), len(cells) - 1)
+    return (cells[at] == predicted_cells) & (top.labels >= 0)
 
 
 class Reliability(NamedTuple):
-    """Answers in groups of about equal probability, ascending: what was told, and what came true.
+    """Groups of predictions with similar probability, ascending: predicted and observed frequency.
 
-    answers: (m,) int64, how many are in each group; told: (m,) float64, their mean probability; true: (m,) float64, share of hits.
+    counts: (m,) int64, size of each group; predicted: (m,) float64, mean probability; observed:
+    (m,) float64, share of hits.
     """
 
-    answers: Int64
-    told: Float64
-    true: Float64
+    counts: Int64
+    predicted: Float64
+    observed: Float64
 
 
 def reliability(probabilities: Any, hits: Any, n_bins: int = 15) -> Reliability:
-    """Groups of equal mass (Nguyen and O'Connor, EMNLP 2015): answers sorted by probability, cut into `n_bins`.
+    """Return groups of equal mass: predictions sorted by probability, cut into `n_bins`.
 
-    probabilities, hits: arrays of one shape. Equal probabilities are never cut apart, so there may be fewer groups, and the result
-    depends on no order. Raises ShapeMismatch, and ParameterError for a bin number below 1 or numbers outside of 0 to 1.
+    probabilities, hits: arrays of the same shape. Equal probabilities stay in one group, so there
+    can be fewer groups, and the result does not depend on the order of the input. Raises
+    ShapeMismatch, and ParameterError for n_bins below 1 or probabilities outside 0 to 1. Source:
+    Nguyen and O'Connor, EMNLP 2015.
     """
     p, h = np.asarray(probabilities, np.float64).ravel(), np.asarray(hits, bool).ravel()
     if np.shape(probabilities) != np.shape(hits):
@@ -269,34 +301,38 @@ def reliability(probabilities: Any, hits: Any, n_bins: int = 15) -> Reliability:
         )
     if n_bins < 1 or not ((p >= 0) & (p <= 1)).all():
         raise ParameterError(
-            f"probabilities lie in 0 to 1 and n_bins is at least 1, not {n_bins}; NaN is none"
+            f"probabilities must be numbers from 0 to 1, and n_bins at least 1, not {n_bins}"
         )
     values, group, count = np.unique(p, return_inverse=True, return_counts=True)
-    middle = (
-        np.cumsum(count) - (count + 1) // 2
-    )  # of each value's answers, the one in the middle says where all of them go
+    # the middle one of equal probabilities decides the bin of all of them
+    middle = np.cumsum(count) - (count + 1) // 2
     bin_of = (middle * n_bins // max(len(p), 1))[group.ravel()]
     size = np.bincount(bin_of, minlength=n_bins)
     some = size > 0
-    told, true = (np.bincount(bin_of, weights, n_bins)[some] / size[some] for weights in (p, h))
-    return Reliability(size[some], told, true)
+    predicted, observed = (
+        np.bincount(bin_of, weights, n_bins)[some] / size[some] for weights in (p, h)
+    )
+    return Reliability(size[some], predicted, observed)
 
 
 def ece(probabilities: Any, hits: Any, n_bins: int = 15) -> float:
-    """Expected calibration error: sum over groups of |share of hits - mean probability| count / all (Guo et al., ICML 2017, eq. 3).
+    """Return the expected calibration error (Guo et al., ICML 2017, eq. 3).
 
-    Of the first k answers of each row it is ECE@k (Ullah et al., KDD 2025): `ece(p[:, :k], hits[:, :k])`. Groups as in
-    `reliability` (theirs are of equal width). A perfect forecast doesn't get 0, because groups are finite: `ece_floor`.
-    hits: as `matches` gives. 0 of no answers.
+    The sum over groups of |share of hits - mean probability| count / all, with groups as in
+    `reliability` (theirs are of equal width). Over the first k labels of each row it is ECE@k
+    (Ullah et al., KDD 2025): `ece(p[:, :k], hits[:, :k])`. Groups are finite, so a perfect forecast
+    does not get 0, see `ece_floor`. hits: as returned by `matches`. 0 without predictions.
     """
-    found = reliability(probabilities, hits, n_bins)
-    return _ratio((found.answers * np.abs(found.told - found.true)).sum(), found.answers.sum())
+    groups = reliability(probabilities, hits, n_bins)
+    return _ratio(
+        (groups.counts * np.abs(groups.predicted - groups.observed)).sum(), groups.counts.sum()
+    )
 
 
 def ece_floor(probabilities: Any, n_bins: int = 15) -> float:
-    """About what `ece` would be were every probability right: the mean |error| of each group's share of hits, by the normal law.
+    """Return about the `ece` of a perfect forecast, by the normal approximation.
 
-    E|share - p| = sqrt(2 / pi) sqrt(sum p (1 - p)) / count for a group of independent answers.
+    E|share - p| = sqrt(2 / pi) sqrt(sum p (1 - p)) / count for a group of independent predictions.
     """
     p = np.sort(np.asarray(probabilities, np.float64).ravel())
     groups = np.array_split(p, n_bins)
@@ -304,7 +340,10 @@ def ece_floor(probabilities: Any, n_bins: int = 15) -> float:
 
 
 def brier(probabilities: Any, hits: Any) -> float:
-    """Mean of (probability - hit)^2: of two forecasts that are both calibrated, the sharper one has less. 0 of no answers."""
+    """Return the mean of (probability - hit)^2; 0 without predictions.
+
+    Of two calibrated forecasts, the sharper one has the lower score.
+    """
     p, h = np.asarray(probabilities, np.float64), np.asarray(hits, bool)
     if p.shape != h.shape:
         raise ShapeMismatch(f"there are {p.shape} probabilities for {h.shape} answers")
@@ -312,60 +351,64 @@ def brier(probabilities: Any, hits: Any) -> float:
 
 
 def _precision(hits: Any, Y: Pattern, k: int) -> float:
-    """P@k from the hits."""
+    """Return P@k from the hits."""
     return _ratio(hits[:, :k].sum(), k * Y.n_rows)
 
 
 def _recall(hits: Any, Y: Pattern, k: int) -> float:
-    """recall@k from the hits."""
+    """Return recall@k from the hits."""
     return _ratio((hits[:, :k].sum(axis=1) / np.maximum(np.diff(Y.indptr), 1)).sum(), Y.n_rows)
 
 
 def _ndcg(hits: Any, Y: Pattern, k: int) -> float:
-    """nDCG@k from the hits."""
+    """Return nDCG@k from the hits."""
     return _ratio(_discounted(hits, k, _ideal(Y, k)), Y.n_rows)
 
 
 def _discounts(k: int) -> Float64:
-    """1 / log2(rank + 1) for ranks 1 to k."""
+    """Return 1 / log2(rank + 1) for ranks 1 to k."""
     out: Float64 = 1.0 / np.log2(np.arange(2, k + 2))
     return out
 
 
 def _ideal(Y: Pattern, k: int) -> Any:
-    """(n_rows,) the best DCG@k of each row; 1 for rows without labels, which gain nothing."""
+    """Return the best possible DCG@k of each row: (n_rows,); 1 for rows without labels."""
     return np.concatenate(([1.0], np.cumsum(_discounts(k))))[np.minimum(np.diff(Y.indptr), k)]
 
 
 def _discounted(gains: Any, k: int, per_row: Any) -> float:
-    """Sum over rows of discounted gains, each row divided by its own number."""
+    """Return the sum over rows of discounted gains, each row divided by its own number."""
     width = min(k, gains.shape[1])
     return float(((gains[:, :width] @ _discounts(width)) / per_row).sum())
 
 
 def _ones(Y: Pattern) -> Any:
-    """The label of every one of a pattern (a view of a larger file may start late)."""
+    """Return the labels of all ones of a pattern; a view of a larger file can start late."""
     return Y.indices[Y.indptr[0] : Y.indptr[-1]]
 
 
 def _cells(Y: Pattern) -> Any:
-    """row * K + label of every one: ascending, one number each."""
+    """Return row * K + label of every one, ascending."""
     return np.repeat(
         np.arange(Y.n_rows, dtype=np.int64), Y.indptr[1:] - Y.indptr[:-1]
     ) * Y.n_cols + _ones(Y)
 
 
 def _common(predicted: Pattern, Y: Pattern) -> Any:
-    """The cells that are one in both. Raises ShapeMismatch."""
+    """Return the cells that are one in both. Raises ShapeMismatch."""
     if predicted.shape != Y.shape:
         raise ShapeMismatch(
-            f"the predictions are {predicted.shape[0]} x {predicted.shape[1]}, the truth {Y.shape[0]} x {Y.shape[1]}"
+            f"the predictions are {predicted.shape[0]} x {predicted.shape[1]}, "
+            f"the truth {Y.shape[0]} x {Y.shape[1]}"
         )
     return np.intersect1d(_cells(predicted), _cells(Y), assume_unique=True)
 
 
 def _weighted(top: TopK, Y: Pattern, k: int, weights: Any) -> tuple[Any, Any]:
-    """(n_rows, k) weights of the hits in ranked order, and of each row's heaviest true labels in falling order; 0 elsewhere."""
+    """Return weights of the hits in ranked order, and the maximum of each row: (n_rows, k) both.
+
+    The maximum has the row's heaviest true labels in descending order; 0 elsewhere.
+    """
     weights = np.asarray(weights, np.float64)
     if len(weights) != Y.n_cols:
         raise ShapeMismatch(
@@ -378,19 +421,18 @@ def _weighted(top: TopK, Y: Pattern, k: int, weights: Any) -> tuple[Any, Any]:
     rank = np.arange(len(own)) - np.repeat(Y.indptr[:-1] - Y.indptr[0], lengths)
     best = np.zeros((Y.n_rows, k))
     first = rank < k
-    best[row_of[first], rank[first]] = own[order][
-        first
-    ]  # row_of is sorted already: ordering moves weights within their rows
+    # row_of is sorted already, so ordering moves weights within their rows only
+    best[row_of[first], rank[first]] = own[order][first]
     return gains, best
 
 
 def _checked_k(k: int) -> int:
-    """k itself, or ParameterError."""
+    """Return k. Raises ParameterError if it is below 1."""
     if k < 1:
         raise ParameterError(f"k is {k}; it must be at least 1")
     return int(k)
 
 
 def _ratio(part: Any, whole: Any) -> float:
-    """part / whole, and 0 of nothing."""
+    """Return part / whole; 0 if whole is 0."""
     return float(part) / float(whole) if whole else 0.0

@@ -1,8 +1,8 @@
-"""Pictures of a training, as PNG: measures and cost by label frequency, timeline, certificates, convergence, scaling.
+"""PNG plots of a training: metrics and cost by label frequency, timeline, convergence, scaling.
 
-What is drawn is made by pure functions (`cost_curve`, `bars`, `share_curve`, `speed_ups`); the drawing needs matplotlib, which
-comes with `pip install 'xcray[plots]'` and is imported when the first picture is asked for. Colours are told apart by people who
-do not see red and green; marks differ in form too.
+Pure functions compute the data (`cost_curve`, `timeline_bars`, `share_curve`, `speed_ups`). Drawing
+needs matplotlib (`pip install 'xcray[plots]'`), which is imported on first use. Colours can be
+distinguished by people with red-green colour blindness, and marks also differ in shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID = "#1b1b1b", "#6a6a6a", "#e4e4e4"
-BLUES: Final = ("#9ecae1", "#3b82bd", "#0b3c6f")  # light to dark: an order that grey paper keeps
+# light to dark, also when printed in grey
+BLUES: Final = ("#9ecae1", "#3b82bd", "#0b3c6f")
 BLUE, ORANGE, RED, GREY = "#3b82bd", "#e69f00", "#c8451b", "#a8a8a8"
 OUTCOMES: Final = {
     "done": (BLUE, "done"),
@@ -54,13 +55,17 @@ STYLE: Final[dict[Any, Any]] = {
     "lines.solid_capstyle": "round",
 }
 DPI = 150
-HEAD = 0.62  # inches of a picture that its title and the line below it take
-LABELLED = 48  # lanes that have their names beside them
+TITLE_INCHES = 0.62  # height of the title and the line below it
+MAX_LABELLED_LANES = 48  # with more lanes, not all names are shown
 
 
 class CostCurve(NamedTuple):
-    """Cost against frequency, by bins of positives that double: where a bin lies (geometric middle of what it holds), the 10th,
-    50th and 90th percentile of its classes' seconds, and its share of all classes and of all seconds; all (n_bins,) float64."""
+    """Cost against label frequency, in bins of positives that double; all (n_bins,) float64.
+
+    at: geometric mean of the positives in the bin; low, median, high: 10th, 50th and 90th
+    percentile of the seconds of its classes; classes, seconds: its share of all classes and of all
+    seconds.
+    """
 
     at: Float64
     low: Float64
@@ -71,7 +76,10 @@ class CostCurve(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A batch, or some that lie together, in a timeline: its lane, from where to where in seconds, working share, outcome."""
+    """A batch, or several merged ones, in a timeline.
+
+    lane: of its worker; begins, ends: in seconds; share: working time over its length.
+    """
 
     lane: int
     begins: float
@@ -81,10 +89,14 @@ class Bar(NamedTuple):
 
 
 def cost_curve(positives: Any, seconds: Any) -> CostCurve:
-    """Cost by frequency of classes of `positives` (K,) training rows that took `seconds` (K,); what is 0 or unknown is left out."""
+    """Return the cost by frequency of classes.
+
+    positives: (K,) training rows per class; seconds: (K,) cost. Entries that are 0 or unknown are
+    left out.
+    """
     positives, seconds = np.asarray(positives, np.float64), np.asarray(seconds, np.float64)
-    known = (positives > 0) & (seconds > 0)
-    positives, seconds = positives[known], seconds[known]
+    is_known = (positives > 0) & (seconds > 0)
+    positives, seconds = positives[is_known], seconds[is_known]
     bins = np.floor(np.log2(positives)).astype(int) if len(positives) else np.empty(0, int)
     groups = [bins == each for each in np.unique(bins)]
     rows = [
@@ -100,7 +112,7 @@ def cost_curve(positives: Any, seconds: Any) -> CostCurve:
 
 
 def share_curve(values: Any, points: int = 1000) -> tuple[Float64, Float64]:
-    """(x, share of the values <= x) for drawing, thinned to `points`; values that are not finite are left out."""
+    """Return (x, share of the values <= x), thinned to `points`, without non-finite values."""
     values = np.sort(np.asarray(values, np.float64))
     values = values[np.isfinite(values)]
     at = (
@@ -111,10 +123,12 @@ def share_curve(values: Any, points: int = 1000) -> tuple[Float64, Float64]:
     return values[at], (at + 1) / max(len(values), 1)
 
 
-def bars(document: Mapping[str, Any]) -> list[Bar]:
-    """The bars of a timeline (see `xcray.training.report.timeline.document`): lanes in the order of its workers, attempts end to end.
+def timeline_bars(document: Mapping[str, Any]) -> list[Bar]:
+    """Return the bars of a timeline document, with attempts one after the other.
 
-    Useless batches that are one entry, though they may lie apart, are one bar as long as they were.
+    document: see `xcray.training.report.timeline.document`; lanes are in the order of its workers.
+    An entry for several useless batches is drawn as one bar of their total length, even if they
+    were apart.
     """
     lanes = {each["worker"]: lane for lane, each in enumerate(document["workers"])}
     shift = {
@@ -134,7 +148,10 @@ def bars(document: Mapping[str, Any]) -> list[Bar]:
 
 
 def speed_ups(points: Sequence[tuple[int, float]]) -> list[tuple[int, float, float]]:
-    """(workers, speed-up, efficiency) of (workers, seconds), against the fewest workers, which count as that many times one."""
+    """Return (workers, speed-up, efficiency) for points (workers, seconds).
+
+    The smallest number of workers is the reference, with an efficiency of 1.
+    """
     ordered = sorted(points)
     if not ordered:
         return []
@@ -145,8 +162,11 @@ def speed_ups(points: Sequence[tuple[int, float]]) -> list[tuple[int, float, flo
 def draw_by_frequency(
     path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], name: str, note: str
 ) -> None:
-    """P@k, recall and precision by label frequency: `groups` as `xcray.training.report.summary.by_frequency` gives them."""
-    with page(path, 11, 6.6, f"Which labels are found · {name}", note) as figure:
+    """Plot P@k, recall and precision by label frequency.
+
+    groups: from `xcray.training.report.summary.by_frequency`.
+    """
+    with figure_page(path, 11, 6.6, f"Which labels are found · {name}", note) as figure:
         axes = figure.subplots(
             2,
             len(groups),
@@ -156,7 +176,7 @@ def draw_by_frequency(
         )
         for column, (equal, rows) in enumerate(groups.items()):
             ks = [key.removeprefix("P@") for key in rows[0] if key.startswith("P@")]
-            share, found = axes[0, column], axes[1, column]
+            share, quality = axes[0, column], axes[1, column]
             at, width = np.arange(len(rows)), 0.8 / len(ks)
             for i, k in enumerate(ks):
                 colour, place = _shade(i, len(ks)), at + (i - (len(ks) - 1) / 2) * width
@@ -167,7 +187,7 @@ def draw_by_frequency(
                     color=colour,
                     label=f"P@{k}",
                 )
-                found.plot(
+                quality.plot(
                     at,
                     [100 * row[f"recall@{k}"] for row in rows],
                     "o-",
@@ -176,33 +196,33 @@ def draw_by_frequency(
                     label=f"recall@{k}",
                 )
             right = [100 * row[f"precision@{ks[0]}"] for row in rows]
-            found.plot(at, right, "s--", color=ORANGE, markersize=4, label=f"precision@{ks[0]}")
+            quality.plot(at, right, "s--", color=ORANGE, markersize=4, label=f"precision@{ks[0]}")
             words = {
                 "labels": "Tenths of the labels",
                 "positives": "Tenths of the training positives",
             }
             share.set_title(f"{words[equal]}, rarest first", fontweight="bold")
-            found.set_xticks(at, [_range_of(row) for row in rows], fontsize=8)
-            found.set(xlabel="training rows of a label", ylim=(0, 100))
+            quality.set_xticks(at, [_count_range(row) for row in rows], fontsize=8)
+            quality.set(xlabel="training rows of a label", ylim=(0, 100))
             if column == 0:
                 share.set_ylabel("adds to P@k (points)")
-                found.set_ylabel("recall and precision (%)")
+                quality.set_ylabel("recall and precision (%)")
                 share.legend(loc="upper left")
-                found.legend(loc="upper left", ncols=2)
-            for axis in (share, found):
+                quality.legend(loc="upper left", ncols=2)
+            for axis in (share, quality):
                 axis.grid(False, axis="x")
 
 
 def draw_costs(path: Path, positives: Any, seconds: Any, name: str, note: str) -> None:
-    """Seconds of each class against its positives, with the median; below, where classes and time lie."""
+    """Plot the seconds of each class against its positives, and the shares of classes and time."""
     curve = cost_curve(positives, seconds)
     positives, ms = np.asarray(positives, np.float64), 1e3 * np.asarray(seconds, np.float64)
     known = (positives > 0) & (ms > 0)
-    with page(path, 8.5, 6.2, f"Cost by label frequency · {name}", note) as figure:
+    with figure_page(path, 8.5, 6.2, f"Cost by label frequency · {name}", note) as figure:
         above, below = figure.subplots(
             2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw={"hspace": 0.05}
         )
-        _cloud(above, positives[known], ms[known])
+        _draw_points(above, positives[known], ms[known])
         above.plot(curve.at, 1e3 * curve.median, "o-", color=RED, markersize=5, label="median")
         for side, label in ((curve.low, "10 % and 90 %"), (curve.high, None)):
             above.plot(curve.at, 1e3 * side, "--", color=RED, linewidth=1.1, label=label)
@@ -232,19 +252,22 @@ def draw_costs(path: Path, positives: Any, seconds: Any, name: str, note: str) -
 
 
 def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str) -> None:
-    """One lane a worker, batches as bars, busy share at the right: `document` as `xcray.training.report.timeline.document` gives it."""
-    lanes, found = document["workers"], bars(document)
+    """Plot one lane per worker with batches as bars, and the busy share of each lane.
+
+    document: from `xcray.training.report.timeline.document`.
+    """
+    lanes, all_bars = document["workers"], timeline_bars(document)
     height = min(14.0, max(2.6, 1.7 + 0.3 * len(lanes)))
-    with page(path, 11, height, f"Timeline · {name}", note) as figure:
+    with figure_page(path, 11, height, f"Timeline · {name}", note) as figure:
         left, right = figure.subplots(
             1, 2, sharey=True, width_ratios=(7, 1), gridspec_kw={"wspace": 0.03}
         )
-        for outcome in sorted({bar.outcome for bar in found}, key=list(OUTCOMES).index):
-            _lanes(
+        for outcome in sorted({bar.outcome for bar in all_bars}, key=list(OUTCOMES).index):
+            _draw_lanes(
                 left,
-                [bar for bar in found if bar.outcome == outcome],
+                [bar for bar in all_bars if bar.outcome == outcome],
                 outcome,
-                fine=len(lanes) <= LABELLED,
+                fine=len(lanes) <= MAX_LABELLED_LANES,
             )
         for each in document["attempts"][1:]:
             left.axvline(each["begins"], color=INK, linewidth=1, linestyle=":")
@@ -253,10 +276,10 @@ def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str)
             ylim=(len(lanes) - 0.4, -0.6),
             xlabel="seconds",
         )
-        shown = range(0, len(lanes), -(-len(lanes) // LABELLED) or 1)
+        shown = range(0, len(lanes), -(-len(lanes) // MAX_LABELLED_LANES) or 1)
         left.set_yticks(shown, [lanes[i]["worker"] for i in shown])
         left.grid(False, axis="y")
-        if found:
+        if all_bars:
             left.legend(
                 loc="lower left",
                 bbox_to_anchor=(0, 1.0),
@@ -265,21 +288,24 @@ def draw_timeline(path: Path, document: Mapping[str, Any], name: str, note: str)
                 handlelength=1.2,
             )
         shares = [100 * each["share"] for each in lanes]
-        if len(lanes) <= LABELLED:
+        if len(lanes) <= MAX_LABELLED_LANES:
             right.barh(range(len(lanes)), shares, 0.72, color=BLUES[0])
         else:
             right.fill_betweenx(range(len(lanes)), shares, step="mid", color=BLUES[0], linewidth=0)
         right.set(xlim=(0, 100), xlabel="busy (%)")
         right.tick_params(left=False)
-        for lane, share in enumerate(shares if len(lanes) <= LABELLED else []):
+        for lane, share in enumerate(shares if len(lanes) <= MAX_LABELLED_LANES else []):
             right.text(4, lane, f"{share:.1f}", va="center", fontsize=8, color=INK)
 
 
 def draw_certificates(
     path: Path, gaps: Any, eps: float | None, rounds: Any, name: str, note: str
 ) -> None:
-    """How classes ended: rounds they took, and the share of classes at or below each relative gap. gaps, rounds: (K,)."""
-    with page(path, 10, 3.9, f"How the classes converged · {name}", note) as figure:
+    """Plot the rounds of the classes, and the share of classes at or below each relative gap.
+
+    gaps, rounds: (K,).
+    """
+    with figure_page(path, 10, 3.9, f"How the classes converged · {name}", note) as figure:
         left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.06})
         counts = np.bincount(np.asarray(rounds, np.int64)) if len(rounds) else np.zeros(1, int)
         left.bar(np.arange(len(counts)), counts, 0.8, color=BLUE)
@@ -296,7 +322,7 @@ def draw_certificates(
         right.step(x, 100 * share, where="post", color=BLUES[2])
         if eps is not None:
             right.axvline(
-                eps, color=RED, linestyle="--", linewidth=1.5, label=f"asked for: {eps:g}"
+                eps, color=RED, linestyle="--", linewidth=1.5, label=f"requested: {eps:g}"
             )
             right.legend(loc="upper left")
         right.set(
@@ -308,15 +334,18 @@ def draw_certificates(
 
 
 def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, note: str) -> None:
-    """The objective and what held-out rows say, against time and against epochs: one point an entry of `history`.
+    """Plot the objective and held-out metrics against time and against epochs.
 
-    An entry has "seconds" (since the training began), "epoch", "objective", and where there are held-out rows "held_out", their
-    loss, and measures as fractions, "P@1" and so on.
+    history: one entry per point, with "seconds" (since the start of the training), "epoch",
+    "objective". With held-out rows also "held_out", their loss, and metrics as fractions, "P@1" and
+    so on.
     """
     measures = [key for key in (history[-1] if history else ()) if "@" in key][:3]
     held = [each for each in history if each.get("held_out") is not None]
     rows = 2 if measures else 1
-    with page(path, 10, 3.2 * rows + 0.8, f"How the objective fell · {name}", note) as figure:
+    with figure_page(
+        path, 10, 3.2 * rows + 0.8, f"How the objective fell · {name}", note
+    ) as figure:
         axes = figure.subplots(
             rows,
             2,
@@ -365,47 +394,55 @@ def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, no
 def draw_calibration(
     path: Path, report: Mapping[str, Mapping[str, Any]], name: str, note: str
 ) -> None:
-    """What was told against what came true, a panel a k, before and after: report is that of `xcray.training.calibration.fit`."""
-    with page(
-        path, 3.6 * max(len(report), 2), 4.1, f"What probabilities are worth · {name}", note
-    ) as figure:
+    """Plot observed against predicted probability for each k, before and after calibration.
+
+    report: from `xcray.training.calibration.fit`.
+    """
+    with figure_page(path, 3.6 * max(len(report), 2), 4.1, f"Calibration · {name}", note) as figure:
         panels = figure.subplots(1, max(len(report), 2), sharey=True, squeeze=False)[0]
         for panel in panels[len(report) :]:
             panel.set_axis_off()
-        for (k, found), panel in zip(report.items(), panels, strict=False):
+        for (k, facts), panel in zip(report.items(), panels, strict=False):
             panel.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1.3)
             lines = (
                 ("groups_sigmoid", "ece_sigmoid", "sigmoid of the score", RED),
                 ("groups", "ece", "calibrated", BLUE),
             )
             for groups, error, label, color in lines:
-                told, true = ([group[i] for group in found[groups]] for i in (1, 2))
+                predicted, observed = ([group[i] for group in facts[groups]] for i in (1, 2))
                 panel.plot(
-                    told,
-                    true,
+                    predicted,
+                    observed,
                     "o-",
                     color=color,
                     markersize=4,
-                    label=f"{label}: ECE {100 * found[error]:.1f} %",
+                    label=f"{label}: ECE {100 * facts[error]:.1f} %",
                 )
             place = "the first label" if int(k) == 1 else f"the first {k} labels"
-            panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=f"probability told, {place}")
+            panel.set(
+                xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel=f"predicted probability, {place}"
+            )
             panel.legend(loc="upper left", fontsize=8)
-        panels[0].set(ylabel="share that was right")
+        panels[0].set(ylabel="observed share")
 
 
 def draw_scaling(path: Path, points: Sequence[tuple[int, float]], name: str, note: str) -> None:
-    """Speed-up against workers, with the ideal line: points are (workers, seconds)."""
-    found = speed_ups(points)
-    with page(path, 6, 5, f"Scaling · {name}", note) as figure:
+    """Plot the speed-up against workers, with the ideal line; points: (workers, seconds)."""
+    measured = speed_ups(points)
+    with figure_page(path, 6, 5, f"Scaling · {name}", note) as figure:
         axis = figure.subplots()
-        workers = [each[0] for each in found]
+        workers = [each[0] for each in measured]
         ideal = [min(workers, default=1), max(workers, default=1)]
         axis.plot(ideal, ideal, color=MUTED, linestyle="--", linewidth=1.3, label="ideal")
         axis.plot(
-            workers, [each[1] for each in found], "o-", color=BLUE, markersize=6, label="measured"
+            workers,
+            [each[1] for each in measured],
+            "o-",
+            color=BLUE,
+            markersize=6,
+            label="measured",
         )
-        for each, up, efficiency in found[1:]:
+        for each, up, efficiency in measured[1:]:
             axis.annotate(
                 f"{up:.2f}x\n{100 * efficiency:.0f} %",
                 (each, up),
@@ -423,10 +460,10 @@ def draw_scaling(path: Path, points: Sequence[tuple[int, float]], name: str, not
 
 
 @contextmanager
-def page(path: Path, width: float, height: float, title: str, note: str) -> Iterator[Figure]:
-    """A figure of `width` x `height` inches in the house's style, with a title and a line of figures below it, saved at the end.
+def figure_page(path: Path, width: float, height: float, title: str, note: str) -> Iterator[Figure]:
+    """Yield a styled figure with a title and a note below it, and save it at the end.
 
-    Raises Unavailable when matplotlib is not there.
+    width, height: inches. Raises Unavailable if matplotlib is missing.
     """
     try:
         from matplotlib import rc_context
@@ -438,7 +475,9 @@ def page(path: Path, width: float, height: float, title: str, note: str) -> Iter
             code="NO_MATPLOTLIB",
         ) from None
     with rc_context(STYLE):
-        below_head = ConstrainedLayoutEngine(rect=(0.008, 0.008, 0.984, 0.992 - HEAD / height))
+        below_head = ConstrainedLayoutEngine(
+            rect=(0.008, 0.008, 0.984, 0.992 - TITLE_INCHES / height)
+        )
         figure = Figure(figsize=(width, height), dpi=DPI, layout=below_head)
         figure.text(
             0.12 / width,
@@ -456,8 +495,11 @@ def page(path: Path, width: float, height: float, title: str, note: str) -> Iter
     write_bytes(path, out.getvalue())
 
 
-def _cloud(axis: Axes, x: Any, y: Any) -> None:
-    """Points while they can be told apart; how many there are where they can't, one column for each small count of `x`."""
+def _draw_points(axis: Axes, x: Any, y: Any) -> None:
+    """Draw single points, or a histogram if there are too many to distinguish.
+
+    Small counts of `x` have one column each.
+    """
     if len(x) <= 2000:
         axis.plot(x, y, ".", color=BLUE, alpha=0.4, markersize=5, markeredgewidth=0)
         return
@@ -466,7 +508,8 @@ def _cloud(axis: Axes, x: Any, y: Any) -> None:
     columns = np.unique(np.ceil(np.geomspace(1, x.max() + 1, 60))) - 0.5
     rows = np.geomspace(y.min(), y.max() * 1.01, 61)
     counts = np.histogram2d(x, y, [np.append(columns, columns[-1] * 1.1 + 1), rows])[0].T
-    columns[0] = 0.7  # of a logarithmic axis, the first column would take as much as the next three
+    # on a logarithmic axis, the first column would be as wide as the next three
+    columns[0] = 0.7
     axis.pcolormesh(
         np.append(columns, columns[-1] * 1.1 + 1),
         rows,
@@ -477,8 +520,11 @@ def _cloud(axis: Axes, x: Any, y: Any) -> None:
     )
 
 
-def _lanes(axis: Axes, found: Sequence[Bar], outcome: str, fine: bool) -> None:
-    """Bars of one outcome, paler where work left gaps; if `fine`, two tones in turn, so that neighbours are seen, and hatches."""
+def _draw_lanes(axis: Axes, bars: Sequence[Bar], outcome: str, fine: bool) -> None:
+    """Draw the bars of one outcome, lighter where the worker was idle.
+
+    fine: alternate two tones so that adjacent bars can be distinguished, and draw hatches.
+    """
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
@@ -487,7 +533,7 @@ def _lanes(axis: Axes, found: Sequence[Bar], outcome: str, fine: bool) -> None:
     tones = (1.0, 0.72) if fine and outcome == "done" else (1.0, 1.0)
     turn: dict[int, int] = {}
     corners, faces = [], []
-    for bar in found:
+    for bar in bars:
         turn[bar.lane] = 1 - turn.get(bar.lane, 1)
         corners.append(
             [(x, bar.lane + y) for x, y in _rectangle(bar.begins, bar.ends, 0.36 if fine else 0.5)]
@@ -500,20 +546,20 @@ def _lanes(axis: Axes, found: Sequence[Bar], outcome: str, fine: bool) -> None:
 
 
 def _rectangle(begins: float, ends: float, half: float) -> list[tuple[float, float]]:
-    """The corners of a bar of that half height about its lane."""
+    """Return the corners of a bar of this half height around its lane."""
     return [(begins, -half), (begins, half), (ends, half), (ends, -half)]
 
 
 def _shade(i: int, n: int) -> str:
-    """The i-th of n blues, light to dark."""
+    """Return the i-th of n blues, light to dark."""
     return BLUES[min(len(BLUES) - 1, round(i * (len(BLUES) - 1) / max(n - 1, 1)))]
 
 
-def _range_of(row: Mapping[str, Any]) -> str:
-    """The counts of a tenth: 3, or 3–6; a dash when no label is in it."""
+def _count_range(row: Mapping[str, Any]) -> str:
+    """Return the counts of a group as text: 3, or 3–6; a dash for an empty group."""
     if row["least"] is None:
         return "–"
-    least, most = _short(row["least"]), _short(row["most"])
+    least, most = _short_number(row["least"]), _short_number(row["most"])
     return (
         least
         if least == most
@@ -523,6 +569,6 @@ def _range_of(row: Mapping[str, Any]) -> str:
     )
 
 
-def _short(n: int) -> str:
-    """950, 1.2k, 12k."""
+def _short_number(n: int) -> str:
+    """Return 950, 1.2k, 12k."""
     return str(n) if n < 1000 else f"{n / 1000:.1f}k" if n < 10_000 else f"{n / 1000:.0f}k"

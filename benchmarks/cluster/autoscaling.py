@@ -32,18 +32,18 @@ from benchmarks.cluster.ray_store import QUICK, several_nodes
 from benchmarks.common import arguments
 from xcray.arrays import Int32
 from xcray.errors import Stopped
-from xcray.schedule.autoscaling import Thrift
+from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.events import Joined
-from xcray.schedule.label_scheduler import Scatter
-from xcray.workers.driver import drive
+from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.workers.driver import run_schedule
 from xcray.workers.pool import Result, StopFlag
 from xcray.workers.ray.pool import RayPool
 from xcray.workers.ray.session import (
     connect,
     environment,
     free_port,
-    own_environment,
-    short_root,
+    local_ray_environment,
+    make_short_root,
     write_token,
 )
 from xcray.workers.timeline import Span
@@ -75,7 +75,7 @@ class Sleeping:
         """Nothing is shared."""
         return self
 
-    def received(self, result: Any) -> Any:
+    def decode_result(self, result: Any) -> Any:
         """The labels."""
         return result
 
@@ -96,13 +96,13 @@ class Sleeping:
 @contextmanager
 def autoscaled(nodes: int, cpus: int, idle: float) -> Iterator[str]:
     """A head without CPUs and an autoscaler of up to `nodes` nodes; gives its address. What it started ends with it."""
-    root, port = short_root(), free_port_below()
+    root, port = make_short_root(), free_port_below()
     write_token(root / "token")
     config = root / "autoscaler.json"
     address = f"{ray.util.get_node_ip_address()}:{port}"
     config.write_text(json.dumps(_config(address, nodes, cpus, idle)))
     settings = {
-        **own_environment(root / "token"),
+        **local_ray_environment(root / "token"),
         **QUICK,
         "RAY_ADDRESS": None,
         "RAY_TMPDIR": str(root),
@@ -274,14 +274,17 @@ def run(chosen: Any, policy: str) -> dict[str, Any]:
     cost = np.array([chosen.longest or LABEL] + [LABEL] * (n - 1))
     workers = chosen.nodes * chosen.cpus
     with autoscaled(chosen.nodes, chosen.cpus, chosen.idle) as address, connect(address):
-        watch, thrift = Watch(), Thrift(node=chosen.start) if policy == "thrift" else None
+        watch, thrift = (
+            Watch(),
+            ScalingPolicy(node_seconds=chosen.start) if policy == "thrift" else None,
+        )
         pool = RayPool(
-            Sleeping(chosen.longest), workers, nullcontext(), policy, tuple, thrift=thrift
+            Sleeping(chosen.longest), workers, nullcontext(), policy, tuple, policy=thrift
         )
         results: list[Result] = []
         began = time.monotonic()
-        drive(
-            Scatter(range(n), cost, workers=workers),
+        run_schedule(
+            LabelScheduler(range(n), cost, workers=workers),
             pool,
             commit=results.append,
             stop=StopFlag(),
@@ -311,9 +314,9 @@ def joined(chosen: Any) -> dict[str, Any]:
             nullcontext(),
             "join",
             tuple,
-            thrift=Thrift(node=chosen.start),
+            policy=ScalingPolicy(node_seconds=chosen.start),
         )
-        late, wait, settle = [time.time()], pool.wait, pool._settle
+        late, wait, settle = [time.time()], pool.wait, pool._on_located
 
         def settled(worker: str, reference: Any) -> Any:
             if watch.first and len(watch.first) > 1:
@@ -327,8 +330,8 @@ def joined(chosen: Any) -> dict[str, Any]:
             return found
 
         def work() -> None:
-            schedule = Scatter(range(n), np.full(n, LABEL), workers=2 * chosen.cpus)
-            drive(
+            schedule = LabelScheduler(range(n), np.full(n, LABEL), workers=2 * chosen.cpus)
+            run_schedule(
                 schedule,
                 pool,
                 commit=lambda _: None,
@@ -342,7 +345,7 @@ def joined(chosen: Any) -> dict[str, Any]:
             if len(set(pool.nodes.values())) > 1 and not pool.nodes["worker-0"].endswith(node):
                 steps.setdefault("first_batch_begun", pool._opened + span.started - late[0])
 
-        pool.wait, pool._settle = waiting, settled  # type: ignore[method-assign]
+        pool.wait, pool._on_located = waiting, settled  # type: ignore[method-assign]
         watch, thread = Watch(), threading.Thread(target=work, daemon=True)
         thread.start()
         time.sleep(10.0)

@@ -21,10 +21,15 @@ import numpy as np
 
 from benchmarks.cluster.simulation import TICK, Outcome, Simulation, heavy_tailed
 from benchmarks.common import arguments
-from xcray.schedule.autoscaling import Staff, Thrift, given_back, workers_wanted
+from xcray.schedule.autoscaling import (
+    ScalingPolicy,
+    WorkerCounts,
+    desired_workers,
+    workers_to_release,
+)
 from xcray.schedule.events import Tick
-from xcray.schedule.label_scheduler import Scatter
-from xcray.schedule.placement import A_CPU, Node, places, room
+from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.schedule.placement import ONE_CPU, Node, free_slots, place_workers
 
 WORKER_SECONDS = 1.5  # from a seat on a node to the first batch
 
@@ -59,12 +64,14 @@ class Grown(Outcome):
 class _Growing(Simulation):
     """A simulation whose workers come and go as a policy wants and a cluster has nodes."""
 
-    def __init__(self, schedule: Scatter, cost: Any, cluster: Cluster, policy: Policy) -> None:
+    def __init__(
+        self, schedule: LabelScheduler, cost: Any, cluster: Cluster, policy: Policy
+    ) -> None:
         super().__init__(schedule, cost)
         self._outcome: Grown = Grown()
         self._cluster = cluster
         self._policy = policy
-        self._thrift = Thrift(node=cluster.start)
+        self._thrift = ScalingPolicy(node_seconds=cluster.start)
         self._nodes: dict[str, list[str]] = {}  # node -> its workers
         self._empty: dict[str, float] = {}  # node -> since when it has none
         self._booting = 0
@@ -114,9 +121,9 @@ class _Growing(Simulation):
 
     def _give_back(self) -> None:
         """Workers that have nothing to do go."""
-        outlook = self._schedule.outlook()
+        outlook = self._schedule.forecast()
         self._idle = {worker: self._idle.get(worker, self._clock) for worker in outlook.idle}
-        for worker in given_back(outlook, self._idle, self._where, self._clock):
+        for worker in workers_to_release(outlook, self._idle, self._where, self._clock):
             node = self._where.pop(worker)
             self._nodes[node].remove(worker)
             if not self._nodes[node]:
@@ -132,19 +139,19 @@ class _Growing(Simulation):
         ]
         if self._policy is Policy.THRIFT:
             waited = self._clock - self._pending[0] if self._pending else 0.0
-            staff = Staff(
+            staff = WorkerCounts(
                 len(self._where),
                 len(self._pending),
-                sum(room(node, A_CPU) for node in free),
+                sum(free_slots(node, ONE_CPU) for node in free),
                 waited,
             )
-            most = workers_wanted(self._schedule.outlook(), staff, most, self._thrift)
-            self._schedule.expect(most)
+            most = desired_workers(self._schedule.forecast(), staff, most, self._thrift)
+            self._schedule.expect_workers(most)
         missing = most - len(self._where) - len(self._pending)
         if missing < 0:
             del self._pending[missing:]
         ours = Counter({node: len(workers) for node, workers in self._nodes.items() if workers})
-        seats = places(free, A_CPU, max(0, missing), ours=ours)
+        seats = place_workers(free, ONE_CPU, max(0, missing), placed=ours)
         for node in seats:
             self._seat(node)
         self._pending += [self._clock] * (missing - len(seats))
@@ -168,7 +175,10 @@ def grown(cost: Any, cluster: Cluster, policy: Policy, *, guess: float = 1.0) ->
     """One job. cost: (n,) seconds of each label; guess: how many times too dear the schedule thinks them at first."""
     workers = cluster.nodes * cluster.cpus
     return _Growing(
-        Scatter(range(len(cost)), guess * np.asarray(cost), workers=workers), cost, cluster, policy
+        LabelScheduler(range(len(cost)), guess * np.asarray(cost), workers=workers),
+        cost,
+        cluster,
+        policy,
     ).grow()
 
 

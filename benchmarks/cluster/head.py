@@ -34,8 +34,8 @@ from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
 from tests.support.ray_nodes import Nodes, nodes
 from xcray.jobs.states import PENDING, RUNNING
-from xcray.jobs.supervision.launch import _client
-from xcray.workers.ray.local_cluster import JoinedCluster
+from xcray.jobs.supervision.launch import _job_client
+from xcray.workers.ray.local_cluster import ExternalRay
 
 ASK: Final = {"instances": [{"indices": [1, 5, 9], "values": [1.0, 0.5, 0.2]}]}
 PAUSE: Final = 0.02  # seconds between predictions
@@ -191,7 +191,7 @@ class Play:
     def judge(self, jobs: list[str]) -> None:
         """What the store knows: losses, order, and what the second attempt found."""
         store = store_of(self.service.home)
-        events = {job: list(store.events(job)) for job in jobs}
+        events = {job: list(store.list_events(job)) for job in jobs}
         store.close()
         runs = {
             job: [each for each in events[job] if each.data.get("status") == RUNNING]
@@ -258,8 +258,8 @@ class Play:
 
     def auto(self) -> None:
         """`--ray-address auto` in a Ray job, on a head without a CPU."""
-        info = JoinedCluster(self.ray.gcs, self.ray.dashboard, self.ray.token).ensure()
-        client, out = _client(info), self.stage.folder / "auto"
+        info = ExternalRay(self.ray.gcs, self.ray.dashboard, self.ray.token).ensure()
+        client, out = _job_client(info), self.stage.folder / "auto"
         data = self.service.home.path / "datasets" / self.data
         words = [
             sys.executable,

@@ -83,7 +83,7 @@ def main(text: str) -> None:
     if "checkpoint_seconds" in given:
         circulating.CHECKPOINT_SECONDS = given["checkpoint_seconds"]  # type: ignore[misc]
     if given.get("eager"):
-        ray_pool.thrift_on = lambda _: None
+        ray_pool.scaling_policy_for = lambda _: None
     opened: list[float] = []
     connect = RayWorkers._connect
 

@@ -14,9 +14,9 @@ from ray.cluster_utils import Cluster
 from xcray.workers.ray.session import (
     NAMESPACE,
     environment,
-    own_environment,
-    patiently,
-    short_root,
+    local_ray_environment,
+    make_short_root,
+    retry_slow_start,
     write_token,
 )
 
@@ -33,7 +33,7 @@ class Patient(Cluster):
 
     def add_node(self, *given: Any, **how: Any) -> Any:
         """See Ray."""
-        return patiently(lambda: super(Patient, self).add_node(*given, **how))
+        return retry_slow_start(lambda: super(Patient, self).add_node(*given, **how))
 
 
 @contextmanager
@@ -42,10 +42,15 @@ def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
 
     Its temporary folder is its own, and goes with it.
     """
-    root = short_root()
+    root = make_short_root()
     write_token(root / "token")
     with environment(
-        {**own_environment(root / "token"), **QUICK, "RAY_ADDRESS": None, "RAY_TMPDIR": str(root)}
+        {
+            **local_ray_environment(root / "token"),
+            **QUICK,
+            "RAY_ADDRESS": None,
+            "RAY_TMPDIR": str(root),
+        }
     ):
         cluster = Patient(
             initialize_head=True,

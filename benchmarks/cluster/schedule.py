@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.cluster.simulation import FLOOR, Simulation, heavy_tailed
 from benchmarks.common import arguments, dataset, in_folder
 from xcray.data.dataset import Dataset
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers import make_solver
 from xcray.training import TrainSpec, train
 
@@ -83,7 +83,9 @@ def simulate(
     )
     joins = {f"worker-{n}": (float(when[n]), speed) for n, speed in enumerate(speeds)}
     began = time.perf_counter()
-    schedule = Scatter(np.arange(len(work.cost)), work.terms, work.rates, workers=len(speeds))
+    schedule = LabelScheduler(
+        np.arange(len(work.cost)), work.terms, work.rates, workers=len(speeds)
+    )
     started = time.perf_counter() - began
     outcome = Simulation(schedule, work.cost, OVERHEAD).run(joins, ends or [])
     if sorted(outcome.committed) != list(range(len(work.cost))):

@@ -15,8 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from xcray.schedule.events import Cancel, Done, Event, GivenUp, Joined, Left, Lost, Run, Task, Tick
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.events import (
+    Cancel,
+    Cancelled,
+    Done,
+    Event,
+    Joined,
+    Left,
+    Lost,
+    Run,
+    Task,
+    Tick,
+)
+from xcray.schedule.label_scheduler import LabelScheduler
 
 SLICE = 0.2  # seconds until a worker sees that its task was called off
 TICK = 0.2  # seconds between two ticks, as in `drive`
@@ -63,7 +74,7 @@ class Simulation:
     """One job. cost: seconds of each label at speed 1, by id; overhead: seconds a worker waits between two tasks."""
 
     def __init__(
-        self, schedule: Scatter, cost: Sequence[float] | np.ndarray, overhead: float = 0.0
+        self, schedule: LabelScheduler, cost: Sequence[float] | np.ndarray, overhead: float = 0.0
     ) -> None:
         self._schedule = schedule
         self._cost = np.asarray(cost, np.float64)
@@ -163,7 +174,7 @@ class Simulation:
         if self._is_stale(worker, turn):
             return
         task, seconds = worker.tasks[0], self._clock - worker.began
-        if self._schedule.expects(worker.name, task.id):
+        if self._schedule.is_expected(worker.name, task.id):
             self._outcome.committed += task.labels
             self._outcome.useful += seconds
             self._outcome.batches += 1
@@ -178,7 +189,7 @@ class Simulation:
             return  # given back by a worker about to leave
         if place:
             del worker.tasks[place]
-            self._tell(GivenUp(worker.name, task_id))
+            self._tell(Cancelled(worker.name, task_id))
         else:
             self._at(self._clock + SLICE, partial(self._give_up, worker, worker.turn))
 
@@ -186,7 +197,7 @@ class Simulation:
         """A worker sees that its task was called off."""
         if not self._is_stale(worker, turn):
             self._outcome.wasted += self._clock - worker.began
-            self._next(worker, GivenUp(worker.name, worker.tasks[0].id))
+            self._next(worker, Cancelled(worker.name, worker.tasks[0].id))
 
     def _lose(self, name: str) -> None:
         """A worker dies, if it is there."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, pattern
 from xcray.data.dataset import Dataset
-from xcray.data.synthetic import stream
+from xcray.data.synthetic import random_stream
 from xcray.data.writer import DatasetWriter
 
 BLOCK = 4096  # rows that share a random stream; another number makes another corpus
@@ -113,7 +113,7 @@ EMPTY = Counted(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.flo
 
 def generate(shape: Shape, path: Path) -> Dataset:
     """Make the corpus and publish it as the data set `path`; in memory: 8 bytes for each entry of X, twice, and the lists."""
-    rng = stream(shape.seed, 0)
+    rng = random_stream(shape.seed, 0)
     lists = make_lists(shape, rng)
     dealt = deal(shape, lists.topic_of, rng)
     numbers = rng.permutation(shape.features).astype(np.int32)  # of words, by rank
@@ -210,7 +210,7 @@ def ranks(u: Any, n: int, exponent: float, shift: float) -> Int32:
 
 def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start: int) -> Counted:
     """Draw the words of the block that begins with row `start`."""
-    rng = stream(shape.seed, 1 + start // BLOCK)
+    rng = random_stream(shape.seed, 1 + start // BLOCK)
     stop = min(start + BLOCK, shape.total)
     first, n_labels = dealt.indptr[start:stop], np.diff(dealt.indptr[start : stop + 1])
     longer = np.exp(SPREAD * rng.standard_normal(stop - start) - SPREAD**2 / 2)  # 1 in the mean

@@ -35,7 +35,7 @@ from benchmarks.soak.__main__ import service
 from benchmarks.soak.traffic import Models, Record, Traffic
 from xcray.client import Client
 from xcray.errors import XcrayError
-from xcray.workers.ray.local_cluster import LocalCluster
+from xcray.workers.ray.local_cluster import ManagedLocalRay
 from xcray.workers.ray.session import free_port
 
 BOARDS: Final = Path(__file__).parents[2] / "helm" / "xcray" / "monitoring" / "dashboards"
@@ -46,7 +46,7 @@ ONE_NODE: Final = "one node without an autoscaler: nothing is asked for, and not
 EMPTY: Final[dict[str, str]] = {  # panels that rightly have no data in this run
     "xcray-cluster: Pods by phase": KUBERNETES,
     "xcray-cluster: Restarts": KUBERNETES,
-    "xcray-cluster: Room on volumes": KUBERNETES,
+    "xcray-cluster: Free space on volumes": KUBERNETES,
 }
 
 
@@ -123,7 +123,7 @@ class Workload:
     def kill_a_worker(self) -> None:
         """Once a job on Ray is at work, kill one of its workers: a process that came from this home's own keeper."""
         while not self.ending.wait(1.0):
-            info = LocalCluster(self.home / "ray").info()
+            info = ManagedLocalRay(self.home / "ray").info()
             workers = (
                 []
                 if info is None
@@ -301,7 +301,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
                     found.url, pictures
                 )
     finally:
-        LocalCluster(home / "ray").stop()
+        ManagedLocalRay(home / "ray").stop()
     return {
         "minutes": minutes,
         "jobs": dict(work.ends),

@@ -156,7 +156,7 @@ def picture(sets: list[dict[str, Any]], path: Path) -> None:
     """A row of panels a set: objective, micro-F1 and macro-F1 against seconds."""
     most = max(row["cores"] for row in sets[0]["runs"])
     note = f"{most} cores; objective relative to the least of L-BFGS; dotted lines: 5 % and 1 % above it"
-    with plots.page(
+    with plots.figure_page(
         path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note
     ) as figure:
         axes = figure.subplots(len(sets), 3, squeeze=False)

@@ -32,8 +32,8 @@ from benchmarks.multinomial.rotation_run import Peaks, Way, frequent, generated,
 from xcray.data.dataset import Dataset
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.rotation_contract import Grid
-from xcray.workers.ray.pool import session
-from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.ray.pool import training_session
+from xcray.workers.ray.worker_group import RayWorkerGroup
 
 RACERS, SLOW = 4, "worker-3"
 COARSE, FINE = (
@@ -43,16 +43,16 @@ COARSE, FINE = (
 BLOCKS = 64  # of the memory part, at least: a worker holds, beside its share, two that are on their way and the one it makes
 ALGORITHM_1 = "sync, two laps, 4 x 4"
 WAYS = (
-    Way(ALGORITHM_1, COARSE, "sync", "two", False),
-    Way("sync, two laps", FINE, "sync", "two", False),
-    Way("ring, two laps", FINE, "ring", "two", False),
-    Way("sync, one lap, 4 x 4", COARSE, "sync", "both", False),
+    Way(ALGORITHM_1, COARSE, "sync", 2, False),
+    Way("sync, two laps", FINE, "sync", 2, False),
+    Way("ring, two laps", FINE, "ring", 2, False),
+    Way("sync, one lap, 4 x 4", COARSE, "sync", 1, False),
     *(
-        Way(f"{order}, one lap", FINE, order, "both", False)
+        Way(f"{order}, one lap", FINE, order, 1, False)
         for order in ("sync", "ring", "uniform", "shortest")
     ),
     *(
-        Way(f"{order}, one lap, moving", FINE, order, "both", True)
+        Way(f"{order}, one lap, moving", FINE, order, 1, True)
         for order in ("sync", "ring", "uniform", "shortest")
     ),
 )
@@ -82,10 +82,12 @@ def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
     """One training on so many nodes, and the most that any process and any store held."""
     weights = 4 * data.n_features * data.n_labels
     grid = Grid(8, max(BLOCKS, -(-weights // (64 << 20))))
-    solver = DSMLRSolver(lam=1e-6, epochs=2, tolerance=0.0, pairs=0, rest_every=2, prune_keep=20)
+    solver = DSMLRSolver(lam=1e-6, epochs=2, tolerance=0.0, history=0, sync_every=2, prune_keep=20)
     store = 3 * weights // workers + 12 * weights // grid.blocks + (80 << 20)
     with several_nodes(*[1] * workers, store=store):
-        team = RayTeam(work_of(data, solver, grid), workers, nullcontext(), f"memory-{workers}")
+        team = RayWorkerGroup(
+            work_of(data, solver, grid), workers, nullcontext(), f"memory-{workers}"
+        )
         peaks = Peaks(team)
         found = train(data, solver, grid, team, folder / f"memory-{workers}", look=peaks.look)
         spilled = sum(store_use("spilled_bytes_total").values())
@@ -148,13 +150,13 @@ def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
         lam=chosen.lam,
         epochs=chosen.epochs,
         tolerance=0.0,
-        rest_every=chosen.rest_every,
-        mode=way.mode,
+        sync_every=chosen.sync_every,
+        passes=way.passes,
         order=way.order,
         prune_keep=20,
     )
     work = work_of(data, solver, way.grid, slow=SLOW, factor=chosen.slow, pace=chosen.pace)
-    team = RayTeam(work, RACERS, nullcontext(), folder.name)
+    team = RayWorkerGroup(work, RACERS, nullcontext(), folder.name)
     found = train(data, solver, way.grid, team, folder, move=way.move, look=lambda _: None)
     course = [
         (entry["seconds"], entry["objective"], entry["epoch"])
@@ -185,7 +187,7 @@ def reached(course: list[tuple[float, float, int]], objective: float) -> float:
 def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
     """All ways, in turns; seconds to the objective that each run of each comes to."""
     runs: list[dict[str, Any]] = []
-    with session(None, RACERS, 12 * data.n_features * data.n_labels + (256 << 20)):
+    with training_session(None, RACERS, 12 * data.n_features * data.n_labels + (256 << 20)):
         for turn in range(chosen.repeats):
             for number, way in enumerate(WAYS if turn % 2 == 0 else WAYS[::-1]):
                 runs.append(lap(data, way, chosen, folder / f"race-{turn}-{number}"))
@@ -300,7 +302,7 @@ def main() -> None:
         workers={"type": int, "nargs": "+", "default": [1, 2, 4, 8]},
         race_labels={"type": int, "default": 2000},
         epochs={"type": int, "default": 8},
-        rest_every={"type": int, "default": 1},
+        sync_every={"type": int, "default": 1},
         repeats={"type": int, "default": 1},
         slow={"type": float, "default": 4.0},
         pace={"type": float, "default": 4.0},

@@ -18,19 +18,19 @@ from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.rotation_contract import Grid, Step, Told, Weights
-from xcray.system.memory import footprint
-from xcray.training.rotation.config import Descent, Plan, Standing
-from xcray.training.rotation.shard_worker import ShardHand, ShardWork, rows_of
-from xcray.training.rotation.trainer import descend
+from xcray.solvers.rotation_contract import Grid, PassMetrics, Step, WeightBlock
+from xcray.system.memory import process_memory
+from xcray.training.rotation.config import RotationConfig, TrainingOutcome, TrainingProgress
+from xcray.training.rotation.shard_worker import ShardWorker, ShardWorkerSpec, make_shard_source
+from xcray.training.rotation.trainer import train_rotation
 from xcray.workers.pool import StopFlag
-from xcray.workers.worker_group import Team
+from xcray.workers.worker_group import WorkerGroup
 
 LOOK = 0.1  # seconds between two looks at memory
 
 
 @dataclass(frozen=True)
-class SlowWork(ShardWork):
+class SlowWork(ShardWorkerSpec):
     """A `ShardWork` whose visits last `pace` times the processor's time that they need, those of the worker `slow` `factor` times
     longer still: workers sleep for the rest.
 
@@ -41,13 +41,13 @@ class SlowWork(ShardWork):
     factor: float = 1.0
     pace: float = 1.0
 
-    def hand(self, worker: str, stopped: Callable[[], bool]) -> ShardHand:
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
         """A hand, slow or not."""
         factor = self.pace * (self.factor if worker == self.slow else 1.0)
-        return SlowHand(self, stopped, factor) if factor > 1.0 else ShardHand(self, stopped)
+        return SlowHand(self, stopped, factor) if factor > 1.0 else ShardWorker(self, stopped)
 
 
-class SlowHand(ShardHand):
+class SlowHand(ShardWorker):
     """Does visits as if its processor were slower: by the processor's time that it needs, not by the wall clock, for on a machine
     with fewer cores than workers that one also tells how many others are at work."""
 
@@ -56,11 +56,11 @@ class SlowHand(ShardHand):
         self._factor = factor
 
     def visit(
-        self, block: Weights, shards: Sequence[int], step: Step, owned: bool
-    ) -> tuple[Weights | None, list[tuple[int, Told, float]]]:
+        self, block: WeightBlock, shards: Sequence[int], step: Step, owned: bool
+    ) -> tuple[WeightBlock | None, list[tuple[int, PassMetrics, float]]]:
         """A visit, and sleep; the seconds told are those of both."""
         began, used = time.monotonic(), time.thread_time()
-        made, told = super().visit(block, shards, step, owned)
+        made, told = super().pass_block(block, shards, step, owned)
         ends = began + self._factor * (time.thread_time() - used)
         while not self._stopped() and (left := ends - time.monotonic()) > 0.0:
             time.sleep(min(left, 0.05))
@@ -69,12 +69,12 @@ class SlowHand(ShardHand):
 
 
 class Way(NamedTuple):
-    """How blocks go round: on which grid; see `DSMLRSolver` for mode and order, `Plan` for move."""
+    """How blocks go round: on which grid; see `DSMLRSolver` for passes and order, `Plan` for move."""
 
     name: str
     grid: Grid
     order: str
-    mode: str
+    passes: int
     move: bool
 
 
@@ -82,7 +82,7 @@ class Way(NamedTuple):
 class Peaks:
     """The most that was seen of anything while a training went on, in bytes, by worker or node; and what workers held first."""
 
-    team: Team
+    team: WorkerGroup
     driver: int = 0
     anonymous: dict[str, int] = field(default_factory=dict)
     own: dict[str, int] = field(default_factory=dict)
@@ -95,9 +95,9 @@ class Peaks:
         if time.monotonic() < self.looked + LOOK:
             return
         self.looked = time.monotonic()
-        mine = footprint()
+        mine = process_memory()
         self.driver = max(self.driver, mine.anonymous if mine else 0)
-        for worker, held in self.team.footprints().items():
+        for worker, held in self.team.memory_usage().items():
             self.first.setdefault(worker, held.anonymous)
             self.anonymous[worker] = max(self.anonymous.get(worker, 0), held.anonymous)
             self.own[worker] = max(self.own.get(worker, 0), held.own)
@@ -146,9 +146,9 @@ def work_of(
 ) -> SlowWork:
     """Work for a team; nothing is watched but the objective."""
     part = data.train
-    how = rows_of(
+    how = make_shard_source(
         part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias
-    ).how
+    ).split
     return SlowWork(
         solver, how, data.n_features, str(data.path), data.content_hash, slow, factor, pace
     )
@@ -158,32 +158,32 @@ def train(
     data: Dataset,
     solver: DSMLRSolver,
     grid: Grid,
-    team: Team,
+    team: WorkerGroup,
     folder: Path,
     *,
     move: bool = False,
     look: Callable[[Any], None],
-) -> Descent:
+) -> TrainingOutcome:
     """One training from the start; `look` is called often. The finished blocks are dropped, as if each had gone to disk."""
     part = data.train
-    rows = rows_of(
+    rows = make_shard_source(
         part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias
     )
-    plan = Plan(
+    plan = RotationConfig(
         grid,
         data.n_labels,
         data.n_features,
         data.label_counts.astype(np.int64),
         order=solver.order,
-        rest_every=solver.rest_every,
+        sync_every=solver.sync_every,
         checkpoint_seconds=math.inf,
-        move=move,
+        move_shards=move,
     )
 
-    def tell(standing: Standing) -> None:
+    def tell(standing: TrainingProgress) -> None:
         look(standing)
 
-    return descend(
+    return train_rotation(
         solver,
         team,
         rows,
@@ -192,5 +192,5 @@ def train(
         fingerprint={"benchmark": folder.name},
         deliver=lambda block: look(None),
         stop=StopFlag(),
-        tell=tell,
+        on_progress=tell,
     )

@@ -19,19 +19,19 @@ from threadpoolctl import threadpool_limits
 from benchmarks.multinomial.data import Problem
 from xcray.arrays import Float64, TopK, frozen
 from xcray.errors import Stopped
-from xcray.metrics import chosen, f1
+from xcray.metrics import f1, predicted_sets
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.lbfgs import LBFGSSolver
 from xcray.solvers.lc import LCSolver
-from xcray.solvers.multinomial import Shard, shard_of, shard_rows, total_weight
-from xcray.solvers.row_operator import Rows as Products
-from xcray.solvers.synchronous_contract import Part, Round, top
-from xcray.training.rotation.config import Plan, Standing
-from xcray.training.rotation.shard_worker import ShardWork, rows_of
-from xcray.training.rotation.trainer import descend
-from xcray.workers.local_group import ThreadTeam
+from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
+from xcray.solvers.row_operator import RowOperator as Products
+from xcray.solvers.synchronous_contract import LabelWeights, RoundMetrics, top_k
+from xcray.training.rotation.config import RotationConfig, TrainingProgress
+from xcray.training.rotation.shard_worker import ShardWorkerSpec, make_shard_source
+from xcray.training.rotation.trainer import train_rotation
+from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
-from xcray.workers.synchronous_calls import TeamRounds
+from xcray.workers.synchronous_calls import SynchronousCalls
 from xcray.workers.timeline import Span
 
 CHUNK = 1 << 20  # scores in hand when a model is measured
@@ -44,16 +44,16 @@ EXACT = {
 }  # LC as published: classes solved, nothing else
 
 OPEN = {"epochs": ENDLESS, "tolerance": 0.0}  # the clock ends the run
-MERGED = {"mode": "both", "rest_every": 4, **OPEN}  # so an epoch takes 5/4 laps instead of two
+MERGED = {"passes": 1, "sync_every": 4, **OPEN}  # so an epoch takes 5/4 laps instead of two
 
 SOLVERS: dict[str, Any] = {
-    "DS-MLR, two laps": DSMLRSolver(mode="two", order="sync", **OPEN),
+    "DS-MLR, two laps": DSMLRSolver(passes=2, order="sync", **OPEN),
     "DS-MLR, merged": DSMLRSolver(order="sync", **MERGED),
     "DS-MLR, ring": DSMLRSolver(order="ring", **MERGED),
     "DS-MLR, NOMAD": DSMLRSolver(order="shortest", **MERGED),
-    "LC as published": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, watch_every=0, **EXACT),
-    "LC, centred": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, watch_every=0),
-    "L-BFGS": LBFGSSolver(tolerance=1e-5, max_iterations=ENDLESS, watch_every=0),
+    "LC as published": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, eval_every=0, **EXACT),
+    "LC, centred": LCSolver(tolerance=1e-5, max_rounds=ENDLESS, eval_every=0),
+    "L-BFGS": LBFGSSolver(tolerance=1e-5, max_iterations=ENDLESS, eval_every=0),
 }
 ASYNC = (
     "DS-MLR, ring",
@@ -137,7 +137,7 @@ def run(
     """
     solver, clock = replace(SOLVERS[name], lam=problem.lam), Clock(problem, budget, target, looks)
     with cores(workers):
-        if solver.family == "rounds":
+        if solver.family == "synchronous":
             run_rounds(solver, problem, workers, clock)
         else:
             run_circulating(solver, problem, workers, clock)
@@ -152,12 +152,12 @@ class Hands:
         self._problem = problem
         self._workers = workers
 
-    def hand(self, worker: str, stopped: Callable[[], bool]) -> Any:
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> Any:
         """All rows, or a share."""
         shares = (
             (1, 0) if self._solver.replicated else (self._workers, int(worker.rpartition("-")[2]))
         )
-        return self._solver.local(shard(self._problem, *shares), None, stopped)
+        return self._solver.make_worker(shard(self._problem, *shares), None, stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
@@ -167,23 +167,23 @@ class Hands:
 def shard(problem: Problem, shares: int, number: int) -> Shard:
     """A share of the rows."""
     rows = shard_rows(problem.X.n_rows, shares, 0, number)
-    return shard_of(problem.X, problem.Y, rows, total=total_weight(problem.Y))
+    return make_shard(problem.X, problem.Y, rows, total=total_weight(problem.Y))
 
 
 def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> None:
     """L-BFGS, LC."""
-    team = ThreadTeam(Hands(solver, problem, workers), workers)
+    team = ThreadGroup(Hands(solver, problem, workers), workers)
 
-    def whole(parts: Callable[[], Iterator[Part]]) -> Float64:
+    def whole(parts: Callable[[], Iterator[LabelWeights]]) -> Float64:
         return np.concatenate([part.W for part in parts()], axis=1)
 
-    def tell(told: Round, parts: Callable[[], Iterator[Part]]) -> bool:
+    def tell(told: RoundMetrics, parts: Callable[[], Iterator[LabelWeights]]) -> bool:
         return clock.tell(told.objective, lambda: whole(parts))
 
     try:
         team.open()
         clock.go()
-        trained = solver.train(TeamRounds(team), problem.X.n_cols, problem.Y.n_cols, tell)
+        trained = solver.train(SynchronousCalls(team), problem.X.n_cols, problem.Y.n_cols, tell)
         clock.end(lambda: whole(trained.parts))
     finally:
         team.close()
@@ -234,7 +234,7 @@ class Rests:
         if self._clock is not None and not self._clock.running:
             self._clock.go(span.seconds)
 
-    def hear(self, standing: Standing) -> None:
+    def hear(self, standing: TrainingProgress) -> None:
         """Something came; maybe a rest."""
         entry = standing.newest
         if entry and entry is not self._newest and not entry["back"]:
@@ -253,25 +253,25 @@ def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, wa
     n_features, n_labels = problem.X.n_cols, problem.Y.n_cols
     grid = solver.grid(problem.X.n_rows, n_labels, n_features, workers)
     held = (problem.X_held, problem.Y_held) if watch else None
-    rows = rows_of(
-        problem.X, problem.Y, None, held, grid=grid, seed=solver.seed, bias=0.0, watch=watch
+    rows = make_shard_source(
+        problem.X, problem.Y, None, held, grid=grid, seed=solver.seed, bias=0.0, max_held_out=watch
     )
-    plan = Plan(
+    plan = RotationConfig(
         grid=grid,
         n_labels=n_labels,
         n_features=n_features,
         positives=np.bincount(problem.Y.indices, minlength=n_labels),
         truth=problem.Y_held if watch else None,
         order=solver.order,
-        rest_every=solver.rest_every,
+        sync_every=solver.sync_every,
         seed=solver.seed,
         checkpoint_seconds=math.inf,
-        move=False,
+        move_shards=False,
     )
-    team = ThreadTeam(ShardWork(solver, rows.how, n_features), workers)
+    team = ThreadGroup(ShardWorkerSpec(solver, rows.split, n_features), workers)
     with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
         try:
-            descend(
+            train_rotation(
                 solver,
                 team,
                 rows,
@@ -280,7 +280,7 @@ def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, wa
                 fingerprint={},
                 deliver=lambda block: None,
                 stop=rests.stop,
-                tell=rests.hear,
+                on_progress=rests.hear,
                 record=rests.begin,
             )
         except Stopped:
@@ -297,10 +297,12 @@ def scored(part: Shard, W: Float64) -> Iterator[tuple[int, int, Float64]]:
 
 def held_out(problem: Problem, W: Float64) -> tuple[float, float]:
     """Micro- and macro-F1 of the first label of each held-out row."""
-    part = shard_of(problem.X_held, problem.Y_held, np.arange(problem.X_held.n_rows), total=1.0)
-    labels = np.concatenate([top(S, 0, 1).labels for _, _, S in scored(part, W)])
+    part = make_shard(problem.X_held, problem.Y_held, np.arange(problem.X_held.n_rows), total=1.0)
+    labels = np.concatenate([top_k(S, 0, 1).labels for _, _, S in scored(part, W)])
     found = f1(
-        chosen(TopK(frozen(labels, np.int32), np.zeros(labels.shape)), problem.Y_held.n_cols, k=1),
+        predicted_sets(
+            TopK(frozen(labels, np.int32), np.zeros(labels.shape)), problem.Y_held.n_cols, k=1
+        ),
         problem.Y_held,
     )
     return found["micro-F1"], found["macro-F1"]

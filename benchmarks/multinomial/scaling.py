@@ -29,10 +29,10 @@ from benchmarks.common import arguments, in_folder
 from benchmarks.multinomial.simulated_rotation import Circulation, Cluster
 from xcray.arrays import csr, pattern
 from xcray.schedule.events import Done
-from xcray.schedule.rotation import ORDERS, Circulate, Visit
-from xcray.schedule.shard_assignment import homes_by_speed
+from xcray.schedule.rotation import ORDERS, BlockPass, RotationSchedule
+from xcray.schedule.shard_assignment import assign_by_speed
 from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.multinomial import Shard, shard_of
+from xcray.solvers.multinomial import Shard, make_shard
 from xcray.solvers.rotation_contract import Grid, Step
 
 LATENCY, DRIVER = 1e-3, 0.25e-3  # seconds: of a message, and of the driver for each visit
@@ -122,8 +122,8 @@ def measured(repeats: int) -> Rates:
     """Rates of this machine: two probes with few and many non-zeros a row tell the two parts of a cell's cost apart."""
     solver, n_labels = DSMLRSolver(), PROBE["labels"]
     shards = [drawn_rows(nonzeros) for nonzeros in PROBE["nonzeros"]]
-    locals_ = [solver.local(shard, 0, Grid(1, 1 << 30), None) for shard in shards]
-    block = solver.start(0, n_labels, PROBE["features"])
+    locals_ = [solver.make_shard_state(shard, 0, Grid(1, 1 << 30), None) for shard in shards]
+    block = solver.initial_block(0, n_labels, PROBE["features"])
     kept = np.ones_like(block.W)
     runs: dict[tuple[str, int], Callable[[], Any]] = {
         ("copy", 0): partial(np.copyto, kept, block.W)
@@ -161,7 +161,7 @@ def drawn_rows(nonzeros: int) -> Shard:
     ]
     ends = np.cumsum([0, *map(len, drawn)])
     X = csr(ends, np.concatenate(drawn), np.full(ends[-1], nonzeros**-0.5), n_features)
-    return shard_of(
+    return make_shard(
         X,
         pattern(np.arange(n + 1), rng.integers(0, n_labels, n), n_labels),
         np.arange(n),
@@ -180,11 +180,11 @@ def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
         len(node_of) * (FINE if plan.slow == "moved" else 1),
         plan.blocks * len(node_of),
     )
-    homes = homes_by_speed([1.0] * shards, speeds)
+    homes = assign_by_speed([1.0] * shards, speeds)
     if plan.slow == "one":
         homes = tuple(node_of)
     order, hybrid = plan.order.removesuffix(" by node"), plan.order.endswith(" by node")
-    schedule = Circulate(
+    schedule = RotationSchedule(
         homes, blocks, len(plan.laps), order=order, nodes=node_of if hybrid else None
     )
     block_bytes = problem.weight_bytes / blocks + STATE * problem.features * WEIGHT_BYTES
@@ -197,8 +197,8 @@ def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
     ]
     slower = slow_turns(plan, len(plan.laps), blocks, shards)
 
-    def seconds(visit: Visit) -> float:
-        lap, shards = visit.lap, visit.shards
+    def seconds(visit: BlockPass) -> float:
+        lap, shards = visit.sweep, visit.shards
         cells = (
             len(shards)
             if slower is None
@@ -276,9 +276,9 @@ def crossings(
 
 def events(order: str, shards: int = 400, blocks: int = 800) -> float:
     """Microseconds that the schedule itself takes for each visit, with a worker for each shard."""
-    schedule = Circulate([f"w{s}" for s in range(shards)], blocks, 1, order=order)
-    began, queue = time.thread_time(), deque(schedule.begin())
-    while isinstance(visit := queue.popleft(), Visit):
+    schedule = RotationSchedule([f"w{s}" for s in range(shards)], blocks, 1, order=order)
+    began, queue = time.thread_time(), deque(schedule.start())
+    while isinstance(visit := queue.popleft(), BlockPass):
         queue.extend(schedule.on(Done(visit.worker, visit.id, 0.0)))
     return 1e6 * (time.thread_time() - began) / schedule.total_cells
 

@@ -1,6 +1,6 @@
 """Blocks that circulate, on a simulated clock: nodes with workers of any speed, and a network between them.
 
-It drives the real schedule, `Circulate`, with what a visit takes and what a block weighs. The driver takes a fixed time for each
+It drives the real schedule, `RotationSchedule`, with what a visit takes and what a block weighs. The driver takes a fixed time for each
 visit it issues, one at a time. A block that is on another node travels once its visit is issued, so that with visits issued
 ahead it travels while the worker is busy. A node sends one block at a time and receives one at a time, in the order asked for; the
 network between them is never the narrow place. Within a node a block is in shared memory: nothing moves. No thread, no wall
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from xcray.schedule.events import Done, Finish
-from xcray.schedule.rotation import Circulate, Visit
+from xcray.schedule.rotation import BlockPass, RotationSchedule
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Circulation:
     """One stretch. seconds: what a visit takes at its worker, once its block is there."""
 
     def __init__(
-        self, schedule: Circulate, cluster: Cluster, seconds: Callable[[Visit], float]
+        self, schedule: RotationSchedule, cluster: Cluster, seconds: Callable[[BlockPass], float]
     ) -> None:
         self._schedule = schedule
         self._cluster = cluster
@@ -74,7 +74,7 @@ class Circulation:
             int, str
         ] = {}  # the node of each block; none has it before its first visit
         self._free = dict.fromkeys(cluster.nodes, 0.0)  # when each worker is done with what it has
-        self._events: list[tuple[float, int, bool, Visit]] = []
+        self._events: list[tuple[float, int, bool, BlockPass]] = []
         self._busy = 0.0
         self._driver = 0.0
         self._driver_free = 0.0
@@ -83,7 +83,7 @@ class Circulation:
 
     def run(self) -> Outcome:
         """Run to the end. Raises RuntimeError when nothing happens any more before the end."""
-        now, finished = 0.0, self._obey(0.0, self._schedule.begin())
+        now, finished = 0.0, self._obey(0.0, self._schedule.start())
         while not finished:
             if not self._events:
                 raise RuntimeError("nothing is under way, and the stretch is not at its end")
@@ -105,12 +105,12 @@ class Circulation:
             self._visits,
         )
 
-    def _at(self, when: float, done: bool, visit: Visit) -> None:
+    def _at(self, when: float, done: bool, visit: BlockPass) -> None:
         """Something will happen."""
         self._count += 1
         heapq.heappush(self._events, (when, self._count, done, visit))
 
-    def _obey(self, now: float, commands: list[Visit | Finish]) -> bool:
+    def _obey(self, now: float, commands: list[BlockPass | Finish]) -> bool:
         """The driver gives commands out; whether it has said that all is done."""
         for command in commands:
             if isinstance(command, Finish):
@@ -120,7 +120,7 @@ class Circulation:
             self._at(self._driver_free + self._cluster.latency, False, command)
         return False
 
-    def _fetch(self, now: float, visit: Visit) -> None:
+    def _fetch(self, now: float, visit: BlockPass) -> None:
         """A worker hears of a visit: its block travels, and when it is there and the worker free, it passes."""
         cluster, goal = self._cluster, self._cluster.nodes[visit.worker]
         origin = self._where.get(visit.block)
@@ -142,7 +142,7 @@ class Circulation:
         self._free[visit.worker] = max(self._free[visit.worker], now) + seconds
         self._at(self._free[visit.worker], True, visit)
 
-    def _end(self, now: float, visit: Visit) -> bool:
+    def _end(self, now: float, visit: BlockPass) -> bool:
         """A visit is done: what it made is a new block, and the copies of the old one go."""
         goal, origin = self._cluster.nodes[visit.worker], self._where.get(visit.block)
         self._nodes[goal].keep(1)

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common import arguments, in_folder
 from xcray.arrays import csr_from
-from xcray.index.log_partition import Normaliser
+from xcray.index.log_partition import LogPartition
 from xcray.index.search import SearchIndex
 
 K = 5
@@ -58,7 +58,7 @@ def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, A
     one, two = lists.query(rows, K), plain.query(rows, K)
     if not (np.array_equal(one.labels, two.labels) and np.array_equal(one.scores, two.scores)):
         raise SystemExit(f"{shape}: lists and plain rows answer differently")
-    normaliser = Normaliser(plain)
+    normaliser = LogPartition(plain)
 
     def product(part: Any) -> None:
         np.argpartition(-(part @ by_feature + b), K - 1, axis=1)
@@ -66,7 +66,7 @@ def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, A
     ways: dict[str, tuple[int, Callable[[], Any]]] = {
         "lists": (n, lambda: lists.query(rows, K)),
         "plain": (n, lambda: plain.query(rows, K)),
-        "normaliser": (n, lambda: normaliser.of(rows)),
+        "normaliser": (n, lambda: normaliser.compute(rows)),
         "product": (n, lambda: product(X)),
         "lists_single": (SINGLES, lambda: [lists.query(row, K) for row in singles]),
         "plain_single": (SINGLES, lambda: [plain.query(row, K) for row in singles]),

@@ -15,7 +15,7 @@ from xcray.arrays import CSR, TopK
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
 from xcray.index.search import SearchIndex
-from xcray.index.search_result import Answer
+from xcray.index.search_result import SearchResult
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100, 1000)
 KEPT = 20  # mismatches told in full
@@ -29,11 +29,11 @@ class Asked(NamedTuple):
     threads: int = 1
     deadline_ms: float | None = None
 
-    def of(self, index: SearchIndex, X: CSR, n_labels: int) -> Answer:
+    def of(self, index: SearchIndex, X: CSR, n_labels: int) -> SearchResult:
         """The answer of an index with that many labels."""
         among = None if self.allowed is None else LabelFilter.of(n_labels, self.allowed)
         return index.query(
-            X, self.k, threads=self.threads, deadline_ms=self.deadline_ms, among=among
+            X, self.k, threads=self.threads, deadline_ms=self.deadline_ms, label_filter=among
         )
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ def bits(values: Any) -> Any:
     return np.ascontiguousarray(values, np.float64).view(np.int64)
 
 
-def differences(answer: Answer, scores: Any, asked: Asked) -> list[str]:
+def differences(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
     """What is wrong with an answer that had all the time, a line each; scores: (n, K) float64 of all labels by brute force."""
     expected = naive.best(scores, asked.k, asked.allowed)
     if answer.labels.shape != expected.labels.shape:
@@ -79,7 +79,7 @@ def differences(answer: Answer, scores: Any, asked: Asked) -> list[str]:
     return out + dishonest(answer, scores, asked)
 
 
-def dishonest(answer: Answer, scores: Any, asked: Asked) -> list[str]:
+def dishonest(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
     """What an answer says of itself that is not so, with or without a deadline; a line each.
 
     Its labels are allowed, different, in order, and have their exact scores; it scored at least these; a row that is exact has

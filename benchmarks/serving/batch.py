@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import arguments, dataset, in_folder
 from xcray.arrays import CSR
-from xcray.batch import BulkSpec, predict_bulk
+from xcray.batch import BatchPredictSpec, predict_batch
 from xcray.data.dataset import Dataset
 from xcray.training import TrainSpec, train
 
@@ -56,8 +56,10 @@ def answer(
     """One batch prediction from the start."""
     run, out = folder / "run", folder / "out"
     began = time.monotonic()
-    manifest = predict_bulk(
-        BulkSpec(str(model), str(path), pool=pool, workers=workers, k=k), run_dir=run, out=out
+    manifest = predict_batch(
+        BatchPredictSpec(str(model), str(path), pool=pool, workers=workers, k=k),
+        run_dir=run,
+        out=out,
     ).manifest
     whole = time.monotonic() - began
     report, parts = manifest["report"], manifest["parts"]

@@ -1,11 +1,14 @@
-"""Models to object storage and back: bytes a second, against a plain local copy.
+"""Models to object storage and back: bytes per second, against a plain local copy.
 
-`python -m benchmarks.serving.objectstore [--megabytes 512] [--repeats 3] [--uri s3://bucket/folder] [--json FILE]`
+`python -m benchmarks.serving.objectstore [--megabytes 512] [--repeats 3] [--uri s3://bucket/folder]
+[--json FILE]`
 
-A sealed directory as large as asked, shaped like a model (weights and lists, each nearly half, and small files). Of each way the
-best of `repeats`: `copy`, files copied and synced; `hash`, SHA-256 of all files; push and pull by file:// and by S3's protocol to a
-server of moto in a process of its own, which is in Python and the slower end; with --uri to a real storage instead. A pull
-verifies and syncs every byte, so what it can reach at most on files is a copy and a hash side by side.
+The model is a sealed directory of the given size, shaped like a model (weights and lists, each
+nearly half, and small files). Each figure is the best of `repeats`: `copy`, files copied and
+synced; `hash`, SHA-256 of all files; push and pull by file:// and by S3's protocol to a moto server
+in its own process, which is in Python and a lower bound. With --uri, a real storage is used
+instead. A pull verifies and syncs every byte, so its upper bound on files is a copy with a hash in
+parallel.
 """
 
 from __future__ import annotations
@@ -22,17 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import arguments, in_folder
-from xcray.model.objectstore.client import Place
-from xcray.model.objectstore.transfer import fetch, send
+from xcray.model.objectstore.client import StoragePath
+from xcray.model.objectstore.transfer import download_files, upload_files
 from xcray.storage.atomic import file_digests, verify_files
-from xcray.workers.ray.session import free_port, reachable
+from xcray.workers.ray.session import free_port, is_reachable
 
 MB = 1_000_000
 BUCKET = "benchmark"
 
 
 def sealed(folder: Path, megabytes: int) -> Path:
-    """Random files shaped like a model's."""
+    """Write random files shaped like a model's."""
     sizes = {
         "weights.arrow": 47,
         "index/lists.arrow": 47,
@@ -51,14 +54,14 @@ def sealed(folder: Path, megabytes: int) -> Path:
 
 @contextlib.contextmanager
 def storage() -> Iterator[str]:
-    """An S3 of moto's in a process of its own, with an empty bucket; the URI of a folder there."""
+    """Start a moto S3 server in its own process, and return the URI of an empty folder there."""
     import boto3
 
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            while not reachable(f"127.0.0.1:{port}", 1.0):
+            while not is_reachable(f"127.0.0.1:{port}", 1.0):
                 time.sleep(0.1)
             url = f"http://127.0.0.1:{port}"
             os.environ |= {
@@ -75,7 +78,7 @@ def storage() -> Iterator[str]:
 
 
 def best(repeats: int, size: int, act: Callable[[int], Any]) -> dict[str, float]:
-    """Seconds of the quickest turn, and megabytes a second."""
+    """Return the seconds of the fastest repeat, and megabytes per second."""
     seconds = []
     for turn in range(repeats):
         began = time.perf_counter()
@@ -85,7 +88,7 @@ def best(repeats: int, size: int, act: Callable[[int], Any]) -> dict[str, float]
 
 
 def copied(source: Path, target: Path) -> None:
-    """A plain copy, synced."""
+    """Copy and sync the files."""
     shutil.copytree(source, target)
     for path in target.rglob("*"):
         if path.is_file():
@@ -96,16 +99,16 @@ def copied(source: Path, target: Path) -> None:
 def ways(
     uri: str, source: Path, files: Any, size: int, folder: Path, repeats: int
 ) -> dict[str, Any]:
-    """Push and pull of one storage."""
-    root = Place.at(uri) / uuid.uuid4().hex
+    """Measure push and pull of one storage."""
+    root = StoragePath.parse(uri) / uuid.uuid4().hex
     name = uri.partition(":")[0]
     out = {
         f"push {name}": best(
-            repeats, size, lambda turn: send(source, files, b"{}", root / str(turn))
+            repeats, size, lambda turn: upload_files(source, files, b"{}", root / str(turn))
         )
     }
     out[f"pull {name}"] = best(
-        repeats, size, lambda turn: fetch(root / "0", files, folder / f"{name}-{turn}")
+        repeats, size, lambda turn: download_files(root / "0", files, folder / f"{name}-{turn}")
     )
     for turn in range(repeats):
         shutil.rmtree(folder / f"{name}-{turn}")
@@ -113,7 +116,7 @@ def ways(
 
 
 def measure(folder: Path, chosen: Any) -> dict[str, Any]:
-    """All ways."""
+    """Measure all transfers."""
     source = sealed(folder, chosen.megabytes)
     files = file_digests(source)
     size = sum(entry["bytes"] for entry in files.values())
@@ -132,7 +135,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     chosen = arguments(
         __doc__ or "",
         megabytes={"type": int, "default": 512},

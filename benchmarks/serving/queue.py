@@ -36,7 +36,7 @@ from benchmarks.serving.queue_service import BODY, Service, checked, many, timed
 from tests.support.postgres import private_postgres
 from xcray.data.dataset import Dataset
 from xcray.jobs.database.schema import EVENTS, JOBS
-from xcray.jobs.job import new_id, utc
+from xcray.jobs.job import format_utc, new_id
 from xcray.jobs.states import FAILED, PENDING, STATUSES, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 
@@ -178,9 +178,14 @@ def fill(store: JobStore, rows: int) -> None:
             ids = connection.execute(
                 sa.select(JOBS.c.id).order_by(JOBS.c.seq.desc()).limit(len(chosen))
             ).scalars()
-            first = {"seq": 1, "time": utc(now), "kind": "status", "data": {"status": PENDING}}
+            first = {
+                "seq": 1,
+                "time": format_utc(now),
+                "kind": "status",
+                "data": {"status": PENDING},
+            }
             connection.execute(sa.insert(EVENTS), [{**first, "job_id": job_id} for job_id in ids])
-    analyse = store._database.raw()
+    analyse = store._database.raw_connection()
     analyse.driver_connection.execute("ANALYZE")
     analyse.driver_connection.commit()
     analyse.close()
@@ -190,7 +195,7 @@ def _row(
     number: int, status: str, spec: Figures, result: Figures, now: float, rows: int
 ) -> Figures:
     """One job of many."""
-    created = utc(now - (rows - number) * 365 * DAY / rows)
+    created = format_utc(now - (rows - number) * 365 * DAY / rows)
     ended = status != PENDING
     return {
         "id": new_id("job"),
@@ -222,30 +227,32 @@ def filled(store: JobStore, repeats: int = 100) -> Figures:
     """Lists by each filter, and what else grows with the number of jobs."""
     now = time.time()
     wishes: dict[str, Callable[[int], Any]] = {
-        "newest": lambda _: store.list(),
-        "deep": lambda i: store.list(page_token=_token(store, i)),
-        **{f"status {each}": lambda _, each=each: store.list(status=each) for each in STATUSES},
-        "kind": lambda _: store.list(kind="predict"),
-        "name": lambda i: store.list(name=f"n{i}"),
-        "nobody": lambda i: store.list(name=f"nobody{i}"),
-        "model": lambda i: store.list(model=f"m{i}"),
-        "dataset": lambda i: store.list(dataset=f"ds_{i}"),
-        "priority": lambda i: store.list(priority=i % 3, status=FAILED),
-        "created before": lambda i: store.list(created_before=now - 300 * DAY),
-        "created between": lambda i: store.list(
+        "newest": lambda _: store.list_jobs(),
+        "deep": lambda i: store.list_jobs(page_token=_token(store, i)),
+        **{
+            f"status {each}": lambda _, each=each: store.list_jobs(status=each) for each in STATUSES
+        },
+        "kind": lambda _: store.list_jobs(kind="predict"),
+        "name": lambda i: store.list_jobs(name=f"n{i}"),
+        "nobody": lambda i: store.list_jobs(name=f"nobody{i}"),
+        "model": lambda i: store.list_jobs(model=f"m{i}"),
+        "dataset": lambda i: store.list_jobs(dataset=f"ds_{i}"),
+        "priority": lambda i: store.list_jobs(priority=i % 3, status=FAILED),
+        "created before": lambda i: store.list_jobs(created_before=now - 300 * DAY),
+        "created between": lambda i: store.list_jobs(
             created_after=now - (i + 2) * DAY, created_before=now - (i + 1) * DAY
         ),
-        "of a small tenant": lambda i: store.list(f"t{i % 20}", status=PENDING),
-        "counts": lambda _: store.counts(),
-        "counts of a tenant": lambda _: store.counts("default"),
-        "figures": lambda _: store.figures(),
-        "get": lambda i: store.list(limit=1, name=f"n{i}"),
-        "expire": lambda _: store.expire(),
-        "retire nothing": lambda _: store.retire(0.0, keep=10**9),
+        "of a small tenant": lambda i: store.list_jobs(f"t{i % 20}", status=PENDING),
+        "counts": lambda _: store.count_jobs(),
+        "counts of a tenant": lambda _: store.count_jobs("default"),
+        "figures": lambda _: store.read_statistics(),
+        "get": lambda i: store.list_jobs(limit=1, name=f"n{i}"),
+        "expire": lambda _: store.expire_jobs(),
+        "retire nothing": lambda _: store.delete_ended_jobs(0.0, keep=10**9),
         "submit": lambda i: store.submit({"a": 1}, name="x", idempotency_key=secrets.token_hex(8)),
-        "submit with quota": lambda i: store.submit({"a": 1}, name="x", most_queued=10**6),
-        "claim": lambda i: store.claim(
-            "me", lease_seconds=1e6, cap=10**6, most_running_of=lambda _: 10**6
+        "submit with quota": lambda i: store.submit({"a": 1}, name="x", max_queued=10**6),
+        "claim": lambda i: store.claim_job(
+            "me", lease_seconds=1e6, max_running=10**6, quota=lambda _: 10**6
         ),
     }
     return {
@@ -256,19 +263,21 @@ def filled(store: JobStore, repeats: int = 100) -> Figures:
 
 def _token(store: JobStore, place: int) -> str | None:
     """The token of a page in the middle of all."""
-    return None if place % 2 else store.list(created_before=time.time() - 180 * DAY, limit=1)[1]
+    return (
+        None if place % 2 else store.list_jobs(created_before=time.time() - 180 * DAY, limit=1)[1]
+    )
 
 
 CLAIMER = """
 import sys
 from xcray.errors import Unavailable
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 store = JobStore(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 while True:
     try:
-        job = store.claim(sys.argv[2], lease_seconds=1e6)
+        job = store.claim_job(sys.argv[2], lease_seconds=1e6)
     except Unavailable:  # others had the write lock for 15 seconds
         print("unavailable", file=sys.stderr, flush=True)
         continue
@@ -306,7 +315,7 @@ def claims(url: str, jobs: int) -> Figures:
         told = list(pool.map(lambda worker: worker.communicate()[0].splitlines(), workers))
     total = time.monotonic() - begun
     lines = [line for each in told for line in each]
-    missing = store.counts()[PENDING]
+    missing = store.count_jobs()[PENDING]
     store.close()
     figures = {
         "jobs": jobs,

@@ -18,7 +18,7 @@ from benchmarks.serving.__main__ import case_of, load, service, sparse
 from xcray.jobs.home import Home
 from xcray.model.registry import Registry
 from xcray.training import TrainSpec, train
-from xcray.workers.ray.local_cluster import LocalCluster, connect
+from xcray.workers.ray.local_cluster import ManagedLocalRay, connect
 from xcray.workers.ray.session import free_port
 
 CLIENTS = (1, 16)
@@ -51,7 +51,7 @@ def by_serve(folder: Path, home: Path, case: dict[str, Any], seconds: float) -> 
 
     from xcray.service.ray_serve import application
 
-    cluster = LocalCluster(folder / "ray", num_cpus=2, object_store_memory=100 << 20)
+    cluster = ManagedLocalRay(folder / "ray", num_cpus=2, object_store_memory=100 << 20)
     port = free_port()
     info = cluster.ensure(300)
     try:

@@ -40,7 +40,7 @@ from xcray.jobs.job import Job
 from xcray.jobs.states import PENDING, RUNNING, TERMINAL
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision import launch
-from xcray.jobs.supervision.launch import Ended, ProcessLauncher
+from xcray.jobs.supervision.launch import ProcessLauncher, RunnerId
 from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.system.processes import descendants
 
@@ -78,7 +78,7 @@ class Bench:
         self.home = Home(folder / "home")
         self.store = JobStore(self.home.store_url)
         self.launcher = ProcessLauncher(self.home)
-        self.supervisor = Supervisor(self.store, self.launcher, cap=4)
+        self.supervisor = Supervisor(self.store, self.launcher, max_running=4)
         sizes = {"rows": rows, "features": rows // 2, "labels": rows // 4, "seed": 7}
         options = BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": sizes})
         self.data = build("synthetic", {}, folder / "data", options).path
@@ -101,7 +101,7 @@ class Bench:
     def until(self, job_id: str, wish: Callable[[Job], bool]) -> Job:
         """A job once it is as wished, or has ended."""
         deadline = time.monotonic() + PATIENCE
-        while not (wish(job := self.store.get(job_id)) or job.status in TERMINAL):
+        while not (wish(job := self.store.get_job(job_id)) or job.status in TERMINAL):
             if time.monotonic() > deadline:
                 raise SystemExit(
                     f"{job_id} is still {job.status} {job.phase}: see {self.home.log(job_id)}"
@@ -111,10 +111,10 @@ class Bench:
 
     def process(self, job: Job) -> subprocess.Popen[bytes] | None:
         """The process of its runner, once there is one."""
-        return self.launcher._started.get(Ended(job.id, job.attempt))
+        return self.launcher._runners.get(RunnerId(job.id, job.attempt))
 
 
-COMMAND = launch.command
+COMMAND = launch.runner_command
 
 
 def stopped(
@@ -122,7 +122,7 @@ def stopped(
 ) -> tuple[float, float, str]:
     """Seconds until a stop was acknowledged, until all has ended, and as what."""
     bench.until(job_id, ready)
-    job = bench.store.get(job_id)
+    job = bench.store.get_job(job_id)
     process = bench.process(job)
     below = [process.pid, *descendants(process.pid)] if process is not None else []
     began = time.monotonic()
@@ -138,7 +138,7 @@ def stopped(
 def given_back(bench: Bench, job_id: str, ready: Callable[[Job], bool]) -> tuple[float, float, str]:
     """Seconds from SIGTERM until the job waits again and the process is gone."""
     job = bench.until(job_id, ready)
-    process = bench.process(bench.store.get(job_id))
+    process = bench.process(bench.store.get_job(job_id))
     if process is None or job.status in TERMINAL:
         return 0.0, 0.0, job.status
     began = time.monotonic()
@@ -236,8 +236,8 @@ def benches(rows: int) -> Iterator[Bench]:
                 yield bench
             finally:
                 bench.supervisor.stop()
-                for runner in bench.launcher.runners():
-                    bench.launcher.end(runner)
+                for runner in bench.launcher.list_runners():
+                    bench.launcher.terminate(runner)
                 bench.store.close()
 
 

@@ -28,7 +28,7 @@ from xcray.arrays import CSR, csr
 from xcray.data.demo import TEXT_PARAMS, documents
 from xcray.data.text import vectorizer as vectorise
 from xcray.data.text.pipeline import TextPipeline
-from xcray.data.text.tokenizer import TextParams, tokenizer
+from xcray.data.text.tokenizer import TextParams, make_tokenizer
 
 BATCHES, WORDS = (1, 32, 1000), 12
 SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
@@ -39,7 +39,7 @@ class Dictionary:
 
     def __init__(self, pipeline: TextPipeline) -> None:
         self.pipeline = pipeline
-        self.split = tokenizer(pipeline.params)
+        self.split = make_tokenizer(pipeline.params)
         self.number = {term: j for j, term in enumerate(pipeline.terms.to_pylist())}
 
     def transform(self, texts: Sequence[str]) -> CSR:
@@ -139,7 +139,7 @@ def _micros(transform: Callable[[list[str]], CSR], batches: list[list[str]]) -> 
 
 def _locked(pipeline: TextPipeline, batches: list[list[str]]) -> float:
     """The share of the time that holds the interpreter's lock."""
-    compiled, inside = vectorise.rows_of_texts, [0.0, 0]
+    compiled, inside = vectorise.vectorize_texts, [0.0, 0]
 
     def watched(*args: Any) -> Any:
         began = time.process_time()
@@ -148,14 +148,14 @@ def _locked(pipeline: TextPipeline, batches: list[list[str]]) -> float:
         inside[1] += 1
         return out
 
-    vectorise.rows_of_texts = watched
+    vectorise.vectorize_texts = watched
     try:
         _micros(pipeline.transform, [[""]] * 1000)
         crossing = inside[0] / inside[1]  # arguments to and from compiled code
         inside[:] = [0.0, 0]
         whole = _micros(pipeline.transform, batches) * sum(map(len, batches)) * 1e-6
     finally:
-        vectorise.rows_of_texts = compiled
+        vectorise.vectorize_texts = compiled
     return min(1.0, 1 - (inside[0] - inside[1] * crossing) / whole)
 
 

@@ -1,18 +1,24 @@
-"""What `xcray size` foresees beside what trainings take: on sets its constants were fitted to, on others, and on fresh ones.
+"""Compare the estimates of `xcray plan` with real trainings, on fitted, inspected and fresh sets.
 
-`python -m benchmarks.sizing --data DIR [--sets NAME ...] [--made] [--seconds 20] [--whole 20] [--folder DIR] [--json FILE]`
+`python -m benchmarks.sizing --data DIR [--sets NAME ...] [--made] [--seconds 20] [--whole 20]
+[--folder DIR] [--json FILE]`
 
-Three figures of each set of `benchmarks.sizing.sets` (without --data only those that are made up), each as really over foreseen:
+Each set of `benchmarks.sizing.sets` (only synthetic ones without --data) gives three ratios, actual
+over estimated:
 
-seconds   processor seconds of solving all labels. Foreseen: from N, D, K, Z, labels a row and mean |x|^2 alone. Really: all labels
-          where they take less than --seconds, else a stratified sample that takes so long (`xcray.training.capacity.sampling`)
-memory    most anonymous bytes of a process that trains with one worker, over what it held before and what is foreseen, where
-          foreseen and sample agree on less than --whole seconds; and the bytes of the model that it writes
-sample    what --measure would have told after a tenth of that time: the total over the truth, and whether its range holds it
+seconds   processor seconds of solving all labels. Estimated from N, D, K, Z, labels per row and
+          mean |x|^2 alone. Actual: all labels if they take less than --seconds, otherwise a
+          stratified sample of that duration (`xcray.training.capacity.sampling`)
+memory    peak anonymous bytes of a process that trains with one worker, over its bytes before and
+          the estimate, if estimate and sample agree on less than --whole seconds; and the bytes of
+          the model that it writes
+sample    result of --measure after a tenth of that time: the total over the true value, and
+          whether its range contains the true value
 
-Roles: "fitted", the constants were fitted to it; "looked at", they were not, but the form of the formula was chosen with its
-results in view, so they flatter; "fresh", first run when the formula was settled. Only the last are a test. The machine may
-be busy: processor time is told, not the clock's. The last line is JSON, with the median and the worst factor (either way) by role.
+Roles: "fitted", the constants were fitted to the set; "looked at", the form of the formula was
+chosen with its results in view, so they flatter; "fresh", first run with the final formula. Only
+the last are a test. The machine can be busy, so processor time is reported. The last line is JSON
+with the median and the worst factor (either way) by role.
 """
 
 from __future__ import annotations
@@ -32,39 +38,42 @@ from benchmarks.common import arguments, in_folder
 from benchmarks.sizing.sets import CASES, Case, opened
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.training.capacity.deployment import Data, Wishes, guess_of, size
-from xcray.training.capacity.preflight import Estimate, norm_of, sizes_of
-from xcray.training.capacity.sampling import NOISE, Range, solve_some, total
+from xcray.training.capacity.deployment import guess_label_seconds, size_from_numbers
+from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
+from xcray.training.capacity.preflight import Estimate, mean_sq_norm, split_sizes
+from xcray.training.capacity.sampling import TIMING_NOISE, Range, estimate_total, solve_sample
 
 FIGURES = ("seconds", "weights", "memory", "model", "sample")
 
 
 def foreseen(dataset: Dataset) -> Estimate:
-    """By numbers alone: those that `xcray size` asks for, and the mean |x|^2."""
+    """By numbers alone: those that `xcray plan` asks for, and the mean |x|^2."""
     train = dataset.train
     held_out = dataset.test.n_rows / train.n_rows if dataset.test is not None else 0.0
-    data = Data(*sizes_of(train), train.Y.nnz / train.n_rows, held_out, norm=norm_of(train))
-    return size(data, Wishes(cluster=False, cores=1)).training
+    data = DatasetShape(
+        *split_sizes(train), train.Y.nnz / train.n_rows, held_out, mean_sq_norm=mean_sq_norm(train)
+    )
+    return size_from_numbers(data, DeploymentOptions(cluster=False, cores=1)).training
 
 
 def solved(dataset: Dataset, seconds: float, seed: int) -> tuple[Range, Range, int]:
     """Seconds and weights of all labels, and labels solved."""
     train, solver = dataset.train, make_solver("ppdsparse", {})
-    sample = solve_some(solver, train, guess_of(solver, dataset), seconds, seed)
-    return total(sample, floor=NOISE), total(sample, 1), sample.labels
+    sample = solve_sample(solver, train, guess_label_seconds(solver, dataset), seconds, seed)
+    return estimate_total(sample, floor=TIMING_NOISE), estimate_total(sample, 1), sample.n_labels
 
 
 def trained(dataset: Dataset) -> dict[str, Any]:
-    """A whole training in a process of its own."""
+    """Run a whole training in its own process."""
     with tempfile.TemporaryDirectory(prefix="xcray-size-") as folder:
-        told: dict[str, Any] = {
+        request: dict[str, Any] = {
             "dataset": str(dataset.path),
             "solver": "ppdsparse",
             "params": {},
             "folder": folder,
             "seconds": None,
         }
-        command = [sys.executable, "-m", "benchmarks.sizing.child", json.dumps(told)]
+        command = [sys.executable, "-m", "benchmarks.sizing.child", json.dumps(request)]
         done = subprocess.run(
             command,
             capture_output=True,
@@ -84,7 +93,7 @@ def judged(case: Case, dataset: Dataset, seconds: float, whole: float) -> dict[s
     row: dict[str, Any] = {
         "set": case.name,
         "role": case.role,
-        "sizes": dict(zip("NDKZ", sizes_of(dataset.train), strict=True)),
+        "sizes": dict(zip("NDKZ", split_sizes(dataset.train), strict=True)),
     }
     row |= {"core_seconds": [found.core_seconds, *core], "labels_solved": n}
     row["weights"] = [found.weights, *weights]
@@ -108,15 +117,15 @@ def judged(case: Case, dataset: Dataset, seconds: float, whole: float) -> dict[s
         }
         ratios |= {"memory": really["peak"] / process, "model": really["model"] / found.model}
     row["ratios"] = {name: round(value, 3) for name, value in ratios.items()}
-    told = "  ".join(
+    summary = "  ".join(
         f"{name} {ratios[name]:.2f}" if name in ratios else f"{name}   - " for name in FIGURES
     )
-    print(f"{case.name:16} {case.role:9}  {told}  {core.value:.2f} s", flush=True)
+    print(f"{case.name:16} {case.role:9}  {summary}  {core.value:.2f} s", flush=True)
     return row
 
 
 def worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure: sets, median, the worst factor either way, and how many sets are within a factor of 1.3 and of 2."""
+    """Return per figure: sets, median, worst factor, and the sets within a factor of 1.3 and of 2."""
     out = {}
     for name in FIGURES:
         ratios = [row["ratios"][name] for row in rows if row["ratios"].get(name)]

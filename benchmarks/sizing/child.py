@@ -1,6 +1,7 @@
-"""One training in a process of its own, and what it took: `python -m benchmarks.sizing.child JSON`, a line of JSON at the end.
+"""Run one training in its own process and print its costs as a line of JSON.
 
-JSON: dataset (a directory), solver, params, folder (a new one, for the model and the run), seconds (that it may take).
+`python -m benchmarks.sizing.child JSON`. JSON: dataset (a directory), solver, params, folder (a new
+one, for the model and the run), seconds (time limit).
 """
 
 from __future__ import annotations
@@ -13,28 +14,31 @@ from typing import Any
 
 from xcray.model.model import Model
 from xcray.solvers import make_solver
-from xcray.system.memory import anonymous, footprint
+from xcray.system.memory import anonymous_bytes, process_memory
 from xcray.training import TrainSpec, train
 
 
-def trained(told: dict[str, Any]) -> dict[str, Any]:
-    """Processor seconds of all threads, most anonymous bytes at any time, weights and bytes of the model, epochs of those that have
-    some; whole: whether all was done in the time. One worker, a thread of this process."""
-    make_solver(told["solver"], told["params"]).warm_up()
-    folder = Path(told["folder"])
+def trained(request: dict[str, Any]) -> dict[str, Any]:
+    """Train with one worker, a thread of this process, and return the costs.
+
+    They are processor seconds of all threads, peak anonymous bytes, weights and bytes of the model,
+    and epochs if there are any. whole: whether everything was done in time.
+    """
+    make_solver(request["solver"], request["params"]).warm_up()
+    folder = Path(request["folder"])
     spec = TrainSpec(
-        told["dataset"],
-        solver=told["solver"],
-        params=told["params"],
+        request["dataset"],
+        solver=request["solver"],
+        params=request["params"],
         pool="threads",
         workers=1,
-        max_seconds=told["seconds"],
+        max_seconds=request["seconds"],
     )
-    before, began, peak = anonymous() or 0, time.process_time(), 0
+    before, began, peak = anonymous_bytes() or 0, time.process_time(), 0
 
     def look(_: Any) -> None:
         nonlocal peak
-        peak = max(peak, anonymous() or 0)
+        peak = max(peak, anonymous_bytes() or 0)
 
     result = train(spec, run_dir=folder / "run", out=folder / "model", progress=look)
     took, report, model = (
@@ -48,7 +52,7 @@ def trained(told: dict[str, Any]) -> dict[str, Any]:
         "seconds": took,
         "before": before,
         "peak": max(peak, seen["driver"]["anonymous_peak"] or 0),
-        "resident": footprint().resident,  # type: ignore[union-attr]
+        "resident": process_memory().resident,  # type: ignore[union-attr]
         "weights": model.nnz,
         "model": sum(path.stat().st_size for path in result.model_path.rglob("*.arrow")),
         "epochs": report.get("epochs"),

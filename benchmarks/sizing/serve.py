@@ -1,10 +1,12 @@
-"""What `xcray size --serve` foresees beside what a model really takes: processor time of a search, memory, and of a request.
+"""Compare the estimates of `xcray plan --serve` with a model's real search time and memory.
 
-`python -m benchmarks.sizing.serve --models MODEL=DATASET [...] [--seconds 4] [--http] [--json FILE]`
+`python -m benchmarks.sizing.serve --models MODEL=DATASET [...] [--seconds 4] [--http]
+[--json FILE]`
 
-Held-out rows of the data set are asked one by one: processor time of a search (the clock's says more of what else a busy machine
-does), and what the process holds more than before it had the model. With --http a service as people run it is asked too, by a
-few clients. `knowing` is the formula with the postings that a query really meets. The last line is JSON.
+Held-out rows of the data set are queried one by one. Measured are the processor time of a search
+(wall time depends on other processes) and the additional memory of the process. With --http a
+service is queried by a few clients as well. `knowing` is the formula with the real number of
+postings per query. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from xcray.kernels.sparse import row_range
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
-from xcray.system.memory import footprint
-from xcray.training.capacity.serving import SCANNED, Asked, answering
+from xcray.system.memory import process_memory
+from xcray.training.capacity.serving import SCAN_BYTES_PER_LABEL, ServingLoad, estimate_serving
 
 CLIENTS = 4
 ASKED = 400  # rows
@@ -35,7 +37,7 @@ QUERY = 12e-6  # of a call by itself: the door of Python, which REQUEST holds
 
 
 def copied(model: Path, target: Path) -> Path:
-    """The same files once more, by hard links where the disk is the same: publishing moves a folder."""
+    """Copy a model by hard links where possible, because publishing moves a folder."""
     for path in (each for each in sorted(model.rglob("*")) if each.is_file()):
         place = target / path.relative_to(model)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +66,7 @@ def searched(model: Path, part: Split, seconds: float) -> tuple[float, int]:
 
 
 def warm_up() -> None:
-    """Load the kernels of all searches: what they take is a process's, not a model's."""
+    """Load the kernels of all searches: their memory belongs to the process, not to a model."""
     rng = np.random.default_rng(0)
     for dense in (False, True):
         W = csr_from(np.where(rng.random((300, 50)) < 0.3, 1.0, 0.0).astype(np.float32))
@@ -78,18 +80,18 @@ def requested(model: Path, part: Split, folder: Path, seconds: float) -> tuple[f
     with service(folder, 1, {}) as (url, process):
         load(url, case, 0.5, connections=1)
         began = processor_seconds(process)
-        told = load(url, case, seconds, connections=CLIENTS)
+        result = load(url, case, seconds, connections=CLIENTS)
         answered = (
-            sum(told["statuses"].values()) * (seconds + 0.5) / seconds
+            sum(result["statuses"].values()) * (seconds + 0.5) / seconds
         )  # the warm-up is not counted
         return (processor_seconds(process) - began) / max(answered, 1.0), resident(process.pid)
 
 
 def resident(pid: int | None = None) -> int:
     """Bytes of a process that are in memory."""
-    held = footprint(pid)
+    held = process_memory(pid)
     if held is None:
-        raise SystemExit("this system does not tell what a process holds")
+        raise SystemExit("this system does not report the memory of a process")
     return held.resident
 
 
@@ -98,16 +100,16 @@ def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) ->
     dataset = Dataset.open(data)
     part = dataset.test if dataset.test is not None and dataset.test.n_rows else dataset.train
     opened = Model.open(model, verify=False)
-    asked = Asked(opened.n_labels, opened.n_features, opened.nnz, part.X.nnz / part.n_rows)
+    asked = ServingLoad(opened.n_labels, opened.n_features, opened.nnz, part.X.nnz / part.n_rows)
     lists = np.bincount(opened.W.indices, minlength=opened.n_features)
     postings = float(lists[part.X.indices].sum() / part.n_rows)
-    found, knowing = answering(asked), answering(asked._replace(postings=postings))
+    found, knowing = estimate_serving(asked), estimate_serving(asked._replace(postings=postings))
     search, held = searched(model, part, seconds)
     ratios = {
         "search": search / (found.search + QUERY),
         "knowing": search / (knowing.search + QUERY),
     }
-    ratios["memory"] = held / (found.model + found.plain + SCANNED * asked.labels)
+    ratios["memory"] = held / (found.model + found.plain + SCAN_BYTES_PER_LABEL * asked.labels)
     row: dict[str, Any] = {
         **asked._asdict(),
         "met": postings / max(opened.nnz, 1),

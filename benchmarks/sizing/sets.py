@@ -1,7 +1,8 @@
-"""The sets that `xcray size` is judged on, made up over a grid of shapes and real ones, and which its constants were fitted to.
+"""Data sets of the sizing benchmark: synthetic ones over a grid of shapes, and real ones.
 
-Sparse sets are `xcray.data.synthetic`, text-like ones `benchmarks.data.corpus`, dense ones classes of points around centres that
-several labels share. Sizes are kept so that a core trains each of them in about a minute or is asked for a sample.
+Sparse sets come from `xcray.data.synthetic`, text-like ones from `benchmarks.data.corpus`. Dense
+ones are classes of points around centres that several labels share. A core trains each set in about
+a minute, or solves a sample.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.common import dataset
-from benchmarks.data.corpus import generate
+from benchmarks.data import corpus
 from benchmarks.data.shapes import TASKS
 from xcray.arrays import CSR, Pattern, csr_from, pattern
 from xcray.data.dataset import Dataset
-from xcray.data.synthetic import SyntheticParams, make
+from xcray.data.synthetic import SyntheticParams, generate
 from xcray.data.writer import DatasetWriter
 
 
 class Dense(NamedTuple):
-    """Dense rows: N x D, K labels. per_row: labels of a row; spread: noise beside distances of centres; unit: rows of length 1, as
-    embeddings are; else features are standardised; share: of the features that a row has."""
+    """Dense rows: N x D, K labels.
+
+    per_row: labels per row. spread: noise relative to distances of centres. unit: rows of length 1,
+    as embeddings are; otherwise features are standardised. share: of the features that a row has.
+    """
 
     rows: int
     features: int
@@ -34,8 +38,13 @@ class Dense(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A set. fit: whether constants were fitted to it; made: how it is made up; None: a real one of that name. fresh: it was first
-    run when the formula was settled; the others that were not fitted to were looked at while its form was chosen."""
+    """A data set.
+
+    fit: whether constants were fitted to it. made: parameters of a synthetic set, None for a real
+    one.
+    fresh: first run with the final formula; the other sets without fit were inspected while the
+    form of the formula was chosen.
+    """
 
     name: str
     fit: bool
@@ -51,7 +60,7 @@ class Case(NamedTuple):
 def _text(
     rows: int, features: int, labels: int, nnz: float, per_row: float, **more: float
 ) -> SyntheticParams:
-    """A sparse set."""
+    """Return the parameters of a sparse set."""
     return SyntheticParams(
         rows=rows, features=features, labels=labels, nnz_per_row=nnz, labels_per_row=per_row, **more
     )  # type: ignore[arg-type]
@@ -110,22 +119,27 @@ CASES = (
 
 
 def opened(case: Case, data: Path | None, folder: Path) -> Dataset:
-    """The set of a case, in `folder`, made when it is not there yet."""
+    """Return the data set of a case in `folder`; create it if missing."""
     target = folder / case.name
     if case.made is None:
         return dataset(case.name, data, folder)
     if target.exists():
         return Dataset.open(target)
     if isinstance(case.made, float):
-        return generate(TASKS[case.name.removeprefix("shape-")].shape.scaled(case.made), target)
-    X, Y = points(case.made) if isinstance(case.made, Dense) else make(case.made)
+        return corpus.generate(
+            TASKS[case.name.removeprefix("shape-")].shape.scaled(case.made), target
+        )
+    X, Y = points(case.made) if isinstance(case.made, Dense) else generate(case.made)
     with DatasetWriter(target, name=case.name, n_features=X.n_cols, n_labels=Y.n_cols) as writer:
         writer.add("train", X, Y)
         return writer.finish(source={"format": "made"})
 
 
 def points(shape: Dense) -> tuple[CSR, Pattern]:
-    """Rows around the mean of their labels' centres, D/2 of whose features tell nothing; labels are drawn as k^-0.5."""
+    """Draw rows around the mean of their labels' centres.
+
+    D/2 of the features carry no information. Labels are drawn in proportion to k^-0.5.
+    """
     n, d, K = shape.rows, shape.features, shape.labels
     rng = np.random.default_rng([n, d, K])
     shares = np.arange(1, K + 1) ** -0.5

@@ -46,7 +46,7 @@ MORE_FDS: Final = (
 SETTINGS: Final = {
     "XCRAY_KEEP_JOBS": "200",
     "XCRAY_MAX_RUNNING_JOBS": "2",
-    "XCRAY_LINGER_SECONDS": "5",
+    "XCRAY_UNLOAD_DELAY_SECONDS": "5",
     "XCRAY_DISK_RESERVE_BYTES": "0",
     "XCRAY_LOG_LEVEL": "warning",
 }
@@ -182,7 +182,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             alive = [thread.name for thread in threads if thread.is_alive()]
             time.sleep(REST)
             after = look(first, home, begun)
-            ready = client._connection.ask("GET", "/readyz")
+            ready = client._connection.request("GET", "/readyz")
     return {
         **report(before, after, samples, record, models, seconds),
         "hung": alive,

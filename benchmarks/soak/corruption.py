@@ -25,7 +25,7 @@ from benchmarks.common import arguments, in_folder
 from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
-from xcray.model.directory import MANIFEST, sealed
+from xcray.model.directory import MANIFEST, seal_manifest
 from xcray.model.model import Model, write_model
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import file_digests
@@ -126,7 +126,7 @@ def forgeries(model: Path) -> Iterator[Damage]:
         manifest = json.loads((model / MANIFEST).read_text())
         manifest.pop("seal")
         digests = file_digests(model, skip=[MANIFEST])
-        (model / MANIFEST).write_text(sealed({**manifest, "files": digests, **changes}))
+        (model / MANIFEST).write_text(seal_manifest({**manifest, "files": digests, **changes}))
 
     def poison(value: float) -> None:
         bias = np.full(len(LABELS), value, np.float32)

@@ -1,6 +1,9 @@
-"""How well the Ray pool spreads the work: busy share of each worker, makespan over ideal, and equal bits on every pool.
+"""Measure how well the Ray pool balances work, and check for equal bits on every pool.
 
-`python -m benchmarks.training.balance [--data DIR] [--sets pydocs gutenberg_lcsh] [--workers 1 2 4]`
+`python -m benchmarks.training.balance [--data DIR] [--sets pydocs gutenberg_lcsh]
+[--workers 1 2 4]`
+
+The figures are the busy share of each worker and the makespan over the ideal one.
 """
 
 from __future__ import annotations

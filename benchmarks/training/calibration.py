@@ -1,12 +1,14 @@
-"""What probabilities are worth: ECE and Brier score of ways to make them, on held-out rows that took no part in fitting.
+"""Compare calibration methods by ECE and Brier score on held-out rows not used for fitting.
 
-`python -m benchmarks.training.calibration [--data DIR] [--sets cooking gutenberg_lcsh gnd_tibkat] [--models DIR] [--seeds 5]`
+`python -m benchmarks.training.calibration [--data DIR] [--sets cooking gutenberg_lcsh gnd_tibkat]
+[--models DIR] [--seeds 5]`
 
-Each seed parts the held-out rows in halves, one to fit and one to measure; figures are medians over seeds, with the range of ECE.
-Ways: nothing fitted (sigmoid of the score), Platt's sigmoid of a + b score, one isotonic curve, curves by label frequency, by
-frequency and place (what `xcray calibrate` chooses). "filtered": only a tenth of the labels are allowed, answers read from the
-curves of any place and, for comparison, from those of their places. --models: a folder with a trained model NAME/model and its
-data NAME/dataset, which saves the training.
+Each seed splits the held-out rows into halves, one to fit and one to measure. Figures are medians
+over seeds, with the range of ECE. Methods: nothing fitted (sigmoid of the score), Platt's sigmoid
+of a + b score, one isotonic curve, curves by label frequency, curves by frequency and place (the
+choice of `xcray calibrate`). "filtered": only a tenth of the labels are allowed, and answers are
+read from the curves of any place and, for comparison, of their places. --models: a folder with a
+trained model NAME/model and its data NAME/dataset, which saves the training.
 """
 
 from __future__ import annotations
@@ -27,52 +29,57 @@ from xcray.model.model import Model
 from xcray.plots import draw_calibration
 from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
-from xcray.training.calibration.fit import CANDIDATES, measured, sides
-from xcray.training.calibration.isotonic import Answers, fit, fitted, frequency_bins
+from xcray.training.calibration.fit import CANDIDATES, measure_calibration, split_rows
+from xcray.training.calibration.isotonic import (
+    RankedLabels,
+    fit_curves,
+    fit_curves_of,
+    frequency_bins,
+)
 
 KS = (1, 3, 5)
-Told = Callable[[Answers], Any]
+Told = Callable[[RankedLabels], Any]
 
 
-def ways(answers: Answers, counts: Any, seed: int) -> dict[str, Told]:
+def ways(answers: RankedLabels, counts: Any, seed: int) -> dict[str, Told]:
     """Probabilities of answers, by each way, fitted on `answers`."""
-    near = answers.between(1, 10)
-    platt = LogisticRegression(C=1e6).fit(near.scores.reshape(-1, 1), near.right.reshape(-1))
-    chosen = fit(answers, counts, seed)
-    one = fitted(answers, np.zeros(len(counts), np.int32), ())
-    pooled = fitted(answers, frequency_bins(answers, counts, max(chosen.n_bins, 3)), ())
+    near = answers.at_places(1, 10)
+    platt = LogisticRegression(C=1e6).fit(near.scores.reshape(-1, 1), near.correct.reshape(-1))
+    chosen = fit_curves(answers, counts, seed)
+    one = fit_curves_of(answers, np.zeros(len(counts), np.int32), ())
+    pooled = fit_curves_of(answers, frequency_bins(answers, counts, max(chosen.n_bins, 3)), ())
     return {
         "sigmoid": lambda some: 0.5 * (1 + np.tanh(0.5 * some.scores)),
         "platt": lambda some: platt.predict_proba(some.scores.reshape(-1, 1))[:, 1].reshape(
             some.scores.shape
         ),
-        "isotonic": lambda some: one.of(some.labels, some.scores),
-        "by frequency": lambda some: pooled.of(some.labels, some.scores),
-        "xcray": lambda some: chosen.of(some.labels, some.scores),
-        "xcray, any place": lambda some: chosen.of(some.labels, some.scores, filtered=True),
+        "isotonic": lambda some: one.estimate(some.labels, some.scores),
+        "by frequency": lambda some: pooled.estimate(some.labels, some.scores),
+        "xcray": lambda some: chosen.estimate(some.labels, some.scores),
+        "xcray, any place": lambda some: chosen.estimate(some.labels, some.scores, filtered=True),
     }
 
 
-def judged(told: Told, others: Answers) -> dict[str, float]:
+def judged(told: Told, others: RankedLabels) -> dict[str, float]:
     """ECE, its floor and Brier score at each k."""
     out: dict[str, float] = {}
     for k in KS:
-        some = others.between(1, k)
+        some = others.at_places(1, k)
         p = told(some)
         out |= {
-            f"ECE@{k}": ece(p, some.right),
+            f"ECE@{k}": ece(p, some.correct),
             f"floor@{k}": ece_floor(p),
-            f"Brier@{k}": brier(p, some.right),
+            f"Brier@{k}": brier(p, some.correct),
         }
     return out
 
 
-def narrowed(answers: Answers, n_labels: int, seed: int) -> tuple[Answers, Any]:
+def narrowed(answers: RankedLabels, n_labels: int, seed: int) -> tuple[RankedLabels, Any]:
     """The first five answers when a tenth of the labels is allowed; which of them are within the candidates."""
     allowed = np.random.default_rng(seed).random(n_labels) < 0.1
     kept = allowed[answers.labels]
     order = np.argsort(~kept, axis=1, kind="stable")[:, : max(KS)]
-    return Answers(
+    return RankedLabels(
         *(np.take_along_axis(values, order, 1) for values in answers)
     ), np.take_along_axis(kept, order, 1)
 
@@ -82,12 +89,12 @@ def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any
     assert data.test is not None
     counts, seconds, rows = data.label_counts, [], []
     top = Predictor(model).predict(data.test.X, CANDIDATES)
-    whole = Answers(top.labels, top.scores, matches(top, data.test.Y))
+    whole = RankedLabels(top.labels, top.scores, matches(top, data.test.Y))
     for seed in range(seeds):
-        used, left_out, side = sides(data.test.X, data.train.X, seed)
-        inside, others = whole.of(used[side]), whole.of(used[~side])
+        used, left_out, side = split_rows(data.test.X, data.train.X, seed)
+        inside, others = whole.select(used[side]), whole.select(used[~side])
         began = time.process_time()
-        curves = fit(inside, counts, seed)
+        curves = fit_curves(inside, counts, seed)
         seconds.append(time.process_time() - began)
         made = ways(inside, counts, seed)
         row: dict[str, Any] = {way: judged(told, others) for way, told in made.items()}
@@ -97,12 +104,12 @@ def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any
             ("filtered, read by place", made["xcray"]),
         ):
             row[way] = {
-                f"ECE@{k}": ece(told(few)[:, :k][there[:, :k]], few.right[:, :k][there[:, :k]])
+                f"ECE@{k}": ece(told(few)[:, :k][there[:, :k]], few.correct[:, :k][there[:, :k]])
                 for k in KS
             }
         rows.append(row)
         if seed == 0:
-            report = {str(k): measured(curves, inside, others, k) for k in KS}
+            report = {str(k): measure_calibration(curves, inside, others, k) for k in KS}
             shape = {
                 "bins": curves.n_bins,
                 "places": curves.places.tolist(),

@@ -1,13 +1,16 @@
-"""How the solver converges: gap and objective of single classes by round and by eps, and what eps means for P@k.
+"""Measure convergence: gap and objective of single classes by round and by eps, and P@k by eps.
 
-`python -m benchmarks.training.convergence [--data DIR] [--sets synthetic cooking ...] [--classes 60] [--repeats 3]`
+`python -m benchmarks.training.convergence [--data DIR] [--sets synthetic cooking ...]
+[--classes 60] [--repeats 3]`
 
-Single classes, a sample spread over all label frequencies, are solved with max_rounds = 1, 2, 3, ... (and an eps that none
-reaches before), and with eps = 0.3 ... 1e-4. For each: the time (least of --repeats runs, one core), the duality gap, and how
-far its objective is above the best known one, both relative to the class's null objective (of predicting nothing). The best
-known objective is the least of all these runs and of one with eps 1e-7. The certificate says gap >= that distance; the last
-line says whether it always was so (to ROUNDING). Then all labels are solved with each eps: core seconds, P@k. Times are of the
-one thread that works (its processor time), so that they mean the same on a busy machine.
+Single classes, sampled over all label frequencies, are solved with max_rounds = 1, 2, 3, ... (and
+an eps that none reaches before), and with eps = 0.3 ... 1e-4. For each, the figures are the time
+(minimum of --repeats runs, one core), the duality gap, and the distance of the objective from the
+best known one, both relative to the class's null objective (of predicting nothing). The best known
+objective is the minimum of all these runs and of one with eps 1e-7. The certificate states gap >=
+that distance; the last line states whether this always held (up to ROUNDING). Then all labels are
+solved with each eps: core seconds, P@k. Times are processor times of the working thread, so that
+they are comparable on a busy machine.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import frequency_groups, precision_at_k
 from xcray.solvers import make_solver
-from xcray.training.report.summary import figures
+from xcray.training.report.summary import summarize_block
 
 ROUNDS = (1, 2, 3, 4, 5, 8, 13)
 EPS = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
@@ -114,7 +117,7 @@ def whole_models(data: Dataset) -> list[dict[str, Any]]:
             "eps": eps,
             "core_seconds": seconds,
             "ms_a_class": 1e3 * seconds / len(labels),
-            **figures(block, eps),
+            **summarize_block(block, eps),
         }
         if data.test is not None:
             top = InvertedIndex.build(block.W, block.bias.astype(np.float32)).query(data.test.X, 5)
@@ -160,7 +163,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
         f"{found['classes']} classes of {found['labels']:,}, spread over all frequencies; {found['rows']:,} rows; "
         "lines: median, bands: 10 to 90 % of the classes"
     )
-    with plots.page(path, 12.5, 4.4, f"Convergence · {found['set']}", note) as figure:
+    with plots.figure_page(path, 12.5, 4.4, f"Convergence · {found['set']}", note) as figure:
         by_time, by_eps, models = figure.subplots(1, 3, gridspec_kw={"wspace": 0.06})
         draw_rounds(by_time, found["by_round"])
         draw_eps(by_eps, found["by_eps"])

@@ -1,10 +1,12 @@
-"""The same model whatever dies: 1, 2 and 4 workers, threads and Ray, three kill -9 of workers, a killed driver and its resume.
+"""Check that kills do not change the model: killed workers, a killed driver and its resume.
 
 `python -m benchmarks.training.kills [--data DIR] [--set gutenberg_lcsh] [--kills 3] [--seed 0]`
 
-Every training must have the SHA-256 of the first. Workers die at random shares of the job, by the process id that the actor
-of this job itself tells. The work lost with a worker is what its timeline says of the batch it was at; with a driver, the
-seconds since as many of the last commits as there were workers, which is about the same. Without --data the set is made.
+The trainings use 1, 2 and 4 workers, threads and Ray, with three kill -9 of workers. Every training
+must have the SHA-256 of the first. Workers are killed at random shares of the job, by the process
+id that the job's actor reports. The work lost with a worker is the time of its current batch in the
+timeline. The work lost with a driver is about the seconds since the last commits, one per worker.
+Without --data the set is synthetic.
 """
 
 from __future__ import annotations

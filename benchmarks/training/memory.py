@@ -1,11 +1,13 @@
-"""A training whose model is three times the memory it may take; and what preflight foresees beside what happens.
+"""Train a model three times larger than the memory limit, and compare preflight with reality.
 
-`python -m benchmarks.training.memory [--labels 900] [--share 3] [--data DIR --sets gutenberg_lcsh] [--pools threads ray]`
+`python -m benchmarks.training.memory [--labels 900] [--share 3]
+[--data DIR --sets gutenberg_lcsh] [--pools threads ray]`
 
-A made-up set with large weights (lam = 0) is trained twice in processes of their own: without a limit, and with RLIMIT_DATA (all
-private writable memory, the interpreter's too) at a share of the finished model's bytes. The hashes must be equal. Under the
-same limit the weights are then merged and turned in memory, which can't end well. Sets of --data are trained with the
-defaults, and every figure of the estimate is compared.
+A synthetic set with large weights (lam = 0) is trained twice in separate processes: without a
+limit, and with RLIMIT_DATA (all private writable memory, including the interpreter's) at a share of
+the finished model's bytes. The hashes must be equal. Under the same limit the weights are then
+merged and transposed in memory, which must fail. Sets of --data are trained with the defaults, and
+every figure of the estimate is compared.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Is the optimum the right one? xcray's objective beside LIBLINEAR's, class by class, and every class's certificate.
+"""Compare xcray's objective with LIBLINEAR's, class by class, and check every certificate.
 
-`python -m benchmarks.training.objective [--data DIR] [--sets bibtex cooking ...] [--certify gnd_tibkat ...]`
+`python -m benchmarks.training.objective [--data DIR] [--sets bibtex cooking ...]
+[--certify gnd_tibkat ...]`
 
-With lam = 0 both minimise  1/2 (|w|^2 + b^2) + C sum_i max(0, 1 - y_i (w.x_i + b))^2  (LIBLINEAR: intercept_scaling = 1).
-Both solutions, ours as stored in float32, are put into this formula in float64. xcray runs with eps 1e-4, LIBLINEAR with tol
-1e-6. Rows of sets in NORMALISED are scaled to length 1 first: on raw counts LIBLINEAR does not converge. Large sets are
-compared on a sample of labels stratified by frequency. --certify names sets of which all labels are trained with the defaults,
-to see that every class's duality gap is at most eps times its null objective.
+With lam = 0 both minimise  1/2 (|w|^2 + b^2) + C sum_i max(0, 1 - y_i (w.x_i + b))^2  (LIBLINEAR:
+intercept_scaling = 1). Both solutions, xcray's as stored in float32, are evaluated by this formula
+in float64. xcray runs with eps 1e-4, LIBLINEAR with tol 1e-6. Rows of sets in NORMALISED are scaled
+to length 1 first, because LIBLINEAR does not converge on raw counts. Large sets are compared on a
+sample of labels stratified by frequency. --certify names sets of which all labels are trained with
+the defaults, to check that every class's duality gap is at most eps times its null objective.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from xcray.arrays import CSR, csr_from, frozen
 from xcray.data.dataset import Split
 from xcray.kernels.sparse import transpose
 from xcray.solvers import make_solver
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 
 SETS = ("bibtex", "cooking", "news20_bydate", "gutenberg_lcsh")
 C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
@@ -45,7 +47,7 @@ def rows_of(name: str, split: Split) -> CSR:
     return csr_from(sp.diags_array(1.0 / np.maximum(lengths, 1e-30)) @ X)
 
 
-def solved(X: CSR, split: Split, labels: Any, params: dict[str, Any]) -> Block:
+def solved(X: CSR, split: Split, labels: Any, params: dict[str, Any]) -> SolvedLabels:
     """xcray's solution of `labels`."""
     solver = make_solver("ppdsparse", params)
     local = solver.load(X, transpose(X), split.YT)
@@ -109,7 +111,7 @@ def compare(name: str, split: Split, labels: Any, eps: float, tol: float) -> dic
     return row
 
 
-def certificates(block: Block, eps: float) -> dict[str, Any]:
+def certificates(block: SolvedLabels, eps: float) -> dict[str, Any]:
     """How many classes keep gap <= eps times the null objective, and the largest quotient."""
     with_rows = block.records["positives"] > 0
     quotient = block.records["gap"][with_rows] / block.records["null"][with_rows]

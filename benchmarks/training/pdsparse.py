@@ -1,9 +1,12 @@
-"""PPDSparse beside PD-Sparse, the ancestor that its paper compares with: core seconds, P@k, weights and gap of both.
+"""Compare PPDSparse with PD-Sparse: core seconds, P@k, weights and gap of both.
 
-`python -m benchmarks.training.pdsparse [--data DIR] [--sets synthetic bibtex cooking news20_bydate gutenberg_lcsh]`. Each set is solved by
-both with lam 0.01 and C 1, and with what else SETTINGS names for it. A gap is relative to the objective of W = 0: for PPDSparse
-the sum over the classes, for PD-Sparse that of its one problem. Seconds are of one core, by the process's own clock; both end at
-eps 0.01.
+`python -m benchmarks.training.pdsparse [--data DIR]
+[--sets synthetic bibtex cooking news20_bydate gutenberg_lcsh]`
+
+The PPDSparse paper compares with PD-Sparse, its predecessor. Each set is solved by both with lam
+0.01 and C 1, and with the other settings in SETTINGS. A gap is relative to the objective of W = 0:
+for PPDSparse the sum over the classes, for PD-Sparse that of its single problem. Seconds are
+processor seconds of one core. Both stop at eps 0.01.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Quality and time beside scikit-learn's OneVsRestClassifier(LinearSVC): same split, same C, same loss.
+"""Compare quality and time with scikit-learn's OneVsRestClassifier(LinearSVC).
 
-`python -m benchmarks.training.quality --data DIR [--sets bibtex:0.01 cooking ...]` (name:C; C = 1 without). Sets with more labels than
---peer-labels are not trained whole by the peer: its time is measured on a random sample of classes, without P@k.
+`python -m benchmarks.training.quality --data DIR [--sets bibtex:0.01 cooking ...]` (name:C; C = 1
+by default).
+
+Split, C and loss are the same. Sets with more labels than --peer-labels are not trained completely
+by the peer: its time is measured on a random sample of classes, without P@k.
 """
 
 from __future__ import annotations

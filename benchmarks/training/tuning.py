@@ -1,10 +1,12 @@
-"""What warm starts save along a hyper-parameter path, and what a model is worth when the time is up.
+"""Measure the savings of warm starts in a grid search, and the quality of partial models.
 
-`python -m benchmarks.training.tuning [--data DIR] [--sets cooking gutenberg_lcsh] [--lam 0.1 0.03 0.01] [--C 0.3 1 3] [--repeats 3]`
+`python -m benchmarks.training.tuning [--data DIR] [--sets cooking gutenberg_lcsh]
+[--lam 0.1 0.03 0.01] [--C 0.3 1 3] [--repeats 3]`
 
-Path: every point is solved cold and warm, one after the other, in CPU seconds of one core; the ratio is of the sums over all
-points that have a neighbour to start from. Any-time: all labels are solved once in each order; the model of the labels that
-were done after each share of the time is measured on the test part.
+Grid: every point is solved cold and warm, one after the other, in CPU seconds of one core. The
+ratio is of the sums over all points that start from a neighbour. Any-time: all labels are solved
+once in each order. The model of the labels that were finished after each share of the time is
+measured on the test part.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from xcray.arrays import CSR, frozen
 from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import evaluate
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.solvers.solved_labels import Block, merge
-from xcray.training.tuning.evaluate import Warm, hold_out
-from xcray.training.tuning.grid import Point, plan, rescale
-from xcray.workers.driver import drive
+from xcray.solvers.solved_labels import SolvedLabels, merge
+from xcray.training.tuning.evaluate import WarmSolver, hold_out
+from xcray.training.tuning.grid import Point, dual_scale, plan_points
+from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool
 from xcray.workers.pool import Result, StopFlag
 
@@ -40,7 +42,7 @@ def p_at_1(W: CSR, bias: Any, part: Any) -> float:
     return float(evaluate(top, part.Y, ks=(1,))["P@1"])
 
 
-def solved(solver: Any, local: Any, n_labels: int) -> tuple[Block, CSR | None, float]:
+def solved(solver: Any, local: Any, n_labels: int) -> tuple[SolvedLabels, CSR | None, float]:
     """All labels: their block, their duals when the solver gives them, and the CPU seconds of this thread that it took."""
     blocks, duals, seconds = [], [], 0.0
     for first in range(0, n_labels, BATCH):
@@ -54,7 +56,7 @@ def solved(solver: Any, local: Any, n_labels: int) -> tuple[Block, CSR | None, f
     if duals[0] is None:
         return whole, None, seconds
     rows = [
-        Block(block.labels, kept, block.bias, block.records)
+        SolvedLabels(block.labels, kept, block.bias, block.records)
         for block, kept in zip(blocks, duals, strict=True)
     ]
     return whole, merge(rows, n_labels, local.problem.X.n_rows).W, seconds
@@ -70,14 +72,16 @@ def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
     for point in points:
         solver = PPDSparseSolver(**point.params)
         start = None if point.start is None else kept[point.start]
-        factor = 1.0 if point.start is None else rescale(points[point.start].params, point.params)
+        factor = (
+            1.0 if point.start is None else dual_scale(points[point.start].params, point.params)
+        )
         row: dict[str, Any] = {
             "params": point.params,
             "start": None if point.start is None else points[point.start].params,
         }
         for warm in (False, True) if point.number % 2 else (True, False):
             block, duals, seconds = solved(
-                Warm(solver, start, factor) if warm else solver, local, held.n_labels
+                WarmSolver(solver, start, factor) if warm else solver, local, held.n_labels
             )
             name = "warm" if warm else "cold"
             certified = block.records["gap"] <= solver.eps * block.records["null"]
@@ -119,20 +123,22 @@ def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
     solver, train = PPDSparseSolver(), data.train
     local = solver.load(train.X, train.XT, train.YT)
     labels = frozen(np.arange(data.n_labels), np.int32)
-    schedule = Scatter(
+    schedule = LabelScheduler(
         labels, solver.cost_terms(train.X, train.XT, train.YT), solver.cost_rates, values=values
     )
     solver.warm_up()
-    blocks: list[Block] = []
+    blocks: list[SolvedLabels] = []
     when, began = np.empty(data.n_labels), time.thread_time()
 
     def commit(result: Result) -> None:
-        blocks.append(result.block)
-        when[result.block.labels] = (
+        blocks.append(result.value)
+        when[result.value.labels] = (
             time.thread_time() - began
         )  # of this thread alone: others may be at work on the machine
 
-    drive(schedule, SerialPool(solver, local), commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(
+        schedule, SerialPool(solver, local), commit=commit, stop=StopFlag(), tick=lambda: None
+    )
     whole, total = merge(blocks, data.n_labels, data.n_features), float(when.max())
     seconds, found = [], []
     for share in SHARES:
@@ -218,7 +224,7 @@ def main() -> None:
     )
 
     def run(folder: Path) -> dict[str, Any]:
-        points = plan({"lam": chosen.lam, "C": chosen.C})
+        points = plan_points({"lam": chosen.lam, "C": chosen.C})
         sets = {}
         for name in chosen.sets:
             data = dataset(name, chosen.data, folder)

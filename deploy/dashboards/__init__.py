@@ -1,1 +1,1 @@
-"""The Grafana dashboards, described in Python: `python -m deploy.dashboards` writes their JSON into the chart."""
+"""Grafana dashboards in Python; `python -m deploy.dashboards` writes their JSON into the chart."""

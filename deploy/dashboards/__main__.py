@@ -1,4 +1,4 @@
-"""`python -m deploy.dashboards`: writes the dashboards' JSON into the chart, from which compose mounts it too."""
+"""`python -m deploy.dashboards`: write the dashboards' JSON into the chart (compose mounts it)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BOARDS: Final[tuple[Board, ...]] = (jobs.BOARD, training.BOARD, serving.BOARD, c
 
 
 def path_of(board: Board) -> Path:
-    """Where a dashboard's JSON lies."""
+    """Return the path of a dashboard's JSON."""
     return FOLDER / f"{board.uid}.json"
 
 
 def main() -> None:
-    """Write all."""
+    """Write all dashboards."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for board in BOARDS:
         path_of(board).write_text(written(board), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What dashboards are made of: queries, panels, rows; and how they become Grafana's JSON, by Grafana's own foundation SDK.
+"""Building blocks of dashboards: queries, panels and rows, rendered by Grafana's foundation SDK.
 
-Whose a figure is decides how it is asked. Figures of the store are the same from every replica: `store` and `store_rate` take one
-(max). Figures of a replica are added up: `replica` and `replica_rate`. See docs/observing.md.
+Store metrics have the same value at every replica: `store` and `store_rate` aggregate with max.
+Replica metrics are summed: `replica` and `replica_rate`. See docs/observing.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TITLES: Final = {
     "xcray-cluster": "xcray / Cluster",
 }
 GOOD, FAIR, BAD, PLAIN = "green", "orange", "red", "text"
-Steps = Sequence[tuple[float | None, str]]  # from which value on which colour; the first from None
+Steps = Sequence[tuple[float | None, str]]  # (lower bound, colour); the first bound is None
 
 
 @dataclass(frozen=True)
 class Query:
-    """A question in PromQL, and what its series are called: text with {{label}} in it."""
+    """A PromQL expression and the legend of its series, with {{label}} placeholders."""
 
     expr: str
     legend: str
@@ -42,8 +42,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. what: its description, for who sees it first; unit: of Grafana's; steps: colours by value; stack, bars: of
-    graphs; number: one number instead of a graph."""
+    """One panel.
+
+    what: description. unit: Grafana unit. steps: colours by value. number: whether it shows one
+    number instead of a graph. stack, bars: style of a graph. most: upper end of the axis.
+    """
 
     title: str
     what: str
@@ -59,7 +62,7 @@ class Panel:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height on the grid."""
+        """Return the width and height on the grid."""
         width, height = NUMBER if self.number else GRAPH
         return self.width or width, height
 
@@ -74,7 +77,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard. by_replica: whether it has a variable for replicas; pods: whether it has those for Ray clusters and for pods."""
+    """A dashboard.
+
+    by_replica: whether it has a variable for replicas. pods: whether it has variables for Ray
+    clusters and pods.
+    """
 
     uid: str
     what: str
@@ -84,7 +91,7 @@ class Board:
 
 
 def graph(title: str, what: str, *queries: tuple[str, str], **more: Any) -> Panel:
-    """A graph of (expression, legend) pairs."""
+    """Return a graph of (expression, legend) pairs."""
     return Panel(title, what, tuple(Query(*each) for each in queries), **more)
 
 
@@ -96,73 +103,74 @@ def number(
     steps: Steps = ((None, PLAIN),),
     **more: Any,
 ) -> Panel:
-    """One number, as it is now, above its course."""
+    """Return a panel with the current value above its history."""
     return Panel(
         title, what, (Query(expr, title.lower()),), unit=unit, steps=steps, number=True, **more
     )
 
 
 def store(name: str, *by: str, where: str = "") -> str:
-    """A figure of the store: one of those that replicas tell, for they tell the same."""
+    """Return a query for a store metric: the max, because all replicas report the same value."""
     return f"max{_by(by)}({name}{{{_and(HERE, where)}}})"
 
 
 def store_rate(name: str, *by: str, where: str = "", window: str = "$__rate_interval") -> str:
-    """How fast a counter of the store rises, a second."""
+    """Return the rate of a store counter, per second."""
     return f"max{_by(by)}(rate({name}{{{_and(HERE, where)}}}[{window}]))"
 
 
 def store_rise(name: str, *by: str, where: str = "", window: str = "$__range") -> str:
-    """How much a counter of the store rose."""
+    """Return the increase of a store counter over the window."""
     return f"max{_by(by)}(increase({name}{{{_and(HERE, where)}}}[{window}]))"
 
 
 def replica(name: str, *by: str, where: str = "", how: str = "sum") -> str:
-    """A figure of replicas, added up, or `how` else."""
+    """Return a query for a replica metric, aggregated by `how`."""
     return f"{how}{_by(by)}({name}{{{_and(ONE, where)}}})"
 
 
 def replica_rate(name: str, *by: str, where: str = "", window: str = "$__rate_interval") -> str:
-    """How fast a counter of replicas rises, all together, a second."""
+    """Return the summed rate of a replica counter, per second."""
     return f"sum{_by(by)}(rate({name}{{{_and(ONE, where)}}}[{window}]))"
 
 
 def quantile(q: float, name: str, *by: str, of_store: bool = False, where: str = "") -> str:
-    """A quantile of a histogram, over all replicas or `by` some label."""
+    """Return a quantile of a histogram over all replicas, optionally `by` labels."""
     rates = (store_rate if of_store else replica_rate)(f"{name}_bucket", "le", *by, where=where)
     return f"histogram_quantile({q}, {rates})"
 
 
-CLUSTER: Final = 'ray_io_cluster=~"$ray"'  # of boards with `pods`; the chart's monitors write this label on all series of Ray
+# For boards with `pods`: the chart's monitors add this label to all Ray series.
+CLUSTER: Final = 'ray_io_cluster=~"$ray"'
 
 
 def ray(name: str, *by: str, where: str = "", how: str = "sum") -> str:
-    """A figure of Ray's own, or of Kubernetes, over its nodes."""
+    """Return a query for a Ray or Kubernetes metric over its nodes."""
     return f"{how}{_by(by)}({name}{{{_and(HERE, where)}}})"
 
 
 def ray_rate(name: str, *by: str, where: str = "", window: str = "$__rate_interval") -> str:
-    """How fast a counter of Ray's own rises, over its nodes, a second."""
+    """Return the summed rate of a Ray counter over its nodes, per second."""
     return f"sum{_by(by)}(rate({name}{{{_and(HERE, where)}}}[{window}]))"
 
 
 def share(part: str, whole: str) -> str:
-    """Part of a whole, where there is any."""
+    """Return the ratio of two expressions where the whole is positive."""
     return f"{part} / ({whole} > 0)"
 
 
 def _by(labels: Sequence[str]) -> str:
-    """The grouping of an aggregation."""
+    """Return the grouping clause of an aggregation."""
     return f" by ({', '.join(labels)}) " if labels else " "
 
 
 def _and(*conditions: str) -> str:
-    """Label matchers together."""
+    """Join label matchers."""
     return ",".join(each for each in conditions if each)
 
 
 def written(board: Board) -> str:
-    """A dashboard's JSON, as it lies in the chart."""
+    """Return the JSON of a dashboard as it is stored in the chart."""
     text = json.dumps(
         _built(board).build(), cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False
     )
@@ -170,7 +178,7 @@ def written(board: Board) -> str:
 
 
 def _built(board: Board) -> dashboard.Dashboard:
-    """The whole dashboard."""
+    """Build the dashboard."""
     out = (
         dashboard.Dashboard(TITLES[board.uid])
         .uid(board.uid)
@@ -212,7 +220,7 @@ def _built(board: Board) -> dashboard.Dashboard:
 
 
 def _placed(panels: Sequence[Panel], top: int) -> Iterator[tuple[Panel, int, int]]:
-    """Panels with their x and y: from left to right, a new line where one is full, numbers and graphs not in the same."""
+    """Yield panels with x and y, left to right; numbers and graphs never share a line."""
     x, y, height = 0, top, 0
     for panel in panels:
         if x + panel.size[0] > WIDTH or (height and panel.size[1] != height):
@@ -222,7 +230,7 @@ def _placed(panels: Sequence[Panel], top: int) -> Iterator[tuple[Panel, int, int
 
 
 def _panel(panel: Panel) -> Any:
-    """One panel as the SDK has it."""
+    """Build one panel."""
     out: Any = _number(panel) if panel.number else _graph(panel)
     out.title(panel.title).description(panel.what).datasource(SOURCE).unit(panel.unit).min(
         0
@@ -245,7 +253,7 @@ def _panel(panel: Panel) -> Any:
 
 
 def _number(panel: Panel) -> stat.Panel:
-    """A number, coloured by its value."""
+    """Build a stat panel coloured by its value."""
     reduced = common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")
     out = stat.Panel().reduce_options(reduced).graph_mode(kinds.BigValueGraphMode.AREA)
     out.color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
@@ -253,7 +261,7 @@ def _number(panel: Panel) -> stat.Panel:
 
 
 def _graph(panel: Panel) -> timeseries.Panel:
-    """Lines, areas or bars over time."""
+    """Build a time series panel with lines, areas or bars."""
     out = (
         timeseries.Panel()
         .line_width(2 if not panel.bars else 1)
@@ -286,7 +294,7 @@ def _graph(panel: Panel) -> timeseries.Panel:
 
 
 def _variables(board: Board) -> Iterator[Any]:
-    """What can be chosen above the panels: where the figures come from, and whose they are."""
+    """Yield the dashboard variables: data source, namespace, replica, Ray cluster and pods."""
     what = "The Prometheus that scrapes xcray and Ray"
     yield (
         dashboard.DatasourceVariable("datasource")
@@ -294,27 +302,25 @@ def _variables(board: Board) -> Iterator[Any]:
         .description(what)
         .type("prometheus")
     )
-    what = (
-        "Kubernetes' namespace of the release; outside Kubernetes there is none, and All is right"
-    )
+    what = "Namespace of the release; choose All outside Kubernetes"
     yield _query("namespace", "Namespace", what, "label_values(xcray_jobs, namespace)")
     if board.by_replica:
-        what = "One process that answers, or all of them; figures of the store do not depend on it"
+        what = "One serving replica or all of them; store metrics do not depend on it"
         yield _query(
             "instance",
             "Replica",
             what,
-            f"label_values(xcray_http_requests_under_way{{{HERE}}}, instance)",
+            f"label_values(xcray_http_requests_in_progress{{{HERE}}}, instance)",
         )
     if board.pods:
-        what = "One Ray cluster, also of a RayJob or RayService; outside Kubernetes they have no names, and All is right"
+        what = "One Ray cluster, also of a RayJob or RayService; choose All outside Kubernetes"
         yield _query(
             "ray",
             "Ray cluster",
             what,
             f"label_values(ray_node_cpu_count{{{HERE}}}, ray_io_cluster)",
         )
-        what = "A regular expression that the names of the release's pods match"
+        what = "Regular expression that matches the names of the release's pods"
         yield (
             dashboard.TextBoxVariable("pods")
             .label("Pods")
@@ -324,7 +330,10 @@ def _variables(board: Board) -> Iterator[Any]:
 
 
 def _query(name: str, label: str, what: str, query: str) -> dashboard.QueryVariable:
-    """A variable whose values Prometheus knows. All means `.*`, which series without the label match too."""
+    """Build a variable with values from Prometheus.
+
+    All means `.*`, which also matches series without the label.
+    """
     out = (
         dashboard.QueryVariable(name).label(label).description(what).datasource(SOURCE).query(query)
     )

@@ -1,4 +1,4 @@
-"""Cluster: the Ray that trains (its own figures), and the pods where Kubernetes tells of them (kube-state-metrics)."""
+"""Cluster: Ray's own metrics, and pod metrics from kube-state-metrics."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from deploy.dashboards.board import (
 
 
 def ray(name: str, *by: str, where: str = "", how: str = "sum") -> str:
-    """A figure of the Ray cluster that is chosen above the panels."""
+    """Return a query for a metric of the selected Ray cluster."""
     return board.ray(name, *by, where=f"{CLUSTER},{where}".rstrip(","), how=how)
 
 
 def ray_rate(name: str, *by: str, where: str = "", window: str = "$__rate_interval") -> str:
-    """How fast a counter of that cluster rises, over its nodes, a second."""
+    """Return the rate of a counter of the selected cluster, per second, over its nodes."""
     return board.ray_rate(name, *by, where=f"{CLUSTER},{where}".rstrip(","), window=window)
 
 
@@ -32,35 +32,39 @@ USED_BY_NODE = ray("ray_object_store_used_memory", "NodeAddress")
 STORE_BY_NODE = f"{USED_BY_NODE} + {ray('ray_object_store_available_memory', 'NodeAddress')}"
 DISK_FREE = ray("ray_node_disk_free", "ip", how="min")
 DISK_USED = ray("ray_node_disk_usage", "ip", how="max")
-FAILED = f"{ray('autoscaler_recently_failed_nodes')} or 0 * {ray('autoscaler_pending_nodes')}"  # it has no series while none fails
+# The metric has no series while no node fails.
+FAILED = f"{ray('autoscaler_recently_failed_nodes')} or 0 * {ray('autoscaler_pending_nodes')}"
 CPUS = ray("ray_resources", "State", where='Name="CPU"')
 PARTS = 'Component=~"gcs|raylet|agent|dashboard|ray::IDLE"'
 PODS = 'pod=~"$pods"'
 VOLUMES = 'persistentvolumeclaim=~"$pods"'
+HEALTH_CHECK_LATENCY = ray_rate("ray_health_check_rpc_latency_ms_bucket", "le", window="5m")
+RESTARTS = board.ray_rate("kube_pod_container_status_restarts_total", "pod", where=PODS)
 
 NOW = Row(
     "Now",
     (
         number(
             "Nodes",
-            "Ray nodes that report, the head included.",
+            "Ray nodes that report metrics, including the head.",
             f"count({ray('ray_node_cpu_count', 'ip', how='max')})",
             steps=((None, BAD), (1, GOOD)),
         ),
         number(
-            "Nodes failed",
-            "Nodes that failed lately, as Ray's autoscaler tells. Spot machines that were taken back are among them.",
+            "Failed nodes",
+            "Nodes that failed recently, reported by Ray's autoscaler. Reclaimed spot nodes are "
+            "included.",
             FAILED,
             steps=((None, GOOD), (1, FAIR)),
         ),
         number(
-            "Nodes on their way",
-            "Asked for by the autoscaler, and not there yet.",
+            "Pending nodes",
+            "Nodes requested by the autoscaler that have not joined yet.",
             ray("autoscaler_pending_nodes"),
         ),
         number(
             "CPUs in use",
-            "Share of Ray's CPUs that actors and tasks hold; a worker holds one.",
+            "Share of Ray's CPUs held by actors and tasks; one worker holds one CPU.",
             share(
                 ray("ray_resources", where='Name="CPU",State="USED"'),
                 ray("ray_resources", where='Name="CPU"'),
@@ -70,7 +74,8 @@ NOW = Row(
         ),
         number(
             "Object store in use",
-            "Of the shared memory that Ray has for objects, over all nodes. Full is not wrong, but then it writes to disk.",
+            "Share of Ray's shared memory for objects, over all nodes. When it is full, Ray "
+            "spills objects to disk.",
             share(USED, f"{USED} + {ray('ray_object_store_available_memory')}"),
             "percentunit",
             ((None, GOOD), (0.9, FAIR)),
@@ -78,7 +83,7 @@ NOW = Row(
         ),
         number(
             "Spilled",
-            "Objects on disk because the object store was full.",
+            "Bytes of objects on disk because the object store was full.",
             ray("ray_object_store_memory", where='Location="SPILLED"'),
             "bytes",
             ((None, GOOD), (1, FAIR)),
@@ -86,36 +91,39 @@ NOW = Row(
     ),
 )
 NODES = Row(
-    "Ray's nodes",
+    "Ray nodes",
     (
         graph(
             "Nodes",
-            "As the autoscaler counts them: there, on their way, and failed lately.",
-            (ray("autoscaler_active_nodes"), "there"),
-            (ray("autoscaler_pending_nodes"), "on their way"),
-            (FAILED, "failed lately"),
+            "Counted by the autoscaler: active, pending and recently failed.",
+            (ray("autoscaler_active_nodes"), "active"),
+            (ray("autoscaler_pending_nodes"), "pending"),
+            (FAILED, "failed recently"),
         ),
         graph(
-            "CPUs", "What actors and tasks hold, and what is free.", (CPUS, "{{State}}"), stack=True
+            "CPUs", "CPUs held by actors and tasks, and free CPUs.", (CPUS, "{{State}}"), stack=True
         ),
         graph(
-            "Workers wanted and there",
-            "What xcray's running jobs could use, and have. The autoscaler is asked for the difference.",
-            (store("xcray_workers_wanted"), "wanted"),
-            (store("xcray_workers"), "there"),
+            "Desired and active workers",
+            "Workers that running jobs can use, and workers they have. The difference is "
+            "requested from the autoscaler.",
+            (store("xcray_workers_desired"), "desired"),
+            (store("xcray_workers"), "active"),
         ),
         graph(
             "Processors",
-            "Use of each machine's processors, whoever uses them.",
+            "CPU utilisation of each node by all processes.",
             (f"{ray('ray_node_cpu_utilization', 'ip', how='max')} / 100", "{{ip}}"),
             unit="percentunit",
             most=1,
         ),
         graph(
             "Memory",
-            "Use of each node's memory (of its pod, in Kubernetes). Near 1 the kernel ends processes.",
+            "Memory use of each node (of its pod in Kubernetes). Near 1 the kernel kills "
+            "processes.",
             (
-                f"{ray('ray_node_mem_used', 'ip', how='max')} / {ray('ray_node_mem_total', 'ip', how='max')}",
+                f"{ray('ray_node_mem_used', 'ip', how='max')} / "
+                f"{ray('ray_node_mem_total', 'ip', how='max')}",
                 "{{ip}}",
             ),
             unit="percentunit",
@@ -124,7 +132,8 @@ NODES = Row(
         ),
         graph(
             "Disk",
-            "Free share of the disk of Ray's temporary folder. Ray stops taking objects when 5 % are left.",
+            "Free share of the disk with Ray's temporary folder. Below 5 % Ray rejects new "
+            "objects.",
             (
                 share(DISK_FREE, f"{DISK_FREE} + {DISK_USED}"),
                 "{{ip}}",
@@ -139,22 +148,24 @@ OBJECTS = Row(
     "Object store",
     (
         graph(
-            "In use by node",
-            "Share of each node's object store.",
+            "Object store use by node",
+            "Used share of each node's object store.",
             (share(USED_BY_NODE, STORE_BY_NODE), "{{NodeAddress}}"),
             unit="percentunit",
             most=1,
         ),
         graph(
-            "Where objects are",
-            "In shared memory, on disk because it was full (spilled), or in mapped files because it was too small.",
+            "Object location",
+            "In shared memory, spilled to disk because it was full, or in mapped files because it "
+            "was too small.",
             (ray("ray_object_store_memory", "Location"), "{{Location}}"),
             unit="bytes",
             stack=True,
         ),
         graph(
-            "Between nodes",
-            "Bytes a second that nodes pushed or received: blocks of DS-MLR, data sets where a node does not see the files.",
+            "Transfer between nodes",
+            "Bytes per second pushed or received by nodes: DS-MLR blocks, and data sets on nodes "
+            "without access to the files.",
             (ray_rate("ray_object_manager_bytes", "Type"), "{{Type}}"),
             unit="Bps",
         ),
@@ -165,22 +176,25 @@ HEAD = Row(
     (
         graph(
             "Actors",
-            "By state; each of xcray's workers is one. PENDING_CREATION for long: no node has a free CPU.",
+            "Actors by state; one per xcray worker. PENDING_CREATION for long: no node has a free "
+            "CPU.",
             (ray("ray_actors", "State", where='Source="gcs",State!="DEAD"'), "{{State}}"),
             stack=True,
         ),
         graph(
             "Health checks",
-            "Milliseconds in which 99 % of nodes answered the head. No answer makes a node dead after a few seconds.",
+            "p99 latency of the head's health checks. A node that does not respond is declared "
+            "dead after a few seconds.",
             (
-                f"histogram_quantile(0.99, {ray_rate('ray_health_check_rpc_latency_ms_bucket', 'le', window='5m')})",
+                f"histogram_quantile(0.99, {HEALTH_CHECK_LATENCY})",
                 "p99",
             ),
             unit="ms",
         ),
         graph(
             "Memory of Ray itself",
-            "Resident bytes by kind of process. gcs and dashboard are the head's; ray::IDLE are workers kept ready.",
+            "Resident memory by process type. gcs and dashboard run on the head; ray::IDLE are "
+            "idle workers.",
             (ray("ray_component_rss_bytes", "Component", where=PARTS), "{{Component}}"),
             unit="bytes",
         ),
@@ -191,21 +205,21 @@ KUBERNETES = Row(
     (
         graph(
             "Pods by phase",
-            "Of the release. Pending for long: no machine has room.",
+            "Pods of the release. Pending for long: no node has enough free resources.",
             (board.ray("kube_pod_status_phase", "phase", where=PODS), "{{phase}}"),
             stack=True,
         ),
         graph(
             "Restarts",
-            "Containers that were started again, a minute.",
+            "Container restarts per minute.",
             (
-                f"60 * {board.ray_rate('kube_pod_container_status_restarts_total', 'pod', where=PODS)} > 0",
+                f"60 * {RESTARTS} > 0",
                 "{{pod}}",
             ),
             bars=True,
         ),
         graph(
-            "Room on volumes",
+            "Free space on volumes",
             "Free share of the release's persistent volumes.",
             (
                 share(
@@ -233,7 +247,8 @@ KUBERNETES = Row(
 
 BOARD = Board(
     "xcray-cluster",
-    "The Ray cluster that trains: nodes, CPUs, memory, object store, disk, the head; and the release's pods in Kubernetes.",
+    "Ray cluster: nodes, CPUs, memory, object store, disk and head; and the release's pods in "
+    "Kubernetes.",
     (NOW, NODES, OBJECTS, HEAD, KUBERNETES),
     pods=True,
 )

@@ -1,4 +1,4 @@
-"""Serving: rate, latency, what an answer costs, whether it is exact, the cache of models, refusals; in total and by replica."""
+"""Serving: rate, latency, search cost, exactness, model cache and rejected requests."""
 
 from __future__ import annotations
 
@@ -20,58 +20,60 @@ LATE = ((None, GOOD), (0.1, FAIR), (0.5, BAD))
 INSTANCES = replica_rate("xcray_predict_instances_total")
 FAILED = replica_rate("xcray_http_requests_total", where='status="5xx"')
 ERRORS = share(f"({FAILED} or vector(0))", replica_rate("xcray_http_requests_total"))
-EXACT = share(replica_rate("xcray_predict_exact_total"), INSTANCES)
+EXACT = share(replica_rate("xcray_predict_certified_instances_total"), INSTANCES)
 HITS = share(
-    replica_rate("xcray_model_finds_total", where='how="mapped"'),
-    replica_rate("xcray_model_finds_total"),
+    replica_rate("xcray_model_cache_requests_total", where='result="hit"'),
+    replica_rate("xcray_model_cache_requests_total"),
 )
 
 ROUTES = quantile(
-    0.99, "xcray_http_request_seconds", "route", where='route!~".*(events|uploads).*"'
+    0.99, "xcray_http_request_duration_seconds", "route", where='route!~".*(events|uploads).*"'
 )
-OURS = f"and on (instance) {replica('xcray_models_loaded', 'instance')}"  # Ray tells process_* too
+OURS = (
+    f"and on (instance) {replica('xcray_models_loaded', 'instance')}"  # Ray exports process_* too
+)
 
 NOW = Row(
     "Now",
     (
         number(
             "Predictions",
-            "Predict requests answered a second, over all replicas.",
-            replica_rate("xcray_predict_seconds_count"),
+            "Predict requests per second over all replicas.",
+            replica_rate("xcray_predict_duration_seconds_count"),
             "reqps",
         ),
         number(
-            "Half are quicker than",
-            "Median seconds from a request's body to its reply.",
-            quantile(0.5, "xcray_predict_seconds"),
+            "Median latency",
+            "Median time from the request body to the response.",
+            quantile(0.5, "xcray_predict_duration_seconds"),
             "s",
             LATE,
         ),
         number(
-            "99 % are quicker than",
-            "Seconds; an alert fires above 0.5 s.",
-            quantile(0.99, "xcray_predict_seconds"),
+            "p99 latency",
+            "An alert fires above 0.5 s.",
+            quantile(0.99, "xcray_predict_duration_seconds"),
             "s",
             LATE,
         ),
         number(
-            "Failed",
-            "Share of all requests answered with a status of 5xx.",
+            "Error rate",
+            "Share of all requests with a 5xx status.",
             ERRORS,
             "percentunit",
             ((None, GOOD), (0.01, BAD)),
             decimals=2,
         ),
         number(
-            "Exact",
-            "Share of answers proved to be exact; below 1 deadlines cut searches short.",
+            "Certified",
+            "Share of predictions proven exact. Below 1, request deadlines cut searches short.",
             EXACT,
             "percentunit",
             ((None, BAD), (0.99, FAIR), (0.9999, GOOD)),
         ),
         number(
-            "Models mapped",
-            "Versions in memory, over all replicas.",
+            "Models loaded",
+            "Model versions in memory over all replicas.",
             replica("xcray_models_loaded"),
         ),
     ),
@@ -81,86 +83,89 @@ RATE = Row(
     (
         graph(
             "Predict requests",
-            "A second, by replica. Very different heights: the balancer does not spread them.",
-            (replica_rate("xcray_predict_seconds_count", "instance"), "{{instance}}"),
+            "Per second and replica. Large differences mean that the load balancer distributes "
+            "requests unevenly.",
+            (replica_rate("xcray_predict_duration_seconds_count", "instance"), "{{instance}}"),
             unit="reqps",
             stack=True,
         ),
         graph(
             "Latency of predictions",
-            "From a request's body to its reply, over all replicas.",
-            (quantile(0.5, "xcray_predict_seconds"), "p50"),
-            (quantile(0.9, "xcray_predict_seconds"), "p90"),
-            (quantile(0.99, "xcray_predict_seconds"), "p99"),
+            "Time from the request body to the response, over all replicas.",
+            (quantile(0.5, "xcray_predict_duration_seconds"), "p50"),
+            (quantile(0.9, "xcray_predict_duration_seconds"), "p90"),
+            (quantile(0.99, "xcray_predict_duration_seconds"), "p99"),
             unit="s",
         ),
         graph(
             "p99 by replica",
-            "One that is slower than the others has a slow disk, a busy neighbour, or models that do not fit its memory.",
-            (quantile(0.99, "xcray_predict_seconds", "instance"), "{{instance}}"),
+            "A slower replica has a slow disk, a busy node, or models that do not fit in memory.",
+            (quantile(0.99, "xcray_predict_duration_seconds", "instance"), "{{instance}}"),
             unit="s",
             steps=((None, GOOD), (0.5, BAD)),
         ),
         graph(
-            "All requests, by answer",
-            "A second, by class of status.",
+            "All requests by status",
+            "Requests per second, by status class.",
             (replica_rate("xcray_http_requests_total", "status"), "{{status}}"),
             unit="reqps",
             stack=True,
         ),
         graph(
             "Slowest routes",
-            "The five routes whose 99 % take longest; without uploads and event streams, which take long by their nature.",
+            "The five routes with the highest p99 latency, without uploads and event streams.",
             (f"topk(5, {ROUTES})", "{{route}}"),
             unit="s",
         ),
         graph(
-            "Refused",
-            "Requests refused a second, by the code of the problem document: limits of callers, ours, bad keys.",
-            (replica_rate("xcray_http_refusals_total", "code"), "{{code}}"),
+            "Rejected requests",
+            "Rejected requests per second, by problem code: limits of callers, limits of the "
+            "service, invalid keys.",
+            (replica_rate("xcray_http_rejected_requests_total", "code"), "{{code}}"),
             unit="reqps",
             stack=True,
         ),
     ),
 )
 ANSWERS = Row(
-    "What an answer takes",
+    "Search cost",
     (
         graph(
             "Instances",
-            "Rows or texts predicted a second.",
+            "Rows or texts predicted per second.",
             (replica_rate("xcray_predict_instances_total", "instance"), "{{instance}}"),
             unit="cps",
             stack=True,
         ),
         graph(
             "Labels scored per instance",
-            "Labels whose score was computed in full: the work of an exact search. It grows with top_k.",
+            "Labels whose score was computed in full. This is the main cost of an exact search "
+            "and grows with top_k.",
             (share(replica_rate("xcray_predict_labels_scored_total"), INSTANCES), "labels"),
         ),
         graph(
             "Postings read per instance",
-            "Entries of the index's lists that were read: the other part of the work.",
+            "Posting list entries read: the other part of the search cost.",
             (share(replica_rate("xcray_predict_postings_read_total"), INSTANCES), "entries"),
         ),
         graph(
-            "Exact share",
-            "Of answers, those with a proof.",
-            (EXACT, "exact"),
+            "Certified share",
+            "Share of predictions proven exact.",
+            (EXACT, "certified"),
             unit="percentunit",
             most=1,
             steps=((None, BAD), (0.99, GOOD)),
         ),
         graph(
             "Canaries",
-            "Requests to weighted aliases, by who answered.",
-            (replica_rate("xcray_predict_routed_total", "to"), "{{to}}"),
+            "Requests to weighted aliases, by track (stable or canary).",
+            (replica_rate("xcray_predict_requests_routed_total", "track"), "{{track}}"),
             unit="reqps",
             stack=True,
         ),
         graph(
             "Shadows",
-            "Requests that a shadow answered too, compared with the answer that went out.",
+            "Requests repeated on a shadow version, by comparison with the response that was sent.",
             (replica_rate("xcray_predict_shadowed_total", "outcome"), "{{outcome}}"),
             unit="reqps",
             stack=True,
@@ -171,96 +176,101 @@ MODELS = Row(
     "Models in memory",
     (
         graph(
-            "Found mapped",
-            "Share of requests whose model was in memory. Below 1 for long: more versions are asked for than XCRAY_MODELS_LOADED.",
-            (HITS, "mapped"),
+            "Model cache hit rate",
+            "Share of requests whose model was in memory. Below 1 for long: more versions are in "
+            "use than XCRAY_MODELS_LOADED.",
+            (HITS, "hits"),
             unit="percentunit",
             most=1,
             steps=((None, BAD), (0.9, GOOD)),
         ),
         graph(
-            "Loaded, let go, swapped",
-            "Versions a minute. Loads that fail are told by an alert.",
+            "Model loads, unloads and version switches",
+            "Versions per minute. Failed loads raise an alert.",
             (f"60 * {replica_rate('xcray_model_loads_total', 'outcome')}", "{{outcome}}"),
-            (f"60 * {replica_rate('xcray_model_unloads_total')}", "let go"),
-            (f"60 * {replica_rate('xcray_model_swaps_total')}", "another version answers"),
+            (f"60 * {replica_rate('xcray_model_unloads_total')}", "unloaded"),
+            (f"60 * {replica_rate('xcray_model_swaps_total')}", "version switches"),
             unit="cpm",
         ),
         graph(
-            "Mapped",
-            "Versions in memory, by replica.",
+            "Loaded models",
+            "Model versions in memory, by replica.",
             (replica("xcray_models_loaded", "instance"), "{{instance}}"),
         ),
         graph(
-            "Seconds to load",
-            "To map, check and warm a model; nobody waits for it but the first request of a version.",
-            (quantile(0.5, "xcray_model_load_seconds"), "p50"),
-            (quantile(0.99, "xcray_model_load_seconds"), "p99"),
+            "Model load time",
+            "Time to map, verify and warm a model. Only the first request of a version waits for "
+            "it.",
+            (quantile(0.5, "xcray_model_load_duration_seconds"), "p50"),
+            (quantile(0.99, "xcray_model_load_duration_seconds"), "p99"),
             unit="s",
         ),
         graph(
             "Memory",
-            "Of each process, files that are mapped included. From one process a replica; with --workers N see the container.",
+            "Resident memory per process, including mapped files. With --workers N use the "
+            "container metrics.",
             (f"{replica('process_resident_memory_bytes', 'instance')} {OURS}", "{{instance}}"),
             unit="bytes",
         ),
         graph(
             "Processor",
-            "Cores in use, by process.",
+            "Cores in use per process.",
             (f"{replica_rate('process_cpu_seconds_total', 'instance')} {OURS}", "{{instance}}"),
         ),
     ),
 )
 INSIDE = Row(
-    "Inside",
+    "Internals",
     (
         graph(
-            "Under way",
-            "Requests that are being answered, and event streams that are open.",
-            (replica("xcray_http_requests_under_way"), "requests"),
+            "In progress",
+            "Requests in progress and open event streams.",
+            (replica("xcray_http_requests_in_progress"), "requests"),
             (replica("xcray_event_streams"), "event streams"),
         ),
         graph(
-            "Lag of the event loop",
-            "99 % of looks were this late or less. High: something holds the interpreter, and every request waits for it.",
-            (quantile(0.99, "xcray_loop_lag_seconds", "instance"), "{{instance}}"),
+            "Event loop lag",
+            "p99 delay of the event loop. A high value means that a computation holds the "
+            "interpreter and delays every request.",
+            (quantile(0.99, "xcray_event_loop_lag_seconds", "instance"), "{{instance}}"),
             unit="s",
             steps=((None, GOOD), (0.25, BAD)),
         ),
         graph(
             "Disk of the home",
-            "Free, and what uploads must leave free.",
+            "Free space, and the reserve that uploads must leave free.",
             (replica("xcray_disk_free_bytes", how="min"), "free"),
             (replica("xcray_disk_reserve_bytes", how="max"), "reserve"),
             unit="bytes",
         ),
         graph(
-            "Object storage of models",
-            "Versions not in XCRAY_MODELS_MIRROR yet; models of XCRAY_MODELS_FOLLOW that could not be brought; troubles.",
-            (replica("xcray_models_unmirrored", how="max"), "not mirrored"),
-            (replica("xcray_models_unfollowed", how="max"), "not brought here"),
+            "Model sync",
+            "Models not copied yet to XCRAY_MODELS_MIRROR or from XCRAY_MODELS_FOLLOW, and failed "
+            "sync runs.",
+            (replica("xcray_model_sync_pending", "direction", how="max"), "{{direction}} pending"),
             (
                 f"60 * {replica_rate('xcray_model_transfer_failures_total', 'direction')}",
-                "{{direction}}: troubles a minute",
+                "{{direction}} failures per minute",
             ),
         ),
         graph(
             "Uploads",
-            "Bytes of whole uploads, a second.",
+            "Bytes of complete uploads per second.",
             (replica_rate("xcray_uploaded_bytes_total"), "uploaded"),
             unit="Bps",
         ),
         graph(
             "Label filters",
-            "Sets of labels that requests allow or deny, kept ready for the next such request.",
-            (replica("xcray_filters_loaded", "instance"), "{{instance}}"),
+            "Cached allow and deny label filters.",
+            (replica("xcray_label_filters_cached", "instance"), "{{instance}}"),
         ),
     ),
 )
 
 BOARD = Board(
     "xcray-serving",
-    "Predictions: how many, how quick, how exact, what they cost, and the models in memory; for all replicas and for each.",
+    "Predictions: rate, latency, exactness, search cost and models in memory, in total and per "
+    "replica.",
     (NOW, RATE, ANSWERS, MODELS, INSIDE),
     by_replica=True,
 )

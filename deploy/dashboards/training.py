@@ -1,4 +1,4 @@
-"""Training: how fast, how busy the workers are, what was lost or done twice, how good the certificate is, what travels."""
+"""Training: speed, busy share of workers, lost and repeated work, certificates, object store."""
 
 from __future__ import annotations
 
@@ -28,35 +28,38 @@ NOW = Row(
     (
         number(
             "Classes per second",
-            "Classes whose solving was finished, over all trainings.",
+            "Solved classes per second over all trainings.",
             store_rate("xcray_classes_solved_total"),
             "cps",
         ),
-        number("Workers", "Workers of running jobs that are there.", store("xcray_workers")),
+        number("Workers", "Active workers of running jobs.", store("xcray_workers")),
         number(
             "Busy share",
-            "Share of their time in which workers worked, lately. Below 0.8 for long: too many workers for so few labels.",
+            "Recent share of time in which workers were busy. Below 0.8 for long: too many "
+            "workers for the number of labels.",
             f"{store('xcray_workers_busy_share')} and {store('xcray_workers')} > 0",
             "percentunit",
             BUSY,
             most=1,
         ),
         number(
-            "Time foreseen",
-            "Until the last of the running jobs should have done its main phase.",
+            "Estimated time left",
+            "Estimated time until the last running job finishes its main phase.",
             store("xcray_jobs_remaining_seconds"),
             "s",
         ),
         number(
             "Largest gap",
-            "The largest duality gap of classes solved by running jobs, by the null objective. The promise is the solver's eps.",
-            store("xcray_certified_gap_ratio"),
+            "Largest duality gap of the classes solved by running jobs, relative to the null "
+            "objective. The solver guarantees its eps.",
+            store("xcray_max_relative_duality_gap"),
             "percentunit",
             decimals=2,
         ),
         number(
             "Workers lost",
-            "Workers that died or fell silent, in the time shown. Their work was done again; results are the same bits.",
+            "Workers that died or stopped responding in the selected time range. Their work was "
+            "repeated with bit-identical results.",
             store_rise("xcray_workers_lost_total"),
             steps=((None, GOOD), (0.5, FAIR), (10, BAD)),
             decimals=0,
@@ -68,21 +71,23 @@ SPEED = Row(
     (
         graph(
             "Classes per second",
-            "As the store counts them (work that counted), and as the Ray workers count them (also what was done twice).",
-            (store_rate("xcray_classes_solved_total"), "counted"),
-            (ray_rate("ray_xcray_classes_solved_total"), "by Ray's workers"),
+            "Counted by the store (committed work) and by the Ray workers (repeated work "
+            "included).",
+            (store_rate("xcray_classes_solved_total"), "committed"),
+            (ray_rate("ray_xcray_classes_solved_total"), "by Ray workers"),
             unit="cps",
         ),
         graph(
             "Rows per second",
-            "Rows that epochs or rounds passed (solvers that go in such), and rows that batch predictions answered.",
-            (store_rate("xcray_training_rows_total"), "passed by epochs"),
-            (store_rate("xcray_rows_answered_total"), "answered"),
+            "Rows processed by epochs or rounds of iterative solvers, and rows of batch "
+            "predictions.",
+            (store_rate("xcray_training_rows_total"), "training"),
+            (store_rate("xcray_rows_answered_total"), "batch prediction"),
             unit="cps",
         ),
         graph(
             "Epochs per minute",
-            "Epochs and rounds of solvers that go in such, as DS-MLR.",
+            "Epochs and rounds of iterative solvers such as DS-MLR.",
             (f"60 * {store_rate('xcray_training_epochs_total')}", "epochs"),
             unit="cpm",
         ),
@@ -92,24 +97,26 @@ WORKERS = Row(
     "Workers",
     (
         graph(
-            "Wanted and there",
-            "How many workers running jobs could use, and how many there are. Fewer for long: the cluster is full, or cannot grow.",
-            (store("xcray_workers_wanted"), "wanted"),
-            (store("xcray_workers"), "there"),
+            "Desired and active workers",
+            "Workers that running jobs can use, and workers they have. Fewer for long: the "
+            "cluster is full or cannot grow.",
+            (store("xcray_workers_desired"), "desired"),
+            (store("xcray_workers"), "active"),
         ),
         graph(
             "Busy share",
-            "Of the last half minute. The dashed line is what a training with labels enough reaches.",
+            "Over the last 30 seconds. The dashed line is the level of a training with enough "
+            "labels.",
             (f"{store('xcray_workers_busy_share')} and {store('xcray_workers')} > 0", "busy"),
             unit="percentunit",
             steps=((None, BAD), (0.8, GOOD)),
             most=1,
         ),
         graph(
-            "Lost",
-            "Workers that died or fell silent, and machines that vanished, in each step of the graph.",
+            "Losses",
+            "Lost workers and lost nodes, per step of the graph.",
             (store_rise("xcray_workers_lost_total", window="$__rate_interval"), "workers"),
-            (store_rise("xcray_nodes_lost_total", window="$__rate_interval"), "machines"),
+            (store_rise("xcray_nodes_lost_total", window="$__rate_interval"), "nodes"),
             bars=True,
         ),
     ),
@@ -118,21 +125,23 @@ BATCHES = Row(
     "Batches and stragglers",
     (
         graph(
-            "Batches by how they ended",
-            "done counts; duplicate: a copy was quicker; stopped: given up for a copy, or with the job; lost: with its worker.",
+            "Batches by outcome",
+            "done: committed; duplicate: a copy was faster; stopped: cancelled for a copy or with "
+            "the job; lost: with its worker.",
             (store_rate("xcray_batches_total", "outcome"), "{{outcome}}"),
             unit="cps",
             stack=True,
         ),
         graph(
-            "Copied for stragglers",
-            "Batches begun a second time beside the first, because its worker was late, in each step of the graph.",
-            (store_rise("xcray_batches_copied_total", window="$__rate_interval"), "copies"),
+            "Speculative batches",
+            "Batches started a second time because their worker was late, per step of the graph.",
+            (store_rise("xcray_batches_speculative_total", window="$__rate_interval"), "copies"),
             bars=True,
         ),
         graph(
             "Wasted share",
-            "Of all seconds of workers, those for work that did not count. A few percent are the price of not waiting.",
+            "Share of worker seconds whose work was discarded. A few percent are normal with "
+            "speculative execution.",
             (WASTED, "wasted"),
             unit="percentunit",
             steps=((None, GOOD), (0.2, BAD)),
@@ -144,20 +153,23 @@ QUALITY = Row(
     (
         graph(
             "Largest gap",
-            "The largest duality gap of classes solved by running jobs, as a share of the null objective.",
-            (f"{store('xcray_certified_gap_ratio')} > 0", "largest gap"),
+            "Largest duality gap of the classes solved by running jobs, relative to the null "
+            "objective.",
+            (f"{store('xcray_max_relative_duality_gap')} > 0", "largest gap"),
             unit="percentunit",
         ),
         graph(
             "Object store",
-            "First copies, as running jobs see them; and all that Ray has in memory, with copies that it may drop.",
-            (store("xcray_object_store_bytes"), "first copies (xcray)"),
+            "Primary copies as reported by running jobs, and all objects in Ray's memory, "
+            "including evictable copies.",
+            (store("xcray_object_store_bytes"), "primary copies (xcray)"),
             (ray("ray_object_store_used_memory"), "in memory (Ray)"),
             unit="bytes",
         ),
         graph(
             "Spilled to disk",
-            "What did not fit the object store. Correct, but slow: a larger object store, or fewer workers a node.",
+            "Objects that did not fit in the object store. Correct but slow: enlarge the object "
+            "store or run fewer workers per node.",
             (SPILLED, "spilled"),
             unit="bytes",
         ),
@@ -166,6 +178,7 @@ QUALITY = Row(
 
 BOARD = Board(
     "xcray-training",
-    "Trainings and batch predictions under way, over all jobs: speed, workers, stragglers, losses, certificate, object store.",
+    "Running trainings and batch predictions over all jobs: speed, workers, stragglers, losses, "
+    "certificates, object store.",
     (NOW, SPEED, WORKERS, BATCHES, QUALITY),
 )

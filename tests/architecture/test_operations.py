@@ -1,4 +1,4 @@
-"""The figures of docs/operations.md are those of `xcray size` as they come out; what it names exists (`tests/architecture/test_printed.py`)."""
+"""The figures of docs/operations.md are those of `xcray plan` as they come out; what it names exists (`tests/architecture/test_printed.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.printed import lines
 from xcray.cli.main import main
-from xcray.training.capacity.deployment import size
+from xcray.training.capacity.deployment import size_from_numbers
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -26,7 +26,7 @@ def commands() -> list[list[str]]:
     found = [
         re.split(r"\s[#>]", line)[0]
         for line in lines(OPERATIONS)
-        if line.startswith("xcray size --")
+        if line.startswith("xcray plan --")
     ]
     return [shlex.split(line)[1:] for line in found if not {"DIR", "MODEL"} & set(line.split())]
 
@@ -50,7 +50,7 @@ def test_tables_of_sizes_and_prices_are_what_the_formula_says_now() -> None:
 def test_prices_are_summed_as_the_formula_says() -> None:
     """The worked example: the last row, by hand."""
     common = sizes.COMMON[-1]
-    found = size(common.data, common.wishes)
+    found = size_from_numbers(common.data, common.wishes)
     (row,) = [line for line in OPERATIONS.splitlines() if line.startswith("| 1,000,000: ")]
     ready, trainings, home = (float(word) for word in row.split("|")[-2].split("+"))
     memory = {name: pod.memory / GIB for name, pod in found.pods.items()}

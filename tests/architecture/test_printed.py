@@ -1,5 +1,8 @@
-"""What pages, NOTES, YAML, hints and error messages print exists: commands with their options and arguments, variables and their
-defaults, figures, alerts, HTTP calls, values of the chart, names of its objects, verbs, modules, paths, codes."""
+"""Everything that pages, NOTES, YAML, hints and error messages mention exists.
+
+Checked are commands with options and arguments, variables and their defaults, metrics, alerts, HTTP
+calls, chart values, object names, make targets, modules, paths and codes.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ KINDS = {
 
 
 def found(broken: Iterator[str]) -> list[str]:
-    """What is wrong, once each."""
+    """Return the faults, sorted and without duplicates."""
     return sorted(set(broken))
 
 
@@ -120,7 +123,7 @@ def test_every_command_that_is_named_in_a_sentence_or_an_error_exists() -> None:
         ("xcray store backup x y", "'y' is too much"),
         ("xcray store backup", "is missing"),
         ("xcray train DIR --out", "requires an argument"),
-        ("xcray path DIR --lam 0.1 0.2 --out X Y", "'Y' is too much"),
+        ("xcray tune DIR --lam 0.1 0.2 --out X Y", "'Y' is too much"),
     ],
 )
 def test_the_check_of_commands_finds_what_is_wrong(command: str, fault: str) -> None:
@@ -176,7 +179,7 @@ def test_every_verb_of_make_is_in_the_makefile() -> None:
 
 
 def variables() -> set[str]:
-    """Every XCRAY_ variable that something reads: the service, the program, the image, compose, the tests."""
+    """Return every XCRAY_ variable that the service, CLI, image, compose or tests read."""
     read = [
         *sources("xcray", "tests").values(),
         pages()["deploy/compose.yaml"],

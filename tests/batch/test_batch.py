@@ -1,4 +1,4 @@
-"""Batch predictions: every form of input, the predictor's own answers, the same bytes whoever works and whatever happens."""
+"""Batch predictions: all input formats, equality with the predictor, and reproducible bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from tests.support.batch_inputs import D, digests, run, sparse, table_of, written
-from tests.support.live_service import text_model
+from tests.support.live_service import plain_model, text_model
 from xcray.arrays import csr_from
-from xcray.batch import BulkSpec, predict_bulk, read_manifest
+from xcray.batch import BatchPredictSpec, predict_batch, read_manifest
 from xcray.batch.lines import plan_lines
 from xcray.data.readers.error_log import DataErrors
 from xcray.errors import Conflict, Corrupt, DataError, InputError, NotFound, ParameterError, Stopped
@@ -30,8 +30,14 @@ WORDS = ("rows", "csv", "json", "file", "socket", "write", "listen", "naïve")
 
 
 @pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Return a model over D numbered features."""
+    return plain_model(tmp_path_factory.mktemp("plain") / "model", D)
+
+
+@pytest.fixture(scope="module")
 def reader(tmp_path_factory):
-    """A model that reads text."""
+    """Return a model that reads text."""
     return text_model(tmp_path_factory.mktemp("text") / "model")
 
 
@@ -53,7 +59,7 @@ def texts(n):
 
 def check_answers(found, model, rows, k=3, **among):
     """The answers are the predictor's, to the bit."""
-    named = Predictor(model).named(Predictor(model).answer(rows, k, **among).top)
+    named = Predictor(model).scored_labels(Predictor(model).search(rows, k, **among).top)
     assert found.column("labels").to_pylist() == [[one.label for one in row] for row in named]
     assert found.column("scores").to_pylist() == [[one.score for one in row] for row in named]
 
@@ -231,13 +237,13 @@ def test_probabilities_need_a_calibrated_model(tmp_path, model):
 
 
 def test_a_part_is_as_large_as_its_answers_allow(model):
-    from xcray.batch.plan import rows_of_part
+    from xcray.batch.plan import rows_per_part
 
-    assert [rows_of_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
-    assert rows_of_part(10**9, 1000) == 4194
-    assert [rows_of_part(10**6, 5, wanted) for wanted in (1, 500, 10**6)] == [10, 500, 10**6]
+    assert [rows_per_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
+    assert rows_per_part(10**9, 1000) == 4194
+    assert [rows_per_part(10**6, 5, wanted) for wanted in (1, 500, 10**6)] == [10, 500, 10**6]
     assert (
-        rows_of_part(10**6, 10_000, 10**6) == 1677
+        rows_per_part(10**6, 10_000, 10**6) == 1677
     )  # an answer of ten thousand million labels would not fit in memory
 
 
@@ -254,7 +260,7 @@ def test_a_part_is_as_large_as_its_answers_allow(model):
         ({"text_columns": ()}, "at least one"),
         ({"allow": "csv"}, "list of label names"),
         ({"label_sets": {"a": "b"}}, "label_sets"),
-        ({"input": "rows.dat"}, "does not tell"),
+        ({"input": "rows.dat"}, "does not determine"),
         ({"input": "a.svm", "id_column": "key"}, "has no columns"),
         ({"secret": 1}, "unknown key"),
         ({"model": None}, "needs `model`"),
@@ -262,14 +268,16 @@ def test_a_part_is_as_large_as_its_answers_allow(model):
 )
 def test_a_spec_is_checked_when_it_is_made(asked, words):
     with pytest.raises(ParameterError, match=words):
-        BulkSpec.from_dict({"model": "m", "input": "a.parquet", **asked})
+        BatchPredictSpec.from_dict({"model": "m", "input": "a.parquet", **asked})
 
 
 def test_a_spec_is_json_and_back():
-    spec = BulkSpec("m", "a.jsonl.gz", allow=("a", 1), text_columns=("t",), label_sets={"s": ["x"]})
-    assert BulkSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == BulkSpec.from_dict(
-        spec.as_dict()
+    spec = BatchPredictSpec(
+        "m", "a.jsonl.gz", allow=("a", 1), text_columns=("t",), label_sets={"s": ["x"]}
     )
+    assert BatchPredictSpec.from_dict(
+        json.loads(json.dumps(spec.as_dict()))
+    ) == BatchPredictSpec.from_dict(spec.as_dict())
     assert spec.format == "jsonl"
 
 
@@ -325,7 +333,7 @@ def rows_of(table):
     return csr_from(X)
 
 
-def test_bad_rows_of_many_slices_are_counted_and_the_first_twenty_told(tmp_path, model):
+def test_bad_rows_of_many_slices_are_counted_and_the_first_twenty_reported(tmp_path, model):
     X = sparse(5000)
     table = table_of(X)
     broken = [
@@ -438,11 +446,11 @@ def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
     """With blocks of a few bytes every line lies across one."""
     X = sparse(50)
     path = svmlight(X, tmp_path / "in.svm")
-    spec = BulkSpec(str(model.path), str(path), part_rows=7)
+    spec = BatchPredictSpec(str(model.path), str(path), part_rows=7)
     whole = plan_lines(spec, False, D, tmp_path / "aside")
     for block in (32, 61, 200):
-        monkeypatch.setattr("xcray.data.readers.blocks.BLOCK", block)
-        monkeypatch.setattr("xcray.data.readers.blocks.HEAD", block)
+        monkeypatch.setattr("xcray.data.readers.blocks.BLOCK_BYTES", block)
+        monkeypatch.setattr("xcray.data.readers.blocks.HEAD_BYTES", block)
         plan = plan_lines(spec, False, D, tmp_path / "aside")
         data = path.read_bytes()
         for chunk in plan.chunks:
@@ -455,10 +463,10 @@ def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
 
 
 def test_a_file_of_very_many_lines_keeps_a_bounded_number_of_places(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("xcray.batch.lines.MOST_MARKS", 8)
+    monkeypatch.setattr("xcray.batch.lines.MAX_OFFSETS", 8)
     path = svmlight(sparse(100), tmp_path / "in.svm")
     plan = plan_lines(
-        BulkSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside"
+        BatchPredictSpec(str(model.path), str(path), part_rows=1), False, D, tmp_path / "aside"
     )
     assert 4 <= len(plan.chunks) <= 9
     data, row = path.read_bytes(), 0
@@ -504,9 +512,9 @@ def stopped_after(parts, tmp_path, model, big, run_dir):
         if step.done >= parts * 7:
             flag.set()
 
-    spec = BulkSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7)
+    spec = BatchPredictSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7)
     with pytest.raises(Stopped):
-        predict_bulk(spec, run_dir=run_dir, out=tmp_path / "out", progress=progress, stop=flag)
+        predict_batch(spec, run_dir=run_dir, out=tmp_path / "out", progress=progress, stop=flag)
 
 
 def test_a_stopped_run_goes_on_where_it_was_and_damaged_parts_are_made_again(tmp_path, model, big):
@@ -543,30 +551,30 @@ def test_an_output_is_never_overwritten_and_a_changed_one_is_found(tmp_path, mod
 
 
 def test_an_input_that_changes_meanwhile_is_refused(tmp_path, model, big):
-    spec = BulkSpec(str(model.path), str(big), pool="serial", part_rows=7)
+    spec = BatchPredictSpec(str(model.path), str(big), pool="serial", part_rows=7)
 
     def progress(step):
         if step.phase == "PUBLISHING":
             os.utime(big, ns=(1, 1))
 
     with pytest.raises(InputError, match="was changed"):
-        predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "out", progress=progress)
+        predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "out", progress=progress)
     assert not (tmp_path / "out").exists()
 
 
 def test_two_that_publish_the_same_work_agree(tmp_path, model, big):
     """The slower one finds the output of the quicker one and says what that says; another's output is a conflict."""
     spec, out = (
-        BulkSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7),
+        BatchPredictSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7),
         tmp_path / "out",
     )
     quick = []
 
     def check():
         if not quick:
-            quick.append(predict_bulk(spec, run_dir=tmp_path / "quick", out=out))
+            quick.append(predict_batch(spec, run_dir=tmp_path / "quick", out=out))
 
-    slow = predict_bulk(spec, run_dir=tmp_path / "slow", out=out, check=check)
+    slow = predict_batch(spec, run_dir=tmp_path / "slow", out=out, check=check)
     assert slow.manifest == quick[0].manifest
 
     def other():
@@ -574,7 +582,7 @@ def test_two_that_publish_the_same_work_agree(tmp_path, model, big):
         (tmp_path / "third" / "file").touch()
 
     with pytest.raises(Conflict, match="third exists"):
-        predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "third", check=other)
+        predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "third", check=other)
 
 
 def test_kill_minus_nine_of_the_whole_process_loses_no_finished_part(tmp_path, model, big):
@@ -582,12 +590,17 @@ def test_kill_minus_nine_of_the_whole_process_loses_no_finished_part(tmp_path, m
     code = f"""
 import sys, time
 from pathlib import Path
-from xcray.batch import BulkSpec, predict_bulk
+from xcray.batch import BatchPredictSpec, predict_batch
 def progress(step):
     print(step.done, flush=True)
-    time.sleep(600 if step.done >= 112 else 0.02)  # whoever is to kill it may be late
-spec = BulkSpec({str(model.path)!r}, {str(big)!r}, pool="serial", k=3, part_rows=7)
-predict_bulk(spec, run_dir=Path({str(tmp_path / "out.run")!r}), out=Path({str(tmp_path / "out")!r}), progress=progress)
+    time.sleep(600 if step.done >= 112 else 0.02)  # the kill can come late
+spec = BatchPredictSpec({str(model.path)!r}, {str(big)!r}, pool="serial", k=3, part_rows=7)
+predict_batch(
+    spec,
+    run_dir=Path({str(tmp_path / "out.run")!r}),
+    out=Path({str(tmp_path / "out")!r}),
+    progress=progress,
+)
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
@@ -605,56 +618,61 @@ predict_bulk(spec, run_dir=Path({str(tmp_path / "out.run")!r}), out=Path({str(tm
 
 def test_a_stop_is_heard_within_a_part(tmp_path, model, monkeypatch):
     """One part of many slices: the flag set at its first slice ends it long before the last."""
-    monkeypatch.setattr("xcray.batch.chunk_task.STEP", 1)
+    monkeypatch.setattr("xcray.batch.chunk_task.ROWS_PER_STEP", 1)
     path, flag, seen = written(tmp_path / "in.parquet", table_of(sparse(2000))), StopFlag(), []
-    whole = Predictor.answer
+    whole = Predictor.search
 
     def answer(self, *rows, **how):
         seen.append(1)
         flag.set()
         return whole(self, *rows, **how)
 
-    monkeypatch.setattr(Predictor, "answer", answer)
-    spec = BulkSpec(str(model.path), str(path), pool="serial", part_rows=2000)
+    monkeypatch.setattr(Predictor, "search", answer)
+    spec = BatchPredictSpec(str(model.path), str(path), pool="serial", part_rows=2000)
     with pytest.raises(Stopped):
-        predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "out", stop=flag)
+        predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "out", stop=flag)
     assert len(seen) == 1
 
 
 def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatch):
-    """What a worker holds at once are slices of the file: no table of a whole part is made of the input."""
+    """A worker holds slices of the file; no table of a whole part is built."""
     from xcray.batch import parquet
 
     sizes = []
-    whole = parquet._rows
+    whole = parquet._decode_rows
 
     def rows(batch, *rest):
         sizes.append(batch.num_rows)
         return whole(batch, *rest)
 
-    monkeypatch.setattr(parquet, "_rows", rows)
-    monkeypatch.setattr(parquet, "SLICE", 16)
+    monkeypatch.setattr(parquet, "_decode_rows", rows)
+    monkeypatch.setattr(parquet, "MAX_SLICE_ROWS", 16)
     run(tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(500))), part_rows=500)
     assert max(sizes) == 16
     assert sum(sizes) == 500
 
 
 def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, monkeypatch):
-    """Parts in any order, as several workers get them: rows stay right, and a file is opened again only to go back."""
-    from xcray.batch.parquet import Cursor, plan_parquet
+    """Parts in any order, as several workers get them.
+
+    Rows stay correct, and a file is opened again only to go back.
+    """
+    from xcray.batch.parquet import ParquetCursor, plan_parquet
 
     X = sparse(100)
     path = written(tmp_path / "in.parquet", table_of(X), row_group_size=40)
-    plan = plan_parquet(BulkSpec(str(model.path), str(path), part_rows=7), False)
-    opened, whole = [], Cursor._open
+    plan = plan_parquet(BatchPredictSpec(str(model.path), str(path), part_rows=7), False)
+    opened, whole = [], ParquetCursor._open_at
     monkeypatch.setattr(
-        Cursor, "_open", lambda self, *given: (opened.append(given[2]), whole(self, *given))[1]
+        ParquetCursor,
+        "_open_at",
+        lambda self, *given: (opened.append(given[2]), whole(self, *given))[1],
     )
-    monkeypatch.setattr("xcray.batch.parquet.SLICE", 3)
-    cursor = Cursor()
+    monkeypatch.setattr("xcray.batch.parquet.MAX_SLICE_ROWS", 3)
+    cursor = ParquetCursor()
     ranges = [(0, 7), (14, 21), (21, 28), (35, 42), (7, 14), (90, 100), (98, 99), (0, 100)]
     for first, stop in ranges:
-        found = list(cursor.read(plan.files[0], plan.form, first, stop, D))
+        found = list(cursor.read(plan.files[0], plan.schema, first, stop, D))
         rows = [row for _, batch in found for row in batch.to_pylist()]
         assert rows == table_of(X).slice(first, stop - first).to_pylist()
         assert [start for start, _ in found][:1] == [first]
@@ -663,7 +681,7 @@ def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, m
 
 def test_errors_travel_between_processes_with_all_they_know():
     """A worker's error is raised in the driver: the same class, message, place and hint."""
-    first = DataError("A", "is bad", file="f", line=3, value="v", hint="mend it")
+    first = DataError("A", "is bad", file="f", line=3, value="v", hint="fix it")
     for error in (
         first,
         DataErrors([first, DataError("B", "too")]),
@@ -676,8 +694,8 @@ def test_errors_travel_between_processes_with_all_they_know():
 
 def test_progress_counts_rows(tmp_path, model, big):
     steps = []
-    spec = BulkSpec(str(model.path), str(big), pool="threads", workers=2, part_rows=50)
-    predict_bulk(spec, run_dir=tmp_path / "run", out=tmp_path / "out", progress=steps.append)
+    spec = BatchPredictSpec(str(model.path), str(big), pool="threads", workers=2, part_rows=50)
+    predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "out", progress=steps.append)
     assert [step.phase for step in steps][:: len(steps) - 1] == ["LOADING", "PUBLISHING"]
     assert {step.total for step in steps if step.phase == "PREDICTING"} == {120}
     assert max(step.done for step in steps if step.phase == "PREDICTING") == 120

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.multinomial import scaling
 from benchmarks.multinomial.simulated_rotation import Circulation, Cluster
-from xcray.schedule.rotation import ORDERS, Circulate
+from xcray.schedule.rotation import ORDERS, RotationSchedule
 
 CELL, TRAVEL = 3.0, 1.0  # seconds of a cell at its worker, and of a block between two nodes
 
@@ -17,7 +17,7 @@ def simulated(
     """A stretch: `nodes` names the node of each worker."""
     names = [f"w{w}" for w in range(len(nodes))]
     homes = [names[s * len(names) // (shards or len(names))] for s in range(shards or len(names))]
-    schedule = Circulate(homes, blocks, laps, order=order, ahead=ahead)
+    schedule = RotationSchedule(homes, blocks, laps, order=order, max_in_flight=ahead)
     where = Cluster(
         dict(zip(names, nodes, strict=True)), block=10.0, bandwidth=10.0 / travel, **cluster
     )
@@ -86,7 +86,7 @@ def test_what_a_node_holds():
 def test_a_slow_worker_holds_up_a_lap_by_what_it_has_to_do(order):
     """All orders are strict in laps: no lap is over before the slowest has passed its blocks."""
     names = ["w0", "w1", "w2", "w3"]
-    schedule = Circulate(names, 16, 2, order=order)
+    schedule = RotationSchedule(names, 16, 2, order=order)
     cluster = Cluster({name: name for name in names}, block=1.0, bandwidth=1e9)
     outcome = Circulation(
         schedule, cluster, lambda visit: 4.0 if visit.worker == "w0" else 1.0

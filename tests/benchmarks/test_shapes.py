@@ -14,7 +14,7 @@ import pytest
 from benchmarks.data.corpus import BLOCK, Shape, deal, generate, label_uses, make_lists, ranks
 from benchmarks.data.shapes import TASKS, prepare, statistics
 from xcray.data.dataset import Dataset
-from xcray.data.synthetic import stream
+from xcray.data.synthetic import random_stream
 from xcray.model.model import Model
 
 TINY = Shape(
@@ -89,7 +89,7 @@ def test_numbers_tell_nothing(tiny: Dataset) -> None:
 def test_labels_of_a_row_are_mostly_siblings() -> None:
     def share(kin: float) -> float:
         shape = replace(TINY, kin=kin)
-        rng = stream(shape.seed, 0)
+        rng = random_stream(shape.seed, 0)
         topic_of = make_lists(shape, rng).topic_of
         dealt = deal(shape, topic_of, rng)
         topics = np.split(topic_of[dealt.labels], dealt.indptr[1:-1])
@@ -107,7 +107,7 @@ def test_labels_of_a_row_are_mostly_siblings() -> None:
 
 
 def test_siblings_share_words() -> None:
-    lists = make_lists(TINY, stream(0, 0))
+    lists = make_lists(TINY, random_stream(0, 0))
     sets = [set(words.tolist()) for words in lists.labels]
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, TINY.labels, (20_000, 2))

@@ -19,8 +19,15 @@ import pytest
 
 from xcray.cli import main as cli
 from xcray.cli.terminal import output
-from xcray.cli.terminal.interrupt import stopping
-from xcray.cli.terminal.progress import Lines, duration, line_of, reporter, speed_of, step_of
+from xcray.cli.terminal.interrupt import stop_on_interrupt
+from xcray.cli.terminal.progress import (
+    LineReporter,
+    format_duration,
+    format_progress,
+    make_reporter,
+    progress_from_json,
+    speed_of,
+)
 from xcray.errors import Conflict, DataError, InputError, NotFound, Stopped, Unavailable
 from xcray.telemetry.progress import Progress
 
@@ -39,9 +46,9 @@ def run(*arguments: str) -> int:
 
 def test_a_step_as_a_line() -> None:
     whole = step(done=1200, total=5000, rate=830.4, eta=4.6, note="two workers")
-    assert line_of(whole) == "TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left, two workers"
-    assert line_of(step("MERGING", 0, 0)) == "MERGING"
-    assert line_of(step(done=3, total=50, rate=0.25)) == "TRAINING 3 of 50 (6 %), 0.25/s"
+    assert format_progress(whole) == "TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left, two workers"
+    assert format_progress(step("MERGING", 0, 0)) == "MERGING"
+    assert format_progress(step(done=3, total=50, rate=0.25)) == "TRAINING 3 of 50 (6 %), 0.25/s"
     epochs = step(done=3, total=50, rate=2.0, note="objective 1.5")
     assert speed_of(epochs) == "2/s"
     assert speed_of(epochs._replace(figures={"objective": 1.5})) == "2/s, objective 1.5"
@@ -52,12 +59,12 @@ def test_a_step_as_a_line() -> None:
     [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_lines_are_written_now_and_then_without_control_codes() -> None:
     stream, now = io.StringIO(), [0.0]
-    show = Lines(stream, every=5.0, clock=lambda: now[0])
+    show = LineReporter(stream, every=5.0, clock=lambda: now[0])
     for second, each in enumerate(
         [step("LOADING", 0, 0), *(step(done=n) for n in range(0, 101, 10)), step("MERGING", 0, 0)]
     ):
@@ -76,7 +83,7 @@ def test_lines_are_written_now_and_then_without_control_codes() -> None:
 
 def test_the_last_line_of_a_phase_comes_once() -> None:
     stream = io.StringIO()
-    show = Lines(stream, every=5.0, clock=lambda: 0.0)
+    show = LineReporter(stream, every=5.0, clock=lambda: 0.0)
     for _ in range(3):
         show(step(done=10))
     for _ in range(3):
@@ -88,17 +95,17 @@ def test_the_last_line_of_a_phase_comes_once() -> None:
 
 
 def test_a_step_from_json_needs_nothing() -> None:
-    assert step_of({}, "QUEUED") == Progress("QUEUED", 0, 0, 0.0, 0.0, None, "")
-    assert step_of({"phase": "TRAINING", "done": 3, "eta": 1.5}).eta == 1.5
-    assert step_of({"figures": {"epoch": 3}}).figures == {"epoch": 3}
+    assert progress_from_json({}, "QUEUED") == Progress("QUEUED", 0, 0, 0.0, 0.0, None, "")
+    assert progress_from_json({"phase": "TRAINING", "done": 3, "eta": 1.5}).eta == 1.5
+    assert progress_from_json({"figures": {"epoch": 3}}).figures == {"epoch": 3}
 
 
 def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(reporter(quiet=True)).__name__ == "Reporter"
-    assert type(reporter(quiet=False)).__name__ == "Lines"
+    assert type(make_reporter(quiet=True)).__name__ == "Reporter"
+    assert type(make_reporter(quiet=False)).__name__ == "LineReporter"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with reporter(quiet=False) as bars:
-        assert type(bars).__name__ == "Bars"
+    with make_reporter(quiet=False) as bars:
+        assert type(bars).__name__ == "BarReporter"
         bars(step("LOADING", 0, 0))
         bars(step(done=50, rate=3.0, eta=2.0))
         finished = {task.description: (task.completed, task.total) for task in bars._drawn.tasks}  # type: ignore[attr-defined]
@@ -109,12 +116,12 @@ def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tables_are_tab_separated_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(["name", "n"], [["a", 1200], ["b\x1b[31m", None]])
+    output.print_table(["name", "n"], [["a", 1200], ["b\x1b[31m", None]])
     assert capsys.readouterr().out == "name\tn\na\t1,200\nb\\x1b[31m\t-\n"
 
 
 def test_json_has_no_nan_and_keeps_unicode(capsys: pytest.CaptureFixture[str]) -> None:
-    output.emit({"a": float("nan"), "b": [float("inf"), 1.5], "c": "für", "d": Path("x")})
+    output.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": "für", "d": Path("x")})
     out = capsys.readouterr().out
     assert json.loads(out) == {"a": None, "b": [None, 1.5], "c": "für", "d": "x"}
     assert "für" in out
@@ -123,7 +130,7 @@ def test_json_has_no_nan_and_keeps_unicode(capsys: pytest.CaptureFixture[str]) -
 def test_control_characters_in_names_never_reach_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output.say("label \x1b]0;owned\x07 \u202e")
+    output.print_line("label \x1b]0;owned\x07 \u202e")
     assert capsys.readouterr().out == "label \\x1b]0;owned\\x07 \\u202e\n"
 
 
@@ -139,13 +146,13 @@ def test_control_characters_in_names_never_reach_the_terminal(
     ],
 )
 def test_bytes(n: float, text: str) -> None:
-    assert output.bytes_of(n) == text
+    assert output.format_bytes(n) == text
 
 
 def test_assignments() -> None:
-    assert output.assignments(["lam=0.01", "note=a=b"]) == {"lam": "0.01", "note": "a=b"}
+    assert output.parse_assignments(["lam=0.01", "note=a=b"]) == {"lam": "0.01", "note": "a=b"}
     with pytest.raises(InputError, match="NAME=VALUE"):
-        output.assignments(["lam"])
+        output.parse_assignments(["lam"])
 
 
 # errors and exit codes
@@ -289,7 +296,7 @@ def test_the_first_interrupt_asks_the_second_leaves() -> None:
     flag, before = Flag(), signal.getsignal(signal.SIGINT)
 
     def twice() -> None:
-        with stopping(flag):
+        with stop_on_interrupt(flag):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
             assert flag.times == 1
@@ -305,7 +312,7 @@ def test_the_first_interrupt_asks_the_second_leaves() -> None:
 
 
 def test_on_a_terminal_tables_are_aligned() -> None:
-    code = "from xcray.cli import output; output.table(['name', 'n'], [['alpha', 1], ['b', 22]])"
+    code = "from xcray.cli.terminal import output; output.print_table(['name', 'n'], [['alpha', 1], ['b', 22]])"
     controller, terminal = pty.openpty()
     done = subprocess.run(
         [sys.executable, "-c", code], stdout=terminal, stderr=subprocess.PIPE, check=True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from xcray.cli.main import main
-from xcray.cli.terminal.multi_value import spread
+from xcray.cli.terminal.multi_value import repeat_options
 from xcray.data.build import BuildOptions, build
 from xcray.model.model import Model
 
@@ -60,7 +60,7 @@ def test_every_change_from_the_command_line(
         )
         == 0
     )
-    assert "add: 2 labels trained, 2 kept, 4 in all" in capsys.readouterr().out
+    assert "add: 2 labels trained, 2 kept, 4 in total" in capsys.readouterr().out
     assert Model.open(tmp_path / "more").label_names.to_pylist() == ["a", "d", "c", "b"]
     merged = [
         "labels",
@@ -143,7 +143,7 @@ def test_names_from_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["labels", "rename", "MODEL", "a=x", "a=y"], "renamed twice"),
         (["labels", "rename", "MODEL", "--names-file", "list.json"], "an object of names"),
         (["labels", "rename", "MODEL", "--names-file", "bad.json"], "is not JSON"),
-        (["labels", "remove", "MODEL", "--labels-file", "none.txt"], "there is no file"),
+        (["labels", "remove", "MODEL", "--labels-file", "none.txt"], "does not exist"),
         (["labels", "add", "MODEL", "--dataset", "DATA"], "nothing to add"),
         (["labels", "merge", "MODEL", "a", "--into", "b", "--dataset", "DATA"], "at least two"),
         (["retrain", "MODEL", "--dataset", "DATA", "--labels", "A"], "did you mean 'a'"),
@@ -180,4 +180,4 @@ def test_bad_input(
     ],
 )
 def test_options_with_several_values(words: str, expected: str) -> None:
-    assert spread(words.split(), frozenset({"--lam", "--C"})) == expected.split()
+    assert repeat_options(words.split(), frozenset({"--lam", "--C"})) == expected.split()

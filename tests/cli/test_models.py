@@ -10,29 +10,29 @@ import pytest
 
 from tests.support.live_service import TEXTS, publish, serving, settings_for
 from xcray.cli.main import main
-from xcray.cli.models.models import shown, weights_of
+from xcray.cli.models.models import format_alias, parse_split
 from xcray.client import Client
 from xcray.errors import InputError
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
+from xcray.service.app_state import AppState
 
 
 class Place(NamedTuple):
     """A served app with three versions of docs."""
 
     url: str
-    rooms: Rooms
+    app_state: AppState
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home = tmp_path_factory.mktemp("models") / "home"
     app = create_app(settings_for(home))
-    rooms: Rooms = app.state.rooms
+    app_state: AppState = app.state.app_state
     for version in (1, 2, 3):
-        publish(rooms.registry, "docs", home / "staged", seed=version)
+        publish(app_state.registry, "docs", home / "staged", seed=version)
     with serving(app) as url:
-        yield Place(url, rooms)
+        yield Place(url, app_state)
 
 
 def run(place: Place, *arguments: Any) -> int:
@@ -45,11 +45,11 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
         run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1)
         == 0
     )
-    assert "docs@prod is version 1:90%+2:10% (3)" in capsys.readouterr().out
+    assert "docs@prod points to version 1:90%+2:10% (3)" in capsys.readouterr().out
     with Client(place.url) as client:
         for _ in range(4):
             client.predict("docs@prod", list(TEXTS))
-        place.rooms.shadows.settle()
+        place.app_state.shadwait_until_idlettle()
         told = client.models.shadow("docs", "prod")
         assert told["shadow"] == {"version": 3, "weight": 1.0}
         assert sum(pair["rows"] for pair in told["pairs"]) == 4 * len(TEXTS)
@@ -64,7 +64,7 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
     assert run(place, "list") == 0
     assert "prod=1:90%+2:10% (3)" in capsys.readouterr().out
     assert run(place, "alias", "docs", "prod", 2) == 0
-    assert "docs@prod is version 2\n" in capsys.readouterr().out
+    assert "docs@prod points to version 2\n" in capsys.readouterr().out
     assert run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.2") != 0
     assert "sum to 1.1" in capsys.readouterr().err
 
@@ -82,7 +82,7 @@ def test_what_is_no_split_is_refused(
 
 def test_load_and_unload(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(place, "load", "docs:1") == 0
-    assert "version 1 is loaded and held" in capsys.readouterr().out
+    assert "version 1 is loaded" in capsys.readouterr().out
     with Client(place.url) as client:
         assert client.models.get("docs")["states"][0] == {
             "version": 1,
@@ -97,8 +97,11 @@ def test_load_and_unload(place: Place, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_leads_where_in_words() -> None:
     split = [{"version": 3, "weight": 0.995}, {"version": 4, "weight": 0.005}]
-    assert shown({"splits": {"a": {"split": split, "shadow": None}}}, "a", 3) == "3:99.5%+4:0.5%"
-    assert shown({}, "a", 3) == "3"
-    assert weights_of("3=0.9,4=0.1") == {3: 0.9, 4: 0.1}
+    assert (
+        format_alias({"splits": {"a": {"split": split, "shadow": None}}}, "a", 3)
+        == "3:99.5%+4:0.5%"
+    )
+    assert format_alias({}, "a", 3) == "3"
+    assert parse_split("3=0.9,4=0.1") == {3: 0.9, 4: 0.1}
     with pytest.raises(InputError, match="write versions and weights"):
-        weights_of("3:0.9")
+        parse_split("3:0.9")

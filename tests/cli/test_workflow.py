@@ -162,7 +162,7 @@ def test_train_lists_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[0] == ["parameter", "default", "range", "meaning"]
     assert {"lam", "C", "eps"} <= {row[0] for row in rows}
     assert run("train", "--solver", "dsmlr") == 2
-    assert "name a data set" in capsys.readouterr().err
+    assert "no data set given" in capsys.readouterr().err
 
 
 def test_predict_texts_and_lines(
@@ -308,11 +308,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.poll() is None, process.communicate()[1]
         yield str(json.loads((home / "serve.json").read_text())["url"])
     finally:
-        family = processes.family([process.pid])
+        family = processes.find_descendants([process.pid])
         process.terminate()
         out, _ = process.communicate(timeout=PATIENCE)
-        left = processes.left_of(family, 60.0)
-        processes.end(left)
+        left = processes.wait_for_exit(family, 60.0)
+        processes.kill_processes(left)
     assert process.returncode == 0
     assert json.loads(out)["docs"].endswith("/docs")
     assert left == set()
@@ -473,12 +473,12 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_families_of_processes() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     parent = subprocess.Popen([sys.executable, "-c", code])
-    wait_for(lambda: len(processes.family([parent.pid])) == 2)
-    family = processes.family([parent.pid])
-    assert processes.left_of(family, 0.0) == family
-    processes.end(family)
+    wait_for(lambda: len(processes.find_descendants([parent.pid])) == 2)
+    family = processes.find_descendants([parent.pid])
+    assert processes.wait_for_exit(family, 0.0) == family
+    processes.kill_processes(family)
     parent.wait()
-    assert processes.left_of(family, 60.0) == set()
+    assert processes.wait_for_exit(family, 60.0) == set()
 
 
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
@@ -486,13 +486,13 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     demo = command("demo", "--pool", "threads", "--home", home)
     wait_for(lambda: (home / "serve.json").is_file() or demo.poll() is not None)
     wait_for(
-        lambda: len(processes.family([demo.pid])) >= 2 or demo.poll() is not None
+        lambda: len(processes.find_descendants([demo.pid])) >= 2 or demo.poll() is not None
     )  # a child builds the data set
-    family = processes.family([demo.pid])
+    family = processes.find_descendants([demo.pid])
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 130, err
     assert len(family) >= 2
-    assert processes.left_of(family, 0.0) == set()
+    assert processes.wait_for_exit(family, 0.0) == set()
     assert "by force" not in out
     assert err.endswith("error INTERRUPTED: interrupted\n")

@@ -16,7 +16,7 @@ import pytest
 from tests.support.live_service import LABELS, TEXTS, plain_model, serving, settings_for, text_model
 from xcray import errors
 from xcray.client import Client
-from xcray.client.connection import KINDS
+from xcray.client.connection import ERROR_CLASSES
 from xcray.errors import (
     Conflict,
     Corrupt,
@@ -31,7 +31,7 @@ from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
+from xcray.service.app_state import AppState
 
 LINES = "".join(
     json.dumps({"text": text, "labels": [label]}) + "\n"
@@ -42,8 +42,8 @@ LINES = "".join(
 class Place:
     """A served app with a client."""
 
-    def __init__(self, rooms: Rooms, client: Client) -> None:
-        self.rooms = rooms
+    def __init__(self, app_state: AppState, client: Client) -> None:
+        self.app_state = app_state
         self.client = client
 
 
@@ -51,14 +51,14 @@ class Place:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home = tmp_path_factory.mktemp("client") / "home"
     app = create_app(settings_for(home))
-    rooms: Rooms = app.state.rooms
+    app_state: AppState = app.state.app_state
     text_model(home / "a")
     plain_model(home / "b")
-    rooms.registry.publish("text", home / "a")
-    rooms.registry.publish("vector", home / "b")
-    rooms.store.add_dataset("ready", str(home / "nowhere"))
+    app_state.registry.publish("text", home / "a")
+    app_state.registry.publish("vector", home / "b")
+    app_state.store.add_dataset("ready", str(home / "nowhere"))
     with serving(app) as url, Client(url) as client:
-        yield Place(rooms, client)
+        yield Place(app_state, client)
 
 
 def test_data_sets_and_jobs_go_there_and_back(place: Place, tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_bad_file_is_told_as_an_error_with_its_line(place: Place, tmp_path: Pa
 
 def test_predictions_are_the_predictors_own(place: Place) -> None:
     texts = ["read rows of a csv file", "socket", ""]
-    predictor = Predictor(Model.open(place.rooms.registry.resolve("text")))
-    expected = predictor.named(predictor.predict(texts, 3))
+    predictor = Predictor(Model.open(place.app_state.registry.resolve("text")))
+    expected = predictor.scored_labels(predictor.predict(texts, 3))
     for model in ("text", "text:1", "text@latest"):
         found = place.client.predict(model, texts, top_k=3)
         pairs = [
@@ -140,7 +140,7 @@ def test_predictions_are_the_predictors_own(place: Place) -> None:
 
 
 def test_sparse_rows(place: Place) -> None:
-    predictor = Predictor(Model.open(place.rooms.registry.resolve("vector")))
+    predictor = Predictor(Model.open(place.app_state.registry.resolve("vector")))
     dense = np.zeros((1, 6), np.float32)
     dense[0, [4, 1]] = 0.25, -1.5
     found = place.client.predict("vector", [{"indices": [4, 1], "values": [0.25, -1.5]}], top_k=4)[
@@ -190,27 +190,29 @@ def test_every_class_of_errors_can_be_raised() -> None:
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, XcrayError)
     }
-    assert set(KINDS) == named
+    assert set(ERROR_CLASSES) == named
 
 
 def test_events_are_heard_once_each_until_the_end(place: Place) -> None:
-    store = place.rooms.store
+    store = place.app_state.store
     job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
     heard: list[tuple[int, str]] = []
 
     def run() -> None:
-        claimed = store.claim("test", lease_seconds=60)
+        claimed = store.claim_job("test", lease_seconds=60)
         assert claimed is not None
         assert claimed.id == job["id"]
         for done in range(20):
-            store.append(
+            store.append_event(
                 claimed.id,
                 claimed.attempt,
                 "progress",
                 {"phase": "TRAINING", "done": done, "total": 20},
             )
             time.sleep(0.01)
-        store.finish(claimed.id, claimed.attempt, FAILED, reason="TEST", message="as wished")
+        store.finish_attempt(
+            claimed.id, claimed.attempt, FAILED, reason="TEST", message="as wished"
+        )
 
     runner = threading.Thread(target=run)
     runner.start()
@@ -327,7 +329,7 @@ def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Unavailable) as caught:
         client.jobs.submit(dataset="d", model="m")
     assert (len(asked), caught.value.details["retry_after"]) == (1, 61)
-    refused = {"kind": "Refused", "code": "QUOTA", "detail": "100 of your jobs wait already"}
+    refused = {"kind": "Refused", "code": "QUOTA", "detail": "100 of your jobs are pending"}
     client, asked = played(later(429, 1, json=refused))
     with pytest.raises(Refused):
         client.jobs.submit(dataset="d", model="m")
@@ -361,7 +363,7 @@ def test_jobs_are_listed_by_what_they_are(place: Place) -> None:
 
 def test_a_log_is_followed_to_its_end(place: Place) -> None:
     job = place.client.jobs.submit(dataset="ready", model="followed")
-    log = place.rooms.home.log(job["id"])
+    log = place.app_state.home.log(job["id"])
     log.write_text("one\ntwo\nthree\n")
     pieces = place.client.jobs.follow_logs(job["id"], tail=2, pause=0.01)
     assert next(pieces) == "two\nthree\n"
@@ -432,11 +434,11 @@ def test_a_broken_stream_is_taken_up_after_the_last_event() -> None:
 
 
 def test_success_has_a_result(place: Place) -> None:
-    store = place.rooms.store
+    store = place.app_state.store
     job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
-    claimed = store.claim("test", lease_seconds=60)
+    claimed = store.claim_job("test", lease_seconds=60)
     assert claimed is not None
-    store.finish(
+    store.finish_attempt(
         claimed.id,
         claimed.attempt,
         SUCCEEDED,

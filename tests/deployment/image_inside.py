@@ -20,7 +20,7 @@ ANSWER = """
 import sys, time
 from pathlib import Path
 started = time.perf_counter()
-from xcray.service.loading import open_predictor
+from xcray.service.models.loading import open_predictor
 predictor = open_predictor(Path(sys.argv[1]))
 predictor.predict([[1.0] * predictor.model.n_features], 5)
 print(time.perf_counter() - started)
@@ -97,9 +97,9 @@ def size_of(path: Path) -> int:
 
 def first() -> dict[str, Any]:
     """Seconds of a fresh process until its first answer: with the baked kernels, again, and without them."""
-    from xcray.cli.setup.compile_kernels import made_up
+    from xcray.cli.setup.compile_kernels import write_random_model
 
-    model = made_up(Path("/tmp/first-model"), 3000, "identity")
+    model = write_random_model(Path("/tmp/first-model"), 3000, "identity")
     shutil.rmtree(os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)  # as a container begins
     out = {}
     for name, environment in (
@@ -156,7 +156,7 @@ def answered(
 
 def missed() -> list[str]:
     """Kernels that had to be compiled in this container."""
-    from xcray.kernels import missed as found
+    from xcray.kernels import unbaked_kernels as found
 
     return found()
 

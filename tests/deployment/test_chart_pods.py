@@ -24,7 +24,7 @@ from tests.deployment.chart.helm import (
 )
 from tests.deployment.chart.pod import IP, environment, may_play, plan_of, play, runnable
 from tests.support.missing_tools import say
-from xcray.jobs.store.tokens import given_token, new_token
+from xcray.jobs.store.tokens import create_token, import_token
 from xcray.service.settings import Settings, check_address
 
 OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray's that are no settings of the service
@@ -66,7 +66,7 @@ def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[s
 @pytest.mark.parametrize("name", sorted(values_files()))
 def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
     objects = rendering(name).objects
-    secrets = secrets_of(objects, new_token().token)
+    secrets = secrets_of(objects, create_token().token)
     seen = 0
     for pod, spec in pods(objects).items():
         for container in (*spec.get("initContainers", []), *spec["containers"]):
@@ -84,10 +84,10 @@ def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
             if container["name"] in ("api", "runner"):
                 address = settings.host if container["name"] == "api" else settings.runner_host
                 check_address(settings.model_copy(update={"host": address}), has_keys=lambda: True)
-                assert {IP, "xcray", f"xcray.{NAMESPACE}.svc"} <= settings.hosts
-                assert settings.jobs_outlive is False
+                assert {IP, "xcray", f"xcray.{NAMESPACE}.svc"} <= settings.served_hosts
+                assert settings.detach_jobs is False
                 assert (
-                    settings.shares_store or len(pods(objects)) == 2
+                    settings.has_shared_store or len(pods(objects)) == 2
                 )  # the API, and the pod of `helm test`
     assert seen > 10
 
@@ -175,11 +175,11 @@ def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
         return
     made = next(each for each in objects if each["kind"] == "Secret")
     key = (
-        new_token().token
+        create_token().token
         if source == "committed"
         else base64.b64decode(made["data"]["key"]).decode()
     )
-    assert given_token(key).token == key  # what the chart makes up is a key
+    assert import_token(key).token == key  # what the chart makes up is a key
     secrets = {made["metadata"]["name"]: {"key": key}}
     spec = pods(objects)["Deployment/xcray-api"]
     hasten(spec)
@@ -219,7 +219,7 @@ def test_a_pod_that_speaks_tls_itself(tmp_path: Path) -> None:
     objects = template_values(
         {"api": {"tls": {"existingSecret": "cert"}}, "auth": {"existingSecret": "admin"}}
     )
-    key = new_token().token
+    key = create_token().token
     secrets = {
         "admin": {"key": key},
         "cert": {name: path.read_text() for name, path in files.items()},
@@ -241,7 +241,7 @@ def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -
         say("namespaces of one's own", WITHOUT)
         return
     key, store = (
-        new_token().token,
+        create_token().token,
         postgres.database().replace(f"127.0.0.1:{postgres.port}", f"{IP}:5432"),
     )
     secrets = secrets_of(objects, key, store)

@@ -31,7 +31,7 @@ from tests.deployment.chart.templates import (
 )
 from xcray.cli.main import app
 from xcray.service.settings import Settings
-from xcray.workers.ray.session import own_environment
+from xcray.workers.ray.session import local_ray_environment
 
 FILES = sorted(values_files())
 WITH_RAY = [name for name in FILES if name in ("production", "autoscaled", "kueue")]
@@ -294,7 +294,7 @@ def test_ray_has_what_a_local_one_of_xcray_has() -> None:
     found = variables(pod["spec"]["containers"][0])
     wanted = {
         name: value
-        for name, value in own_environment("/x").items()
+        for name, value in local_ray_environment("/x").items()
         if not name.startswith("RAY_AUTH_")
     }
     different = {name for name, value in wanted.items() if found.get(name) != value}

@@ -33,9 +33,9 @@ DECIDED = {
         "ray_dashboard",
         "ray_token_path",
         "max_running_jobs",
-        "jobs_outlive",
+        "detach_jobs",
     ),
-    *("runner_host", "runner_port", "workers", "drain_seconds", "grace_seconds", "metrics_open"),
+    *("runner_host", "runner_port", "workers", "drain_seconds", "grace_seconds", "public_metrics"),
     *("models_mirror", "models_follow"),
 }
 

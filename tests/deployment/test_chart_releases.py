@@ -17,7 +17,7 @@ import yaml
 from tests.deployment.chart.apiserver import ApiServer, Write
 from tests.deployment.chart.helm import CHART, SECONDS, Refused, helms, values_files
 from tests.support.missing_tools import say
-from xcray.jobs.store.tokens import given_token
+from xcray.jobs.store.tokens import import_token
 
 SPACE = "ml"
 PRODUCTION = str(values_files()["production"])
@@ -93,7 +93,7 @@ def test_a_made_up_key_and_the_volume_stay_through_everything(tmp_path: Path) ->
                 admin_key(server),
                 server.find("Deployment", "xcray-api")["spec"]["template"],
             )
-            assert given_token(key).token == key
+            assert import_token(key).token == key
             assert "xck_" not in said
 
             helm(server, name, "upgrade", "xcray", str(CHART), "--set", "service.port=81")

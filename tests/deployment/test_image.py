@@ -122,7 +122,7 @@ def test_commands_of_the_image_are_commands_of_xcray() -> None:
     commands = [json.loads(check[check.index("[") :]), json.loads(given(DOCKERFILE, "CMD")[0])]
     names = {command.name for command in cli.app.registered_commands}
     assert commands == [["xcray", "health"], ["xcray", "serve"]]
-    assert {"health", "serve", "compile"} <= names
+    assert {"health", "serve", "compile-kernels"} <= names
 
 
 def test_what_is_copied_goes_to_the_builder_and_nothing_else() -> None:
@@ -288,7 +288,7 @@ def test_settings_of_compose_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         for key, value in composed()["services"][name]["environment"].items():
             monkeypatch.setenv(key, str(value))
         settings = Settings()
-        assert settings.shares_store
+        assert settings.has_shared_store
         assert settings.pool == "ray"
         assert settings.allowed_hosts == (name,)
 
@@ -340,7 +340,7 @@ PROBE = """
 import json, sys
 import numpy as np
 from xcray import kernels
-from xcray.kernels.products import scores
+from xcray.kernels.training.products import scores
 from xcray.kernels.random import mix
 mix(np.uint64(1))
 if sys.argv[1] == "more":
@@ -396,7 +396,7 @@ def test_baked_kernels_are_loaded_where_nothing_can_be_written(tmp_path: Path) -
 LOOK = """
 import json
 from pathlib import Path
-from xcray.cli.doctor import check_disk
+from xcray.cli.setup.doctor import check_disk
 from xcray.cli.main import main
 print(json.dumps([check_disk(Path.home() / ".xcray"), main(["keys", "list", "--json"])]))
 """
@@ -467,7 +467,7 @@ def test_all_solvers_are_compiled() -> None:
 def test_health_says_whether_the_service_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(health, "SECONDS", PATIENCE)
+    monkeypatch.setattr(health, "TIMEOUT_SECONDS", PATIENCE)
     with serving(create_app(settings_for(tmp_path / "home"))) as url:
         port = url.rpartition(":")[2]
         assert cli.main(["health", "--port", port]) == 0
@@ -490,9 +490,9 @@ def test_health_of_what_is_no_service(
     with socket.socket() as silent:  # it takes the connection, and says nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        monkeypatch.setattr(health, "SECONDS", 0.2)
+        monkeypatch.setattr(health, "TIMEOUT_SECONDS", 0.2)
         assert cli.main(["health", "--port", str(silent.getsockname()[1])]) == 1
     monkeypatch.setenv("XCRAY_PORT", "80a")
     assert cli.main(["health"]) == 2
     with pytest.raises(ParameterError, match="XCRAY_PORT"):
-        health.places(None)
+        health.find_endpoints(None)

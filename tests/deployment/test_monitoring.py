@@ -280,7 +280,9 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
-    upside_down = rehearsal("XcrayGone", Case(CASES["XcrayGone"].silent, CASES["XcrayGone"].fires))
+    upside_down = rehearsal(
+        "XcrayAbsent", Case(CASES["XcrayAbsent"].silent, CASES["XcrayAbsent"].fires)
+    )
     (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(upside_down))
     assert subprocess.run(
         [promtool, "test", "rules", "wrong.yaml"], cwd=tmp_path, capture_output=True, check=False

@@ -10,7 +10,7 @@ import numpy as np
 
 from xcray.arrays import CSR, csr
 from xcray.data.text.pipeline import TextPipeline
-from xcray.data.text.tokenizer import PARTS, TextParams, normalise
+from xcray.data.text.tokenizer import IDENTIFIER_PART, TextParams, normalise
 
 SIBILANT = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")
 
@@ -41,7 +41,7 @@ def terms(params: TextParams, text: str) -> list[str]:
         text = text.lower()
     words, wholes = [], []
     for token in re.findall(params.token_pattern, text):
-        parts = PARTS.findall(token) if params.split_identifiers else []
+        parts = IDENTIFIER_PART.findall(token) if params.split_identifiers else []
         if len(parts) > 1:
             words += [part for part in parts if len(part) > 1]
             wholes.append(token)

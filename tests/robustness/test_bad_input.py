@@ -1,4 +1,4 @@
-"""Beside the rows of the bad-input catalogue: memory while reading, two files, errors collected and skipped, codes explained."""
+"""Bad input outside the catalogue: memory while reading, two files, collected and skipped errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xcray.data.build import BuildOptions, build
 from xcray.data.check import check
 from xcray.data.dataset import Dataset
 from xcray.data.readers.error_codes import CODES, GROUPS
-from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.error_log import DataErrors, ErrorCollector
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.svmlight import read_svmlight
 from xcray.data.splits import RowSplit
@@ -51,7 +51,7 @@ def warnings_of(ds: Dataset) -> dict[str, int]:
 def warmed(tmp_path: Path, format: str, data: bytes) -> None:
     """Read a good file: what is compiled and loaded once for a format is there before memory is measured."""
     (tmp_path / "warm").write_bytes(data)
-    assert check(format, tmp_path / "warm").good
+    assert check(format, tmp_path / "warm").is_readable
 
 
 def test_oddities_are_counted(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_s44_an_endless_line_is_refused_before_it_is_read(tmp_path: Path) -> Non
     tracemalloc.start()
     try:
         with pytest.raises(DataError) as caught:
-            list(read_svmlight(path, ReadOptions(max_line_bytes=1 << 20), Tally()))
+            list(read_svmlight(path, ReadOptions(max_line_bytes=1 << 20), ErrorCollector()))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -83,7 +83,7 @@ def test_s47_one_label_everywhere_and_empty_rows_are_warnings(tmp_path: Path) ->
     path = tmp_path / "train.svm"
     path.write_bytes(b"0,1\n0,2\n")
     report = check("svmlight", path)
-    assert report.good
+    assert report.is_readable
     assert report.warnings == {"labels_in_every_row": 1, "rows_without_features": 2}
 
 
@@ -149,7 +149,7 @@ def test_twenty_errors_then_stop(tmp_path: Path) -> None:
     path = tmp_path / "train.svm"
     path.write_bytes(b"1 1:1\n1 1:x\n" * 50)
     with pytest.raises(DataErrors) as caught:
-        list(read_svmlight(path, ReadOptions(), Tally()))
+        list(read_svmlight(path, ReadOptions(), ErrorCollector()))
     assert [error.line for error in caught.value.errors] == list(range(2, 42, 2))
     assert "19 more" in str(caught.value)
     assert len(caught.value.as_dict()["errors"]) == 20
@@ -206,9 +206,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_memory_follows_what_is_read_not_what_is_claimed(tmp_path: Path) -> None:
-    """With little room: headers and footers that claim much, a line of 2 GB, bombs of gzip and of dictionaries."""
-    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
-    command = [sys.executable, "-m", "badinput.memory", str(tmp_path)]
+    """Read files with limited memory: large claims, a line of 2 GB, decompression bombs."""
+    path = str(ROOT)
+    command = [sys.executable, "-m", "tests.robustness.badinput.memory", str(tmp_path)]
     environment = {
         **os.environ,
         "PYTHONPATH": path,
@@ -222,7 +222,7 @@ def test_memory_follows_what_is_read_not_what_is_claimed(tmp_path: Path) -> None
 
 
 def codes_of(folder: str) -> set[str]:
-    """Codes that errors are made with in the source of a room."""
+    """Return the error codes in the source of a package."""
     out = set()
     for path in (ROOT / "xcray" / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -230,7 +230,8 @@ def codes_of(folder: str) -> set[str]:
                 "error",
                 "_error",
                 "DataError",
-                "fault",
+                "report",
+                "row_errors",
             ):
                 strings = [
                     arg.value
@@ -247,7 +248,7 @@ def codes_of(folder: str) -> set[str]:
 
 def test_every_code_of_reading_is_explained() -> None:
     of_calls = {"NOT_A_LIST", "TEXT_NOT_STRING"}  # what Python code hands over, no file
-    made = codes_of("data") | codes_of("bulk")
+    made = codes_of("data") | codes_of("batch")
     assert made - of_calls <= set(CODES), (
         "a code is raised that xcray/data/readers/error_codes.py does not explain"
     )
@@ -268,8 +269,8 @@ def test_the_page_has_the_table_of_codes() -> None:
     page = (ROOT / "docs" / "formats.md").read_text()
     for group, codes in GROUPS.items():
         lines = [
-            f"| `{code}` | {told.meaning} | {told.mend.replace('|', chr(92) + '|')} |"
-            for code, told in codes.items()
+            f"| `{code}` | {entry.meaning} | {entry.fix.replace('|', chr(92) + '|')} |"
+            for code, entry in codes.items()
         ]
         table = "\n".join([f"| {group} | what it is | what to do |", "|---|---|---|", *lines])
         assert table in page, f"docs/formats.md lacks:\n{table}"

@@ -1,4 +1,7 @@
-"""The bad-input catalogue through the real service: one row of each kind here, all with `python -m tests.robustness.badinput`; and its ids."""
+"""The bad-input catalogue through the real service: one row of each kind, and its ids.
+
+`python -m tests.robustness.badinput` sends all of them.
+"""
 
 from __future__ import annotations
 

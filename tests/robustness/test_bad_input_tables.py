@@ -1,4 +1,4 @@
-"""Rows S, X, P and C of the bad-input catalogue: what is refused and with which words, and what is read."""
+"""Rows S, X, P and C of the bad-input catalogue: refused files with their errors, accepted files."""
 
 from __future__ import annotations
 

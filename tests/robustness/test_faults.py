@@ -140,8 +140,8 @@ def test_a_result_without_its_model_is_found_and_an_ended_job_is_well(
         (SUCCEEDED, {"model": "m", "version": 1, "sha256": "0" * 64}),
     ):
         job, _ = store.submit({}, name=status.lower())
-        store.claim("me", lease_seconds=60)
-        store.finish(job.id, 1, status, result=result)
+        store.claim_job("me", lease_seconds=60)
+        store.finish_attempt(job.id, 1, status, result=result)
         ledger.acknowledged("job", job.id)
     figures = judged(home, ledger)
     assert [sentence.partition("I3")[1] for sentence in figures.broken] == ["I3"]

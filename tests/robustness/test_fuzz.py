@@ -1,4 +1,4 @@
-"""Fuzzing, a little of it in each run: all targets from a fixed seed, and every input that once failed."""
+"""A short fuzzing run: all targets from a fixed seed, and every input that failed before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service over HTTP: data sets, jobs and their streams, models, operations; its wall; what it does when things die."""
+"""The service over HTTP: data sets, jobs, event streams, models, operations and failures."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.states import SUCCEEDED
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
+from xcray.service.app_state import AppState
 from xcray.service.http import auth
-from xcray.service.models.cache import PredictorCache, Wanted
-from xcray.service.observability.request_log import REQUEST_ID, context
+from xcray.service.models.cache import ModelCache, ModelTarget
+from xcray.service.observability.request_log import REQUEST_ID, log_context
 from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings, check_address
-from xcray.telemetry.logging import JSONLines
+from xcray.telemetry.logging import JSONFormatter
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 LINES = "".join(
@@ -48,10 +48,10 @@ PATIENCE = (
 
 
 class Service(NamedTuple):
-    """A served app, its rooms, and a client."""
+    """A served app, its state, and a client."""
 
     http: httpx.Client
-    rooms: Rooms
+    app_state: AppState
     app: FastAPI
 
 
@@ -74,7 +74,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         settings_for(tmp_path / "home"), build_command=build_stub(tmp_path, READY_STUB)
     )
     with client_of(app) as http:
-        yield Service(http, app.state.rooms, app)
+        yield Service(http, app.state.app_state, app)
 
 
 def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -282,7 +282,7 @@ def test_paths_below_an_open_folder_only(tmp_path: Path) -> None:
 def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
     url = httpx.URL(str(service.http.base_url))
     head = b"POST /v1/uploads HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\nContent-Length: 1000\r\n\r\n"
-    folder = service.rooms.home.path / "uploads"
+    folder = service.app_state.home.path / "uploads"
     with socket.create_connection((url.host, url.port or 80)) as connection:
         connection.sendall(head + b"x" * 500)
         eventually(lambda: list(folder.iterdir()))
@@ -333,9 +333,9 @@ def test_a_build_is_limited_in_memory(tmp_path: Path) -> None:
 
     limited = build_stub(
         tmp_path,
-        "from xcray.service import ingest\ningest.build = lambda *a: bytearray(8_000_000_000)\nsys.exit(ingest.main(sys.argv[1:]))",
+        "from xcray.service.datasets import ingest\ningest.build = lambda *a: bytearray(8_000_000_000)\nsys.exit(ingest.main(sys.argv[1:]))",
     )
-    assert ingest.SHOWN == 20
+    assert ingest.MAX_ERRORS == 20
     app = create_app(
         settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000), build_command=limited
     )
@@ -399,8 +399,8 @@ def test_a_job_is_accepted_once_for_a_key(service: Service) -> None:
         3,
     )
     assert job["spec"]["params"] == {"C": 0.5}
-    stored = service.rooms.store.get(job["id"]).spec
-    assert stored["dataset"] == str(service.rooms.home.dataset(asked["dataset"]))
+    stored = service.app_state.store.get_job(job["id"]).spec
+    assert stored["dataset"] == str(service.app_state.home.dataset(asked["dataset"]))
     assert stored["name"] == "m"
 
 
@@ -500,7 +500,7 @@ def test_stop_resume_delete(service: Service) -> None:
     assert [service.http.post(f"{path}/stop").json()["status"] for _ in range(2)] == ["STOPPED"] * 2
     assert service.http.post(f"{path}/resume").json()["status"] == "PENDING"
     service.http.post(f"{path}/stop")
-    run, log = service.rooms.home.run(job["id"]), service.rooms.home.log(job["id"])
+    run, log = service.app_state.home.run(job["id"]), service.app_state.home.log(job["id"])
     run.mkdir()
     log.write_text("".join(f"line {i}\n" for i in range(1000)))
     assert service.http.get(f"{path}/logs?tail=2").text == "line 998\nline 999\n"
@@ -531,7 +531,7 @@ def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
 
 def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
     job = submitted(service)
-    store, path = service.rooms.store, f"/v1/jobs/{job['id']}/events"
+    store, path = service.app_state.store, f"/v1/jobs/{job['id']}/events"
     heard: list[str] = []
 
     def listen() -> None:
@@ -542,11 +542,13 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
     listener = threading.Thread(target=listen)
     listener.start()
     eventually(lambda: ": alive" in "".join(heard))  # nothing happens, and the stream says so
-    claimed = store.claim("test", lease_seconds=60)
+    claimed = store.claim_job("test", lease_seconds=60)
     assert claimed is not None
     step = {"phase": "TRAINING", "done": 1, "total": 4, "eta": None, "note": "a\nb\u2028"}
-    store.append(claimed.id, claimed.attempt, "progress", step)
-    store.finish(claimed.id, claimed.attempt, SUCCEEDED, result={"model": "m", "version": 1})
+    store.append_event(claimed.id, claimed.attempt, "progress", step)
+    store.finish_attempt(
+        claimed.id, claimed.attempt, SUCCEEDED, result={"model": "m", "version": 1}
+    )
     listener.join(PATIENCE)
     assert not listener.is_alive()
     found = events_of("".join(heard))
@@ -574,10 +576,10 @@ def test_streams_end_when_the_service_drains_or_the_job_goes(service: Service) -
         streams = [
             pool.submit(service.http.get, f"/v1/jobs/{job['id']}/events") for job in (first, second)
         ]
-        eventually(lambda: b"xcray_event_streams 2.0" in service.rooms.gauges.text())
-        service.rooms.store.request_stop(first["id"])
+        eventually(lambda: b"xcray_event_streams 2.0" in service.app_state.metrics.render())
+        service.app_state.store.request_stop(first["id"])
         assert "STOPPED" in streams[0].result(PATIENCE).text
-        service.rooms.draining = True
+        service.app_state.draining = True
         assert events_of(streams[1].result(PATIENCE).text)[0][2]["status"] == "PENDING"
     assert service.http.get("/readyz").json()["reasons"] == ["DRAINING"]
     assert service.http.get("/healthz").status_code == 200
@@ -587,7 +589,7 @@ def test_streams_end_when_the_service_drains_or_the_job_goes(service: Service) -
 
 
 def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
-    registry, http = service.rooms.registry, service.http
+    registry, http = service.app_state.registry, service.http
     assert http.get("/v1/models").json() == {"models": []}
     for seed in (1, 2, 3):
         assert publish(registry, "docs", tmp_path / f"staged-{seed}", seed=seed) == seed
@@ -624,7 +626,7 @@ def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
 
 
 def test_explanations_add_up(service: Service, tmp_path: Path) -> None:
-    publish(service.rooms.registry, "docs", tmp_path / "staged")
+    publish(service.app_state.registry, "docs", tmp_path / "staged")
     instance = {"text": "read rows of a csv file in files"}
     best = service.http.post(
         "/v1/models/docs:predict", json={"instances": [instance], "top_k": 4}
@@ -659,7 +661,7 @@ def test_explanations_add_up(service: Service, tmp_path: Path) -> None:
 def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) -> None:
     """Two models with other labels; whoever answers, name, hash and labels belong together."""
     app = create_app(settings_for(tmp_path / "home", models_loaded=1))
-    registry: Registry = app.state.rooms.registry
+    registry: Registry = app.state.app_state.registry
     for version, prefix in ((1, "old"), (2, "new")):
         assert (
             publish(
@@ -709,26 +711,28 @@ def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) 
 
 def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
-    rooms: Rooms = app.state.rooms
+    app_state: AppState = app.state.app_state
     for name in ("a", "b", "c"):
-        publish(rooms.registry, name, tmp_path / name)
+        publish(app_state.registry, name, tmp_path / name)
     opened: list[str] = []
-    opener = rooms.predictors._loader.open
+    opener = app_state.model_cache._loader.opener
 
     def slow(path: Path) -> Any:
         opened.append(path.parts[-3])
         time.sleep(0.1)
         return opener(path)
 
-    cache = PredictorCache(rooms.registry_of, rooms.gauges, 2, slow)
+    cache = ModelCache(app_state.registry_of, app_state.metrics, 2, slow)
     with ThreadPoolExecutor(8) as pool:
         found = list(
-            pool.map(cache.get, [Wanted("default", each) for each in ("a", "a:1", "a@latest")] * 4)
+            pool.map(
+                cache.get, [ModelTarget("default", each) for each in ("a", "a:1", "a@latest")] * 4
+            )
         )
     assert opened == ["a"]
     assert len({id(one.predictor) for one in found}) == 1
     for name in ("b", "a", "c", "a", "b"):
-        cache.get(Wanted("default", name))
+        cache.get(ModelTarget("default", name))
     assert opened == ["a", "b", "c", "b"]
     cache.close()
 
@@ -741,7 +745,7 @@ def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> 
         raise Unavailable("never mind")
 
     app = create_app(settings_for(tmp_path / "home", predict_rows=33), opener=slow)
-    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     with client_of(app) as http, ThreadPoolExecutor(40) as pool:
         body = {"instances": [{"text": "a"}]}
         waiting = [pool.submit(http.post, "/v1/models/docs:predict", json=body) for _ in range(40)]
@@ -766,7 +770,7 @@ def test_liveness_asks_nobody_and_readiness_tells_why(tmp_path: Path) -> None:
     )
     with client_of(app) as http:
         assert http.get("/readyz").json() == {"ready": True, "reasons": [], "degraded": ["RAY"]}
-        app.state.rooms.store.ping = broken
+        app.state.app_state.store.ping = broken
         answer = http.get("/readyz")
         assert (answer.status_code, answer.json()["reasons"]) == (503, ["STORE"])
         assert int(answer.headers["retry-after"]) > 0
@@ -879,7 +883,7 @@ def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
         build_command=build_stub(tmp_path, READY_STUB),
     )
     with client_of(app) as http:
-        mine = Service(http, app.state.rooms, app)
+        mine = Service(http, app.state.app_state, app)
         job = submitted(mine)
         data = job["spec"]["dataset"]
         who["tenant"] = "second"
@@ -936,7 +940,7 @@ def test_what_nobody_expected_is_told_without_detail(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret /path/of/the/server")
 
-    service.rooms.store.list = fail  # type: ignore[method-assign]
+    service.app_state.store.list_jobs = fail  # type: ignore[method-assign]
     logging.getLogger("xcray").propagate = True
     with caplog.at_level(logging.ERROR, "xcray"):
         answer = service.http.get("/v1/jobs")
@@ -951,7 +955,7 @@ def test_what_nobody_expected_is_told_without_detail(
 def test_each_log_event_is_one_line(name: str) -> None:
     stream = StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JSONLines(context))
+    handler.setFormatter(JSONFormatter(log_context))
     logger = logging.Logger("test")
     logger.addHandler(handler)
     REQUEST_ID.set("req_1")
@@ -994,7 +998,7 @@ def test_settings_come_from_the_environment(
 SERVE = """
 import sys
 from pathlib import Path
-from xcray.service.server import serve
+from xcray.service.processes.server import serve
 from xcray.service.settings import Settings
 serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, max_running_jobs=1, job_nice=0, poll_seconds=0.05))
 """
@@ -1088,13 +1092,13 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
         raise Unavailable("so slow", code="SLOW")
 
     app = create_app(settings_for(tmp_path / "home"), opener=slow)
-    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as http:
         with serving(app) as url:
             answer = pool.submit(
                 http.post, f"{url}/v1/models/docs:predict", json={"instances": [{"text": "a"}]}
             )
-            eventually(lambda: app.state.rooms.predictors._loader._turns)
+            eventually(lambda: app.state.app_state.model_cache._loader._key_locks)
             threading.Timer(0.5, release.set).start()
         assert answer.result().json()["code"] == "UNREADABLE"
     assert b"" == raw_or_refused(url)

@@ -1,5 +1,7 @@
-"""For each alert of rules.yaml: figures at which it must fire, and figures near by at which it must not. Prometheus' own notation:
-`0+1x9` is 0, 1, .. 9; a value a minute. Figures of the store are told by two replicas, so that a sum would count them twice.
+"""For each alert of rules.yaml, metrics at which it must fire and metrics at which it must not.
+
+The values use Prometheus' notation: `0+1x9` is 0, 1, .. 9, one value per minute. Metrics of the
+store come from two replicas, so that a sum would count them twice.
 """
 
 from __future__ import annotations
@@ -56,34 +58,50 @@ def histogram(name: str, quick: float, slow: float, **labels: str) -> dict[str, 
 
 CASES: Final[dict[str, Case]] = {
     "XcrayNoRunner": Case(
-        both("xcray_check_failing", late(1, 3), check="RUNNER"),
-        both("xcray_check_failing", late(1, 1), check="RUNNER"),
+        both("xcray_readiness_check_failing", late(1, 3), check="RUNNER"),
+        both("xcray_readiness_check_failing", late(1, 1), check="RUNNER"),
     ),
-    "XcrayJobsWaitLong": Case(
-        both("xcray_jobs_waiting_oldest_seconds", flat(3700)),
-        both("xcray_jobs_waiting_oldest_seconds", flat(3500)),
+    "XcrayJobQueueSlow": Case(
+        both("xcray_jobs_oldest_pending_seconds", flat(3700)),
+        both("xcray_jobs_oldest_pending_seconds", flat(3500)),
     ),
-    "XcrayRunnersDie": Case(
+    "XcrayRunnerCrashes": Case(
         both("xcray_job_attempts_lost_total", rising(0.2)),
         both("xcray_job_attempts_lost_total", rising(0.08)),
     ),
     "XcrayJobsFail": Case(
         both(
-            "xcray_jobs_ended_total", late(1, 30), kind="train", status="FAILED", reason="DISK_FULL"
+            "xcray_jobs_completed_total",
+            late(1, 30),
+            kind="train",
+            status="FAILED",
+            reason="DISK_FULL",
         ),
         {
             **both(
-                "xcray_jobs_ended_total", rising(5), kind="train", status="FAILED", reason="INPUT"
+                "xcray_jobs_completed_total",
+                rising(5),
+                kind="train",
+                status="FAILED",
+                reason="INPUT",
             ),
             **both(
-                "xcray_jobs_ended_total", rising(5), kind="train", status="SUCCEEDED", reason="NONE"
+                "xcray_jobs_completed_total",
+                rising(5),
+                kind="train",
+                status="SUCCEEDED",
+                reason="NONE",
             ),
             **both(
-                "xcray_jobs_ended_total", flat(7), kind="train", status="FAILED", reason="DISK_FULL"
+                "xcray_jobs_completed_total",
+                flat(7),
+                kind="train",
+                status="FAILED",
+                reason="DISK_FULL",
             ),
         },
     ),
-    "XcrayTrainingStands": Case(
+    "XcrayTrainingStalled": Case(
         {
             **both("xcray_workers", flat(4)),
             **both("xcray_worker_seconds_total", flat(99), kind="train"),
@@ -94,8 +112,8 @@ CASES: Final[dict[str, Case]] = {
         },
     ),
     "XcrayWorkersMissing": Case(
-        {**both("xcray_workers_wanted", flat(8)), **both("xcray_workers", flat(5))},
-        {**both("xcray_workers_wanted", flat(8)), **both("xcray_workers", flat(8))},
+        {**both("xcray_workers_desired", flat(8)), **both("xcray_workers", flat(5))},
+        {**both("xcray_workers_desired", flat(8)), **both("xcray_workers", flat(8))},
     ),
     "XcrayWorkersIdle": Case(
         {**both("xcray_workers_busy_share", flat(0.4)), **both("xcray_workers", flat(8))},
@@ -119,17 +137,18 @@ CASES: Final[dict[str, Case]] = {
             **both("xcray_worker_seconds_total", rising(90), kind="train"),
         },
     ),
-    "XcrayGone": Case(one("up", flat(0)), both("xcray_store_figures_age_seconds", flat(1))),
+    "XcrayAbsent": Case(one("up", flat(0)), both("xcray_store_metrics_age_seconds", flat(1))),
     "XcrayNotReady": Case(
-        one("xcray_check_failing", flat(1), check="DISK"),
-        one("xcray_check_failing", flat(1), check="DRAINING"),
+        one("xcray_readiness_check_failing", flat(1), check="DISK"),
+        one("xcray_readiness_check_failing", flat(1), check="DRAINING"),
     ),
     "XcrayDegraded": Case(
-        one("xcray_check_failing", flat(1), check="RAY"),
-        one("xcray_check_failing", flat(0), check="RAY"),
+        one("xcray_readiness_check_failing", flat(1), check="RAY"),
+        one("xcray_readiness_check_failing", flat(0), check="RAY"),
     ),
     "XcrayPredictionsSlow": Case(
-        histogram("xcray_predict_seconds", 90, 10), histogram("xcray_predict_seconds", 1000, 1)
+        histogram("xcray_predict_duration_seconds", 90, 10),
+        histogram("xcray_predict_duration_seconds", 1000, 1),
     ),
     "XcrayRequestsFail": Case(
         {
@@ -141,58 +160,60 @@ CASES: Final[dict[str, Case]] = {
             **one("xcray_http_requests_total", rising(3), status="4xx"),
         },
     ),
-    "XcrayCallersRefused": Case(
-        one("xcray_http_refusals_total", rising(90), code="RATE"),
-        one("xcray_http_refusals_total", rising(30), code="RATE"),
+    "XcrayRequestsRejected": Case(
+        one("xcray_http_rejected_requests_total", rising(90), code="RATE"),
+        one("xcray_http_rejected_requests_total", rising(30), code="RATE"),
     ),
     "XcrayModelNotLoaded": Case(
         one("xcray_model_loads_total", late(1, 5), outcome="failed"),
         one("xcray_model_loads_total", rising(5), outcome="loaded"),
     ),
-    "XcrayModelsNotCopied": Case(
-        one("xcray_models_unfollowed", late(1, 40)), one("xcray_models_unmirrored", late(1, 20))
+    "XcrayModelSyncFailing": Case(
+        one("xcray_model_sync_pending", late(1, 40), direction="follow"),
+        one("xcray_model_sync_pending", late(1, 20), direction="mirror"),
     ),
-    "XcrayModelsDontFit": Case(
+    "XcrayModelCacheThrashing": Case(
         {
-            **one("xcray_model_finds_total", rising(10), how="waited"),
-            **one("xcray_model_finds_total", rising(90), how="mapped"),
+            **one("xcray_model_cache_requests_total", rising(10), result="miss"),
+            **one("xcray_model_cache_requests_total", rising(90), result="hit"),
         },
         {
-            **one("xcray_model_finds_total", rising(1), how="waited"),
-            **one("xcray_model_finds_total", rising(99), how="mapped"),
+            **one("xcray_model_cache_requests_total", rising(1), result="miss"),
+            **one("xcray_model_cache_requests_total", rising(99), result="hit"),
         },
     ),
-    "XcrayAnswersCut": Case(
+    "XcraySearchDeadlineExceeded": Case(
         {
-            **one("xcray_predict_exact_total", rising(95)),
+            **one("xcray_predict_certified_instances_total", rising(95)),
             **one("xcray_predict_instances_total", rising(100)),
         },
         {
-            **one("xcray_predict_exact_total", rising(100)),
+            **one("xcray_predict_certified_instances_total", rising(100)),
             **one("xcray_predict_instances_total", rising(100)),
         },
     ),
-    "XcrayLoopLate": Case(
-        histogram("xcray_loop_lag_seconds", 90, 10), histogram("xcray_loop_lag_seconds", 1000, 1)
+    "XcrayEventLoopLag": Case(
+        histogram("xcray_event_loop_lag_seconds", 90, 10),
+        histogram("xcray_event_loop_lag_seconds", 1000, 1),
     ),
     "XcrayStoreSlow": Case(
-        histogram("xcray_store_seconds", 10, 90, door="write"),
+        histogram("xcray_store_transaction_duration_seconds", 10, 90, mode="write"),
         {
-            **histogram("xcray_store_seconds", 1000, 1, door="write"),
-            **histogram("xcray_store_seconds", 90, 0, door="read"),
+            **histogram("xcray_store_transaction_duration_seconds", 1000, 1, mode="write"),
+            **histogram("xcray_store_transaction_duration_seconds", 90, 0, mode="read"),
         },
     ),
     "XcrayStoreDown": Case(
         {
-            **one("xcray_store_errors_total", flat(0), door="read"),
-            **one("xcray_store_figures_age_seconds", late(300, 4)),
+            **one("xcray_store_errors_total", flat(0), mode="read"),
+            **one("xcray_store_metrics_age_seconds", late(300, 4)),
         },
         {
-            **one("xcray_store_errors_total", flat(3), door="read"),
-            **one("xcray_store_figures_age_seconds", flat(2)),
+            **one("xcray_store_errors_total", flat(3), mode="read"),
+            **one("xcray_store_metrics_age_seconds", flat(2)),
         },
     ),
-    "XcrayDiskFills": Case(
+    "XcrayDiskFilling": Case(
         {**one("xcray_disk_free_bytes", flat(15e9)), **one("xcray_disk_reserve_bytes", flat(10e9))},
         {**one("xcray_disk_free_bytes", flat(25e9)), **one("xcray_disk_reserve_bytes", flat(10e9))},
     ),
@@ -206,7 +227,7 @@ CASES: Final[dict[str, Case]] = {
             **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h"),
         },
     ),
-    "RayGcsSilent": Case(
+    "RayGcsDown": Case(
         {
             **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h", ray_io_cluster="a"),
             **one("ray_running_jobs", flat(0), ray_io_cluster="b"),
@@ -228,7 +249,7 @@ CASES: Final[dict[str, Case]] = {
         one("ray_object_store_memory", flat(1e9), Location="SPILLED"),
         one("ray_object_store_memory", flat(1e9), Location="MMAP_SHM"),
     ),
-    "RayDiskFills": Case(
+    "RayDiskFilling": Case(
         {
             **one("ray_node_disk_free", flat(8), ip="w"),
             **one("ray_node_disk_usage", flat(92), ip="w"),
@@ -248,7 +269,7 @@ CASES: Final[dict[str, Case]] = {
             **one("ray_node_mem_total", flat(100), ip="w"),
         },
     ),
-    "XcrayPodsRestart": Case(
+    "XcrayPodCrashLooping": Case(
         one("kube_pod_container_status_restarts_total", rising(0.1), pod="r-xcray-api-0"),
         one("kube_pod_container_status_restarts_total", rising(0.1), pod="another-0"),
     ),
@@ -266,7 +287,7 @@ CASES: Final[dict[str, Case]] = {
             **one("kube_deployment_spec_replicas", flat(2), deployment="r-xcray-api"),
         },
     ),
-    "XcrayVolumeFills": Case(
+    "XcrayVolumeFilling": Case(
         {
             **one(
                 "kubelet_volume_stats_available_bytes",

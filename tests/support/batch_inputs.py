@@ -6,19 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
-import pytest
 
-from tests.support.live_service import plain_model
 from xcray.arrays import csr_from
-from xcray.batch import BulkSpec, predict_bulk
+from xcray.batch import BatchPredictSpec, predict_batch
 
 D = 6
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A model over D numbered features."""
-    return plain_model(tmp_path_factory.mktemp("plain") / "model", D)
 
 
 def sparse(n, seed=0):
@@ -39,21 +31,23 @@ def table_of(X, **more):
 
 
 def written(path, table, **how):
-    """A table as a Parquet file."""
+    """Write a table as a Parquet file."""
     pq.write_table(table, path, **how)
     return path
 
 
 def run(tmp_path, model, path, name="out", **asked):
-    """Answer a file; the manifest, and the answers as one table."""
+    """Predict a file; return the manifest, and the answers as one table."""
     asked = {"pool": "serial", "k": 3, "part_rows": 7, **asked}
     out = tmp_path / name
-    result = predict_bulk(
-        BulkSpec(str(model.path), str(path), **asked), run_dir=tmp_path / f"{name}.run", out=out
+    result = predict_batch(
+        BatchPredictSpec(str(model.path), str(path), **asked),
+        run_dir=tmp_path / f"{name}.run",
+        out=out,
     )
     return result.manifest, pads.dataset(out, format="parquet").to_table()
 
 
 def digests(manifest):
-    """What the parts are, byte by byte."""
+    """Return the names and checksums of the parts."""
     return [(part["file"], part["sha256"]) for part in manifest["parts"]]

@@ -1,4 +1,4 @@
-"""Clocks that tests put on."""
+"""Clocks that tests move forward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class WallClock:
-    """The time of day, and how far the test has put it on."""
+    """The time of day, plus the seconds by which a test has moved it forward."""
 
     def __init__(self) -> None:
         self.ahead = 0.0

@@ -1,8 +1,9 @@
-"""Series that are not xcray's, and that dashboards and alerts ask for, with the labels they use.
+"""Metrics of other programs that dashboards and alerts query, with their labels.
 
-Ray's are of what Ray 2.60.0 exported to a Prometheus in `python -m benchmarks.monitoring.dashboards`, and their names are looked for in the
-installed Ray; Kubernetes' are documented by kube-state-metrics (docs/metrics/workload, 2.13), the kubelet (metrics reference 1.30)
-and cert-manager (docs/devops-tips/prometheus-metrics, 1.15).
+Those of Ray were exported by Ray 2.60.0 to a Prometheus in `python -m
+benchmarks.monitoring.dashboards`, and a test looks for their names in the installed Ray. Those of
+Kubernetes are documented by kube-state-metrics (docs/metrics/workload, 2.13), the kubelet (metrics
+reference 1.30) and cert-manager (docs/devops-tips/prometheus-metrics, 1.15).
 """
 
 from __future__ import annotations

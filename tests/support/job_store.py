@@ -1,4 +1,4 @@
-"""What the tests of the job store share: a clock that tests move, and the shortest words for what they do all the time."""
+"""Helpers for tests of the job store: a clock that tests move, and short forms of common calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGINNING = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
 
 class Clock:
-    """A clock that tests move; it serves as the world's and as the steady one."""
+    """A clock that tests move, for wall-clock and monotonic time."""
 
     def __init__(self, seconds: float = BEGINNING) -> None:
         self.seconds = seconds
@@ -22,25 +22,25 @@ class Clock:
 
 
 def submit(store: JobStore, name: str = "a", **more: Any) -> Job:
-    """A job that waits."""
+    """Submit a job and return it, PENDING."""
     return store.submit(SPEC, name=name, **more)[0]
 
 
 def claim(store: JobStore, owner: str = "me", lease: float = 20.0, **more: Any) -> Job | None:
-    """The next job, for an owner."""
-    return store.claim(owner, lease_seconds=lease, **more)
+    """Claim the next job for an owner."""
+    return store.claim_job(owner, lease_seconds=lease, **more)
 
 
 def raw(store: JobStore, statement: str) -> list[Any]:
-    """Rows as they lie in the database."""
+    """Return rows as they are in the database."""
     with store._database.read() as connection:
         return [tuple(row) for row in connection.exec_driver_sql(statement)]
 
 
 def order(store: JobStore, **more: Any) -> list[str]:
-    """Names of all waiting jobs in the order in which runners would take them."""
+    """Return the names of all pending jobs in the order in which runners would take them."""
     names = []
     while (job := claim(store, **more)) is not None:
         names.append(job.name)
-        store.finish(job.id, job.attempt, "SUCCEEDED", result={})
+        store.finish_attempt(job.id, job.attempt, "SUCCEEDED", result={})
     return names

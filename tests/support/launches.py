@@ -4,7 +4,7 @@ import time
 
 
 class Launches:
-    """A launcher that notes what it is asked for, and ends runners when told."""
+    """A launcher that records its calls; tests set which runners have ended."""
 
     def __init__(self):
         self.asked = []
@@ -23,25 +23,25 @@ class Launches:
         if self.trouble:
             raise self.trouble
 
-    def tend(self):
+    def poll(self):
         gone, self.gone = self.gone, []
         return gone
 
-    def runners(self):
+    def list_runners(self):
         return list(self.living)
 
-    def end(self, runner):
+    def terminate(self, runner):
         self.ended.append(runner)
 
-    def away(self):
+    def unavailable_pools(self):
         return self.pools_away
 
-    def shaken(self):
+    def unstable_pools(self):
         return self.pools_shaken
 
 
 def until(wish, seconds=600.0, tick=lambda: None):
-    """Wait for a wish to come true."""
+    """Wait until `wish` returns a true value, and return that value."""
     deadline = time.monotonic() + seconds
     while not (value := wish()):
         assert time.monotonic() < deadline, "in vain"

@@ -1,4 +1,7 @@
-"""A service under test: the real server in a thread, a store in a file, small models; and raw sockets for what no client sends."""
+"""A service under test: the real server in a thread, a file store, and small models.
+
+It also has raw sockets for requests that no client library sends.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def serving(app: FastAPI) -> Iterator[str]:
     """The URL of an app while it is served."""
     settings: Settings = app.state.settings
     ready = threading.Event()
-    app.state.rooms.readiness.patience = (
+    app.state.app_state.readiness.timeout = (
         60.0  # however loaded the machine, checks that answer are heard
     )
     with closing(listen(settings.model_copy(update={"port": 0}))) as listener:
@@ -62,7 +65,7 @@ def serving(app: FastAPI) -> Iterator[str]:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            app.state.rooms.draining = True
+            app.state.app_state.draining = True
             server.should_exit = True
             thread.join(PATIENCE)
             assert not thread.is_alive(), "the server did not end"

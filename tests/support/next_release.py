@@ -1,6 +1,7 @@
-"""The next releases of this program: the same, with more steps for the store. As a program: `rolling.py FOLDER xcray's words`.
+"""Next releases of this program, with more migration steps.
 
-`release(folder, step, ...)` makes the folder; `Steps` of it can also be handed to `bring_up`.
+As a program: `next_release.py FOLDER ARGUMENTS-OF-XCRAY`. `release(folder, step, ...)` creates the
+folder, which also fits `MigrationScripts` for `upgrade_database`.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ def upgrade():
 
 
 class NextStep(NamedTuple):
-    """A step that nobody has written: what its function does, and what it says of itself."""
+    """An unpublished step: the body of its function, and its declarations."""
 
     body: str
     says: str = ""
 
 
 def release(folder: Path, *steps: NextStep) -> Path:
-    """The steps there are and those, numbered on, as a folder for `Steps` and for this file as a program."""
+    """Write the existing steps and the new ones, numbered, to a folder and return it."""
     versions = folder / "versions"
     shutil.copytree(STEPS, versions, ignore=shutil.ignore_patterns("__pycache__"))
     numbers = [f"{int(schema.HEAD) + n:04}" for n in range(len(steps) + 1)]
@@ -52,18 +53,18 @@ def release(folder: Path, *steps: NextStep) -> Path:
 
 
 def newest(folder: Path) -> str:
-    """The revision of a release."""
+    """Return the newest revision of a release."""
     return max(path.name[1:5] for path in (folder / "versions").glob("v*.py"))
 
 
 def main() -> int:
-    """Be the release."""
+    """Run as the release."""
     folder = Path(sys.argv[1])
-    schema.HEAD = newest(folder)  # type: ignore[misc]  # before anybody reads it
+    schema.HEAD = newest(folder)  # type: ignore[misc]  # before any other module reads it
     from xcray.cli.main import main as xcray
     from xcray.jobs.database import upgrade
 
-    upgrade.OURS = upgrade.Steps(folder, schema.HEAD)  # type: ignore[misc]
+    upgrade.OWN_SCRIPTS = upgrade.MigrationScripts(folder, schema.HEAD)  # type: ignore[misc]
     return xcray(sys.argv[2:])
 
 

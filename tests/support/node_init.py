@@ -1,7 +1,8 @@
-"""The first process of a node: gives it a network, shared memory and folders of its own, starts Ray, and collects what ends.
+"""First process of a node: sets up network, shared memory and folders, starts Ray, reaps children.
 
-`python tests/support/node_init.py JSON`; started by `tests.support.ray_nodes`. It begins when a line comes in, and ends when Ray does, when it is told
-to (SIGTERM), or, with everything of its node, when whoever started it is gone. Only the standard library: it starts in no time.
+`python tests/support/node_init.py JSON`, started by `tests.support.ray_nodes`. It begins when it
+reads a line, and ends when Ray ends, on SIGTERM, or, with everything of its node, when its parent
+is gone. It uses only the standard library, so it starts in no time.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ SPEC = json.dumps({"name": "pydocs", "dataset_id": "ds_1"})
 
 
 def old_file(path: Path, version: int) -> str:
-    """A store as xcray 0.1 left it, with a job that waits, one that runs and a data set; its address."""
+    """Write a store as xcray 0.1 left it and return its URL.
+
+    It has a pending job, a running one and a data set.
+    """
     with sqlite3.connect(path) as file:
         file.executescript(OLD.format(kind=KINDS if version == 2 else ""))
         file.execute("INSERT INTO schema_version VALUES (?)", [version])
@@ -44,7 +47,7 @@ def old_file(path: Path, version: int) -> str:
 
 
 def fill(execute):
-    """Two jobs, their events, a data set."""
+    """Insert two jobs, their events and a data set."""
     columns = "id, tenant, name, spec, digest, idempotency_key, status, phase, attempt, priority, progress, stop_requested, owner,"
     columns += " lease_until, not_before, losses, advanced, events, created"
     false = "false"

@@ -31,8 +31,8 @@ from xcray.errors import Fenced, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
-from xcray.service.http.auth import Caller, Unauthorised, bearer
+from xcray.service.app_state import AppState
+from xcray.service.http.auth import Caller, Unauthorised, bearer_token
 
 STUB = """import json, pathlib, sys
 (pathlib.Path(sys.argv[1]).parent / "outcome.json").write_text(json.dumps({"stats": {"n_labels": 4}}))
@@ -127,17 +127,19 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
 
 def _furnished(app: FastAPI, folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
     """The app served, with models, data sets and jobs."""
-    rooms: Rooms = app.state.rooms
-    registry = rooms.registry_of("default")
+    app_state: AppState = app.state.app_state
+    registry = app_state.registry_of("default")
     publish(registry, "docs", folder / "one", seed=1)
     publish(registry, "docs", folder / "two", seed=2)
     plain_model(folder / "plain")
     registry.publish("plain", folder / "plain")
     registry.set_alias("docs", "stable", 1)
-    registry.sets("docs").put("files", ["csv", "json"])
-    data = rooms.store.add_dataset("news", str(folder / "data"), stats={"n_labels": 4})
+    registry.label_sets("docs").put("files", ["csv", "json"])
+    data = app_state.store.add_dataset("news", str(folder / "data"), stats={"n_labels": 4})
     spec = {"dataset": data.path, "dataset_id": data.id, "solver": "ppdsparse"}
-    ids = [rooms.store.submit(spec, name=f"job {n}", dataset_id=data.id)[0].id for n in range(4)]
+    ids = [
+        app_state.store.submit(spec, name=f"job {n}", dataset_id=data.id)[0].id for n in range(4)
+    ]
     with serving(app) as url:
         yield (
             app.openapi(),
@@ -172,8 +174,8 @@ class Ender:
         """Claim and fail, one after the other."""
         while not self._over.wait(0.05):
             try:
-                while (job := self._store.claim("tests", lease_seconds=3600)) is not None:
-                    self._store.finish(
+                while (job := self._store.claim_job("tests", lease_seconds=3600)) is not None:
+                    self._store.finish_attempt(
                         job.id, job.attempt, "FAILED", reason="MEMORY", message="too large"
                     )
             except (Unavailable, Fenced) as error:  # on a busy machine: the next look comes soon
@@ -182,7 +184,7 @@ class Ender:
 
 async def admin(request: Request) -> Caller:
     """Who bears the key may do everything; a key of the store could be revoked by one of the requests."""
-    if bearer(request).decode("latin-1") != KEY:
+    if bearer_token(request).decode("latin-1") != KEY:
         raise Unauthorised("nobody knows this key")
     return Caller()
 

@@ -1,7 +1,8 @@
-"""A private PostgreSQL from the binaries of this machine: own folder, own port of 127.0.0.1, no other server is found or touched.
+"""A private PostgreSQL from the binaries of this machine, with its own folder and local port.
 
-One a test session, by the fixture `postgres`; it ends with the test process, also when that is killed. Where the binaries lack, its
-tests are skipped, which the report says: these are the only tests that may be.
+No other server is searched or touched. There is one per test session, from the fixture `postgres`.
+It ends with the test process, also when that is killed. Without the binaries its tests are skipped,
+which the report says: no other tests can be skipped.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""What the pages print that a reader may type or look for, and what of it does not exist: commands with their arguments, variables,
-HTTP calls, values of the chart, paths, modules. `tests/architecture/test_printed.py` asks it of every page."""
+"""Find references in documentation to things that do not exist.
+
+Checked are commands with their arguments, variables, HTTP calls, chart values, paths and modules.
+`tests/architecture/test_printed.py` applies the checks to every page.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any, Final
 import typer
 
 from xcray.cli.main import app
-from xcray.cli.terminal.multi_value import spread
+from xcray.cli.terminal.multi_value import repeat_options
 
 ROOT: Final = Path(__file__).parents[2]
 COMMANDS: Final = typer.main.get_command(app)
@@ -40,14 +43,14 @@ CALL: Final = re.compile(r"\b(GET|PUT|POST|DELETE|HEAD)`?\s+`?(/[^\s`)\"|,;]*)")
 
 @functools.cache
 def pages() -> dict[str, str]:
-    """Every page by its path: Markdown, NOTES, and YAML with its comments, which are read as pages are."""
+    """Return every page by its path: Markdown, NOTES, and YAML with its comments."""
     found = sorted({path for place in PLACES for path in ROOT.glob(place)})
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
 
 @functools.cache
 def sources(*folders: str) -> dict[str, str]:
-    """Every Python file below some folders."""
+    """Return every Python file below some folders."""
     found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
@@ -102,7 +105,7 @@ def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
     if {"--help", "-h"} & set(words):
         return []
     try:
-        words = spread(words, getattr(command, "SPREAD", frozenset()))
+        words = repeat_options(words, getattr(command, "MULTI_VALUE_OPTIONS", frozenset()))
         given, left, _ = command.make_parser(command.context_class(command)).parse_args(list(words))
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors, whichever click it carries

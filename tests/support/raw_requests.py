@@ -1,4 +1,4 @@
-"""Requests to an app as bytes say them: no client between that tidies paths, headers or bodies."""
+"""Requests to an app as raw bytes: no client normalises paths, headers or bodies."""
 
 from __future__ import annotations
 

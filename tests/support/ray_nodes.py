@@ -1,15 +1,16 @@
-"""A Ray of several nodes on one machine: separate raylets that share no process, memory, temporary folder or address.
+"""Ray cluster of several nodes on one machine: separate raylets without shared memory or folders.
 
-    enter(arguments, module="...")                       # see tests.robustness.faults.stage: namespaces that end with us
-    with nodes(folder, redis=True) as ray:               # the head, with no CPU
-        first = ray.add(cpus=1, hide=[data])             # a node that does not see a folder
-        ray.head.run(["xcray", "train", ...])            # drivers live on the head
-        first.kill()                                     # all its processes at once
+    enter(arguments, module="...")                 # see tests.robustness.faults.stage: namespaces
+    with nodes(folder, redis=True) as ray:         # the head, with no CPU
+        first = ray.add(cpus=1, hide=[data])       # a node that does not see a folder
+        ray.head.run(["xcray", "train", ...])      # drivers live on the head
+        first.kill()                               # all its processes at once
         ray.add(); first.cut(); first.heal(); first.stop(); ray.revive_head()
 
-Where the machine allows namespaces a node is one of processes, network, mounts and shared memory: a bridge is our own network, a
-partition is a link that is down, and whatever ends us ends everything. Elsewhere nodes are process groups at 127.0.0.2, 127.0.0.3
-and so on: they can be killed, but not cut off, and see all folders.
+With namespaces, a node has its own processes, network, mounts and shared memory. The network is a
+bridge, a partition is a link that is down, and the end of this process ends everything. Without
+namespaces, nodes are process groups at 127.0.0.2, 127.0.0.3 and so on: they can be killed but not
+cut off, and they see all folders.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from typing import Any, Final
 from tests.robustness.faults.rows_ray import SOON
 from tests.robustness.faults.service import environment as clean
 from tests.robustness.faults.stage import PR_SET_PDEATHSIG, SPACES, kill, namespaces, until
-from xcray.cli.terminal.processes import family
-from xcray.workers.ray.session import free_port, own_environment, write_token
+from xcray.cli.terminal.processes import find_descendants
+from xcray.workers.ray.session import free_port, local_ray_environment, write_token
 
 INIT: Final = Path(__file__).with_name("node_init.py")
 NET: Final = "10.77.0"
@@ -127,7 +128,7 @@ class Node:
         if namespaces():
             kill(self.pid)
         else:
-            for process in family([self.process.pid]):
+            for process in find_descendants([self.process.pid]):
                 kill(process.pid)
         self.process.kill()
         self.process.wait()
@@ -142,7 +143,7 @@ class Node:
         """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how many."""
         found = [
             each.pid
-            for each in family([self.pid])
+            for each in find_descendants([self.pid])
             if each.pid not in (self.pid, self.process.pid) and _title(each.pid, word)
         ]
         return sum(kill(pid, number) for pid in found)
@@ -254,7 +255,7 @@ class Nodes:
             **{
                 name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")
             },  # which kernels: which bits
-            **own_environment(self.token),
+            **local_ray_environment(self.token),
             **(SOON if quick else {}),
             **({"RAY_health_check_timeout_ms": "1000"} if quick and not patient else {}),
             "RAY_NUM_REDIS_GET_RETRIES": "20",
@@ -420,8 +421,9 @@ def nodes(
 ) -> Iterator[Nodes]:
     """A Ray with its head; all of it ends with the block. folder: a short path, for sockets. dashboard: Ray jobs need it.
 
-    redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds, not thirteen; patient: only one
-    that is dead, a silent one after half a minute. store: bytes of each object store.
+    redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds,
+    not thirteen; patient: only one that is dead, a silent one after half a minute. store: bytes
+    of each object store.
     """
     ray = Nodes(
         folder,

@@ -1,4 +1,4 @@
-"""What tests of reports share: rows of a timeline made by hand, and the size of a picture."""
+"""Shared by tests of reports: timeline rows, and the size of a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def batch(
     outcome: str = "done",
     **more: Any,
 ) -> dict[str, Any]:
-    """A row of a timeline."""
+    """Return a row of a timeline."""
     fixed = {
         "attempt_of_run": 1,
         "worker": worker,

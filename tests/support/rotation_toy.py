@@ -1,7 +1,8 @@
-"""What tests of trainings whose blocks go round share: a solver whose numbers tell every change of order, and a run of it.
+"""Toy solver for tests of rotation trainings, whose numbers show every change of order.
 
-It minimises nothing. A block that passes a shard is another than before, by what the shard has seen, and a shard sees blocks in the
-order they come; so a visit that is missing, doubled, or out of order shows in all bits that follow.
+It minimises nothing. A block changes with the state of each shard that it passes, and the state
+of a shard changes with each block. So a pass that is missing, repeated or out of order changes
+all bits that follow.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ import numpy as np
 from xcray.arrays import CSR, frozen, pattern
 from xcray.errors import Stopped
 from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.rotation_contract import Decision, Grid, LapFigures, Step, Told, Weights
+from xcray.solvers.rotation_contract import (
+    Decision,
+    Grid,
+    PassMetrics,
+    Step,
+    SweepMetrics,
+    WeightBlock,
+)
 from xcray.solvers.solved_labels import merge
 from xcray.storage.atomic import sha256_arrays
-from xcray.training.rotation.config import Descent, Plan
-from xcray.training.rotation.shard_worker import ShardHand, ShardWork, rows_of
-from xcray.training.rotation.trainer import descend
-from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.training.rotation.config import RotationConfig, TrainingOutcome
+from xcray.training.rotation.shard_worker import ShardWorker, ShardWorkerSpec, make_shard_source
+from xcray.training.rotation.trainer import train_rotation
+from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 
 FEATURES, LABELS, WATCHED = 5, 23, 3
@@ -60,37 +68,43 @@ class Toy:
     back: tuple[int, ...] = ()
     pause: float = 0.0
 
-    def local(self, rows: Any, number: int, grid: Grid, watched: Any) -> Passed:
+    def make_shard_state(self, rows: Any, number: int, grid: Grid, watched: Any) -> Passed:
         """What stays at shard `number`."""
         return Passed(number)
 
-    def start(self, lo: int, hi: int, n_features: int) -> Weights:
+    def initial_block(self, lo: int, hi: int, n_features: int) -> WeightBlock:
         """A block as it begins."""
         shape = (n_features, hi - lo)
-        return Weights(lo, hi, np.zeros(shape, np.float32), (np.ones(shape, np.float32),))
+        return WeightBlock(lo, hi, np.zeros(shape, np.float32), (np.ones(shape, np.float32),))
 
-    def laps(self, epochs: int, observe: bool) -> tuple[str, ...]:
+    def sweep_kinds(self, epochs: int, observe: bool) -> tuple[str, ...]:
         """Two laps an epoch, and one to look."""
         return ("update", "sum") * epochs + ("observe",) * observe
 
     def step(
-        self, local: Passed, block: Weights, step: Step, *, owned: bool, stopped: Callable[[], bool]
-    ) -> tuple[Weights, Told]:
+        self,
+        local: Passed,
+        block: WeightBlock,
+        step: Step,
+        *,
+        owned: bool,
+        stopped: Callable[[], bool],
+    ) -> tuple[WeightBlock, PassMetrics]:
         """A block passes a shard."""
         self._rest(stopped)
         assert block.lo not in local.seen, "a block came twice in a lap"
         local.seen.append(block.lo)
-        if step.verb == "update":
+        if step.kind == "update":
             W = block.W if owned else block.W.copy()
             W *= np.float32(0.75)
             W += np.float32(step.rate * local.b[0] / (1 + block.lo))
-            block = Weights(block.lo, block.hi, W, (block.state[0] * np.float32(1.01),))
+            block = WeightBlock(block.lo, block.hi, W, (block.state[0] * np.float32(1.01),))
         else:
             local.b = np.array([local.b[0] * 0.9 + float(block.W[0, 0]), local.b[1] + step.epoch])
-        squared = None if step.verb == "update" else float((block.W.astype(np.float64) ** 2).sum())
-        return block, Told(squared, self._closed(local, step))
+        squared = None if step.kind == "update" else float((block.W.astype(np.float64) ** 2).sum())
+        return block, PassMetrics(squared, self._closed(local, step))
 
-    def judge(self, history: Sequence[Any]) -> Decision:
+    def decide(self, history: Sequence[Any]) -> Decision:
         """Back when it was told so, with half the rate; the end after the last epoch."""
         newest, back = history[-1], len(history) in self.back
         ended = newest.epoch >= self.epochs and not back
@@ -98,7 +112,7 @@ class Toy:
             newest.rate * (0.5 if back else 1.0), "all epochs are done" if ended else None, back
         )
 
-    def export(self, block: Weights, positives: Any) -> Any:
+    def export(self, block: WeightBlock, positives: Any) -> Any:
         """A finished block."""
         return Finished(block.lo, block.hi, block.W.copy(), block.state[0].copy(), positives)
 
@@ -110,19 +124,19 @@ class Toy:
                 raise Stopped("as asked")
             time.sleep(0.002)
 
-    def _closed(self, local: Passed, step: Step) -> LapFigures | None:
+    def _closed(self, local: Passed, step: Step) -> SweepMetrics | None:
         """What is told when a shard's lap is full: the shard finds its own labels, but for the first row."""
         if len(local.seen) < GRID.blocks:
             return None
         local.seen = []
-        if step.verb != "observe":
+        if step.kind != "observe":
             return None
         rows = np.arange(WATCHED) + WATCHED * local.shard
         labels = np.stack(
             [(rows + (rows % WATCHED == 0)) % LABELS, (rows + 1) % LABELS], axis=1
         ).astype(np.int32)
         scores = np.array([[2.0, 1.0]] * WATCHED, np.float32)
-        return LapFigures(local.shard, float(local.b[0]), 0.125, WATCHED, labels, scores, rows)
+        return SweepMetrics(local.shard, float(local.b[0]), 0.125, WATCHED, labels, scores, rows)
 
 
 class Finished(NamedTuple):
@@ -152,14 +166,14 @@ class _Size(NamedTuple):
 class ToyWork:
     """Makes hands. seen: whether workers can open shards by themselves; it is also the driver's source of rows."""
 
-    made: Toy = field(default_factory=Toy)
+    solver: Toy = field(default_factory=Toy)
     seen: bool = True
     grid: Grid = GRID
     n_features: int = FEATURES
 
-    def hand(self, worker: str, stopped: Callable[[], bool]) -> ShardHand:
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
         """The hand."""
-        return ShardHand(self, stopped)  # type: ignore[arg-type]
+        return ShardWorker(self, stopped)  # type: ignore[arg-type]
 
     def warm_up(self) -> None:
         """Nothing to compile."""
@@ -168,18 +182,18 @@ class ToyWork:
         """What shards are cut from, or None."""
         return self if self.seen else None
 
-    def cut(self, shard: int) -> Any:
+    def cut_shard(self, shard: int) -> Any:
         """A shard and its watched rows."""
         return _Cut(np.arange(10 + shard), _Size(100 + shard)), None
 
 
-TEAMS: dict[str, Any] = {"serial": SerialTeam, "threads": ThreadTeam}
+TEAMS: dict[str, Any] = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
 class Ran(NamedTuple):
     """A training that ended."""
 
-    told: Descent
+    told: TrainingOutcome
     blocks: list[Finished]
 
     @property
@@ -194,7 +208,7 @@ class Ran(NamedTuple):
         )
 
 
-def plan_of(**changes: Any) -> Plan:
+def plan_of(**changes: Any) -> RotationConfig:
     """A plan of the toy; no checkpoints but that of a stop and the last."""
     fixed = {
         "grid": GRID,
@@ -202,7 +216,7 @@ def plan_of(**changes: Any) -> Plan:
         "n_features": FEATURES,
         "positives": frozen(np.arange(LABELS), np.int64),
     }
-    return Plan(**{**fixed, "truth": TRUTH, "checkpoint_seconds": 1e9, **changes})
+    return RotationConfig(**{**fixed, "truth": TRUTH, "checkpoint_seconds": 1e9, **changes})
 
 
 def trained(
@@ -210,14 +224,14 @@ def trained(
     team: Any = "serial",
     workers: int = 2,
     work: ToyWork | None = None,
-    plan: Plan | None = None,
+    plan: RotationConfig | None = None,
     **out: Any,
 ) -> Ran:
     """A training of the toy in `folder`; team: a kind, or a team that is not open."""
     work, blocks = work or ToyWork(), list[Finished]()
     made = TEAMS[team](work, workers) if isinstance(team, str) else team
     how = {"stop": StopFlag(), "deliver": blocks.append, "fingerprint": {"run": 1}, **out}
-    told = descend(work.made, made, work, plan or plan_of(), directory=folder, **how)  # type: ignore[arg-type]
+    told = train_rotation(work.solver, made, work, plan or plan_of(), directory=folder, **how)  # type: ignore[arg-type]
     return Ran(told, blocks)
 
 
@@ -228,7 +242,9 @@ COMMON = {"lam": LAM, "epochs": 4, "tolerance": 0.0, "bias": 1.0}
 class Model:
     """A training of a data set: what it told, and the model: W (K, D) and biases (K,)."""
 
-    def __init__(self, told: Descent, blocks: list[Any], n_labels: int, n_features: int) -> None:
+    def __init__(
+        self, told: TrainingOutcome, blocks: list[Any], n_labels: int, n_features: int
+    ) -> None:
         self.told = told
         self.block = merge(blocks, n_labels, n_features)
         self.W = self.block.W.to_scipy().toarray().astype(np.float64)
@@ -249,13 +265,13 @@ def trained_dsmlr(
     data set's directory; X: other rows than the data set's."""
     how = {
         name: parameters.pop(name)
-        for name in ("tell", "stop", "order", "record", "max_seconds")
+        for name in ("on_progress", "stop", "order", "record", "max_seconds")
         if name in parameters
     }
     given = {**COMMON, **parameters}
     solver = DSMLRSolver(**given)
     train, test = dataset.train, dataset.test
-    rows = rows_of(
+    rows = make_shard_source(
         X or train.X,
         train.Y,
         train.weights,
@@ -266,8 +282,8 @@ def trained_dsmlr(
     )
     D = dataset.n_features + bool(solver.bias)
     where = {"path": str(dataset.path), "content_hash": dataset.content_hash} if directory else {}
-    work = ShardWork(solver, rows.how, D, **where)
-    plan = Plan(
+    work = ShardWorkerSpec(solver, rows.split, D, **where)
+    plan = RotationConfig(
         GRID,
         dataset.n_labels,
         D,
@@ -276,12 +292,12 @@ def trained_dsmlr(
         order=how.pop("order", "ring"),
         checkpoint_seconds=0.0,
         max_seconds=how.pop("max_seconds", None),
-        rest_every=solver.rest_every,
+        sync_every=solver.sync_every,
     )
     blocks: list[Any] = []
     how = {"stop": StopFlag(), "fingerprint": {}, **how}
     make = TEAMS[team] if isinstance(team, str) else team
-    told = descend(
+    told = train_rotation(
         solver, make(work, workers), rows, plan, directory=folder, deliver=blocks.append, **how
     )
     return Model(told, blocks, dataset.n_labels, dataset.n_features)

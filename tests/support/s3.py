@@ -1,6 +1,6 @@
-"""An S3 for tests: moto's server on the loopback interface, and a door before it that can break what goes through.
+"""An S3 server for tests: moto on the loopback interface, behind a proxy that can inject faults.
 
-It speaks the real protocol, with signatures and parts, over real sockets; what it keeps is in memory.
+It speaks the real protocol, with signatures and parts, over real sockets. Objects are in memory.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ Fault = Callable[[dict[str, Any], Iterable[bytes]], Iterable[bytes]]
 
 
 class Quiet(WSGIRequestHandler):
-    """Logs nothing."""
+    """Request handler without logs."""
 
     protocol_version = "HTTP/1.1"
 
     def connection_dropped(
         self, error: BaseException, environ: dict[str, Any] | None = None
     ) -> None:
-        """What a fault cut stays cut: the client is not left waiting."""
+        """Close the connection that a fault cut, so that the client does not wait."""
         self.close_connection = True
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class Door:
-    """Counts requests, and lets a fault at them. fault: sees each request and its answer, and gives the answer to be sent."""
+    """Proxy that counts requests and injects a fault.
+
+    fault: gets each request and its response, and returns the response to send.
+    """
 
     def __init__(self) -> None:
         self._behind = DomainDispatcherApplication(create_backend_app)
@@ -45,18 +48,18 @@ class Door:
         self.url = ""
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        """One request."""
+        """Handle one request."""
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
         answer = self._behind(environ, start)
         return answer if self.fault is None else self.fault(environ, answer)
 
     @property
     def client(self) -> Any:
-        """A client that goes past nothing: Amazon's own."""
+        """A boto3 client without the fault injection of the tests."""
         return boto3.client("s3", endpoint_url=self.url, **KEYS)
 
     def keys(self) -> list[str]:
-        """Names of all objects."""
+        """Return the names of all objects."""
         return [
             each["Key"] for each in self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
         ]
@@ -64,7 +67,7 @@ class Door:
 
 @contextmanager
 def s3() -> Iterator[Door]:
-    """A server with one empty bucket."""
+    """Run a server with one empty bucket."""
     door = Door()
     server = make_server("127.0.0.1", 0, door, threaded=True, request_handler=Quiet)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -79,7 +82,7 @@ def s3() -> Iterator[Door]:
 
 
 def cut_once(path: str, after: int) -> Fault:
-    """The first answer with the body of an object whose path ends so breaks off after some bytes."""
+    """Return a fault that cuts the first response with an object whose path ends with `path`."""
     done: list[bool] = []
 
     def fault(environ: dict[str, Any], answer: Iterable[bytes]) -> Iterable[bytes]:
@@ -92,7 +95,7 @@ def cut_once(path: str, after: int) -> Fault:
 
 
 def _cut(answer: Iterable[bytes], after: int) -> Iterator[bytes]:
-    """The beginning of an answer, and then a connection that breaks."""
+    """Yield the beginning of a response, then break the connection."""
     content = b"".join(answer)
     yield content[:after]
     raise ConnectionResetError("cut")

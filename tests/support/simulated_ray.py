@@ -1,10 +1,11 @@
-"""A Ray that is only played: actors, nodes and the head's view of them, on a clock of its own, with the faults that real ones have.
+"""Simulated Ray: actors, nodes and cluster state on a clock of its own with realistic faults.
 
-    with played(Play(...)) as play:      # RayPool inside the block is the real one; Ray and the clock are not
+    with played(Play(...)) as play:      # RayPool is the real one, Ray and the clock are simulated
         ...
 
-What is played is what a driver sees: an actor that was asked for gets a place when a node has room, Ray's view of what is free lags
-behind, a node that died is still told as alive for a while, a request may be lost, a node may never have heard of the job.
+The simulation covers what a driver can see. A requested actor is placed when a node has room, the
+view of free resources lags behind, a dead node is reported as alive for a while, a request can be
+lost, and a node may never have received the job.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pytest
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import cluster_state as ray_nodes
 from xcray.workers.ray import pool as ray_pool
-from xcray.workers.ray.cluster_state import Told
+from xcray.workers.ray.cluster_state import GcsSnapshot
 
 BOOT = 2.0  # seconds from an actor's place to its process
 STEP = 0.25
@@ -82,7 +83,7 @@ class Actor:
         self.calls: list[tuple[Reference, Callable[[float], tuple[float, Any]]]] = []
         self.dead = False
         self.out: list[Reference] = []
-        for verb in ("place", "open", "solve", "pid", "leave", "stop", "cancel", "load"):
+        for verb in ("location", "open", "solve", "pid", "release", "stop", "cancel", "load"):
             setattr(self, verb, _Method(self, verb))
 
     def call(self, verb: str, *args: Any) -> Reference:
@@ -91,7 +92,7 @@ class Actor:
         self.out.append(reference)
         if self.dead:
             reference.give(self.play.now, Died("the actor is dead"))
-        elif verb in ("place", "pid"):  # answered beside the work
+        elif verb in ("location", "pid"):  # answered beside the work
             self.calls.append(
                 (reference, lambda now: (now, ("10.0.0.1", self.node.id if self.node else "")))
             )
@@ -146,8 +147,9 @@ class _Method:
 @dataclass
 class Play:
     """What happens. costs: seconds of each label; happenings: in order; lost: numbers of the actors whose request is lost; lag:
-    seconds by which the view of what is free is old; notice: until a dead node is told as dead; grows: nodes of two CPUs that an
-    autoscaler may bring, each `node` seconds after somebody waited."""
+    seconds by which the view of what is free is old; notice: until a dead node is told as dead;
+    grows: nodes of two CPUs that an autoscaler may bring, each `node` seconds after somebody
+    waited."""
 
     costs: list[float]
     happenings: list[Happening] = field(default_factory=list)
@@ -186,7 +188,7 @@ class Play:
         waiting = [actor.name for actor in self.actors if not actor.dead and actor.node is None]
         return [f"{len(self.nodes)} nodes", f"waiting {waiting}", f"free {self.views[-1][1]}"]
 
-    def told(self) -> Told:
+    def snapshot(self) -> GcsSnapshot:
         """The head's view: old by `lag`, and it takes dead nodes for alive for `notice`."""
         free = next((view for at, view in reversed(self.views) if at <= self.now - self.lag), {})
         rows = []
@@ -202,7 +204,7 @@ class Play:
                 }
             )
         drains = {node.id: 0 for node in self.nodes if node.drains}
-        return Told(
+        return GcsSnapshot(
             rows, {node: {"CPU": cpus, "memory": 1e12} for node, cpus in free.items()}, drains
         )
 
@@ -225,8 +227,8 @@ class Play:
             raise reference.value
         return reference.value
 
-    def answered(self, references: Any, seconds: float = 0.0) -> list[Reference]:
-        """As `ray_actors.answered`."""
+    def ready_refs(self, references: Any, seconds: float = 0.0) -> list[Reference]:
+        """As `ray_actors.ready_refs`."""
         asked, until = list(references), self.now + seconds
         while True:
             ready = [each for each in asked if each.at is not None and each.at <= self.now]
@@ -308,13 +310,13 @@ def played(play: Play) -> Iterator[Play]:
     errors = SimpleNamespace(RayError=Died, RayTaskError=Raised)
     ray = SimpleNamespace(get=play.get, kill=play.kill, put=lambda value: value, exceptions=errors)
     with pytest.MonkeyPatch.context() as patch:
-        for room in (ray_pool, ray_actors, ray_nodes):
-            patch.setattr(room, "time", clock)
+        for module in (ray_pool, ray_actors, ray_nodes):
+            patch.setattr(module, "time", clock)
         patch.setattr(ray_pool, "ray", ray)
         patch.setattr(ray_actors, "ray", ray)
-        for room in (ray_pool, ray_actors):
-            patch.setattr(room, "answered", play.answered)
+        for module in (ray_pool, ray_actors):
+            patch.setattr(module, "ready_refs", play.ready_refs)
         patch.setattr(ray_pool, "start_actor", play.start)
-        patch.setattr(ray_nodes, "told_by_head", play.told)
-        patch.setattr(ray_nodes, "home", lambda: HEAD)
+        patch.setattr(ray_nodes, "read_gcs", play.snapshot)
+        patch.setattr(ray_nodes, "driver_node", lambda: HEAD)
         yield play

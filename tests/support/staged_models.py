@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from xcray.arrays import csr
 from xcray.model.model import Model, write_model
 from xcray.model.registry import Registry
 
 
 def staged(path: Path, bias: float = 0.0) -> Path:
-    """A small model directory, ready to be published; the bias tells models apart."""
+    """Write a small model directory, ready to be published; models differ by their bias."""
     W = csr([0, 1, 2], [0, 1], [1, 2], 2)
     names = {"label_names": ["a", "b"], "feature_names": ["x", "y"]}
     write_model(
@@ -28,15 +26,6 @@ def staged(path: Path, bias: float = 0.0) -> Path:
     return path
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    """Three versions of `news`, whose first bias is their number."""
-    out = Registry(tmp_path / "registry")
-    for number in (1, 2, 3):
-        assert out.publish("news", staged(tmp_path / f"staged-{number}", number)) == number
-    return out
-
-
 def bias(registry: Registry, reference: str) -> float:
-    """Which model a reference stands for."""
+    """Return the bias that identifies the model of a reference."""
     return float(Model.open(registry.resolve(reference)).b[0])

@@ -1,4 +1,4 @@
-"""What tests of solvers of the family "rounds" share: problems, and a training on a team of this process."""
+"""Shared parts of tests of synchronous solvers: problems, and a training in this process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from tests.naive import multinomial as naive
 from xcray.solvers.multinomial import Shard
-from xcray.solvers.synchronous_contract import Trained
-from xcray.workers.local_group import SerialTeam
-from xcray.workers.synchronous_calls import TeamRounds
+from xcray.solvers.synchronous_contract import SynchronousOutcome
+from xcray.workers.local_group import SerialGroup
+from xcray.workers.synchronous_calls import SynchronousCalls
 
 Rows = tuple[Any, Any, Any]  # X (N, D), Y (N, K), c (N,), all dense
 
@@ -26,9 +26,9 @@ class Work:
         self._shards = shards
         self._watched = watched
 
-    def hand(self, worker: str, stopped: Callable[[], bool]) -> Any:
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> Any:
         number = int(worker.split("-")[1])
-        return self._solver.local(self._shards[number], self._watched[number], stopped)
+        return self._solver.make_worker(self._shards[number], self._watched[number], stopped)
 
     def warm_up(self) -> None:
         self._solver.warm_up()
@@ -67,14 +67,14 @@ def train(
     sparse: bool = True,
     watched: Rows | None = None,
     **more: Any,
-) -> Trained:
+) -> SynchronousOutcome:
     """A training on so many workers in this thread."""
-    team = SerialTeam(work_of(solver, rows, workers, sparse, watched), workers)
+    team = SerialGroup(work_of(solver, rows, workers, sparse, watched), workers)
     team.open()
-    return solver.train(TeamRounds(team), rows[0].shape[1], rows[1].shape[1], **more)
+    return solver.train(SynchronousCalls(team), rows[0].shape[1], rows[1].shape[1], **more)
 
 
-def weights(trained: Trained) -> Any:
+def weights(trained: SynchronousOutcome) -> Any:
     """All weights of a training: (D', K)."""
     parts = list(trained.parts())
     assert [part.lo for part in parts[1:]] == [part.hi for part in parts[:-1]]

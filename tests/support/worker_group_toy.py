@@ -1,4 +1,4 @@
-"""Work for teams under test, in a file that workers in other processes can import, and ways to wait for replies."""
+"""Worker factory for tests of worker groups, importable by other processes, and reply helpers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Work:
 
     broken: str | None = None
 
-    def hand(self, worker: str, stopped: Callable[[], bool], /) -> Hand:
+    def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> Hand:
         """The hand."""
         if worker == self.broken:
             raise DataError("NO_SHARD", "there is no such shard")
@@ -106,7 +106,7 @@ def replies(team: Any, count: int, seconds: float = PATIENCE) -> list[Any]:
 
 def ask(team: Any, worker: str, verb: str, *args: Any) -> Any:
     """Ask and wait for the one reply."""
-    ticket = team.ask(worker, verb, *args)
+    ticket = team.submit(worker, verb, *args)
     (reply,) = replies(team, 1)
     assert isinstance(reply, Lost) or reply.ticket == ticket
     return reply

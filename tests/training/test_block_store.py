@@ -1,4 +1,4 @@
-"""Committed blocks: nothing lost, nothing damaged accepted, nothing of another run mixed in."""
+"""Committed blocks: none lost, no damaged one accepted, none of another run mixed in."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from xcray.arrays import csr, frozen
 from xcray.errors import Conflict
 from xcray.kernels.training.ppdsparse import STATE
-from xcray.solvers.solved_labels import Block, merge
-from xcray.training.block_store import Parts
+from xcray.solvers.solved_labels import SolvedLabels, merge
+from xcray.training.block_store import BlockStore
 
 RUN = {"solver": "ppdsparse", "params": {"lam": 0.01}, "dataset": "abc"}
 
 
-def block(labels, seed: int = 0) -> Block:
+def block(labels, seed: int = 0) -> SolvedLabels:
     """Made-up weights over 7 features for `labels`; a label's weights depend on the label only."""
     rows = [
         np.flatnonzero(np.random.default_rng([seed, label]).random(7) < 0.5) for label in labels
@@ -27,15 +27,17 @@ def block(labels, seed: int = 0) -> Block:
     records = np.zeros(len(labels), STATE)
     records["label"] = labels
     W = csr(indptr, np.concatenate([[], *rows]), np.concatenate([[], *data]), 7)
-    return Block(frozen(labels, np.int32), W, frozen(-np.array(labels, float), np.float64), records)
+    return SolvedLabels(
+        frozen(labels, np.int32), W, frozen(-np.array(labels, float), np.float64), records
+    )
 
 
-def parts(path, run=RUN) -> Parts:
+def parts(path, run=RUN) -> BlockStore:
     """The parts of a run with 6 labels and 7 features."""
-    return Parts(path, run, n_labels=6, n_features=7)
+    return BlockStore(path, run, n_labels=6, n_features=7)
 
 
-def merged(found: Parts, path, **how) -> Block:
+def merged(found: BlockStore, path, **how) -> SolvedLabels:
     """All labels of the parts in `found`, by way of a file in `path`."""
     return found.merge(path / "weights.arrow", **how)
 

@@ -1,5 +1,4 @@
-"""Nothing holds all weights: files written piece by piece are the files written whole, merging and turning stay within their
-budget, and what is foreseen is what happens."""
+"""Bounded memory: streamed files equal complete ones, merging and transposing stay in budget."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ import pytest
 from xcray.arrays import CSR, csr, frozen
 from xcray.errors import Corrupt, ShapeMismatch
 from xcray.index import packed
-from xcray.index.packed import ranges
+from xcray.index.packed import row_ranges
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
 from xcray.model.model import Model, write_model
-from xcray.solvers.solved_labels import Block, merge
+from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.storage.arrow import MatrixWriter, read_csr, write_matrix
-from xcray.training.block_store import Parts
+from xcray.training.block_store import BlockStore
 
 RECORD = np.dtype(
     [("label", np.int32), ("positives", np.int32), ("rounds", np.int32), ("gap", np.float64)],
@@ -40,7 +39,7 @@ def matrix(rng: np.random.Generator, n_rows: int, n_cols: int) -> CSR:
     return csr(indptr, np.concatenate([[], *rows]), rng.normal(size=indptr[-1]), n_cols)
 
 
-def block(rng: np.random.Generator, labels: Any, W: CSR) -> Block:
+def block(rng: np.random.Generator, labels: Any, W: CSR) -> SolvedLabels:
     """The block of some labels, whose weights, bias and record depend on the label only."""
     labels = np.asarray(labels, np.int32)
     rows = [W.row(int(label)) for label in labels]
@@ -53,7 +52,7 @@ def block(rng: np.random.Generator, labels: Any, W: CSR) -> Block:
         np.concatenate([[], *(r[1] for r in rows)]),
         W.n_cols,
     )
-    return Block(frozen(labels, np.int32), own, frozen(-labels / 3, np.float64), records)
+    return SolvedLabels(frozen(labels, np.int32), own, frozen(-labels / 3, np.float64), records)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -97,9 +96,9 @@ def test_packed_lists_are_the_same_for_any_budget(
 ) -> None:
     W, b = matrix(rng, *shape), rng.normal(size=shape[0]).astype(np.float32)
     write_matrix(tmp_path / "w.arrow", W)
-    packed.write(tmp_path / "whole.arrow", W, b)
+    packed.write_lists(tmp_path / "whole.arrow", W, b)
     ticks: list[int] = []
-    packed.write(
+    packed.write_lists(
         tmp_path / "p.arrow",
         read_csr(tmp_path / "w.arrow"),
         b,
@@ -107,11 +106,11 @@ def test_packed_lists_are_the_same_for_any_budget(
         tick=lambda: ticks.append(1),
     )
     assert (tmp_path / "p.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
-    lists, order = packed.read(tmp_path / "p.arrow", W.shape)
-    packed.check(lists, order, "p.arrow")
-    assert lists.blocks.tobytes() == packed.build(W).blocks.tobytes()
+    lists, order = packed.read_lists(tmp_path / "p.arrow", W.shape)
+    packed.check_lists(lists, order, "p.arrow")
+    assert lists.blocks.tobytes() == packed.build_lists(W).blocks.tobytes()
     indptr = transpose(W).indptr
-    found = list(ranges(indptr, budget // 8))
+    found = list(row_ranges(indptr, budget // 8))
     assert [i for first, stop in found for i in range(first, stop)] == list(range(shape[1]))
     assert all(
         stop == first + 1 or indptr[stop] - indptr[first] <= budget // 8 for first, stop in found
@@ -121,7 +120,7 @@ def test_packed_lists_are_the_same_for_any_budget(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> None:
-    """Random blocks in any order, overlapping, some damaged and solved again: the same block, whatever the budget."""
+    """Random overlapping blocks, some damaged and solved again, give the same block."""
     rng = np.random.default_rng([4, seed])
     n_labels, n_features = int(rng.integers(1, 60)), int(rng.integers(1, 80))
     W = matrix(rng, n_labels, n_features)
@@ -130,7 +129,7 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
     batches += [
         rng.choice(n_labels, rng.integers(1, n_labels + 1), replace=False) for _ in range(3)
     ]  # overlapping ones
-    parts = Parts(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
+    parts = BlockStore(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
     blocks = [block(rng, batches[i], W) for i in rng.permutation(len(batches))]
     for each in blocks:
         parts.commit(each)
@@ -141,7 +140,9 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
     if (
         seed % 2
     ):  # another attempt: damaged parts are found, and what only they held is solved again
-        parts = Parts(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
+        parts = BlockStore(
+            tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features
+        )
         assert len(parts.damaged) == (2 if len(files) > 2 else 0)
         if len(parts.missing):
             parts.commit(block(rng, rng.permutation(parts.missing), W))
@@ -161,7 +162,7 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
 
 def test_missing_labels_are_named_or_marked(tmp_path: Path, rng: np.random.Generator) -> None:
     W = matrix(rng, 6, 9)
-    parts = Parts(tmp_path / "run", {}, n_labels=6, n_features=9)
+    parts = BlockStore(tmp_path / "run", {}, n_labels=6, n_features=9)
     counts = np.array([5, 4, 3, 2, 1, 9])
     empty = parts.merge(tmp_path / "none.arrow", allow_missing=True, positives=counts)
     assert (empty.W.nnz, empty.bias.tolist(), empty.records["rounds"].tolist()) == (
@@ -187,12 +188,12 @@ def test_missing_labels_are_named_or_marked(tmp_path: Path, rng: np.random.Gener
 
 def test_a_part_changed_under_way_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     W = csr([0, 1, 3], [0, 0, 1], [1.0, 2.0, 3.0], 2)
-    parts = Parts(tmp_path / "run", {}, n_labels=2, n_features=2)
+    parts = BlockStore(tmp_path / "run", {}, n_labels=2, n_features=2)
     for label in (0, 1):
         parts.commit(block(rng, [label], W))
     one, other = sorted((tmp_path / "run").glob("part-*.arrow"))
     other.write_bytes(one.read_bytes())
-    with pytest.raises(Corrupt, match="changed while the run was under way"):
+    with pytest.raises(Corrupt, match="changed during the run"):
         parts.merge(tmp_path / "w.arrow")
 
 
@@ -243,7 +244,7 @@ import os, sys
 from pathlib import Path
 from xcray.model.directory import Staging
 
-with Staging(Path(sys.argv[1]) / "model", note=Path(sys.argv[1]) / "staged") as staging:
+with Staging(Path(sys.argv[1]) / "model", marker=Path(sys.argv[1]) / "staged") as staging:
     staging.weights.write_bytes(b"much")
     os._exit(9)
 """
@@ -256,13 +257,13 @@ def test_what_a_killed_merge_left_goes_with_the_next(tmp_path: Path) -> None:
     assert done.returncode == 9
     (left,) = tmp_path.glob(".model.*.part")
     assert (left / "weights.arrow").is_file()
-    with Staging(tmp_path / "model", note=tmp_path / "staged") as staging:
+    with Staging(tmp_path / "model", marker=tmp_path / "staged") as staging:
         assert not left.exists()
         assert staging.path.is_dir()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").mkdir()
     (tmp_path / "staged").write_text(str(tmp_path / "mine"))
-    with Staging(tmp_path / "model", note=tmp_path / "staged"):
+    with Staging(tmp_path / "model", marker=tmp_path / "staged"):
         assert (tmp_path / "mine").is_dir()  # no staging directory: not ours to remove
 
 
@@ -270,7 +271,7 @@ LIMITED = """
 import json, resource, sys, traceback
 from pathlib import Path
 from xcray.arrays import csr
-from xcray.training.block_store import Parts
+from xcray.training.block_store import BlockStore
 from xcray.storage.arrow import read_csr
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
@@ -280,18 +281,21 @@ folder, allowed, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
 
 def merged(run, model, budget, label_names, feature_names):
-    parts = Parts(folder / run, {}, n_labels=len(label_names), n_features=len(feature_names))
+    parts = BlockStore(folder / run, {}, n_labels=len(label_names), n_features=len(feature_names))
     with Staging(folder / model, budget) as staging:
         block = parts.merge(staging.weights, budget=budget)
         search = staging.index(block.bias)
-        about = {"solver": "s", "params": {}, "dataset_hash": "d", "label_names": label_names, "feature_names": feature_names}
+        about = {"solver": "s", "params": {}, "dataset_hash": "d"}
+        about |= {"label_names": label_names, "feature_names": feature_names}
         return write_model(folder / model, W=search.W, b=search.b, staged=staging, **about).sha256
 
 
 names = [str(i) for i in range(240)], [str(i) for i in range(40_000)]
-merged("small", f"warm-{how}", 1 << 10, names[0][:12], names[1][:60])  # what is loaded once is there before the limit
+# Warm up: load everything once before the limit is set.
+merged("small", f"warm-{how}", 1 << 10, names[0][:12], names[1][:60])
 transpose(csr([0, 1], [0], [1.0], 1))
-used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+status = open("/proc/self/status")
+used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, (used + allowed, used + allowed))
 try:
     if how == "streamed":
@@ -309,7 +313,7 @@ except MemoryError:
 def in_parts(
     folder: Path, rng: np.random.Generator, n_labels: int, n_features: int, each: int
 ) -> CSR:
-    """Weights with so many non-zeros a label, in the parts of a run in this folder, thirty or fewer, labels in drawn order."""
+    """Write weights as at most thirty parts of a run, labels in random order; `each` per label."""
     indices = [np.sort(rng.choice(n_features, each, replace=False)) for _ in range(3)]
     rows = [(indices[label % 3], rng.random(each, np.float32)) for label in range(n_labels)]
     W = csr(
@@ -318,7 +322,7 @@ def in_parts(
         np.concatenate([r[1] for r in rows]),
         n_features,
     )
-    parts = Parts(folder, {}, n_labels=n_labels, n_features=n_features)
+    parts = BlockStore(folder, {}, n_labels=n_labels, n_features=n_features)
     for labels in np.array_split(rng.permutation(n_labels), min(30, n_labels)):
         parts.commit(block(rng, labels, W))
     return W
@@ -327,7 +331,7 @@ def in_parts(
 def test_three_times_the_allowed_memory_is_merged_turned_and_published(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """A process may take 16 MiB beside what it holds; the parts have 50 MB of weights, the model 100. In memory that must fail."""
+    """The limit is 16 MiB; the parts have 50 MB of weights, the model 100. In memory it must fail."""
     allowed, n_labels, n_features = 16 << 20, 240, 40_000
     W = in_parts(tmp_path / "run", rng, n_labels, n_features, 26_000)
     in_parts(tmp_path / "small", rng, 12, 60, 30)

@@ -1,5 +1,4 @@
-"""DS-MLR, L-BFGS and LC as people run them: train() on every pool, stopped, killed, resumed, short of time; report, pictures,
-command line, and a job over REST whose model tells probabilities."""
+"""DS-MLR, L-BFGS and LC trainings: pools, stops, kills, resumes, time limits, reports, CLI, REST."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from tests.support.live_service import serving, settings_for
 from xcray.cli.main import main
 from xcray.client import Client
 from xcray.data.dataset import Dataset
-from xcray.data.weights import weigh
+from xcray.data.weights import set_weights
 from xcray.errors import Conflict, InputError, ParameterError, Refused, Stopped
 from xcray.jobs.home import Home
 from xcray.jobs.runner.main import run_attempt
@@ -33,17 +32,15 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.solvers import make_solver
-from xcray.solvers.synchronous_contract import Part
+from xcray.solvers.synchronous_contract import LabelWeights
 from xcray.storage.arrow import read_table
-from xcray.system.blas_threads import one_core_each
-from xcray.training import TrainSpec, train
-from xcray.training import synchronous as rounds
+from xcray.system.blas_threads import limit_blas_threads
+from xcray.training import TrainSpec, synchronous, train
 from xcray.training.edit.operations import remove_labels, retrain_labels
-from xcray.training.joint import EPOCHS, keep_history, thinned
+from xcray.training.joint import EPOCHS_FILE, shorten_history, thin_history
 from xcray.training.report.render import draw_report
-from xcray.training.rotation import interval as rotate
-from xcray.training.rotation import strategy as circulating
-from xcray.training.tuning.search import PathSpec
+from xcray.training.rotation import interval, strategy
+from xcray.training.tuning.search import TuneSpec
 from xcray.workers.pool import StopFlag
 
 GRID = {"shards": 4, "blocks": 3}
@@ -53,7 +50,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "lbfgs": {"lam": LAM, "tolerance": 1e-3},
     "lc": {"lam": LAM, "tolerance": 1e-3},
 }
-QUICK = {"lease_seconds": 600.0, "beat_seconds": 0.05, "report_seconds": 0.02}
+QUICK = {"lease_seconds": 600.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
 each_solver = pytest.mark.parametrize("solver", sorted(PARAMS))
 
 
@@ -110,7 +107,7 @@ def test_all_reach_one_objective(trained: dict[str, Any]) -> None:
     assert all(value <= 1.01 * least for value in objectives.values()), objectives
 
 
-def test_what_dropping_small_weights_costs_is_told(
+def test_what_dropping_small_weights_costs_is_reported(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = spec_of(tiny, params={"prune_keep": 3})
@@ -118,11 +115,11 @@ def test_what_dropping_small_weights_costs_is_told(
     whole, report = trained["dsmlr"].report, result.report
     assert report["weights"] + report["weights_pruned"] == whole["weights"]
     assert report["weights"] <= 3 * tiny.n_labels
-    told = report["export"]["P@1"]
-    assert told["published"] == result.measures["P@1"]
-    assert told["full"] == whole["export"]["P@1"]["full"] == trained["dsmlr"].measures["P@1"]
-    assert told["loss"] == pytest.approx(told["full"] - told["published"], abs=1e-6)
-    assert told["loss"] > 0.0
+    export = report["export"]["P@1"]
+    assert export["published"] == result.measures["P@1"]
+    assert export["full"] == whole["export"]["P@1"]["full"] == trained["dsmlr"].measures["P@1"]
+    assert export["loss"] == pytest.approx(export["full"] - export["published"], abs=1e-6)
+    assert export["loss"] > 0.0
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -141,14 +138,14 @@ def test_threads_give_the_same_bits(
 def kept_often() -> Iterator[None]:
     """A checkpoint at every rest, and after every round."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(circulating, "CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(rounds, "KEEP_SECONDS", 0.0)
+        patch.setattr(strategy, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(synchronous, "CHECKPOINT_SECONDS", 0.0)
         yield
 
 
 def stop_at(epoch: int, stop: StopFlag) -> Any:
     """A progress that asks for a stop after some epochs."""
-    return lambda told: stop.set() if told.figures.get("epoch", 0) >= epoch else None
+    return lambda progress: stop.set() if progress.figures.get("epoch", 0) >= epoch else None
 
 
 @each_solver
@@ -165,12 +162,12 @@ def test_stopped_and_resumed_it_ends_the_same(
             stop=stop,
         )
     assert not (tmp_path / "model").exists()
-    told: list[Any] = []
+    steps: list[Any] = []
     result = train(
         spec_of(tiny, solver),
         run_dir=tmp_path / "run",
         out=tmp_path / "model",
-        progress=told.append,
+        progress=steps.append,
     )
     epochs, whole = (
         [each["epoch"] for each in made.report["history"]] for made in (result, trained[solver])
@@ -178,7 +175,7 @@ def test_stopped_and_resumed_it_ends_the_same(
     assert epochs == (
         whole if solver == "dsmlr" else list(range(1, len(epochs) + 1))
     )  # none is missing, none was done twice
-    assert next(each.figures["epoch"] for each in told if each.figures) >= 3
+    assert next(each.figures["epoch"] for each in steps if each.figures) >= 3
     if solver == "dsmlr":
         assert result.sha256 == trained[solver].sha256
     else:  # it begins with the weights that were kept, not with the steps that led to them
@@ -189,17 +186,17 @@ def test_stopped_and_resumed_it_ends_the_same(
 
 def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
     parts = [
-        Part(0, 2, np.arange(6.0).reshape(3, 2)),
-        Part(2, 5, np.arange(6.0, 15.0).reshape(3, 3)),
+        LabelWeights(0, 2, np.arange(6.0).reshape(3, 2)),
+        LabelWeights(2, 5, np.arange(6.0, 15.0).reshape(3, 3)),
     ]
-    kept = rounds.Kept(tmp_path)
+    kept = synchronous.WeightCheckpoints(tmp_path)
     assert kept.newest() is None
     for number in (1, 2):
         kept.save(
             [{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts)
         )
     assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
-    found = rounds.Kept(tmp_path).newest()
+    found = synchronous.WeightCheckpoints(tmp_path).newest()
     assert found is not None
     assert (found[0], found[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
     np.testing.assert_array_equal(
@@ -207,7 +204,7 @@ def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
     )
     weights = tmp_path / "round-000002" / "weights-00001.arrow"
     weights.write_bytes(weights.read_bytes()[:-64])
-    assert rounds.Kept(tmp_path).newest() is None
+    assert synchronous.WeightCheckpoints(tmp_path).newest() is None
     assert not list(tmp_path.iterdir())
 
 
@@ -216,13 +213,15 @@ def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
 ) -> None:
     """With LC the weights are where they were made; the team of this process can rehearse that they go with a node."""
     made, lost = list[Any](), list[int]()
-    build = rounds.team_of
-    monkeypatch.setattr(rounds, "team_of", lambda *args: made.append(build(*args)) or made[-1])
+    build = synchronous.make_worker_group
+    monkeypatch.setattr(
+        synchronous, "make_worker_group", lambda *args: made.append(build(*args)) or made[-1]
+    )
 
-    def progress(told: Any) -> None:
-        if told.figures.get("epoch") == 4 and not lost:
+    def progress(step: Any) -> None:
+        if step.figures.get("epoch") == 4 and not lost:
             lost.append(4)
-            made[-1].lose("worker-1", with_things=True)
+            made[-1].simulate_loss("worker-1", with_objects=True)
 
     spec = spec_of(tiny, "lc", pool="threads", workers=2)
     with kept_often():
@@ -240,25 +239,25 @@ def test_the_whole_of_a_long_history_lies_beside_the_model(tmp_path: Path) -> No
         for n in range(1200)
     ]
     report: dict[str, Any] = {"history": entries}
-    keep_history(report, tmp_path)
+    shorten_history(report, tmp_path)
     assert len(report["history"]) <= 501
     assert (report["history"][0], report["history"][-1]) == (entries[0], entries[-1])
-    whole = read_table(tmp_path / EPOCHS)
+    whole = read_table(tmp_path / EPOCHS_FILE)
     assert whole.num_rows == 1200
     assert whole.slice(7, 2).to_pylist() == [{**entries[7]}, {**entries[8], "held_out": None}]
     short: dict[str, Any] = {"history": entries[:500]}
-    keep_history(short, tmp_path / "nowhere")
+    shorten_history(short, tmp_path / "nowhere")
     assert short == {"history": entries[:500]}
-    keep_history({"classes": 3}, tmp_path / "nowhere")
+    shorten_history({"classes": 3}, tmp_path / "nowhere")
 
 
 def test_long_histories_are_thinned() -> None:
     history = [{"epoch": each} for each in range(1, 1202)]
-    kept = [each["epoch"] for each in thinned(history, 500)]
+    kept = [each["epoch"] for each in thin_history(history, 500)]
     assert kept == list(range(1, 1202, 3)) + ([1201] if (1201 - 1) % 3 else [])
     assert (kept[0], kept[-1]) == (1, 1201)
-    assert thinned([], 500) == []
-    assert thinned(history[:7], 500) == history[:7]
+    assert thin_history([], 500) == []
+    assert thin_history(history[:7], 500) == history[:7]
 
 
 def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path) -> None:
@@ -287,15 +286,14 @@ def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path
 KILLED = """
 import json, os, signal, sys
 from xcray.solvers import make_solver
-from xcray.solvers.rounds import Part
-from xcray.training import TrainSpec, synchronous as rounds, train
-from xcray.training.rotation import strategy as circulating
+from xcray.training import TrainSpec, synchronous, train
+from xcray.training.rotation import strategy
 
-circulating.CHECKPOINT_SECONDS = rounds.KEEP_SECONDS = 0.0
+strategy.CHECKPOINT_SECONDS = synchronous.CHECKPOINT_SECONDS = 0.0
 
 
-def progress(told):
-    if told.figures.get("epoch", 0) >= 4:
+def progress(step):
+    if step.figures.get("epoch", 0) >= 4:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -344,10 +342,10 @@ def test_when_time_is_up_the_model_is_whole(
 ) -> None:
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    monkeypatch.setattr(rotate, "time", clock)
+    monkeypatch.setattr(interval, "time", clock)
 
-    def progress(told: Any) -> None:
-        ahead[0] = 1e6 if told.figures.get("epoch", 0) >= 2 else 0.0
+    def progress(step: Any) -> None:
+        ahead[0] = 1e6 if step.figures.get("epoch", 0) >= 2 else 0.0
 
     spec = spec_of(tiny, params={"epochs": 1000, "tolerance": 0.0}, max_seconds=3600.0)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
@@ -369,8 +367,8 @@ def test_rounds_end_when_time_is_up(tiny: Dataset, tmp_path: Path, solver: str) 
 
 
 def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path: Path) -> None:
-    twice = weigh(tiny, np.full(tiny.train.n_rows, 2.0, np.float32), tmp_path / "twice")
-    other = weigh(
+    twice = set_weights(tiny, np.full(tiny.train.n_rows, 2.0, np.float32), tmp_path / "twice")
+    other = set_weights(
         tiny, np.linspace(0.5, 4.0, tiny.train.n_rows).astype(np.float32), tmp_path / "other"
     )
     runs = [
@@ -384,12 +382,12 @@ def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path:
     assert not np.array_equal(models[0].W.data, models[2].W.data)
 
 
-def test_what_there_is_not_is_refused_with_the_mend(
+def test_unsupported_operations_are_refused_with_a_fix(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(ParameterError, match="train it once for each value"):
-        PathSpec(TrainSpec(str(tiny.path), solver="dsmlr"), {"lam": (0.1, 0.01)})
-    with pytest.raises(InputError, match="train the model anew"):
+        TuneSpec(TrainSpec(str(tiny.path), solver="dsmlr"), {"lam": (0.1, 0.01)})
+    with pytest.raises(InputError, match="train the whole model again"):
         retrain_labels(
             trained["dsmlr"].model_path, tiny.path, tmp_path / "out", [tiny.label_names[0].as_py()]
         )
@@ -404,19 +402,19 @@ def test_it_can_be_calibrated_too(tiny: Dataset, tmp_path: Path) -> None:
     result = train(
         spec_of(tiny, "lc", calibrate=True), run_dir=tmp_path / "run", out=tmp_path / "model"
     )
-    assert Predictor(Model.open(result.model_path)).likely == "curves"
+    assert Predictor(Model.open(result.model_path)).probability_source == "curves"
     assert "ECE@1" in result.measures
 
 
 @each_solver
 def test_pictures_and_page(trained: dict[str, Any], tmp_path: Path, solver: str) -> None:
-    told = draw_report(trained[solver].model_path, tmp_path / "report")
-    assert {"descent", "timeline", "by_frequency"} <= set(told["pictures"])
-    assert "certificates" in told["left_out"]
-    assert told["timeline"]["classes"] == 0  # nobody finishes a class by itself
-    assert told["timeline"]["batches_total"] == told["training"]["batches"]
+    report = draw_report(trained[solver].model_path, tmp_path / "report")
+    assert {"descent", "timeline", "by_frequency"} <= set(report["pictures"])
+    assert "certificates" in report["left_out"]
+    assert report["timeline"]["classes"] == 0  # nobody finishes a class by itself
+    assert report["timeline"]["batches_total"] == report["training"]["batches"]
     page = (tmp_path / "report" / "report.md").read_text()
-    assert f"after {told['training']['epochs']} epochs" in page
+    assert f"after {report['training']['epochs']} epochs" in page
 
 
 @each_solver
@@ -474,17 +472,19 @@ def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_
     try:
         spec = spec_of(tiny)
         job = store.submit({**spec.as_dict(), "name": "soft", "dataset_id": "ds_1"}, name="soft")[0]
-        store.claim("test", lease_seconds=600)
+        store.claim_job("test", lease_seconds=600)
         killed(spec, home.run(job.id), tmp_path / "nowhere")  # its runner dies in the middle
-        assert store.lose(job.id, 1).status == PENDING
-        store.claim("test", lease_seconds=600)
+        assert store.mark_lost(job.id, 1).status == PENDING
+        store.claim_job("test", lease_seconds=600)
         assert run_attempt(store, home, job.id, 2, **QUICK) == SUCCEEDED
-        found = store.get(job.id)
+        found = store.get_job(job.id)
         assert found.result["sha256"] == trained["dsmlr"].sha256
-        told = [event.data["objective"] for event in store.events(job.id) if event.kind == "epoch"]
+        objectives = [
+            event.data["objective"] for event in store.list_events(job.id) if event.kind == "epoch"
+        ]
         whole = [each["objective"] for each in trained["dsmlr"].report["history"]]
-        assert told == whole[-len(told) :]
-        assert len(told) < len(whole)
+        assert objectives == whole[-len(objectives) :]
+        assert len(objectives) < len(whole)
     finally:
         store.close()
 
@@ -493,16 +493,17 @@ def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_
     app = create_app(
         settings_for(tmp_path / "home", dataset_roots=(tiny.path.parent,), pool="serial")
     )
-    rooms = app.state.rooms
+    app_state = app.state.app_state
     with serving(app) as url, Client(url, timeout=600.0) as client:
         client.datasets.wait(
             client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600
         )
         asked = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
         job = client.jobs.submit(**asked)
-        claimed = rooms.store.claim("test", lease_seconds=600)
+        claimed = app_state.store.claim_job("test", lease_seconds=600)
         assert (
-            run_attempt(rooms.store, rooms.home, claimed.id, claimed.attempt, **QUICK) == SUCCEEDED
+            run_attempt(app_state.store, app_state.home, claimed.id, claimed.attempt, **QUICK)
+            == SUCCEEDED
         )
         done = client.jobs.get(job["id"])
         assert done["result"]["report"]["objective"] == trained["dsmlr"].report["objective"]
@@ -513,12 +514,12 @@ def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_
         )
         indices, values = tiny.test.X.row(0)
         instance = {"indices": indices.tolist(), "values": values.tolist()}
-        told = client.predict("soft", [instance], top_k=tiny.n_labels, probabilities=True)[
+        answer = client.predict("soft", [instance], top_k=tiny.n_labels, probabilities=True)[
             "predictions"
         ][0]
         expected = softmax_of(Model.open(trained["dsmlr"].model_path), tiny)
-        assert told["probabilities"] == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
-        assert sum(told["probabilities"]) == pytest.approx(1.0, abs=1e-6)
+        assert answer["probabilities"] == pytest.approx(sorted(expected, reverse=True), abs=1e-6)
+        assert sum(answer["probabilities"]) == pytest.approx(1.0, abs=1e-6)
         assert client.explain("soft", instance)["contributions"]
 
 
@@ -527,7 +528,7 @@ def test_products_take_one_core_each() -> None:
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
     with threadpool_limits(limits=2, user_api="blas"):
-        with one_core_each():
+        with limit_blas_threads():
             assert threads() == {1}
         assert threads() == {2}
 
@@ -555,4 +556,4 @@ def test_ray_gives_the_same_bits(
         assert other.report["objective"] == pytest.approx(
             trained[solver].report["objective"], rel=1e-4
         )
-    assert Predictor(Model.open(result.model_path)).likely == "softmax"
+    assert Predictor(Model.open(result.model_path)).probability_source == "softmax"

@@ -1,4 +1,4 @@
-"""A training whose time is up: the most valuable labels are done, the model is served and says so, more time completes it."""
+"""Trainings with a time limit: partial models, their serving, and their completion."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from xcray.errors import ParameterError, Refused
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.events import Drain
-from xcray.training import TrainResult, TrainSpec, train
-from xcray.training import solve_labels as solving
+from xcray.training import TrainResult, TrainSpec, solve_labels, train
 from xcray.training.edit.operations import add_labels, remove_labels, retrain_labels
-from xcray.workers.driver import drive
+from xcray.workers.driver import run_schedule
 
 Run = Callable[..., TrainResult]
 
@@ -39,14 +38,14 @@ def short(labels: int, timed: bool = True) -> Callable[..., None]:
     def until(schedule: Any, pool: Any, *, tick: Any, seconds: float | None, **more: Any) -> None:
         assert (seconds is not None) == timed
 
-        def told() -> None:
+        def report_tick() -> None:
             if seconds is not None and schedule.done_labels >= labels:
                 schedule.on(Drain(), pool.now())
             tick()
 
         if labels == 0:
             schedule.on(Drain())
-        drive(schedule, pool, tick=told, seconds=None, **more)
+        run_schedule(schedule, pool, tick=report_tick, seconds=None, **more)
 
     return until
 
@@ -60,7 +59,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tiny: Dataset, tmp_path: Path) -> Run
             **{"dataset": str(tiny.path), "pool": "serial", "max_seconds": 1.0, **changes}
         )
         with monkeypatch.context() as patch:
-            patch.setattr(solving, "drive", short(labels, spec.max_seconds is not None))
+            patch.setattr(solve_labels, "run_schedule", short(labels, spec.max_seconds is not None))
             return train(spec, run_dir=tmp_path / "run", out=tmp_path / out)
 
     return after
@@ -95,7 +94,8 @@ def test_the_most_valuable_labels_come_first_and_the_model_says_what_it_lacks(
         "most_rows_missing": int(counts[~done].max()),
     }
     assert result.report["classes_certified"] == 40 - missing + int((counts[~done] == 0).sum())
-    assert f"before {missing} of 40 labels" in (model.path / "card.md").read_text()
+    card = " ".join((model.path / "card.md").read_text().replace("\n> ", " ").split())
+    assert f"before {missing} of 40 labels were trained" in card
     json.dumps(result.report)
 
 
@@ -144,7 +144,7 @@ def test_labels_done_in_time_are_those_of_the_whole_model(
 
 
 def test_no_label_in_time_is_refused_and_the_run_goes_on(timed: Run, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="no label was done in 1 s; allow more time") as caught:
+    with pytest.raises(Refused, match="no label was finished in 1 s; allow more time") as caught:
         timed(0, "part")
     assert caught.value.code == "NO_TIME"
     assert not (tmp_path / "part").exists()
@@ -177,7 +177,7 @@ def test_partial_from_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(solving, "drive", short(5))
+    monkeypatch.setattr(solve_labels, "run_schedule", short(5))
     words = ["train", str(tiny.path), "--pool", "serial"]
     assert main([*words, "--max-seconds", "1", "--out", str(tmp_path / "model")]) == 0
     shown = capsys.readouterr()
@@ -185,7 +185,7 @@ def test_partial_from_the_command_line(
     assert f"PARTIAL: {done} of 40 labels are trained" in shown.out
     assert "--run-dir" in shown.err
     assert (tmp_path / "model.run").is_dir()  # more time goes on from there
-    monkeypatch.setattr(solving, "drive", drive)
+    monkeypatch.setattr(solve_labels, "run_schedule", run_schedule)
     assert (
         main(
             [
@@ -199,9 +199,9 @@ def test_partial_from_the_command_line(
         )
         == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert told["sha256"] != Model.open(tmp_path / "model").sha256
-    assert "partial" not in told["report"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["sha256"] != Model.open(tmp_path / "model").sha256
+    assert "partial" not in result["report"]
     assert main([*words, "--max-seconds", "0", "--out", str(tmp_path / "bad"), "--json"]) == 2
     assert "above 0" in json.loads(capsys.readouterr().err)["message"]
     assert main(["models", "show", str(tmp_path / "model")]) == 0
@@ -209,7 +209,7 @@ def test_partial_from_the_command_line(
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "9", True])
-def test_bad_times_name_the_mend(seconds: Any) -> None:
+def test_bad_times_name_the_fix(seconds: Any) -> None:
     with pytest.raises(ParameterError, match="max_seconds must be a number above 0"):
         TrainSpec.from_dict({"dataset": "d", "max_seconds": seconds})
 

@@ -1,4 +1,4 @@
-"""PD-Sparse as people run it: train() on every pool, resumed, on the command line; its report, card and class table."""
+"""PD-Sparse trainings: every pool, resume, command line, report, card and class table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import Model
-from xcray.solvers import dual_checkpoint as kept
+from xcray.solvers import dual_checkpoint
 from xcray.training import TrainSpec, train
 from xcray.workers.local_pool import ThreadPool
 from xcray.workers.pool import StopFlag
@@ -89,24 +89,24 @@ def test_one_ray_worker_gives_the_same_model(reference, tmp_path, ray):
 
 def test_a_stopped_training_goes_on_with_the_pass_it_had_kept(reference, tmp_path, monkeypatch):
     spec, result = reference
-    monkeypatch.setattr("xcray.solvers.pdsparse.KEEP_SECONDS", 0.0)
-    stop, heard, saved = StopFlag(), threading.Event(), []
-    write, tell = kept.write_table, ThreadPool.stop
+    monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
+    stop, stopped, saved = StopFlag(), threading.Event(), []
+    write, stop_pool = dual_checkpoint.write_table, ThreadPool.stop
 
     def save(path, table) -> None:
         write(path, table)
         saved.append(path)
         if len(saved) == 2:
             stop.set()
-            assert heard.wait(300), "the pool was not told while its one task ran"
+            assert stopped.wait(300), "the pool was not stopped while its one task ran"
 
-    monkeypatch.setattr(kept, "write_table", save)
-    monkeypatch.setattr(ThreadPool, "stop", lambda pool: (tell(pool), heard.set()))
+    monkeypatch.setattr(dual_checkpoint, "write_table", save)
+    monkeypatch.setattr(ThreadPool, "stop", lambda pool: (stop_pool(pool), stopped.set()))
     with pytest.raises(Stopped):
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", stop=stop)
     assert saved == [tmp_path / "run" / "pdsparse.arrow"] * 2
     assert not list((tmp_path / "run").glob("part-*"))
-    _, state = kept.Kept(saved[0], 0.0).load()
+    _, state = dual_checkpoint.DualCheckpoint(saved[0], 0.0).load()
     assert state["passes"][0] == 2
     assert train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").sha256 == result.sha256
 
@@ -158,13 +158,19 @@ def test_a_job_trains_and_publishes_it(reference, tmp_path):
     store = JobStore(home.store_url)
     try:
         store.submit({**spec.as_dict(), "name": "margins", "dataset_id": "ds_1"}, name="margins")
-        job = store.claim("test", lease_seconds=600)
+        job = store.claim_job("test", lease_seconds=600)
         assert (
             run_attempt(
-                store, home, job.id, 1, lease_seconds=600.0, beat_seconds=0.05, report_seconds=0.02
+                store,
+                home,
+                job.id,
+                1,
+                lease_seconds=600.0,
+                heartbeat_seconds=0.05,
+                report_seconds=0.02,
             )
             == SUCCEEDED
         )
-        assert store.get(job.id).result["sha256"] == result.sha256
+        assert store.get_job(job.id).result["sha256"] == result.sha256
     finally:
         store.close()

@@ -1,4 +1,4 @@
-"""train(): the use case that the command line and jobs share. Resume, stop, refusal, same bits on every local pool."""
+"""train(): resume, stop, refusal, same bits on every local pool."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_threads_give_the_same_hash(tiny, reference, tmp_path, workers):
 
 
 def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monkeypatch):
-    stop, told = StopFlag(), []
+    stop, steps = StopFlag(), []
 
     def progress(p) -> None:
-        told.append(p)
+        steps.append(p)
         if p.phase == "TRAINING" and p.done > 3:
             stop.set()
 
@@ -100,11 +100,11 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
 
 
 def test_progress_tells_phases_in_order_and_ends_complete(tiny, tmp_path):
-    told = []
-    train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model", progress=told.append)
-    phases = list(dict.fromkeys(p.phase for p in told))
+    steps = []
+    train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model", progress=steps.append)
+    phases = list(dict.fromkeys(p.phase for p in steps))
     assert phases == ["LOADING", "TRAINING", "MERGING", "EVALUATING", "PUBLISHING"]
-    training = [p for p in told if p.phase == "TRAINING"]
+    training = [p for p in steps if p.phase == "TRAINING"]
     assert training[-1].done == training[-1].total == tiny.n_labels
     assert all(a.done <= b.done for a, b in pairwise(training))
     assert training[-1].rate > 0
@@ -120,7 +120,7 @@ def test_a_run_directory_belongs_to_one_run(tiny, tmp_path):
 
 def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "xcray.schedule.label_scheduler.MARGIN", 1e9
+        "xcray.schedule.label_scheduler.COPY_MARGIN_SECONDS", 1e9
     )  # a thread that has to wait for a core is late: no copies here
     result = train(
         spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model"
@@ -155,7 +155,7 @@ def test_a_set_without_labelled_rows_is_refused(tmp_path, tiny):
 
 
 @pytest.mark.parametrize(
-    ("values", "mend"),
+    ("values", "fix"),
     [
         ({}, "needs `dataset`"),
         ({"dataset": "d", "solvr": "x"}, "unknown key 'solvr'"),
@@ -170,10 +170,10 @@ def test_a_set_without_labelled_rows_is_refused(tmp_path, tiny):
         ({"dataset": "d", "params": ["lam"]}, "params"),
     ],
 )
-def test_bad_specs_name_the_mend(values, mend):
+def test_bad_specs_name_the_fix(values, fix):
     with pytest.raises(ParameterError) as caught:
         TrainSpec.from_dict(values)
-    assert mend in str(caught.value)
+    assert fix in str(caught.value)
 
 
 def test_spec_round_trip_and_missing_data(tmp_path):

@@ -1,4 +1,4 @@
-"""`xcray train --resume --push`: a command that may be run as often as it takes does its work once."""
+"""`xcray train --resume --push`: repeated commands do their work once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from xcray.cli import main as cli
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, Corrupt
-from xcray.model.objectstore.client import Place
-from xcray.model.objectstore.remote_registry import versions
+from xcray.model.objectstore.client import StoragePath
+from xcray.model.objectstore.remote_registry import list_versions
 from xcray.training import TrainSpec
-from xcray.training.finished import finished
+from xcray.training.finished import find_finished
 
 
 def test_the_same_command_again_finds_the_model_and_pushes_it_once(
@@ -24,28 +24,28 @@ def test_the_same_command_again_finds_the_model_and_pushes_it_once(
     assert "nothing is left to train" not in capsys.readouterr().err
     for _ in range(2):
         assert cli.main([*words, "--push", store]) == 0
-        told = capsys.readouterr()
-        assert "nothing is left to train" in told.err
-        assert "sha256" in told.out
-    (remote,) = versions(Place.at(store) / "news")
-    assert f"pushed to {remote.place.shown}" in told.err
+        output = capsys.readouterr()
+        assert "nothing to train" in output.err
+        assert "sha256" in output.out
+    (remote,) = list_versions(StoragePath.parse(store) / "news")
+    assert f"pushed to {remote.path.uri}" in output.err
     assert cli.main([*words, "-p", "lam=0.5"]) == 1
     assert "another training" in capsys.readouterr().err
     assert cli.main(words[:-1]) == 1  # without --resume, what is there is in the way, as ever
 
     spec = TrainSpec(str(tiny.path))
-    assert finished(spec, tmp_path / "nothing") is None
-    found = finished(spec, out)
+    assert find_finished(spec, tmp_path / "nothing") is None
+    found = find_finished(spec, out)
     assert found is not None
     assert found.measures
     with pytest.raises(Conflict):
-        finished(TrainSpec(str(tiny.path), calibrate=True), out)
-    with pytest.raises(Conflict, match="no model"):
-        finished(spec, tmp_path)
+        find_finished(TrainSpec(str(tiny.path), calibrate=True), out)
+    with pytest.raises(Conflict, match="not a model"):
+        find_finished(spec, tmp_path)
     bias = out / "bias.arrow"
     bias.write_bytes(bias.read_bytes()[:-1] + b"\1")
     with pytest.raises(Corrupt):
-        finished(spec, out)
+        find_finished(spec, out)
 
 
 def test_where_a_model_goes_is_asked_before_it_is_trained(

@@ -193,14 +193,14 @@ def test_frequency_groups_by_hand():
 
 def test_sets_from_rankings_and_views():
     top = TopK(np.array([[2, 0], [1, -1]], np.int32), np.array([[0.5, -0.1], [0.2, 0.1]]))
-    assert metrics.chosen(top, 3).row(0).tolist() == [0, 2]
-    assert metrics.chosen(top, 3).row(1).tolist() == [1]  # -1 is padding
-    assert metrics.chosen(top, 3, threshold=0.0).row(0).tolist() == [2]
-    assert metrics.chosen(top, 3, k=1).indices.tolist() == [2, 1]
+    assert metrics.predicted_sets(top, 3).row(0).tolist() == [0, 2]
+    assert metrics.predicted_sets(top, 3).row(1).tolist() == [1]  # -1 is padding
+    assert metrics.predicted_sets(top, 3, threshold=0.0).row(0).tolist() == [2]
+    assert metrics.predicted_sets(top, 3, k=1).indices.tolist() == [2, 1]
     whole = truth([{0}, {0, 2}, {1}], 3)
     view = Pattern(whole.indptr[1:], whole.indices, 3)  # rows 1 and 2, as a split hands them out
     assert metrics.precision_at_k(top, view, 1) == 1.0
-    assert metrics.f1(metrics.chosen(top, 3), view) == {"micro-F1": 1.0, "macro-F1": 1.0}
+    assert metrics.f1(metrics.predicted_sets(top, 3), view) == {"micro-F1": 1.0, "macro-F1": 1.0}
     assert metrics.psp_at_k(top, view, 2, np.ones(3)) == 1.0
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.report_data import batch, png_size, table
 from xcray import plots
 from xcray.errors import Unavailable
-from xcray.training.report.timeline import document
+from xcray.training.report.timeline import timeline_document
 
 
 def test_cost_curve_by_hand():
@@ -40,14 +40,14 @@ def test_bars_lie_end_to_end_in_the_lanes_of_their_workers():
         batch("w-0", 0.25, 2.0, attempt_of_run=2),
         batch("w-0", 3.0, 0.0, attempt_of_run=2),
     ]
-    assert plots.bars(document(table(*rows))) == [
+    assert plots.timeline_bars(timeline_document(table(*rows))) == [
         plots.Bar(1, 0.0, 1.0, 1.0, "done"),
         plots.Bar(0, 0.5, 2.0, 1.0, "lost"),
         plots.Bar(0, 2.0, 4.0, 1.0, "done"),
         plots.Bar(0, 4.75, 4.75, 1.0, "done"),
     ]
     halves = table(*(batch(started=float(t), seconds=0.999) for t in range(8)))
-    merged = plots.bars(document(halves, limit=2))
+    merged = plots.timeline_bars(timeline_document(halves, limit=2))
     assert len(merged) == 2
     assert merged[0].share == pytest.approx(4 * 0.999 / 3.999)
     apart = table(
@@ -56,7 +56,11 @@ def test_bars_lie_end_to_end_in_the_lanes_of_their_workers():
             for t in range(9)
         )
     )
-    lost = [bar for bar in plots.bars(document(apart, limit=2)) if bar.outcome == "lost"]
+    lost = [
+        bar
+        for bar in plots.timeline_bars(timeline_document(apart, limit=2))
+        if bar.outcome == "lost"
+    ]
     assert [(bar.begins, bar.ends, bar.share) for bar in lost] == [
         (1.0, 2.5, 1.0)
     ]  # six, in one bar as long as they were
@@ -101,9 +105,12 @@ def test_every_picture_is_a_png(tmp_path, rng):
         batch(f"w-{i % 3}", float(i), 0.9, outcomes[i % 4], attempt_of_run=1 + i // 30)
         for i in range(60)
     ]
-    plots.draw_timeline(tmp_path / "timeline.png", document(table(*rows)), "set", "note")
+    plots.draw_timeline(tmp_path / "timeline.png", timeline_document(table(*rows)), "set", "note")
     plots.draw_timeline(
-        tmp_path / "idle.png", document(pa.Table.from_pylist(rows).slice(0, 0)), "set", "note"
+        tmp_path / "idle.png",
+        timeline_document(pa.Table.from_pylist(rows).slice(0, 0)),
+        "set",
+        "note",
     )
     plots.draw_certificates(
         tmp_path / "gaps.png", rng.random(30) * 0.01, 0.01, rng.integers(1, 5, 30), "set", "note"
@@ -134,7 +141,7 @@ def test_every_picture_is_a_png(tmp_path, rng):
 
 def test_many_lanes_stay_on_one_page(tmp_path):
     crowd = table(*(batch(f"w-{i}", 0.0, 1.0) for i in range(300)))
-    plots.draw_timeline(tmp_path / "crowd.png", document(crowd), "set", "note")
+    plots.draw_timeline(tmp_path / "crowd.png", timeline_document(crowd), "set", "note")
     assert png_size(tmp_path / "crowd.png")[1] <= 14 * plots.DPI
 
 

@@ -1,4 +1,4 @@
-"""A pool never waits for ever for a worker that does not come: the real pool and schedule, on a Ray that is only played."""
+"""A pool never waits forever for a worker: real pool and schedule on a simulated Ray."""
 
 from __future__ import annotations
 
@@ -11,29 +11,36 @@ from hypothesis import strategies as st
 
 from tests.support.simulated_ray import Happening, Play, played
 from xcray.errors import ParameterError, Unavailable
-from xcray.schedule.autoscaling import Thrift
-from xcray.schedule.label_scheduler import Scatter
-from xcray.schedule.placement_timeouts import SAID_SECONDS, STUCK_SECONDS, SURPLUS_SECONDS, Patience
-from xcray.workers.driver import drive
+from xcray.schedule.autoscaling import ScalingPolicy
+from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.schedule.placement_timeouts import (
+    REPORT_AFTER_SECONDS,
+    STUCK_SECONDS,
+    SURPLUS_SECONDS,
+    PlacementWatchdog,
+)
+from xcray.workers.driver import run_schedule
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.actors import node_seconds, start_seconds
 from xcray.workers.ray.pool import RayPool
 
-WORK = SimpleNamespace(warm_up=lambda: None, received=lambda block: block, counter=("n", "n"))
+WORK = SimpleNamespace(warm_up=lambda: None, decode_result=lambda block: block, counter=("n", "n"))
 
 
-def job(play: Play, workers: int = 6, thrift: Thrift | None = None) -> tuple[float, list[str]]:
+def job(
+    play: Play, workers: int = 6, thrift: ScalingPolicy | None = None
+) -> tuple[float, list[str]]:
     """A job on a play: the seconds it took, and what it said that it waited for."""
     done, said = list[int](), list[str]()
-    schedule = Scatter(range(len(play.costs)), play.costs, workers=workers)
+    schedule = LabelScheduler(range(len(play.costs)), play.costs, workers=workers)
     with played(play):
-        pool = RayPool(WORK, workers, nullcontext(), "play", tuple, thrift=thrift)
+        pool = RayPool(WORK, workers, nullcontext(), "play", tuple, policy=thrift)
 
         def look() -> None:
-            said.append(pool.muster().awaits)
+            said.append(pool.status().waiting_for)
 
-        drive(
+        run_schedule(
             schedule,
             pool,
             commit=lambda result: done.extend(result.task.labels),
@@ -45,25 +52,27 @@ def job(play: Play, workers: int = 6, thrift: Thrift | None = None) -> tuple[flo
 
 
 def test_where_all_goes_well_nobody_says_anything():
-    seconds, said = job(Play([1.0] * 60, [Happening(0.0, "node", 4)]), thrift=Thrift(node=10.0))
+    seconds, said = job(
+        Play([1.0] * 60, [Happening(0.0, "node", 4)]), thrift=ScalingPolicy(node_seconds=10.0)
+    )
     assert seconds < 30.0
     assert said == []
 
 
-@pytest.mark.parametrize("thrift", [None, Thrift(node=10.0)], ids=["all", "thrift"])
+@pytest.mark.parametrize("thrift", [None, ScalingPolicy(node_seconds=10.0)], ids=["all", "thrift"])
 def test_a_request_that_was_lost_is_made_anew(thrift):
     """A node with room, up from the start, and an actor that Ray never places: the first, and its follower."""
     seconds, said = job(
         Play([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift
     )
     assert seconds < 30.0 + 3 * (STUCK_SECONDS + 5.0)
-    assert any("had room" in word and "placed nobody" in word for word in said)
+    assert any("had room" in word and "placed no worker" in word for word in said)
 
 
 def test_a_node_that_takes_nobody_is_left_out_and_another_is_asked_for():
     """It has room, as its head says, and never heard of the job; the autoscaler must be asked for one that works."""
     play = Play([1.0] * 60, [Happening(0.0, "deaf", 2)], grows=2)
-    seconds, _ = job(play, 4, Thrift(node=10.0))
+    seconds, _ = job(play, 4, ScalingPolicy(node_seconds=10.0))
     assert seconds < 120.0
 
 
@@ -75,7 +84,7 @@ def test_where_nobody_is_ready_it_is_given_up_also_after_somebody_was(monkeypatc
         Unavailable,
         match=r"ready after 60 s \(\d workers? waits? for a place: no node has room\).*ray status",
     ) as caught:
-        job(play, 2, Thrift(node=10.0))
+        job(play, 2, ScalingPolicy(node_seconds=10.0))
     assert caught.value.code == "RAY_NO_CPU"
     assert play.now - play.began < 20.0 + play.notice + 60.0 + 20.0
 
@@ -89,18 +98,18 @@ def test_a_clock_that_is_set_back_stops_nothing(monkeypatch):
         )
         monkeypatch.setattr(ray_pool, "time", wall)
         pool, done = (
-            RayPool(WORK, 4, nullcontext(), "play", tuple, thrift=Thrift(node=10.0)),
+            RayPool(WORK, 4, nullcontext(), "play", tuple, policy=ScalingPolicy(node_seconds=10.0)),
             list[int](),
         )
-        schedule = Scatter(range(60), play.costs, workers=4)
-        drive(
+        schedule = LabelScheduler(range(60), play.costs, workers=4)
+        run_schedule(
             schedule,
             pool,
             commit=lambda result: done.extend(result.task.labels),
             stop=StopFlag(),
             tick=lambda: None,
         )
-        assert pool.muster().most == 4
+        assert pool.status().peak == 4
     assert len(done) == 60
 
 
@@ -136,46 +145,46 @@ def test_whatever_happens_in_whatever_order_all_labels_are_done_in_time(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XCRAY_RAY_START_SECONDS", "600")
-        seconds, _ = job(play, 5, Thrift(node=10.0) if thrifty else None)
+        seconds, _ = job(play, 5, ScalingPolicy(node_seconds=10.0) if thrifty else None)
     assert seconds < 150.0 + 60.0 + (2 + len(lost)) * (STUCK_SECONDS + 10.0) + 30.0 * len(
         happenings
     )
 
 
 def test_what_is_waited_for_is_said_in_words_after_a_while():
-    patience = Patience()
-    assert patience.look(0.0, {"a": 0.0}, 1, [], 60.0).why == ""
+    patience = PlacementWatchdog()
+    assert patience.check(0.0, {"a": 0.0}, 1, [], 60.0).reason == ""
     assert (
-        patience.look(SAID_SECONDS, {"a": 0.0, "b": 5.0}, 1, [], 60.0).why
+        patience.check(REPORT_AFTER_SECONDS, {"a": 0.0, "b": 5.0}, 1, [], 60.0).reason
         == "2 workers wait for a place: no node has room"
     )
-    assert patience.look(SAID_SECONDS, {"a": 0.0}, 1, ["n"], 60.0).why.startswith(
+    assert patience.check(REPORT_AFTER_SECONDS, {"a": 0.0}, 1, ["n"], 60.0).reason.startswith(
         "1 worker waits for a place: 1 node had room for 0 s"
     )
-    assert not patience.look(100.0, {}, 1, ["n"], 60.0).why
+    assert not patience.check(100.0, {}, 1, ["n"], 60.0).reason
 
 
 def test_who_waits_is_asked_for_anew_and_then_the_node_is_left_out():
-    patience, now = Patience(), 0.0
+    patience, now = PlacementWatchdog(), 0.0
     ways = []
     for turn in range(2):
         asked = {f"w{turn}": now}
         for _ in range(int(STUCK_SECONDS) + 1):
-            way = patience.look(now, asked, 1, ["deaf"], 600.0)
-            if way.anew:
+            way = patience.check(now, asked, 1, ["deaf"], 600.0)
+            if way.retry:
                 ways.append(way)
                 break
             now += 1.0
-    assert [(way.anew, way.shun) for way in ways] == [(("w0",), ()), (("w1",), ("deaf",))]
+    assert [(way.retry, way.avoid) for way in ways] == [(("w0",), ()), (("w1",), ("deaf",))]
 
 
 def test_somebody_who_comes_starts_the_patience_anew_and_too_many_are_called_off_after_a_while():
-    patience = Patience()
+    patience = PlacementWatchdog()
     for now in range(int(STUCK_SECONDS)):
-        assert not patience.look(float(now), {"a": 0.0, "b": 0.0}, 1, ["n"], 600.0).anew
-    assert not patience.look(STUCK_SECONDS, {"b": 0.0}, 2, ["n"], 600.0).anew
+        assert not patience.check(float(now), {"a": 0.0, "b": 0.0}, 1, ["n"], 600.0).retry
+    assert not patience.check(STUCK_SECONDS, {"b": 0.0}, 2, ["n"], 600.0).retry
     assert [
-        patience.surplus(now, many)
+        patience.surplus_to_cancel(now, many)
         for now, many in ((0.0, 2), (1.0, 0), (2.0, 3), (2.0 + SURPLUS_SECONDS, 1))
     ] == [0, 0, 0, 1]
 

@@ -1,4 +1,7 @@
-"""One contract, one suite: the serial pool, the threaded pool and the loop that drives them. Ray's has a file of its own."""
+"""Contract of pools: one suite for the serial and the threaded pool, and the driver loop.
+
+Ray's pool has its own file.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from tests.support.ppdsparse_problems import problem
 from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.schedule.events import Joined, Left, Lost, Task
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.solvers.solved_labels import joined, merge
+from xcray.solvers.solved_labels import concatenate, merge
 from xcray.workers import local_pool as local_pools
-from xcray.workers.driver import drive
+from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
-from xcray.workers.pool import Failed, GaveUp, Result, StopFlag
+from xcray.workers.pool import Failed, Result, StopFlag, TaskCancelled
 
 POOLS = {
     "serial": SerialPool,
@@ -41,7 +44,7 @@ def setting(k: int = 24, **parameters):
     solver = PPDSparseSolver(**parameters)
     local = solver.load(X, transpose(X), transpose_pattern(Y))
     costs = solver.cost_terms(X, local.problem.XT, local.problem.YT) @ solver.cost_rates
-    return solver, local, Scatter(range(k), costs / costs.sum() / 2)
+    return solver, local, LabelScheduler(range(k), costs / costs.sum() / 2)
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -49,15 +52,18 @@ def test_every_pool_gives_the_same_bits(name):
     solver, local, schedule = setting()
     results: list[Result] = []
     ticks = []
-    drive(
+    run_schedule(
         schedule,
         POOLS[name](solver, local),
         commit=results.append,
         stop=StopFlag(),
         tick=lambda: ticks.append(1),
     )
-    merged = merge([r.block for r in results], 24, 80)
-    assert merged.digest() == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+    merged = merge([r.value for r in results], 24, 80)
+    assert (
+        merged.digest()
+        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
+    )
     assert len(results) > 4
     assert ticks
     assert all(r.seconds > 0 for r in results)
@@ -73,7 +79,9 @@ def test_a_stop_keeps_what_was_committed_and_ends_threads(name):
         stop.set()
 
     with pytest.raises(Stopped):
-        drive(schedule, POOLS[name](solver, local), commit=commit, stop=stop, tick=lambda: None)
+        run_schedule(
+            schedule, POOLS[name](solver, local), commit=commit, stop=stop, tick=lambda: None
+        )
     assert 1 <= sum(len(r.task.labels) for r in committed) < 24
     assert not [t for t in threading.enumerate() if t.name.startswith("xcray-thread")]
 
@@ -81,7 +89,7 @@ def test_a_stop_keeps_what_was_committed_and_ends_threads(name):
 @pytest.mark.parametrize("name", POOLS)
 def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
     """A class that would never end is given up within a slice."""
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
     begun = told_when_begun(monkeypatch)
     solver, local, schedule = setting(**LONG)
     stop = StopFlag()
@@ -92,21 +100,21 @@ def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
     stopper = threading.Thread(target=lambda: begun.wait(PATIENCE) and end())
     stopper.start()
     with pytest.raises(Stopped):
-        drive(schedule, pool, commit=lambda _: None, stop=stop, tick=lambda: None)
+        run_schedule(schedule, pool, commit=lambda _: None, stop=stop, tick=lambda: None)
     stopper.join()
     assert begun.is_set()
 
 
 def told_when_begun(monkeypatch, thread=None):
     """An event that is set when a task is begun: in any thread, or in one of this name."""
-    begun, run = threading.Event(), local_pools._Bench.run
+    begun, run = threading.Event(), local_pools._LocalExecutor.run_task
 
     def run_and_tell(*args):
         if thread in (None, threading.current_thread().name):
             begun.set()
         return run(*args)
 
-    monkeypatch.setattr(local_pools._Bench, "run", run_and_tell)
+    monkeypatch.setattr(local_pools._LocalExecutor, "run_task", run_and_tell)
     return begun
 
 
@@ -120,7 +128,7 @@ def test_what_a_task_raises_comes_out(name, monkeypatch):
     monkeypatch.setattr(PPDSparseSolver, "solve", broken)
     monkeypatch.setattr(PPDSparseSolver, "warm_up", lambda _: None)
     with pytest.raises(ShapeMismatch, match="as if"):
-        drive(
+        run_schedule(
             schedule,
             POOLS[name](solver, local),
             commit=lambda _: None,
@@ -157,7 +165,7 @@ class FragilePool(SerialPool):
 def test_lost_workers_and_late_answers_change_no_bit():
     solver, local, schedule = setting()
     results = []
-    drive(
+    run_schedule(
         schedule,
         FragilePool(solver, local),
         commit=results.append,
@@ -167,8 +175,8 @@ def test_lost_workers_and_late_answers_change_no_bit():
     labels = [label for r in results for label in r.task.labels]
     assert sorted(labels) == list(range(24))
     assert (
-        merge([r.block for r in results], 24, 80).digest()
-        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+        merge([r.value for r in results], 24, 80).digest()
+        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
     )
 
 
@@ -183,7 +191,7 @@ def test_a_batch_that_kills_every_worker_ends_with_a_reason():
 
     solver, local, schedule = setting()
     with pytest.raises(Unavailable, match="3 workers were lost"):
-        drive(
+        run_schedule(
             schedule,
             Deadly(solver, local),
             commit=lambda _: None,
@@ -195,7 +203,9 @@ def test_a_batch_that_kills_every_worker_ends_with_a_reason():
 def test_nothing_to_solve_starts_nothing():
     solver, local, _ = setting()
     pool = SerialPool(solver, local)
-    drive(Scatter([], []), pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+    run_schedule(
+        LabelScheduler([], []), pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None
+    )
 
 
 def wait_for(pool, kind, seconds=PATIENCE):
@@ -209,7 +219,7 @@ def wait_for(pool, kind, seconds=PATIENCE):
 
 @pytest.mark.parametrize("name", ["one thread", "three threads"])
 def test_a_task_called_off_ends_and_its_worker_goes_on(name, monkeypatch):
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
     solver, local, _ = setting(**LONG)
     pool = POOLS[name](solver, local)
     pool.open()
@@ -219,12 +229,20 @@ def test_a_task_called_off_ends_and_its_worker_goes_on(name, monkeypatch):
             pool.submit(worker, Task(number, (number % 2,), 1.0))
         pool.cancel(worker, 1)  # not begun
         pool.cancel(worker, 0)  # under way, or about to be
-        first = [report for report in wait_for(pool, GaveUp) if isinstance(report, GaveUp)]
+        first = [
+            report for report in wait_for(pool, TaskCancelled) if isinstance(report, TaskCancelled)
+        ]
         while len(first) < 2:
-            first += [report for report in wait_for(pool, GaveUp) if isinstance(report, GaveUp)]
+            first += [
+                report
+                for report in wait_for(pool, TaskCancelled)
+                if isinstance(report, TaskCancelled)
+            ]
         assert [report.task.id for report in first] == [0, 1]
         pool.cancel(worker, 2)
-        assert [r.task.id for r in wait_for(pool, GaveUp) if isinstance(r, GaveUp)] == [2]
+        assert [
+            r.task.id for r in wait_for(pool, TaskCancelled) if isinstance(r, TaskCancelled)
+        ] == [2]
     finally:
         pool.close()
 
@@ -243,19 +261,19 @@ def test_threads_join_and_leave_while_the_pool_runs():
         if len(results) == 8:
             pool.resize(1)
 
-    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
     assert sorted(label for r in results for label in r.task.labels) == list(range(48))
     assert max(seen) == 3
     assert (
-        merge([r.block for r in results], 48, 80).digest()
-        == solver.solve(local.sibling(), np.arange(48, dtype=np.int32)).digest()
+        merge([r.value for r in results], 48, 80).digest()
+        == solver.solve(local.clone_for_thread(), np.arange(48, dtype=np.int32)).digest()
     )
     with pytest.raises(ParameterError, match="at least 1 worker"):
         pool.resize(0)
 
 
 def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
     begun = told_when_begun(monkeypatch, "xcray-thread-1")
     solver, local, _ = setting(**LONG)
     pool = ThreadPool(solver, local, 2)
@@ -271,7 +289,7 @@ def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
         pool.cancel("thread-1", 0)
         reports = wait_for(pool, Left)
         assert [type(report) for report in reports] == [
-            GaveUp,
+            TaskCancelled,
             Left,
         ]  # task 1 was never begun: the schedule takes it back
         pool.submit("thread-1", Task(2, (1,), 1.0))  # to one that has left: nothing happens
@@ -284,7 +302,7 @@ def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
 @pytest.mark.parametrize("name", POOLS)
 def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name, monkeypatch):
     """The time is up, by the loop's clock and by its bell, once a class is being solved."""
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 2_000)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
     begun = told_when_begun(monkeypatch)
 
     class Bell(threading.Thread):
@@ -302,8 +320,8 @@ def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name,
     monkeypatch.setattr("xcray.workers.driver.Timer", Bell)
     solver, local, _ = setting(**LONG)
     spans, results = [], []
-    drive(
-        Scatter([0, 1], [1.0, 1.0]),
+    run_schedule(
+        LabelScheduler([0, 1], [1.0, 1.0]),
         POOLS[name](solver, local),
         commit=results.append,
         stop=StopFlag(),
@@ -319,7 +337,7 @@ def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name,
 def test_with_time_enough_a_limit_changes_nothing():
     solver, local, schedule = setting()
     results, spans = [], []
-    drive(
+    run_schedule(
         schedule,
         ThreadPool(solver, local, 2),
         commit=results.append,
@@ -335,7 +353,7 @@ def test_with_time_enough_a_limit_changes_nothing():
 def test_no_time_at_all_begins_nothing():
     solver, local, schedule = setting()
     results = []
-    drive(
+    run_schedule(
         schedule,
         SerialPool(solver, local),
         commit=results.append,
@@ -391,7 +409,7 @@ class Sluggish(ThreadPool):
 def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded():
     solver, local, schedule = setting()
     pool, results, spans = Sluggish(solver, local), [], []
-    drive(
+    run_schedule(
         schedule,
         pool,
         commit=results.append,
@@ -406,15 +424,15 @@ def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorde
     twice = [s for s in spans if s.outcome in ("duplicate", "stopped")]
     assert {s.worker for s in twice} == {"thread-1"}
     assert (
-        merge([r.block for r in results], 24, 80).digest()
-        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+        merge([r.value for r in results], 24, 80).digest()
+        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
     )
 
 
 def test_a_lost_workers_batch_is_recorded_as_lost_work():
     solver, local, schedule = setting()
     spans = []
-    drive(
+    run_schedule(
         schedule,
         FragilePool(solver, local),
         commit=lambda _: None,
@@ -453,7 +471,7 @@ def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_ou
 
     solver, local, schedule = setting()
     labels = []
-    drive(
+    run_schedule(
         schedule,
         Both(solver, local),
         commit=lambda r: labels.extend(r.task.labels),
@@ -476,7 +494,7 @@ def test_what_one_wait_brought_is_synced_once_before_anything_new_begins():
         durable.extend(pending)
         pending.clear()
 
-    drive(
+    run_schedule(
         schedule,
         Watched(solver, local, 3),
         commit=pending.append,
@@ -485,10 +503,10 @@ def test_what_one_wait_brought_is_synced_once_before_anything_new_begins():
         sync=sync,
     )
     assert sorted(label for r in durable for label in r.task.labels) == list(range(24))
-    block = joined([r.block for r in durable])
+    block = concatenate([r.value for r in durable])
     assert (
         merge([block], 24, 80).digest()
-        == solver.solve(local.sibling(), np.arange(24, dtype=np.int32)).digest()
+        == solver.solve(local.clone_for_thread(), np.arange(24, dtype=np.int32)).digest()
     )
 
 
@@ -508,7 +526,7 @@ def test_results_that_came_with_an_error_are_synced():
     solver, local, schedule = setting()
     pending, durable = [], []
     with pytest.raises(ShapeMismatch):
-        drive(
+        run_schedule(
             schedule,
             OneFails(solver, local),
             commit=pending.append,

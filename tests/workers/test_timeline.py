@@ -1,4 +1,4 @@
-"""The record of what workers did: written as it happens, readable at any moment and after a kill; how the work was spread."""
+"""Timeline: written as batches end, readable at any moment and after a kill; load balance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One contract, one suite: the serial team, the threaded one and Ray's. What only Ray's has to stand is in a file of its own."""
+"""Contract of worker groups: one suite for the serial, the threaded and the Ray group.
+
+Tests of Ray alone are in another file.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ import pytest
 from tests.support.worker_group_toy import LARGE, Work, ask, replies
 from xcray.errors import DataError, ParameterError, Stopped, Unavailable
 from xcray.schedule.events import Lost
-from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.ray.session import local_ray
-from xcray.workers.ray.worker_group import RayTeam
-from xcray.workers.worker_group import THING_LOST, Answer, Handle, Raised
+from xcray.workers.ray.worker_group import RayWorkerGroup
+from xcray.workers.worker_group import OBJECT_LOST, CallFailed, CallResult, ObjectHandle
 
 WORK = Work()
 TEAMS: dict[str, Any] = {
-    "serial": SerialTeam,
-    "threads": ThreadTeam,
-    "ray": lambda work, workers: RayTeam(work, workers, nullcontext(), "contract"),
+    "serial": SerialGroup,
+    "threads": ThreadGroup,
+    "ray": lambda work, workers: RayWorkerGroup(work, workers, nullcontext(), "contract"),
 }
 
 
@@ -79,35 +82,36 @@ def test_workers_have_names_and_places(team):
 
 def test_a_thing_passes_from_hand_to_hand_and_what_is_told_comes_back(team):
     first = ask(team, "worker-0", "make", 3.0)
-    assert isinstance(first, Answer)
-    assert (first.worker, first.told) == ("worker-0", "worker-0")
-    assert isinstance(first.bulk, Handle)
-    second = ask(team, "worker-1", "add", first.bulk, 2.0)
-    assert second.told == 6.0
+    assert isinstance(first, CallResult)
+    assert (first.worker, first.result) == ("worker-0", "worker-0")
+    assert isinstance(first.ref, ObjectHandle)
+    second = ask(team, "worker-1", "add", first.ref, 2.0)
+    assert second.result == 6.0
     assert 0.0 <= first.started <= second.started
     assert min(first.seconds, second.seconds) >= 0.0
-    np.testing.assert_array_equal(team.fetch(second.bulk), np.full(LARGE, 5.0, np.float32))
-    np.testing.assert_array_equal(team.fetch(first.bulk), np.full(LARGE, 3.0, np.float32))
+    np.testing.assert_array_equal(team.fetch(second.ref), np.full(LARGE, 5.0, np.float32))
+    np.testing.assert_array_equal(team.fetch(first.ref), np.full(LARGE, 3.0, np.float32))
 
 
 def test_many_things_go_in_a_list_and_the_driver_can_put_one(team):
-    handles = [team.put(np.full(LARGE, 1.0, np.float32)), ask(team, "worker-0", "make", 2.0).bulk]
-    assert ask(team, "worker-1", "total", handles, 10.0).told == 30.0
-    assert ask(team, "worker-1", "total", tuple(handles)).told == 3.0
-    assert ask(team, "worker-0", "kind", 1, "a", None, [1], (2,), handles[0]).told == [
+    handles = [team.put(np.full(LARGE, 1.0, np.float32)), ask(team, "worker-0", "make", 2.0).ref]
+    assert ask(team, "worker-1", "total", handles, 10.0).result == 30.0
+    assert ask(team, "worker-1", "total", tuple(handles)).result == 3.0
+    assert ask(team, "worker-0", "kind", 1, "a", None, [1], (2,), handles[0]).result == [
         *("int", "str", "NoneType", "list", "tuple", "ndarray")
     ]
 
 
 def test_what_makes_nothing_has_no_handle(team):
-    assert ask(team, "worker-0", "history").bulk is None
+    assert ask(team, "worker-0", "history").ref is None
 
 
 def test_verbs_of_a_worker_run_in_the_order_they_were_asked(team):
-    before, others = (ask(team, worker, "history").told for worker in team.workers)
-    block = ask(team, "worker-0", "make", 0.0).bulk
+    before, others = (ask(team, worker, "history").result for worker in team.workers)
+    block = ask(team, "worker-0", "make", 0.0).ref
     tickets = [
-        team.ask("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))) for n in range(6)
+        team.submit("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0)))
+        for n in range(6)
     ]
     found = replies(team, 6)
     assert [reply.ticket for reply in found] == tickets
@@ -115,29 +119,29 @@ def test_verbs_of_a_worker_run_in_the_order_they_were_asked(team):
         earlier.started + earlier.seconds <= later.started + 0.01
         for earlier, later in pairwise(found)
     )
-    assert ask(team, "worker-0", "history").told == [*before, "make", *["make", "add"] * 3]
-    assert ask(team, "worker-1", "history").told == others
+    assert ask(team, "worker-0", "history").result == [*before, "make", *["make", "add"] * 3]
+    assert ask(team, "worker-1", "history").result == others
 
 
 def test_an_error_comes_as_it_was_raised_and_the_worker_goes_on(team):
     failed = ask(team, "worker-1", "fail")
-    assert isinstance(failed, Raised)
+    assert isinstance(failed, CallFailed)
     assert type(failed.error) is DataError
     assert (failed.error.code, failed.error.line, failed.error.hint) == ("BAD_ROW", 7, "mend it")
     assert isinstance(ask(team, "worker-1", "slip").error, KeyError)
-    assert ask(team, "worker-1", "make", 1.0).told == "worker-1"
+    assert ask(team, "worker-1", "make", 1.0).result == "worker-1"
 
 
 def test_what_is_no_verb_or_no_worker_is_refused(team):
     for wrong in ("_private", "__init__", "a b", ""):
-        with pytest.raises(ParameterError, match="is no verb"):
-            team.ask("worker-0", wrong)
-    with pytest.raises(ParameterError, match="no 'worker-2' to ask"):
-        team.ask("worker-2", "make", 1.0)
+        with pytest.raises(ParameterError, match="is not a valid method name"):
+            team.submit("worker-0", wrong)
+    with pytest.raises(ParameterError, match="no worker 'worker-2'"):
+        team.submit("worker-2", "make", 1.0)
     unknown = ask(team, "worker-0", "sing")
     assert isinstance(unknown.error, ParameterError)
-    assert "Hand has no verb 'sing'" in str(unknown.error)
-    with pytest.raises(ParameterError, match="can't be replaced"):
+    assert "Hand has no method 'sing'" in str(unknown.error)
+    with pytest.raises(ParameterError, match="cannot be replaced"):
         team.replace("worker-0")
 
 
@@ -161,7 +165,7 @@ def test_a_hand_that_cannot_be_made_is_said_at_the_start(build):
 def test_a_stop_ends_what_is_under_way_and_begins_nothing(build):
     team = build()
     team.open()
-    tickets = [team.ask("worker-0", "long"), team.ask("worker-0", "make", 1.0)]
+    tickets = [team.submit("worker-0", "long"), team.submit("worker-0", "make", 1.0)]
     timer = threading.Timer(0.2, team.stop)
     timer.start()
     found = replies(team, 2)
@@ -173,21 +177,21 @@ def test_a_stop_ends_what_is_under_way_and_begins_nothing(build):
 
 
 def test_an_interruption_ends_what_was_asked_before_and_nothing_else(team):
-    tickets = [team.ask("worker-0", "long"), team.ask("worker-0", "make", 1.0)]
+    tickets = [team.submit("worker-0", "long"), team.submit("worker-0", "make", 1.0)]
     timer = threading.Timer(0.2, team.interrupt)
     timer.start()
     found = replies(team, 2)
     timer.join()
     assert [reply.ticket for reply in found] == tickets
     assert all(isinstance(reply.error, Stopped) for reply in found)
-    assert ask(team, "worker-0", "make", 2.0).told == "worker-0"
+    assert ask(team, "worker-0", "make", 2.0).result == "worker-0"
 
 
 def test_close_can_be_said_twice_and_before_open(build):
     team, before = build(), set(threading.enumerate())
     team.close()
     team.open()
-    assert ask(team, "worker-0", "make", 1.0).told == "worker-0"
+    assert ask(team, "worker-0", "make", 1.0).result == "worker-0"
     team.close()
     team.close()
     assert not [
@@ -204,16 +208,16 @@ LOCAL = pytest.mark.parametrize("local", ["serial", "threads"])
 def test_the_rehearsal_of_a_loss_is_a_loss(local):
     """A worker is lost with its tickets; it is told once, a new one of its name begins anew, and nothing late is heard."""
     with opened(local) as team:
-        kept = ask(team, "worker-0", "make", 4.0).bulk
-        team.ask("worker-0", "long")
-        team.ask("worker-0", "make", 1.0)
-        team.lose("worker-0")
+        kept = ask(team, "worker-0", "make", 4.0).ref
+        team.submit("worker-0", "long")
+        team.submit("worker-0", "make", 1.0)
+        team.simulate_loss("worker-0")
         assert replies(team, 1) == [Lost("worker-0")]
         with pytest.raises(ParameterError, match="it was lost and not replaced"):
-            team.ask("worker-0", "make", 1.0)
+            team.submit("worker-0", "make", 1.0)
         team.replace("worker-0")
         assert team.fetch(kept)[0] == 4.0
-        assert ask(team, "worker-0", "history").told == []
+        assert ask(team, "worker-0", "history").result == []
         assert team.wait(0.1) == []
 
 
@@ -221,15 +225,15 @@ def test_the_rehearsal_of_a_loss_is_a_loss(local):
 def test_the_rehearsal_of_a_lost_node_takes_its_things_along(local):
     with opened(local) as team:
         mine, others = (
-            ask(team, "worker-0", "make", 1.0).bulk,
-            ask(team, "worker-1", "make", 2.0).bulk,
+            ask(team, "worker-0", "make", 1.0).ref,
+            ask(team, "worker-1", "make", 2.0).ref,
         )
-        team.lose("worker-0", with_things=True)
+        team.simulate_loss("worker-0", with_objects=True)
         assert replies(team, 1) == [Lost("worker-0")]
-        assert ask(team, "worker-1", "total", [others]).told == 2.0
+        assert ask(team, "worker-1", "total", [others]).result == 2.0
         error = ask(team, "worker-1", "total", [others, mine]).error
         assert isinstance(error, Unavailable)
-        assert error.code == THING_LOST
+        assert error.code == OBJECT_LOST
         with pytest.raises(Unavailable, match="last checkpoint"):
             team.fetch(mine)
 
@@ -243,7 +247,7 @@ def test_a_thing_goes_with_its_last_handle(local):
         thing = Thing()
         gone, handle = weakref.ref(thing), team.put(thing)
         del thing
-        assert ask(team, "worker-0", "kind", handle).told == ["Thing"]
+        assert ask(team, "worker-0", "kind", handle).result == ["Thing"]
         assert gone() is not None
         del handle
         assert gone() is None

@@ -1,16 +1,19 @@
-"""predict_bulk(spec) -> a directory of Parquet files with the best labels of every row of a file: resumable, on any pool.
+"""Batch prediction: predict_batch(spec) writes Parquet files with the best labels of every row.
 
-spec        what to answer: model, input, form of the rows, what is asked of each
-plan        the input as chunks of rows, cut the same way whoever reads it
-columns     rows of Parquet columns
+It is resumable and runs on any pool.
+
+spec        what to predict: model, input, schema of the rows, options
+plan        the input as chunks of rows, independent of the workers
+row_schema  columns of the input that hold the rows
+parquet     rows of Parquet files
 lines       rows of svmlight, XC, JSON lines and lines of text
-work        a chunk's rows read, answered and encoded: what a worker does
+chunk_task  work on a chunk: read, predict, encode
 output      committed parts, the published directory and its manifest
-run         the whole of it
+run         the complete run
 """
 
 from xcray.batch.output import read_manifest
-from xcray.batch.run import BulkResult, predict_bulk
-from xcray.batch.spec import BulkSpec
+from xcray.batch.run import BatchPredictResult, predict_batch
+from xcray.batch.spec import BatchPredictSpec
 
-__all__ = ["BulkResult", "BulkSpec", "predict_bulk", "read_manifest"]
+__all__ = ["BatchPredictResult", "BatchPredictSpec", "predict_batch", "read_manifest"]

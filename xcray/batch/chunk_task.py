@@ -1,6 +1,7 @@
-"""What a worker does with a chunk: read its rows, answer them, encode the answers as a Parquet file.
+"""Work on a chunk: read its rows, predict labels, encode the answers as a Parquet file.
 
-The bytes of a part depend on the model, the chunk and what is asked, and on nothing else: no clock, no path, no name of a worker.
+The bytes of a part depend only on the model, the chunk and the request, not on clock, path or
+worker.
 """
 
 from __future__ import annotations
@@ -18,28 +19,32 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Int32, csr
-from xcray.batch.lines import parse_one, read_lines
-from xcray.batch.parquet import Cursor, read_parquet
-from xcray.batch.plan import Chunk, Plan
-from xcray.batch.row_schema import Rows
-from xcray.batch.spec import BulkSpec
-from xcray.data.readers.error_log import Tally
+from xcray.batch.lines import read_lines, warm_parser
+from xcray.batch.parquet import ParquetCursor, read_parquet
+from xcray.batch.plan import BatchPlan, Chunk
+from xcray.batch.row_schema import RowBatch
+from xcray.batch.spec import BatchPredictSpec
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.errors import Stopped, XcrayError
 from xcray.index.filters import LabelFilter
-from xcray.index.search_result import Answer
+from xcray.index.search_result import SearchResult
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.predict.arrow import answer_table
+from xcray.predict.arrow import to_arrow
 from xcray.workers.pool import StopFlag
 
-STEP: Final = 256  # rows answered between two looks at the stop flag
-FACTS: Final = b"xcray.part"  # key of a part's facts in its schema's metadata
-REASONS: Final = 20  # bad rows whose reasons are kept
+ROWS_PER_STEP: Final = 256  # rows between two checks of the stop flag
+FACTS_KEY: Final = b"xcray.part"  # key of a part's facts in its schema's metadata
+MAX_REASONS: Final = 20  # invalid rows whose reasons are stored
 PHASES: Final = ("reading", "features", "search", "writing")
 
 
-class Part(NamedTuple):
-    """A chunk's answers as a Parquet file: (n,) uint8; rows answered and skipped; CPU seconds of each of PHASES."""
+class AnswerPart(NamedTuple):
+    """The answers of a chunk.
+
+    content: Parquet file, (n,) uint8. rows, skipped: answered and skipped rows. seconds: CPU
+    seconds of each of PHASES.
+    """
 
     chunk: int
     content: NDArray[np.uint8]
@@ -49,44 +54,51 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BulkLocal:
-    """What stays at a worker: the predictor, shared by threads; which labels it may answer; and where it is in the input."""
+class ChunkState:
+    """State of a worker.
+
+    The predictor is shared by threads. label_filter: labels that answers can contain. cursor:
+    position in the input.
+    """
 
     predictor: Predictor
-    among: LabelFilter | None
+    label_filter: LabelFilter | None
     stop: StopFlag
-    cursor: Cursor = field(default_factory=Cursor)
+    cursor: ParquetCursor = field(default_factory=ParquetCursor)
 
-    def sibling(self) -> Self:
-        """The same, with a place in the input of its own."""
-        return replace(self, cursor=Cursor())
+    def clone_for_thread(self) -> Self:
+        """Return the same state with its own position in the input."""
+        return replace(self, cursor=ParquetCursor())
 
 
 @dataclass(frozen=True)
-class BulkWork:
-    """Chunks of a plan to be answered by the model at `model` whose content hash is `sha256`."""
+class ChunkTask:
+    """Chunks of a plan to predict with the model at `model`, whose content hash is `sha256`."""
 
     counter: ClassVar[tuple[str, str]] = (
-        "xcray_chunks_answered",
-        "Chunks of rows answered by this worker",
+        "xcray_batch_chunks",
+        "Chunks of rows predicted by this worker.",
     )
 
-    spec: BulkSpec
-    plan: Plan
+    spec: BatchPredictSpec
+    plan: BatchPlan
     model: str
     sha256: str
 
-    def local(self, predictor: Predictor, stop: StopFlag) -> BulkLocal:
-        """What stays at a worker, with this predictor. Raises NotFound, ParameterError for `allow` and `deny` that do not fit."""
+    def make_state(self, predictor: Predictor, stop: StopFlag) -> ChunkState:
+        """Return a worker's state.
+
+        Raises NotFound, ParameterError for invalid `allow` and `deny`.
+        """
         allow, deny = (
             None if labels is None else list(labels) for labels in (self.spec.allow, self.spec.deny)
         )
-        return BulkLocal(
+        return ChunkState(
             predictor, predictor.filter(allow, deny, sets=self.spec.labels_of_set), stop
         )
 
-    def open(self) -> BulkLocal | None:
-        """Map the model when this node has it, and the input; None when not."""
+    def open(self) -> ChunkState | None:
+        """Map the model, if this node can read it and the input; otherwise return None."""
         try:
             model = Model.open(self.model, verify=False)
         except XcrayError:
@@ -95,52 +107,57 @@ class BulkWork:
             Path(file.path).is_file() for file in self.plan.files
         ):
             return None
-        local = self.local(Predictor(model), StopFlag())
-        warm(local, self.spec)
-        return local
+        state = self.make_state(Predictor(model), StopFlag())
+        warm_kernels(state, self.spec)
+        return state
 
-    def load(self, *_: Any) -> BulkLocal:
-        """Never called: a model is not sent about."""
+    def load(self, *_: Any) -> ChunkState:
+        """Raise NotImplementedError: a model is never sent to workers."""
         raise NotImplementedError("batch predictions read the model from its directory")
 
     def warm_up(self) -> None:
-        """Nothing: kernels are warm once the model is open (`warm`), in the driver before any worker."""
+        """Do nothing: `warm_kernels` runs in the driver before any worker starts."""
 
-    def received(self, result: list[Part]) -> list[Part]:
-        """The parts as they are."""
+    def decode_result(self, result: list[AnswerPart]) -> list[AnswerPart]:
+        """Return the parts unchanged."""
         return result
 
     def solve(
-        self, local: BulkLocal, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> list[Part]:
-        """The parts of chunks (n,) int32. Raises Stopped, and DataErrors for rows that may not be skipped."""
+        self, state: ChunkState, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> list[AnswerPart]:
+        """Return the parts of chunks (n,) int32.
+
+        Raises Stopped, and DataErrors for invalid rows that are not skipped.
+        """
         return [
-            self._answer(local, self.plan.chunks[i], lambda: stopped() or local.stop.is_set())
+            self._answer_chunk(state, self.plan.chunks[i], lambda: stopped() or state.stop.is_set())
             for i in labels.tolist()
         ]
 
-    def _answer(self, local: BulkLocal, chunk: Chunk, stopped: Callable[[], bool]) -> Part:
-        """One chunk, a slice of rows at a time."""
-        spec, watch = self.spec, _Watch()
-        tally = Tally(REASONS, spec.on_error == "skip")
-        ids, answers = list[pa.Array](), list[Answer]()
-        for rows in watch.each("reading", self._read(chunk, local, tally)):
-            for some in _steps(rows):
+    def _answer_chunk(
+        self, state: ChunkState, chunk: Chunk, stopped: Callable[[], bool]
+    ) -> AnswerPart:
+        """Return the part of one chunk, predicted a slice of rows at a time."""
+        spec, timer = self.spec, _PhaseTimer()
+        tally = ErrorCollector(MAX_REASONS, spec.on_error == "skip")
+        ids, answers = list[pa.Array](), list[SearchResult]()
+        for rows in timer.iterate("reading", self._read_rows(chunk, state, tally)):
+            for step in _split_steps(rows):
                 if stopped():
                     raise Stopped(
                         "stopped on request; finished parts are kept, the next run does the rest"
                     )
-                with watch("features"):
-                    X = local.predictor.features(some.rows)
-                with watch("search"):
+                with timer("features"):
+                    X = state.predictor.features(step.rows)
+                with timer("search"):
                     answers.append(
-                        local.predictor.answer(
-                            X, spec.k, allow=local.among, probabilities=spec.probabilities
+                        state.predictor.search(
+                            X, spec.k, allow=state.label_filter, probabilities=spec.probabilities
                         )
                     )
-                ids.append(some.ids)
-        with watch("writing"):
-            reasons = [error.as_dict() for error in tally.errors[:REASONS]]
+                ids.append(step.ids)
+        with timer("writing"):
+            reasons = [error.as_dict() for error in tally.errors[:MAX_REASONS]]
             facts: dict[str, Any] = {
                 "chunk": chunk.number,
                 "first_row": chunk.first_row,
@@ -151,30 +168,36 @@ class BulkWork:
                 "skipped": tally.n_bad,
                 "skipped_reasons": reasons,
             }
-            table = self._table(local, ids, answers) if ids else self._schema().empty_table()
-            content = encoded(
-                table.replace_schema_metadata({FACTS: json.dumps(facts, sort_keys=True).encode()})
+            table = (
+                self._to_table(state, ids, answers) if ids else self._output_schema().empty_table()
             )
-        return Part(
+            content = encode_parquet(
+                table.replace_schema_metadata(
+                    {FACTS_KEY: json.dumps(facts, sort_keys=True).encode()}
+                )
+            )
+        return AnswerPart(
             chunk.number,
             content,
             facts["rows"],
             tally.n_bad,
-            tuple(watch.seconds[name] for name in PHASES),
+            tuple(timer.seconds[name] for name in PHASES),
         )
 
-    def _read(self, chunk: Chunk, local: BulkLocal, tally: Tally) -> Iterator[Rows]:
-        """The rows of a chunk."""
-        width = local.predictor.model.n_features
+    def _read_rows(
+        self, chunk: Chunk, state: ChunkState, tally: ErrorCollector
+    ) -> Iterator[RowBatch]:
+        """Return the rows of a chunk."""
+        width = state.predictor.model.n_features
         if self.spec.format == "parquet":
-            return read_parquet(self.plan, chunk, self.spec, width, tally, local.cursor)
+            return read_parquet(self.plan, chunk, self.spec, width, tally, state.cursor)
         return read_lines(self.plan, chunk, self.spec, width, tally)
 
-    def _schema(self) -> pa.Schema:
-        """The columns of the answers."""
-        form = self.plan.form
+    def _output_schema(self) -> pa.Schema:
+        """Return the columns of the answers."""
+        schema = self.plan.schema
         columns: dict[str, pa.DataType] = {
-            "row" if form.id is None else "id": pa.type_for_alias(form.id_type)
+            "row" if schema.id is None else "id": pa.type_for_alias(schema.id_type)
         }
         columns |= {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float64())}
         if self.spec.probabilities:
@@ -183,25 +206,27 @@ class BulkWork:
             columns |= {"exact": pa.bool_(), "bound_gap": pa.float64()}
         return pa.schema(columns)
 
-    def _table(self, local: BulkLocal, ids: list[pa.Array], answers: list[Answer]) -> pa.Table:
-        """The answers of a chunk as columns, made of whole arrays."""
-        answer = Answer(*(np.concatenate(each) for each in zip(*answers, strict=True)))
-        filtered = local.among is not None
-        told = (
-            local.predictor.probabilities(answer, filtered=filtered)
+    def _to_table(
+        self, state: ChunkState, ids: list[pa.Array], answers: list[SearchResult]
+    ) -> pa.Table:
+        """Return the answers of a chunk as a table, made of whole arrays."""
+        answer = SearchResult(*(np.concatenate(each) for each in zip(*answers, strict=True)))
+        filtered = state.label_filter is not None
+        probabilities = (
+            state.predictor.probabilities(answer, filtered=filtered)
             if self.spec.probabilities
             else None
         )
         table, schema = (
-            answer_table(answer, local.predictor.model.label_names, told),
-            self._schema(),
+            to_arrow(answer, state.predictor.model.label_names, probabilities),
+            self._output_schema(),
         )
         columns = [pa.concat_arrays(ids), *(table.column(name) for name in schema.names[1:])]
         return pa.Table.from_arrays(columns, schema.names).cast(schema)
 
 
-class _Watch:
-    """CPU seconds of each phase of one worker's work: others on the machine don't count, and neither does waiting for a disk."""
+class _PhaseTimer:
+    """CPU seconds per phase of one worker, without other processes and disk waits."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -209,7 +234,7 @@ class _Watch:
         self._began = 0.0
 
     def __call__(self, phase: str) -> Self:
-        """`with watch(phase)`: what follows belongs to it."""
+        """Set the phase: `with timer(phase)`."""
         self._phase = phase
         return self
 
@@ -219,37 +244,41 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self.seconds[self._phase] += time.thread_time() - self._began
 
-    def each(self, phase: str, found: Iterator[Rows]) -> Iterator[Rows]:
-        """What an iterator gives; its own time belongs to the phase."""
+    def iterate(self, phase: str, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
+        """Yield from an iterator; its own time belongs to the phase."""
         while True:
             with self(phase):
-                rows = next(found, None)
+                rows = next(batches, None)
             if rows is None:
                 return
             yield rows
 
 
-def warm(local: BulkLocal, spec: BulkSpec) -> None:
-    """Compile or load every kernel that a chunk needs: one process has to fill numba's disk cache before many read it."""
-    model = local.predictor.model
+def warm_kernels(state: ChunkState, spec: BatchPredictSpec) -> None:
+    """Compile or load every kernel that a chunk needs.
+
+    One process has to fill numba's disk cache before many processes read it.
+    """
+    model = state.predictor.model
     row = csr([0, 1], [0], [1.0], model.n_features) if model.n_features else csr([0, 0], [], [], 0)
-    local.predictor.answer(row, spec.k, allow=local.among, probabilities=spec.probabilities)
+    state.predictor.search(row, spec.k, allow=state.label_filter, probabilities=spec.probabilities)
     if model.text is not None:
-        local.predictor.features(["warm up"])
+        state.predictor.features(["warm up"])
     if spec.format in ("svmlight", "xc"):
-        parse_one()
+        warm_parser()
 
 
-def encoded(table: pa.Table) -> NDArray[np.uint8]:
-    """A table as the bytes of a Parquet file: (n,) uint8. The same table gives the same bytes, with one version of Arrow.
+def encode_parquet(table: pa.Table) -> NDArray[np.uint8]:
+    """Return a table as the bytes of a Parquet file: (n,) uint8.
 
-    Names of labels repeat, so they go through a dictionary; scores do not, and their bytes are put in order of significance.
+    The same table gives the same bytes with one version of Arrow. Label names repeat, so they are
+    dictionary-encoded. Scores do not; their bytes are stored in order of significance.
     """
     sink = pa.BufferOutputStream()
     floats = dict.fromkeys(
         ("scores.list.element", "probabilities.list.element"), "BYTE_STREAM_SPLIT"
     )
-    given = {
+    encodings = {
         name: kind for name, kind in floats.items() if name.partition(".")[0] in table.column_names
     }
     pq.write_table(
@@ -257,22 +286,22 @@ def encoded(table: pa.Table) -> NDArray[np.uint8]:
         sink,
         compression="zstd",
         use_dictionary=["labels.list.element"],
-        column_encoding=given,
+        column_encoding=encodings,
     )
     return np.frombuffer(sink.getvalue(), np.uint8)
 
 
-def _steps(rows: Rows) -> Iterator[Rows]:
-    """At most STEP rows at a time."""
+def _split_steps(rows: RowBatch) -> Iterator[RowBatch]:
+    """Yield at most ROWS_PER_STEP rows at a time."""
     n = len(rows.ids)
-    for lo in range(0, n, STEP):
-        hi = min(lo + STEP, n)
-        some = rows.rows[lo:hi] if isinstance(rows.rows, list) else some_rows(rows.rows, lo, hi)
-        yield Rows(some, rows.ids.slice(lo, hi - lo))
+    for lo in range(0, n, ROWS_PER_STEP):
+        hi = min(lo + ROWS_PER_STEP, n)
+        step = rows.rows[lo:hi] if isinstance(rows.rows, list) else slice_rows(rows.rows, lo, hi)
+        yield RowBatch(step, rows.ids.slice(lo, hi - lo))
 
 
-def some_rows(rows: CSR, lo: int, hi: int) -> CSR:
-    """Rows [lo, hi) of a matrix; its entries are views."""
+def slice_rows(rows: CSR, lo: int, hi: int) -> CSR:
+    """Return rows [lo, hi) of a matrix; its entries are views."""
     first, last = int(rows.indptr[lo]), int(rows.indptr[hi])
     return csr(
         rows.indptr[lo : hi + 1] - first,

@@ -1,4 +1,7 @@
-"""Parquet files: planned from their footers, read a range of rows at a time in slices, so that memory does not grow with them."""
+"""Parquet files: planned from their footers, read in slices of bounded size.
+
+Memory does not grow with the files.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +14,74 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Int64
-from xcray.batch.plan import Chunk, InputFile, Plan, changed, input_file, rows_of_part
-from xcray.batch.row_schema import DENSE, SPARSE, TEXT, Form, Rows, form_of
-from xcray.batch.spec import BulkSpec
-from xcray.data.readers.columns import dense_rows, sparse_rows, texts_of
-from xcray.data.readers.error_codes import mend
-from xcray.data.readers.error_log import Tally
-from xcray.data.readers.parquet_file import check_slice, open_parquet, told
+from xcray.batch.plan import (
+    BatchPlan,
+    Chunk,
+    InputFile,
+    changed_error,
+    make_input_file,
+    rows_per_part,
+)
+from xcray.batch.row_schema import DENSE, SPARSE, TEXT, RowBatch, RowSchema, infer_schema
+from xcray.batch.spec import BatchPredictSpec
+from xcray.data.readers.columns import dense_rows, read_texts, sparse_rows
+from xcray.data.readers.error_codes import default_fix
+from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.parquet_file import check_slice, open_parquet, translate_arrow_errors
 from xcray.errors import DataError, NotFound
 
-SLICE: Final = 4096  # rows read at once, at most,
-SLICE_BYTES: Final = 8 << 20  # and bytes, by the file's average, or of dense rows
+# Rows and bytes read at once; the bytes are judged by the file's average, or by dense rows.
+MAX_SLICE_ROWS: Final = 4096
+MAX_SLICE_BYTES: Final = 8 << 20
 SUFFIXES: Final = (".parquet", ".pq")
-HIDDEN: Final = (".", "_")  # files that tools leave beside their parts
+HIDDEN_PREFIXES: Final = (".", "_")  # files that tools add to a directory of parts
 
 
-def plan_parquet(spec: BulkSpec, reads_text: bool) -> Plan:
-    """Chunks of a Parquet file, or of a directory of them in order of their names; nothing but footers is read, and checksums made.
+def plan_parquet(spec: BatchPredictSpec, reads_text: bool) -> BatchPlan:
+    """Return the chunks of a Parquet file, or of a directory of files in order of their names.
 
-    Raises NotFound; DataError: as `open_parquet`, FIELD_MISSING, FIELD_TYPE.
+    Only the footers are read, and checksums computed. Raises NotFound; DataError as `open_parquet`,
+    FIELD_MISSING, FIELD_TYPE.
     """
     files: list[InputFile] = []
-    form: Form | None = None
+    schema: RowSchema | None = None
     n_rows = 0
-    for path in files_of(Path(spec.input)):
-        with told(path.name), open_parquet(path) as source:
-            found = _form(source.schema_arrow, spec, reads_text, path.name)
-            if form is not None and found != form:
-                problem = f"column {form.id!r} is {found.id_type} here and {form.id_type} in {files[0].name}"
-                raise DataError(
-                    "FIELD_TYPE", problem, file=path.name, hint="give the files of one type each"
+    for path in list_files(Path(spec.input)):
+        with translate_arrow_errors(path.name), open_parquet(path) as source:
+            file_schema = _check_schema(source.schema_arrow, spec, reads_text, path.name)
+            if schema is not None and file_schema != schema:
+                problem = (
+                    f"column {schema.id!r} is {file_schema.id_type} here "
+                    f"and {schema.id_type} in {files[0].name}"
                 )
-            form = found
+                raise DataError(
+                    "FIELD_TYPE",
+                    problem,
+                    file=path.name,
+                    hint="predict the files of each type separately",
+                )
+            schema = file_schema
             rows = source.metadata.num_rows
-        files.append(input_file(path, rows, n_rows))
+        files.append(make_input_file(path, rows, n_rows))
         n_rows += rows
-    if form is None:
+    if schema is None:
         raise NotFound(f"there is no Parquet file in {Path(spec.input).name}")
-    return Plan(
-        tuple(files), tuple(_chunks(files, rows_of_part(n_rows, spec.k, spec.part_rows))), form
+    return BatchPlan(
+        tuple(files),
+        tuple(_make_chunks(files, rows_per_part(n_rows, spec.k, spec.part_rows))),
+        schema,
     )
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files of an input: itself, or those of a directory. Raises NotFound."""
+def list_files(path: Path) -> list[Path]:
+    """Return the files of an input: itself, or those of a directory. Raises NotFound."""
     if path.is_dir():
         return sorted(
             p
             for p in path.iterdir()
-            if p.suffix.lower() in SUFFIXES and not p.name.startswith(HIDDEN) and p.is_file()
+            if p.suffix.lower() in SUFFIXES
+            and not p.name.startswith(HIDDEN_PREFIXES)
+            and p.is_file()
         )
     if not path.is_file():
         raise NotFound(f"there is no file {path.name}")
@@ -67,26 +89,35 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_parquet(
-    plan: Plan, chunk: Chunk, spec: BulkSpec, width: int, tally: Tally, cursor: Cursor
-) -> Iterator[Rows]:
-    """The sound rows of a chunk, slice by slice; `tally` hears of the others. Raises DataErrors when they may not be skipped."""
-    file, form = plan.files[chunk.file], plan.form
+    plan: BatchPlan,
+    chunk: Chunk,
+    spec: BatchPredictSpec,
+    width: int,
+    tally: ErrorCollector,
+    cursor: ParquetCursor,
+) -> Iterator[RowBatch]:
+    """Yield the valid rows of a chunk, slice by slice; `tally` collects errors of the others.
+
+    Raises DataErrors if invalid rows are not skipped.
+    """
+    file, schema = plan.files[chunk.file], plan.schema
     tally.file = file.name
     first = chunk.first_row - file.first_row
-    for start, batch in cursor.read(file, form, first, first + chunk.n_rows, width):
-        fault = partial(_fault, tally, file.name, start)
-        rows, kept = _rows(batch, form, width, fault)
-        if tally.errors and not tally.skip:
-            tally.close()
-        tally.n_rows += int(kept.sum())
-        yield Rows(rows, _ids(batch, form, file.first_row + start, kept))
+    for start, batch in cursor.read(file, schema, first, first + chunk.n_rows, width):
+        report_fault = partial(_record_fault, tally, file.name, start)
+        rows, valid = _decode_rows(batch, schema, width, report_fault)
+        if tally.errors and not tally.skip_bad:
+            tally.raise_errors()
+        tally.n_rows += int(valid.sum())
+        yield RowBatch(rows, _row_ids(batch, schema, file.first_row + start, valid))
 
 
-class Cursor:
-    """Where one worker is in a file.
+class ParquetCursor:
+    """Position of a worker in a file.
 
-    Nobody can begin in the middle of a row group but by decoding what is before, and parts are often smaller than row groups. So a
-    worker goes on from where its last chunk ended, and decodes a row group once, not once a part.
+    Reading in the middle of a row group requires decoding the rows before it, and parts are often
+    smaller than row groups. Therefore a worker continues where its last chunk ended, and decodes a
+    row group once instead of once per part.
     """
 
     def __init__(self) -> None:
@@ -94,78 +125,84 @@ class Cursor:
         self._name = ""
         self._source: Any = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._rest: pa.RecordBatch | None = None  # decoded, and not yet asked for
-        self._at = 0  # the row that comes next
-        self._starts: Int64 = np.zeros(1, np.int64)  # of the row groups
+        self._remaining: pa.RecordBatch | None = None  # decoded, not yet returned
+        self._next_row = 0
+        self._group_starts: Int64 = np.zeros(1, np.int64)
 
     def read(
-        self, file: InputFile, form: Form, first: int, stop: int, width: int
+        self, file: InputFile, schema: RowSchema, first: int, stop: int, width: int
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Rows [first, stop) of a file in slices, and where each begins. Raises DataError as `told`."""
+        """Yield rows [first, stop) of a file in slices, with their starts. Raises DataError."""
         if (
             file.path != self._path
-            or not self._at <= first
-            or self._group(self._at) < self._group(first)
+            or not self._next_row <= first
+            or self._group_of(self._next_row) < self._group_of(first)
         ):
-            self._open(file, form, first, width)
-        while self._at < stop:
-            batch = self._next()
-            begin = self._at
+            self._open_at(file, schema, first, width)
+        while self._next_row < stop:
+            batch = self._next_batch()
+            begin = self._next_row
             lo, hi = min(max(first - begin, 0), batch.num_rows), min(stop - begin, batch.num_rows)
-            self._at, self._rest = begin + hi, batch.slice(hi) if hi < batch.num_rows else None
+            self._next_row, self._remaining = (
+                begin + hi,
+                batch.slice(hi) if hi < batch.num_rows else None,
+            )
             if lo < hi:
                 yield begin + lo, batch.slice(lo, hi - lo)
 
-    def _open(self, file: InputFile, form: Form, first: int, width: int) -> None:
-        """Go to the beginning of the row group of a row."""
+    def _open_at(self, file: InputFile, schema: RowSchema, first: int, width: int) -> None:
+        """Move to the start of the row group that contains a row."""
         path = Path(file.path)
-        with told(file.name):
+        with translate_arrow_errors(file.name):
             self._source = open_parquet(path)
             groups = [
                 self._source.metadata.row_group(i)
                 for i in range(self._source.metadata.num_row_groups)
             ]
-            self._starts = np.concatenate(
+            self._group_starts = np.concatenate(
                 [[0], np.cumsum([group.num_rows for group in groups])]
             ).astype(np.int64)
-            wanted = range(self._group(first), len(groups))
-            self._path, self._name, self._rest, self._at = (
+            groups_left = range(self._group_of(first), len(groups))
+            self._path, self._name, self._remaining, self._next_row = (
                 file.path,
                 file.name,
                 None,
-                int(self._starts[wanted.start]),
+                int(self._group_starts[groups_left.start]),
             )
-            average = sum(groups[i].total_byte_size for i in wanted) / max(
-                1, int(self._starts[-1]) - self._at
+            average = sum(groups[i].total_byte_size for i in groups_left) / max(
+                1, int(self._group_starts[-1]) - self._next_row
             )
             row = max(
-                average, 4.0 * width if form.kind == DENSE else 1.0
+                average, 4.0 * width if schema.kind == DENSE else 1.0
             )  # zeros may be packed to nothing
-            size = int(min(SLICE, max(1, SLICE_BYTES // row)))
+            size = int(min(MAX_SLICE_ROWS, max(1, MAX_SLICE_BYTES // row)))
             self._batches = self._source.iter_batches(
-                size, row_groups=list(wanted), columns=form.columns, use_threads=False
+                size, row_groups=list(groups_left), columns=schema.columns, use_threads=False
             )
 
-    def _group(self, row: int) -> int:
-        """The row group of a row."""
-        return int(np.searchsorted(self._starts, row, side="right")) - 1
+    def _group_of(self, row: int) -> int:
+        """Return the row group of a row."""
+        return int(np.searchsorted(self._group_starts, row, side="right")) - 1
 
-    def _next(self) -> pa.RecordBatch:
-        """What is decoded already, else the next slice."""
-        if self._rest is not None:
-            return self._rest
-        with told(self._name):
+    def _next_batch(self) -> pa.RecordBatch:
+        """Return the rest of the decoded slice, or the next slice."""
+        if self._remaining is not None:
+            return self._remaining
+        with translate_arrow_errors(self._name):
             batch = next(self._batches, None)
             if batch is not None:
                 check_slice(batch)
         if batch is None:
             self._path = ""
-            raise changed(self._name)
+            raise changed_error(self._name)
         return batch
 
 
-def _chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
-    """Ranges of rows of each file; one empty range when there is no row at all, so that there is a file to tell the columns."""
+def _make_chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
+    """Yield ranges of rows per file.
+
+    If there are no rows, yield one empty range, whose part defines the columns.
+    """
     number = 0
     for place, file in enumerate(files):
         for first in range(0, file.n_rows, size):
@@ -176,44 +213,46 @@ def _chunks(files: list[InputFile], size: int) -> Iterator[Chunk]:
         yield Chunk(0, 0, 0, 0, 0, 0, 0, True)
 
 
-def _form(schema: pa.Schema, spec: BulkSpec, reads_text: bool, file: str) -> Form:
-    """The form of a file's rows, its columns' types checked."""
-    form = form_of(schema.names, spec, reads_text, file)
-    for name in form.columns:
+def _check_schema(
+    schema: pa.Schema, spec: BatchPredictSpec, reads_text: bool, file: str
+) -> RowSchema:
+    """Return the row schema of a file after checking the types of its columns."""
+    row_schema = infer_schema(schema.names, spec, reads_text, file)
+    for name in row_schema.columns:
         kind = schema.field(name).type
-        if name == form.id:
-            sound, wanted = (
+        if name == row_schema.id:
+            valid, expected = (
                 pa.types.is_integer(kind) or _is_string(kind),
                 "whole numbers or strings",
             )
-        elif name in form.text:
-            sound, wanted = _is_string(kind), "strings"
+        elif name in row_schema.text:
+            valid, expected = _is_string(kind), "strings"
         else:
             numbers = _is_list(kind) and (
                 pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)
             )
-            whole = name != form.indices or (
+            integers = name != row_schema.indices or (
                 _is_list(kind) and pa.types.is_integer(kind.value_type)
             )
-            sound, wanted = (
-                numbers and whole,
-                f"lists of {'whole ' if name == form.indices else ''}numbers",
+            valid, expected = (
+                numbers and integers,
+                f"lists of {'whole ' if name == row_schema.indices else ''}numbers",
             )
-        if not sound:
+        if not valid:
             raise DataError(
                 "FIELD_TYPE",
-                f"column {name!r} is {kind}, {wanted} are expected",
+                f"column {name!r} is {kind}, {expected} are expected",
                 file=file,
                 hint="cast the column",
             )
-    if form.id is None:
-        return form
-    kind = schema.field(form.id).type
-    return form._replace(id_type="string" if _is_string(kind) else str(kind))
+    if row_schema.id is None:
+        return row_schema
+    kind = schema.field(row_schema.id).type
+    return row_schema._replace(id_type="string" if _is_string(kind) else str(kind))
 
 
 def _is_string(kind: pa.DataType) -> bool:
-    """Whether values are strings, however they are stored."""
+    """Return whether values are strings in any encoding."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
@@ -221,31 +260,43 @@ def _is_string(kind: pa.DataType) -> bool:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    """Whether values are lists."""
+    """Return whether values are lists."""
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
 
 
-def _rows(batch: pa.RecordBatch, form: Form, width: int, fault: Any) -> tuple[Any, Any]:
-    """Texts or feature rows of a slice, and which of its rows they are."""
-    if form.kind == TEXT:
-        rows, kept = texts_of([batch.column(name) for name in form.text], fault)
-        return rows, kept
-    if form.kind == SPARSE:
-        return sparse_rows(batch.column(form.indices), batch.column(form.values), width, fault)
-    return dense_rows(batch.column(form.values), width, fault)
+def _decode_rows(
+    batch: pa.RecordBatch, schema: RowSchema, width: int, report_fault: Any
+) -> tuple[Any, Any]:
+    """Return the texts or feature rows of a slice, and the mask of its valid rows."""
+    if schema.kind == TEXT:
+        rows, valid = read_texts([batch.column(name) for name in schema.text], report_fault)
+        return rows, valid
+    if schema.kind == SPARSE:
+        return sparse_rows(
+            batch.column(schema.indices), batch.column(schema.values), width, report_fault
+        )
+    return dense_rows(batch.column(schema.values), width, report_fault)
 
 
-def _ids(batch: pa.RecordBatch, form: Form, first_row: int, kept: Any) -> pa.Array:
-    """What the answers of the rows kept are called: the column of ids, else the row's number."""
-    if form.id is None:
-        return pa.array(first_row + np.flatnonzero(kept), pa.int64())
-    return batch.column(form.id).filter(pa.array(kept)).cast(pa.type_for_alias(form.id_type))
+def _row_ids(batch: pa.RecordBatch, schema: RowSchema, first_row: int, valid: Any) -> pa.Array:
+    """Return the ids of the valid rows: the id column, or the row numbers."""
+    if schema.id is None:
+        return pa.array(first_row + np.flatnonzero(valid), pa.int64())
+    return batch.column(schema.id).filter(pa.array(valid)).cast(pa.type_for_alias(schema.id_type))
 
 
-def _fault(
-    tally: Tally, file: str, start: int, row: int, code: str, problem: str, value: str | None
+def _record_fault(
+    tally: ErrorCollector,
+    file: str,
+    start: int,
+    row: int,
+    code: str,
+    problem: str,
+    value: str | None,
 ) -> None:
-    """Note a bad row, by its number in the file."""
-    tally.bad(DataError(code, problem, file=file, row=start + row, value=value, hint=mend(code)))
+    """Record an invalid row with its number in the file."""
+    tally.add(
+        DataError(code, problem, file=file, row=start + row, value=value, hint=default_fix(code))
+    )

@@ -1,7 +1,8 @@
-"""The input as chunks of rows. The cuts depend on the files and on what is asked, never on who reads them.
+"""The input as chunks of rows. The cuts depend on the files and the request, not on the workers.
 
-A chunk becomes one part file. It is small enough that work can be spread and redone, and large enough that a big input does not
-become a heap of tiny files: a 64th of the rows, from 4096 to 65536, and fewer when `k` is so large that a part would be heavy.
+A chunk becomes one part file. It is small enough to distribute and repeat, and large enough that a
+big input does not give too many tiny files: a 64th of the rows, from 4096 to 65536, and fewer if
+`k` is so large that a part would be heavy.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from xcray.batch.row_schema import Form
+from xcray.batch.row_schema import RowSchema
 from xcray.errors import InputError
 from xcray.storage.atomic import sha256_file
 
-SHARE: Final = 64  # parts that an input of ordinary size is cut into
-LEAST, MOST = 4096, 65536  # rows of a part
-CELLS: Final = (
-    1 << 22
-)  # answers of a part, rows times k; four times as many when somebody asks for large parts
-MOST_PARTS: Final = 100_000  # of an output: file systems and manifests have their limits
+TARGET_PARTS: Final = 64  # parts of an input of ordinary size
+MIN_ROWS, MAX_ROWS = 4096, 65536  # rows per part
+# Answers per part, rows times k; four times as many if the caller requests large parts.
+MAX_CELLS: Final = 1 << 22
+MAX_PARTS: Final = 100_000  # parts of an output, because of file systems and manifests
 
 
 class Chunk(NamedTuple):
-    """Rows [first_row, first_row + n_rows) of the input; in the file they begin at `offset` and at line `line`, if it has lines.
+    """Rows [first_row, first_row + n_rows) of the input.
 
-    file: which of the plan's files; last: whether it ends with the file; n_bytes: of the lines.
+    They start at byte `offset` of the file, and at line `line` if the file has lines. file: index
+    in the plan's files. last: whether the chunk ends the file. n_bytes: of the lines.
     """
 
     number: int
@@ -39,9 +40,11 @@ class Chunk(NamedTuple):
 
 
 class InputFile(NamedTuple):
-    """A file of the input: where it is read, its name for people, bytes and SHA-256 of what was given, its rows from `first_row`.
+    """A file of the input.
 
-    base: bytes before the first line (a byte order mark). stamp: what changes when somebody writes to the file given.
+    path: file to read. name: for messages. n_bytes, sha256: of the original file `source`.
+    first_row: number of its first row. base: bytes before the first line (a byte order mark).
+    stamp: changes when the original file is modified.
     """
 
     path: str
@@ -51,75 +54,84 @@ class InputFile(NamedTuple):
     n_rows: int
     first_row: int
     base: int
-    given: str
+    source: str
     stamp: tuple[int, ...]
 
 
-class Plan(NamedTuple):
-    """The files and the chunks, in order, and how rows lie in them."""
+class BatchPlan(NamedTuple):
+    """The files and the chunks, in order, and the schema of the rows."""
 
     files: tuple[InputFile, ...]
     chunks: tuple[Chunk, ...]
-    form: Form
+    schema: RowSchema
 
     @property
     def n_rows(self) -> int:
-        """Rows of the input."""
+        """Return the number of rows of the input."""
         return sum(file.n_rows for file in self.files)
 
     def check_unchanged(self) -> None:
-        """Raise InputError when a file was written to since it was planned: its answers would be a mixture."""
-        for file in self.files:
-            if stamp_of(Path(file.given)) != file.stamp:
-                raise changed(file.name)
+        """Raise InputError if a file was modified after planning.
 
-    def described(self) -> list[dict[str, Any]]:
-        """The files for a manifest: names, sizes, checksums, rows; JSON."""
+        Its answers would be a mixture.
+        """
+        for file in self.files:
+            if file_stamp(Path(file.source)) != file.stamp:
+                raise changed_error(file.name)
+
+    def describe_files(self) -> list[dict[str, Any]]:
+        """Return the files for a manifest: names, sizes, checksums, rows; JSON."""
         return [
             {"name": f.name, "bytes": f.n_bytes, "sha256": f.sha256, "rows": f.n_rows}
             for f in self.files
         ]
 
 
-def changed(name: str) -> InputError:
-    """The error for a file that is not what it was when its rows were counted."""
+def changed_error(name: str) -> InputError:
+    """Return the error for a file that was modified after its rows were counted."""
     return InputError(
-        f"{name} was changed while its rows were answered: remove the run directory and begin anew",
+        f"{name} was changed during the prediction: remove the run directory and start again",
         code="CHANGED",
     )
 
 
-def rows_of_part(n_rows: int, k: int, wanted: int = 0) -> int:
-    """Rows of a part of an input of `n_rows` with k answers each; wanted: what the caller chose, 0 for nothing, within bounds."""
-    if wanted:
-        return max(1, min(max(wanted, -(-n_rows // MOST_PARTS)), 4 * CELLS // k))
-    return max(1, min(max(LEAST, -(-n_rows // SHARE)), MOST, CELLS // k))
+def rows_per_part(n_rows: int, k: int, requested: int = 0) -> int:
+    """Return the rows per part for an input of `n_rows` with k answers per row.
+
+    requested: the caller's choice, 0 for none; it is limited to the valid range.
+    """
+    if requested:
+        return max(1, min(max(requested, -(-n_rows // MAX_PARTS)), 4 * MAX_CELLS // k))
+    return max(1, min(max(MIN_ROWS, -(-n_rows // TARGET_PARTS)), MAX_ROWS, MAX_CELLS // k))
 
 
-def input_file(
-    path: Path, n_rows: int, first_row: int, *, base: int = 0, given: Path | None = None
+def make_input_file(
+    path: Path, n_rows: int, first_row: int, *, base: int = 0, source: Path | None = None
 ) -> InputFile:
-    """A file's entry in a plan; reads it once for its checksum. given: the file that was named, when `path` was made from it."""
-    given = given or path
-    stamp = stamp_of(given)
-    digest = sha256_file(given)
+    """Return a file's entry in a plan; reads the file once for its checksum.
+
+    source: the original file, if `path` was made from it.
+    """
+    source = source or path
+    stamp = file_stamp(source)
+    digest = sha256_file(source)
     return InputFile(
         str(path.resolve()),
-        given.name,
+        source.name,
         stamp[0],
         digest,
         n_rows,
         first_row,
         base,
-        str(given.resolve()),
+        str(source.resolve()),
         stamp,
     )
 
 
-def stamp_of(path: Path) -> tuple[int, ...]:
-    """Size, time of change and inode of a file; empty when it is gone."""
+def file_stamp(path: Path) -> tuple[int, ...]:
+    """Return size, modification time and inode of a file; empty if it is missing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return ()
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino

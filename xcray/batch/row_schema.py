@@ -1,4 +1,4 @@
-"""How rows of an input lie in columns: as texts, as two columns of lists, or as one list of all features."""
+"""Schema of the input rows: texts, two columns of lists (sparse), or one list of all features."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from xcray.arrays import CSR
-from xcray.batch.spec import BulkSpec
+from xcray.batch.spec import BatchPredictSpec
 from xcray.errors import DataError
 
 TEXT, SPARSE, DENSE = "text", "sparse", "dense"
-LISTED: Final = 20  # names of columns that an error lists
+MAX_LISTED_COLUMNS: Final = 20  # column names listed in an error
 
 
-class Rows(NamedTuple):
-    """Sound rows, texts or features (n x D), and what their answers are called: (n,) ids, or row numbers."""
+class RowBatch(NamedTuple):
+    """Valid rows, texts or features (n x D), and the ids (n,) of their answers (or row numbers)."""
 
     rows: list[str] | CSR
     ids: pa.Array
 
 
-class Form(NamedTuple):
-    """How rows lie in columns: kind TEXT, SPARSE or DENSE, the names of the columns, and the Arrow type of the id's."""
+class RowSchema(NamedTuple):
+    """Columns of the rows.
+
+    kind: TEXT, SPARSE or DENSE. text, indices, values, id: names of the columns. id_type: Arrow
+    type of the id column.
+    """
 
     kind: str
     text: tuple[str, ...] = ()
@@ -34,40 +38,46 @@ class Form(NamedTuple):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read."""
+        """Return the columns to read."""
         named = [*self.text, self.indices, self.values, self.id or ""]
         return list(dict.fromkeys(name for name in named if name))
 
 
-def form_of(names: Sequence[str], spec: BulkSpec, reads_text: bool, file: str) -> Form:
-    """The form that a spec asks for, or that the names of the columns tell. Raises DataError FIELD_MISSING.
+def infer_schema(
+    names: Sequence[str], spec: BatchPredictSpec, reads_text: bool, file: str
+) -> RowSchema:
+    """Return the schema that a spec requests, or that the column names imply.
 
-    reads_text: whether the model does; else a column called text says nothing where there are others.
+    reads_text: whether the model does. Otherwise a column called text is ignored if there are
+    feature columns. Raises DataError FIELD_MISSING.
     """
-    there = set(names)
+    present = set(names)
     if spec.text_columns is not None:
-        form = Form(TEXT, text=spec.text_columns)
+        schema = RowSchema(TEXT, text=spec.text_columns)
     elif spec.values_column is not None:
-        form = Form(
+        schema = RowSchema(
             SPARSE if spec.indices_column else DENSE,
             indices=spec.indices_column or "",
             values=spec.values_column,
         )
-    elif "text" in there and (reads_text or "values" not in there):
-        form = Form(TEXT, text=("text",))
-    elif {"indices", "values"} <= there:
-        form = Form(SPARSE, indices="indices", values="values")
+    elif "text" in present and (reads_text or "values" not in present):
+        schema = RowSchema(TEXT, text=("text",))
+    elif {"indices", "values"} <= present:
+        schema = RowSchema(SPARSE, indices="indices", values="values")
     else:
-        form = Form(DENSE, values="values")
-    form = form._replace(id=spec.id_column)
-    missing = [name for name in form.columns if name not in there]
+        schema = RowSchema(DENSE, values="values")
+    schema = schema._replace(id=spec.id_column)
+    missing = [name for name in schema.columns if name not in present]
     if missing:
-        shown = ", ".join(list(names)[:LISTED]) or "none"
-        hint = "name the columns: text_columns; indices_column and values_column; values_column of dense rows; id_column"
+        listed = ", ".join(list(names)[:MAX_LISTED_COLUMNS]) or "none"
+        hint = (
+            "name the columns: text_columns; indices_column and values_column; "
+            "values_column of dense rows; id_column"
+        )
         raise DataError(
             "FIELD_MISSING",
-            f"there is no column {missing[0]!r}; there are: {shown}",
+            f"there is no column {missing[0]!r}; there are: {listed}",
             file=file,
             hint=hint,
         )
-    return form
+    return schema

@@ -1,4 +1,4 @@
-"""predict_bulk(spec): from a file of rows to a published directory of answers, resumable at any point."""
+"""predict_batch(spec): from a file of rows to a published directory of answers, resumable."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from xcray.arrays import Float64, frozen
-from xcray.batch.chunk_task import PHASES, BulkWork, warm
+from xcray.batch.chunk_task import PHASES, ChunkTask, warm_kernels
 from xcray.batch.lines import plan_lines
 from xcray.batch.output import OutputParts
 from xcray.batch.parquet import plan_parquet
-from xcray.batch.plan import Plan
+from xcray.batch.plan import BatchPlan
 from xcray.batch.row_schema import TEXT
-from xcray.batch.spec import BulkSpec
-from xcray.errors import Conflict, InputError, Stopped, Unavailable, lacking_ray
+from xcray.batch.spec import BatchPredictSpec
+from xcray.errors import Conflict, InputError, Stopped, Unavailable, missing_ray
 from xcray.model.model import Model
 from xcray.predict import Predictor
-from xcray.schedule.label_scheduler import Scatter
-from xcray.system.cores import cores
-from xcray.telemetry.progress import ANSWERED, NONE, Progress
-from xcray.workers.driver import drive
+from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.system.cores import available_cores
+from xcray.telemetry.progress import EMPTY, ROWS_ANSWERED, Progress
+from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
 from xcray.workers.pool import Pool, Result, StopFlag
-from xcray.workers.run_metrics import Vitals
+from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import Span, Timeline, balance, read_streams
 
-FORMAT: Final = 1  # raised when the bytes of parts change, so that no output mixes two
-SECONDS_A_ROW: Final = 1e-4  # a first guess
-UNPACKED: Final = "input.unpacked"
+# Increased when the bytes of parts change, so that no output mixes two formats.
+PART_FORMAT: Final = 1
+SECONDS_PER_ROW: Final = 1e-4  # first guess
+UNPACKED_NAME: Final = "input.unpacked"
 
 
-class BulkResult(NamedTuple):
-    """Where the answers are, and their manifest: rows, parts, checksums, and how it went."""
+class BatchPredictResult(NamedTuple):
+    """Path of the answers, and their manifest: rows, parts, checksums, and a report."""
 
     path: Path
     manifest: dict[str, Any]
 
 
-def predict_bulk(
-    spec: BulkSpec,
+def predict_batch(
+    spec: BatchPredictSpec,
     *,
     run_dir: Path,
     out: Path,
@@ -50,30 +51,33 @@ def predict_bulk(
     stop: StopFlag | None = None,
     job: str = "local",
     check: Callable[[], None] = lambda: None,
-) -> BulkResult:
-    """Answer every row of `spec.input` and publish the directory `out`: part-00000.parquet, ... in the order of the input.
+) -> BatchPredictResult:
+    """Predict every row of `spec.input` and publish the directory `out`.
 
-    run_dir: keeps finished parts; call again with the same one to do only what is missing. progress: called with a Progress now
-    and then. stop: set it, and Stopped is raised soon. job: names Ray actors. check: see `OutputParts.publish`.
-    The bytes of the parts do not depend on pool, workers, kills and resumes.
-    Raises NotFound, Corrupt, ParameterError; DataErrors for rows that can't be read (unless they are skipped), DataError for
-    files; NotCalibrated; Conflict (`out` exists, or `run_dir` is another run's); Unavailable (no Ray, workers lost); Stopped.
+    The files part-00000.parquet, ... follow the order of the input. run_dir: stores finished parts.
+    Call again with the same directory to resume. progress: called regularly with a Progress. stop:
+    when set, Stopped is raised soon. job: prefix of the names of Ray actors. check: see
+    `OutputParts.publish`. The bytes of the parts do not depend on pool, workers, kills and resumes.
+    Raises NotFound, Corrupt, ParameterError; DataErrors for invalid rows (unless they are skipped),
+    DataError for files; NotCalibrated; Conflict (`out` exists, or `run_dir` belongs to another
+    run); Unavailable (no Ray, workers lost); Stopped.
     """
-    if Path(out).exists():  # before the work, not after it
+    # Checked here as well, so that no work is lost.
+    if Path(out).exists():
         raise Conflict(
             f"{Path(out).name} exists already; choose another output, or remove it first"
         )
-    run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
-    run.answer()
+    run = _BatchRun(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
+    run.predict()
     return run.publish(Path(out), check)
 
 
-class _Run:
-    """One batch prediction under way: what its steps share."""
+class _BatchRun:
+    """State of one batch prediction."""
 
     def __init__(
         self,
-        spec: BulkSpec,
+        spec: BatchPredictSpec,
         run_dir: Path,
         progress: Callable[[Progress], None],
         stop: StopFlag,
@@ -84,157 +88,173 @@ class _Run:
         self.progress = progress
         self.stop = stop
         self.job = job
-        self.started = time.monotonic()
-        self.seconds = dict[str, float]()
-        self.vitals = Vitals(0, 0)  # nobody works yet
-        self.tell("LOADING", 0, 0)
+        self.start_time = time.monotonic()
+        self.phase_seconds = dict[str, float]()
+        self.metrics = RunMetrics(0, 0)  # no workers yet
+        self.report_progress("LOADING", 0, 0)
         self.model = Model.open(spec.model)
         self.predictor = Predictor(self.model)
         if spec.probabilities:
             self.predictor.require_probabilities()
         run_dir.mkdir(parents=True, exist_ok=True)
-        self.plan = self._plan()
-        if self.plan.form.kind == TEXT and self.model.text is None:
-            mend = f"give rows of {self.model.n_features} features, or a model trained on text"
+        self.plan = self._make_plan()
+        if self.plan.schema.kind == TEXT and self.model.text is None:
+            fix = f"give rows of {self.model.n_features} features, or a model trained on text"
             raise InputError(
-                f"this model was trained on feature rows and has no text pipeline: {mend}",
+                f"this model was trained on feature rows and has no text pipeline: {fix}",
                 code="NO_TEXT",
             )
-        self.work = BulkWork(spec, self.plan, str(Path(spec.model).resolve()), self.model.sha256)
-        self.local = self.work.local(self.predictor, self.stop)
-        warm(self.local, spec)
+        self.task = ChunkTask(spec, self.plan, str(Path(spec.model).resolve()), self.model.sha256)
+        self.state = self.task.make_state(self.predictor, self.stop)
+        warm_kernels(self.state, spec)
         self.fingerprint = self._fingerprint()
         self.parts = OutputParts(run_dir, self.fingerprint, self.plan)
         self.kept_rows = self.parts.rows_read
-        self.phases: Float64 = np.zeros(len(PHASES))
-        self.seconds["LOADING"] = time.monotonic() - self.started
+        self.cpu_seconds: Float64 = np.zeros(len(PHASES))
+        self.phase_seconds["LOADING"] = time.monotonic() - self.start_time
 
-    def answer(self) -> None:
-        """Answer the chunks that no part holds."""
+    def predict(self) -> None:
+        """Predict the chunks that no part holds."""
         began, missing = time.monotonic(), frozen(self.parts.missing, np.int32)
         self.workers = (
             1
             if self.spec.pool == "serial"
-            else max(1, min(self.spec.workers or cores(), len(missing)))
+            else max(1, min(self.spec.workers or available_cores(), len(missing)))
         )
-        self.vitals = Vitals(self.workers, 0)
-        self.tell("PREDICTING", self.kept_rows, self.plan.n_rows)
+        self.metrics = RunMetrics(self.workers, 0)
+        self.report_progress("PREDICTING", self.kept_rows, self.plan.n_rows)
         if len(missing):
             rows = np.array(
                 [max(1, self.plan.chunks[i].n_rows) for i in missing.tolist()], np.float64
             )
-            order = -missing.astype(
-                np.float64
-            )  # in the order of the file: disks read ahead, and bad rows are met early
-            schedule = Scatter(missing, rows, (SECONDS_A_ROW,), values=order, workers=self.workers)
-            pool = self._pool()
-            self.vitals.follow(pool.muster)
+            # In the order of the file: disks read ahead, and invalid rows are found early.
+            order = -missing.astype(np.float64)
+            schedule = LabelScheduler(
+                missing, rows, (SECONDS_PER_ROW,), values=order, workers=self.workers
+            )
+            pool = self._make_pool()
+            self.metrics.set_worker_source(pool.status)
             with Timeline(self.run_dir, lambda: pool.nodes) as timeline:
 
                 def record(span: Span) -> None:
                     timeline.add(span)
-                    self.vitals.span(span)
+                    self.metrics.add_span(span)
 
-                drive(
+                run_schedule(
                     schedule,
                     pool,
                     commit=self._commit,
                     stop=self.stop,
-                    tick=lambda: self._tick(began),
+                    tick=lambda: self._report_rows(began),
                     record=record,
                 )
             if not self.spec.workers:
-                self.workers = pool.muster().most or self.workers  # as many as came
-        self.seconds["PREDICTING"] = time.monotonic() - began
+                self.workers = (
+                    pool.status().peak or self.workers
+                )  # the workers that actually joined
+        self.phase_seconds["PREDICTING"] = time.monotonic() - began
 
-    def publish(self, out: Path, check: Callable[[], None]) -> BulkResult:
-        """Publish the parts; what was unpacked goes."""
-        self.tell("PUBLISHING", self.plan.n_rows, self.plan.n_rows)
+    def publish(self, out: Path, check: Callable[[], None]) -> BatchPredictResult:
+        """Publish the parts, and remove the uncompressed input."""
+        self.report_progress("PUBLISHING", self.plan.n_rows, self.plan.n_rows)
 
         def last() -> None:
             self.plan.check_unchanged()
             check()
 
-        manifest = self.parts.publish(out, self._about(), last)
-        (self.run_dir / UNPACKED).unlink(missing_ok=True)
-        return BulkResult(out, manifest)
+        manifest = self.parts.publish(out, self._manifest_entries(), last)
+        (self.run_dir / UNPACKED_NAME).unlink(missing_ok=True)
+        return BatchPredictResult(out, manifest)
 
-    def tell(
+    def report_progress(
         self, phase: str, done: int, total: int, rate: float = 0.0, eta: float | None = None
     ) -> None:
-        """Report progress. Raises Stopped when a stop was asked for."""
+        """Report progress. Raises Stopped if a stop was requested."""
         if self.stop.is_set():
             raise Stopped("stopped on request; finished parts are kept, the next run does the rest")
-        kept = getattr(self, "kept_rows", 0)
-        note = self.vitals.note(f"{kept} kept" if kept else "")
-        vitals = self.vitals.told() if phase == "PREDICTING" else NONE
+        n_kept = getattr(self, "kept_rows", 0)
+        note = self.metrics.progress_note(f"{n_kept} kept" if n_kept else "")
+        vitals = self.metrics.snapshot() if phase == "PREDICTING" else EMPTY
         self.progress(
             Progress(
-                phase, done, total, time.monotonic() - self.started, rate, eta, note, vitals=vitals
+                phase,
+                done,
+                total,
+                time.monotonic() - self.start_time,
+                rate,
+                eta,
+                note,
+                vitals=vitals,
             )
         )
 
-    def _plan(self) -> Plan:
+    def _make_plan(self) -> BatchPlan:
         """Cut the input into chunks."""
         reads_text = self.model.text is not None
         if self.spec.format == "parquet":
             return plan_parquet(self.spec, reads_text)
-        aside = self.run_dir / UNPACKED
+        unpack_path = self.run_dir / UNPACKED_NAME
         return plan_lines(
-            self.spec, reads_text, self.model.n_features, aside, lambda: self.tell("LOADING", 0, 0)
+            self.spec,
+            reads_text,
+            self.model.n_features,
+            unpack_path,
+            lambda: self.report_progress("LOADING", 0, 0),
         )
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What makes two runs the same run."""
+        """Return the data that identifies this run when it is resumed."""
         calibration = {
             name: f["sha256"]
             for name, f in self.model.manifest["files"].items()
             if name.startswith("calibration")
         }
-        asked = {
-            **self.spec.question(),
+        request = {
+            **self.spec.request(),
             **({"calibration": calibration} if self.spec.probabilities else {}),
         }
         return {
-            **asked,
+            **request,
             "model": self.model.sha256,
             "files": [file.sha256 for file in self.plan.files],
-            "work": FORMAT,
+            "work": PART_FORMAT,
         }
 
-    def _pool(self) -> Pool:
-        """The pool the spec asks for."""
+    def _make_pool(self) -> Pool:
+        """Return the pool of the spec."""
         if self.spec.pool == "ray":
-            return ray_pool(self.spec, self.work, self.workers, self.job)
+            return make_ray_pool(self.spec, self.task, self.workers, self.job)
         return (
-            SerialPool(self.work, self.local)
+            SerialPool(self.task, self.state)
             if self.spec.pool == "serial"
-            else ThreadPool(self.work, self.local, self.workers)
+            else ThreadPool(self.task, self.state, self.workers)
         )
 
     def _commit(self, result: Result) -> None:
         """Make the parts of a task durable."""
-        for part in result.block:
+        for part in result.value:
             self.parts.commit(part)
-            self.phases += part.seconds
+            self.cpu_seconds += part.seconds
 
-    def _tick(self, began: float) -> None:
-        """Progress: rate in rows, time left by the rows that are left."""
+    def _report_rows(self, began: float) -> None:
+        """Report the rate in rows, and the remaining time."""
         read, total, elapsed = self.parts.rows_read, self.plan.n_rows, time.monotonic() - began
         rate = (read - self.kept_rows) / elapsed if elapsed > 0.0 else 0.0
-        self.vitals.reach(ANSWERED, read - self.kept_rows)
-        self.tell("PREDICTING", read, total, rate, (total - read) / rate if rate > 0.0 else None)
+        self.metrics.set_total(ROWS_ANSWERED, read - self.kept_rows)
+        self.report_progress(
+            "PREDICTING", read, total, rate, (total - read) / rate if rate > 0.0 else None
+        )
 
-    def _about(self) -> dict[str, Any]:
-        """What the manifest says of model, input, question, and how it went."""
-        rows, seconds = self.plan.n_rows - self.kept_rows, self.seconds["PREDICTING"]
+    def _manifest_entries(self) -> dict[str, Any]:
+        """Return the manifest entries of model, input, request, and report."""
+        rows, seconds = self.plan.n_rows - self.kept_rows, self.phase_seconds["PREDICTING"]
         report = {
             "pool": self.spec.pool,
             "workers": self.workers,
-            "seconds": {phase: round(took, 3) for phase, took in self.seconds.items()},
+            "seconds": {phase: round(took, 3) for phase, took in self.phase_seconds.items()},
             "cpu_seconds": {
                 name: round(took, 3)
-                for name, took in zip(PHASES, self.phases.tolist(), strict=True)
+                for name, took in zip(PHASES, self.cpu_seconds.tolist(), strict=True)
             },
             "rows_per_second": round(rows / seconds, 1) if rows and seconds > 0.0 else None,
             "rows_kept": self.kept_rows,
@@ -244,26 +264,42 @@ class _Run:
         model = {"name": Path(self.spec.model).name, "sha256": self.model.sha256}
         return {
             "model": model,
-            "input": self.plan.described(),
-            "asked": self.spec.question(),
+            "input": self.plan.describe_files(),
+            "asked": self.spec.request(),
             "report": report,
         }
 
 
-def ray_pool(spec: BulkSpec, work: BulkWork, workers: int, job: str) -> Pool:
-    """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own."""
+def make_ray_pool(spec: BatchPredictSpec, task: ChunkTask, workers: int, job: str) -> Pool:
+    """Return a pool of Ray actors, on the spec's cluster or on a local Ray."""
     try:
-        from xcray.workers.ray.pool import MOST, RayPool, session, thrift_on
+        from xcray.workers.ray.pool import (
+            MAX_CLUSTER_WORKERS,
+            RayPool,
+            scaling_policy_for,
+            training_session,
+        )
     except ModuleNotFoundError as error:
-        raise lacking_ray(error) from None
-    thrift = thrift_on(spec.ray_address)
-    most = workers if spec.workers or thrift is None else MOST
-    return RayPool(work, most, session(spec.ray_address, workers), job, _unseen, thrift=thrift)
+        raise missing_ray(error) from None
+    policy = scaling_policy_for(spec.ray_address)
+    max_workers = workers if spec.workers or policy is None else MAX_CLUSTER_WORKERS
+    return RayPool(
+        task,
+        max_workers,
+        training_session(spec.ray_address, workers),
+        job,
+        _raise_not_shared,
+        policy=policy,
+    )
 
 
-def _unseen() -> tuple[Any, ...]:
-    """A node does not see the files: a model of gigabytes is not sent about, and neither is the input."""
+def _raise_not_shared() -> tuple[Any, ...]:
+    """Raise Unavailable: a node cannot see the files.
+
+    The model and the input can be gigabytes, so they are not sent to nodes.
+    """
     raise Unavailable(
-        "a Ray worker does not see the model directory or the input: put both on a file system that all nodes share",
+        "a Ray worker cannot see the model directory or the input: "
+        "put both on a file system that all nodes share",
         code="UNSEEN",
     )

@@ -1,4 +1,4 @@
-"""The service from Python: the same nouns as its paths, results as typed dictionaries, problems as the classes of xcray.errors.
+"""Python client of the service: typed dictionaries as results, xcray.errors classes as problems.
 
 with Client("http://127.0.0.1:8000") as client:
     data = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from xcray.client.connection import Connection
-from xcray.client.resources import Datasets, Jobs, Models, part_of
+from xcray.client.resources import Datasets, Jobs, Models, quote_part
 from xcray.client.types import Explanation, Predictions
 
 __all__ = ["Client"]
@@ -26,12 +26,12 @@ Instance: TypeAlias = "str | Mapping[str, Any]"  # a text, or {"text"} or {"indi
 
 
 class Client:
-    """A connection to a service. Safe for many threads.
+    """A client of one service. Thread-safe.
 
-    url: where it is. key: a key of the service; else the one in XCRAY_KEY, else in the file that XCRAY_KEY_FILE names. timeout:
-    seconds for one answer. retries: how often a request that may be repeated safely is tried again. transport: an httpx transport
-    instead of the network.
-    Every method raises the class of xcray.errors that the service names; Unavailable when nobody answers.
+    url: address of the service. key: API key; by default XCRAY_KEY, else the content of the file
+    XCRAY_KEY_FILE. timeout: seconds per response. retries: how often an idempotent request is
+    repeated. transport: an httpx transport to use instead of the network. Every method raises the
+    xcray.errors class that the service names, and Unavailable if there is no response.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._connection.close()
 
     def predict(
@@ -78,47 +78,55 @@ class Client:
         probabilities: bool = False,
         certificate: bool = False,
     ) -> Predictions:
-        """The best labels of texts, or of sparse rows {"indices": [...], "values": [...]}.
+        """Predict the best labels of texts, or of sparse rows {"indices": [...], "values": [...]}.
 
-        model: name, name@alias or name:version. allow, deny: names of labels, and "set:NAME" for a set of the model's.
-        deadline_ms: time for all instances; then the best found so far. probabilities, certificate: tell these, too.
+        model: name, name@alias or name:version. allow, deny: label names, or "set:NAME" for a label
+        set of the model. deadline_ms: time for all instances; after it the best labels found so far
+        are returned. probabilities, certificate: whether to include these.
         """
-        wanted = {"allow": allow and [*allow], "deny": deny and [*deny], "deadline_ms": deadline_ms}
-        told = {"probabilities": probabilities or None, "certificate": certificate or None}
+        filters = {
+            "allow": allow and [*allow],
+            "deny": deny and [*deny],
+            "deadline_ms": deadline_ms,
+        }
+        extras = {"probabilities": probabilities or None, "certificate": certificate or None}
         body = {"instances": [_instance(each) for each in instances], "top_k": top_k}
-        body |= {name: value for name, value in {**wanted, **told}.items() if value is not None}
+        body |= {name: value for name, value in {**filters, **extras}.items() if value is not None}
         return cast(
             Predictions,
-            self._connection.ask(
-                "POST", f"/v1/models/{_reference(model)}:predict", body=body, again=True
+            self._connection.request(
+                "POST", f"/v1/models/{_reference(model)}:predict", body=body, is_repeatable=True
             ),
         )
 
     def explain(
         self, model: str, instance: Instance, *, label: str | None = None, top: int = 10
     ) -> Explanation:
-        """Which features made the score of a label; of the best one when `label` is None."""
+        """Return the features that contribute most to the score of a label.
+
+        label: default is the best label.
+        """
         body = {"instance": _instance(instance), "top": top} | (
             {} if label is None else {"label": label}
         )
         return cast(
             Explanation,
-            self._connection.ask(
-                "POST", f"/v1/models/{_reference(model)}:explain", body=body, again=True
+            self._connection.request(
+                "POST", f"/v1/models/{_reference(model)}:explain", body=body, is_repeatable=True
             ),
         )
 
     def health(self) -> dict[str, Any]:
-        """Alive, and which version of xcray."""
-        return cast("dict[str, Any]", self._connection.ask("GET", "/healthz"))
+        """Return the liveness status and the version of xcray."""
+        return cast("dict[str, Any]", self._connection.request("GET", "/healthz"))
 
 
 def _reference(model: str) -> str:
-    """name, name@alias or name:version as part of a path."""
-    part_of(model)
+    """Quote name, name@alias or name:version as part of a path."""
+    quote_part(model)
     return quote(model, safe="@:")
 
 
 def _instance(given: Instance) -> Mapping[str, Any]:
-    """What a request carries for a text or a row."""
+    """Return a text or a row as a request instance."""
     return {"text": given} if isinstance(given, str) else given

@@ -1,4 +1,4 @@
-"""One connection: requests tried again where that is safe, streams taken up where they broke, problems raised as errors."""
+"""HTTP connection: retries of idempotent requests, resumed streams, problems raised as errors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from xcray import errors
 from xcray.client.types import Event
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError
 
-BLOCK: Final = 1 << 20
-KEY: Final = "XCRAY_KEY"
-KEY_FILE: Final = "XCRAY_KEY_FILE"
-LONGEST_PAUSE: Final = 5.0  # seconds between tries, unless the service says more
-PATIENCE: Final = 60.0  # seconds; whoever is told to wait longer hears the error
-REPEATABLE: Final = frozenset({"GET", "PUT", "DELETE"})
-STREAM_SILENCE: Final = 60.0  # seconds; the service speaks every 15
-LOCAL: Final = ("127.0.0.1", "localhost", "::1")
-TOLD: Final = frozenset(
-    {"type", "title", "detail", "code", "kind", "hint", "message"}
-)  # of a problem, beside its details
-KINDS: Final[dict[str, type[XcrayError]]] = {
+BLOCK_BYTES: Final = 1 << 20
+KEY_VARIABLE: Final = "XCRAY_KEY"
+KEY_FILE_VARIABLE: Final = "XCRAY_KEY_FILE"
+MAX_PAUSE_SECONDS: Final = 5.0  # between tries, unless Retry-After is longer
+MAX_RETRY_AFTER_SECONDS: Final = 60.0  # longer waits raise the error
+IDEMPOTENT_METHODS: Final = frozenset({"GET", "PUT", "DELETE"})
+STREAM_TIMEOUT_SECONDS: Final = 60.0  # the service sends something every 15 seconds
+LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "::1")
+# Fields of a problem document that are not details of the error.
+PROBLEM_FIELDS: Final = frozenset({"type", "title", "detail", "code", "kind", "hint", "message"})
+ERROR_CLASSES: Final[dict[str, type[XcrayError]]] = {
     kind.__name__: kind
     for kind in (
         errors.Conflict,
@@ -45,13 +44,11 @@ KINDS: Final[dict[str, type[XcrayError]]] = {
         errors.Unavailable,
         errors.XcrayError,
     )
-} | {
-    "DataError": InputError
-}  # a DataError is made from its place, which its message here holds already
+} | {"DataError": InputError}  # the message of a DataError already includes its location
 
 
 class Connection:
-    """HTTP to one service. url, key, timeout, retries, transport: see `Client`."""
+    """HTTP to one service. For the parameters see `Client`."""
 
     def __init__(
         self,
@@ -71,14 +68,12 @@ class Connection:
             raise InputError(
                 f"{url[:80]!r} is not a URL: use one like http://127.0.0.1:8000", code="URL"
             )
-        key = key_of(key)
+        key = resolve_key(key)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        trust_env = (
-            parsed.host not in LOCAL
-        )  # a proxy of the environment can't reach our own machine
-        authorities = os.environ.get(
-            "SSL_CERT_FILE"
-        )  # also for our own machine, where httpx would not look
+        # a proxy from the environment cannot reach the local machine
+        trust_env = parsed.host not in LOCAL_HOSTS
+        # httpx ignores SSL_CERT_FILE without trust_env
+        authorities = os.environ.get("SSL_CERT_FILE")
         verify = (
             ssl.create_default_context(cafile=authorities)
             if authorities and parsed.scheme == "https"
@@ -95,10 +90,10 @@ class Connection:
         self._retries = retries
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._http.close()
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -107,31 +102,43 @@ class Connection:
         content: Path | None = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        again: bool = False,
+        is_repeatable: bool = False,
     ) -> Any:
-        """One request: JSON, text, or None for an empty answer. `content`: a file as the body. `again`: it may be repeated."""
-        return _content(
-            self._respond(
-                method, path, body=body, content=content, query=query, headers=headers, again=again
+        """Send one request; return JSON, text, or None for an empty response.
+
+        content: a file as the body. is_repeatable: whether the request can be repeated.
+        """
+        return _decode(
+            self._request_with_retries(
+                method,
+                path,
+                body=body,
+                content=content,
+                query=query,
+                headers=headers,
+                is_repeatable=is_repeatable,
             )
         )
 
     def create(self, path: str, *, key: str | None = None, **request: Any) -> Any:
-        """A POST that makes something, under an idempotency key of its own when none is given: a lost answer does no harm."""
-        return self.ask(
+        """Send a POST that creates something, with an idempotency key.
+
+        The key makes it safe to repeat the request after a lost response.
+        """
+        return self.request(
             "POST",
             path,
             headers={"Idempotency-Key": key or uuid.uuid4().hex},
-            again=True,
+            is_repeatable=True,
             **request,
         )
 
-    def text(self, path: str, query: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
-        """A text and the headers that came with it."""
-        found = self._respond("GET", path, query=query)
+    def get_text(self, path: str, query: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
+        """Return a text and the response headers."""
+        found = self._request_with_retries("GET", path, query=query)
         return found.text, found.headers
 
-    def _respond(
+    def _request_with_retries(
         self,
         method: str,
         path: str,
@@ -140,76 +147,87 @@ class Connection:
         content: Path | None = None,
         query: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
-        again: bool = False,
+        is_repeatable: bool = False,
     ) -> httpx.Response:
-        """A good answer, asked for until it comes or patience ends. Raises the class of xcray.errors that fits."""
-        tries = self._retries if again or method in REPEATABLE else 0
+        """Return a successful response, with retries.
+
+        Raises the matching xcray.errors class.
+        """
+        tries = self._retries if is_repeatable or method in IDEMPOTENT_METHODS else 0
         params = {name: value for name, value in (query or {}).items() if value is not None}
         lost = False
         for left in range(tries, -1, -1):
             try:
                 if content is None:
-                    return _good(
+                    return _checked(
                         self._http.request(method, path, params=params, json=body, headers=headers)
                     )
-                return _good(self._send_file(method, path, params, content, headers))
+                return _checked(self._send_file(method, path, params, content, headers))
             except httpx.HTTPError as error:
                 lost = True
                 if not left:
-                    raise self._unreachable(error) from error
-                time.sleep(_pause(tries - left))
+                    raise self._unreachable_error(error) from error
+                time.sleep(_backoff(tries - left))
             except NotFound:
                 if method != "DELETE" or not lost:
                     raise
-                return httpx.Response(204)  # the answer to an earlier try was lost: it is done
+                return httpx.Response(204)  # an earlier try succeeded; its response was lost
             except Unavailable as error:
-                told = float(error.details.get("retry_after", 0.0))
-                if not left or told > PATIENCE:
+                retry_after = float(error.details.get("retry_after", 0.0))
+                if not left or retry_after > MAX_RETRY_AFTER_SECONDS:
                     raise
-                time.sleep(_later(told, tries - left))
-        raise AssertionError("the last try returns or raises")
+                time.sleep(_retry_delay(retry_after, tries - left))
+        raise AssertionError("unreachable: the last try returns or raises")
 
-    def fetch(self, path: str, to: Path) -> None:
-        """Download into a file, block by block; begun again when the connection breaks. Raises what is answered."""
+    def download(self, path: str, to: Path) -> None:
+        """Download into a file block by block; restart if the connection breaks."""
         for left in range(self._retries, -1, -1):
             try:
                 with self._http.stream("GET", path) as found, open(to, "wb") as out:
                     if found.is_error:
                         found.read()
-                        _raise(found)
-                    for block in found.iter_bytes(BLOCK):
+                        _raise_problem(found)
+                    for block in found.iter_bytes(BLOCK_BYTES):
                         out.write(block)
                     out.flush()
                     os.fsync(out.fileno())
                 return
             except httpx.HTTPError as error:
                 if not left:
-                    raise self._unreachable(error) from error
-                time.sleep(_pause(self._retries - left))
+                    raise self._unreachable_error(error) from error
+                time.sleep(_backoff(self._retries - left))
 
     def stream(self, path: str, after: int) -> Iterator[Event]:
-        """Server-sent events after a number; taken up again wherever the connection breaks, until the service says that is all."""
+        """Yield server-sent events after a sequence number, until the service ends the stream.
+
+        The stream is resumed wherever the connection breaks.
+        """
         failures = 0
         while True:
             try:
                 with self._http.stream(
-                    "GET", path, headers={"Last-Event-ID": str(after)}, timeout=STREAM_SILENCE
+                    "GET",
+                    path,
+                    headers={"Last-Event-ID": str(after)},
+                    timeout=STREAM_TIMEOUT_SECONDS,
                 ) as found:
                     if found.status_code == 204:
                         return
                     if found.is_error:
                         found.read()
-                        _raise(found)
-                    for event in _events(found.iter_lines()):
+                        _raise_problem(found)
+                    for event in _parse_events(found.iter_lines()):
                         after, failures = event["seq"], 0
                         yield event
             except (httpx.HTTPError, Unavailable) as error:
                 failures += 1
                 if failures > self._retries:
                     raise (
-                        self._unreachable(error) if isinstance(error, httpx.HTTPError) else error
+                        self._unreachable_error(error)
+                        if isinstance(error, httpx.HTTPError)
+                        else error
                     ) from error
-                time.sleep(_pause(failures))
+                time.sleep(_backoff(failures))
 
     def _send_file(
         self,
@@ -219,97 +237,106 @@ class Connection:
         content: Path,
         more: Mapping[str, str] | None,
     ) -> httpx.Response:
-        """A file as the body, read as it is sent."""
+        """Send a file as the body, read while it is sent."""
         headers = {
             "Content-Type": "application/octet-stream",
             "Content-Length": str(content.stat().st_size),
             **(more or {}),
         }
         with open(content, "rb") as source:
-            blocks = iter(lambda: source.read(BLOCK), b"")
+            blocks = iter(lambda: source.read(BLOCK_BYTES), b"")
             return self._http.request(method, path, params=params, content=blocks, headers=headers)
 
-    def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
-        """Nobody answered."""
+    def _unreachable_error(self, error: httpx.HTTPError) -> Unavailable:
+        """Return the error for a missing response."""
         if isinstance(error, httpx.TimeoutException):
             return Unavailable(
-                f"{self.url} did not answer in time: try again, or with a larger timeout",
+                f"{self.url} did not respond in time: try again, or use a larger timeout",
                 code="TIMEOUT",
             )
         return Unavailable(
-            f"nobody answers at {self.url}: start one with `xcray serve`, or check the address",
+            f"no service responds at {self.url}: "
+            "start one with `xcray serve`, or check the address",
             code="NO_SERVER",
         )
 
 
-def key_of(given: str | None) -> str | None:
-    """The key to send: the one given, else XCRAY_KEY, else what the file XCRAY_KEY_FILE holds; None for none. Raises InputError."""
-    found, path = given or os.environ.get(KEY), os.environ.get(KEY_FILE)
+def resolve_key(given: str | None) -> str | None:
+    """Return the key: the argument, XCRAY_KEY, or the content of XCRAY_KEY_FILE, else None.
+
+    Raises InputError.
+    """
+    found, path = given or os.environ.get(KEY_VARIABLE), os.environ.get(KEY_FILE_VARIABLE)
     if not found and path:
         try:
             found = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             raise InputError(
-                f"{KEY_FILE} names no file that can be read: {path[:200]!r}", code="KEY_FILE"
+                f"{KEY_FILE_VARIABLE} does not name a readable file: {path[:200]!r}",
+                code="KEY_FILE",
             ) from None
     found = (found or "").strip()
     if not all("!" <= letter <= "~" for letter in found):
         raise InputError(
-            "the key has characters that no key has: it begins with xck_ and has no blanks",
+            "the key has invalid characters: it begins with xck_ and has no spaces",
             code="KEY",
         )
     return found or None
 
 
-def _pause(failures: int) -> float:
-    """Seconds to wait after so many failures: doubling, and spread, so that many clients do not come back at once."""
-    return float(min(LONGEST_PAUSE, 0.1 * 2**failures) * random.uniform(0.5, 1.0))
+def _backoff(failures: int) -> float:
+    """Return the delay in seconds after `failures`: exponential with jitter."""
+    return float(min(MAX_PAUSE_SECONDS, 0.1 * 2**failures) * random.uniform(0.5, 1.0))
 
 
-def _later(told: float, failures: int) -> float:
-    """Seconds to wait when the service says `told`: never less, and spread, so that all who were told the same come one by one."""
-    return told + _pause(failures) if told else _pause(failures)
+def _retry_delay(retry_after: float, failures: int) -> float:
+    """Return the delay in seconds: at least the Retry-After of the service, plus jitter."""
+    return retry_after + _backoff(failures) if retry_after else _backoff(failures)
 
 
-def _good(found: httpx.Response) -> httpx.Response:
-    """An answer without a problem; a problem is raised."""
-    if found.is_error:
-        _raise(found)
-    return found
+def _checked(response: httpx.Response) -> httpx.Response:
+    """Return a successful response; raise a problem."""
+    if response.is_error:
+        _raise_problem(response)
+    return response
 
 
-def _content(found: httpx.Response) -> Any:
-    """The content of an answer."""
-    if found.status_code == 204 or not found.content:
+def _decode(response: httpx.Response) -> Any:
+    """Return the content of a response."""
+    if response.status_code == 204 or not response.content:
         return None
     return (
-        found.json()
-        if found.headers.get("content-type", "").startswith("application/json")
-        else found.text
+        response.json()
+        if response.headers.get("content-type", "").startswith("application/json")
+        else response.text
     )
 
 
-def _raise(found: httpx.Response) -> NoReturn:
-    """Raise the class of xcray.errors that a problem document names."""
-    told = found.headers.get("retry-after", "")
-    wait: dict[str, Any] = {"retry_after": int(told)} if told.isdecimal() else {}
+def _raise_problem(response: httpx.Response) -> NoReturn:
+    """Raise the xcray.errors class that a problem document names."""
+    retry_after = response.headers.get("retry-after", "")
+    wait: dict[str, Any] = {"retry_after": int(retry_after)} if retry_after.isdecimal() else {}
     try:
-        problem = found.json()
-        kind = KINDS.get(problem["kind"], XcrayError)
+        problem = response.json()
+        kind = ERROR_CLASSES.get(problem["kind"], XcrayError)
         message, code = str(problem["detail"]), str(problem["code"])
-    except (ValueError, KeyError, TypeError):  # not ours: a proxy's, perhaps
-        other = Unavailable if found.status_code >= 500 or found.status_code == 429 else InputError
+    except (ValueError, KeyError, TypeError):  # not a problem document; possibly from a proxy
+        other = (
+            Unavailable
+            if response.status_code >= 500 or response.status_code == 429
+            else InputError
+        )
         raise other(
-            f"{found.request.url.host} answered {found.status_code} {found.reason_phrase}",
+            f"{response.request.url.host} returned {response.status_code} {response.reason_phrase}",
             code="HTTP",
             **wait,
         ) from None
-    details = {name: value for name, value in problem.items() if name not in TOLD}
+    details = {name: value for name, value in problem.items() if name not in PROBLEM_FIELDS}
     raise kind(message, code=code, hint=problem.get("hint"), **{**details, **wait})
 
 
-def _events(lines: Iterator[str]) -> Iterator[Event]:
-    """Events of a stream's lines; comments and what was cut off are left out."""
+def _parse_events(lines: Iterator[str]) -> Iterator[Event]:
+    """Yield the events of a stream; comments and incomplete events are skipped."""
     fields: dict[str, str] = {}
     for line in lines:
         if line and not line.startswith(":"):

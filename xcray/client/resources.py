@@ -1,4 +1,4 @@
-"""Data sets, jobs, models: one class a noun, one method a path."""
+"""Resources of the API: one class per resource, one method per path."""
 
 from __future__ import annotations
 
@@ -22,38 +22,40 @@ from xcray.client.types import (
 )
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable
 from xcray.storage.atomic import (
+    create_staging_directory,
     discard_directory,
     publish_directory,
     sha256_file,
-    staging_directory,
 )
 
 
-class Noun:
-    """Part of a client: the paths of one thing."""
+class Resource:
+    """Base class of the resources of a client."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def _upload(self, file: Path) -> str:
-        """Send one file; its id."""
+        """Upload one file; return its id."""
         if not file.is_file():
-            raise NotFound(f"there is no file {file}")
+            raise NotFound(f"file {file} does not exist")
         query = {"sha256": sha256_file(file)}
         return str(self._connection.create("/v1/uploads", content=file, query=query)["id"])
 
     def _pages(self, path: str, key: str, query: Mapping[str, Any] | None = None) -> Iterator[Any]:
-        """All entries of a list, page after page."""
+        """Yield all entries of a list, page by page."""
         token = None
         while True:
-            page = self._connection.ask("GET", path, query={**(query or {}), "page_token": token})
+            page = self._connection.request(
+                "GET", path, query={**(query or {}), "page_token": token}
+            )
             yield from page[key]
             token = page.get("next_page_token")
             if token is None:
                 return
 
 
-class Datasets(Noun):
+class Datasets(Resource):
     """/v1/datasets."""
 
     def upload(
@@ -65,7 +67,10 @@ class Datasets(Noun):
         test: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Dataset:
-        """Send a file (svmlight, xc, jsonl, csv or tsv), and one of held-out rows if there is one; answered while BUILDING."""
+        """Upload a file (svmlight, xc, jsonl, csv or tsv) and build a data set from it.
+
+        test: a file of held-out rows. Returns while the data set is BUILDING; see `wait`.
+        """
         files = {"train": Path(path)} | ({} if test is None else {"test": Path(test)})
         uploads = {part: self._upload(file) for part, file in files.items()}
         return self._create(
@@ -73,7 +78,7 @@ class Datasets(Noun):
         )
 
     def build(self, name: str, format: str, options: Mapping[str, Any] | None = None) -> Dataset:
-        """Make a data set that needs no file: pydocs or synthetic."""
+        """Build a data set that needs no file: pydocs or synthetic."""
         return self._create({"name": name, "format": format, "options": dict(options or {})})
 
     def register(
@@ -84,21 +89,29 @@ class Datasets(Noun):
         format: str = "dataset",
         options: Mapping[str, Any] | None = None,
     ) -> Dataset:
-        """Use a file or a data set directory of the server, below a folder that its operator opened."""
+        """Build a data set from a file or directory on the server.
+
+        The path must be below a folder that the operator allows.
+        """
         return self._create(
             {"name": name, "format": format, "options": dict(options or {}), "path": str(path)}
         )
 
     def list(self) -> Iterator[Dataset]:
-        """All data sets, newest first."""
+        """Iterate over all data sets, newest first."""
         return self._pages("/v1/datasets", "datasets")
 
     def get(self, dataset_id: str) -> Dataset:
-        """One data set."""
-        return cast(Dataset, self._connection.ask("GET", f"/v1/datasets/{part_of(dataset_id)}"))
+        """Return one data set."""
+        return cast(
+            Dataset, self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
+        )
 
     def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> Dataset:
-        """The data set once it is READY. Raises InputError with the first bad line when it FAILED, Unavailable after `seconds`."""
+        """Wait until the data set is READY and return it.
+
+        Raises InputError with the first invalid line if it FAILED, Unavailable after `seconds`.
+        """
         deadline, pause = time.monotonic() + seconds, 0.05
         while True:
             found = self.get(dataset_id)
@@ -124,20 +137,20 @@ class Datasets(Noun):
             pause = min(1.0, pause * 1.5)
 
     def delete(self, dataset_id: str) -> None:
-        """Remove a data set."""
-        self._connection.ask("DELETE", f"/v1/datasets/{part_of(dataset_id)}")
+        """Delete a data set."""
+        self._connection.request("DELETE", f"/v1/datasets/{quote_part(dataset_id)}")
 
     def _create(self, body: Mapping[str, Any]) -> Dataset:
-        """POST /v1/datasets."""
+        """Send POST /v1/datasets."""
         return cast(Dataset, self._connection.create("/v1/datasets", body=body))
 
 
-ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
+FINAL_STATUSES: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
 MANIFEST: Final = "_manifest.json"  # of the files of a batch prediction
 
 
-class Jobs(Noun):
-    """/v1/jobs, and batch predictions, which are jobs."""
+class Jobs(Resource):
+    """/v1/jobs, batch predictions included."""
 
     def submit(
         self,
@@ -149,11 +162,12 @@ class Jobs(Noun):
         idempotency_key: str | None = None,
         **more: Any,
     ) -> Job:
-        """Queue a training.
+        """Submit a training.
 
-        dataset: id or name; model: the name to publish under; params: of the solver; more: name, pool, workers, max_seconds,
-            memory_limit, calibrate, ks, priority, timeout_seconds, expires_seconds, max_attempts.
-        A key is made when none is given, so that a lost answer does not become a second job.
+        dataset: id or name. model: the name to publish under. params: solver parameters. more:
+        name, pool, workers, max_seconds, memory_limit, calibrate, ks, priority, timeout_seconds,
+        expires_seconds, max_attempts. By default an idempotency key is generated, so that a lost
+        response does not create a second job.
         """
         body = {
             "dataset": dataset,
@@ -174,43 +188,43 @@ class Jobs(Noun):
         idempotency_key: str | None = None,
         **more: Any,
     ) -> Job:
-        """Queue a batch prediction of a file that is sent, or of a path of the server that its operator opened.
+        """Submit a batch prediction of an uploaded file, or of a path on the server.
 
-        model: name, name@alias or name:version; format: parquet, svmlight, xc, jsonl or text; more: top_k, allow, deny,
-            probabilities, certificate, text_columns, indices_column, values_column, id_column, zero_based, on_error, part_rows,
-            pool, workers, name, priority, timeout_seconds, expires_seconds, max_attempts.
+        model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl or text. path:
+        below a folder that the operator allows. more: top_k, allow, deny, probabilities,
+        certificate, text_columns, indices_column, values_column, id_column, zero_based, on_error,
+        part_rows, pool, workers, name, priority, timeout_seconds, expires_seconds, max_attempts.
         """
         if (file is None) == (path is None):
-            raise InputError(
-                "give a file to send, or a path of the server; one of them", code="INPUT"
-            )
-        given = {"path": path} if file is None else {"upload": self._upload(Path(file))}
-        body = {"format": format, **given, **more}
-        place = f"/v1/models/{reference_of(model)}:batchPredict"
+            raise InputError("give either a file to upload or a path on the server", code="INPUT")
+        source = {"path": path} if file is None else {"upload": self._upload(Path(file))}
+        body = {"format": format, **source, **more}
+        place = f"/v1/models/{quote_reference(model)}:batchPredict"
         return cast(Job, self._connection.create(place, key=idempotency_key, body=body))
 
     def output(self, job_id: str) -> Output:
-        """What a batch prediction made: its files and what was skipped."""
-        return cast(Output, self._connection.ask("GET", f"{self._path(job_id)}/output"))
+        """Return the output of a batch prediction: its files and skipped rows."""
+        return cast(Output, self._connection.request("GET", f"{self._path(job_id)}/output"))
 
     def download(self, job_id: str, folder: str | Path) -> Path:
-        """Fetch all files of a batch prediction into a new directory, which appears whole; each is compared with its checksum.
+        """Download the files of a batch prediction to a new directory and verify checksums.
 
-        Raises Conflict when the directory exists, Corrupt when a file is not what was made.
+        The directory appears when it is complete. Raises Conflict if it exists, Corrupt if a
+        checksum differs.
         """
         target = Path(folder)
         if target.exists():
             raise Conflict(
                 f"{target.name} exists already; choose another directory, or remove it first"
             )
-        parts, staged = self.output(job_id)["parts"], staging_directory(target)
+        parts, staged = self.output(job_id)["parts"], create_staging_directory(target)
         try:
             for part in [*parts, {"file": MANIFEST}]:
-                to = staged / part_of(str(part["file"]))
-                self._connection.fetch(f"{self._path(job_id)}/output/{to.name}", to)
+                to = staged / quote_part(str(part["file"]))
+                self._connection.download(f"{self._path(job_id)}/output/{to.name}", to)
                 if "sha256" in part and sha256_file(to) != part["sha256"]:
                     raise Corrupt(
-                        f"{to.name} is not what the job made (its checksum differs); fetch it again",
+                        f"{to.name} is corrupt (its checksum differs); download it again",
                         file=to.name,
                     )
             publish_directory(staged, target)
@@ -230,103 +244,123 @@ class Jobs(Noun):
         created_before: str | None = None,
         page: int = 100,
     ) -> Iterator[Job]:
-        """Jobs, newest first: those that fit all that is given; fetched so many at a time.
+        """Iterate over jobs that match all given filters, newest first.
 
-        status: one or several; kind: train or predict; dataset: an id; created_after, created_before: as 2026-01-31T12:00:00Z.
+        status: one or several. kind: train or predict. dataset: an id. created_after,
+        created_before: like 2026-01-31T12:00:00Z. page: jobs per request.
         """
         wanted = {"status": status, "kind": kind, "name": name, "model": model, "dataset": dataset}
         times = {"created_after": created_after, "created_before": created_before}
         return self._pages("/v1/jobs", "jobs", {**wanted, **times, "limit": page})
 
     def get(self, job_id: str) -> Job:
-        """One job."""
-        return cast(Job, self._connection.ask("GET", self._path(job_id)))
+        """Return one job."""
+        return cast(Job, self._connection.request("GET", self._path(job_id)))
 
     def events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
-        """What happened since event number `after` and happens, each event once, until the job has ended."""
+        """Yield the events after number `after`, each once, until the job has ended."""
         return self._connection.stream(f"{self._path(job_id)}/events", after)
 
     def wait(self, job_id: str, *, on_event: Callable[[Event], object] | None = None) -> Job:
-        """The job once it has ended, however it did; `on_event` hears each of its events."""
+        """Wait until the job has ended and return it; `on_event` is called with each event."""
         for event in self.events(job_id):
             if on_event is not None:
                 on_event(event)
         return self.get(job_id)
 
     def logs(self, job_id: str, *, tail: int = 200) -> str:
-        """The last lines of its log."""
-        return self._connection.ask("GET", f"{self._path(job_id)}/logs", query={"tail": tail}) or ""
+        """Return the last lines of the log."""
+        return (
+            self._connection.request("GET", f"{self._path(job_id)}/logs", query={"tail": tail})
+            or ""
+        )
 
     def follow_logs(self, job_id: str, *, tail: int = 200, pause: float = 1.0) -> Iterator[str]:
-        """Its log from the last lines on, in pieces as they are written, until it has ended. pause: seconds between two looks."""
+        """Yield the log from the last lines on as it is written, until the job has ended.
+
+        pause: seconds between two requests.
+        """
         path = f"{self._path(job_id)}/logs"
-        text, headers = self._connection.text(path, {"tail": tail})
+        text, headers = self._connection.get_text(path, {"tail": tail})
         while True:
             if text:
                 yield text
             ended = (
-                self.get(job_id)["status"] in ENDED
-            )  # before the look: what was written until then is seen
-            text, headers = self._connection.text(path, {"offset": headers["log-next-offset"]})
+                self.get(job_id)["status"] in FINAL_STATUSES
+            )  # checked before reading, so that nothing is missed
+            text, headers = self._connection.get_text(path, {"offset": headers["log-next-offset"]})
             if ended and not text:
                 return
             if not text:
                 time.sleep(pause)
 
     def timeline(self, job_id: str, *, limit: int = 5000) -> Timeline:
-        """Which worker did what when, in at most `limit` entries (neighbours of a worker become one); so far, while it runs."""
+        """Return which worker did what and when, in at most `limit` entries.
+
+        Adjacent entries of a worker are merged. A running job returns the timeline so far.
+        """
         return cast(
             Timeline,
-            self._connection.ask("GET", f"{self._path(job_id)}/timeline", query={"limit": limit}),
+            self._connection.request(
+                "GET", f"{self._path(job_id)}/timeline", query={"limit": limit}
+            ),
         )
 
     def classes(self, job_id: str) -> Iterator[dict[str, Any]]:
-        """The model's report, a class at a time: label, positives, rounds, gap, seconds, worker and what else the solver tells."""
+        """Yield the model's report, one class at a time.
+
+        Fields: label, positives, rounds, gap, seconds, worker, and others of the solver.
+        """
         return self._pages(f"{self._path(job_id)}/classes", "classes", {"limit": 1000})
 
     def stop(self, job_id: str) -> Job:
-        """Ask it to stop; finished work is kept."""
-        return cast(Job, self._connection.ask("POST", f"{self._path(job_id)}/stop", again=True))
+        """Request a stop. Finished work is kept."""
+        return cast(
+            Job, self._connection.request("POST", f"{self._path(job_id)}/stop", is_repeatable=True)
+        )
 
     def resume(self, job_id: str) -> Job:
         """Queue a stopped or failed job again."""
-        return cast(Job, self._connection.ask("POST", f"{self._path(job_id)}/resume", again=True))
+        return cast(
+            Job,
+            self._connection.request("POST", f"{self._path(job_id)}/resume", is_repeatable=True),
+        )
 
     def delete(self, job_id: str) -> None:
-        """Forget an ended job."""
-        self._connection.ask("DELETE", self._path(job_id))
+        """Delete an ended job."""
+        self._connection.request("DELETE", self._path(job_id))
 
     def _path(self, job_id: str) -> str:
-        """The path of a job."""
-        return f"/v1/jobs/{part_of(job_id)}"
+        """Return the path of a job."""
+        return f"/v1/jobs/{quote_part(job_id)}"
 
 
-class Models(Noun):
+class Models(Resource):
     """/v1/models."""
 
     def list(self) -> list[Model]:
-        """All models, by name."""
-        return cast("list[Model]", self._connection.ask("GET", "/v1/models")["models"])
+        """Return all models, by name."""
+        return cast("list[Model]", self._connection.request("GET", "/v1/models")["models"])
 
     def get(self, name: str) -> Model:
-        """One model."""
-        return cast(Model, self._connection.ask("GET", f"/v1/models/{part_of(name)}"))
+        """Return one model."""
+        return cast(Model, self._connection.request("GET", f"/v1/models/{quote_part(name)}"))
 
     def version(self, name: str, version: int) -> Version:
-        """One version."""
-        return cast(Version, self._connection.ask("GET", self._path(name, version)))
+        """Return one version."""
+        return cast(Version, self._connection.request("GET", self._path(name, version)))
 
     def card(self, name: str, version: int) -> str:
-        """Its card, in Markdown."""
-        return str(self._connection.ask("GET", f"{self._path(name, version)}/card"))
+        """Return the model card, in Markdown."""
+        return str(self._connection.request("GET", f"{self._path(name, version)}/card"))
 
     def delete_version(self, name: str, version: int) -> None:
-        """Delete a version that no alias names."""
-        self._connection.ask("DELETE", self._path(name, version))
+        """Delete a version that no alias points to."""
+        self._connection.request("DELETE", self._path(name, version))
 
     def set_alias(self, name: str, alias: str, version: int) -> Model:
-        """Point an alias at a version."""
-        return self._lead(name, alias, {"version": version})
+        """Point an alias to a version."""
+        return self._put_alias(name, alias, {"version": version})
 
     def split_alias(
         self,
@@ -337,90 +371,102 @@ class Models(Noun):
         shadow: int | None = None,
         share: float = 1.0,
     ) -> Model:
-        """Lead an alias to several versions by weights that sum to 1: `split_alias("news", "prod", {3: 0.9, 4: 0.1}, shadow=5)`.
+        """Point an alias to several versions with weights that sum to 1.
 
-        shadow: a version that gets copies of a `share` of the requests, and is not heard; see `shadow`.
+        Example: `split_alias("news", "prod", {3: 0.9, 4: 0.1}, shadow=5)`. shadow: a version that
+        receives copies of a `share` of the requests; its responses are only compared, see `shadow`.
         """
         body: dict[str, Any] = {
             "split": [{"version": version, "weight": weight} for version, weight in split.items()]
         }
-        return self._lead(
+        return self._put_alias(
             name,
             alias,
             body if shadow is None else {**body, "shadow": {"version": shadow, "share": share}},
         )
 
     def shadow(self, name: str, alias: str) -> dict[str, Any]:
-        """The shadow of an alias, and how often it agreed with who answered (`pairs`)."""
+        """Return the shadow of an alias, and its agreement with the served version (`pairs`)."""
         return dict(
-            self._connection.ask(
-                "GET", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}/shadow"
+            self._connection.request(
+                "GET", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}/shadow"
             )
         )
 
     def load(self, model: str) -> dict[str, Any]:
-        """Load name, name@alias or name:version ahead of requests, and hold it in every process of the service."""
+        """Load name, name@alias or name:version in every process, and keep it loaded."""
         return dict(
-            self._connection.ask("POST", f"/v1/models/{reference_of(model)}:load", again=True)
+            self._connection.request(
+                "POST", f"/v1/models/{quote_reference(model)}:load", is_repeatable=True
+            )
         )
 
     def unload(self, model: str) -> None:
-        """Let go of it in every process; of a bare name all its versions. The next request loads it again."""
-        self._connection.ask("POST", f"/v1/models/{reference_of(model)}:unload", again=True)
+        """Unload the model in all processes (a bare name unloads all versions).
+
+        It is loaded again on the next request.
+        """
+        self._connection.request(
+            "POST", f"/v1/models/{quote_reference(model)}:unload", is_repeatable=True
+        )
 
     def delete_alias(self, name: str, alias: str) -> None:
-        """Remove an alias."""
-        self._connection.ask("DELETE", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}")
+        """Delete an alias."""
+        self._connection.request(
+            "DELETE", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}"
+        )
 
     def sets(self, name: str) -> Sequence[SetSummary]:
-        """Its sets of labels."""
+        """Return the label sets."""
         return cast(
             "list[SetSummary]",
-            self._connection.ask("GET", f"/v1/models/{part_of(name)}/sets")["sets"],
+            self._connection.request("GET", f"/v1/models/{quote_part(name)}/label-sets")["sets"],
         )
 
     def get_set(self, name: str, set: str, *, version: int | None = None) -> LabelSet:
-        """One set, and which of its labels a version (the latest when None) lacks."""
+        """Return one label set, with the labels that a version (default: the latest) lacks."""
         return cast(
-            LabelSet, self._connection.ask("GET", self._set(name, set), query={"version": version})
+            LabelSet,
+            self._connection.request("GET", self._set_path(name, set), query={"version": version}),
         )
 
     def put_set(self, name: str, set: str, labels: Sequence[str]) -> LabelSet:
-        """Keep labels under a name: predictions may then allow or deny "set:NAME"."""
+        """Create or replace a label set; predictions can allow or deny "set:NAME"."""
         return cast(
-            LabelSet, self._connection.ask("PUT", self._set(name, set), body={"labels": [*labels]})
+            LabelSet,
+            self._connection.request("PUT", self._set_path(name, set), body={"labels": [*labels]}),
         )
 
     def delete_set(self, name: str, set: str) -> None:
-        """Remove a set."""
-        self._connection.ask("DELETE", self._set(name, set))
+        """Delete a label set."""
+        self._connection.request("DELETE", self._set_path(name, set))
 
-    def _lead(self, name: str, alias: str, body: dict[str, Any]) -> Model:
-        """Change where an alias leads."""
+    def _put_alias(self, name: str, alias: str, body: dict[str, Any]) -> Model:
+        """Change the target of an alias."""
         return cast(
             Model,
-            self._connection.ask(
-                "PUT", f"/v1/models/{part_of(name)}/aliases/{part_of(alias)}", body=body
+            self._connection.request(
+                "PUT", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}", body=body
             ),
         )
 
-    def _set(self, name: str, set: str) -> str:
-        """The path of a set."""
-        return f"/v1/models/{part_of(name)}/sets/{part_of(set)}"
+    def _set_path(self, name: str, set: str) -> str:
+        """Return the path of a label set."""
+        return f"/v1/models/{quote_part(name)}/label-sets/{quote_part(set)}"
 
     def _path(self, name: str, version: int) -> str:
-        """The path of a version."""
-        return f"/v1/models/{part_of(name)}/versions/{int(version)}"
+        """Return the path of a version."""
+        return f"/v1/models/{quote_part(name)}/versions/{int(version)}"
 
 
-def reference_of(model: str) -> str:
-    """name, name@alias or name:version as part of a path. Raises InputError when it can't be one."""
-    part_of(model)
+def quote_reference(model: str) -> str:
+    """Quote name, name@alias or name:version as part of a path. Raises InputError if invalid."""
+    quote_part(model)
     return quote(model, safe="@:")
 
 
-def part_of(name: str) -> str:
-    """A name as one part of a path. Raises InputError when it can't be one."""
+def quote_part(name: str) -> str:
+    """Quote a name as one part of a path. Raises InputError if invalid."""
     if not name or name in (".", ".."):
         raise InputError(f"{name!r} is not a name or id", code="BAD_NAME")
     return quote(name, safe="")

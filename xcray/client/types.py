@@ -1,4 +1,4 @@
-"""What the service answers: plain dictionaries whose keys type checkers know, ready for JSON."""
+"""Typed dictionaries of the responses, ready for JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NotRequired, TypedDict
 
 
 class Dataset(TypedDict):
-    """A data set: BUILDING, READY or FAILED; its figures, or its problem, in stats."""
+    """A data set: BUILDING, READY or FAILED, with its statistics or its problem in stats."""
 
     id: str
     name: str
@@ -16,7 +16,10 @@ class Dataset(TypedDict):
 
 
 class Job(TypedDict):
-    """A job: status is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED; phase says more; times are UTC; kind is train or predict."""
+    """A job of kind train or predict.
+
+    status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. phase: more detail. Times are UTC.
+    """
 
     id: str
     name: str
@@ -40,7 +43,7 @@ class Job(TypedDict):
 
 
 class Output(TypedDict):
-    """The answers of a batch prediction: files in the order of the input, each with the rows it answers and its checksum."""
+    """The output of a batch prediction: files in input order, each with its rows and checksum."""
 
     job: str
     rows: int
@@ -52,7 +55,7 @@ class Output(TypedDict):
 
 
 class Event(TypedDict):
-    """Something that happened to a job: kinds status, phase, progress, epoch (of trainings that go in epochs), stop."""
+    """An event of a job, of kind status, phase, progress, stop, or epoch (iterative trainings)."""
 
     seq: int
     time: str
@@ -61,7 +64,10 @@ class Event(TypedDict):
 
 
 class Timeline(TypedDict):
-    """A job's timeline: attempts with where each begins; workers with their busy share; batches, neighbours as one when thinned."""
+    """The timeline of a job: attempts with their start, workers with their busy share, batches.
+
+    thinned: whether adjacent batches were merged.
+    """
 
     job: str
     attempts: list[dict[str, Any]]
@@ -95,7 +101,10 @@ class Version(TypedDict):
 
 
 class VersionState(TypedDict):
-    """A version in the process that answered: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason."""
+    """A version in the process that responded.
+
+    state: LOADED, AVAILABLE (loaded on the first request) or CORRUPT, with the reason.
+    """
 
     version: int
     state: str
@@ -103,7 +112,10 @@ class VersionState(TypedDict):
 
 
 class Model(TypedDict):
-    """A model: its versions and aliases; `splits` tells of aliases that lead to several versions, or have a shadow."""
+    """A model with its versions and aliases.
+
+    splits: aliases that point to several versions or have a shadow.
+    """
 
     name: str
     versions: list[int]
@@ -114,7 +126,7 @@ class Model(TypedDict):
 
 
 class SetSummary(TypedDict):
-    """A set of labels in a line."""
+    """Summary of a label set."""
 
     name: str
     n_labels: int
@@ -122,15 +134,15 @@ class SetSummary(TypedDict):
 
 
 class LabelSet(SetSummary):
-    """A set of labels, and those of them that a version lacks."""
+    """A label set, with the labels that a version lacks."""
 
     labels: list[str]
     version: int
     unknown: list[str]
 
 
-class Answerer(TypedDict):
-    """The version that answered."""
+class ServingVersion(TypedDict):
+    """The version that served the request."""
 
     name: str
     version: int
@@ -138,7 +150,10 @@ class Answerer(TypedDict):
 
 
 class Certificate(TypedDict):
-    """Whether an answer is proven, what it took, and by how much the last score told is above what any other label could have."""
+    """Proof of a prediction: whether it is exact, its cost, and the gap.
+
+    bound_gap: the last returned score minus the highest score that any other label can have.
+    """
 
     exact: bool
     labels_scored: int
@@ -147,7 +162,10 @@ class Certificate(TypedDict):
 
 
 class Prediction(TypedDict):
-    """The best labels of one instance, best first, with their scores; probabilities and certificate when they were asked for."""
+    """The best labels of one instance with their scores, best first.
+
+    probabilities and certificate are present if requested.
+    """
 
     labels: list[str]
     scores: list[float]
@@ -156,14 +174,14 @@ class Prediction(TypedDict):
 
 
 class Predictions(TypedDict):
-    """One prediction for each instance, all by one version."""
+    """One prediction per instance, all by one version."""
 
-    model: Answerer
+    model: ServingVersion
     predictions: list[Prediction]
 
 
 class Contribution(TypedDict):
-    """The part of one feature in a score."""
+    """The contribution of one feature to a score."""
 
     feature: str
     x: float
@@ -172,9 +190,12 @@ class Contribution(TypedDict):
 
 
 class Explanation(TypedDict):
-    """score = bias + contributions + rest; rank from 1; gap_to_top, gap_to_kth: what it lacks to be the best, or among five."""
+    """An explanation: score = bias + contributions + rest.
 
-    model: Answerer
+    rank: from 1. gap_to_top, gap_to_kth: score missing to the best label, and to the best five.
+    """
+
+    model: ServingVersion
     label: str
     score: float
     bias: float

@@ -1,4 +1,4 @@
-"""Reading a file for its errors alone: nothing is written."""
+"""Check a file for errors without building a data set."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from xcray.data.matrices import READERS
 from xcray.data.readers.blocks import Source
-from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.error_log import DataErrors, ErrorCollector
 from xcray.data.readers.options import ReadOptions
-from xcray.data.readers.parquet import label_names, parquet_form, parquet_records, read_parquet
+from xcray.data.readers.parquet import label_names, parquet_layout, parquet_records, read_parquet
 from xcray.data.readers.records import FORMATS as TEXT_FORMATS
 from xcray.data.readers.records import read_records
 from xcray.errors import DataError, ParameterError
@@ -21,10 +21,11 @@ from xcray.errors import DataError, ParameterError
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a file holds.
+    """Contents of a checked file.
 
-    rows: good rows; features: D, None for text; labels: K or the number of distinct names; nnz: stored features, None for
-    text; errors: the first ones as `DataError.as_dict`; n_bad: all errors; warnings: a count of each kind.
+    rows: valid rows; features: D, None for text; labels: K, or the number of distinct names;
+    nnz: stored features, None for text; errors: the first ones as `DataError.as_dict`; n_bad:
+    number of all errors; warnings: count per kind.
     """
 
     rows: int
@@ -36,90 +37,91 @@ class CheckReport:
     warnings: dict[str, int]
 
     @property
-    def good(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether the file can be read without skipping anything."""
         return not self.n_bad
 
     def as_dict(self) -> dict[str, Any]:
-        """The report, JSON-ready."""
+        """Return the report, JSON-ready."""
         return asdict(self)
 
 
 def check(format: str, path: Path | str, options: ReadOptions | None = None) -> CheckReport:
-    """Read the whole file as training data and report; bad lines are counted to the end, the first `max_errors` are kept.
+    """Read the whole file as training data and return a report.
 
-    format: svmlight, xc, jsonl, csv, tsv or parquet. Raises NotFound when there is no file, ParameterError for another format.
+    All bad lines are counted; the first `max_errors` are kept. format: svmlight, xc, jsonl,
+    csv, tsv or parquet. Raises NotFound if there is no file, ParameterError for another format.
     """
     options = replace(options or ReadOptions(), skip_bad=False)
     if format not in READERS and format not in TEXT_FORMATS:
         raise ParameterError(
-            f"there is no file format {format!r}; there are {', '.join((*READERS, *TEXT_FORMATS))}"
+            f"there is no file format {format!r}; the formats are "
+            f"{', '.join((*READERS, *TEXT_FORMATS))}"
         )
     text = format in TEXT_FORMATS
-    tally = Tally(options.max_errors, skip=True)
+    collector = ErrorCollector(options.max_errors, skip_bad=True)
     fatal: list[DataError] = []
     counts: dict[Any, int] = {}
     try:
-        text = text or (format == "parquet" and bool(parquet_form(path, options).text))
+        text = text or (format == "parquet" and bool(parquet_layout(path, options).text))
         counts = (
-            _text_counts(format, path, options, tally)
+            _text_counts(format, path, options, collector)
             if text
-            else _matrix_counts(format, path, options, tally)
+            else _matrix_counts(format, path, options, collector)
         )
-        if not tally.n_positives:
+        if not collector.n_positives:
             problem, hint = (
                 "no row has a label; there is nothing to learn",
                 "give at least one row a label",
             )
             fatal.append(Source(path, options).error("NO_POSITIVES", problem, hint=hint))
     except DataError as error:
-        if not isinstance(
-            error, DataErrors
-        ):  # several errors: every line is bad, and the tally has them already
+        # with several errors, every line is bad, and the collector has them already
+        if not isinstance(error, DataErrors):
             fatal.append(error)
-    warnings = dict(tally.as_dict()["warnings"])
+    warnings = dict(collector.as_dict()["warnings"])
     if (
         counts
-        and tally.n_rows > 1
-        and (everywhere := sum(count == tally.n_rows for count in counts.values()))
+        and collector.n_rows > 1
+        and (everywhere := sum(count == collector.n_rows for count in counts.values()))
     ):
         warnings["labels_in_every_row"] = everywhere
     return CheckReport(
-        rows=tally.n_rows,
-        features=None if text else tally.n_features,
-        labels=len(counts) if text else tally.n_labels,
-        nnz=None if text else tally.n_entries,
-        errors=[error.as_dict() for error in [*tally.errors, *fatal][: options.max_errors]],
-        n_bad=tally.n_bad + len(fatal),
+        rows=collector.n_rows,
+        features=None if text else collector.n_features,
+        labels=len(counts) if text else collector.n_labels,
+        nnz=None if text else collector.n_entries,
+        errors=[error.as_dict() for error in [*collector.errors, *fatal][: options.max_errors]],
+        n_bad=collector.n_bad + len(fatal),
         warnings=warnings,
     )
 
 
 def _matrix_counts(
-    format: str, path: Path | str, options: ReadOptions, tally: Tally
+    format: str, path: Path | str, options: ReadOptions, collector: ErrorCollector
 ) -> dict[Any, int]:
-    """Rows of each label id that occurs."""
+    """Count the rows per label id."""
     counts = np.zeros(0, np.int64)
     reader = READERS[format]
-    if format == "parquet" and parquet_form(path, options).named:
+    if format == "parquet" and parquet_layout(path, options).named_labels:
         numbers = {name: k for k, name in enumerate(label_names(path, options))}
-        reader = partial(read_parquet, numbers=numbers)
-    for _, Y in reader(path, options, tally):
-        found = np.bincount(Y.indices)
-        counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
-        counts[: len(found)] += found
+        reader = partial(read_parquet, label_ids=numbers)
+    for _, Y in reader(path, options, collector):
+        chunk_counts = np.bincount(Y.indices)
+        counts = np.pad(counts, (0, max(0, len(chunk_counts) - len(counts))))
+        counts[: len(chunk_counts)] += chunk_counts
     return {int(k): int(counts[k]) for k in np.flatnonzero(counts)}
 
 
 def _text_counts(
-    format: str, path: Path | str, options: ReadOptions, tally: Tally
+    format: str, path: Path | str, options: ReadOptions, collector: ErrorCollector
 ) -> dict[Any, int]:
-    """Records of each label name."""
+    """Count the records per label name."""
     counts: dict[Any, int] = {}
     records = (
-        parquet_records(path, options, tally)
+        parquet_records(path, options, collector)
         if format == "parquet"
-        else read_records(format, path, options, tally)
+        else read_records(format, path, options, collector)
     )
     for record in records:
         for label in record.labels:

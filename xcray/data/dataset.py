@@ -1,11 +1,13 @@
-"""A data set on disk: a directory of Arrow files, opened by memory map, both orientations of X and Y.
+"""A data set on disk: a directory of memory-mapped Arrow files, with X and Y in both orientations.
 
-manifest.json     schema version, name, sizes, content hashes, source, skipped rows, SHA-256 of every file
-labels.arrow      name and number of training rows of each label
-features.arrow    name of each feature; absent when features have no names but their numbers
-text/             the text pipeline, when the set was built from text
-train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow; weights.arrow when its rows have weights
-test/             the same four, when there is a test part
+manifest.json     schema version, name, sizes, content hashes, source, skipped rows,
+                  SHA-256 of every file
+labels.arrow      name and number of training rows per label
+features.arrow    name per feature; absent if features have no names except their numbers
+text/             the text pipeline, if the set was built from text
+train/            x_rows.arrow  x_columns.arrow  y_rows.arrow  y_columns.arrow;
+                  weights.arrow if its rows have weights
+test/             the same four files, if there is a test part
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ PARTS = ("train", "test")
 class Split:
     """One part of a data set; every array is a read-only view of a mapped file.
 
-    X: (n_rows x D) float32; XT: (D x n_rows), its transpose; Y: (n_rows x K), the label sets; YT: (K x n_rows).
-    content_hash: SHA-256 over the arrays of X and Y, whatever the files around them. weights: (n_rows,) float32 above 0, what
-    a training row's losses are multiplied by, or None.
+    X: (n_rows x D) float32; XT: (D x n_rows), its transpose; Y: (n_rows x K), the label sets;
+    YT: (K x n_rows).
+    content_hash: SHA-256 over the arrays of X and Y, independent of the file format. weights:
+    (n_rows,) float32 above 0, factors of the training rows' losses, or None.
     """
 
     name: str
@@ -55,7 +58,10 @@ class Split:
         return self.X.n_rows
 
     def take(self, start: int, stop: int) -> tuple[CSR, Pattern]:
-        """X and Y of rows start..stop-1, as views. Raises IndexError when the range is not inside the split."""
+        """Return X and Y of rows start..stop-1 as views.
+
+        Raises IndexError if the range is not inside the split.
+        """
         if not 0 <= start <= stop <= self.n_rows:
             raise IndexError(
                 f"rows {start}..{stop} are not inside {self.name}, which has {self.n_rows}"
@@ -67,8 +73,9 @@ class Split:
 class Dataset:
     """A published, immutable data set; `Dataset.open` maps it.
 
-    content_hash: SHA-256 over the splits' hashes, the names of labels and features, and the text pipeline.
-    manifest: what `manifest.json` holds; `manifest["source"]` tells where the rows came from.
+    content_hash: SHA-256 over the splits' hashes, the names of labels and features, and the
+    text pipeline.
+    manifest: content of `manifest.json`; `manifest["source"]` describes the origin of the rows.
     label_names: (K,) names; `label_names[i].as_py()` is the i-th.
     """
 
@@ -83,12 +90,14 @@ class Dataset:
 
     @classmethod
     def open(cls, path: Path | str, verify: bool = False) -> Dataset:
-        """Map the data set at `path`; `verify=True` compares every file with its SHA-256 first.
+        """Map the data set at `path`.
 
-        Raises NotFound when there is no data set, Corrupt when files are missing, cut short or, with `verify`, changed.
+        verify: first compare every file with its SHA-256.
+        Raises NotFound if there is no data set, Corrupt if files are missing, truncated or,
+        with `verify`, changed.
         """
         path = Path(path)
-        manifest = _manifest(path)
+        manifest = _read_manifest(path)
         if verify:
             verify_files(path, manifest["files"])
         return cls(
@@ -103,11 +112,11 @@ class Dataset:
                 for part in PARTS
                 if part in manifest["splits"]
             },
-            label_names=_sized(read_names(path / LABELS), manifest["n_labels"], LABELS),
+            label_names=_check_length(read_names(path / LABELS), manifest["n_labels"], LABELS),
         )
 
     def __getitem__(self, part: str) -> Split:
-        """The split called `part`. Raises NotFound naming those there are."""
+        """Return the split called `part`. Raises NotFound with the existing parts."""
         if part not in self.splits:
             raise NotFound(
                 f"data set {self.name} has no part {part!r}; it has {', '.join(self.splits)}"
@@ -126,36 +135,40 @@ class Dataset:
 
     @cached_property
     def label_counts(self) -> Any:
-        """How many training rows have each label: (K,) int64."""
+        """Number of training rows per label: (K,) int64."""
         return read_table(self.path / LABELS).column("train_rows").to_numpy()
 
     @cached_property
     def feature_names(self) -> pa.LargeStringArray:
         """Names of the features (D,): those stored, or "0", "1", ..."""
         if (self.path / FEATURES).exists():
-            return _sized(read_names(self.path / FEATURES), self.n_features, FEATURES)
+            return _check_length(read_names(self.path / FEATURES), self.n_features, FEATURES)
         return default_names(self.n_features)
 
     @cached_property
     def text(self) -> TextPipeline | None:
-        """The pipeline that made X from text, or None. Raises Corrupt when its files are not readable."""
+        """The pipeline that made X from text, or None. Raises Corrupt if its files are invalid."""
         return TextPipeline.load(self.path / TEXT) if (self.path / TEXT).is_dir() else None
 
 
 def default_names(n: int) -> pa.LargeStringArray:
-    """The names "0" to "n-1"."""
+    """Return the names "0" to "n-1"."""
     return pa.array(range(n), pa.int64()).cast(pa.large_string())
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    """The manifest, checked as far as opening needs; a set of another version is refused by name."""
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest after the checks needed for opening.
+
+    Raises NotFound, and Corrupt for another schema version, missing keys or damaged files.
+    """
     if not path.is_dir():
         raise NotFound(f"there is no data set {path.name}; build one with `xcray data build`")
     manifest = read_json(path / MANIFEST)
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if version != SCHEMA_VERSION:
         raise Corrupt(
-            f"{path.name} has schema version {version}, this xcray reads {SCHEMA_VERSION}; build the data set again"
+            f"{path.name} has schema version {version}, "
+            f"this xcray reads {SCHEMA_VERSION}; build the data set again"
         )
     missing = {
         "name",
@@ -173,15 +186,19 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path, name: str, expected: Mapping[str, Any]) -> None:
-    """A listed file lies inside the directory and has its size; cheap, so it is done at every opening."""
+    """Raise Corrupt unless a listed file is inside the directory and has its size.
+
+    The check is cheap, so it runs on every opening.
+    """
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts:
-        raise Corrupt(f"{path.name}: {MANIFEST} names a file outside the data set")
+        raise Corrupt(f"{path.name}: {MANIFEST} lists a file outside the data set")
     if not (path / name).is_file():
         raise Corrupt(f"{path.name}: file {name} is missing", file=name)
     if (path / name).stat().st_size != expected["bytes"]:
         raise Corrupt(
-            f"{path.name}: file {name} does not have the {expected['bytes']} bytes that were written",
+            f"{path.name}: file {name} does not have the {expected['bytes']} bytes that "
+            "were written",
             file=name,
         )
 
@@ -197,7 +214,7 @@ def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
         Y=read_pattern(folder / "y_rows.arrow"),
         YT=read_pattern(folder / "y_columns.arrow"),
         content_hash=sizes["content_hash"],
-        weights=_weights(path, n) if part == "train" and WEIGHTS in manifest["files"] else None,
+        weights=_map_weights(path, n) if part == "train" and WEIGHTS in manifest["files"] else None,
     )
     if (split.X.shape, split.XT.shape, split.Y.shape, split.YT.shape) != (
         (n, D),
@@ -205,22 +222,20 @@ def _open_split(path: Path, part: str, manifest: dict[str, Any]) -> Split:
         (n, K),
         (K, n),
     ):
-        raise Corrupt(
-            f"{path.name}: the matrices of {part} do not have the shapes its manifest tells"
-        )
+        raise Corrupt(f"{path.name}: the matrices of {part} do not have the shapes in the manifest")
     return split
 
 
-def _weights(path: Path, n: int) -> Float32:
-    """The mapped weights of n training rows."""
+def _map_weights(path: Path, n: int) -> Float32:
+    """Map the weights of n training rows. Raises Corrupt."""
     column = read_table(path / WEIGHTS).column("weight")
     if len(column) != n or column.type != pa.float32() or column.num_chunks > 1:
         raise Corrupt(f"{WEIGHTS} does not hold {n} weights in float32", file=WEIGHTS)
     return frozen(column.combine_chunks().to_numpy(), np.float32)
 
 
-def _sized(names: pa.LargeStringArray, n: int, file: str) -> pa.LargeStringArray:
-    """`names` when there are `n`."""
+def _check_length(names: pa.LargeStringArray, n: int, file: str) -> pa.LargeStringArray:
+    """Return `names`. Raises Corrupt unless there are `n`."""
     if len(names) != n:
-        raise Corrupt(f"{file} has {len(names)} names, the manifest tells {n}", file=file)
+        raise Corrupt(f"{file} has {len(names)} names, the manifest has {n}", file=file)
     return names

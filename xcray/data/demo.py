@@ -1,18 +1,21 @@
-"""The demo data set: what Python code says about itself, on every machine that runs Python.
+"""The demo data set: documentation of the Python code that is installed on this machine.
 
-One document per module, public class and public function of the standard library and of the packages installed
-beside xcray, read with `ast`, never imported. Labels: the dotted module, its parents, and the enclosing classes
-(`csv`, `csv.DictReader`). The names are the public ones: private parts of a path are left out, so that
-`sklearn.linear_model._ridge.Ridge` is `sklearn.linear_model.Ridge`.
+One document per module, public class and public function of the standard library and of the
+packages installed next to xcray. Sources are parsed with `ast` and never imported. Labels are the
+dotted module, its parents, and the enclosing classes (`csv`, `csv.DictReader`). Names are the
+public ones: private parts of a path are left out, so that `sklearn.linear_model._ridge.Ridge`
+becomes `sklearn.linear_model.Ridge`.
 
-The text is the docstring, after the thing's own name and its arguments. The standard library keeps much of its
-documentation in a manual rather than in docstrings (`csv.DictReader` has none); there, a function without a docstring
-is described by its comments and the names it uses, a class by the first line of its module and the names of its members.
-Neither the name of the module nor of the class a thing belongs to is put into its text: those are the labels.
-Elsewhere than in the standard library a file without a triple-quoted string counts as undocumented.
+The text is the object's own name and its arguments, followed by the docstring. The standard library
+keeps much of its documentation in a manual and not in docstrings (`csv.DictReader` has none).
+There, a function without a docstring is described by its comments and the names it uses, and a
+class by the first line of its module and the names of its members. The names of the enclosing
+module and class are never part of the text, because they are the labels. Outside the standard
+library, a file without a triple-quoted string counts as undocumented.
 
-Left out: tests, vendored copies, generated code, tools of the trade (`TOOLS`), private things, and any document whose
-words were seen before, so that no copied docstring sits on both sides of a split.
+Left out are tests, vendored copies, generated code, packaging and debugging tools
+(`TOOL_PACKAGES`), private objects, and documents whose words occurred before. So no copied
+docstring is on both sides of a split.
 """
 
 from __future__ import annotations
@@ -33,21 +36,30 @@ from typing import NamedTuple
 from xcray.data.text.tokenizer import TextParams
 from xcray.errors import NotFound, ParameterError
 
-SPELT_OUT = (  # code abbreviates and names its agents; people who ask do not
-    "addr=address arg=argument attr=attribute auth=authentication buf=buffer char=character cls=class cmd=command col=column "
-    "cond=condition config=configuration conn=connection ctx=context decoder=decode dest=destination dict=dictionary dir=directory "
-    "dirs=directory doc=document elem=element encoder=encode env=environment err=error exc=exception expr=expression fn=function "
-    "func=function img=image impl=implementation info=information init=initialize int=integer iter=iterator kwarg=argument "
-    "len=length lib=library loader=load loc=location max=maximum mem=memory min=minimum mod=module msg=message num=number "
-    "obj=object op=operation param=parameter parser=parse pos=position prev=previous proc=process ptr=pointer reader=read "
-    "regex=regular repr=representation req=request resp=response sep=separator seq=sequence spec=specification src=source "
-    "stmt=statement str=string temp=temporary tmp=temporary util=utility val=value var=variable vec=vector writer=write"
+# source code uses abbreviations and agent nouns; queries use plain words
+ABBREVIATIONS = (
+    "addr=address arg=argument attr=attribute auth=authentication buf=buffer "
+    "char=character cls=class cmd=command col=column "
+    "cond=condition config=configuration conn=connection ctx=context decoder=decode "
+    "dest=destination dict=dictionary dir=directory "
+    "dirs=directory doc=document elem=element encoder=encode env=environment err=error "
+    "exc=exception expr=expression fn=function "
+    "func=function img=image impl=implementation info=information init=initialize "
+    "int=integer iter=iterator kwarg=argument "
+    "len=length lib=library loader=load loc=location max=maximum mem=memory min=minimum "
+    "mod=module msg=message num=number "
+    "obj=object op=operation param=parameter parser=parse pos=position prev=previous "
+    "proc=process ptr=pointer reader=read "
+    "regex=regular repr=representation req=request resp=response sep=separator "
+    "seq=sequence spec=specification src=source "
+    "stmt=statement str=string temp=temporary tmp=temporary util=utility val=value "
+    "var=variable vec=vector writer=write"
 )
 TEXT_PARAMS = TextParams(
     split_identifiers=True,
     fold_plurals=True,
     aliases=tuple(
-        (short, word) for short, _, word in (pair.partition("=") for pair in SPELT_OUT.split())
+        (short, word) for short, _, word in (pair.partition("=") for pair in ABBREVIATIONS.split())
     ),
     min_df=2,
     max_df=0.2,
@@ -84,7 +96,8 @@ SKIPPED_FOLDERS = frozenset(
     )
 )
 SKIPPED_FILES = re.compile(r"(?:test_.*|.*_test|.*_pb2(?:_grpc)?|conftest|setup)\.py")
-TOOLS = (  # they package, check and debug programs; programs are not written with them
+# packages for packaging, checking and debugging, which programs rarely import
+TOOL_PACKAGES = (
     *(
         "_distutils_hack",
         "debugpy",
@@ -99,7 +112,8 @@ TOOLS = (  # they package, check and debug programs; programs are not written wi
     ),
     *("pkg_resources", "setuptools", "turtledemo", "virtualenv"),
 )
-PUBLIC_NAME = {  # private modules of the standard library whose public name is another word
+# public names of private modules in the standard library, if the name differs
+PUBLIC_NAME = {
     "_aix_support": "sysconfig",
     "_bootsubprocess": "subprocess",
     "_collections_abc": "collections.abc",
@@ -121,16 +135,17 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class PydocsParams:
-    """What becomes a document and a label.
+    """Selection of documents and labels.
 
-    min_words: least words of a description (>= 1); min_label_documents: labels of fewer documents are left out (>= 1);
-    packages: take only these top-level names, () takes all; exclude: leave these out.
+    min_words: minimum number of words of a description (>= 1). min_label_documents: labels with
+    fewer documents are left out (>= 1). packages: only these top-level names; () selects all.
+    exclude: top-level names to leave out.
     """
 
     min_words: int = 5
     min_label_documents: int = 2
     packages: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = TOOLS
+    exclude: tuple[str, ...] = TOOL_PACKAGES
 
     def __post_init__(self) -> None:
         """Raise ParameterError for values out of range."""
@@ -140,7 +155,10 @@ class PydocsParams:
 
 
 class Document(NamedTuple):
-    """One description: `id` is module:qualified.name as in the source, `labels` are sorted public names."""
+    """One description.
+
+    id: module:qualified.name as in the source; labels: public names, sorted.
+    """
 
     id: str
     text: str
@@ -148,7 +166,11 @@ class Document(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """All documents in a fixed order, with what was left out: unreadable files (name and reason) and repeated descriptions."""
+    """All documents in a fixed order, and what was left out.
+
+    unreadable: file name and reason per file that could not be parsed; n_repeated: repeated
+    descriptions.
+    """
 
     documents: list[Document]
     n_files: int
@@ -159,23 +181,24 @@ class Corpus(NamedTuple):
 def documents(
     roots: Sequence[Path] | None = None, params: PydocsParams | None = None
 ) -> Iterator[Document]:
-    """The documents of `read`, one by one."""
-    yield from read(roots, params).documents
+    """Yield the documents of `read_corpus`."""
+    yield from read_corpus(roots, params).documents
 
 
-def read(roots: Sequence[Path] | None = None, params: PydocsParams | None = None) -> Corpus:
-    """Read every module below the roots (default: standard library, then site-packages), in sorted order.
+def read_corpus(roots: Sequence[Path] | None = None, params: PydocsParams | None = None) -> Corpus:
+    """Read every module below the roots, in sorted order.
 
-    A module's name is its path below its root. Raises NotFound for a root that is no directory.
+    roots: by default the standard library, then site-packages. The name of a module is its path
+    below its root. Raises NotFound for a root that is not a directory.
     """
     params = params or PydocsParams()
     seen: set[bytes] = set()
-    found: list[Document] = []
+    documents_read: list[Document] = []
     unreadable: list[str] = []
     n_files = n_repeated = 0
     stdlib = default_roots()[0]
     for root in default_roots() if roots is None else roots:
-        for path in _sources(Path(root), params):
+        for path in _source_files(Path(root), params):
             n_files += 1
             try:
                 module = _Module(path, Path(root), params.min_words, from_code=Path(root) == stdlib)
@@ -189,12 +212,17 @@ def read(roots: Sequence[Path] | None = None, params: PydocsParams | None = None
                     n_repeated += 1
                     continue
                 seen.add(digest)
-                found.append(document)
-    return Corpus(_frequent(found, params.min_label_documents), n_files, unreadable, n_repeated)
+                documents_read.append(document)
+    return Corpus(
+        _drop_rare_labels(documents_read, params.min_label_documents),
+        n_files,
+        unreadable,
+        n_repeated,
+    )
 
 
 def default_roots() -> tuple[Path, ...]:
-    """The standard library and the site-packages of the running Python."""
+    """Return the standard library and the site-packages of the running Python."""
     paths = sysconfig.get_paths()
     return tuple(
         Path(path)
@@ -202,8 +230,8 @@ def default_roots() -> tuple[Path, ...]:
     )
 
 
-def _sources(root: Path, params: PydocsParams) -> Iterator[Path]:
-    """Python files below a root, sorted, without those that document nothing of their own."""
+def _source_files(root: Path, params: PydocsParams) -> Iterator[Path]:
+    """Yield the selected Python files below a root, sorted."""
     if not root.is_dir():
         raise NotFound(f"there is no directory {root.name} to read Python sources from")
     for folder, folders, files in os.walk(root):
@@ -212,18 +240,18 @@ def _sources(root: Path, params: PydocsParams) -> Iterator[Path]:
             name for name in folders if name.isidentifier() and name not in SKIPPED_FOLDERS
         )
         if top:
-            folders[:] = [name for name in folders if _wanted(name, params)]
+            folders[:] = [name for name in folders if _is_selected(name, params)]
         for name in sorted(files):
             if (
                 name.endswith(".py")
                 and not SKIPPED_FILES.fullmatch(name)
-                and (not top or _wanted(name[:-3], params))
+                and (not top or _is_selected(name[:-3], params))
             ):
                 yield Path(folder, name)
 
 
-def _wanted(name: str, params: PydocsParams) -> bool:
-    """Whether a top-level module or package is asked for."""
+def _is_selected(name: str, params: PydocsParams) -> bool:
+    """Whether a top-level module or package is selected."""
     return name not in params.exclude and (not params.packages or name in params.packages)
 
 
@@ -233,10 +261,10 @@ class _Module:
     def __init__(self, path: Path, root: Path, min_words: int, from_code: bool) -> None:
         source = path.read_bytes()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            self.tree = ast.parse(
-                source if from_code or DOCSTRING.search(source) else b""
-            )  # parsing is most of the time
+            # invalid escapes in third-party strings
+            warnings.simplefilter("ignore")
+            # parsing takes most of the time
+            self.tree = ast.parse(source if from_code or DOCSTRING.search(source) else b"")
         parts = path.relative_to(root).with_suffix("").parts
         self.name = ".".join(parts).removesuffix(".__init__")
         self.public = public_name(
@@ -247,7 +275,7 @@ class _Module:
         self.from_code = from_code
 
     def documents(self) -> Iterator[tuple[Document, bytes]]:
-        """The module's documents, each with the digest of its description."""
+        """Yield the module's documents, each with the digest of its description."""
         labels = [".".join(self.public[:i]) for i in range(1, len(self.public) + 1)]
         yield from self._document(self.name, "", _docstring(self.tree), labels)
         yield from self._members(self.tree.body, self.name + ":", self.public, labels)
@@ -255,13 +283,12 @@ class _Module:
     def _members(
         self, body: list[ast.stmt], prefix: str, scope: tuple[str, ...], labels: list[str]
     ) -> Iterator[tuple[Document, bytes]]:
-        """Documents of the public classes and functions in a body, at any depth of classes."""
+        """Yield documents of the public definitions in a body, including nested classes."""
         times: Counter[str] = Counter()
         for node in _definitions(body):
             times[node.name] += 1
-            identity = (
-                prefix + node.name + (f"#{times[node.name]}" if times[node.name] > 1 else "")
-            )  # setters, overloads
+            # setters and overloads repeat a name
+            identity = prefix + node.name + (f"#{times[node.name]}" if times[node.name] > 1 else "")
             inner, own = (*scope, node.name), labels
             if isinstance(node, ast.ClassDef):
                 own = [*labels, ".".join(inner)]
@@ -275,7 +302,7 @@ class _Module:
     def _document(
         self, identity: str, names: str, description: str, labels: list[str]
     ) -> Iterator[tuple[Document, bytes]]:
-        """The document, when its description has enough words."""
+        """Yield the document if its description has enough words."""
         words = WORD.findall(description.lower())
         if len(words) >= self.min_words:
             text = f"{names}\n{inspect.cleandoc(description)}".strip()
@@ -285,14 +312,18 @@ class _Module:
             )
 
     def _code_words(self, node: Definition, scope: tuple[str, ...]) -> str:
-        """Comments and the names used in a function; of a class, its module's first line and the names of its members."""
+        """Return the words that describe a definition without a docstring.
+
+        For a function: its comments and the names it uses. For a class: the first line of
+        its module and the names of its members.
+        """
         if isinstance(node, ast.ClassDef):
             summary = _docstring(self.tree).strip().partition("\n")[0]
             return " ".join(
                 [summary, *dict.fromkeys(_signature(member) for member in _definitions(node.body))]
             )
         lines = self.lines[node.lineno - 1 : node.end_lineno]
-        comments = " ".join(found.group(1) for found in map(COMMENT.search, lines) if found)
+        comments = " ".join(match.group(1) for match in map(COMMENT.search, lines) if match)
         used = dict.fromkeys(
             _identifier(inner) for statement in node.body for inner in ast.walk(statement)
         )
@@ -302,13 +333,19 @@ class _Module:
 
 
 def public_name(parts: Sequence[str]) -> tuple[str, ...]:
-    """The public name of a module: private parts left out, a private top-level name replaced or without its underscore."""
+    """Return the public name of a module.
+
+    Private parts are left out. A private top-level name is replaced, or loses its underscore.
+    """
     top = PUBLIC_NAME.get(parts[0], parts[0] if parts[0].startswith("__") else parts[0].lstrip("_"))
     return (*top.split("."), *(part for part in parts[1:] if not part.startswith("_")))
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
-    """Public classes and functions of a body, also those under `if`, `try` and `with`; __init__ and its like are public."""
+    """Yield the public classes and functions of a body, also below `if`, `try` and `with`.
+
+    Names such as __init__ are public.
+    """
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if not node.name.startswith("_") or node.name.endswith("__"):
@@ -320,7 +357,7 @@ def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
 
 
 def _signature(node: Definition) -> str:
-    """The own name, and the arguments of a function."""
+    """Return the name of a definition, followed by the arguments of a function."""
     if isinstance(node, ast.ClassDef):
         return node.name
     arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
@@ -328,22 +365,27 @@ def _signature(node: Definition) -> str:
 
 
 def _docstring(node: Definition | ast.Module) -> str:
-    """The docstring as written, or nothing."""
+    """Return the docstring as written, or ""."""
     return ast.get_docstring(node, clean=False) or ""
 
 
 def _identifier(node: ast.AST) -> str:
-    """The name an expression uses, if it is one."""
+    """Return the name that an expression uses, or ""."""
     if isinstance(node, ast.Name):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _frequent(found: list[Document], least: int) -> list[Document]:
-    """Documents with the labels that occur often enough; documents left without a label go."""
-    times = Counter(label for document in found for label in document.labels)
-    kept = (
-        document._replace(labels=tuple(label for label in document.labels if times[label] >= least))
-        for document in found
+def _drop_rare_labels(documents: list[Document], min_documents: int) -> list[Document]:
+    """Return documents without labels of fewer than `min_documents` documents.
+
+    Documents that keep no label are dropped.
+    """
+    times = Counter(label for document in documents for label in document.labels)
+    trimmed = (
+        document._replace(
+            labels=tuple(label for label in document.labels if times[label] >= min_documents)
+        )
+        for document in documents
     )
-    return [document for document in kept if document.labels]
+    return [document for document in trimmed if document.labels]

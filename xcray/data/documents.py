@@ -1,4 +1,7 @@
-"""Building from documents: one pass learns terms and labels from the training part, held-out texts wait on disk."""
+"""Building from documents: one pass fits terms and labels on the training part.
+
+Held-out texts wait on disk until the pipeline is fitted.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ import numpy as np
 
 from xcray.arrays import Pattern, pattern
 from xcray.data.dataset import Dataset
-from xcray.data.readers.error_codes import mend
-from xcray.data.readers.error_log import Tally
-from xcray.data.readers.label_names import Names
+from xcray.data.readers.error_codes import default_fix
+from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.label_names import LabelNames, label_order
 from xcray.data.readers.records import Record
 from xcray.data.splits import HashSplit
 from xcray.data.text.pipeline import TextPipeline
@@ -23,18 +26,18 @@ from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, excerpt
 
-BATCH = 1000  # test documents turned into rows at once
+BATCH_DOCUMENTS = 1000  # test documents transformed at once
 
 
-class Built(NamedTuple):
-    """Everything but the manifest."""
+class UnpublishedDataset(NamedTuple):
+    """A data set that lacks only its manifest."""
 
     writer: DatasetWriter
     pipeline: TextPipeline
     labels: list[str]
 
-    def finish(self, source: dict[str, Any]) -> Dataset:
-        """Publish, with the account of where the documents came from."""
+    def publish(self, source: dict[str, Any]) -> Dataset:
+        """Publish the data set. source: origin of the documents, for the manifest."""
         return self.writer.finish(
             label_names=self.labels,
             feature_names=self.pipeline.terms,
@@ -47,62 +50,71 @@ def build_documents(
     train: Iterable[Record],
     test: Iterable[Record] | None,
     writer: DatasetWriter,
-    how: TextParams | TextPipeline,
+    features: TextParams | TextPipeline,
     split: HashSplit,
-    names: Names | None,
-    tallies: Mapping[str, Tally],
-) -> Built:
-    """Write both parts. how: parameters of a pipeline to fit on the training part alone, or a fitted one. Errors as `build`."""
-    labels, spool = _Labels(names), _Spool(writer.staged / "held_out.jsonl")
-    tally = tallies["train"]
+    names: LabelNames | None,
+    collectors: Mapping[str, ErrorCollector],
+) -> UnpublishedDataset:
+    """Write both parts of a data set of documents.
+
+    features: parameters of a pipeline to fit on the training part alone, or a fitted pipeline.
+    Raises errors as `build`.
+    """
+    labels, spool = _LabelNumbering(names), _Spool(writer.staged / "held_out.jsonl")
+    collector = collectors["train"]
 
     def texts() -> Iterator[str]:
         for record in train:
-            unknown = labels.unknown(record, tally.file)
+            unknown = labels.unknown_label_error(record, collector.file)
             if unknown is not None:
-                tally.n_rows -= 1
-                tally.bad(unknown)
-            elif split.held_out(record.id):
+                collector.n_rows -= 1
+                collector.add(unknown)
+            elif split.is_held_out(record.id):
                 spool.add(record)
             else:
                 labels.add(record)
                 yield record.text
-        tally.close()
+        collector.raise_errors()
         if not labels.ids:
             problem = "no training document has a label; there is nothing to learn"
-            raise DataError("NO_POSITIVES", problem, file=tally.file, hint=mend("NO_POSITIVES"))
+            raise DataError(
+                "NO_POSITIVES", problem, file=collector.file, hint=default_fix("NO_POSITIVES")
+            )
 
-    if isinstance(how, TextPipeline):
-        pipeline, X = how, how.transform_stream(texts())
+    if isinstance(features, TextPipeline):
+        pipeline, X = features, features.transform_stream(texts())
     else:
-        pipeline, X = TextPipeline.fit_transform(texts(), how)
+        pipeline, X = TextPipeline.fit_transform(texts(), features)
     ordered, Y = labels.finish()
-    tally.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
+    collector.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
     writer.add("train", X, Y)
-    writer.widen(X.n_cols, Y.n_cols)
+    writer.set_widths(X.n_cols, Y.n_cols)
     ids = {name: k for k, name in enumerate(ordered)}
-    for held_out, account in ((spool.records(), tally), (test, tallies.get("test", tally))):
+    for held_out, part_collector in (
+        (spool.records(), collector),
+        (test, collectors.get("test", collector)),
+    ):
         for batch in _batches(held_out or ()):
             rows = pipeline.transform([record.text for record in batch])
-            account.warnings["test_rows_without_features"] += int(
+            part_collector.warnings["test_rows_without_features"] += int(
                 np.count_nonzero(np.diff(rows.indptr) == 0)
             )
-            writer.add("test", rows, _known(batch, ids, account))
+            writer.add("test", rows, _known_labels(batch, ids, part_collector))
     spool.path.unlink(missing_ok=True)
-    return Built(writer, pipeline, ordered)
+    return UnpublishedDataset(writer, pipeline, ordered)
 
 
-class _Labels:
-    """Labels of the training part, numbered as they come (or as a file names them)."""
+class _LabelNumbering:
+    """Label numbers of the training part, in order of occurrence or as a names file gives them."""
 
-    def __init__(self, names: Names | None) -> None:
+    def __init__(self, names: LabelNames | None) -> None:
         self.names = names
         self.number = {} if names is None else {name: k for k, name in enumerate(names.names)}
         self.ids = array("i")
         self.starts = array("q", [0])
 
-    def unknown(self, record: Record, file: str | None) -> DataError | None:
-        """The error for a document with a label that the file of names lacks."""
+    def unknown_label_error(self, record: Record, file: str | None) -> DataError | None:
+        """Return the error for a label that the names file lacks, or None."""
         if self.names is None or all(label in self.number for label in record.labels):
             return None
         label = next(label for label in record.labels if label not in self.number)
@@ -114,7 +126,7 @@ class _Labels:
             line=record.line,
             row=record.row,
             value=label,
-            hint="add it there",
+            hint="add it to that file",
         )
 
     def add(self, record: Record) -> None:
@@ -124,7 +136,11 @@ class _Labels:
         self.starts.append(len(self.ids))
 
     def finish(self) -> tuple[list[str], Pattern]:
-        """The names in their final order (the file's, or sorted; whole numbers by value), and the label sets."""
+        """Return the names in their final order, and the label sets.
+
+        The order is that of the names file. Without one, names are sorted, and whole
+        numbers come first by value.
+        """
         names = list(self.number)
         if self.names is None:
             names.sort(key=label_order)
@@ -143,13 +159,13 @@ class _Spool:
         self.waiting: list[str] = []
 
     def add(self, record: Record) -> None:
-        """Keep a document."""
+        """Append a document."""
         self.waiting.append(json.dumps([record.id, record.text, record.labels]) + "\n")
-        if len(self.waiting) >= BATCH:
+        if len(self.waiting) >= BATCH_DOCUMENTS:
             self._flush()
 
     def records(self) -> Iterator[Record]:
-        """The documents kept, in order."""
+        """Yield the documents in order."""
         self._flush()
         with open(self.path, encoding="ascii") as lines:
             for line in lines:
@@ -157,30 +173,29 @@ class _Spool:
                 yield Record(id, text, tuple(labels))
 
     def _flush(self) -> None:
-        """Append what waits to the file."""
+        """Append the waiting documents to the file."""
         with open(self.path, "a", encoding="ascii") as out:
             out.writelines(self.waiting)
         self.waiting.clear()
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Lists of up to BATCH records."""
+    """Yield lists of up to BATCH_DOCUMENTS records."""
     rest = iter(records)
-    while batch := list(islice(rest, BATCH)):
+    while batch := list(islice(rest, BATCH_DOCUMENTS)):
         yield batch
 
 
-def _known(batch: list[Record], ids: Mapping[str, int], tally: Tally) -> Pattern:
-    """Label sets of test documents; labels never seen in training are left out and counted."""
+def _known_labels(
+    batch: list[Record], ids: Mapping[str, int], collector: ErrorCollector
+) -> Pattern:
+    """Return label sets of test documents.
+
+    Labels that do not occur in training are left out and counted.
+    """
     rows = [sorted(ids[label] for label in record.labels if label in ids) for record in batch]
-    tally.warnings["labels_unseen_in_train"] += sum(len(r.labels) for r in batch) - sum(
+    collector.warnings["labels_unseen_in_train"] += sum(len(r.labels) for r in batch) - sum(
         map(len, rows)
     )
     starts = np.cumsum([0, *map(len, rows)])
     return pattern(starts, np.array([k for row in rows for k in row], np.int32), len(ids))
-
-
-def label_order(name: str) -> tuple[int, int, str]:
-    """Whole numbers by value, before names."""
-    is_id = name.isascii() and name.isdigit() and len(name) <= 18
-    return (0, int(name), name) if is_id else (1, 0, name)

@@ -1,4 +1,4 @@
-"""Features of something that exists: a model's or a data set's, for building a data set that can be used with it."""
+"""Feature space of an existing model or data set, for building a data set that fits it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from xcray.storage.arrow import read_names
 from xcray.storage.atomic import read_json
 
 
-class Like(NamedTuple):
-    """A feature space: the pipeline that makes it from text, or None; the names of its D features, None where numbers do."""
+class FeatureSpace(NamedTuple):
+    """The features of a model or data set.
+
+    text: the pipeline that makes features from text, or None. names: names of the D features;
+    None if they are the numbers 0 to D - 1.
+    """
 
     text: TextPipeline | None
     n_features: int
     names: pa.LargeStringArray | None
 
     @classmethod
-    def read(cls, path: Path | str | None) -> Like | None:
-        """The feature space of a model or data set directory, or None without one.
+    def read(cls, path: Path | str | None) -> FeatureSpace | None:
+        """Return the feature space of a model or data set directory; None if `path` is None.
 
-        Raises NotFound when there is none at `path`, Corrupt when its files do not fit together.
+        Raises NotFound if there is none at `path`, Corrupt if its files do not fit
+        together.
         """
         if path is None:
             return None
@@ -37,25 +42,27 @@ class Like(NamedTuple):
             )
         except (KeyError, TypeError, IndexError, ValueError):
             raise Corrupt(
-                f"{path.name} is no model and no data set: its {MANIFEST} does not say how many features it has"
+                f"{path.name} is not a model or data set: "
+                f"its {MANIFEST} lacks the number of features"
             ) from None
         names = read_names(path / FEATURES) if (path / FEATURES).exists() else None
         text = TextPipeline.load(path / TEXT) if (path / TEXT).is_dir() else None
-        for found in (
+        for size in (
             n_features if names is None else len(names),
             n_features if text is None else text.n_features,
         ):
-            if found != n_features:
+            if size != n_features:
                 raise Corrupt(
-                    f"{path.name} has {found} names of features, its {MANIFEST} says {n_features}"
+                    f"{path.name} has {size} feature names, "
+                    f"its {MANIFEST} has n_features={n_features}"
                 )
         plain = names is None or names.equals(default_names(n_features))
         return cls(text, n_features, None if plain else names)
 
-    def pipeline(self) -> TextPipeline:
-        """The text pipeline. Raises ParameterError when there is none."""
+    def require_pipeline(self) -> TextPipeline:
+        """Return the text pipeline. Raises ParameterError if there is none."""
         if self.text is None:
             raise ParameterError(
-                "like names something that was not made from text; give features as it has them: svmlight or xc"
+                "like was not built from text; give features as well: svmlight or xc"
             )
         return self.text

@@ -1,4 +1,4 @@
-"""Building from files that hold a matrix already: svmlight, XC and Parquet, in chunks from file to disk."""
+"""Building from matrix files (svmlight, XC and Parquet), streamed from file to disk in chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Pattern, pattern
 from xcray.data.readers.blocks import Source
-from xcray.data.readers.error_log import Tally
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import read_parquet
 from xcray.data.readers.svmlight import Chunk, read_svmlight
@@ -22,7 +22,7 @@ from xcray.data.writer import DatasetWriter
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 
-Reader: TypeAlias = Callable[[Path | str, ReadOptions, Tally], Iterator[Chunk]]
+Reader: TypeAlias = Callable[[Path | str, ReadOptions, ErrorCollector], Iterator[Chunk]]
 READERS: dict[str, Reader] = {"svmlight": read_svmlight, "xc": read_xc, "parquet": read_parquet}
 
 
@@ -32,15 +32,19 @@ def build_matrices(
     writer: DatasetWriter,
     read: ReadOptions,
     split: HashSplit | RowSplit,
-    numbers: Mapping[str, int] | None = None,
-) -> dict[str, Tally]:
-    """Stream the files into the writer; the tally of each. numbers: ids of labels that are names (Parquet). Errors as `build`."""
-    reader = READERS[format] if numbers is None else partial(read_parquet, numbers=numbers)
+    label_ids: Mapping[str, int] | None = None,
+) -> dict[str, ErrorCollector]:
+    """Stream the files into the writer, and return the error collector of each part.
+
+    label_ids: ids of labels that are names (Parquet). Raises errors as `build`.
+    """
+    reader = READERS[format] if label_ids is None else partial(read_parquet, label_ids=label_ids)
     if read.labels_file is not None and "test" in sources:
         raise ParameterError(
-            "labels_file belongs to the training file; hold test rows out with test_rows_file or test_fraction"
+            "labels_file belongs to the training file; "
+            "hold test rows out with test_rows_file or test_fraction"
         )
-    train = Tally(read.max_errors, read.skip_bad)
+    train = ErrorCollector(read.max_errors, read.skip_bad)
     for X, Y in reader(sources["train"], read, train):
         for part, x, y in split_rows(X, Y, split.mask(train.n_rows - X.n_rows, train.n_rows)):
             writer.add(part, x, y)
@@ -53,14 +57,14 @@ def build_matrices(
             hint="give at least one row a label",
         )
     widths = (read.n_features or train.n_features, read.n_labels or train.n_labels)
-    writer.widen(*widths)
+    writer.set_widths(*widths)
     if "test" not in sources:
         return {"train": train}
-    test = Tally(read.max_errors, read.skip_bad)
+    test = ErrorCollector(read.max_errors, read.skip_bad)
     if format == "xc":
         read = replace(read, n_features=widths[0], n_labels=widths[1])
-    if numbers is not None:
-        reader = partial(read_parquet, numbers=numbers, all_known=False)
+    if label_ids is not None:
+        reader = partial(read_parquet, label_ids=label_ids, refuse_unknown=False)
     _stream_test(reader, sources["test"], writer, read, widths, test)
     return {"train": train, "test": test}
 
@@ -71,9 +75,12 @@ def _stream_test(
     writer: DatasetWriter,
     read: ReadOptions,
     widths: tuple[int, int],
-    test: Tally,
+    test: ErrorCollector,
 ) -> None:
-    """Stream a test file as wide as the training part; labels beyond its last one are left out and counted."""
+    """Stream a test file with the widths of the training part.
+
+    Labels beyond the last training label are left out and counted.
+    """
     D, K = widths
     for X, Y in reader(path, read, test):
         if X.n_cols > D:
@@ -81,13 +88,13 @@ def _stream_test(
             raise Source(path, read).error(
                 "DIM_MISMATCH", problem, hint=f"read both with n_features={X.n_cols}"
             )
-        labels = _below(Y, K)
+        labels = _labels_below(Y, K)
         test.warnings["labels_unseen_in_train"] += Y.nnz - labels.nnz
         writer.add("test", X, labels)
 
 
 def split_rows(X: CSR, Y: Pattern, held_out: Any) -> Iterator[tuple[str, CSR, Pattern]]:
-    """The rows of X and Y by part; held_out: (n_rows,) bool."""
+    """Yield the rows of X and Y per part. held_out: (n_rows,) bool."""
     if not held_out.any():
         yield "train", X, Y
         return
@@ -96,10 +103,10 @@ def split_rows(X: CSR, Y: Pattern, held_out: Any) -> Iterator[tuple[str, CSR, Pa
         yield part, take_rows(X, rows), take_pattern_rows(Y, rows)
 
 
-def _below(Y: Pattern, K: int) -> Pattern:
-    """Y without the labels from K on."""
+def _labels_below(Y: Pattern, K: int) -> Pattern:
+    """Return Y without the labels >= K."""
     if Y.n_cols <= K:
         return Y
-    kept = Y.indices < K
-    before = np.concatenate(([0], np.cumsum(kept)))
-    return pattern(before[Y.indptr], Y.indices[kept], K)
+    below = Y.indices < K
+    before = np.concatenate(([0], np.cumsum(below)))
+    return pattern(before[Y.indptr], Y.indices[below], K)

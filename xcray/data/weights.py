@@ -1,4 +1,7 @@
-"""Weights of training rows: how much a row's losses count. They are part of a data set, and of its content hash."""
+"""Weights of training rows: factors of the rows' losses.
+
+They are part of a data set and of its content hash.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,30 @@ from xcray.data.dataset import MANIFEST, WEIGHTS, Dataset
 from xcray.errors import InputError, NotFound, ShapeMismatch
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
+    create_staging_directory,
     discard_directory,
     file_digests,
     publish_directory,
     sha256_arrays,
-    staging_directory,
     write_json,
 )
 
-HEADER = re.compile(  # of .npy, for an array of one dimension
-    rb"\{'descr': '([<>|][biuf][0-9]{1,2})', 'fortran_order': (?:False|True), 'shape': \(([0-9]{1,18}),\), \}[ \n]*"
+# header of a one-dimensional .npy array
+NPY_HEADER = re.compile(
+    rb"\{'descr': '([<>|][biuf][0-9]{1,2})', 'fortran_order': (?:False|True), 'shape': "
+    rb"\(([0-9]{1,18}),\), \}[ \n]*"
 )
 
 
-def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
-    """The data set `data` with weights of its training rows (or with others), published at `out`.
+def set_weights(data: Dataset, weights: Any, out: Path) -> Dataset:
+    """Publish the data set `data` with new weights of its training rows at `out`.
 
-    weights: (n_rows,) numbers above 0. Its other files are hard links where the file system allows that, else copies; they
-    are never changed. Raises ShapeMismatch, InputError for a weight that is not above 0, Conflict when `out` exists.
+    weights: (n_rows,) numbers above 0. Its other files are hard links where the file system
+    supports them, otherwise copies. They are never changed. Raises ShapeMismatch, InputError
+    for a weight that is not above 0, Conflict if `out` exists.
     """
-    weights = checked(weights, data.train.n_rows)
-    staged = staging_directory(Path(out))
+    weights = check_weights(weights, data.train.n_rows)
+    staged = create_staging_directory(Path(out))
     try:
         for name in data.manifest["files"]:
             if name != WEIGHTS:
@@ -58,14 +64,15 @@ def weigh(data: Dataset, weights: Any, out: Path) -> Dataset:
 
 
 def read_weights(path: Path) -> Any:
-    """Weights from a file: `.npy`, or text with a number a line.
+    """Read weights from a file: `.npy`, or text with one number per line.
 
-    Raises InputError naming the line that is no number, or for an array that is not one of numbers; NotFound.
+    Raises NotFound, and InputError for a line that is not a number (with its line number) or an
+    array that does not hold numbers.
     """
     if not path.is_file():
         raise NotFound(f"there is no file {path.name}")
     if path.suffix == ".npy":
-        return _array(path)
+        return _read_npy(path)
     out = []
     for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1):
         if line.strip():
@@ -78,36 +85,45 @@ def read_weights(path: Path) -> Any:
     return np.array(out)
 
 
-def _array(path: Path) -> Any:
-    """An array of numbers in one row, (n,). Its header is read here: numpy takes more kinds of them, and some end the process.
+def _read_npy(path: Path) -> Any:
+    """Read a one-dimensional array of numbers, (n,).
 
-    Nothing is allocated by what a header claims. Source: numpy.lib.format, "Format Version 1.0" to "3.0".
+    The header is parsed here, because numpy accepts more kinds and some of them abort the
+    process. No memory is allocated by the header's claims. Source: numpy.lib.format, "Format
+    Version 1.0" to "3.0".
     """
     with open(path, "rb") as handle:
         start = handle.read(12)
         wide = start[6:7] != b"\x01"  # from version 2.0 on the header's length has 4 bytes
         length = int.from_bytes(start[8:12] if wide else start[8:10], "little")
         handle.seek(12 if wide else 10)
-        found = (
-            HEADER.fullmatch(handle.read(length))
+        match = (
+            NPY_HEADER.fullmatch(handle.read(length))
             if start.startswith(b"\x93NUMPY") and length < 1 << 16
             else None
         )
-        if found is None or int(found[1][2:]) not in (1, 2, 4, 8):
-            told = f"{path.name} is not an array of numbers, one a row: give numpy.save one, of shape (rows,)"
-            raise InputError(told, code="BAD_WEIGHTS")
-        kind, count = found[1].decode(), int(found[2])
-        held = path.stat().st_size - handle.tell()
-        if held < count * int(kind[2:]):
-            told = (
-                f"{path.name} tells of {count} numbers, its {held} bytes are fewer: write it again"
+        if match is None or int(match[1][2:]) not in (1, 2, 4, 8):
+            message = (
+                f"{path.name} is not an array of numbers, one per row: "
+                "write one of shape (rows,) with numpy.save"
             )
-            raise InputError(told, code="BAD_WEIGHTS")
+            raise InputError(message, code="BAD_WEIGHTS")
+        kind, count = match[1].decode(), int(match[2])
+        n_bytes = path.stat().st_size - handle.tell()
+        if n_bytes < count * int(kind[2:]):
+            message = (
+                f"{path.name} claims {count} numbers but has only {n_bytes} bytes of data: "
+                "write it again"
+            )
+            raise InputError(message, code="BAD_WEIGHTS")
         return np.fromfile(handle, _dtype(path, kind), count)
 
 
 def _dtype(path: Path, kind: str) -> Any:
-    """The type of a header's numbers. Raises InputError for one that numpy does not have, such as f1."""
+    """Return the dtype of a header.
+
+    Raises InputError for a type that numpy does not have, such as f1.
+    """
     try:
         return np.dtype(kind)
     except TypeError:
@@ -116,22 +132,28 @@ def _dtype(path: Path, kind: str) -> Any:
         ) from None
 
 
-def checked(weights: Any, n_rows: int) -> Float32:
-    """Weights as they are stored: (n_rows,) float32, finite, above 0."""
+def check_weights(weights: Any, n_rows: int) -> Float32:
+    """Return weights as they are stored: (n_rows,) float32, finite, above 0.
+
+    Raises ShapeMismatch, and InputError for any other value.
+    """
     array = np.asarray(weights)
     if array.shape != (n_rows,):
         raise ShapeMismatch(
-            f"there are {array.shape} weights and {n_rows} training rows; give one weight for each row"
+            f"the weights have shape {array.shape}, the data set {n_rows} training rows; "
+            "give one weight per row"
         )
     with np.errstate(over="ignore"):
-        out = frozen(
-            array.astype(np.float32), np.float32
-        )  # what is too large becomes infinite, and is refused as such
+        # too large values become infinite and are refused below
+        out = frozen(array.astype(np.float32), np.float32)
     if not (bad := ~(np.isfinite(out) & (out > 0.0))).any():
         return out
     row = int(bad.argmax())
-    told = f"row {row} has weight {array[row]}; weights are numbers above 0: leave a row out to give it none"
-    raise InputError(told, code="BAD_WEIGHTS")
+    message = (
+        f"row {row} has weight {array[row]}; weights must be above 0: "
+        "to give a row no weight, leave it out"
+    )
+    raise InputError(message, code="BAD_WEIGHTS")
 
 
 def write_weights(folder: Path, weights: Float32) -> None:
@@ -140,14 +162,15 @@ def write_weights(folder: Path, weights: Float32) -> None:
 
 
 def weighted_hash(content_hash: str, weights: Float32) -> str:
-    """The content hash of a data set with weights."""
+    """Return the content hash of a data set with weights."""
     return sha256_arrays({"data": content_hash, "weights": weights})
 
 
 def _link(source: Path, target: Path) -> None:
-    """A file of one data set in another."""
+    """Link a file into another data set, or copy it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without links
+    except OSError:
+        # another file system, or one without links
         shutil.copyfile(source, target)

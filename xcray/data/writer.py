@@ -1,7 +1,7 @@
-"""Writing a data set: chunks of rows go to raw files in a hidden directory, which one rename publishes.
+"""Writing a data set: raw files in a hidden directory, published by one rename.
 
-Rows are never all in memory: chunks are spilled as they come, mapped at the end, and only a transpose (as large as
-one matrix) is made in memory before it is written.
+Rows are never all in memory. Chunks are appended to raw files, which are mapped at the end. Only a
+transpose (as large as one matrix) is made in memory before it is written.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.storage.arrow import write_matrix, write_table
 from xcray.storage.atomic import (
     check_name,
+    create_staging_directory,
     discard_directory,
     file_digests,
     publish_directory,
     sha256_arrays,
-    staging_directory,
     write_json,
 )
 
-SPILL = {
+SPILL_DTYPES = {
     "x_counts": np.int64,
     "x_indices": np.int32,
     "x_data": np.float32,
@@ -68,35 +68,38 @@ class _Spill:
         }
         for name, array in arrays.items():
             with open(self.folder / name, "ab") as out:
-                out.write(np.ascontiguousarray(array, SPILL[name]).data)
+                out.write(np.ascontiguousarray(array, SPILL_DTYPES[name]).data)
         self.n_rows += X.n_rows
 
-    def mapped(self, n_features: int, n_labels: int) -> tuple[CSR, Pattern]:
-        """The whole split over its mapped raw files."""
+    def map_matrices(self, n_features: int, n_labels: int) -> tuple[CSR, Pattern]:
+        """Return X and Y of the whole split over its mapped raw files."""
         X = csr(self._pointers("x_counts"), self._map("x_indices"), self._map("x_data"), n_features)
         return X, pattern(self._pointers("y_counts"), self._map("y_indices"), n_labels)
 
     def _map(self, name: str) -> Any:
-        """One raw file as an array; a file of no bytes can't be mapped."""
+        """Map one raw file as an array; an empty file cannot be mapped."""
         path = self.folder / name
         size = path.stat().st_size if path.exists() else 0
         return (
-            np.asarray(np.memmap(path, SPILL[name], mode="r")) if size else np.empty(0, SPILL[name])
+            np.asarray(np.memmap(path, SPILL_DTYPES[name], mode="r"))
+            if size
+            else np.empty(0, SPILL_DTYPES[name])
         )
 
     def _pointers(self, name: str) -> Any:
-        """Row pointers from row lengths."""
+        """Return row pointers computed from row lengths."""
         pointers = np.zeros(self.n_rows + 1, np.int64)
         np.cumsum(self._map(name), out=pointers[1:])
         return pointers
 
 
 class DatasetWriter:
-    """Builds one data set directory; use it as a context manager, so that nothing stays behind when a reader fails.
+    """Writer of one data set directory.
 
-    path: where the data set will be; Conflict at once when something is there already.
-    name: its name (ParameterError when it is not a safe one). n_features, n_labels: D and K when they are known;
-    otherwise the largest `n_cols` of the chunks decides.
+    Use it as a context manager, so that an error leaves no files behind.
+    path: target directory; raises Conflict at once if it exists.
+    name: name of the data set; raises ParameterError if it is not valid. n_features, n_labels:
+    D and K if they are known; otherwise the largest `n_cols` of the chunks decides.
     """
 
     def __init__(
@@ -113,9 +116,9 @@ class DatasetWriter:
             raise Conflict(
                 f"{self.path.name} exists already; choose another name or remove it first"
             )
-        self._fixed = (n_features, n_labels)
-        self._seen = [0, 0]
-        self.staged = staging_directory(self.path)
+        self._fixed_widths = (n_features, n_labels)
+        self._widths = [0, 0]
+        self.staged = create_staging_directory(self.path)
         self._spills: dict[str, _Spill] = {}
         self._open = True
 
@@ -130,22 +133,25 @@ class DatasetWriter:
     ) -> None:
         self.discard()
 
-    def rows(self, split: str) -> int:
-        """How many rows `split` has so far."""
+    def n_rows(self, split: str) -> int:
+        """Return the number of rows that `split` has so far."""
         return self._spills[split].n_rows if split in self._spills else 0
 
-    def widen(self, n_features: int, n_labels: int) -> None:
-        """Tell D and K once they are known; ShapeMismatch when rows so far are wider."""
-        if n_features < self._seen[0] or n_labels < self._seen[1]:
+    def set_widths(self, n_features: int, n_labels: int) -> None:
+        """Set D and K once they are known. Raises ShapeMismatch if rows so far are wider."""
+        if n_features < self._widths[0] or n_labels < self._widths[1]:
             raise ShapeMismatch(
-                f"rows have {self._seen[0]} features and {self._seen[1]} labels, more than {n_features} and {n_labels}"
+                f"rows have {self._widths[0]} features and {self._widths[1]} labels, "
+                f"more than {n_features} and {n_labels}"
             )
-        self._fixed = (n_features, n_labels)
+        self._fixed_widths = (n_features, n_labels)
 
     def add(self, split: str, X: CSR, Y: Pattern) -> None:
-        """Append rows to "train" or "test". X: (n x d), Y: (n x k), as `arrays.csr` and `arrays.pattern` describe them.
+        """Append rows to "train" or "test".
 
-        Raises ShapeMismatch when X and Y have other rows, or columns beyond n_features or n_labels.
+        X: (n x d), Y: (n x k), as `arrays.csr` and `arrays.pattern` describe them. Raises
+        ShapeMismatch if X and Y have different numbers of rows, or columns beyond
+        n_features or n_labels.
         """
         if split not in PARTS:
             raise ShapeMismatch(f"a data set has the parts {' and '.join(PARTS)}, not {split!r}")
@@ -154,12 +160,13 @@ class DatasetWriter:
                 f"X has {X.n_rows} rows, Y has {Y.n_rows}; give both for the same rows"
             )
         for axis, (what, width) in enumerate((("features", X.n_cols), ("labels", Y.n_cols))):
-            limit = self._fixed[axis]
+            limit = self._fixed_widths[axis]
             if limit is not None and width > limit:
                 raise ShapeMismatch(
-                    f"a chunk has {width} {what}, the data set was opened with {limit}; open it with n_{what}={width}"
+                    f"a chunk has {width} {what}, the data set was opened with {limit}; "
+                    f"open it with n_{what}={width}"
                 )
-            self._seen[axis] = max(self._seen[axis], width)
+            self._widths[axis] = max(self._widths[axis], width)
         if split not in self._spills:
             self._spills[split] = _Spill(self.staged / "spill" / split)
         self._spills[split].add(X, Y)
@@ -175,11 +182,13 @@ class DatasetWriter:
     ) -> Dataset:
         """Write both orientations, tables and manifest, publish by one rename, and open the result.
 
-        source: JSON-ready account of where the rows came from; its "skipped" entry, if any, counts skipped lines.
-        weights: of the training rows, as `weights.checked` gives them.
-        Raises ShapeMismatch when names do not fit, or there is no training row; Conflict when the path is taken meanwhile.
+        source: JSON-ready origin of the rows; its "skipped" entry, if any, counts skipped
+        lines.
+        weights: of the training rows, as `weights.check_weights` returns them.
+        Raises ShapeMismatch if names do not fit or there is no training row, Conflict if
+        the path was created meanwhile.
         """
-        if not self.rows("train"):
+        if not self.n_rows("train"):
             raise ShapeMismatch(
                 f"data set {self.name} has no training rows; add some before finishing it"
             )
@@ -191,9 +200,9 @@ class DatasetWriter:
             counts = rows_of_label if part == "train" else counts
         discard_directory(self.staged / "spill")
         tables = self._write_tables(
-            _names(label_names, K),
+            _to_arrow_names(label_names, K),
             counts,
-            None if feature_names is None else _names(feature_names, D),
+            None if feature_names is None else _to_arrow_names(feature_names, D),
             text,
         )
         if weights is not None:
@@ -204,7 +213,7 @@ class DatasetWriter:
             "name": self.name,
             "n_features": D,
             "n_labels": K,
-            **_hashes(sha256_arrays(content), weights),
+            **_hash_entries(sha256_arrays(content), weights),
             "splits": splits,
             "skipped": int(source.get("skipped", 0)),
             "source": source,
@@ -216,27 +225,32 @@ class DatasetWriter:
         return Dataset.open(self.path)
 
     def discard(self) -> None:
-        """Remove what was staged; does nothing after `finish`."""
+        """Remove the staged files; no effect after `finish`."""
         if self._open:
             discard_directory(self.staged)
         self._open = False
 
     def _width(self, axis: int, names: Any, what: str) -> int:
-        """D or K: as fixed at the start, else by the names, else by the chunks; names must fit."""
-        width = self._fixed[axis]
+        """Return D or K.
+
+        It is the fixed width if there is one, else the number of names, else the widest
+        chunk. Raises ShapeMismatch unless the names fit.
+        """
+        width = self._fixed_widths[axis]
         if width is None:
-            width = self._seen[axis] if names is None else len(names)
-        if width < self._seen[axis] or (names is not None and len(names) != width):
-            wanted = max(width, self._seen[axis])
+            width = self._widths[axis] if names is None else len(names)
+        if width < self._widths[axis] or (names is not None and len(names) != width):
+            expected = max(width, self._widths[axis])
             raise ShapeMismatch(
-                f"there are {len(names)} {what} names for {wanted} {what}s; give one name for each"
+                f"there are {len(names)} {what} names for {expected} {what}s; "
+                "give one name for each"
             )
         return width
 
     def _write_tables(
         self, labels: Any, counts: Any, features: Any, text: TextPipeline | None
     ) -> dict[str, str]:
-        """Write names, training counts and the text pipeline; their hashes."""
+        """Write names, training counts and the text pipeline, and return their hashes."""
         write_table(
             self.staged / LABELS, pa.table({"name": labels, "train_rows": pa.array(counts)})
         )
@@ -251,10 +265,13 @@ class DatasetWriter:
         }
 
     def _write_split(self, part: str, D: int, K: int) -> tuple[dict[str, Any], Any]:
-        """Write the four matrices of one part; its manifest entry, and the number of rows of each label."""
+        """Write the four matrices of one part.
+
+        Returns its manifest entry and the number of rows per label.
+        """
         folder = self.staged / part
         folder.mkdir()
-        X, Y = self._spills[part].mapped(D, K)
+        X, Y = self._spills[part].map_matrices(D, K)
         write_matrix(folder / "x_rows.arrow", X)
         write_matrix(folder / "x_columns.arrow", transpose(X))
         write_matrix(folder / "y_rows.arrow", Y)
@@ -270,7 +287,10 @@ class DatasetWriter:
 
 
 def content_hash(X: CSR, Y: Pattern) -> str:
-    """SHA-256 over the arrays and widths of X and Y, both starting at indptr 0: the identity of a split."""
+    """Return SHA-256 over the arrays and widths of X and Y: the identity of a split.
+
+    Both start at indptr 0.
+    """
     return sha256_arrays(
         {
             "shape": np.array([X.n_rows, X.n_cols, Y.n_cols], np.int64),
@@ -283,22 +303,27 @@ def content_hash(X: CSR, Y: Pattern) -> str:
     )
 
 
-def _hashes(content_hash: str, weights: Float32 | None) -> dict[str, str]:
-    """The manifest's hashes: weights enter the content hash, which stays readable without them."""
+def _hash_entries(content_hash: str, weights: Float32 | None) -> dict[str, str]:
+    """Return the manifest's hashes.
+
+    Weights are part of the content hash; the hash without them is stored as well.
+    """
     if weights is None:
         return {"content_hash": content_hash}
     return {"unweighted_hash": content_hash, "content_hash": weighted_hash(content_hash, weights)}
 
 
-def _names(names: Sequence[str] | pa.LargeStringArray | None, n: int) -> pa.LargeStringArray:
-    """Names as an Arrow array; numbers when none are given."""
+def _to_arrow_names(
+    names: Sequence[str] | pa.LargeStringArray | None, n: int
+) -> pa.LargeStringArray:
+    """Return names as an Arrow array; numbers if `names` is None."""
     if names is None:
         return default_names(n)
     return names if isinstance(names, pa.Array) else pa.array(names, pa.large_string())
 
 
 def _names_hash(names: pa.LargeStringArray) -> str:
-    """SHA-256 over names and their lengths."""
+    """Return SHA-256 over names and their lengths."""
     words = [name.encode() for name in names.to_pylist()]
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     return sha256_arrays({"lengths": lengths, "bytes": np.frombuffer(b"".join(words), np.uint8)})

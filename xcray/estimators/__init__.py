@@ -1,4 +1,4 @@
-"""The scikit-learn face: estimators with fit, predict and score that take sparse X and sparse Y."""
+"""Estimators in scikit-learn's API: fit, predict and score with sparse X and sparse Y."""
 
 from xcray.estimators.dsmlr import DSMLR
 from xcray.estimators.ppdsparse import PPDSparse

@@ -1,4 +1,7 @@
-"""DS-MLR with scikit-learn's contract: multinomial logistic regression of very many labels, on threads of this process."""
+"""DS-MLR as a scikit-learn estimator: multinomial logistic regression over many labels.
+
+It runs on threads of this process.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
-from xcray.estimators.linear import LinearEstimator, weighted
+from xcray.estimators.linear import LinearEstimator, drop_unweighted
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.parameters import make_parameters
-from xcray.solvers.solved_labels import Block, joined
-from xcray.system.blas_threads import one_core_each
-from xcray.training.rotation.config import Descent, Plan
-from xcray.training.rotation.shard_worker import ShardWork, rows_of
-from xcray.training.rotation.trainer import descend
-from xcray.workers.local_group import ThreadTeam
+from xcray.solvers.solved_labels import SolvedLabels, concatenate
+from xcray.system.blas_threads import limit_blas_threads
+from xcray.training.rotation.config import RotationConfig, TrainingOutcome
+from xcray.training.rotation.shard_worker import ShardWorkerSpec, make_shard_source
+from xcray.training.rotation.trainer import train_rotation
+from xcray.workers.local_group import ThreadGroup
 from xcray.workers.pool import StopFlag
 
-WORKERS: Final = 4  # that the grid is made for, however many threads there are: the model's bits do not depend on them
+# the grid does not depend on the number of threads, so neither do the bits of the model
+GRID_WORKERS: Final = 4
 
 
 class DSMLR(LinearEstimator):
-    """Multinomial logistic regression whose rows and labels are both split; see `xcray.solvers.dsmlr` for the problem.
+    """Multinomial logistic regression with split rows and labels; see `xcray.solvers.dsmlr`.
 
-    lam, bias, epochs, tolerance, finish, pairs, patience, mode, order, steps, rate, rest_every, shards, blocks, prune, prune_keep,
-    seed: as in the solver. n_jobs: threads; None for one, -1 for all cores; with the orders "ring" and "sync" the model's bits do
-    not depend on it.
+    lam, bias, epochs, tolerance, lbfgs_switch_tol, history, early_stopping_rounds, passes, order,
+    steps, rate, sync_every, shards, blocks, prune, prune_keep, seed: as in the solver. n_jobs:
+    number of threads; None for one, -1 for all cores. With the orders "ring" and "sync" the bits of
+    the model do not depend on it.
 
-    Probabilities are the softmax over all labels. A row with m labels is a row whose m labels are drawn equally often, so of many
-    labels a row those are predicted whose equal shares are nearest to the probabilities (in squares).
+    Probabilities are the softmax over all labels. A row with m labels is treated as a row whose m
+    labels are drawn with equal probability. With several labels per row, the predicted labels are
+    those whose equal shares are closest to the probabilities in the squared norm.
 
-    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,) structured, objective_,
-    n_iter_ (epochs), history_: what was seen after each epoch, a list of dicts; n_features_in_.
+    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
+    structured, objective_, n_iter_ (epochs), history_ (metrics after each epoch, a list of dicts),
+    n_features_in_.
 
-    Example:
-        >>> import numpy as np
-        >>> X, Y = np.eye(3), np.array([[1, 0], [0, 1], [0, 1]])
-        >>> DSMLR().fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
-        [0, 1, 1]
+        Example:
+            >>> import numpy as np
+            >>> X, Y = np.eye(3), np.array([[1, 0], [0, 1], [0, 1]])
+            >>> DSMLR().fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
+            [0, 1, 1]
     """
 
     def __init__(
@@ -50,14 +57,14 @@ class DSMLR(LinearEstimator):
         bias: float = 0.0,
         epochs: int = 500,
         tolerance: float = 1e-4,
-        finish: float = 0.03,
-        pairs: int = 5,
-        patience: int = 0,
-        mode: str = "both",
+        lbfgs_switch_tol: float = 0.03,
+        history: int = 5,
+        early_stopping_rounds: int = 0,
+        passes: int = 1,
         order: str = "ring",
         steps: str = "adaptive",
         rate: float = 1.0,
-        rest_every: int = 1,
+        sync_every: int = 1,
         shards: int = 0,
         blocks: int = 0,
         prune: float = 0.0,
@@ -65,19 +72,19 @@ class DSMLR(LinearEstimator):
         seed: int = 0,
         n_jobs: int | None = None,
     ) -> None:
-        """Keep the parameters; they are checked in `fit`."""
+        """Store the parameters; `fit` checks them."""
         self.lam = lam
         self.bias = bias
         self.epochs = epochs
         self.tolerance = tolerance
-        self.patience = patience
-        self.finish = finish
-        self.pairs = pairs
-        self.mode = mode
+        self.early_stopping_rounds = early_stopping_rounds
+        self.lbfgs_switch_tol = lbfgs_switch_tol
+        self.history = history
+        self.passes = passes
         self.order = order
         self.steps = steps
         self.rate = rate
-        self.rest_every = rest_every
+        self.sync_every = sync_every
         self.shards = shards
         self.blocks = blocks
         self.prune = prune
@@ -88,38 +95,44 @@ class DSMLR(LinearEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train all labels together.
 
-        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows without a label are left out); or
-        (N,) one class a row. sample_weight: (N,) numbers, what each row's loss is multiplied by; rows of weight 0 are left out.
-        Raises ParameterError for a parameter out of its range, ValueError for X or y that scikit-learn's checks refuse.
+        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
+        without labels are left out), or (N,) one class per row. sample_weight: (N,) numbers,
+        factors of the row losses; rows of weight 0 are left out. Raises ParameterError for a
+        parameter out of range, ValueError if scikit-learn's checks reject X or y.
         """
         solver = make_parameters(
             DSMLRSolver,
             {name: value for name, value in self.get_params().items() if name != "n_jobs"},
         )
-        rows, labels, weights = weighted(*self._validated(X, y), sample_weight)
+        rows, labels, weights = drop_unweighted(*self._validate(X, y), sample_weight)
         if not labels.nnz:
             raise ValueError("no row has a label: there is nothing to learn")
-        found, block = _trained(solver, rows, labels, weights, self._workers())
-        self._keep(block)
-        self.objective_, self.n_iter_, self.history_ = found.objective, found.epochs, found.history
+        outcome, block = _train(solver, rows, labels, weights, self._workers())
+        self._set_model(block)
+        self.objective_, self.n_iter_ = outcome.objective, outcome.epochs
+        self.history_ = outcome.history
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities of all labels, dense: (N, K), each row adds up to 1. Needs 8 N K bytes: for few labels."""
+        """Return the probabilities of all labels: (N, K) dense, each row adds up to 1.
+
+        Needs 8 N K bytes, so it is meant for few labels.
+        """
         parts = [softmax(scores) for scores in self._scores(self._rows(X))]
         return np.vstack([np.empty((0, len(self.classes_))), *parts])
 
     def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
-        """The logarithms of `predict_proba`."""
+        """Return the logarithms of `predict_proba`."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
-    def _given(self, scores: Float64) -> Any:
-        """See the class: the m best labels, where m of shares 1/m are nearest to the probabilities."""
+    def _assigned_labels(self, scores: Float64) -> Any:
+        """Return the m best labels of each row, where m shares of 1/m are closest to p."""
         p = softmax(scores)
         best = np.argsort(-p, axis=1, kind="stable")
         m = np.arange(1, p.shape[1] + 1)
-        # |p - u|^2 for u = 1/m on the m best is |p|^2 - (2 S_m - 1) / m, S_m the sum of these m probabilities
+        # for u = 1/m on the m best labels, |p - u|^2 = |p|^2 - (2 S_m - 1) / m,
+        # where S_m is the sum of these m probabilities
         counts = 1 + np.argmax(
             (2.0 * np.cumsum(np.take_along_axis(p, best, axis=1), axis=1) - 1.0) / m, axis=1
         )
@@ -129,38 +142,38 @@ class DSMLR(LinearEstimator):
 
 
 def softmax(scores: Float64) -> Float64:
-    """Probabilities of scores (n, K), by row."""
+    """Return the softmax of scores (n, K) in each row."""
     out: Float64 = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
     out /= out.sum(axis=1, keepdims=True)
     return out
 
 
-def _trained(
+def _train(
     solver: DSMLRSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
-) -> tuple[Descent, Block]:
-    """How the training ended, and all labels; on threads of this process."""
+) -> tuple[TrainingOutcome, SolvedLabels]:
+    """Train on threads of this process; return the outcome and all labels."""
     n_features = X.n_cols + bool(solver.bias)
-    grid = solver.grid(X.n_rows, Y.n_cols, n_features, WORKERS)
-    rows = rows_of(X, Y, weights, None, grid=grid, seed=solver.seed, bias=solver.bias)
-    work = ShardWork(solver, rows.how, n_features)
+    grid = solver.grid(X.n_rows, Y.n_cols, n_features, GRID_WORKERS)
+    rows = make_shard_source(X, Y, weights, None, grid=grid, seed=solver.seed, bias=solver.bias)
+    work = ShardWorkerSpec(solver, rows.split, n_features)
     positives = np.bincount(Y.indices, minlength=Y.n_cols)
-    plan = Plan(
+    plan = RotationConfig(
         grid=grid,
         n_labels=Y.n_cols,
         n_features=n_features,
         positives=frozen(positives, np.int64),
         order=solver.order,
-        rest_every=solver.rest_every,
+        sync_every=solver.sync_every,
         seed=solver.seed,
         checkpoint_seconds=np.inf,
     )
-    blocks: list[Block] = []
-    team = ThreadTeam(work, min(workers, grid.shards))
-    with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder, one_core_each():
+    blocks: list[SolvedLabels] = []
+    team = ThreadGroup(work, min(workers, grid.shards))
+    with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder, limit_blas_threads():
         how: dict[str, Any] = {
             "fingerprint": {"of": "fit"},
             "deliver": blocks.append,
             "stop": StopFlag(),
         }
-        found = descend(solver, team, rows, plan, directory=Path(folder), **how)
-    return found, joined(blocks)
+        found = train_rotation(solver, team, rows, plan, directory=Path(folder), **how)
+    return found, concatenate(blocks)

@@ -1,4 +1,4 @@
-"""What all estimators share: scikit-learn's checks of X and y, and answers from weights that were fitted."""
+"""Base class of the estimators: input checks and prediction from fitted weights."""
 
 from __future__ import annotations
 
@@ -15,39 +15,51 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
-from xcray.solvers.solved_labels import Block
-from xcray.system.cores import cores
+from xcray.solvers.solved_labels import SolvedLabels
+from xcray.system.cores import available_cores
 
-CHUNK = 4096  # rows scored at once
+CHUNK_ROWS = 4096  # rows scored at once
 
 
 class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Linear scores of many labels: a row of weights and a bias for each, and exact search among them.
+    """Linear scores of many labels, one row of weights and one bias per label, with exact search.
 
-    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,) structured, what the solver tells
-    of every class; n_features_in_.
+    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
+    structured (the solver's record of each class), n_features_in_.
     """
 
     n_jobs: int | None
 
     def predict_top_k(self, X: Any, k: int = 5) -> TopK:
-        """The k best labels of each row of X (N, D), exactly: numbers (columns of y, places in `classes_`) and scores."""
+        """Return the exact k best labels of each row of X (N, D), with scores.
+
+        Labels are columns of y, or positions in `classes_`.
+        """
         return self._index.query(self._rows(X), k, threads=self._workers()).top
 
     def predict(self, X: Any) -> Any:
-        """For one class a row: the best class, (N,). For label indicators: (N, K) of 0/1, the labels that the estimator would give
-        (see the class); sparse when the y of `fit` was."""
+        """Return the best class of each row (N,), or the predicted label indicator (N, K).
+
+        The indicator is returned if `fit` received one, and sparse if that was sparse. See the
+        class for which labels it contains.
+        """
         rows = self._rows(X)
         if not self.multilabel_:
             return self.classes_[self._index.query(rows, 1, threads=self._workers()).labels[:, 0]]
-        out = [sp.csr_matrix(self._given(scores), dtype=np.int64) for scores in self._scores(rows)]
-        found = (
+        out = [
+            sp.csr_matrix(self._assigned_labels(scores), dtype=np.int64)
+            for scores in self._scores(rows)
+        ]
+        indicator = (
             sp.vstack(out, "csr") if out else sp.csr_matrix((0, len(self.classes_)), dtype=np.int64)
         )
-        return found if self.sparse_labels_ else found.toarray()
+        return indicator if self.sparse_labels_ else indicator.toarray()
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """All scores, dense: (N, K), or (N,) score differences where there are two classes. Needs 8 N K bytes: for few labels."""
+        """Return all scores: (N, K) dense, or (N,) score differences for two classes.
+
+        Needs 8 N K bytes, so it is meant for few labels.
+        """
         rows = self._rows(X)
         scores = np.vstack([np.empty((0, len(self.classes_))), *self._scores(rows)])
         return (
@@ -57,7 +69,10 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """P@1: the share of rows whose best label is true; for one class a row, accuracy."""
+        """Return P@1, the share of rows whose best label is true.
+
+        For one class per row this is the accuracy.
+        """
         best = self.predict_top_k(X, 1).labels[:, 0]
         if self.multilabel_:
             hits = np.asarray(sp.csr_matrix(y)[np.arange(len(best)), best]).ravel() != 0
@@ -66,7 +81,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(np.average(hits, weights=sample_weight))
 
     def __sklearn_tags__(self) -> Any:
-        """Sparse X, one or many labels a row."""
+        """Return the tags: sparse X, one or several labels per row."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.classifier_tags.multi_label = True
@@ -74,27 +89,27 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __getstate__(self) -> Any:
-        """The index is made again from the weights: its scratch belongs to threads."""
+        """Return the state without the index, which holds scratch memory of threads."""
         return {name: value for name, value in super().__getstate__().items() if name != "_index"}
 
     def __setstate__(self, state: Any) -> None:
-        """Restore, and make the index again."""
+        """Restore the state, and rebuild the index."""
         super().__setstate__(state)
         if "coef_" in state:
             self._index = SearchIndex.build(csr_from(self.coef_), self.intercept_)
 
-    def _keep(self, block: Block) -> None:
-        """Be what a solver gave."""
+    def _set_model(self, block: SolvedLabels) -> None:
+        """Set the fitted attributes from the result of a solver."""
         self.coef_, self.intercept_ = block.W.to_scipy(), block.bias.astype(np.float32)
         self.records_ = block.records
         self._index = SearchIndex.build(block.W, self.intercept_)
 
-    def _given(self, scores: Float64) -> Any:
-        """(n, K) bool: which labels rows of these scores (n, K) are given; here those above 0."""
+    def _assigned_labels(self, scores: Float64) -> Any:
+        """Return which labels rows with scores (n, K) get: (n, K) bool; here those above 0."""
         return scores > 0.0
 
-    def _validated(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
-        """X and Y in xcray's arrays; sets classes_, multilabel_ and n_features_in_."""
+    def _validate(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
+        """Return X and Y as xcray arrays; set classes_, multilabel_ and n_features_in_."""
         self.sparse_labels_ = sp.issparse(Y)
         if not self.sparse_labels_ and Y is not None:
             Y = np.asarray(Y)
@@ -104,7 +119,8 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels = pattern_from(Y)
             if labels.n_rows != X.shape[0]:
                 raise ValueError(
-                    f"X has {X.shape[0]} rows, Y has {labels.n_rows}; give one row of labels for each row of X"
+                    f"X has {X.shape[0]} rows, Y has {labels.n_rows}; "
+                    "give one row of labels for each row of X"
                 )
             self.classes_ = np.arange(labels.n_cols)
             return csr_from(X), labels
@@ -113,7 +129,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         if type_of_target(y) not in ("binary", "multiclass"):
             raise ValueError(
-                f"y is {type_of_target(y)}; give one class a row, or a 0/1 matrix of labels"
+                f"y is {type_of_target(y)}; give one class per row, or a 0/1 matrix of labels"
             )
         self.classes_, number = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -123,29 +139,29 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return csr_from(X), pattern(np.arange(len(number) + 1), number, len(self.classes_))
 
     def _rows(self, X: Any) -> CSR:
-        """X as fitted, checked."""
+        """Return X checked against the fitted features."""
         check_is_fitted(self, "coef_")
         return csr_from(validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False))
 
     def _scores(self, rows: CSR) -> Iterator[Float64]:
-        """Dense scores, chunk by chunk."""
+        """Yield dense scores, chunk by chunk."""
         X, W = rows.to_scipy().astype(np.float64), self.coef_.T.astype(np.float64)
-        for start in range(0, rows.n_rows, CHUNK):
-            yield (X[start : start + CHUNK] @ W).toarray() + self.intercept_.astype(np.float64)
+        for start in range(0, rows.n_rows, CHUNK_ROWS):
+            yield (X[start : start + CHUNK_ROWS] @ W).toarray() + self.intercept_.astype(np.float64)
 
     def _workers(self) -> int:
-        """Threads to use, by scikit-learn's convention."""
+        """Return the number of threads, by scikit-learn's convention."""
         if self.n_jobs is None:
             return 1
-        return max(1, self.n_jobs if self.n_jobs > 0 else cores() + 1 + self.n_jobs)
+        return max(1, self.n_jobs if self.n_jobs > 0 else available_cores() + 1 + self.n_jobs)
 
 
-def weighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:
-    """The rows of a weight above 0, with their weights; all of them, and None, where there are no weights."""
+def drop_unweighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:
+    """Return the rows of weight above 0, with their weights; all rows and None without weights."""
     if sample_weight is None:
         return X, Y, None
     weights = _check_sample_weight(
         sample_weight, X.to_scipy(), dtype=np.float32, ensure_non_negative=True
     )
-    kept = np.flatnonzero(weights)
-    return take_rows(X, kept), take_pattern_rows(Y, kept), weights[kept]
+    rows = np.flatnonzero(weights)
+    return take_rows(X, rows), take_pattern_rows(Y, rows), weights[rows]

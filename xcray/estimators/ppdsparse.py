@@ -1,36 +1,37 @@
-"""PPDSparse with scikit-learn's contract: sparse X and sparse Y, one machine a label."""
+"""PPDSparse as a scikit-learn estimator: one linear classifier per label, sparse X and Y."""
 
 from __future__ import annotations
 
 from typing import Any, Self
 
 from xcray.arrays import CSR, Float32, Pattern
-from xcray.estimators.linear import LinearEstimator, weighted
+from xcray.estimators.linear import LinearEstimator, drop_unweighted
 from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.solvers.solved_labels import Block, merge
-from xcray.workers.driver import drive
+from xcray.solvers.solved_labels import SolvedLabels, merge
+from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
 from xcray.workers.pool import Pool, Result, StopFlag
 
 
 class PPDSparse(LinearEstimator):
-    """One-vs-all sparse linear classification for very many labels; see `xcray.solvers.ppdsparse` for the problem.
+    """One-vs-rest sparse linear classification over many labels; see `xcray.solvers.ppdsparse`.
 
-    lam, tau, C, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds, max_sweeps, growth, seed: as
-    in the solver. n_jobs: threads; None for one, -1 for all cores; the model's bits do not depend on it. Of many
-    labels a row, those whose score is above 0 are predicted.
+    lam, tau, C, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds,
+    max_sweeps, growth, seed: as in the solver. n_jobs: number of threads; None for one, -1 for all
+    cores. The bits of the model do not depend on it. With several labels per row, the labels with a
+    score above 0 are predicted.
 
-    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,) structured: rounds,
-    primal, dual, gap and more of every class; n_features_in_.
+    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
+    structured (rounds, primal, dual, gap and more of every class), n_features_in_.
 
-    Example:
-        >>> import numpy as np
-        >>> X, Y = np.eye(3), np.array([[1, 0], [0, 1], [0, 1]])
-        >>> PPDSparse(eps=1e-6).fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
-        [0, 1, 1]
+        Example:
+            >>> import numpy as np
+            >>> X, Y = np.eye(3), np.array([[1, 0], [0, 1], [0, 1]])
+            >>> PPDSparse(eps=1e-6).fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
+            [0, 1, 1]
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class PPDSparse(LinearEstimator):
         seed: int = 0,
         n_jobs: int | None = None,
     ) -> None:
-        """Keep the parameters; they are checked in `fit`."""
+        """Store the parameters; `fit` checks them."""
         self.lam = lam
         self.tau = tau
         self.C = C
@@ -69,32 +70,33 @@ class PPDSparse(LinearEstimator):
         self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train one linear model a label.
+        """Train one linear classifier per label.
 
-        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense; or (N,) one class a row.
-        sample_weight: (N,) numbers, what each row's losses are multiplied by; rows of weight 0 are left out.
-        Raises ParameterError for a parameter out of its range, ValueError for X or y that scikit-learn's checks refuse.
+        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense, or (N,)
+        one class per row. sample_weight: (N,) numbers, factors of the row losses; rows of weight 0
+        are left out. Raises ParameterError for a parameter out of range, ValueError if
+        scikit-learn's checks reject X or y.
         """
         solver = make_parameters(
             PPDSparseSolver,
             {name: value for name, value in self.get_params().items() if name != "n_jobs"},
         )
-        rows, labels = self._validated(X, y)
-        rows, labels, weights = weighted(rows, labels, sample_weight)
-        self._keep(_solve(solver, rows, labels, weights, self._workers()))
+        rows, labels = self._validate(X, y)
+        rows, labels, weights = drop_unweighted(rows, labels, sample_weight)
+        self._set_model(_solve(solver, rows, labels, weights, self._workers()))
         return self
 
 
 def _solve(
     solver: PPDSparseSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
-) -> Block:
-    """All labels, on threads of this process."""
+) -> SolvedLabels:
+    """Solve all labels on threads of this process."""
     XT, YT = transpose(X), transpose_pattern(Y)
     local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
-    schedule = Scatter(
+    schedule = LabelScheduler(
         range(Y.n_cols), terms, solver.cost_rates, workers=workers, joint=solver.joint
     )
     pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
     results: list[Result] = []
-    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
-    return merge([result.block for result in results], Y.n_cols, X.n_cols)
+    run_schedule(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
+    return merge([result.value for result in results], Y.n_cols, X.n_cols)

@@ -1,1 +1,1 @@
-"""Exact sparse search: the best labels of a query, the same as the full product would give."""
+"""Exact sparse search: the same best labels as the full product."""

@@ -1,4 +1,4 @@
-"""The exact log-normaliser of softmax models: log of the sum of exp(score) over all labels, a row each."""
+"""Exact log-partition function of softmax models: log of the sum of exp(score) over all labels."""
 
 from __future__ import annotations
 
@@ -10,89 +10,102 @@ import numpy as np
 
 from xcray.arrays import CSR, Float64, frozen
 from xcray.errors import ParameterError
-from xcray.index.search import ROWS_A_CALL, SearchIndex
+from xcray.index.search import ROWS_PER_CALL, SearchIndex
 from xcray.index.validate_rows import check_rows
-from xcray.kernels.search.lists import NARROW
-from xcray.kernels.search.logsumexp import Whole, by_lists, by_postings, by_rows, largest, sum_exp
-from xcray.kernels.search.postings import Scratch
+from xcray.kernels.search.lists import NARROW_BYTES
+from xcray.kernels.search.logsumexp import (
+    BiasPartition,
+    by_lists,
+    by_postings,
+    by_rows,
+    largest,
+    sum_exp,
+)
+from xcray.kernels.search.postings import PostingScratch
 from xcray.kernels.sparse import transpose
 
 
-class Normaliser:
-    """log sum over all labels of exp(x . w + bias), with scores of the same bits as the search's; safe for many threads at once.
+class LogPartition:
+    """Log of the sum over all labels of exp(x . w + bias). Thread-safe.
 
-    A row costs the reading of all weights of its features, and an exponential, about a nanosecond, for each label that these touch
-    (for every label once they have a quarter as many weights as there are labels). Each thread uses working memory of its
-    own, 13 bytes a label, kept for the next. The weights are those of the search's plain rows where it has any, else up to 65,536
-    labels those in its lists; beyond, lists hold bounds only, so weights are turned in memory when first asked for: 8 bytes each.
+    The scores are bit-identical to those of the search. A row costs reading all weights of its
+    features, plus an exponential (about a nanosecond) per label that these weights touch, or per
+    label of the model once they are at least a quarter as many as the labels. Each thread uses its
+    own working memory of 13 bytes per label, which is reused. The weights are read from the dense
+    rows of the search if there are any, else for up to 65,536 labels from its lists. Beyond that,
+    lists contain only bounds, so the weights are transposed in memory on first use: 8 bytes each.
     """
 
     def __init__(self, search: SearchIndex) -> None:
-        """search: of the model whose scores are meant."""
+        """Create the function. search: index of the model."""
         biases = search.b.astype(np.float64)
-        top = float(largest(biases))
-        self._whole = Whole(search.b, top, float(sum_exp(biases, top)))
+        max_bias = float(largest(biases))
+        self._totals = BiasPartition(search.b, max_bias, float(sum_exp(biases, max_bias)))
         self._search = search
         self._postings: CSR | None = None
-        self._turning = threading.Lock()
-        self._free: deque[Scratch] = deque()
+        self._transpose_lock = threading.Lock()
+        self._free_scratch: deque[PostingScratch] = deque()
 
-    def of(self, X: CSR, *, threads: int = 1) -> Float64:
-        """The log-normaliser of each row: (n,) float64, -inf of a model without labels.
+    def compute(self, X: CSR, *, threads: int = 1) -> Float64:
+        """Return the log-partition of each row: (n,) float64, -inf for a model without labels.
 
-        X: (n, D). threads: cores to use; the values do not depend on it. The relative error of the sum is below 1e-11 up to a
-        billion labels. Raises ShapeMismatch when X has other features, ParameterError for threads below 1, InputError for values
-        that are not finite.
+        X: (n, D). threads: number of cores; the values do not depend on it. The relative error of
+        the sum is below 1e-11 up to a billion labels. Raises ShapeMismatch if X has a different
+        number of features, ParameterError for threads below 1, InputError for values that are not
+        finite.
         """
         check_rows(X, self._search.n_features)
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         out = np.empty(X.n_rows, np.float64)
-        step = max(1, min(ROWS_A_CALL, -(-X.n_rows // threads)))
+        step = max(1, min(ROWS_PER_CALL, -(-X.n_rows // threads)))
         starts = range(0, X.n_rows, step)
         if threads == 1 or len(starts) == 1:
             for start in starts:
-                self._rows(X, start, step, out)
+                self._compute_rows(X, start, step, out)
         else:
             with ThreadPoolExecutor(threads, thread_name_prefix="xcray-softmax") as pool:
-                for _ in pool.map(lambda start: self._rows(X, start, step, out), starts):
-                    continue  # map's results are None; asking for them raises what a thread raised
+                for _ in pool.map(lambda start: self._compute_rows(X, start, step, out), starts):
+                    continue  # the results are None; iterating raises errors of the threads
         return frozen(out, np.float64)
 
-    def _rows(self, X: CSR, start: int, step: int, out: Float64) -> None:
-        """Rows [start, start + step) with working memory of our own."""
+    def _compute_rows(self, X: CSR, start: int, step: int, out: Float64) -> None:
+        """Compute rows [start, start + step) with exclusive working memory."""
         stop = min(start + step, X.n_rows)
         if self._search.dense is not None:
-            by_rows(X, start, stop, self._search.dense, self._whole, out)
+            by_rows(X, start, stop, self._search.dense, self._totals, out)
             return
-        scratch = self._scratch()
-        if self._search.lists.width == NARROW:
-            by_lists(X, start, stop, self._search.lists, self._whole, scratch, out)
+        scratch = self._take_scratch()
+        if self._search.lists.width == NARROW_BYTES:
+            by_lists(X, start, stop, self._search.lists, self._totals, scratch, out)
         else:
-            by_postings(X, start, stop, self._by_feature(), self._whole, scratch, out)
-        self._free.append(scratch)  # clean again; after an exception it is not, and is dropped
+            by_postings(X, start, stop, self._postings_by_feature(), self._totals, scratch, out)
+        # clean again; after an exception it is not, and is discarded
+        self._free_scratch.append(scratch)
 
-    def _by_feature(self) -> CSR:
-        """The weights by feature, (D, K), made once."""
-        with self._turning:
+    def _postings_by_feature(self) -> CSR:
+        """Return the weights by feature, (D, K), computed once."""
+        with self._transpose_lock:
             if self._postings is None:
                 self._postings = transpose(self._search.W)
             return self._postings
 
-    def _scratch(self) -> Scratch:
-        """Working memory that nobody uses now."""
+    def _take_scratch(self) -> PostingScratch:
+        """Return working memory that is not in use."""
         try:
-            return self._free.pop()
+            return self._free_scratch.pop()
         except IndexError:
             n = self._search.n_labels
-            return Scratch(
+            return PostingScratch(
                 np.zeros(n, np.float64), np.zeros(n, np.uint8), np.zeros(n + 1, np.int32)
             )
 
 
 def softmax(scores: Float64, log_normaliser: Float64) -> Float64:
-    """exp(score - log-normaliser) of answers: scores (n, k), log_normaliser (n,); (n, k) float64 in 0 to 1."""
-    told = np.exp(scores - log_normaliser[:, None])
-    return frozen(
-        np.minimum(told, 1.0, out=told), np.float64
-    )  # a label that has it all may be above 1 by its last bit
+    """Return exp(score - log-partition): (n, k) float64 in 0 to 1.
+
+    scores: (n, k). log_normaliser: (n,), see `LogPartition.compute`.
+    """
+    probabilities = np.exp(scores - log_normaliser[:, None])
+    # rounding can lift the probability of a dominant label above 1
+    return frozen(np.minimum(probabilities, 1.0, out=probabilities), np.float64)

@@ -1,4 +1,4 @@
-"""Exact search with a certificate, filters and deadlines, over a model's packed lists and its weights by label."""
+"""Exact search with certificate, filters and deadlines, over packed lists and weights by label."""
 
 from __future__ import annotations
 
@@ -13,44 +13,59 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Int32, frozen
 from xcray.errors import ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
-from xcray.index.packed import build, check, order_of
-from xcray.index.search_result import Answer
-from xcray.index.validate_rows import check_place, check_rows
-from xcray.kernels.search.bounded_scan import Engine, Found, Work, rank_of, score_one
-from xcray.kernels.search.choose_scan import search
-from xcray.kernels.search.dense import LANES, search_dense, spread
-from xcray.kernels.search.lists import NARROW, Lists
+from xcray.index.packed import bias_order, build_lists, check_lists
+from xcray.index.search_result import SearchResult
+from xcray.index.validate_rows import check_position, check_rows
+from xcray.kernels.search.bounded_scan import (
+    SearchEngine,
+    SearchOutput,
+    SearchScratch,
+    rank_of,
+    score_one,
+)
+from xcray.kernels.search.choose_scan import search_rows
+from xcray.kernels.search.dense import LANE_LABELS, scatter_weights, search_dense
+from xcray.kernels.search.lists import NARROW_BYTES, PackedLists
 
-ROWS_A_CALL = 64  # a kernel call takes milliseconds, so that a batch can be interrupted and threads share it evenly
-LOUD = 16  # labels that may be scored always, because their biases are unusually large
-LOUDER = 0.002  # by how much the largest bias of the others must fall for each of them
-NANOSECONDS = 1.5  # a posting, at worst: what is left of a deadline is so many postings
-DENSE_SHARE = 3  # weights are kept as plain rows too when at least one in so many is there: a cell takes a tenth of a posting's time
-DENSE_CELLS = 1 << 25  # of plain rows in memory, 4 bytes each
-FEW_LABELS, FEW_CELLS = (
-    256,
-    1 << 21,
-)  # plain rows of so few labels are added in less time than a list is opened, whatever they hold
-CELLS = 8  # of plain rows that are added in the time of a posting, at worst
-NO_LABELS = frozen(np.empty(0), np.uint8)
+# keeps a kernel call to milliseconds, so that a batch can be interrupted and threads share it
+# evenly
+ROWS_PER_CALL = 64
+# maximum number of labels that are always scored because of unusually large biases
+MAX_LARGE_BIAS_LABELS = 16
+MIN_BOUND_DROP = 0.002  # minimum decrease of the largest remaining bias per such label
+POSTING_NANOSECONDS = 1.5  # worst case, to convert a deadline into a number of postings
+# dense rows are also built if at least one in this many weights is nonzero: a cell takes a tenth of
+# the time of a posting
+DENSE_WEIGHT_DIVISOR = 3
+MAX_DENSE_CELLS = 1 << 25  # limit of dense rows in memory, 4 bytes each
+# limits of small models, whose dense rows are added in less time than opening a list takes
+SMALL_MODEL_LABELS, SMALL_MODEL_CELLS = 256, 1 << 21
+CELLS_PER_POSTING = 8  # cells of dense rows that are added in the worst-case time of a posting
+EMPTY_MASK = frozen(np.empty(0), np.uint8)
 
 
 class SearchIndex:
-    """The k best labels of each row, proven: the labels and scores of the full product, ties by lower label number.
+    """The k best labels of each row, with a certificate of exactness.
 
-    A score is summed in float64 over ascending features, then + bias: bit for bit what `InvertedIndex` gives. Safe for any
-    number of threads at once; each uses working memory of its own, about 25 bytes a label, kept for the next.
+    Labels and scores are those of the full product, ties by lower label number. A score is summed
+    in float64 over ascending features, then + bias: bit-identical to `InvertedIndex`. Thread-safe;
+    each thread uses its own working memory of about 25 bytes per label, which is reused.
 
-    Where at least a third of all weights are there, or labels are few, plain rows of weights are added instead of reading lists,
-    which is up to ten times as fast and exact by itself. These rows are made in memory: 128 MiB at most, 8 where labels are few.
-    Larger models are searched by their lists.
+    If at least a third of all weights are nonzero, or labels are few, dense rows of weights are
+    added instead of reading lists, which is up to ten times as fast and exact by itself. These rows
+    are built in memory: at most 128 MiB, or 8 MiB if labels are few. Larger models are searched by
+    their lists.
     """
 
     def __init__(
-        self, lists: Lists, W: CSR, b: Float32, order: Int32, *, dense: bool | None = None
+        self, lists: PackedLists, W: CSR, b: Float32, order: Int32, *, dense: bool | None = None
     ) -> None:
-        """lists: of `packed.build` or `packed.read`; W: (K, D) by label, sound; b: (K,); order: (K,) of `packed.order_of`. dense:
-        whether to search plain rows, however many weights and cells there are; None: where that is better."""
+        """Create an index.
+
+        lists: from `packed.build_lists` or `packed.read_lists`. W: (K, D) by label, valid. b: (K,).
+        order: (K,) from `packed.bias_order`. dense: whether to search dense rows regardless of the
+        number of weights and cells; None: where that is faster.
+        """
         if (
             len(b) != W.n_rows
             or lists.n_labels != W.n_rows
@@ -58,66 +73,71 @@ class SearchIndex:
             or len(order) != len(b)
         ):
             raise ShapeMismatch(
-                f"W is {W.shape}; the lists, b ({len(b)}) and order ({len(order)}) must be made of it"
+                f"W is {W.shape}; the lists, b ({len(b)}) and order ({len(order)}) must match it"
             )
         lengths = np.diff(W.indptr)
-        full = lengths > 0
-        loud, quiet = _loud(b, order[full[order]])
-        self._engine = Engine(
+        has_weights = lengths > 0
+        large_bias, other_bias = _large_bias_labels(b, order[has_weights[order]])
+        self._engine = SearchEngine(
             lists,
             W,
             frozen(b, np.float32),
-            frozen(np.where(full, b, np.float32(-np.inf)), np.float32),
+            frozen(np.where(has_weights, b, np.float32(-np.inf)), np.float32),
             frozen(order, np.int32),
-            frozen(order[~full[order]], np.int32),
+            frozen(order[~has_weights[order]], np.int32),
             300.0 + 1.2 * float(np.dot(lengths, lengths)) / max(int(lengths.sum()), 1),
-            frozen(loud, np.int32),
-            quiet,
+            frozen(large_bias, np.int32),
+            other_bias,
             float(np.abs(b).max(initial=0.0)),
         )
-        self._free: deque[Work] = deque()
-        self._wants_plain = _is_dense(W) if dense is None else dense
+        self._free_work: deque[SearchScratch] = deque()
+        self._prefer_dense = _is_dense(W) if dense is None else dense
 
     @classmethod
     def build(cls, W: CSR, b: Float32, *, dense: bool | None = None) -> SearchIndex:
-        """The index of weights by label, in memory. dense: as for the class."""
-        return cls(build(W), W, frozen(b, np.float32), order_of(b), dense=dense)
+        """Return the index of weights by label, in memory. dense: as for the class."""
+        return cls(build_lists(W), W, frozen(b, np.float32), bias_order(b), dense=dense)
 
     @cached_property
     def dense(self) -> Float32 | None:
-        """Plain rows of weights, where they are the better way; made when first asked for: opening a model takes no memory."""
-        return _plain_rows(self.W) if self._wants_plain else None
+        """Return dense rows of weights if they are faster, else None.
+
+        They are built on first use, so that opening a model takes no memory.
+        """
+        return _dense_rows(self.W) if self._prefer_dense else None
 
     @property
-    def lists(self) -> Lists:
-        """The packed lists of weights by feature."""
+    def lists(self) -> PackedLists:
+        """Return the packed lists of weights by feature."""
         return self._engine.lists
 
     @property
     def W(self) -> CSR:
-        """The weights by label, (K, D)."""
+        """Return the weights by label, (K, D)."""
         return self._engine.W
 
     @property
     def b(self) -> Float32:
-        """The biases, (K,)."""
+        """Return the biases, (K,)."""
         return self._engine.bias
 
     @property
     def n_labels(self) -> int:
-        """K, the number of labels."""
+        """Return K, the number of labels."""
         return self._engine.W.n_rows
 
     @property
     def n_features(self) -> int:
-        """D, the number of features."""
+        """Return D, the number of features."""
         return int(self._engine.W.n_cols)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the lists and of the order, the weights by label aside."""
+        """Return the bytes of the lists and of the bias order, without the weights by label."""
         engine = self._engine
-        return int(engine.lists.blocks.nbytes + engine.lists.starts.nbytes + engine.order.nbytes)
+        return int(
+            engine.lists.blocks.nbytes + engine.lists.starts.nbytes + engine.bias_order.nbytes
+        )
 
     def query(
         self,
@@ -126,13 +146,14 @@ class SearchIndex:
         *,
         threads: int = 1,
         deadline_ms: float | None = None,
-        among: LabelFilter | None = None,
-    ) -> Answer:
-        """The k best labels of each row among those allowed; k is clipped to their number.
+        label_filter: LabelFilter | None = None,
+    ) -> SearchResult:
+        """Return the k best allowed labels of each row; k is clipped to their number.
 
-        X: (n, D). threads: cores to use; answers do not depend on it. deadline_ms: time for the whole call; rows that are not
-        done by then have the best labels found so far, and `exact` False. Raises ShapeMismatch when X has other features,
-        ParameterError for k or threads below 1 or a deadline below 0, InputError for values that are not finite.
+        X: (n, D). threads: number of cores; results do not depend on it. deadline_ms: time limit of
+        the whole call; rows that are not finished by then have the best labels found so far, and
+        `exact` False. Raises ShapeMismatch if X has a different number of features, ParameterError
+        for k or threads below 1 or a deadline below 0, InputError for values that are not finite.
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
         check_rows(X, self.n_features)
@@ -140,12 +161,13 @@ class SearchIndex:
             raise ParameterError(f"k is {k} and threads {threads}: both must be at least 1")
         if deadline_ms is not None and not deadline_ms >= 0:
             raise ParameterError(f"deadline_ms is {deadline_ms}: it must be at least 0")
-        if among is not None and len(among.allowed) != self.n_labels:
+        if label_filter is not None and len(label_filter.allowed) != self.n_labels:
             raise ShapeMismatch(
-                f"the filter is made for {len(among.allowed)} labels, the model has {self.n_labels}"
+                f"the filter is for {len(label_filter.allowed)} labels, the model has "
+                f"{self.n_labels}"
             )
-        n, k = X.n_rows, min(k, self.n_labels if among is None else len(among.labels))
-        out = Found(
+        n, k = X.n_rows, min(k, self.n_labels if label_filter is None else len(label_filter.labels))
+        out = SearchOutput(
             np.empty((n, k), np.int32),
             np.empty((n, k), np.float64),
             np.empty(n, np.uint8),
@@ -154,76 +176,97 @@ class SearchIndex:
             np.empty(n, np.float64),
         )
         if k > 0:
-            self._fill(X, out, threads, end, among)
+            self._search_all(X, out, threads, end, label_filter)
         else:
-            out.exact[:], out.labels_scored[:], out.postings_read[:], out.rival[:] = 1, 0, 0, 0.0
-        return _answer(out)
+            out.exact[:], out.labels_scored[:], out.postings_read[:], out.runner_up[:] = (
+                1,
+                0,
+                0,
+                0.0,
+            )
+        return _to_result(out)
 
     def check(self, name: str) -> None:
-        """Raise Corrupt, naming the file, unless the lists are sound; one pass over them. The weights are not looked at."""
-        check(self._engine.lists, self._engine.order, name)
+        """Raise Corrupt, with the file name, unless the lists are valid; one pass over them.
+
+        The weights are not checked.
+        """
+        check_lists(self._engine.lists, self._engine.bias_order, name)
 
     def score(self, X: CSR, label: int, row: int = 0) -> float:
-        """The score of one label for one row: the same bits as `query` gives. Raises NotFound, ShapeMismatch."""
+        """Return the score of one label for one row, bit-identical to `query`.
+
+        Raises NotFound or ShapeMismatch.
+        """
         check_rows(X, self.n_features)
-        check_place(X, row, label, self.n_labels)
+        check_position(X, row, label, self.n_labels)
         return float(score_one(X, row, label, self._engine))
 
     def rank(self, X: CSR, label: int, row: int = 0) -> int:
-        """The place of a label among all for one row, from 1. Raises NotFound, ShapeMismatch."""
-        check_rows(X, self.n_features)
-        check_place(X, row, label, self.n_labels)
-        work = self._work()
-        place = 1 + int(rank_of(X, row, label, self._engine, work))
-        self._free.append(work)
-        return place
+        """Return the rank of a label among all labels for one row, from 1.
 
-    def _fill(
-        self, X: CSR, out: Found, threads: int, end: float | None, among: LabelFilter | None
+        Raises NotFound or ShapeMismatch.
+        """
+        check_rows(X, self.n_features)
+        check_position(X, row, label, self.n_labels)
+        work = self._take_work()
+        rank = 1 + int(rank_of(X, row, label, self._engine, work))
+        self._free_work.append(work)
+        return rank
+
+    def _search_all(
+        self, X: CSR, out: SearchOutput, threads: int, end: float | None, among: LabelFilter | None
     ) -> None:
-        """Answer all rows, in ranges that idle threads take one after the other."""
-        step = 1 if end is not None else max(1, min(ROWS_A_CALL, -(-X.n_rows // threads)))
+        """Search all rows, in ranges that idle threads process one after the other."""
+        step = 1 if end is not None else max(1, min(ROWS_PER_CALL, -(-X.n_rows // threads)))
         starts = range(0, X.n_rows, step)
         if threads == 1 or len(starts) == 1:
             for start in starts:
-                self._rows(X, out, start, step, end, among)
+                self._search_rows(X, out, start, step, end, among)
             return
         with ThreadPoolExecutor(threads, thread_name_prefix="xcray-search") as pool:
-            for _ in pool.map(lambda start: self._rows(X, out, start, step, end, among), starts):
-                continue  # map's results are None; asking for them raises what a thread raised
+            for _ in pool.map(
+                lambda start: self._search_rows(X, out, start, step, end, among), starts
+            ):
+                continue  # the results are None; iterating raises errors of the threads
 
-    def _rows(
+    def _search_rows(
         self,
         X: CSR,
-        out: Found,
+        out: SearchOutput,
         start: int,
         step: int,
         end: float | None,
         among: LabelFilter | None,
     ) -> None:
-        """Answer rows [start, start + step) with working memory of our own."""
-        budget = -1 if end is None else max(0, int((end - time.perf_counter()) * 1e9 / NANOSECONDS))
+        """Search rows [start, start + step) with exclusive working memory."""
+        budget = (
+            -1
+            if end is None
+            else max(0, int((end - time.perf_counter()) * 1e9 / POSTING_NANOSECONDS))
+        )
         allowed, n_allowed = (
-            (NO_LABELS, self.n_labels) if among is None else (among.allowed, len(among.labels))
+            (EMPTY_MASK, self.n_labels) if among is None else (among.allowed, len(among.labels))
         )
         stop = min(start + step, X.n_rows)
         if self.dense is not None and (
-            end is None or int(X.indptr[stop] - X.indptr[start]) * self.n_labels <= CELLS * budget
+            end is None
+            or int(X.indptr[stop] - X.indptr[start]) * self.n_labels <= CELLS_PER_POSTING * budget
         ):
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
-        work = self._work()
-        search(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
-        self._free.append(work)  # clean again; after an exception it is not, and is dropped
+        work = self._take_work()
+        search_rows(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
+        self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
 
-    def _work(self) -> Work:
-        """Working memory that nobody uses now."""
+    def _take_work(self) -> SearchScratch:
+        """Return working memory that is not in use."""
         try:
-            return self._free.pop()
+            return self._free_work.pop()
         except IndexError:
             n = self.n_labels
-            narrow = self._engine.lists.width == NARROW
-            return Work(
+            narrow = self._engine.lists.width == NARROW_BYTES
+            return SearchScratch(
                 np.zeros(n, np.float32),
                 np.zeros(n if narrow else 0, np.float64),
                 np.zeros(0 if narrow else n, np.int16),
@@ -235,42 +278,43 @@ class SearchIndex:
 
 
 def _is_dense(W: CSR) -> bool:
-    """Whether plain rows are better than lists, and not too large."""
+    """Return whether dense rows are faster than lists and not too large."""
     cells = W.n_rows * int(W.n_cols)
-    few = W.n_rows <= FEW_LABELS and cells <= FEW_CELLS
-    return 0 < cells <= DENSE_CELLS and (few or W.nnz * DENSE_SHARE >= cells)
+    is_small = W.n_rows <= SMALL_MODEL_LABELS and cells <= SMALL_MODEL_CELLS
+    return 0 < cells <= MAX_DENSE_CELLS and (is_small or W.nnz * DENSE_WEIGHT_DIVISOR >= cells)
 
 
-def _plain_rows(W: CSR) -> Float32:
-    """The weights by feature with all zeros, (D, K and some more): float32."""
-    rows = np.zeros((int(W.n_cols), -(-W.n_rows // LANES) * LANES), np.float32)
-    spread(W, rows)
+def _dense_rows(W: CSR) -> Float32:
+    """Return the weights by feature including zeros: (D, K rounded up to LANES) float32."""
+    rows = np.zeros((int(W.n_cols), -(-W.n_rows // LANE_LABELS) * LANE_LABELS), np.float32)
+    scatter_weights(W, rows)
     return frozen(rows, np.float32)
 
 
-def _loud(b: Float32, order: Int32) -> tuple[Any, Any]:
-    """The few labels whose biases are so large that scoring them always is better than a bound that holds for them; and the bound.
+def _large_bias_labels(b: Float32, order: Int32) -> tuple[Any, Any]:
+    """Return the few labels with outlying biases, and the largest bias of the other labels.
 
-    order: labels with weights by falling bias.
+    Always scoring these labels is cheaper than a bound that includes their biases. order: labels
+    with weights, by descending bias.
     """
     if not len(order):
         return order[:0], np.float32(0.0)
-    top = b[order[: LOUD + 1]].astype(np.float64)
-    gain = top[0] - top - LOUDER * np.arange(len(top))
+    top = b[order[: MAX_LARGE_BIAS_LABELS + 1]].astype(np.float64)
+    gain = top[0] - top - MIN_BOUND_DROP * np.arange(len(top))
     n = int(np.argmax(gain))
     return order[:n], np.float32(top[n])
 
 
-def _answer(out: Found) -> Answer:
-    """The arrays of a search, read-only; where there is no other label, the gap is 0."""
-    answer = Answer(
+def _to_result(out: SearchOutput) -> SearchResult:
+    """Return the arrays of a search as a read-only result."""
+    result = SearchResult(
         out.labels,
         out.scores,
         out.exact.view(np.bool_),
         out.labels_scored,
         out.postings_read,
-        out.rival,
+        out.runner_up,
     )
-    for array in answer:
+    for array in result:
         array.flags.writeable = False
-    return answer
+    return result

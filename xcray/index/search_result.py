@@ -1,4 +1,4 @@
-"""What a search answers: the best labels, and the proof that there are no better ones."""
+"""Search results: the best labels, and a certificate that no other labels are better."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from numpy.typing import NDArray
 from xcray.arrays import Float64, Int32, Int64, TopK, frozen
 
 Bools = NDArray[np.bool_]
-NOT_ASKED = frozen(np.empty(0), np.float64)
+NOT_COMPUTED = frozen(np.empty(0), np.float64)
 
 
-class Answer(NamedTuple):
+class SearchResult(NamedTuple):
     """The best labels of each row with their certificate.
 
     labels: (n, k) int32, scores: (n, k) float64, best first, equal scores by lower label number.
-    exact: (n,) bool, whether these are proven to be the k best of all labels allowed. labels_scored: (n,) int64, labels whose
-    score was computed in full. postings_read: (n,) int64, weights of the index that were looked at. bound_gap: (n,) float64,
-    the k-th score less the most that any other label could have: at least 0 when exact; below 0 it says by how much a
-    label that was left out when the time was up could be better. log_normaliser: (n,) float64, log of the sum of exp(score)
-    over all labels of the model, whichever were allowed; empty where it was not asked for.
+    exact: (n,) bool, whether these are proven to be the k best of all allowed labels.
+    labels_scored: (n,) int64, labels whose score was computed in full. postings_read: (n,) int64,
+    weights of the index that were read. bound_gap: (n,) float64, the k-th score minus the upper
+    bound of all other labels: at least 0 if exact; a negative value shows by how much a label that
+    was not scored before the deadline could be better. log_normaliser: (n,) float64, log of the sum
+    of exp(score) over all labels of the model, regardless of the filter; empty if not requested.
     """
 
     labels: Int32
@@ -30,9 +31,9 @@ class Answer(NamedTuple):
     labels_scored: Int64
     postings_read: Int64
     bound_gap: Float64
-    log_normaliser: Float64 = NOT_ASKED
+    log_normaliser: Float64 = NOT_COMPUTED
 
     @property
     def top(self) -> TopK:
-        """Labels and scores alone."""
+        """Return labels and scores without the certificate."""
         return TopK(self.labels, self.scores)

@@ -1,4 +1,4 @@
-"""Rows that are asked, checked before kernels see them: these read without bounds checks."""
+"""Validation of query rows, because kernels read them without bounds checks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from xcray.kernels.canonical import FAULTS, first_fault
 
 
 def check_rows(X: CSR, n_features: int) -> None:
-    """Raise ShapeMismatch for other features or an unsound matrix, InputError for values that are not finite."""
+    """Raise ShapeMismatch for an invalid matrix, InputError for values that are not finite."""
     if X.n_cols != n_features:
         raise ShapeMismatch(
-            f"X has {X.n_cols} features, the model {n_features}; read it with n_features={n_features}"
+            f"X has {X.n_cols} features, the model {n_features}; read it with "
+            f"n_features={n_features}"
         )
     code, row = first_fault(X)
     if code == 4:
@@ -20,15 +21,16 @@ def check_rows(X: CSR, n_features: int) -> None:
         )
     if code:
         raise ShapeMismatch(
-            f"row {row} of X: {FAULTS[code]}; make it with arrays.csr_from, which sorts and checks"
+            f"row {row} of X: {FAULTS[code]}; create it with arrays.csr_from, which sorts and "
+            "validates"
         )
 
 
-def check_place(X: CSR, row: int, label: int, n_labels: int) -> None:
+def check_position(X: CSR, row: int, label: int, n_labels: int) -> None:
     """Raise NotFound unless the label exists, ShapeMismatch unless the row does."""
     if not 0 <= label < n_labels:
         raise NotFound(
-            f"there is no label number {label}: the model has labels 0 to {n_labels - 1}"
+            f"there is no label number {label}: the labels of the model are 0 to {n_labels - 1}"
         )
     if not 0 <= row < X.n_rows:
         raise ShapeMismatch(f"X has no row {row}: it has {X.n_rows}")

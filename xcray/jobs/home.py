@@ -1,23 +1,27 @@
-"""The folder of an embedded service: where everything of one xcray lies. Readable by its owner only."""
+"""The home: the directory in which an embedded service keeps its files (owner-only access)."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import Final
 
 from xcray.errors import ParameterError, Unavailable
 from xcray.storage.atomic import check_name
 
+# The store's URL if it holds a password, because command lines are visible to everybody.
+STORE_VARIABLE: Final = "XCRAY_STORE"
 DEFAULT_TENANT = "default"
-ID = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")
+ID_PATTERN = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")
 
 
 class Home:
-    """Paths below one folder, made with mode 0700 on first use.
+    """Paths below one directory, which are created with mode 0700 on first use.
 
-    xcray.db  datasets/  models/  tenants/TENANT/models/  runs/JOB_ID/  logs/JOB_ID.log  ray/
-    Raises Unavailable where it can't be made, or is not ours to write.
+      xcray.db  datasets/  models/  tenants/TENANT/models/  runs/JOB_ID/  logs/JOB_ID.log  ray/
+
+    Raises Unavailable if the directory cannot be created or written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -26,23 +30,23 @@ class Home:
             for folder in (self.path, self.datasets, self.models, self.runs, self.logs, self.ray):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            mend = "name a folder that is yours: --home DIR, or XCRAY_HOME=DIR"
+            hint = "choose a folder that you own: --home DIR, or XCRAY_HOME=DIR"
             raise Unavailable(
-                f"{self.path} can't be the home: {error.strerror}", code="HOME", hint=mend
+                f"{self.path} can't be the home: {error.strerror}", code="HOME", hint=hint
             ) from None
-        if (
-            self.path.stat().st_uid == os.getuid()
-        ):  # the root of a mounted volume is another's, and its rights are the operator's
+        # The root of a mounted volume can belong to another user. Its mode is the operator's
+        # decision.
+        if self.path.stat().st_uid == os.getuid():
             self.path.chmod(0o700)
 
     @property
     def store_url(self) -> str:
-        """The address of the embedded store."""
-        return store_in(self.path)
+        """The URL of the embedded store."""
+        return store_url_in(self.path)
 
     @property
     def datasets(self) -> Path:
-        """Data sets, one folder an id."""
+        """The directory of data sets, with one directory per id."""
         return self.path / "datasets"
 
     @property
@@ -51,7 +55,10 @@ class Home:
         return self.path / "models"
 
     def models_of(self, tenant: str) -> Path:
-        """The root of a tenant's models: `models` for the tenant default, else tenants/TENANT/models. Raises ParameterError."""
+        """Return the root of a tenant's models. Raises ParameterError if the name is invalid.
+
+        It is `models` for the tenant default, else tenants/TENANT/models.
+        """
         return (
             self.models
             if tenant == DEFAULT_TENANT
@@ -60,39 +67,42 @@ class Home:
 
     @property
     def runs(self) -> Path:
-        """What running jobs keep: finished parts, so that a resumed job does the rest."""
+        """The directory of finished parts per job, from which a resumed job continues."""
         return self.path / "runs"
 
     @property
     def logs(self) -> Path:
-        """Logs of runners."""
+        """The directory of the runners' logs."""
         return self.path / "logs"
 
     @property
     def ray(self) -> Path:
-        """What is known of xcray's own local Ray."""
+        """The directory with the state of xcray's own local Ray."""
         return self.path / "ray"
 
     def run(self, job_id: str) -> Path:
-        """The folder of a job's finished parts."""
+        """Return the directory of a job's finished parts."""
         return self.runs / check_id(job_id)
 
     def log(self, job_id: str) -> Path:
-        """The log of a job, all its attempts."""
+        """Return the path of a job's log, which all its attempts share."""
         return self.logs / f"{check_id(job_id)}.log"
 
     def dataset(self, dataset_id: str) -> Path:
-        """The folder of a data set."""
+        """Return the directory of a data set."""
         return self.datasets / check_id(dataset_id)
 
 
-def store_in(folder: Path) -> str:
-    """The address of the store that lies in a home's folder."""
+def store_url_in(folder: Path) -> str:
+    """Return the URL of the store in a home directory."""
     return f"sqlite:///{folder.absolute() / 'xcray.db'}"
 
 
 def check_id(value: str) -> str:
-    """`value` when it looks like an id that the server makes; ParameterError otherwise. Paths come from ids only."""
-    if not ID.fullmatch(value):
+    """Return `value` if it has the form of a server-made id. Raises ParameterError if not.
+
+    Paths are built from checked ids only.
+    """
+    if not ID_PATTERN.fullmatch(value):
         raise ParameterError(f"{value[:40]!r} is not an id that the server made")
     return value

@@ -1,4 +1,4 @@
-"""What a job is: plain frozen records, JSON-ready; no storage, no clock."""
+"""Job, event and data set records: plain frozen data, JSON-ready, without storage or clock."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from typing import Any, Final
 TRAIN: Final = "train"
 PREDICT: Final = "predict"
 KINDS: Final = (TRAIN, PREDICT)
-TIMEOUT: Final = "TIMEOUT"  # reasons of jobs whose time was up
+TIMEOUT: Final = "TIMEOUT"  # Reasons of jobs that ran out of time.
 EXPIRED: Final = "EXPIRED"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One thing that somebody asked for: a training, or a batch prediction (`kind`). Times are UTC, ISO 8601, ending in Z.
+    """One submitted piece of work: a training or a batch prediction (`kind`).
 
-    `attempt` counts the claims and fences: only the newest attempt may write. `progress` is the last one reported
-    (phase, done, total, seconds, rate, eta, note); `result` is there when it SUCCEEDED: of a training model, version, sha256,
-    measures, ...; of a batch prediction output, rows, answered, skipped, parts, ...
+    Times are UTC in ISO 8601 and end in Z. `attempt` counts the claims and acts as a fencing token:
+    only the newest attempt can write. `progress` is the last report (phase, done, total, seconds,
+    rate, eta, note). `result` is set once the job SUCCEEDED. A training has model, version, sha256,
+    measures, ...; a batch prediction has output, rows, answered, skipped, parts, ...
 
-    Limits that may be null: `timeout_seconds` of running time over all attempts since submit or resume, of which `ran_seconds`
-    are used; `expires`, Unix seconds by which it must have ended; `max_attempts`, losses that fail it. `events` counts what
-    happened to it and changes with everything that can be seen of it but heartbeats. `model` and `dataset_id` are for filters.
+    Limits, each of which can be null: `timeout_seconds` of running time over all attempts since
+    submit or resume, of which `ran_seconds` are used; `expires`, the Unix second by which the job
+    must have ended; `max_attempts`, the number of losses after which it fails.
+
+    `events` counts the job's events. It changes with every visible change except heartbeats.
+    `model` and `dataset_id` are there for filters.
     """
 
     id: str
@@ -58,20 +62,27 @@ class Job:
     dataset_id: str | None = None
     events: int = 0
 
-    def overtime(self, now: float) -> str | None:
-        """Why it may not go on at Unix second `now`: TIMEOUT (it ran too long), EXPIRED (its time to end has come), or None."""
+    def overtime_reason(self, now: float) -> str | None:
+        """Return why the job must end at Unix second `now`, or None.
+
+        TIMEOUT: it used up its running time. EXPIRED: the time by which it must have ended has
+        passed.
+        """
         if self.timeout_seconds is not None and self.ran_seconds >= self.timeout_seconds:
             return TIMEOUT
         return EXPIRED if self.expires is not None and now >= self.expires else None
 
     def as_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary of all fields."""
+        """Return a JSON-ready dictionary of all fields."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to a job. `seq` rises within the job, with gaps; kinds: status, phase, progress, stop."""
+    """One event of a job. `seq` increases within the job, with gaps.
+
+    Kinds: status, phase, progress, epoch, stop.
+    """
 
     seq: int
     time: str
@@ -81,7 +92,10 @@ class Event:
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """A data set that the service holds: where it lies, whether it is READY, its figures, and how often it was changed."""
+    """A data set of the service: its path, status, statistics and number of changes.
+
+    Its files can be used when `status` is READY. `version` counts the changes of the record.
+    """
 
     id: str
     tenant: str
@@ -94,12 +108,12 @@ class DatasetRecord:
 
 
 def new_id(kind: str) -> str:
-    """A server-made id of 100 random bits: `job_` and 20 lowercase letters and digits (base 32)."""
+    """Return a new id of 100 random bits, such as `job_` and 20 base-32 characters."""
     return f"{kind}_{base64.b32encode(secrets.token_bytes(13)).decode().lower()[:20]}"
 
 
-def utc(seconds: float) -> str:
-    """Unix seconds as UTC ISO 8601 with milliseconds, ending in Z."""
+def format_utc(seconds: float) -> str:
+    """Return Unix seconds as UTC in ISO 8601 with milliseconds, ending in Z."""
     return (
         datetime.fromtimestamp(seconds, UTC)
         .isoformat(timespec="milliseconds")
@@ -108,7 +122,7 @@ def utc(seconds: float) -> str:
 
 
 def body_digest(body: Any) -> str:
-    """SHA-256 of a JSON value, the same for any order of its keys."""
+    """Return the SHA-256 of a JSON value, independent of the order of its keys."""
     return hashlib.sha256(
         json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

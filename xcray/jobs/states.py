@@ -1,4 +1,4 @@
-"""The states of a job and the moves between them. Ray's five words; a phase says more."""
+"""Job states and the allowed transitions. The five words are Ray's; the phase adds detail."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ SUCCEEDED: Final = "SUCCEEDED"
 FAILED: Final = "FAILED"
 
 STATUSES: Final = (PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED)
-TERMINAL: Final = frozenset(
-    {STOPPED, SUCCEEDED, FAILED}
-)  # nobody works on these; STOPPED and FAILED may be resumed
+# Terminal: no runner works on these. STOPPED and FAILED jobs can be resumed.
+TERMINAL: Final = frozenset({STOPPED, SUCCEEDED, FAILED})
 
 TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    PENDING: frozenset(
-        {RUNNING, STOPPED, FAILED}
-    ),  # claimed; stopped, or its time was up, before it began
-    RUNNING: frozenset({PENDING, STOPPED, SUCCEEDED, FAILED}),  # given back or lease lost; ended
+    # claimed; stopped or expired before it started
+    PENDING: frozenset({RUNNING, STOPPED, FAILED}),
+    RUNNING: frozenset({PENDING, STOPPED, SUCCEEDED, FAILED}),  # released or lease lost; ended
     STOPPED: frozenset({PENDING}),  # resumed
     FAILED: frozenset({PENDING}),  # resumed
-    SUCCEEDED: frozenset(),  # a result is for ever
+    SUCCEEDED: frozenset(),  # a result is final
 }
 
 QUEUED: Final = "QUEUED"  # the phase of a PENDING job
 STARTING: Final = "STARTING"  # claimed, nothing reported yet
 
 
-def allowed(old: str, new: str) -> bool:
-    """Whether a job may move from one status to another."""
+def is_allowed(old: str, new: str) -> bool:
+    """Return whether a job can move from one status to another."""
     return new in TRANSITIONS[old]

@@ -1,9 +1,13 @@
-"""Numba kernels: arrays in, arrays out; no classes, no I/O, no logging. All release the GIL and are cached on disk.
+"""Numba kernels: arrays in, arrays out; no classes, no I/O, no logging.
 
-Here is only what an image with a read-only root file system needs. Numba reads compiled kernels from one folder, and must be able
-to write there. Such an image names two: XCRAY_KERNELS, which `xcray compile` has filled, and NUMBA_CACHE_DIR, a place that can be
-written, where the first process puts links to them. So what was baked is loaded, and what was not is compiled and kept beside it.
-Numba's index names the processor, its features, its own version and the content of each source file: what does not fit is not used.
+All kernels release the GIL and are cached on disk.
+
+This module only handles images with a read-only root file system. Numba reads compiled kernels from
+one folder, which must be writable. Such an image sets two variables: XCRAY_KERNELS, the folder that
+`xcray compile-kernels` filled, and NUMBA_CACHE_DIR, a writable folder in which the first process
+creates links to it. So baked kernels are loaded, and all others are compiled and stored next to the
+links. Numba's index contains the processor, its features, the version of numba and the content of
+each source file; kernels that do not match are not used.
 """
 
 from __future__ import annotations
@@ -19,61 +23,74 @@ from xcray.errors import Unavailable
 V2: Final = ("cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
 V3: Final = (*V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 V4: Final = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+# processor features that code for each level can use: x86-64 psABI 1.0, table 3.1
 LEVELS: Final = {
     "x86-64-v2": V2,
     "x86-64-v3": V3,
     "x86-64-v4": V4,
-}  # what code for these may use: x86-64 psABI 1.0, table 3.1
+}
 
 
-def use_baked() -> None:
-    """Put links to baked kernels where numba looks, when the environment names both places; once, whichever process is first.
+def link_baked_kernels() -> None:
+    """Link baked kernels into numba's cache folder, if the environment names both folders.
 
-    Raises Unavailable when this processor can't run what NUMBA_CPU_NAME has kernels compiled for: it would end the process.
+    Done once, by the first process. Raises Unavailable if this processor cannot run the kernels
+    compiled for NUMBA_CPU_NAME, which would crash the process.
     """
-    baked, place = os.environ.get("XCRAY_KERNELS"), os.environ.get("NUMBA_CACHE_DIR")
-    if not baked or not place:
+    baked, cache = os.environ.get("XCRAY_KERNELS"), os.environ.get("NUMBA_CACHE_DIR")
+    if not baked or not cache:
         return
     folders = [
-        folder for folder in Path(baked).iterdir() if not (Path(place) / folder.name).exists()
+        folder for folder in Path(baked).iterdir() if not (Path(cache) / folder.name).exists()
     ]
     if folders:
         check_processor(os.environ.get("NUMBA_CPU_NAME", ""))
-        Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(cache).mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in folders:
-        link_all(folder, Path(place) / folder.name)
+        link_all(folder, Path(cache) / folder.name)
 
 
 def link_all(folder: Path, target: Path) -> None:
-    """Make `target`, a folder with a link to each file of `folder`; it appears whole. Somebody else may make it meanwhile."""
-    made = Path(tempfile.mkdtemp(prefix=".links-", dir=target.parent))
+    """Create the folder `target` with a link to each file of `folder`, atomically.
+
+    Another process can create it at the same time.
+    """
+    staging = Path(tempfile.mkdtemp(prefix=".links-", dir=target.parent))
     try:
         for entry in os.scandir(folder):
-            os.symlink(entry.path, made / entry.name)
-        made.rename(target)
+            os.symlink(entry.path, staging / entry.name)
+        staging.rename(target)
     except OSError:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         if not target.is_dir():
             raise
 
 
-def check_processor(wanted: str) -> None:
-    """Raise Unavailable when this processor lacks what `wanted`, the name of a level of x86-64, may use; other names pass."""
-    import llvmlite.binding as llvm  # here: who uses no image needs none of this
+def check_processor(level: str) -> None:
+    """Raise Unavailable if this processor lacks a feature of `level`, a level of x86-64.
 
-    needs = LEVELS.get(wanted, ())
-    there = llvm.get_host_cpu_features() if needs else {}
-    missing = [name for name in needs if not there.get(name)]
+    Other names pass.
+    """
+    # imported here: needed with baked kernels only
+    import llvmlite.binding as llvm
+
+    needs = LEVELS.get(level, ())
+    features = llvm.get_host_cpu_features() if needs else {}
+    missing = [name for name in needs if not features.get(name)]
     if missing:
         raise Unavailable(
-            f"this processor lacks {', '.join(missing)}, which kernels compiled for {wanted} use",
+            f"this processor lacks {', '.join(missing)}, which kernels compiled for {level} use",
             code="PROCESSOR",
-            hint="build the image with --build-arg XCRAY_CPU=x86-64-v2 (or generic), or run it on a newer processor",
+            hint="build the image with --build-arg XCRAY_CPU=x86-64-v2 (or generic), "
+            "or run it on a newer processor",
         )
 
 
-def missed() -> list[str]:
-    """Names of kernels in NUMBA_CACHE_DIR that were compiled here, not baked: files that are no links. Sorted."""
+def unbaked_kernels() -> list[str]:
+    """Return the names of kernels in NUMBA_CACHE_DIR that were compiled here, sorted.
+
+    These are the files that are not links.
+    """
     place = os.environ.get("NUMBA_CACHE_DIR")
     if not place:
         return []
@@ -86,4 +103,5 @@ def missed() -> list[str]:
     )
 
 
-use_baked()  # before numba hears of the first kernel, because then it chooses where that one's cache is
+# before the first kernel is imported, because numba chooses the location of its cache then
+link_baked_kernels()

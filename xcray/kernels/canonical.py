@@ -1,4 +1,4 @@
-"""Is a matrix what the other kernels trust it to be? They read without bounds checks, so foreign arrays pass here first."""
+"""Validation of matrices from outside: other kernels read them without bounds checks."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import numpy as np
 
 from xcray.arrays import CSR
 
+# messages by the code of `first_fault`
 FAULTS = (
     "",
     "its row offsets do not ascend within its entries",
-    "a column index lies outside of the matrix",
+    "a column index lies outside the matrix",
     "column indices do not ascend, or repeat",
     "a value is not finite",
-)  # code of first_fault -> what is wrong
+)
 
 
 @numba.njit(nogil=True, cache=True)
 def first_fault(matrix: CSR) -> tuple[int, int]:
-    """(code in FAULTS, row) of the first fault of a CSR; (0, -1) when it is sound. One pass, O(rows + entries)."""
+    """Return (code in FAULTS, row) of the first fault of a CSR; (0, -1) if it is valid.
+
+    One pass, O(rows + entries).
+    """
     indptr, indices, data = matrix.indptr, matrix.indices, matrix.data
     n_rows = len(indptr) - 1
     if n_rows < 0 or indptr[0] < 0 or indptr[n_rows] > min(len(indices), len(data)):

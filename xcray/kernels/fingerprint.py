@@ -1,4 +1,4 @@
-"""A number for each row of a sparse matrix, from its features and values to the bit: equal rows have equal numbers."""
+"""Row hashes of a sparse matrix: bit-identical rows have equal hashes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 from xcray.arrays import CSR
 from xcray.kernels.random import GAMMA, mix
 
-BUILT_ON = {"random": "bd4614dc"}
+BUILT_ON = {"random": "590530f4"}
 
 
 @numba.njit(nogil=True, cache=True)
 def fingerprints(matrix: CSR, bits: np.ndarray, seed: int) -> np.ndarray:
-    """(n_rows,) uint64 of the rows of a CSR; bits: its data viewed as uint32; seed: another one, other numbers.
+    """Return the hash of each row of a CSR: (n_rows,) uint64.
 
-    Different rows have different numbers but for a chance of 2^-64 a pair.
+    bits: the data of the CSR viewed as uint32; seed: selects the hash function. Different rows have
+    different hashes, except with a probability of 2^-64 per pair.
     """
     out = np.empty(len(matrix.indptr) - 1, np.uint64)
     for i in range(len(out)):

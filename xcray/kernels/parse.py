@@ -1,11 +1,12 @@
-"""The quick half of the svmlight reader: lines of the plain grammar, bytes in, arrays out.
+"""The fast path of the svmlight reader: lines of the plain grammar, from bytes to arrays.
 
     line    = [label *("," label)] *(blank index ":" value) [blanks] [CR] LF
     value   = ["+" | "-"] digits ["." digits] [("e" | "E") ["+" | "-"] digits]
 
-It accepts a line only when it is sure: indices ascend, labels do not repeat, everything is in range. At any other line
-it stops and says where; a careful parser (`data/readers/svmlight.py`) then reads or explains that one line. Values that a
-product of two exact doubles can't give correctly rounded are left to Python's float, token by token.
+A line is accepted only if it is certainly valid: indices ascend, labels do not repeat, all numbers
+are in range. At any other line the parser stops and returns its position. The full parser
+(`data/readers/svmlight.py`) then reads that line or reports its error. Values that a product of two
+exact doubles cannot represent with correct rounding are deferred to Python's float, token by token.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from xcray.arrays import Float32, Int32, Int64
 TAB, LF, CR, BLANK = 9, 10, 13, 32
 PLUS, COMMA, MINUS, DOT, COLON = 43, 44, 45, 46, 58
 ZERO, NINE, UPPER_E, LOWER_E = 48, 57, 69, 101
-EXACT = 1 << 53  # whole numbers up to here are exact doubles
-POWERS = 10.0 ** np.arange(23)  # so are these
+MAX_EXACT_INTEGER = 1 << 53  # integers up to here are exact doubles
+POWERS_OF_TEN = 10.0 ** np.arange(23)  # exact doubles too
 MAX_DECIMAL = 38  # a value below 1e38 is finite in float32
-SORTED_LABELS = 64  # label lists that do not ascend are sorted by insertion up to this length, which bounds the work
+# longer label lists must ascend; shorter ones are sorted by insertion
+MAX_UNSORTED_LABELS = 64
 
 
-class Rows(NamedTuple):
-    """Room for the rows of one block: row pointers, features and values, label pointers and labels, left-over values.
+class ParsedRows(NamedTuple):
+    """Output buffers for the rows of one block.
 
-    x_ptr, y_ptr: (rows + 1,); x_index, x_value: (features,); y_index: (labels,); slow: (features, 3), each the place in
-    x_value, and where the token starts and stops in the text.
+    x_ptr, y_ptr: (rows + 1,); x_index, x_value: (features,); y_index: (labels,); deferred:
+    (features, 3), for each deferred value its position in x_value, and start and end of its token
+    in the text.
     """
 
     x_ptr: Int64
@@ -38,11 +41,11 @@ class Rows(NamedTuple):
     x_value: Float32
     y_ptr: Int64
     y_index: Int32
-    slow: Int64
+    deferred: Int64
 
 
-class Bounds(NamedTuple):
-    """What a line may hold: the number of the first feature (0 or 1), D, K, and whether lines begin with labels."""
+class LineBounds(NamedTuple):
+    """Limits of a line: number of the first feature (0 or 1), D, K, and whether it has labels."""
 
     base: int
     n_features: int
@@ -52,7 +55,10 @@ class Bounds(NamedTuple):
 
 @numba.njit(nogil=True, cache=True)
 def capacity(text: Any) -> tuple[int, int, int]:
-    """Line feeds, colons and commas of a text (uint8): bounds on its rows, features and labels."""
+    """Return the numbers of line feeds, colons and commas of a text (uint8).
+
+    They are upper bounds on its rows, features and labels.
+    """
     lines = colons = commas = 0
     for c in text:
         lines += c == LF
@@ -63,13 +69,13 @@ def capacity(text: Any) -> tuple[int, int, int]:
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _is_digit(c: int) -> bool:
-    """Whether a byte is 0-9."""
+    """Return whether a byte is 0-9."""
     return ZERO <= c <= NINE
 
 
 @numba.njit(nogil=True, cache=True)
-def _whole(text: Any, pos: int) -> tuple[int, int]:
-    """A whole number of 1 to 10 digits and where it ends; -1 when there is none."""
+def _integer(text: Any, pos: int) -> tuple[int, int]:
+    """Return an integer of 1 to 10 digits and its end; -1 if there is none."""
     start, number = pos, 0
     while _is_digit(text[pos]) and pos - start <= 10:
         number = number * 10 + (text[pos] - ZERO)
@@ -79,10 +85,13 @@ def _whole(text: Any, pos: int) -> tuple[int, int]:
 
 @numba.njit(nogil=True, cache=True)
 def _put_label(labels: Int32, first: int, last: int, label: int) -> bool:
-    """Insert a label into the ascending run first..last-1; False when it repeats, or sorting would cost too much."""
+    """Insert a label into the ascending run first..last-1.
+
+    Returns False if it repeats, or if sorting would be too slow.
+    """
     k = last
     while k > first and labels[k - 1] >= label:
-        if labels[k - 1] == label or last - first > SORTED_LABELS:
+        if labels[k - 1] == label or last - first > MAX_UNSORTED_LABELS:
             return False
         labels[k] = labels[k - 1]
         k -= 1
@@ -92,12 +101,12 @@ def _put_label(labels: Int32, first: int, last: int, label: int) -> bool:
 
 @numba.njit(nogil=True, cache=True)
 def _exponent(text: Any, pos: int) -> tuple[int, int]:
-    """The exponent after its e, of at most 4 digits, and where it ends; the end is -1 when there is none."""
+    """Return the exponent after the e, of at most 4 digits, and its end; -1 if invalid."""
     sign = 1
     if text[pos] == PLUS or text[pos] == MINUS:
         sign = -1 if text[pos] == MINUS else 1
         pos += 1
-    number, end = _whole(text, pos)
+    number, end = _integer(text, pos)
     if number < 0 or end - pos > 4:
         return 0, -1
     return sign * number, end
@@ -105,7 +114,7 @@ def _exponent(text: Any, pos: int) -> tuple[int, int]:
 
 @numba.njit(nogil=True, cache=True)
 def _value(text: Any, pos: int) -> tuple[float, int, bool]:
-    """A decimal number, where it ends (-1: not one, or too large), and whether it is exactly the one meant."""
+    """Return a decimal number, its end (-1: invalid or too large), and whether it is exact."""
     negative = text[pos] == MINUS
     if negative or text[pos] == PLUS:
         pos += 1
@@ -131,26 +140,32 @@ def _value(text: Any, pos: int) -> tuple[float, int, bool]:
     if pos < 0 or whole + exponent > MAX_DECIMAL:
         return 0.0, -1, False
     power = exponent - fraction
-    if mantissa > EXACT or abs(power) > 22:  # 18 digits and more are always above EXACT
+    if mantissa > MAX_EXACT_INTEGER or abs(power) > 22:  # 18 digits and more are always above EXACT
         return 0.0, pos, False
-    magnitude = mantissa * POWERS[power] if power >= 0 else mantissa / POWERS[-power]
+    magnitude = mantissa * POWERS_OF_TEN[power] if power >= 0 else mantissa / POWERS_OF_TEN[-power]
     return (-magnitude if negative else magnitude), pos, True
 
 
 @numba.njit(nogil=True, cache=True)
-def _line(text: Any, pos: int, row: int, slow: int, out: Rows, bounds: Bounds) -> tuple[int, int]:
-    """Parse one line into row `row`; the start of the next line (-1: strange) and the number of left-over values."""
+def _line(
+    text: Any, pos: int, row: int, n_deferred: int, out: ParsedRows, bounds: LineBounds
+) -> tuple[int, int]:
+    """Parse one line into row `row`.
+
+    Returns the start of the next line (-1: not the plain grammar), and the number of deferred
+    values.
+    """
     x, y = out.x_ptr[row], out.y_ptr[row]
     need_blank = bounds.labels
     if bounds.labels and _is_digit(text[pos]):
         while True:
-            label, pos = _whole(text, pos)
+            label, pos = _integer(text, pos)
             if (
                 label < 0
                 or label >= bounds.n_labels
                 or not _put_label(out.y_index, out.y_ptr[row], y, label)
             ):
-                return -1, slow
+                return -1, n_deferred
             y += 1
             if text[pos] != COMMA:
                 break
@@ -162,7 +177,7 @@ def _line(text: Any, pos: int, row: int, slow: int, out: Rows, bounds: Bounds) -
             pos += 1
         if text[pos] == LF or (text[pos] == CR and text[pos + 1] == LF):
             break
-        index, end = _whole(text, pos)
+        index, end = _integer(text, pos)
         index -= bounds.base
         if (
             (pos == start and need_blank)
@@ -170,36 +185,47 @@ def _line(text: Any, pos: int, row: int, slow: int, out: Rows, bounds: Bounds) -
             or index >= bounds.n_features
             or text[end] != COLON
         ):
-            return -1, slow
+            return -1, n_deferred
         value, pos, exact = _value(text, end + 1)
         if pos < 0 or not (
             text[pos] == BLANK or text[pos] == LF or text[pos] == TAB or text[pos] == CR
         ):
-            return -1, slow
+            return -1, n_deferred
         if not exact:
-            out.slow[slow, 0], out.slow[slow, 1], out.slow[slow, 2] = x, end + 1, pos
-            slow += 1
+            (
+                out.deferred[n_deferred, 0],
+                out.deferred[n_deferred, 1],
+                out.deferred[n_deferred, 2],
+            ) = x, end + 1, pos
+            n_deferred += 1
         out.x_index[x], out.x_value[x] = index, value
         x += 1
         previous, need_blank = index, True
     if x == out.x_ptr[row] and y == out.y_ptr[row]:
-        return -1, slow  # a blank line, which is no row
+        return -1, n_deferred  # a blank line is not a row
     out.x_ptr[row + 1], out.y_ptr[row + 1] = x, y
-    return pos + (2 if text[pos] == CR else 1), slow
+    return pos + (2 if text[pos] == CR else 1), n_deferred
 
 
 @numba.njit(nogil=True, cache=True)
 def parse_lines(
-    text: Any, pos: int, row: int, last_row: int, slow: int, out: Rows, bounds: Bounds
+    text: Any,
+    pos: int,
+    row: int,
+    last_row: int,
+    n_deferred: int,
+    out: ParsedRows,
+    bounds: LineBounds,
 ) -> tuple[int, int, int]:
-    """Parse lines of `text` from `pos` into rows `row`, `row` + 1, ... of `out`.
+    """Parse lines of `text` from `pos` on into rows `row`, `row` + 1, ... of `out`.
 
-    text: (n,) uint8, read-only, ending with LF. slow: left-over values so far. Returns the position it stopped at (the end,
-    a line it is not sure of, or the first line after row `last_row` - 1), the next row, and the left-over values.
+    text: (n,) uint8, read-only, ending with LF. n_deferred: number of deferred values so far.
+    Returns the position where it stopped (the end, a line outside the plain grammar, or the first
+    line after row `last_row` - 1), the next row, and the number of deferred values.
     """
     while pos < len(text) and row < last_row:
-        end, left = _line(text, pos, row, slow, out, bounds)
+        end, left = _line(text, pos, row, n_deferred, out, bounds)
         if end < 0:
             break
-        pos, row, slow = end, row + 1, left
-    return pos, row, slow
+        pos, row, n_deferred = end, row + 1, left
+    return pos, row, n_deferred

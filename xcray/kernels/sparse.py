@@ -1,6 +1,6 @@
-"""Sparse matrices turned, measured and cut: the arithmetic behind both orientations of a data set.
+"""Sparse matrix operations: transpose, row norms, row selection.
 
-Every public function takes read-only arrays (`arrays.csr`, `arrays.pattern`) and gives read-only arrays, so each
+Every public function takes and returns read-only arrays (`arrays.csr`, `arrays.pattern`), so each
 kernel is compiled once.
 """
 
@@ -14,7 +14,7 @@ from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, froz
 
 @numba.njit(nogil=True, cache=True)
 def _column_starts(indices: Int32, n_cols: int) -> Int64:
-    """Where each column begins once entries are sorted by column: a running count."""
+    """Return the start of each column once entries are sorted by column."""
     starts = np.zeros(n_cols + 1, np.int64)
     for p in range(len(indices)):
         starts[indices[p] + 1] += 1
@@ -27,7 +27,7 @@ def _column_starts(indices: Int32, n_cols: int) -> Int64:
 def _transpose(
     indptr: Int64, indices: Int32, data: Float32, n_cols: int
 ) -> tuple[Int64, Int32, Float32]:
-    """Counting sort by column; stable, so rows ascend within each column."""
+    """Sort entries by column with a stable counting sort, so rows ascend within each column."""
     starts = _column_starts(indices[: indptr[-1]], n_cols)
     rows = np.empty(starts[-1], np.int32)
     values = np.empty(starts[-1], np.float32)
@@ -37,12 +37,12 @@ def _transpose(
             rows[starts[j]] = i
             values[starts[j]] = data[p]
             starts[j] += 1
-    return _shifted(starts), rows, values
+    return _shift_back(starts), rows, values
 
 
 @numba.njit(nogil=True, cache=True)
 def _transpose_pattern(indptr: Int64, indices: Int32, n_cols: int) -> tuple[Int64, Int32]:
-    """`_transpose` without values."""
+    """Run `_transpose` without values."""
     starts = _column_starts(indices[: indptr[-1]], n_cols)
     rows = np.empty(starts[-1], np.int32)
     for i in range(len(indptr) - 1):
@@ -50,12 +50,12 @@ def _transpose_pattern(indptr: Int64, indices: Int32, n_cols: int) -> tuple[Int6
             j = indices[p]
             rows[starts[j]] = i
             starts[j] += 1
-    return _shifted(starts), rows
+    return _shift_back(starts), rows
 
 
 @numba.njit(nogil=True, cache=True)
-def _shifted(ends: Int64) -> Int64:
-    """Column ends, as the fill leaves them, back to column starts; in place."""
+def _shift_back(ends: Int64) -> Int64:
+    """Turn the column ends that the fill leaves into column starts, in place."""
     for j in range(len(ends) - 1, 0, -1):
         ends[j] = ends[j - 1]
     ends[0] = 0
@@ -64,7 +64,10 @@ def _shifted(ends: Int64) -> Int64:
 
 @numba.njit(nogil=True, cache=True)
 def _row_norms_sq(indptr: Int64, indices: Int32, data: Float32, weights: Float32) -> Float64:
-    """Sum of squares of each row, in float64; each times the weight of its column where there are weights."""
+    """Return the sum of squares of each row in float64.
+
+    Each square is multiplied by the weight of its column if there are weights.
+    """
     norms = np.zeros(len(indptr) - 1, np.float64)
     for i in range(len(norms)):
         total = 0.0
@@ -77,56 +80,69 @@ def _row_norms_sq(indptr: Int64, indices: Int32, data: Float32, weights: Float32
 
 @numba.njit(nogil=True, cache=True)
 def _positions(indptr: Int64, rows: Int64) -> tuple[Int64, Int64]:
-    """Row pointers of the chosen rows, and where each of their entries lies in the source."""
-    chosen = np.zeros(len(rows) + 1, np.int64)
+    """Return row pointers of the selected rows, and the source position of each entry."""
+    row_starts = np.zeros(len(rows) + 1, np.int64)
     for r in range(len(rows)):
-        chosen[r + 1] = chosen[r] + indptr[rows[r] + 1] - indptr[rows[r]]
-    places = np.empty(chosen[-1], np.int64)
+        row_starts[r + 1] = row_starts[r] + indptr[rows[r] + 1] - indptr[rows[r]]
+    positions = np.empty(row_starts[-1], np.int64)
     for r in range(len(rows)):
         first = indptr[rows[r]]
-        for p in range(chosen[r], chosen[r + 1]):
-            places[p] = first + p - chosen[r]
-    return chosen, places
+        for p in range(row_starts[r], row_starts[r + 1]):
+            positions[p] = first + p - row_starts[r]
+    return row_starts, positions
 
 
 def transpose(X: CSR) -> CSR:
-    """The CSR (n_cols x n_rows) of the transpose; column indices ascend; float32. X must start at indptr 0."""
+    """Return the transpose: CSR (n_cols, n_rows) float32, column indices ascending.
+
+    X must start at indptr 0.
+    """
     return csr(*_transpose(X.indptr, X.indices, X.data, X.n_cols), X.n_rows)
 
 
 def transpose_pattern(Y: Pattern) -> Pattern:
-    """The Pattern (n_cols x n_rows) of the transpose; column indices ascend. Y must start at indptr 0."""
+    """Return the transpose: Pattern (n_cols, n_rows), column indices ascending.
+
+    Y must start at indptr 0.
+    """
     return pattern(*_transpose_pattern(Y.indptr, Y.indices, Y.n_cols), Y.n_rows)
 
 
 def row_norms_sq(X: CSR, weights: Float32 | None = None) -> Float64:
-    """Squared Euclidean norm of each row of X, summed in float64 in ascending column order: (n_rows,) float64.
+    """Return the squared Euclidean norm of each row of X: (n_rows,) float64.
 
-    weights: (n_cols,) float32, what the square of each entry is multiplied by; None or empty for 1.
+    Summed in float64 in ascending column order. weights: (n_cols,) float32 factors of the squares;
+    None or empty for 1.
     """
     weights = frozen(np.empty(0) if weights is None else weights, np.float32)
     return frozen(_row_norms_sq(X.indptr, X.indices, X.data, weights), np.float64)
 
 
 def take_rows(X: CSR, rows: Int64) -> CSR:
-    """The rows of X numbered by `rows` (int64, any order, repeats allowed), in that order: (len(rows) x n_cols)."""
-    indptr, places = _positions(X.indptr, frozen(rows, np.int64))
-    return csr(indptr, X.indices[places], X.data[places], X.n_cols)
+    """Return these rows of X in this order: (len(rows), n_cols).
+
+    rows: int64, in any order, repeats allowed.
+    """
+    indptr, positions = _positions(X.indptr, frozen(rows, np.int64))
+    return csr(indptr, X.indices[positions], X.data[positions], X.n_cols)
 
 
 def take_pattern_rows(Y: Pattern, rows: Int64) -> Pattern:
-    """The rows of Y numbered by `rows` (int64, any order, repeats allowed), in that order: (len(rows) x n_cols)."""
-    indptr, places = _positions(Y.indptr, frozen(rows, np.int64))
-    return pattern(indptr, Y.indices[places], Y.n_cols)
+    """Return these rows of Y in this order: (len(rows), n_cols).
+
+    rows: int64, in any order, repeats allowed.
+    """
+    indptr, positions = _positions(Y.indptr, frozen(rows, np.int64))
+    return pattern(indptr, Y.indices[positions], Y.n_cols)
 
 
 def row_range(X: CSR, start: int, stop: int) -> CSR:
-    """Rows start..stop-1 of X as views of its indices and values; only the row pointers are new."""
+    """Return rows start..stop-1 of X; indices and values are views."""
     lo, hi = X.indptr[start], X.indptr[stop]
     return csr(X.indptr[start : stop + 1] - lo, X.indices[lo:hi], X.data[lo:hi], X.n_cols)
 
 
 def pattern_range(Y: Pattern, start: int, stop: int) -> Pattern:
-    """Rows start..stop-1 of Y as views of its indices; only the row pointers are new."""
+    """Return rows start..stop-1 of Y; indices are a view."""
     lo, hi = Y.indptr[start], Y.indptr[stop]
     return pattern(Y.indptr[start : stop + 1] - lo, Y.indices[lo:hi], Y.n_cols)

@@ -1,8 +1,9 @@
-"""Texts to tf-idf rows without a Python object per term: cut, folded, looked up, counted, weighed.
+"""Tf-idf rows from texts, without a Python object per term.
 
-Two kinds of texts come in. Plain ones are ASCII and cut here, by the default pattern: a token is two and more letters, digits and
-underscores. The others were cut before, by a regular expression: each word is ended by the byte 255, which UTF-8 never uses,
-then comes the byte 254, then the terms that stay outside n-grams, each ended by 255.
+There are two kinds of texts. Plain texts are ASCII and are tokenized here, by the default pattern:
+a token is two or more letters, digits and underscores. Other texts were tokenized before, by a
+regular expression: each word ends with the byte 255, which UTF-8 never uses; then follows the byte
+254, then the terms that are not part of n-grams, each ended by 255.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ import numba
 import numpy as np
 
 from xcray.arrays import Float32, Float64, Int32, Int64
-from xcray.kernels.vocabulary import Vocabulary, Words, begun, continued, find
+from xcray.kernels.vocabulary import Vocabulary, Words, extend_state, find, initial_state
 
-BUILT_ON = {"vocabulary": "272cfe3e"}
+BUILT_ON = {"vocabulary": "8983b0a5"}
 
 BLANK, UNDERSCORE, ZERO, NINE, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 32, 95, 48, 57, 65, 90, 97, 122
 _C, _E, _H, _I, _N, _R, _S, _T, _U, _X, _Y = b"cehinrstuxy"
-END, OUTSIDE = 255, 254  # of a word that was cut before; of all words
-NOT, LOWER, UPPER, DIGIT, JOINT = 0, 1, 2, 3, 4  # kinds of bytes
+# in tokenized texts: ends a word; ends all words
+WORD_END, WORDS_END = 255, 254
+# kinds of bytes
+OTHER, LOWER, UPPER, DIGIT, JOINT = 0, 1, 2, 3, 4
 
 
-class Rules(NamedTuple):
-    """How plain texts become terms, see `data.terms.TextParams`; n-grams are made for both kinds.
+class TextRules(NamedTuple):
+    """How plain texts become terms, see `data.text.tokenizer.TextParams`.
 
-    aliases: tokens to be read as others; read_as: what to read each of them as, in the same order.
+    N-grams are made for both kinds of texts. aliases: tokens to be replaced; read_as: their
+    replacements, in the same order.
     """
 
     lowercase: bool
@@ -37,36 +41,46 @@ class Rules(NamedTuple):
     read_as: Words
 
 
-class Weighing(NamedTuple):
-    """idf: (D,) float64; tf: what a count of 1, 2, ... weighs, float64; empty when a count weighs what it is."""
+class TermWeights(NamedTuple):
+    """Weights of terms.
+
+    idf: (D,) float64; tf: weights of the counts 1, 2, ..., float64; empty if a count is its own
+    weight.
+    """
 
     idf: Float64
     tf: Float64
 
 
-class Room(NamedTuple):
-    """Working memory for one text. letters: its words, each followed by a blank; ends: where each ends; found: numbers of terms."""
+class Workspace(NamedTuple):
+    """Working memory for one text.
+
+    letters: its words, each followed by a blank; ends: end of each word; terms: numbers of terms.
+    """
 
     letters: Any
     ends: Int64
-    found: Int32
+    terms: Int32
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _kind(c: int) -> int:
-    """What a byte is for tokens and identifiers."""
+    """Return the kind of a byte in tokens and identifiers."""
     if LOWER_A <= c <= LOWER_Z:
         return LOWER
     if UPPER_A <= c <= UPPER_Z:
         return UPPER
     if ZERO <= c <= NINE:
         return DIGIT
-    return JOINT if c == UNDERSCORE else NOT
+    return JOINT if c == UNDERSCORE else OTHER
 
 
 @numba.njit(nogil=True, cache=True)
 def _part_end(text: Any, p: int, stop: int) -> int:
-    """Where the part of an identifier that starts at p ends: HTTP|Error|2; p itself for an underscore."""
+    """Return the end of the part of an identifier that starts at p, as in HTTP|Error|2.
+
+    Returns p for an underscore.
+    """
     kind = _kind(text[p])
     if kind == JOINT:
         return p
@@ -76,7 +90,7 @@ def _part_end(text: Any, p: int, stop: int) -> int:
     if kind != UPPER or q == stop or _kind(text[q]) != LOWER:
         return q
     if q - p > 1:
-        return q - 1  # the last capital begins the next word
+        return q - 1  # the last capital starts the next word
     while q < stop and _kind(text[q]) == LOWER:
         q += 1
     return q
@@ -84,7 +98,10 @@ def _part_end(text: Any, p: int, stop: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def _singular_end(w: Any, start: int, stop: int) -> int:
-    """Where the singular of a word ends, by the rules of `data.terms.singular`; "ies" becomes "y" in place."""
+    """Return the end of the singular of a word; "ies" becomes "y" in place.
+
+    The rules are those of `data.text.tokenizer.singular`.
+    """
     n = stop - start
     if n < 4 or w[stop - 1] != _S:
         return stop
@@ -105,7 +122,7 @@ def _singular_end(w: Any, start: int, stop: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def _put(text: Any, start: int, stop: int, lowercase: bool, letters: Any, at: int) -> int:
-    """Copy a token to letters[at:], folding case when asked to; where it ends."""
+    """Copy a token to letters[at:], in lower case if requested; return its end."""
     for p in range(start, stop):
         c = text[p]
         if lowercase and UPPER_A <= c <= UPPER_Z:
@@ -116,14 +133,19 @@ def _put(text: Any, start: int, stop: int, lowercase: bool, letters: Any, at: in
 
 
 @numba.njit(nogil=True, cache=True)
-def _put_word(text: Any, start: int, stop: int, rules: Rules, room: Room, at: int, n: int) -> int:
-    """Copy a token as word number n to letters[at:], folded by the rules, and a blank; where the next begins."""
-    w = room.letters
+def _put_word(
+    text: Any, start: int, stop: int, rules: TextRules, workspace: Workspace, at: int, n: int
+) -> int:
+    """Copy a token as word number n to letters[at:], normalised by the rules.
+
+    Returns the start of the next word.
+    """
+    w = workspace.letters
     end = _put(text, start, stop, rules.lowercase, w, at)
     if rules.fold_plurals:
         end = _singular_end(w, at, end)
     if len(rules.read_as.offsets) > 1:
-        state = continued(begun(rules.aliases.seed), w, at, end)
+        state = extend_state(initial_state(rules.aliases.seed), w, at, end)
         alias = find(rules.aliases, w, at, end, state)
         if alias >= 0:
             first, last = rules.read_as.offsets[alias], rules.read_as.offsets[alias + 1]
@@ -131,35 +153,39 @@ def _put_word(text: Any, start: int, stop: int, rules: Rules, room: Room, at: in
             for p in range(first, last):
                 w[end] = rules.read_as.letters[p]
                 end += 1
-    room.ends[n] = end
+    workspace.ends[n] = end
     w[end] = BLANK
     return end + 1
 
 
 @numba.njit(nogil=True, cache=True)
-def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, found: Int32, m: int) -> int:
-    """Add a term to those found when it is known; how many there are."""
-    j = find(vocabulary, w, start, stop, continued(begun(vocabulary.seed), w, start, stop))
+def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, terms: Int32, m: int) -> int:
+    """Append a term if it is in the vocabulary; return the number of terms."""
+    j = find(
+        vocabulary, w, start, stop, extend_state(initial_state(vocabulary.seed), w, start, stop)
+    )
     if j >= 0:
-        found[m] = j
+        terms[m] = j
         m += 1
     return m
 
 
 @numba.njit(nogil=True, cache=True)
-def _plain(
-    text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: Rules, room: Room
+def _tokenize(
+    text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: TextRules, workspace: Workspace
 ) -> tuple[int, int]:
-    """Cut an ASCII text into words; how many, and how many terms were found among the identifiers themselves."""
-    at: Any = np.int64(
-        0
-    )  # not 0: a literal has a type of its own, and what it is handed to is compiled once more for it
+    """Split an ASCII text into words.
+
+    Returns the number of words, and the number of terms among the identifiers themselves.
+    """
+    # not 0: literals have their own type, for which callees would be compiled again
+    at: Any = np.int64(0)
     n: Any = np.int64(0)
     m: Any = np.int64(0)
     p = start
     while p < stop:
         first = p
-        while p < stop and _kind(text[p]) != NOT:
+        while p < stop and _kind(text[p]) != OTHER:
             p += 1
         if p - first < 2:
             p += p == first
@@ -170,77 +196,81 @@ def _plain(
             parts += end > q
             q = max(end, q + 1)
         if parts < 2:
-            at = _put_word(text, first, p, rules, room, at, n)
+            at = _put_word(text, first, p, rules, workspace, at, n)
             n += 1
             continue
         q = first
         while q < p:
             end = _part_end(text, q, p)
             if end - q > 1:
-                at = _put_word(text, q, end, rules, room, at, n)
+                at = _put_word(text, q, end, rules, workspace, at, n)
                 n += 1
             q = max(end, q + 1)
-        end = _put(
-            text, first, p, rules.lowercase, room.letters, at
-        )  # not a word: the next one overwrites it
-        m = _look_up(vocabulary, room.letters, at, end, room.found, m)
+        # not a word: the next word overwrites it
+        end = _put(text, first, p, rules.lowercase, workspace.letters, at)
+        m = _look_up(vocabulary, workspace.letters, at, end, workspace.terms, m)
     return n, m
 
 
 @numba.njit(nogil=True, cache=True)
-def _cut_before(
-    text: Any, start: int, stop: int, vocabulary: Vocabulary, room: Room
+def _read_tokens(
+    text: Any, start: int, stop: int, vocabulary: Vocabulary, workspace: Workspace
 ) -> tuple[int, int]:
-    """The words of a text that was cut before; results as `_plain`."""
+    """Read the words of a tokenized text; return the same as `_tokenize`."""
     n: Any = np.int64(0)
     m: Any = np.int64(0)
     p = start
-    while p < stop and text[p] != OUTSIDE:
+    while p < stop and text[p] != WORDS_END:
         c = text[p]
-        if c == END:
-            room.ends[n] = p - start
+        if c == WORD_END:
+            workspace.ends[n] = p - start
             n += 1
             c = BLANK
-        room.letters[p - start] = c
+        workspace.letters[p - start] = c
         p += 1
     begin = p + 1 - start
     for q in range(p + 1, stop):
-        room.letters[q - start] = text[q]
-        if text[q] == END:
-            m = _look_up(vocabulary, room.letters, begin, q - start, room.found, m)
+        workspace.letters[q - start] = text[q]
+        if text[q] == WORD_END:
+            m = _look_up(vocabulary, workspace.letters, begin, q - start, workspace.terms, m)
             begin = q + 1 - start
     return n, m
 
 
 @numba.njit(nogil=True, cache=True)
-def _runs(vocabulary: Vocabulary, n: int, longest: int, room: Room, m: int) -> int:
-    """Look up all runs of 1 to `longest` of n words; how many terms are found now."""
-    w = room.letters
+def _look_up_ngrams(
+    vocabulary: Vocabulary, n: int, longest: int, workspace: Workspace, m: int
+) -> int:
+    """Look up all runs of 1 to `longest` of n words; return the number of terms."""
+    w = workspace.letters
     begin: Any = np.int64(0)
     for i in range(n):
-        state, p = begun(vocabulary.seed), begin
+        state, p = initial_state(vocabulary.seed), begin
         for last in range(i, min(i + longest, n)):
-            stop = room.ends[last]
-            state = continued(state, w, p, stop)
+            stop = workspace.ends[last]
+            state = extend_state(state, w, p, stop)
             j = find(vocabulary, w, begin, stop, state)
             if j >= 0:
-                room.found[m] = j
+                workspace.terms[m] = j
                 m += 1
             p = stop
-        begin = room.ends[i] + 1
+        begin = workspace.ends[i] + 1
     return m
 
 
 @numba.njit(nogil=True, cache=True)
 def _weigh(
-    found: Int32, weighing: Weighing, columns: Int32, weights: Float64, values: Float32
+    terms: Int32, weighing: TermWeights, columns: Int32, weights: Float64, values: Float32
 ) -> tuple[int, int]:
-    """Count the terms found and weigh them, a row of length 1; how many entries, and the largest count."""
-    found.sort()
+    """Count and weigh the terms as a row of length 1.
+
+    Returns the number of entries, and the largest count.
+    """
+    terms.sort()
     n, most, i, total = 0, 0, 0, 0.0
-    while i < len(found):
-        j, count = found[i], 1
-        while i + count < len(found) and found[i + count] == j:
+    while i < len(terms):
+        j, count = terms[i], 1
+        while i + count < len(terms) and terms[i + count] == j:
             count += 1
         i += count
         most = max(most, count)
@@ -258,57 +288,62 @@ def _weigh(
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def _longer(items: Any, n: int, least: int) -> Any:
-    """The first n items in an array at least twice as long."""
+def _enlarge(items: Any, n: int, least: int) -> Any:
+    """Return the first n items in an array at least twice as long."""
     out = np.empty(max(2 * len(items), least), items.dtype)
-    for i in range(
-        n
-    ):  # a loop: assigning a slice makes numba compile the words of its error too, which takes seconds
+    # a loop: for a slice assignment numba would also compile its error message, which takes seconds
+    for i in range(n):
         out[i] = items[i]
     return out
 
 
-def unnamed(value: Any) -> Any:
-    """NamedTuples as plain tuples, also within: their fields in order."""
-    return tuple(map(unnamed, value)) if isinstance(value, tuple) else value
+def as_plain_tuple(value: Any) -> Any:
+    """Convert nested NamedTuples to plain tuples."""
+    return tuple(map(as_plain_tuple, value)) if isinstance(value, tuple) else value
 
 
 @numba.njit(nogil=True, cache=True)
-def rows_of_texts(
+def vectorize_texts(
     text: Any, starts: Int64, cut: Any, vocabulary: Any, rules: Any, weighing: Any
 ) -> tuple[Int64, Int32, Float32, int]:
-    """The rows (indptr, indices, values) of texts, columns ascending, each of length 1, and the largest count of a term.
+    """Return the rows of texts (indptr, indices, values) and the largest count of a term.
 
-    text: uint8, all texts end to end; starts: (n + 1,) int64, where each begins; cut: (n,) uint8, 1 for a text that was cut
-    before. A count that `weighing` does not reach with its tf is weighed as it is: then call again with a longer one.
-    vocabulary, rules, weighing: `Vocabulary`, `Rules` and `Weighing` as `unnamed` gives them: to hand these over by name costs 6
-    microseconds a call, without names 1.
+    Columns ascend, and each row has length 1. text: uint8, all texts concatenated; starts: (n + 1,)
+    int64, start of each; cut: (n,) uint8, 1 for a tokenized text. Counts beyond the tf of
+    `weighing` are their own weight; then call again with a longer tf. vocabulary, rules, weighing:
+    `Vocabulary`, `TextRules` and `TermWeights` converted by `as_plain_tuple`: passing NamedTuples
+    costs 6 microseconds per call, plain tuples 1.
     """
     known = Vocabulary(Words(vocabulary[0][0], vocabulary[0][1]), vocabulary[1], vocabulary[2])
     a, r = rules[4], rules[5]
     aliases = Vocabulary(Words(a[0][0], a[0][1]), a[1], a[2])
-    how = Rules(rules[0], rules[1], rules[2], rules[3], aliases, Words(r[0], r[1]))
-    return _rows(text, starts, cut, known, how, Weighing(weighing[0], weighing[1]))
+    how = TextRules(rules[0], rules[1], rules[2], rules[3], aliases, Words(r[0], r[1]))
+    return _vectorize(text, starts, cut, known, how, TermWeights(weighing[0], weighing[1]))
 
 
 @numba.njit(nogil=True, cache=True)
-def _rows(
-    text: Any, starts: Int64, cut: Any, vocabulary: Vocabulary, rules: Rules, weighing: Weighing
+def _vectorize(
+    text: Any,
+    starts: Int64,
+    cut: Any,
+    vocabulary: Vocabulary,
+    rules: TextRules,
+    weighing: TermWeights,
 ) -> tuple[Int64, Int32, Float32, int]:
-    """What `rows_of_texts` gives."""
+    """Run `vectorize_texts` with NamedTuples."""
     longest = 0
     for i in range(len(cut)):
         longest = max(longest, starts[i + 1] - starts[i])
-    spelt = 0
+    longest_alias = 0
     for j in range(len(rules.read_as.offsets) - 1):
-        spelt = max(spelt, rules.read_as.offsets[j + 1] - rules.read_as.offsets[j])
+        longest_alias = max(longest_alias, rules.read_as.offsets[j + 1] - rules.read_as.offsets[j])
     words = longest + 1
-    room = Room(
-        np.empty(3 * words + (words // 2 + 1) * spelt, np.uint8),
+    workspace = Workspace(
+        np.empty(3 * words + (words // 2 + 1) * longest_alias, np.uint8),
         np.empty(words, np.int64),
         np.empty(words * (rules.ngram_max + 1), np.int32),
     )
-    weights = np.empty(len(room.found), np.float64)
+    weights = np.empty(len(workspace.terms), np.float64)
     indptr = np.zeros(len(cut) + 1, np.int64)
     columns, values = (
         np.empty(len(text) // 4 + 16, np.int32),
@@ -317,13 +352,13 @@ def _rows(
     at, most = 0, 0
     for i in range(len(cut)):
         if cut[i]:
-            n, m = _cut_before(text, starts[i], starts[i + 1], vocabulary, room)
+            n, m = _read_tokens(text, starts[i], starts[i + 1], vocabulary, workspace)
         else:
-            n, m = _plain(text, starts[i], starts[i + 1], vocabulary, rules, room)
-        m = _runs(vocabulary, n, rules.ngram_max, room, m)
+            n, m = _tokenize(text, starts[i], starts[i + 1], vocabulary, rules, workspace)
+        m = _look_up_ngrams(vocabulary, n, rules.ngram_max, workspace, m)
         if at + m > len(columns):
-            columns, values = _longer(columns, at, at + m), _longer(values, at, at + m)
-        n, count = _weigh(room.found[:m], weighing, columns[at:], weights, values[at:])
+            columns, values = _enlarge(columns, at, at + m), _enlarge(values, at, at + m)
+        n, count = _weigh(workspace.terms[:m], weighing, columns[at:], weights, values[at:])
         at += n
         most = max(most, count)
         indptr[i + 1] = at

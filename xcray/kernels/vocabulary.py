@@ -1,8 +1,10 @@
-"""A table of terms that is searched where it lies, in a file or in memory: open addressing over the bytes of Arrow strings.
+"""Hash table of terms, searchable in place in a file or in memory.
 
-A slot holds 32 bits of a term's hash and its number + 1; an empty slot is 0. A term is looked for from the place its hash gives
-until it is found or a slot is empty; what is found is compared byte by byte, so an answer is never a guess. The table is a
-function of the terms alone: the first of the seeds 0, 1, 2, ... under which no term lies `FARTHEST` slots or more from its place.
+Open addressing over the bytes of Arrow strings. A slot holds 32 bits of the hash of a term and its
+number + 1; an empty slot is 0. A lookup probes from the position given by the hash until the term
+or an empty slot is found, and compares candidates byte by byte, so results are always exact. The
+table is a function of the terms only: it uses the first of the seeds 0, 1, 2, ... for which every
+term is fewer than `MAX_PROBES` slots from its position.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ import numpy as np
 from xcray.arrays import Int64
 from xcray.kernels.random import mix
 
-BUILT_ON = {"random": "bd4614dc"}
+BUILT_ON = {"random": "590530f4"}
 
-FARTHEST = 1024  # slots; chance alone stays below 100 with a million terms, a collection made to collide does not
+# random terms need fewer than 100 probes in a table of a million; adversarial terms can need more
+MAX_PROBES = 1024
 PRIME = np.uint64(0x100000001B3)  # of the FNV-1a hash
 BASIS = np.uint64(0xCBF29CE484222325)
-LOW = np.uint64(0xFFFFFFFF)
-HALF = np.uint64(32)
+LOW_MASK = np.uint64(0xFFFFFFFF)
+HALF_BITS = np.uint64(32)
 
 
 class Words(NamedTuple):
-    """Strings end to end: word j is letters[offsets[j] : offsets[j + 1]].
+    """Concatenated strings: word j is letters[offsets[j] : offsets[j + 1]].
 
     offsets: (n + 1,) int64; letters: uint8, UTF-8.
     """
@@ -35,7 +38,10 @@ class Words(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """Words that can be found. slots: uint64, more than there are words; seed: of the hash."""
+    """Searchable words.
+
+    slots: uint64, more slots than words; seed: of the hash function.
+    """
 
     words: Words
     slots: Any
@@ -43,14 +49,17 @@ class Vocabulary(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def begun(seed: int) -> np.uint64:
-    """The state of a hash before the first byte."""
+def initial_state(seed: int) -> np.uint64:
+    """Return the state of a hash before the first byte."""
     return BASIS ^ (np.uint64(seed) * PRIME)
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def continued(state: np.uint64, text: Any, start: int, stop: int) -> np.uint64:
-    """The state after bytes [start, stop) of a text (uint8): hashing "ab" is hashing "a" and going on with "b"."""
+def extend_state(state: np.uint64, text: Any, start: int, stop: int) -> np.uint64:
+    """Return the state after bytes [start, stop) of a text (uint8).
+
+    Hashing "ab" equals hashing "a" and continuing with "b".
+    """
     for p in range(start, stop):
         state = (state ^ np.uint64(text[p])) * PRIME
     return state
@@ -58,7 +67,10 @@ def continued(state: np.uint64, text: Any, start: int, stop: int) -> np.uint64:
 
 @numba.njit(nogil=True, cache=True, inline="always")
 def _equal(words: Words, j: int, text: Any, start: int, stop: int) -> bool:
-    """Whether word j is bytes [start, stop) of a text; False for a place outside the words, which a damaged file may name."""
+    """Return whether word j equals bytes [start, stop) of a text.
+
+    Returns False for positions outside the words, which a damaged file can contain.
+    """
     if j >= len(words.offsets) - 1:
         return False
     first, last = words.offsets[j], words.offsets[j + 1]
@@ -72,57 +84,68 @@ def _equal(words: Words, j: int, text: Any, start: int, stop: int) -> bool:
 
 @numba.njit(nogil=True, cache=True)
 def find(vocabulary: Vocabulary, text: Any, start: int, stop: int, state: np.uint64) -> int:
-    """The number of the word that is bytes [start, stop) of a writable text (uint8), -1 when there is none; state: its hash's."""
+    """Return the number of the word that equals bytes [start, stop) of a text, or -1.
+
+    text: writable uint8; state: its hash state.
+    """
     n = len(vocabulary.slots)
     key = mix(state)
-    tag = key & LOW
-    place: Any = np.int64(((key >> HALF) * np.uint64(n)) >> HALF)
+    tag = key & LOW_MASK
+    position: Any = np.int64(((key >> HALF_BITS) * np.uint64(n)) >> HALF_BITS)
     for _ in range(n):
-        slot = vocabulary.slots[place]
+        slot = vocabulary.slots[position]
         if slot == np.uint64(0):
             return -1
-        if slot >> HALF == tag:
-            j: Any = np.int64(slot & LOW) - 1
+        if slot >> HALF_BITS == tag:
+            j: Any = np.int64(slot & LOW_MASK) - 1
             if _equal(vocabulary.words, j, text, start, stop):
                 return int(j)
-        place += 1
-        if place == n:
-            place = 0
+        position += 1
+        if position == n:
+            position = 0
     return -1
 
 
 @numba.njit(nogil=True, cache=True)
 def fill(words: Words, seed: int, slots: Any) -> bool:
-    """Put every word into `slots` (uint64, zeros, writable); False when one would lie too far from its place: try another seed."""
+    """Insert every word into `slots` (uint64, zeros, writable).
+
+    Returns False if a word would be MAX_PROBES slots from its position; then try another seed.
+    """
     n = len(slots)
     for j in range(len(words.offsets) - 1):
-        key = mix(continued(begun(seed), words.letters, words.offsets[j], words.offsets[j + 1]))
-        place: Any = np.int64(((key >> HALF) * np.uint64(n)) >> HALF)
+        key = mix(
+            extend_state(initial_state(seed), words.letters, words.offsets[j], words.offsets[j + 1])
+        )
+        position: Any = np.int64(((key >> HALF_BITS) * np.uint64(n)) >> HALF_BITS)
         steps = 0
-        while slots[place] != np.uint64(0):
+        while slots[position] != np.uint64(0):
             steps += 1
-            if steps >= FARTHEST:
+            if steps >= MAX_PROBES:
                 return False
-            place += 1
-            if place == n:
-                place = 0
-        slots[place] = ((key & LOW) << HALF) | np.uint64(j + 1)
+            position += 1
+            if position == n:
+                position = 0
+        slots[position] = ((key & LOW_MASK) << HALF_BITS) | np.uint64(j + 1)
     return True
 
 
 @numba.njit(nogil=True, cache=True)
-def first_lost(vocabulary: Vocabulary) -> int:
-    """The first word that is not found as itself, -1 when all are: the table is the words' own, and no word is there twice."""
+def first_unreachable(vocabulary: Vocabulary) -> int:
+    """Return the first word that `find` does not return as itself, or -1.
+
+    -1 means that the table belongs to these words and that all words are distinct.
+    """
     words, longest = vocabulary.words, 0
-    begin: Any = np.int64(0)  # not 0: `find` would be compiled once more for the literal
+    # not 0: `find` would be compiled again for the literal
+    begin: Any = np.int64(0)
     for j in range(len(words.offsets) - 1):
         start, stop = words.offsets[j], words.offsets[j + 1]
         if not 0 <= start <= stop <= len(words.letters):
             return j
         longest = max(longest, stop - start)
-    word = np.empty(
-        longest, np.uint8
-    )  # a copy: `find` is compiled once, for texts that can be written to
+    # a copy: `find` is compiled once, for writable texts
+    word = np.empty(longest, np.uint8)
     for j in range(len(words.offsets) - 1):
         start, length = words.offsets[j], words.offsets[j + 1] - words.offsets[j]
         for p in range(length):
@@ -133,7 +156,7 @@ def first_lost(vocabulary: Vocabulary) -> int:
                 word,
                 begin,
                 length,
-                continued(begun(vocabulary.seed), word, begin, length),
+                extend_state(initial_state(vocabulary.seed), word, begin, length),
             )
             != j
         ):

@@ -1,17 +1,18 @@
-"""The model card: one page of Markdown that says what a model is, from its manifest alone."""
+"""The model card: one page of Markdown that describes a model, made from its manifest alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NAMES = 10  # labels of a change that the card names
+MAX_NAMES = 10  # labels listed per edit
 
 CARD = """\
 # Model card
 
-A linear model over {n_labels:,} labels and {n_features:,} features: `score = x . w + b`, one sparse `w` per label, the
-labels with the highest scores are the answer. The search is exact; equal scores come in the order of label numbers.
+A linear model over {n_labels:,} labels and {n_features:,} features: `score = x . w + b`, one
+sparse `w` per label. The labels with the highest scores are predicted. The search is exact; equal
+scores are ordered by label number.
 {partial}
 | | |
 |---|---|
@@ -20,7 +21,7 @@ labels with the highest scores are the answer. The search is exact; equal scores
 | data | `{dataset_hash}` (content hash of the data set) |
 | input | {input} |
 | labels x features | {n_labels:,} x {n_features:,} |
-| weights that are not zero | {nnz:,} ({per_label:.1f} a label) |
+| nonzero weights | {nnz:,} ({per_label:.1f} per label) |
 | random seed | {seed} |
 {certificates}| content | `{sha256}` |
 
@@ -38,33 +39,40 @@ labels with the highest scores are the answer. The search is exact; equal scores
 from xcray import Model, Predictor
 
 predictor = Predictor(Model.open("DIRECTORY"))
-predictor.named(predictor.predict({example}, k=5))
+predictor.scored_labels(predictor.predict({example}, k=5))
 ```
 
 ## Limits
 
 - {scores}{probabilities}
-- It knows the labels it was trained on, and answers with k of them even when none fits.
-- Rare labels were seen a few times only; the propensity-scored measures (PSP@k), where given, say how it does on those.
-- Words and habits of its training data are in its weights: `explain` shows which features made an answer.
+- It can only predict labels of its training data, and returns k of them even if none fits.
+- Rare labels have few training rows; the propensity-scored measures (PSP@k), if given, show the
+  quality on them.
+- Its weights reflect the words and biases of its training data: `explain` shows which features
+  contributed to a prediction.
 """
 
 
 BRIER = ("brier", "brier_sigmoid", "brier_constant")
 MARGINS = "Scores are margins, not probabilities; compare them within one query only."
-LOGARITHMS = "Scores are logarithms of probabilities, but for a number that all labels of a row share: compare them within one query only."
+LOGARITHMS = (
+    "Scores are logarithms of probabilities, but for a number that all labels of a row "
+    "share: compare them within one query only."
+)
 SOFTMAX = """
 ## Probabilities
 
-Softmax: the probability of a label is exp(its score) over the sum of exp(score) of all {n_labels:,} labels, found exactly for each
-row. Those of all labels add up to one; they are what the training fitted, and are not corrected on held-out rows.
+Softmax: the probability of a label is exp(its score) over the sum of exp(score) of all
+{n_labels:,} labels, computed exactly per row. The probabilities of all labels add up to one. They
+are those of the training, without calibration on held-out rows.
 """
 PROBABILITIES = """
-- Probabilities hold for rows like those they were fitted on; they do not reorder answers, and need not add up to one."""
+- Probabilities are valid for rows like those they were fitted on. They do not reorder predictions,
+  and do not always add up to one."""
 
 
-def card(manifest: Mapping[str, Any]) -> str:
-    """The card of the model with this manifest, as Markdown."""
+def render_card(manifest: Mapping[str, Any]) -> str:
+    """Return the card of the model with this manifest, as Markdown."""
     n_labels, n_features = manifest["shape"]
     return CARD.format(
         n_labels=n_labels,
@@ -81,13 +89,13 @@ def card(manifest: Mapping[str, Any]) -> str:
             "not measured",
         ),
         params=_table("parameter", manifest["params"], "none"),
-        certificates=_certificates(manifest["report"], manifest["params"].get("eps")),
-        calibration=_calibration(manifest["stages"][0]["calibration"])
+        certificates=_certificate_rows(manifest["report"], manifest["params"].get("eps")),
+        calibration=_calibration_section(manifest["stages"][0]["calibration"])
         or (SOFTMAX.format(n_labels=n_labels) if manifest["link"] == "softmax" else ""),
         scores=LOGARITHMS if manifest["link"] == "softmax" else MARGINS,
         probabilities=PROBABILITIES if manifest["stages"][0]["calibration"] else "",
-        partial=_partial(manifest.get("partial"), n_labels),
-        history=_history(manifest.get("provenance", ())),
+        partial=_partial_note(manifest.get("partial"), n_labels),
+        history=_history_section(manifest.get("provenance", ())),
         **{
             name: manifest[name]
             for name in ("solver", "created", "dataset_hash", "nnz", "seed", "sha256")
@@ -95,33 +103,35 @@ def card(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _certificates(report: Mapping[str, Any], eps: Any) -> str:
-    """Rows that say how many classes are proven to be near their optimum, and how near; nothing where that is not recorded."""
+def _certificate_rows(report: Mapping[str, Any], eps: Any) -> str:
+    """Return table rows on the certified classes and their gap; "" if they were not recorded."""
     if "classes_certified" not in report or not isinstance(eps, float):
         return ""
     rows = {
-        "classes certified by their duality gap": f"{report['classes_certified']:,} of {report['classes']:,}"
+        "classes certified by their duality gap": f"{report['classes_certified']:,} of "
+        f"{report['classes']:,}"
     }
     if isinstance(report.get("largest_gap"), float):
         rows["largest gap"] = (
-            f"{report['largest_gap']:.2g} of the objective of predicting nothing; {eps:g} was asked for"
+            f"{report['largest_gap']:.2g} of the objective of predicting nothing; "
+            f"{eps:g} was required"
         )
     return "".join(f"| {name} | {value} |\n" for name, value in rows.items())
 
 
-def _partial(partial: Mapping[str, Any] | None, n_labels: int) -> str:
-    """What a model whose training ran out of time has to say; nothing for a whole one."""
+def _partial_note(partial: Mapping[str, Any] | None, n_labels: int) -> str:
+    """Return the note on a model whose training ran out of time; "" for a complete model."""
     if not partial:
         return ""
     return f"""
-> **A partial model.** Time was up before {partial["missing"]:,} of {n_labels:,} labels were trained: those of least value (fewest
-> training rows). They have no weights and a bias of -1, so they are the last to be answered. Train again with the same run
-> directory and more time to complete it.
+> **A partial model.** The time limit was reached before {partial["missing"]:,} of {n_labels:,}
+> labels were trained: those with the fewest training rows. They have no weights and a bias of -1,
+> so they are predicted last. Train again with the same run directory and more time to complete it.
 """
 
 
-def _calibration(facts: Mapping[str, Any] | None) -> str:
-    """What a calibrated model's probabilities are worth; nothing for others."""
+def _calibration_section(facts: Mapping[str, Any] | None) -> str:
+    """Return the section on a calibrated model's probabilities; "" for other models."""
     if not facts:
         return ""
     rows, bins, places = facts["rows"], facts["bins"], facts["places"]
@@ -153,8 +163,10 @@ def _calibration(facts: Mapping[str, Any] | None) -> str:
     return "\n".join(
         [
             "\n## Probabilities\n",
-            f"How likely an answered label is right: isotonic regression on {rows['fitted']:,} held-out rows{left}, measured on "
-            f"{rows['measured']:,} others. Labels share curves by training rows ({ranges}){groups}.\n",
+            "Probability that a predicted label is correct: "
+            f"isotonic regression on {rows['fitted']:,} held-out rows{left}, measured on "
+            f"{rows['measured']:,} others. Labels share curves by training rows "
+            f"({ranges}){groups}.\n",
             *(head, "|" + "---|" * (len(names) + 4), *lines),
             "\nECE: mean difference of probability and share right, in groups of equal mass. Data "
             f"`{str(facts.get('dataset_hash', ''))[:16]}`, scores of `{facts['model'][:16]}`.\n",
@@ -162,31 +174,35 @@ def _calibration(facts: Mapping[str, Any] | None) -> str:
     )
 
 
-def _history(steps: Sequence[Mapping[str, Any]]) -> str:
-    """What was done to earlier models to make this one; nothing when it was trained at once."""
+def _history_section(steps: Sequence[Mapping[str, Any]]) -> str:
+    """Return the section on the edits that made this model; "" if there are none."""
     if not steps:
         return ""
-    lines = [f"{number}. {_step(step)}" for number, step in enumerate(steps, 1)]
+    lines = [f"{number}. {_describe_step(step)}" for number, step in enumerate(steps, 1)]
     return (
-        "\n## History\n\nMade from an earlier model; the columns of all other labels are that model's, byte for byte.\n\n"
+        "\n## History\n\nDerived from an earlier model; "
+        "the columns of all other labels are that model's, byte for byte.\n\n"
         + ("\n".join(lines) + "\n")
     )
 
 
-def _step(step: Mapping[str, Any]) -> str:
-    """One change of labels in a line: what, of how many labels, the first of them, from which model, on which data."""
+def _describe_step(step: Mapping[str, Any]) -> str:
+    """Return one line per edit: operation, number of labels, first labels, parent model, data."""
     names = step.get("labels") or [f"{old} -> {new}" for old, new in step.get("names", ())]
     count = step.get("n_labels", step.get("n_names", len(names)))
-    shown = ", ".join(f"`{_cell(name).replace('`', '')}`" for name in names[:NAMES]) + (
-        ", ..." if count > NAMES else ""
+    shown = ", ".join(f"`{_cell(name).replace('`', '')}`" for name in names[:MAX_NAMES]) + (
+        ", ..." if count > MAX_NAMES else ""
     )
     into = f" into `{_cell(step['into']).replace('`', '')}`" if "into" in step else ""
     data = f", on data `{step['dataset_hash'][:16]}`" if "dataset_hash" in step else ""
-    return f"{step['operation']} {count:,} label{'s' if count != 1 else ''} ({shown}){into}, from `{step['parent'][:16]}`{data}"
+    return (
+        f"{step['operation']} {count:,} label{'s' if count != 1 else ''} ({shown}){into}, "
+        f"from `{step['parent'][:16]}`{data}"
+    )
 
 
 def _table(head: str, rows: Mapping[str, Any], none: str) -> str:
-    """Two columns of Markdown, or `none` when there is nothing to show."""
+    """Return a Markdown table of two columns, or `none` in brackets if it is empty."""
     lines = [
         f"| {head} | value |",
         "|---|---|",
@@ -196,10 +212,10 @@ def _table(head: str, rows: Mapping[str, Any], none: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value that can't break the table."""
+    """Return a value escaped for a table cell."""
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _percent(value: Any) -> str:
-    """A fraction as per cent; anything else as it is."""
+    """Return a fraction as per cent; any other value as it is."""
     return f"{100 * value:.2f} %" if isinstance(value, float) and 0 <= value <= 1 else str(value)

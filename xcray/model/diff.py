@@ -1,4 +1,4 @@
-"""What changed between two models: labels, weights, measures. Labels and features are matched by their names."""
+"""Differences between two models in labels, weights and measures, matched by name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from xcray.model.model import Model
 
 
 class ModelDiff(NamedTuple):
-    """The difference from a model a to a model b.
+    """The difference from model a to model b.
 
-    added, removed: labels of one model only; identical, changed: labels of both, whose weights and bias are the same bits
-    or are not; same_content: equal content hashes; nnz, n_features: of a and b; measures: name -> (a, b), None where one
-    has none.
+    added, removed: labels of one model only; identical, changed: labels of both, by whether
+    bias and weights are bit-identical; same_content: equal content hashes; nnz, n_features: of
+    a and b; measures: name -> (a, b), None if a model lacks one.
     """
 
     added: tuple[str, ...]
@@ -29,13 +29,19 @@ class ModelDiff(NamedTuple):
     measures: dict[str, tuple[float | None, float | None]]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON-ready values."""
+        """Return plain JSON-ready values."""
         return self._asdict()
 
 
 def diff(a: Model, b: Model) -> ModelDiff:
-    """Compare two models. A label that occurs several times in a model is compared by its first occurrence."""
-    rows_a, rows_b = _numbers(a.label_names.to_pylist()), _numbers(b.label_names.to_pylist())
+    """Compare two models.
+
+    Repeated label names in a model are compared by their first occurrence.
+    """
+    rows_a, rows_b = (
+        _first_numbers(a.label_names.to_pylist()),
+        _first_numbers(b.label_names.to_pylist()),
+    )
     both = [name for name in rows_a if name in rows_b]
     to_a = _feature_map(a, b)
     same = {name for name in both if _same_row(a, rows_a[name], b, rows_b[name], to_a)}
@@ -55,8 +61,8 @@ def diff(a: Model, b: Model) -> ModelDiff:
     )
 
 
-def _numbers(names: list[str]) -> dict[str, int]:
-    """The first number of each name, in the order of numbers."""
+def _first_numbers(names: list[str]) -> dict[str, int]:
+    """Return the first number of each name, in the order of numbers."""
     out: dict[str, int] = {}
     for i, name in enumerate(names):
         out.setdefault(name, i)
@@ -64,23 +70,26 @@ def _numbers(names: list[str]) -> dict[str, int]:
 
 
 def _feature_map(a: Model, b: Model) -> Int64 | None:
-    """For each feature of b its number in a, -1 for those a does not have; None when both have the same features."""
+    """Return the number in a of each feature of b, -1 if a lacks it.
+
+    None means that both models have the same features.
+    """
     if a.feature_names.equals(b.feature_names):
         return None
-    found = pc.index_in(b.feature_names, value_set=a.feature_names)
-    return np.asarray(pc.fill_null(found, -1).to_numpy(zero_copy_only=False), np.int64)
+    positions = pc.index_in(b.feature_names, value_set=a.feature_names)
+    return np.asarray(pc.fill_null(positions, -1).to_numpy(zero_copy_only=False), np.int64)
 
 
 def _same_row(a: Model, i: int, b: Model, j: int, to_a: Int64 | None) -> bool:
-    """Whether two labels have the same bias and the same weights on the same features, to the bit."""
+    """Whether two labels have bit-identical bias and weights on the same features."""
     if a.b[i : i + 1].tobytes() != b.b[j : j + 1].tobytes():
         return False
-    (features, weights), (others, values) = a.W.row(i), _renumbered(*b.W.row(j), to_a)
+    (features, weights), (others, values) = a.W.row(i), _renumber_row(*b.W.row(j), to_a)
     return bool(np.array_equal(features, others)) and weights.tobytes() == values.tobytes()
 
 
-def _renumbered(features: Int32, weights: Float32, to_a: Int64 | None) -> tuple[Any, Float32]:
-    """A row with the feature numbers of the other model, ascending."""
+def _renumber_row(features: Int32, weights: Float32, to_a: Int64 | None) -> tuple[Any, Float32]:
+    """Return a row with the feature numbers of the other model, ascending."""
     if to_a is None:
         return features, weights
     numbers = to_a[features]

@@ -1,12 +1,20 @@
-"""The model directory: one manifest, Arrow files beside it, a checksum for every byte. Published whole, never changed.
+"""The model directory: a manifest, Arrow files, and a checksum of every byte.
 
-manifest.json     what it is; sealed by a checksum of its own text, and by the checksums of all other files
-weights.arrow     K rows (labels) of feature indices and weights        bias.arrow      K intercepts
-labels.arrow      K names                                               features.arrow  D names
-index/            the same weights by feature, for the search           text/           pipeline, when text is the input
-classes.arrow     the solver's report per label, when there is one      card.md         the model card
-timeline.arrow    who solved which batch when, when the training kept it (not in the content hash)
-calibration.arrow from scores to probabilities, when it was calibrated
+It is published by one rename and never changed afterwards.
+
+    manifest.json     description, sealed by a checksum of its own text, with the checksums
+                      of all other files
+    weights.arrow     K rows (labels) of feature indices and weights
+    bias.arrow        K intercepts
+    labels.arrow      K names
+    features.arrow    D names
+    index/            the same weights by feature, for the search
+    text/             text pipeline, if the input is text
+    classes.arrow     the solver's report per label, if there is one
+    timeline.arrow    worker and times per batch, if the training recorded them (not in the
+                      content hash)
+    calibration.arrow from scores to probabilities, if the model is calibrated
+    card.md           the model card
 """
 
 from __future__ import annotations
@@ -25,43 +33,45 @@ from xcray.arrays import CSR, Float32, frozen
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound, ParameterError
 from xcray.index import packed
-from xcray.index.packed import BUDGET
+from xcray.index.packed import BUFFER_BYTES
 from xcray.index.search import SearchIndex
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.model.calibration import CALIBRATION, Calibration
-from xcray.model.card import card
+from xcray.model.card import render_card
 from xcray.storage.arrow import read_csr, read_table, write_table
 from xcray.storage.atomic import (
+    create_staging_directory,
     discard_directory,
     file_digests,
     publish_directory,
-    staging_directory,
     verify_files,
     write_bytes,
 )
 
 SCHEMA_VERSION = 2
-FIRST_VERSION = 1  # models of which are read too: their index is made when they are opened
+# still readable; its index is built on opening
+FIRST_VERSION = 1
 MANIFEST = "manifest.json"
 CARD = "card.md"
 WEIGHTS = "weights.arrow"
 LISTS = "index/lists.arrow"
 BIAS = "bias.arrow"
 TIMELINE = "timeline.arrow"
-TOLD: Final[dict[str, tuple[type, ...]]] = {  # what every manifest says beside its figures
+# keys of every manifest besides sizes, with their types
+REQUIRED_KEYS: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("created", "dataset_hash", "link", "sha256", "solver"), (str,)),
     **dict.fromkeys(("measures", "params", "report"), (dict,)),
     "text": (dict, type(None)),
 }
-LARGEST = 2**31 - 1  # labels and features are numbered by int32
+MAX_SIZE = 2**31 - 1  # labels and features are int32
 MATRIX = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
 
 
-class Parts(NamedTuple):
-    """What a model directory holds beside its manifest.
+class ModelParts(NamedTuple):
+    """Content of a model directory except its manifest.
 
-    W: (K, D) CSR by label; b: (K,) float32; search: exact top-k over both; names: K and D strings; classes: K rows.
-    calibration: from scores to probabilities, when there is one.
+    W: (K, D) CSR by label; b: (K,) float32; search: exact top-k over both; names: K and D
+    strings; classes: K rows. calibration: from scores to probabilities, or None.
     """
 
     W: CSR
@@ -75,41 +85,44 @@ class Parts(NamedTuple):
 
 
 class Staging:
-    """A model directory on its way: the weights first, then what is made of them, last the manifest; published by one rename.
+    """A model directory under construction, published by one rename.
 
-    No step holds the weights in memory: they are written to `weights` (by `files.write_matrix` or a `MatrixWriter`), mapped, and
-    turned within `budget` bytes. A context manager: what was not published is removed.
+    Weights are written first, then the files derived from them, and the manifest last. No step
+    holds all weights in memory: they are written to `weights` (by `write_matrix` or a
+    `MatrixWriter`), mapped, and transposed within `budget` bytes. Use it as a context manager,
+    which removes unpublished files.
     """
 
     def __init__(
         self,
         path: Path,
-        budget: int = BUDGET,
-        tick: Callable[[], None] = lambda: None,
-        note: Path | None = None,
+        budget: int = BUFFER_BYTES,
+        on_step: Callable[[], None] = lambda: None,
+        marker: Path | None = None,
     ) -> None:
-        """path: where the model will be. tick: called now and then by the long steps; what it raises ends them.
+        """Initialise. path: target directory.
 
-        note: a file that remembers the staging directory, so that the next one of the same run removes what a kill left.
+        budget: bytes of memory for the transpose. on_step: callback of the long steps; an
+        exception from it ends them. marker: file that records the staging directory, so
+        that the next `Staging` of the same run removes the leftovers of a killed process.
         """
         self.target = Path(path)
         self._budget = budget
-        self._tick = tick
-        self._note = note
-        self._made: SearchIndex | None = None
+        self._on_step = on_step
+        self._marker = marker
+        self._index: SearchIndex | None = None
 
     def __enter__(self) -> Self:
-        """Make the staging directory, beside the target."""
+        """Create the staging directory next to the target."""
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        if self._note is not None and self._note.is_file():
-            left = Path(self._note.read_text(encoding="utf-8"))
-            if left.name.startswith(".") and left.name.endswith(
-                ".part"
-            ):  # as staging directories are called: nothing else goes
-                discard_directory(left)
-        self.path = staging_directory(self.target)
-        if self._note is not None:
-            self._note.write_text(str(self.path.absolute()), encoding="utf-8")
+        if self._marker is not None and self._marker.is_file():
+            leftover = Path(self._marker.read_text(encoding="utf-8"))
+            # delete nothing else than staging directories, which have such names
+            if leftover.name.startswith(".") and leftover.name.endswith(".part"):
+                discard_directory(leftover)
+        self.path = create_staging_directory(self.target)
+        if self._marker is not None:
+            self._marker.write_text(str(self.path.absolute()), encoding="utf-8")
         return self
 
     def __exit__(
@@ -120,41 +133,43 @@ class Staging:
     ) -> None:
         """Remove what was not published."""
         discard_directory(self.path)
-        if self._note is not None:
-            self._note.unlink(missing_ok=True)
+        if self._marker is not None:
+            self._marker.unlink(missing_ok=True)
 
     @property
     def weights(self) -> Path:
-        """Where the weights by label belong: (K, D), float32."""
+        """Path of the weights by label: (K, D), float32."""
         return self.path / WEIGHTS
 
     @property
-    def indexed(self) -> bool:
-        """Whether the arrays are all there."""
-        return self._made is not None
+    def is_indexed(self) -> bool:
+        """Whether all arrays are written."""
+        return self._index is not None
 
     def index(self, b: Any) -> SearchIndex:
-        """Write the biases b (K,) and the lists; the search over them, mapped. A second call gives what the first one did.
+        """Write the biases b (K,) and the packed lists, and return the search over them, mapped.
 
-        Raises Corrupt when a weight or bias is not finite or out of place.
+        A second call returns the same index. Raises Corrupt if a weight or bias is not
+        finite or a row is not canonical.
         """
-        if self._made is None:
+        if self._index is None:
             W, b = read_csr(self.weights), frozen(b, np.float32)
-            check_sound(W, b, WEIGHTS)
-            self._tick()
+            check_numbers(W, b, WEIGHTS)
+            self._on_step()
             write_table(self.path / BIAS, pa.table({"bias": pa.array(b)}))
             (self.path / LISTS).parent.mkdir()
-            packed.write(self.path / LISTS, W, b, self._budget, self._tick)
-            lists, order = packed.read(self.path / LISTS, W.shape)
-            self._made = SearchIndex(lists, W, b, order)
-        return self._made
+            packed.write_lists(self.path / LISTS, W, b, self._budget, self._on_step)
+            lists, order = packed.read_lists(self.path / LISTS, W.shape)
+            self._index = SearchIndex(lists, W, b, order)
+        return self._index
 
     def publish(
-        self, parts: Parts, manifest: Mapping[str, Any], timeline: pa.Table | None = None
+        self, parts: ModelParts, manifest: Mapping[str, Any], timeline: pa.Table | None = None
     ) -> None:
-        """Write the rest and rename. Raises Conflict when the target exists.
+        """Write the remaining files and rename the directory. Raises Conflict if the target exists.
 
-        timeline: one row a batch of the training, kept beside the model; checksummed like every file, no part of its content.
+        timeline: one row per batch of the training. It has a checksum like every file, but
+        is not part of the content hash.
         """
         write_table(self.path / "labels.arrow", pa.table({"name": parts.label_names}))
         write_table(self.path / "features.arrow", pa.table({"name": parts.feature_names}))
@@ -166,19 +181,21 @@ class Staging:
             write_table(self.path / TIMELINE, timeline)
         if parts.calibration is not None:
             parts.calibration.save(self.path / CALIBRATION)
-        write_bytes(self.path / CARD, card(manifest).encode())
+        write_bytes(self.path / CARD, render_card(manifest).encode())
         write_bytes(
-            self.path / MANIFEST, sealed({**manifest, "files": file_digests(self.path)}).encode()
+            self.path / MANIFEST,
+            seal_manifest({**manifest, "files": file_digests(self.path)}).encode(),
         )
         publish_directory(self.path, self.target)
 
 
-def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
-    """Map a model directory: its parts and its manifest. Nothing is copied.
+def read_parts(path: Path, verify: bool = True) -> tuple[ModelParts, dict[str, Any]]:
+    """Map a model directory, without copying. Returns its parts and its manifest.
 
-    verify: compare every file with its SHA-256 and check the structure and finiteness of all weights (one pass over the
-    model). Without it the manifest's own seal, file sizes, types and shapes are still checked.
-    Raises NotFound when there is no model, Corrupt naming the file when it is not what was written.
+    verify: compare every file with its SHA-256 and check the structure and finiteness of all
+    weights (one pass over the model). Without it, the seal of the manifest, file sizes, types
+    and shapes are still checked.
+    Raises NotFound if there is no model, Corrupt with the name of a changed file.
     """
     path = Path(path)
     manifest = read_manifest(path)
@@ -187,7 +204,7 @@ def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
         verify_files(path, manifest["files"])
         for name in manifest["files"]:
             if name.endswith(".arrow"):
-                read_table(path / name, whole=True)
+                read_table(path / name, validate_data=True)
     parts = _map_files(path, manifest, verify)
     if verify:
         parts.search.check(LISTS)
@@ -195,38 +212,47 @@ def read_parts(path: Path, verify: bool = True) -> tuple[Parts, dict[str, Any]]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a model directory, its seal and schema version checked. Raises NotFound or Corrupt."""
+    """Return the manifest of a model directory. Raises NotFound or Corrupt.
+
+    Its seal and schema version are checked.
+    """
     try:
         raw = (Path(path) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"there is no model at {Path(path).name}: it has no {MANIFEST}") from None
-    return manifest_of(raw)
+    return parse_manifest(raw)
 
 
-def manifest_of(raw: bytes) -> dict[str, Any]:
-    """The manifest that these bytes are, its seal and schema version checked. Raises Corrupt."""
+def parse_manifest(raw: bytes) -> dict[str, Any]:
+    """Return the manifest in these bytes, after checking seal and version. Raises Corrupt."""
     try:
         manifest = json.loads(raw)
         version, seal = manifest["schema_version"], manifest.pop("seal")
         if version not in (FIRST_VERSION, SCHEMA_VERSION) or not isinstance(version, int):
             raise Corrupt(
-                f"{MANIFEST} has schema version {version}, this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it",
+                f"{MANIFEST} has schema version {version}, "
+                f"this xcray reads {SCHEMA_VERSION}: use the xcray that wrote it",
                 file=MANIFEST,
             )
-        sound = sealed(manifest).encode() == raw
+        sound = seal_manifest(manifest).encode() == raw
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(
             f"{MANIFEST} is not a model's manifest: {type(error).__name__}", file=MANIFEST
         ) from None
     if not sound:
-        raise Corrupt(f"{MANIFEST} is not what was written (its seal differs)", file=MANIFEST)
+        raise Corrupt(
+            f"{MANIFEST} was changed after it was written (its seal differs)", file=MANIFEST
+        )
     manifest["seal"] = seal
-    _check_claims(manifest)
+    _check_manifest(manifest)
     return dict(manifest)
 
 
-def check_sound(matrix: CSR, b: Float32, name: str) -> None:
-    """Raise Corrupt, naming the file and the row, unless a matrix is canonical and all numbers are finite."""
+def check_numbers(matrix: CSR, b: Float32, name: str) -> None:
+    """Raise Corrupt unless a matrix is canonical and all numbers are finite.
+
+    The error gives the file and the row.
+    """
     code, row = first_fault(matrix)
     if code:
         raise Corrupt(
@@ -240,8 +266,11 @@ def check_sound(matrix: CSR, b: Float32, name: str) -> None:
         )
 
 
-def sealed(manifest: Mapping[str, Any]) -> str:
-    """The manifest's only valid text: sorted, with a checksum over the rest. Any other byte is seen on reading."""
+def seal_manifest(manifest: Mapping[str, Any]) -> str:
+    """Return the only valid text of a manifest: sorted keys and a checksum of the rest.
+
+    Any changed byte is detected on reading. Raises ParameterError for values that are not JSON.
+    """
     seal = hashlib.sha256(_text(manifest).encode()).hexdigest()
     return _text({**manifest, "seal": seal})
 
@@ -258,37 +287,38 @@ def _text(value: Mapping[str, Any]) -> str:
         ) from None
 
 
-def _check_claims(manifest: dict[str, Any]) -> None:
-    """The manifest's figures, before anything is opened by them."""
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Check the sizes and types in the manifest before any file is opened by them."""
     try:
         (n_labels, n_features), nnz = manifest["shape"], manifest["nnz"]
         sizes = [n_labels, n_features, nnz]
-        wrong = [name for name, kinds in TOLD.items() if type(manifest[name]) not in kinds]
+        wrong = [name for name, kinds in REQUIRED_KEYS.items() if type(manifest[name]) not in kinds]
         needed = {WEIGHTS, BIAS, "labels.arrow", "features.arrow"} | (
             {LISTS} if manifest["schema_version"] > FIRST_VERSION else set()
         )
         files = needed <= set(manifest["files"])
-        safe = all(_is_listed(name, entry) for name, entry in manifest["files"].items())
+        safe = all(_is_valid_entry(name, entry) for name, entry in manifest["files"].items())
         numbers = (
             all(type(size) is int and size >= 0 for size in sizes)
-            and max(n_labels, n_features) <= LARGEST
+            and max(n_labels, n_features) <= MAX_SIZE
         )
-        room = (
+        fits = (
             manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz
             and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{MANIFEST} lacks what a model needs: {error!r}", file=MANIFEST) from None
+        raise Corrupt(f"{MANIFEST} lacks required entries: {error!r}", file=MANIFEST) from None
     if wrong:
-        raise Corrupt(f"{MANIFEST}: '{wrong[0]}' is not what a model says there", file=MANIFEST)
-    if not (files and safe and numbers and room and nnz <= n_labels * n_features):
+        raise Corrupt(f"{MANIFEST}: '{wrong[0]}' has an invalid type", file=MANIFEST)
+    if not (files and safe and numbers and fits and nnz <= n_labels * n_features):
         raise Corrupt(
-            f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; its files can't hold these"
+            f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; "
+            "its files can't hold these"
         )
 
 
-def _is_listed(name: str, entry: Any) -> bool:
-    """Whether the manifest names a file below the directory, with its size and checksum."""
+def _is_valid_entry(name: str, entry: Any) -> bool:
+    """Whether an entry is a file below the directory, with size and checksum."""
     parts = PurePosixPath(name).parts
     safe = (
         not PurePosixPath(name).is_absolute()
@@ -300,32 +330,32 @@ def _is_listed(name: str, entry: Any) -> bool:
 
 
 def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Files exist with their sizes: cheap, and enough to see a copy that was cut short."""
+    """Check that all files exist with their sizes, which detects a truncated copy cheaply."""
     for name, expected in digests.items():
         try:
-            found = (path / name).stat().st_size
+            size = (path / name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             raise Corrupt(f"{path.name}: file {name} is missing", file=name) from None
-        if found != expected["bytes"]:
+        if size != expected["bytes"]:
             raise Corrupt(
-                f"{path.name}: file {name} has {found} bytes, {expected['bytes']} were written",
+                f"{path.name}: file {name} has {size} bytes, {expected['bytes']} were written",
                 file=name,
             )
 
 
-def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> Parts:
-    """Views of all files, their types and shapes compared with the manifest."""
+def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelParts:
+    """Map all files, and compare their types and shapes with the manifest."""
     n_labels, n_features = manifest["shape"]
-    W = _matrix(path, WEIGHTS, (n_labels, n_features), manifest["nnz"])
-    b = _column(path, BIAS, "bias", pa.float32(), n_labels)
+    W = _map_matrix(path, WEIGHTS, (n_labels, n_features), manifest["nnz"])
+    b = _map_column(path, BIAS, "bias", pa.float32(), n_labels)
     if verify:
-        check_sound(W, b, WEIGHTS)
-    return Parts(
+        check_numbers(W, b, WEIGHTS)
+    return ModelParts(
         W=W,
-        search=_search(path, manifest, W, b),
+        search=_load_search(path, manifest, W, b),
         b=b,
-        label_names=_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
-        feature_names=_column(path, "features.arrow", "name", pa.large_string(), n_features),
+        label_names=_map_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
+        feature_names=_map_column(path, "features.arrow", "name", pa.large_string(), n_features),
         text=TextPipeline.load(path / "text", verify) if manifest["text"] else None,
         classes=read_table(path / "classes.arrow")
         if "classes.arrow" in manifest["files"]
@@ -336,16 +366,19 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> Parts:
     )
 
 
-def _search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) -> SearchIndex:
-    """The search over mapped lists, or, where these are missing or of another layout, over lists made now."""
+def _load_search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) -> SearchIndex:
+    """Return the search over the mapped lists.
+
+    If they are missing or have another layout, new lists are built in memory.
+    """
     if LISTS not in manifest["files"] or not packed.is_current(path / LISTS):
         return SearchIndex.build(W, b)
-    lists, order = packed.read(path / LISTS, W.shape)
+    lists, order = packed.read_lists(path / LISTS, W.shape)
     return SearchIndex(lists, W, b, order)
 
 
-def _matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:
-    """A mapped matrix of the claimed types, shape and number of entries."""
+def _map_matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:
+    """Map a matrix of the given shape and number of entries. Raises Corrupt for other types."""
     schema = read_table(path / name).schema
     if {field.name: field.type for field in schema} != MATRIX:
         raise Corrupt(
@@ -355,14 +388,15 @@ def _matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:
     matrix = read_csr(path / name)
     if matrix.shape != shape or matrix.nnz != nnz or len(matrix.indices) != nnz:
         raise Corrupt(
-            f"{name} is {matrix.shape} with {matrix.nnz} weights, the manifest says {shape} with {nnz}",
+            f"{name} is {matrix.shape} with {matrix.nnz} weights, "
+            f"the manifest says {shape} with {nnz}",
             file=name,
         )
     return matrix
 
 
-def _column(path: Path, name: str, column: str, kind: pa.DataType, length: int) -> Any:
-    """The only column of a table as a mapped array: float32 for numpy, strings for Arrow."""
+def _map_column(path: Path, name: str, column: str, kind: pa.DataType, length: int) -> Any:
+    """Map the only column of a table: float32 as a numpy array, strings as an Arrow array."""
     table = read_table(path / name)
     if (
         table.schema != pa.schema({column: kind})
@@ -376,7 +410,6 @@ def _column(path: Path, name: str, column: str, kind: pa.DataType, length: int) 
             f"{name} holds {column!r} in {chunks.num_chunks} pieces where one was written",
             file=name,
         )
-    values = (
-        chunks.chunk(0) if length else pa.array([], kind)
-    )  # the mapped pages themselves; combine_chunks would copy them
+    # the chunk is the mapped pages; combine_chunks would copy them
+    values = chunks.chunk(0) if length else pa.array([], kind)
     return frozen(values.to_numpy(), np.float32) if kind == pa.float32() else values

@@ -1,4 +1,4 @@
-"""A finished model directory comes into its place at once and whole, from whatever file system, one writer at a time."""
+"""Atomic installation of a finished model directory, with one writer at a time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from xcray.storage.atomic import discard_directory, publish_directory, staging_directory, sync_path
+from xcray.storage.atomic import (
+    create_staging_directory,
+    discard_directory,
+    publish_directory,
+    sync_path,
+)
 
 
-def move_in(staged: Path, target: Path) -> None:
-    """Rename a directory to `target`; from another file system by a copy that is complete before it is visible."""
+def install_directory(staged: Path, target: Path) -> None:
+    """Rename a directory to `target`.
+
+    From another file system, the files are copied completely before the copy is visible.
+    """
     try:
         publish_directory(staged, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        aside = staging_directory(target)
+        aside = create_staging_directory(target)
         try:
             _copy_durably(staged, aside)
             publish_directory(aside, target)
@@ -29,8 +37,11 @@ def move_in(staged: Path, target: Path) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold a lock file, which the kernel drops when its holder dies; who comes later waits."""
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file exclusively; other callers wait.
+
+    The kernel releases it when the process dies.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

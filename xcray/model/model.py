@@ -1,4 +1,4 @@
-"""A trained model: W, b, the names of labels and features, the text pipeline, and where it all came from."""
+"""A trained model: W, b, names of labels and features, text pipeline, and provenance."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from xcray.model.directory import (
     SCHEMA_VERSION,
     TIMELINE,
     WEIGHTS,
-    Parts,
+    ModelParts,
     Staging,
     read_parts,
 )
@@ -43,12 +43,13 @@ LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """score = W x + b, with everything needed to ask it and to know where it came from. Immutable, memory-mapped.
+    """A linear model, score = W x + b, with the data for prediction and provenance.
 
-    W: (K, D) CSR float32, one row per label; b: (K,) float32; search: exact top-k over both.
-    label_names, feature_names: K and D strings; text: the pipeline that makes features of text, or None.
-    classes: the solver's report, one row per label, or None; manifest: see `directory`; calibration: from scores to
-    probabilities, or None.
+    It is immutable and memory-mapped. W: (K, D) CSR float32, one row per label; b: (K,)
+    float32; search: exact top-k over both. label_names, feature_names: K and D strings; text:
+    the pipeline that makes features from text, or None. classes: the solver's report, one row
+    per label, or None; manifest: see `directory`; calibration: from scores to probabilities, or
+    None.
     """
 
     path: Path
@@ -64,7 +65,10 @@ class Model:
 
     @classmethod
     def open(cls, path: str | Path, verify: bool = True) -> Model:
-        """Map a model directory. verify=True compares every file with its checksum. Raises NotFound, Corrupt."""
+        """Map a model directory. Raises NotFound, Corrupt.
+
+        verify: compare every file with its checksum.
+        """
         parts, manifest = read_parts(Path(path), verify)
         return cls(path=Path(path), manifest=manifest, **parts._asdict())
 
@@ -85,46 +89,59 @@ class Model:
 
     @cached_property
     def postings(self) -> CSR:
-        """The weights by feature, (D, K): W turned, in memory, when first asked for."""
+        """The weights by feature, (D, K): the transpose of W, computed in memory on first use."""
         return transpose(self.W)
 
     @property
     def link(self) -> str:
-        """What scores are, one of LINKS: margins, or logarithms of probabilities that add up to one over all labels (softmax)."""
+        """Meaning of scores, one of LINKS.
+
+        "identity": margins; "softmax": logarithms of probabilities that add up to one over
+        all labels.
+        """
         return str(self.manifest["link"])
 
     @property
     def sha256(self) -> str:
-        """Content hash: the same for the same weights, names, training settings and calibration, whenever and wherever trained."""
+        """Content hash over weights, names, training settings and calibration.
+
+        It does not depend on the time or place of training.
+        """
         return str(self.manifest["sha256"])
 
     @property
     def measures(self) -> dict[str, float]:
-        """Measures taken after training, as fractions; empty when none were."""
+        """Measures taken after training, as fractions; empty if there are none."""
         return dict(self.manifest["measures"])
 
     @property
     def provenance(self) -> list[dict[str, Any]]:
-        """What was done to earlier models to make this one, oldest first; empty for a model that was trained at once."""
+        """Edits of earlier models that made this one, oldest first; empty without edits."""
         return list(self.manifest.get("provenance", []))
 
     @property
-    def calibrated(self) -> dict[str, Any]:
-        """How the calibration was fitted and what it is worth (see `xcray.training.calibration.apply`); empty when there is none."""
+    def calibration_facts(self) -> dict[str, Any]:
+        """How the calibration was fitted and measured; empty if there is none.
+
+        See `xcray.training.edit.calibrate`.
+        """
         return dict(self.manifest["stages"][0]["calibration"] or {})
 
     @property
     def timeline(self) -> pa.Table | None:
-        """Who solved which batch when, one row a batch, mapped (see `xcray.training.report.timeline`); None when it was not kept."""
+        """Worker and times per batch of the training, one row per batch, mapped.
+
+        None if the training did not record it. See `xcray.training.report.timeline`.
+        """
         return read_table(self.path / TIMELINE) if TIMELINE in self.manifest["files"] else None
 
     @property
     def n_bytes(self) -> int:
-        """Bytes on disk, the manifest aside."""
+        """Bytes on disk, without the manifest."""
         return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
 
     def label_name(self, label: int) -> str:
-        """The name of label number `label`. Raises NotFound when there is no such number."""
+        """Return the name of label number `label`. Raises NotFound if there is no such number."""
         if not 0 <= label < self.n_labels:
             raise NotFound(
                 f"there is no label number {label}: the model has labels 0 to {self.n_labels - 1}"
@@ -132,16 +149,16 @@ class Model:
         return str(self.label_names[int(label)].as_py())
 
     def label_id(self, label: int | str) -> int:
-        """The number of a label given by number or by name. Raises NotFound when there is no such label."""
+        """Return the number of a label given by number or by name. Raises NotFound."""
         if not isinstance(label, str):
             self.label_name(label)
             return int(label)
-        found = int(pc.index(self.label_names, pa.scalar(label, pa.large_string())).as_py())
-        if found < 0:
+        number = int(pc.index(self.label_names, pa.scalar(label, pa.large_string())).as_py())
+        if number < 0:
             raise NotFound(
                 f"the model has no label {excerpt(label)!r}; the names are in model.label_names"
             )
-        return found
+        return number
 
 
 def write_model(
@@ -168,48 +185,56 @@ def write_model(
 ) -> Model:
     """Publish a model directory at `path` by one rename, and open it.
 
-    W: (K, D) CSR, one row per label, in memory or mapped: it is never copied, and turned within a budget of memory. b: (K,)
-    float32; label_names, feature_names: K and D strings (Arrow or a sequence). solver, params, seed, dataset_hash: where it came
-    from; measures: fractions by name; report: what the training wants to keep (timings and the like, JSON); classes: one row per
-    label; timeline: one row per batch; provenance: what was done to an earlier model to make this one, oldest first (JSON);
-    missing: labels of a partial model that were not trained; link: one of LINKS; calibration: from scores to probabilities, and how
-    it was fitted (JSON). Its curves and a link other than "identity" enter the content hash, because they change answers; timings,
-    measures and provenance do not. staged: an entered `Staging` of this path that has been asked for its `index`; W and b are
-    what that gave, and are not written again. Raises ShapeMismatch when sizes disagree, Corrupt when a weight is not finite,
-    ParameterError when something is not JSON or the link unknown, Conflict when `path` exists.
+    W: (K, D) CSR, one row per label, in memory or mapped. It is never copied, and transposed
+    within a memory budget. b: (K,) float32; label_names, feature_names: K and D strings (Arrow
+    or a sequence).
+    solver, params, seed, dataset_hash: provenance; measures: fractions by name; report:
+    additional facts of the training such as timings (JSON); classes: one row per label;
+    timeline: one row per batch; provenance: edits of an earlier model that made this one,
+    oldest first (JSON); missing: number of labels that a partial model lacks.
+    link: one of LINKS; calibration: curves from scores to probabilities, and how they were
+    fitted (JSON). The curves and a link other than "identity" are part of the content hash,
+    because they change predictions. Timings, measures and provenance are not.
+    staged: an entered `Staging` of this path whose `index` was called. W and b are the arrays
+    of that index and are not written again.
+    Raises ShapeMismatch if sizes disagree, Corrupt if a weight is not finite, ParameterError if
+    a value is not JSON or the link is unknown, Conflict if `path` exists.
     """
-    settings = {"solver": solver, "params": _plain(params)}
+    settings = {"solver": solver, "params": _to_json(params)}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _versions(),
         **settings,
         "dataset_hash": dataset_hash,
-        "seed": _plain(seed),
-        "measures": _plain(measures or {}),
-        "report": _plain(report or {}),
+        "seed": _to_json(seed),
+        "measures": _to_json(measures or {}),
+        "report": _to_json(report or {}),
         "link": link,
         "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}],
         "index": {"lists": LISTS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
-        **({"provenance": _plain(list(provenance))} if provenance else {}),
+        **({"provenance": _to_json(list(provenance))} if provenance else {}),
         **({"partial": {"missing": int(missing)}} if missing else {}),
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
-        parts = _parts(staging, W, b, label_names, feature_names, text, classes)
-        content = content_hash(parts, {**settings, **_hashed(link), "dataset_hash": dataset_hash})
+        parts = _build_parts(staging, W, b, label_names, feature_names, text, classes)
+        content = content_hash(
+            parts, {**settings, **_hashed_link(link), "dataset_hash": dataset_hash}
+        )
         manifest |= {"shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": content}
         if calibration is not None:
             parts = parts._replace(calibration=calibration[0])
-            manifest |= calibrated(manifest, *calibration)
+            manifest |= calibration_entries(manifest, *calibration)
         staging.publish(parts, manifest, timeline)
     return Model.open(path, verify=False)
 
 
-def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
-    """SHA-256 over weights, bias, label names, text fingerprint and settings (solver, params, dataset_hash, a link); in one pass.
+def content_hash(parts: ModelParts, settings: Mapping[str, Any]) -> str:
+    """Return SHA-256 over weights, bias, label names, text fingerprint and settings, in one pass.
 
-    Of a calibrated model, the hash of this and of the curves (`calibrated`).
+    settings: solver, params, dataset_hash, and a link other than "identity". The hash of a
+    calibrated model is the hash of this one and of the curves (`calibration_entries`).
     """
     names = parts.label_names
     return sha256_arrays(
@@ -219,7 +244,7 @@ def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
             "data": parts.W.data,
             "shape": np.array(parts.W.shape, np.int64),
             "bias": parts.b,
-            "label_bytes": _utf8(names),
+            "label_bytes": _utf8_bytes(names),
             "label_lengths": pc.binary_length(names).to_numpy().astype(np.int64),
             "text": parts.text.fingerprint if parts.text is not None else "",
             "settings": json.dumps(dict(settings), sort_keys=True),
@@ -227,12 +252,14 @@ def content_hash(parts: Parts, settings: Mapping[str, Any]) -> str:
     )
 
 
-def calibrated(
+def calibration_entries(
     manifest: Mapping[str, Any], curves: Calibration, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a manifest says otherwise once its model has these curves, whatever curves it had: stages, measures and sha256.
+    """Return the manifest entries that change when a model gets these curves.
 
-    facts: how the curves were fitted (JSON), with "measures" of them by name, which join the model's.
+    The entries are stages, measures and sha256; earlier curves are replaced. facts: how the
+    curves were fitted (JSON), with "measures" of them by name, which are added to the model's
+    measures.
     """
     stage, *others = manifest["stages"]
     before = stage["calibration"] or {"model": manifest["sha256"], "measured": []}
@@ -241,26 +268,29 @@ def calibrated(
         for name, value in manifest["measures"].items()
         if name not in before["measured"]
     }
-    own = _plain(facts.get("measures", {}))
-    told = {name: value for name, value in _plain(facts).items() if name != "measures"}
-    told |= {"model": before["model"], "measured": sorted(own), "file": CALIBRATION}
+    new_measures = _to_json(facts.get("measures", {}))
+    entry = {name: value for name, value in _to_json(facts).items() if name != "measures"}
+    entry |= {"model": before["model"], "measured": sorted(new_measures), "file": CALIBRATION}
     sha256 = sha256_arrays({"model": before["model"], "calibration": curves.sha256})
     return {
-        "stages": [{**stage, "calibration": told}, *others],
-        "measures": {**measures, **own},
+        "stages": [{**stage, "calibration": entry}, *others],
+        "measures": {**measures, **new_measures},
         "sha256": sha256,
     }
 
 
-def _hashed(link: str) -> dict[str, str]:
-    """What the content hash has of a link: nothing of "identity", so that models of before keep theirs. Raises ParameterError."""
+def _hashed_link(link: str) -> dict[str, str]:
+    """Return the link's part of the content hash. Raises ParameterError for an unknown link.
+
+    It is empty for "identity", so that models of earlier versions keep their hash.
+    """
     if link not in LINKS:
         raise ParameterError(f"link is {excerpt(link)!r}: it must be one of {', '.join(LINKS)}")
     return {} if link == "identity" else {"link": link}
 
 
-def _utf8(names: pa.LargeStringArray) -> NDArray[np.uint8]:
-    """The bytes of all names, end to end; a view."""
+def _utf8_bytes(names: pa.LargeStringArray) -> NDArray[np.uint8]:
+    """Return the bytes of all names, end to end; a view."""
     _, offsets, content = names.buffers()
     if not len(names) or content is None:
         return np.empty(0, np.uint8)
@@ -268,7 +298,7 @@ def _utf8(names: pa.LargeStringArray) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
 
 
-def _parts(
+def _build_parts(
     staging: Staging,
     W: CSR,
     b: Any,
@@ -276,9 +306,9 @@ def _parts(
     feature_names: Any,
     text: TextPipeline | None,
     classes: pa.Table | None,
-) -> Parts:
-    """The parts of a model, checked against each other; arrays that are not staged yet are written."""
-    labels, features = _names(label_names), _names(feature_names)
+) -> ModelParts:
+    """Return the parts of a model after checking their sizes; arrays are written unless staged."""
+    labels, features = _to_arrow_names(label_names), _to_arrow_names(feature_names)
     sizes = {
         "biases": (np.size(b), W.n_rows),
         "label names": (len(labels), W.n_rows),
@@ -288,23 +318,25 @@ def _parts(
         sizes["terms of the text pipeline"] = (len(text.terms), W.n_cols)
     if classes is not None:
         sizes["rows of the class report"] = (classes.num_rows, W.n_rows)
-    for what, (found, expected) in sizes.items():
-        if found != expected:
+    for what, (size, expected) in sizes.items():
+        if size != expected:
             raise ShapeMismatch(
-                f"W is {W.n_rows} labels x {W.n_cols} features, but there are {found} {what}; give {expected}"
+                f"W is {W.n_rows} labels x {W.n_cols} features, "
+                f"but there are {size} {what}; give {expected}"
             )
-    if not staging.indexed:
+    if not staging.is_indexed:
+        # a view of some rows is written as a separate matrix
         lo, hi = (
             int(W.indptr[0]),
             int(W.indptr[-1]),
-        )  # a view of some rows becomes a matrix of its own
+        )
         write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
     index = staging.index(b)
-    return Parts(index.W, index, index.b, labels, features, text, classes)
+    return ModelParts(index.W, index, index.b, labels, features, text, classes)
 
 
-def _names(names: Any) -> pa.LargeStringArray:
-    """Strings as one Arrow array."""
+def _to_arrow_names(names: Any) -> pa.LargeStringArray:
+    """Return strings as one Arrow array."""
     if isinstance(names, pa.ChunkedArray):
         names = names.combine_chunks()
     out = (
@@ -320,7 +352,7 @@ def _names(names: Any) -> pa.LargeStringArray:
 
 
 def _versions() -> dict[str, str]:
-    """Versions of xcray, Python and the libraries that make the numbers."""
+    """Return the versions of xcray, Python and the libraries that compute the numbers."""
     out = {"python": platform.python_version()}
     for name in ("xcray", *LIBRARIES):
         try:
@@ -330,11 +362,15 @@ def _versions() -> dict[str, str]:
     return {"xcray": "unknown", **out}
 
 
-def _plain(value: Any) -> Any:
-    """`value` with numpy numbers as Python's, tuples as lists and numbers that JSON can't hold as None."""
+def _to_json(value: Any) -> Any:
+    """Return `value` as JSON-ready objects.
+
+    Numpy numbers become Python numbers, tuples become lists, and numbers that JSON cannot hold
+    become None.
+    """
     if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
+        return {str(name): _to_json(entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(entry) for entry in value]
+        return [_to_json(entry) for entry in value]
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not np.isfinite(value) else value

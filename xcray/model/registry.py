@@ -1,10 +1,13 @@
-"""Models by name, in a folder: numbered versions that never change, aliases that move.
+"""Model registry in a folder: numbered immutable versions, and aliases that can be moved.
 
-    root/NAME/versions/N/     a model directory         root/NAME/aliases.json    aliases and their splits, and what else may change
-    root/NAME/history.jsonl   one line per change    root/NAME/sets/    sets of labels (see `label_sets`)
+    root/NAME/versions/N/     a model directory
+    root/NAME/aliases.json    aliases, their traffic splits, and other state that can change
+    root/NAME/history.jsonl   one line per change
+    root/NAME/sets/           sets of labels (see `label_sets`)
 
-Changes to one name are serialised by a file lock, which the kernel drops when its holder dies; each is one rename, so
-readers need no lock. A number is given out once, even when its version is deleted later.
+A file lock serialises the changes to one name; the kernel releases it when its holder dies. Each
+change is one rename, so readers need no lock. A number is used once, even if its version is deleted
+later.
 """
 
 from __future__ import annotations
@@ -23,31 +26,30 @@ from typing import Any, NamedTuple
 from xcray.errors import Conflict, NotFound, ParameterError, excerpt
 from xcray.model.calibration import CALIBRATION
 from xcray.model.directory import MANIFEST, read_manifest
-from xcray.model.install import alone, move_in
-from xcray.model.label_sets import Known, LabelSets
-from xcray.model.traffic_split import Route, needed, route_of
+from xcray.model.install import exclusive_lock, install_directory
+from xcray.model.label_sets import LabelSetCache, LabelSets
+from xcray.model.traffic_split import TrafficSplit, split_of_alias, versions_of_alias
 from xcray.storage.atomic import (
-    NAME,
+    NAME_PATTERN,
     check_name,
+    create_staging_directory,
     read_json,
-    staging_directory,
     sync_path,
     verify_files,
     write_json,
 )
 
 LOCK = ".lock"
-LATEST = "latest"  # implied: the highest version there is
-SETTLED = (
-    2.0  # seconds after which the next change gets another time, whatever the file system's clock
-)
+LATEST = "latest"  # implicit: the highest version
+# seconds after which the next change gets a different file time, with any file system's clock
+SETTLE_SECONDS = 2.0
 
 
 class ModelVersion(NamedTuple):
     """One version, from its manifest.
 
-    shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it tells probabilities,
-    by curves or as softmax.
+    shape: (labels, features); measures: fractions; n_bytes: on disk; calibrated: whether it
+    gives probabilities, by curves or by softmax.
     """
 
     name: str
@@ -66,12 +68,12 @@ class ModelVersion(NamedTuple):
 
 
 class Registry:
-    """Model versions below one folder, safe for many processes at once."""
+    """Model versions below one folder, safe for concurrent processes."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        self._known: Known = {}
-        self._held = threading.local()
+        self._label_set_cache: LabelSetCache = {}
+        self._thread_locks = threading.local()
 
     def publish(
         self,
@@ -82,26 +84,27 @@ class Registry:
         verified: bool = False,
         source: str | None = None,
     ) -> int:
-        """Move a finished model directory in as the next version of `name`; returns its number.
+        """Move a finished model directory into the registry as the next version; return its number.
 
-        number: which it must be, for a model that has one elsewhere; verified: its files have been compared with their checksums
-        just now; source: where it came from, for the history. Raises NotFound or Corrupt when `staged` is not a whole model,
-        ParameterError when the name is not allowed, Conflict when there is a version of that number.
+        number: required number, for a model that has one elsewhere; verified: its files
+        were just compared with their checksums; source: origin, for the history. Raises
+        NotFound or Corrupt if `staged` is not a complete model, ParameterError if the name
+        is invalid, Conflict if the number exists.
         """
-        home, staged = self._home(name), Path(staged)
+        folder, staged = self._folder(name), Path(staged)
         manifest = read_manifest(staged)
         if not verified:
             verify_files(staged, manifest["files"])
-        (home / "versions").mkdir(parents=True, exist_ok=True)
-        with alone(home / LOCK):
-            highest = self._highest(name)
+        (folder / "versions").mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder / LOCK):
+            highest = self._highest_number(name)
             number = highest + 1 if number is None else number
-            move_in(staged, home / "versions" / str(number))
-            state = self._state(name)
+            install_directory(staged, folder / "versions" / str(number))
+            state = self._read_state(name)
             digests = {**state["digests"], str(number): manifest["sha256"]}
             self._write_state(name, {**state, "highest": max(highest, number), "digests": digests})
-            _note(
-                home,
+            _append_history(
+                folder,
                 "publish",
                 version=number,
                 sha256=manifest["sha256"],
@@ -110,32 +113,32 @@ class Registry:
         return number
 
     def names(self) -> list[str]:
-        """Names that have at least one version, sorted."""
+        """Return the names that have at least one version, sorted."""
         if not self.root.is_dir():
             return []
         return sorted(
             path.name
             for path in self.root.iterdir()
-            if NAME.fullmatch(path.name) and self.versions(path.name)
+            if NAME_PATTERN.fullmatch(path.name) and self.versions(path.name)
         )
 
     def versions(self, name: str) -> list[int]:
-        """Version numbers of a name, ascending; empty when there are none."""
-        folder = self._home(name) / "versions"
-        found = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+        """Return the version numbers of a name, ascending; empty if there are none."""
+        folder = self._folder(name) / "versions"
+        names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
         return sorted(
             int(number)
-            for number in found
+            for number in names
             if number.isdecimal() and (folder / number / MANIFEST).is_file()
         )
 
     def aliases(self, name: str) -> dict[str, int]:
-        """Version numbers by alias, `latest` included when there is a version."""
+        """Return the version numbers by alias, including `latest` if there is a version."""
         versions = self.versions(name)
-        return {**self._state(name)["aliases"], **({LATEST: versions[-1]} if versions else {})}
+        return {**self._read_state(name)["aliases"], **({LATEST: versions[-1]} if versions else {})}
 
     def describe(self, name: str, version: int) -> ModelVersion:
-        """One version's summary. Raises NotFound, Corrupt."""
+        """Return the summary of one version. Raises NotFound, Corrupt."""
         path = self._version_path(name, version)
         manifest = read_manifest(path)
         return ModelVersion(
@@ -155,22 +158,28 @@ class Registry:
         )
 
     def entries(self, name: str | None = None) -> list[ModelVersion]:
-        """Summaries of all versions, of one name or of all, by name and number."""
+        """Return the summaries of all versions of one name, or of all names, by name and number."""
         names = self.names() if name is None else [name]
         return [self.describe(each, version) for each in names for version in self.versions(each)]
 
     def resolve(self, reference: str) -> Path:
-        """The directory of "name" (its latest version), "name:3" or "name@alias". Raises NotFound, ParameterError."""
-        name, version = self.locate(reference)
+        """Return the directory of "name" (its latest version), "name:3" or "name@alias".
+
+        Raises NotFound, ParameterError.
+        """
+        name, version = self.resolve_version(reference)
         return self._version_path(name, version)
 
-    def locate(self, reference: str) -> tuple[str, int]:
-        """(name, version number) that a reference stands for now; of a split the primary one. Raises NotFound, ParameterError."""
-        name, route = self.route(reference)
-        return name, route.primary
+    def resolve_version(self, reference: str) -> tuple[str, int]:
+        """Return (name, version number) of a reference; the primary version of a traffic split.
 
-    def route(self, reference: str) -> tuple[str, Route]:
-        """(name, versions by weight) that a reference stands for now. Raises NotFound, ParameterError."""
+        Raises NotFound, ParameterError.
+        """
+        name, split = self.resolve_split(reference)
+        return name, split.primary
+
+    def resolve_split(self, reference: str) -> tuple[str, TrafficSplit]:
+        """Return (name, traffic split) of a reference. Raises NotFound, ParameterError."""
         if ":" in reference:
             name, _, number = reference.partition(":")
             if not (number.isascii() and number.isdecimal() and len(number) <= 9):
@@ -178,37 +187,44 @@ class Registry:
                     f"version {excerpt(number)!r} is not a number; write {name[:80]}:1"
                 )
             self._version_path(name, int(number))
-            return name, Route.to(int(number))
+            return name, TrafficSplit.single(int(number))
         name, _, alias = reference.partition("@")
         if (alias or LATEST) == LATEST:
-            version = self._latest(name)
+            version = self._latest_number(name)
             if version is not None:
-                return name, Route.to(version)
+                return name, TrafficSplit.single(version)
         else:
-            route = route_of(self._state(name), alias)
-            if route is not None:
-                return name, route
-        known = self.aliases(name)
-        if not known:
+            split = split_of_alias(self._read_state(name), alias)
+            if split is not None:
+                return name, split
+        available = self.aliases(name)
+        if not available:
             raise NotFound(
-                f"there is no model {excerpt(name)!r}; there are: {', '.join(self.names()) or 'none'}"
+                f"there is no model {excerpt(name)!r}; there are: "
+                f"{', '.join(self.names()) or 'none'}"
             )
         raise NotFound(
-            f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(known))}"
+            f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(available))}"
         )
 
-    def routes(self, name: str) -> dict[str, Route]:
-        """Where its aliases lead that split requests or have a shadow; the others lead to one version (`aliases`)."""
-        state = self._state(name)
-        found = {alias: route_of(state, alias) for alias in state["routes"]}
+    def traffic_splits(self, name: str) -> dict[str, TrafficSplit]:
+        """Return the aliases with several versions or a shadow, and their traffic splits.
+
+        The other aliases point to one version (`aliases`).
+        """
+        state = self._read_state(name)
+        splits = {alias: split_of_alias(state, alias) for alias in state["routes"]}
         return {
-            alias: route
-            for alias, route in found.items()
-            if route is not None and len(route.versions) > 1
+            alias: split
+            for alias, split in splits.items()
+            if split is not None and len(split.versions) > 1
         }
 
-    def previous(self, name: str, alias: str = LATEST) -> list[int]:
-        """Versions there still are that an alias led to before, latest first: what may answer when the present one can't."""
+    def previous_versions(self, name: str, alias: str = LATEST) -> list[int]:
+        """Return the existing versions that an alias pointed to before, latest first.
+
+        They can serve requests if the current version cannot be loaded.
+        """
         versions = self.versions(name)
         if alias == LATEST:
             return versions[-2::-1]
@@ -218,98 +234,116 @@ class Registry:
             if line.get("action") == "set_alias" and line.get("alias") == alias
         ]
         before = [line["before"] for line in reversed(moves) if line.get("before") in versions]
-        present = self._state(name)["aliases"].get(alias)
+        present = self._read_state(name)["aliases"].get(alias)
         return [version for version in dict.fromkeys(before) if version != present]
 
-    def stamp(self, name: str) -> tuple[int, ...] | None:
-        """Figures that differ once a version of `name` is published or deleted, or an alias moved: two questions to the system.
+    def change_token(self, name: str) -> tuple[int, ...] | None:
+        """Return a token that changes when a version is published or deleted, or an alias moves.
 
-        None when they can't be trusted: something changed so lately that the file system's clock may not see the next change.
-        Raises ParameterError for a name that can't be one.
+        It costs two system calls. None if the last change is so recent that the next one
+        could have the same file time. Raises ParameterError for an invalid name.
         """
-        home = f"{self.root}/{check_name(name, 'model name')}"
+        base = f"{self.root}/{check_name(name, 'model name')}"
         try:
-            folder, state = os.stat(f"{home}/versions"), os.stat(f"{home}/aliases.json")
+            folder, state = os.stat(f"{base}/versions"), os.stat(f"{base}/aliases.json")
         except FileNotFoundError:
             return None
-        if max(folder.st_mtime, state.st_mtime) > time.time() - SETTLED:
+        if max(folder.st_mtime, state.st_mtime) > time.time() - SETTLE_SECONDS:
             return None
         return folder.st_mtime_ns, folder.st_nlink, state.st_mtime_ns, state.st_ino, state.st_size
 
     def set_alias(self, name: str, alias: str, version: int) -> None:
-        """Point an alias at a version. Raises NotFound when there is no such version, ParameterError for a bad alias."""
-        self.set_route(name, alias, Route.to(version))
+        """Point an alias at a version.
 
-    def set_route(self, name: str, alias: str, route: Route) -> None:
-        """Lead an alias to versions by weight. Raises NotFound when one of them is not there, ParameterError for a bad alias."""
+        Raises NotFound if there is no such version, ParameterError for an invalid alias.
+        """
+        self.set_traffic_split(name, alias, TrafficSplit.single(version))
+
+    def set_traffic_split(self, name: str, alias: str, split: TrafficSplit) -> None:
+        """Point an alias at versions by weight.
+
+        Raises NotFound if a version does not exist, ParameterError for an invalid alias.
+        """
         if check_name(alias, "alias") == LATEST:
             raise ParameterError(
                 f"alias {LATEST!r} always means the highest version; choose another name"
             )
-        for version in route.versions:
+        for version in split.versions:
             self._version_path(name, version)
-        with self._change(name) as home:
-            for version in route.versions:
-                self._version_path(
-                    name, version
-                )  # again: it may have been deleted before we had the lock
-            state = self._state(name)
+        with self._lock(name) as folder:
+            for version in split.versions:
+                # check again: a version can be deleted before the lock is held
+                self._version_path(name, version)
+            state = self._read_state(name)
+            # older versions of xcray read only this entry
             aliases = {
                 **state["aliases"],
-                alias: route.primary,
-            }  # which is all that earlier programs know of
-            routes = {each: kept for each, kept in state["routes"].items() if each != alias}
-            more = route.as_dict() if len(route.versions) > 1 else {}
+                alias: split.primary,
+            }
+            routes = {
+                each: split_entry for each, split_entry in state["routes"].items() if each != alias
+            }
+            stored = split.as_dict() if len(split.versions) > 1 else {}
             self._write_state(
                 name,
                 {
                     **state,
                     "aliases": aliases,
-                    "routes": {**routes, alias: more} if more else routes,
+                    "routes": {**routes, alias: stored} if stored else routes,
                 },
             )
-            _note(
-                home,
+            _append_history(
+                folder,
                 "set_alias",
                 alias=alias,
-                version=route.primary,
+                version=split.primary,
                 before=state["aliases"].get(alias),
-                **more,
+                **stored,
             )
 
     def delete_alias(self, name: str, alias: str) -> None:
-        """Remove an alias. Raises NotFound when there is none."""
-        with self._change(name) as home:
-            state = self._state(name)
+        """Delete an alias. Raises NotFound if there is none."""
+        with self._lock(name) as folder:
+            state = self._read_state(name)
             if alias not in state["aliases"]:
                 raise NotFound(
-                    f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(state['aliases']) or 'none'}"
+                    f"model {name} has no alias {excerpt(alias)!r}; "
+                    f"it has {', '.join(state['aliases']) or 'none'}"
                 )
             version = state["aliases"].pop(alias)
             state["routes"].pop(alias, None)
             self._write_state(name, state)
-            _note(home, "delete_alias", alias=alias, before=version)
+            _append_history(folder, "delete_alias", alias=alias, before=version)
 
-    def sets(self, name: str) -> LabelSets:
-        """The sets of labels of a model: `registry.sets("news").put("safe", ["art", "music"])`. Raises ParameterError."""
-        home = self._home(name)
+    def label_sets(self, name: str) -> LabelSets:
+        """Return the label sets of a model: `registry.label_sets("news").put("safe", ["art"])`.
+
+        Raises ParameterError.
+        """
+        folder = self._folder(name)
         return LabelSets(
-            home,
-            lambda: self._change(name),
-            lambda action, **facts: _note(home, action, **facts),
-            self._known,
+            folder,
+            lambda: self._lock(name),
+            lambda action, **facts: _append_history(folder, action, **facts),
+            self._label_set_cache,
         )
 
     def delete(self, name: str, version: int) -> None:
-        """Delete one version; its number is not used again. Raises NotFound, and Conflict while an alias points to it."""
+        """Delete one version; its number is not reused.
+
+        Raises NotFound, and Conflict while an alias points to it.
+        """
         self._version_path(name, version)
-        with self._change(name) as home:
+        with self._lock(name) as folder:
             path = self._version_path(name, version)
-            state = self._state(name)
-            holders = [alias for alias in state["aliases"] if version in needed(state, alias)]
+            state = self._read_state(name)
+            holders = [
+                alias for alias in state["aliases"] if version in versions_of_alias(state, alias)
+            ]
             if holders:
                 raise Conflict(
-                    f"{name}:{version} is in use as {', '.join(holders)}; move or delete the alias first"
+                    f"{name}:{version} is in use as {', '.join(holders)}; "
+                    "move or delete the alias first"
                 )
             for part, entry in (
                 ("digests", str(version)),
@@ -317,26 +351,34 @@ class Registry:
                 ("unloads", f"{name}:{version}"),
             ):
                 state[part].pop(entry, None)
-            self._write_state(name, {**state, "highest": self._highest(name)})
-            gone = staging_directory(path)
-            os.rename(path, gone)  # at once out of sight; processes that mapped it keep their pages
+            self._write_state(name, {**state, "highest": self._highest_number(name)})
+            hidden = create_staging_directory(path)
+            # the rename hides it at once; processes that mapped it keep their pages
+            os.rename(path, hidden)
             sync_path(path.parent)
-            _note(home, "delete", version=version)
-        shutil.rmtree(gone, ignore_errors=True)
+            _append_history(folder, "delete", version=version)
+        shutil.rmtree(hidden, ignore_errors=True)
 
-    def digest(self, name: str, version: int) -> str | None:
-        """The sha256 of a version when it was published; None of those that were published before it was kept."""
-        found = self._state(name)["digests"].get(str(version))
-        return None if found is None else str(found)
+    def published_sha256(self, name: str, version: int) -> str | None:
+        """Return the sha256 of a version at its publication.
 
-    def corrupt(self, name: str) -> dict[int, str]:
-        """Versions that somebody could not load because their files are not what was written, with the reason."""
+        None for versions published before it was recorded.
+        """
+        sha256 = self._read_state(name)["digests"].get(str(version))
+        return None if sha256 is None else str(sha256)
+
+    def corrupt_versions(self, name: str) -> dict[int, str]:
+        """Return the versions that failed to load because their files changed, with the reason."""
         return {
-            int(version): str(reason) for version, reason in self._state(name)["corrupt"].items()
+            int(version): str(reason)
+            for version, reason in self._read_state(name)["corrupt"].items()
         }
 
     def mark_corrupt(self, name: str, version: int, reason: str | None) -> None:
-        """Remember that a version is corrupt, for everybody to see; None: that it is not any more. Raises NotFound."""
+        """Mark a version as corrupt for all processes; a reason of None removes the mark.
+
+        Raises NotFound.
+        """
         self._version_path(name, version)
 
         def change(state: dict[str, Any]) -> None:
@@ -344,82 +386,95 @@ class Registry:
             if reason is not None:
                 state["corrupt"][str(version)] = reason
 
-        self._alter(name, change, "sound" if reason is None else "corrupt", version=version)
+        self._update_state(name, change, "sound" if reason is None else "corrupt", version=version)
 
-    def kept(self, name: str) -> tuple[list[str], dict[str, int]]:
-        """References of a name that every process shall hold in memory, and how often each was asked to be let go ("": all)."""
-        state = self._state(name)
+    def pinned(self, name: str) -> tuple[list[str], dict[str, int]]:
+        """Return the references that every process keeps in memory, and unload counts.
+
+        The counts are numbers of unload requests per reference.
+        """
+        state = self._read_state(name)
         return list(state["kept"]), {
             reference: int(times) for reference, times in state["unloads"].items()
         }
 
-    def keep(self, reference: str) -> None:
-        """Have every process hold what a reference stands for in memory. Raises NotFound, ParameterError."""
-        name, _ = self.route(reference)
+    def pin(self, reference: str) -> None:
+        """Make every process keep the versions of a reference in memory.
+
+        Raises NotFound, ParameterError.
+        """
+        name, _ = self.resolve_split(reference)
 
         def change(state: dict[str, Any]) -> None:
             state["kept"] = sorted({*state["kept"], reference})
 
-        self._alter(name, change, "load", reference=reference)
+        self._update_state(name, change, "load", reference=reference)
 
-    def let_go(self, reference: str) -> None:
-        """Have every process drop what a reference stands for; of a bare name all its versions, of a version every name for it.
+    def unload(self, reference: str) -> None:
+        """Make every process unload the versions of a reference.
 
-        Raises NotFound, ParameterError.
+        A bare name unloads all its versions; "name:3" unpins all references to that
+        version. Raises NotFound, ParameterError.
         """
-        name, route = self.route(reference)
+        name, split = self.resolve_split(reference)
 
-        def stays(kept: str) -> bool:
-            return reference not in (name, kept) and not (
-                ":" in reference and route.primary in self._versions_of(kept)
+        def remains_pinned(pinned: str) -> bool:
+            return reference not in (name, pinned) and not (
+                ":" in reference and split.primary in self._versions_of(pinned)
             )
 
         def change(state: dict[str, Any]) -> None:
-            state["kept"] = [each for each in state["kept"] if stays(each)]
+            state["kept"] = [each for each in state["kept"] if remains_pinned(each)]
             state["unloads"][reference] = int(state["unloads"].get(reference, 0)) + 1
 
-        self._alter(name, change, "unload", reference=reference)
+        self._update_state(name, change, "unload", reference=reference)
 
     def _versions_of(self, reference: str) -> tuple[int, ...]:
-        """The versions that a reference leads to; none when it leads nowhere any more."""
+        """Return the versions of a reference; empty if it no longer resolves."""
         try:
-            return self.route(reference)[1].versions
+            return self.resolve_split(reference)[1].versions
         except NotFound:
             return ()
 
     @contextmanager
-    def changing(self, name: str) -> Iterator[None]:
-        """Look at a name and change it as one: nobody else changes it in between. Raises NotFound when there is no such model."""
-        with self._change(name):
-            self._mine().add(name)
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold the lock of a name, so that reads and changes inside are one transaction.
+
+        Raises NotFound if there is no such model.
+        """
+        with self._lock(name):
+            self._locked_names().add(name)
             try:
                 yield
             finally:
-                self._mine().discard(name)
+                self._locked_names().discard(name)
 
     def history(self, name: str) -> list[dict[str, Any]]:
-        """All changes to a name, oldest first: at (UTC), action, and what it was about (version, alias, set)."""
-        path = self._home(name) / "history.jsonl"
+        """Return all changes to a name, oldest first: at (UTC), action, and its facts.
+
+        Facts are version, alias, set and others, by action.
+        """
+        path = self._folder(name) / "history.jsonl"
         return (
             [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
         )
 
-    def _home(self, name: str) -> Path:
-        """The folder of a name, the name checked."""
+    def _folder(self, name: str) -> Path:
+        """Return the folder of a name. Raises ParameterError for an invalid name."""
         return self.root / check_name(name, "model name")
 
     def _version_path(self, name: str, version: int) -> Path:
-        """The directory of a version that exists."""
-        path = self._home(name) / "versions" / str(int(version))
+        """Return the directory of a version. Raises NotFound."""
+        path = self._folder(name) / "versions" / str(int(version))
         if not (path / MANIFEST).is_file():
             known = ", ".join(str(number) for number in self.versions(name)) or "none"
             raise NotFound(f"there is no model {name}:{version}; versions: {known}")
         return path
 
-    def _state(self, name: str) -> dict[str, Any]:
-        """Aliases and the highest number given out."""
+    def _read_state(self, name: str) -> dict[str, Any]:
+        """Return the state of a name: aliases, highest number and others, with defaults."""
         try:
-            state = read_json(self._home(name) / "aliases.json")
+            state = read_json(self._folder(name) / "aliases.json")
         except NotFound:
             state = {}
         empty: dict[str, Any] = {
@@ -432,20 +487,20 @@ class Registry:
         }
         return {"schema_version": 1, "highest": 0, **empty, **state}
 
-    def _alter(
+    def _update_state(
         self, name: str, change: Callable[[dict[str, Any]], None], action: str, **facts: Any
     ) -> None:
-        """Change the state of a name in place, and say so in its history, unless nothing changes."""
-        with self._change(name) as home:
-            before, state = self._state(name), self._state(name)
+        """Change the state of a name in place and record it in the history, if it changes."""
+        with self._lock(name) as folder:
+            before, state = self._read_state(name), self._read_state(name)
             change(state)
             if state != before:
                 self._write_state(name, state)
-                _note(home, action, **facts)
+                _append_history(folder, action, **facts)
 
-    def _latest(self, name: str) -> int | None:
-        """The highest version there is: without a look at the others."""
-        folder = f"{self._home(name)}/versions"
+    def _latest_number(self, name: str) -> int | None:
+        """Return the highest version, without reading the manifests of the others."""
+        folder = f"{self._folder(name)}/versions"
         try:
             numbers = sorted(
                 (int(number) for number in os.listdir(folder) if number.isdecimal()), reverse=True
@@ -458,40 +513,40 @@ class Registry:
 
     def _write_state(self, name: str, state: dict[str, Any]) -> None:
         """Replace the state, atomically and durably."""
-        write_json(self._home(name) / "aliases.json", state)
+        write_json(self._folder(name) / "aliases.json", state)
 
-    def _highest(self, name: str) -> int:
-        """The highest number ever given out, as far as the state or the folder knows."""
-        return max([int(self._state(name)["highest"]), *self.versions(name)])
+    def _highest_number(self, name: str) -> int:
+        """Return the highest number ever used, according to the state and the folder."""
+        return max([int(self._read_state(name)["highest"]), *self.versions(name)])
 
     @contextmanager
-    def _change(self, name: str) -> Iterator[Path]:
-        """The folder of a name that exists, locked against other changes."""
-        home = self._home(name)
-        if not home.is_dir():
+    def _lock(self, name: str) -> Iterator[Path]:
+        """Lock the folder of an existing name against other changes, and yield it."""
+        folder = self._folder(name)
+        if not folder.is_dir():
             raise NotFound(
                 f"there is no model {name!r}; there are: {', '.join(self.names()) or 'none'}"
             )
-        if name in self._mine():
-            yield home
+        if name in self._locked_names():
+            yield folder
         else:
-            with alone(home / LOCK):
-                yield home
+            with exclusive_lock(folder / LOCK):
+                yield folder
 
-    def _mine(self) -> set[str]:
-        """Names that this thread has locked by `changing`."""
-        if not hasattr(self._held, "names"):
-            self._held.names = set()
-        names: set[str] = self._held.names
+    def _locked_names(self) -> set[str]:
+        """Return the names that this thread locked with `locked`."""
+        if not hasattr(self._thread_locks, "names"):
+            self._thread_locks.names = set()
+        names: set[str] = self._thread_locks.names
         return names
 
 
-def _note(home: Path, action: str, **facts: Any) -> None:
+def _append_history(folder: Path, action: str, **facts: Any) -> None:
     """Append one line to the history of a name; the caller holds its lock."""
     line = json.dumps(
         {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, **facts}
     )
-    with open(home / "history.jsonl", "a") as out:
+    with open(folder / "history.jsonl", "a") as out:
         out.write(line + "\n")
         out.flush()
         os.fsync(out.fileno())

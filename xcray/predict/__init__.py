@@ -1,11 +1,20 @@
-"""Ask a model: the best labels of texts or sparse rows, exactly, with probabilities and the features that made them the best.
+"""Prediction with a model: exact best labels of texts or sparse rows.
 
-Needs a model directory and nothing else: no Ray, no trainer, no scikit-learn.
+Results can have probabilities and explanations. Needs a model directory only: no Ray, no trainer,
+no scikit-learn.
 """
 
-from xcray.predict.arrow import answer_table
+from xcray.predict.arrow import to_arrow
 from xcray.predict.explain import Contribution, Explanation
-from xcray.predict.labels import SET, Sets
-from xcray.predict.predictor import Predictor, Scored
+from xcray.predict.labels import SET_PREFIX, SetLookup
+from xcray.predict.predictor import Predictor, ScoredLabel
 
-__all__ = ["SET", "Contribution", "Explanation", "Predictor", "Scored", "Sets", "answer_table"]
+__all__ = [
+    "SET_PREFIX",
+    "Contribution",
+    "Explanation",
+    "Predictor",
+    "ScoredLabel",
+    "SetLookup",
+    "to_arrow",
+]

@@ -1,4 +1,4 @@
-"""Answers as Arrow tables: made of the arrays as they are, with no loop over rows or labels."""
+"""Search results as Arrow tables, built from the arrays without loops over rows or labels."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import pyarrow as pa
 
 from xcray.arrays import Float64
 from xcray.errors import ShapeMismatch
-from xcray.index.search_result import Answer
+from xcray.index.search_result import SearchResult
 
 
-def answer_table(
-    answer: Answer, names: pa.LargeStringArray | None, probabilities: Float64 | None = None
+def to_arrow(
+    answer: SearchResult, names: pa.LargeStringArray | None, probabilities: Float64 | None = None
 ) -> pa.Table:
-    """One row for each row asked, in order.
+    """Return a table with one row per query row, in order.
 
-    answer: n rows of k labels. names: (K,) names of the model's labels; None gives their numbers. probabilities: (n, k), of
-    `Predictor.probabilities`. Columns: `labels` list<large_string> (or list<int32>), `scores` list<double>, `probabilities`
-    list<double> when given, `exact` bool, `bound_gap` double (null where it isn't finite: all labels allowed were answered),
-    `labels_scored` and `postings_read` int64. Numbers are views of the answer's arrays. Raises ShapeMismatch.
+    answer: n rows of k labels. names: (K,) names of the model's labels; None returns label numbers.
+    probabilities: (n, k), from `Predictor.probabilities`. Columns: `labels` list<large_string> (or
+    list<int32>), `scores` list<double>, `probabilities` list<double> if given, `exact` bool,
+    `bound_gap` double (null if not finite: all allowed labels were returned), `labels_scored` and
+    `postings_read` int64. Numbers are views of the arrays of the result. Raises ShapeMismatch.
     """
     n, k = answer.labels.shape
     if probabilities is not None and probabilities.shape != (n, k):
         raise ShapeMismatch(
-            f"there are {probabilities.shape} probabilities for {n} rows of {k} answers"
+            f"probabilities have shape {probabilities.shape}, the result has shape {(n, k)}"
         )
     numbers = pa.array(answer.labels.reshape(-1))
     columns: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Why a label has its score: what each feature adds."""
+"""Explanations: the contribution of each feature to the score of a label."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xcray.model.model import Model
 
 
 class Contribution(NamedTuple):
-    """One feature's part in a score: contribution = x * weight."""
+    """The contribution of one feature to a score: contribution = x * weight."""
 
     feature: str
     x: float
@@ -21,11 +21,12 @@ class Contribution(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Why a label has its score: score = bias + the contributions shown + rest, up to the rounding of the sum.
+    """The parts of a label's score: score = bias + contributions + rest, up to rounding.
 
-    label, name: which; contributions: largest magnitude first; rest: sum of the contributions not shown, n_rest of them.
-    rank: the label's place among all, from 1. gap_to_top: best score - score, 0 for the best label.
-    gap_to_kth: k-th best score - score; above 0 says what is missing to be among the k best ("why not this label").
+    label, name: the label. contributions: largest magnitude first. rest: sum of the n_rest
+    contributions that are not listed. rank: rank of the label among all labels, from 1. gap_to_top:
+    best score - score, 0 for the best label. gap_to_kth: k-th best score - score; a positive value
+    is what is missing to be among the k best ("why not this label").
     """
 
     label: int
@@ -41,12 +42,15 @@ class Explanation(NamedTuple):
     k: int
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON-ready values."""
+        """Return the fields as JSON-ready values."""
         return {**self._asdict(), "contributions": [part._asdict() for part in self.contributions]}
 
 
 def contributions(model: Model, x: CSR, label: int) -> list[Contribution]:
-    """What each feature of a row x (1, D) adds to a label's score, largest magnitude first, equal ones by feature number."""
+    """Return the contributions of the features of a row x (1, D) to a label's score.
+
+    Largest magnitude first, equal magnitudes by feature number.
+    """
     (features, values), (weighted, weights) = x.row(0), model.W.row(label)
     shared, at_x, at_w = np.intersect1d(features, weighted, assume_unique=True, return_indices=True)
     xs, ws = values[at_x].astype(np.float64), weights[at_w].astype(np.float64)

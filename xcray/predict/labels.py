@@ -1,4 +1,4 @@
-"""Labels as people name them: by number, by name, and by the name of a set of labels that is kept beside a model's aliases."""
+"""Label references in requests: numbers, names, and names of label sets."""
 
 from __future__ import annotations
 
@@ -16,135 +16,141 @@ from xcray.errors import NotFound, ParameterError, excerpt
 from xcray.index.filters import LabelFilter
 from xcray.model.model import Model
 
-SET = "set:"  # in front of the name of a set
-KEPT = 8  # filters that are remembered: five bytes a label each
+SET_PREFIX = "set:"  # prefix of a label set's name
+MAX_FILTERS = 8  # cached filters, five bytes per label each
 
-Sets: TypeAlias = Callable[
-    [str], Iterable[str]
-]  # the labels of a set by its name; raises NotFound when there is no such set
+# name of a set -> its labels; raises NotFound for an unknown set
+SetLookup: TypeAlias = Callable[[str], Iterable[str]]
 
 
-class Named(NamedTuple):
-    """A list of labels with its sets looked up: numbers, names, and names that came from sets."""
+class LabelRefs(NamedTuple):
+    """A list of labels with label sets resolved: numbers, names, and names from sets."""
 
     numbers: frozenset[int]
     names: frozenset[str]
     in_sets: frozenset[str]
 
 
-class Filters:
-    """The filters of a model that were asked for last: requests often come with the same ones. Safe for many threads at once."""
+class FilterCache:
+    """The last filters of a model, because requests often repeat them. Thread-safe."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._made: OrderedDict[Any, LabelFilter] = OrderedDict()
+        self._filters: OrderedDict[Any, LabelFilter] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, allow: Any, deny: Any, sets: Sets | None = None) -> LabelFilter:
-        """The filter of two lists that `looked_up` takes, each or None; sets as they are now.
+    def get(self, allow: Any, deny: Any, sets: SetLookup | None = None) -> LabelFilter:
+        """Return the filter of two lists as taken by `parse_labels`, each can be None.
 
-        Raises as `looked_up` and `numbers_of`, and ParameterError when no label is left.
+        Label sets are read on each call. Raises as `parse_labels` and `label_numbers`, and
+        ParameterError if no label is left.
         """
-        key = tuple(None if labels is None else looked_up(labels, sets) for labels in (allow, deny))
-        with self._lock:
-            found = self._made.get(key)
-            if found is not None:
-                self._made.move_to_end(key)
-                return found
-        made = LabelFilter.of(
-            self._model.n_labels,
-            *(None if one is None else numbers_of(self._model, one) for one in key),
+        key = tuple(
+            None if labels is None else parse_labels(labels, sets) for labels in (allow, deny)
         )
         with self._lock:
-            self._made[key] = made
-            while len(self._made) > KEPT:
-                self._made.popitem(last=False)
-        return made
+            cached = self._filters.get(key)
+            if cached is not None:
+                self._filters.move_to_end(key)
+                return cached
+        label_filter = LabelFilter.of(
+            self._model.n_labels,
+            *(None if refs is None else label_numbers(self._model, refs) for refs in key),
+        )
+        with self._lock:
+            self._filters[key] = label_filter
+            while len(self._filters) > MAX_FILTERS:
+                self._filters.popitem(last=False)
+        return label_filter
 
 
-def looked_up(labels: Iterable[int | str], sets: Sets | None = None) -> Named:
-    """What a list of labels names.
+def parse_labels(labels: Iterable[int | str], sets: SetLookup | None = None) -> LabelRefs:
+    """Return the labels that a list refers to.
 
-    labels: numbers, names and, when `sets` is given, "set:NAME" for all labels of a set. A name that begins with "set:" is a
-    label's when there is no set of that name. Raises ParameterError for anything but numbers and names.
+    labels: numbers, names and, if `sets` is given, "set:NAME" for all labels of a set. A name that
+    starts with "set:" is a label name if there is no set of that name. Raises ParameterError for
+    anything but numbers and names.
     """
     if isinstance(labels, str):
-        raise ParameterError(f"labels are a list, not one text; write [{excerpt(labels)!r}]")
+        raise ParameterError(f"labels must be a list, not one text; use [{excerpt(labels)!r}]")
     numbers: list[int] = []
     names: set[str] = set()
     in_sets: set[str] = set()
     for label in labels:
         if not isinstance(label, str):
-            numbers.append(_checked(label))
-        elif (found := _of_set(sets, label)) is None:
+            numbers.append(_check_number(label))
+        elif (set_labels := _lookup_set(sets, label)) is None:
             names.add(str(label))
         else:
-            in_sets.update(found)
-    return Named(frozenset(numbers), frozenset(names), frozenset(in_sets))
+            in_sets.update(set_labels)
+    return LabelRefs(frozenset(numbers), frozenset(names), frozenset(in_sets))
 
 
-def numbers_of(model: Model, named: Named) -> Int64:
-    """The numbers of labels, ascending, each once: (m,) int64.
+def label_numbers(model: Model, refs: LabelRefs) -> Int64:
+    """Return the label numbers, ascending, without duplicates: (m,) int64.
 
-    A label that is named and is not there raises NotFound; one that is only in a set is passed over, because sets outlive
-    the versions of a model (`unknown` tells which these are). Whether the model has the numbers given is not asked here.
+    An unknown label name raises NotFound. Unknown names from label sets are skipped, because sets
+    outlive the versions of a model (`unknown_labels` returns them). Label numbers are not validated
+    here.
     """
-    at = positions(model, named.names | named.in_sets)
-    if missing := named.names.difference(at):
+    numbers_by_name = positions_by_name(model, refs.names | refs.in_sets)
+    if missing := refs.names.difference(numbers_by_name):
         first = min(missing)
-        kind = "label and no set" if first.startswith(SET) else "label"
+        kind = "label and no set" if first.startswith(SET_PREFIX) else "label"
         raise NotFound(
             f"the model has no {kind} {excerpt(first)!r}; the names are in model.label_names",
             n_missing=len(missing),
         )
-    return np.unique(np.concatenate([np.array(sorted(named.numbers), np.int64), *at.values()]))
+    return np.unique(
+        np.concatenate([np.array(sorted(refs.numbers), np.int64), *numbers_by_name.values()])
+    )
 
 
-def unknown(model: Model, names: Iterable[str]) -> list[str]:
-    """Names that no label of the model has, in their order."""
-    asked = list(names)
-    known = positions(model, set(asked))
-    return [name for name in asked if name not in known]
+def unknown_labels(model: Model, names: Iterable[str]) -> list[str]:
+    """Return the names that no label of the model has, in their order."""
+    names_list = list(names)
+    known = positions_by_name(model, set(names_list))
+    return [name for name in names_list if name not in known]
 
 
-def positions(model: Model, names: Iterable[str]) -> dict[str, Int64]:
-    """The numbers of the labels that have each name (most often one); names that no label has are left out.
+def positions_by_name(model: Model, names: Iterable[str]) -> dict[str, Int64]:
+    """Return the numbers of the labels by name (usually one each); unknown names are omitted.
 
-    One pass over the model's names, whatever the number of names asked for.
+    One pass over the label names of the model, regardless of the number of names.
     """
-    asked = sorted(names)
-    if not asked:
+    sorted_names = sorted(names)
+    if not sorted_names:
         return {}
-    found = pc.index_in(model.label_names, value_set=pa.array(asked, pa.large_string()))
-    at = np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False))
-    which = found.take(pa.array(at)).to_numpy()
-    order = np.argsort(which, kind="stable")
-    starts = np.flatnonzero(np.diff(which[order], prepend=-1))
+    matches = pc.index_in(model.label_names, value_set=pa.array(sorted_names, pa.large_string()))
+    matched = np.flatnonzero(matches.is_valid().to_numpy(zero_copy_only=False))
+    name_index = matches.take(pa.array(matched)).to_numpy()
+    order = np.argsort(name_index, kind="stable")
+    starts = np.flatnonzero(np.diff(name_index[order], prepend=-1))
     return (
         dict(
             zip(
-                (asked[i] for i in which[order][starts]),
-                np.split(at[order], starts[1:]),
+                (sorted_names[i] for i in name_index[order][starts]),
+                np.split(matched[order], starts[1:]),
                 strict=True,
             )
         )
-        if len(at)
+        if len(matched)
         else {}
     )
 
 
-def _of_set(sets: Sets | None, label: str) -> Iterable[str] | None:
-    """The names in the set that "set:NAME" stands for; None when there is no such set: then it is a label's name, or nothing's."""
-    if sets is None or not label.startswith(SET):
+def _lookup_set(sets: SetLookup | None, label: str) -> Iterable[str] | None:
+    """Return the label names of the set "set:NAME"; None if there is no such set."""
+    if sets is None or not label.startswith(SET_PREFIX):
         return None
     try:
-        return sets(label.removeprefix(SET))
+        return sets(label.removeprefix(SET_PREFIX))
     except (NotFound, ParameterError):
         return None
 
 
-def _checked(label: Any) -> int:
-    """A label's number that is one."""
+def _check_number(label: Any) -> int:
+    """Return a label number. Raises ParameterError if it is not an integer."""
     if isinstance(label, bool) or not isinstance(label, int | np.integer):
-        raise ParameterError(f"a label is a number or a name, not {excerpt(repr(label))}")
+        raise ParameterError(f"a label must be a number or a name, not {excerpt(repr(label))}")
     return int(label)

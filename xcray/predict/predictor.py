@@ -1,4 +1,4 @@
-"""The predictor: a model with its index, ready to answer."""
+"""The predictor: a model with its search index."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pyarrow as pa
 from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
-from xcray.index.log_partition import Normaliser, softmax
-from xcray.index.search_result import NOT_ASKED, Answer
+from xcray.index.log_partition import LogPartition, softmax
+from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.metrics import evaluate
 from xcray.model.model import Model
-from xcray.predict.arrow import answer_table
+from xcray.predict.arrow import to_arrow
 from xcray.predict.explain import Explanation, contributions
-from xcray.predict.labels import Filters, Sets, unknown
+from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
 
 
-class Scored(NamedTuple):
-    """A label's name and its score; how likely it is right, when that was given."""
+class ScoredLabel(NamedTuple):
+    """A label's name and score, and its probability if given."""
 
     label: str
     score: float
@@ -30,34 +30,38 @@ class Scored(NamedTuple):
 
 
 class Predictor:
-    """A model with its index, ready to answer; safe for many threads at once."""
+    """A model with its search index. Thread-safe."""
 
     def __init__(self, model: Model, *, threads: int = 1) -> None:
-        """threads: cores used for a batch (>= 1); answers do not depend on it."""
+        """Create a predictor.
+
+        threads: cores used per batch (>= 1); results do not depend on it. Raises ParameterError.
+        """
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         self.model = model
         self.threads = threads
         self.index = model.search
-        self._normaliser = Normaliser(self.index) if model.link == "softmax" else None
-        self._filters = Filters(model)
+        self._log_partition = LogPartition(self.index) if model.link == "softmax" else None
+        self._filters = FilterCache(model)
 
     @property
-    def likely(self) -> str | None:
-        """What its probabilities are: "curves" where the model is calibrated, else "softmax" for scores that are such, or None."""
+    def probability_source(self) -> str | None:
+        """Return the source of probabilities: "curves" if calibrated, "softmax", or None."""
         if self.model.calibration is not None:
             return "curves"
-        return None if self._normaliser is None else "softmax"
+        return None if self._log_partition is None else "softmax"
 
     def predict(self, rows: Any, k: int = 5) -> TopK:
-        """The k best labels of each row with their scores, best first, equal scores by lower label number.
+        """Return the k best labels of each row with scores, best first, ties by lower label number.
 
-        rows: (n, D) CSR, scipy sparse matrix or dense array; or a list of texts, or one text, when the model reads text.
-        k: at least 1, clipped to the number of labels. Raises ShapeMismatch, ParameterError, InputError with the mend.
+        rows: (n, D) CSR, scipy sparse matrix or dense array; or a list of texts or one text, if the
+        model reads text. k: at least 1, clipped to the number of labels. Raises ShapeMismatch,
+        ParameterError or InputError with a fix.
         """
-        return self.answer(rows, k).top
+        return self.search(rows, k).top
 
-    def answer(
+    def search(
         self,
         rows: Any,
         k: int = 5,
@@ -66,14 +70,15 @@ class Predictor:
         allow: Any = None,
         deny: Any = None,
         probabilities: bool = False,
-    ) -> Answer:
-        """`predict` with its certificate, in time, among the labels allowed.
+    ) -> SearchResult:
+        """Return the k best allowed labels with a certificate, within a deadline.
 
-        deadline_ms: milliseconds for the whole call; rows that are not done then have the best found so far (`exact` False).
-        allow, deny: label numbers or names; or what `filter` gave, as `allow`. probabilities: the method of that name shall have
-        what it asks for. Softmax models then add up all labels of each row (`log_normaliser`), to the end whatever the deadline,
-        of which the search gets what is left; calibrated ones have nothing to do. Raises as `predict` and `filter`, and
-        NotCalibrated.
+        deadline_ms: time limit of the whole call in milliseconds; rows that are not finished by
+        then have the best labels found so far (`exact` False). allow, deny: label numbers or names,
+        or a result of `filter` as `allow`. probabilities: prepare the result for the method
+        `probabilities`. Softmax models then sum over all labels of each row (`log_normaliser`),
+        regardless of the deadline, and the search gets the remaining time; calibrated models need
+        no preparation. Raises as `predict` and `filter`, and NotCalibrated.
         """
         if not probabilities:
             return self.index.query(
@@ -81,126 +86,145 @@ class Predictor:
                 k,
                 threads=self.threads,
                 deadline_ms=deadline_ms,
-                among=self.filter(allow, deny),
+                label_filter=self.filter(allow, deny),
             )
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self.require_probabilities()
-        X, among = self.features(rows), self.filter(allow, deny)
-        total = self.log_normaliser(X) if self.likely == "softmax" else NOT_ASKED
+        X, label_filter = self.features(rows), self.filter(allow, deny)
+        log_normaliser = (
+            self.log_normaliser(X) if self.probability_source == "softmax" else NOT_COMPUTED
+        )
         if deadline_ms is not None:
-            deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - begun))
-        found = self.index.query(X, k, threads=self.threads, deadline_ms=deadline_ms, among=among)
-        return found._replace(log_normaliser=total)
+            deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - started))
+        result = self.index.query(
+            X, k, threads=self.threads, deadline_ms=deadline_ms, label_filter=label_filter
+        )
+        return result._replace(log_normaliser=log_normaliser)
 
     def log_normaliser(self, rows: Any) -> Float64:
-        """log of the sum of exp(score) over all labels of a softmax model, for each row: (n,) float64, exact to rounding.
+        """Return log(sum(exp(score))) over all labels of a softmax model per row: (n,) float64.
 
-        rows: as for `predict`. A label's probability is exp(score - this). Raises as `predict`, and ParameterError for models whose
-        scores are margins.
+        Exact up to rounding. rows: as for `predict`. The probability of a label is exp(score -
+        log_normaliser). Raises as `predict`, and ParameterError for models whose scores are
+        margins.
         """
-        if self._normaliser is None:
+        if self._log_partition is None:
             raise ParameterError(
-                f"scores of this model are margins (link {self.model.link!r}): they have no normaliser"
+                f"scores of this model are margins (link {self.model.link!r}): they have no "
+                "log_normaliser"
             )
-        return self._normaliser.of(self.features(rows), threads=self.threads)
+        return self._log_partition.compute(self.features(rows), threads=self.threads)
 
     def filter(
-        self, allow: Any = None, deny: Any = None, *, sets: Sets | None = None
+        self, allow: Any = None, deny: Any = None, *, sets: SetLookup | None = None
     ) -> LabelFilter | None:
-        """Which labels may be answered: those of `allow` (None: all) that are not in `deny`; None when all may.
+        """Return the filter of labels in `allow` (None: all) that are not in `deny`; None if all.
 
-        allow, deny: lists of label numbers, label names and "set:NAME", the labels kept under a name. sets: gives the labels of a
-        set, say `Registry(root).sets(model_name)`; without it "set:NAME" is a label's name like any other. Labels of a set
-        that this model has not are passed over (`unknown` tells them). A LabelFilter as `allow` comes back as it is.
-        The filters made last are remembered: making one takes a pass over the label names.
-        Raises NotFound for unknown labels and sets, ParameterError when no label is left.
+        allow, deny: lists of label numbers, label names and "set:NAME" for the labels of a set.
+        sets: returns the labels of a set, for example `Registry(root).sets(model_name)`; without
+        it, "set:NAME" is an ordinary label name. Labels of a set that the model does not have are
+        skipped (see `unknown_labels`). A LabelFilter as `allow` is returned unchanged. The last
+        filters are cached, because building one takes a pass over the label names. Raises NotFound
+        for unknown labels, ParameterError if no label is left.
         """
         if isinstance(allow, LabelFilter):
             if deny is not None:
                 raise ParameterError(
-                    "a ready LabelFilter takes no `deny`; make one of both: predictor.filter(allow, deny)"
+                    "a LabelFilter can't be combined with `deny`; build one of both: "
+                    "predictor.filter(allow, deny)"
                 )
             return allow
         if allow is None and deny is None:
             return None
-        return self._filters.of(allow, deny, sets)
+        return self._filters.get(allow, deny, sets)
 
-    def unknown(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that no label of this model has, in their order: what a named set has too much."""
-        return unknown(self.model, names)
+    def unknown_labels(self, names: Sequence[str]) -> list[str]:
+        """Return those of `names` that no label of this model has, in their order."""
+        return unknown_labels(self.model, names)
 
     def require_probabilities(self) -> None:
-        """Raise NotCalibrated, which names the mend, when this model has scores but no probabilities."""
-        if self.likely is None:
+        """Raise NotCalibrated, with a fix, if this model has scores but no probabilities."""
+        if self.probability_source is None:
             raise NotCalibrated(
-                "this model has scores but no probabilities: make one that has with `xcray calibrate MODEL DATASET -o NEW`, "
-                "or train with --calibrate; held-out rows are needed"
+                "this model has scores but no probabilities: calibrate it with "
+                "`xcray calibrate MODEL DATASET -o NEW`, or train with --calibrate; held-out rows "
+                "are needed"
             )
 
-    def probabilities(self, top: TopK | Answer, *, filtered: bool = False) -> Float64:
-        """How likely each answered label is right: (n, k) float64 in 0 to 1.
+    def probabilities(self, top: TopK | SearchResult, *, filtered: bool = False) -> Float64:
+        """Return the probability that each returned label is correct: (n, k) float64 in 0 to 1.
 
-        By curves where the model is calibrated, whatever its scores are: given score, place and frequency in training. top:
-        answers of this model, each row from its first place on. filtered: they were found among some labels only (`allow`,
-        `deny`), so that their places mean nothing. The answers keep their order, which is that of scores: a probability may be
-        higher than the one before it.
+        Calibrated models use their curves, whatever their scores are: by score, rank and training
+        frequency. top: results of this model, each row from its first rank on. filtered: the search
+        had a filter (`allow`, `deny`), so that ranks have no meaning. The labels keep the order of
+        their scores; a probability can be higher than the one before it.
 
-        Else, of softmax models, exp(score - log_normaliser): the shares of a whole that all labels of the model make up, also where
-        some were not allowed. top: of `answer(..., probabilities=True)`. Raises NotCalibrated when there are neither,
-        ParameterError for answers without their normaliser.
+        Other softmax models return exp(score - log_normaliser), normalised over all labels of the
+        model, also if the search had a filter. top: from `search(..., probabilities=True)`. Raises
+        NotCalibrated if the model has neither, ParameterError for results without log_normaliser.
         """
         self.require_probabilities()
         if self.model.calibration is not None:
-            return self.model.calibration.of(top.labels, top.scores, filtered=filtered)
-        total = top.log_normaliser if isinstance(top, Answer) else NOT_ASKED
-        if len(total) != len(top.scores):
+            return self.model.calibration.estimate(top.labels, top.scores, filtered=filtered)
+        log_normaliser = top.log_normaliser if isinstance(top, SearchResult) else NOT_COMPUTED
+        if len(log_normaliser) != len(top.scores):
             raise ParameterError(
-                "these answers came without their normaliser: ask with predictor.answer(rows, k, probabilities=True), or take "
-                "exp(score - predictor.log_normaliser(rows))"
+                "this result has no log_normaliser: use predictor.search(rows, k, "
+                "probabilities=True), or exp(score - predictor.log_normaliser(rows))"
             )
-        return softmax(top.scores, total)
+        return softmax(top.scores, log_normaliser)
 
-    def table(self, answer: Answer, *, filtered: bool = False) -> pa.Table:
-        """An answer in Arrow, a row each: see `answer_table`. With probabilities when the model is calibrated, or softmax
-        and asked for them."""
-        asked = self.likely == "curves" or (
-            self.likely == "softmax" and len(answer.log_normaliser) == len(answer.scores)
+    def table(self, result: SearchResult, *, filtered: bool = False) -> pa.Table:
+        """Return a search result as an Arrow table, see `to_arrow`.
+
+        It has probabilities if the model is calibrated, or softmax and they were requested.
+        """
+        has_probabilities = self.probability_source == "curves" or (
+            self.probability_source == "softmax"
+            and len(result.log_normaliser) == len(result.scores)
         )
-        told = self.probabilities(answer, filtered=filtered) if asked else None
-        return answer_table(answer, self.model.label_names, told)
+        probabilities = self.probabilities(result, filtered=filtered) if has_probabilities else None
+        return to_arrow(result, self.model.label_names, probabilities)
 
-    def named(self, top: TopK | Answer, probabilities: Float64 | None = None) -> list[list[Scored]]:
-        """Names and scores of an answer, one list per row; with `probabilities` (n, k), of the method of that name, these too."""
+    def scored_labels(
+        self, top: TopK | SearchResult, probabilities: Float64 | None = None
+    ) -> list[list[ScoredLabel]]:
+        """Return names and scores of a result, one list per row.
+
+        probabilities: (n, k), from the method `probabilities`; added to the items if given.
+        """
         names = self.model.label_names.take(pa.array(top.labels.ravel())).to_pylist()
-        likely = () if probabilities is None else (probabilities.ravel().tolist(),)
-        scored = [
-            Scored(*each) for each in zip(names, top.scores.ravel().tolist(), *likely, strict=True)
+        probability_column = () if probabilities is None else (probabilities.ravel().tolist(),)
+        items = [
+            ScoredLabel(*values)
+            for values in zip(names, top.scores.ravel().tolist(), *probability_column, strict=True)
         ]
         n_rows, k = top.labels.shape
-        return [scored[i * k : (i + 1) * k] for i in range(n_rows)]
+        return [items[i * k : (i + 1) * k] for i in range(n_rows)]
 
     def explain(self, row: Any, label: int | str, top: int = 10, k: int = 5) -> Explanation:
-        """Why one label has its score for one row, and how far it is from the best and the k-th best.
+        """Explain the score of one label for one row, and its gaps to the best and k-th best label.
 
-        row: one text, or a matrix of one row in any form that `predict` takes. label: number or name.
-        top: how many features to show. Raises NotFound for an unknown label, ShapeMismatch for more than one row.
+        row: one text, or a matrix of one row in any form that `predict` takes. label: number or
+        name. top: number of features to list. Raises NotFound for an unknown label, ShapeMismatch
+        for more than one row.
         """
         x, j = self.features(row), self.model.label_id(label)
         if x.n_rows != 1:
             raise ShapeMismatch(
-                f"explain takes one row, this is {x.n_rows}; choose one, as in X[i : i + 1]"
+                f"explain takes one row, got {x.n_rows}; select one, as in X[i : i + 1]"
             )
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
         score, best = self.index.score(x, j), self.index.query(x, k).scores[0]
         parts = contributions(self.model, x, j)
-        shown, rest = parts[:top], parts[top:]
+        listed, rest = parts[:top], parts[top:]
         return Explanation(
             label=j,
             name=self.model.label_name(j),
             score=score,
             bias=float(self.model.b[j]),
-            contributions=tuple(shown),
+            contributions=tuple(listed),
             rest=math.fsum(part.contribution for part in rest),
             n_rest=len(rest),
             rank=self.index.rank(x, j),
@@ -218,15 +242,17 @@ class Predictor:
         label_counts: Any = None,
         n_train: int | None = None,
     ) -> dict[str, float]:
-        """Measures at each k, as fractions by name ("P@1": 0.63), see `xcray.metrics.evaluate`.
+        """Return evaluation measures at each k as fractions by name, for example {"P@1": 0.63}.
 
-        rows: n rows as for `predict`; Y: (n, K) their labels. label_counts: (K,) and n_train: labels' and rows' numbers
-        in training, which the propensity-scored measures need. Raises ShapeMismatch when rows and Y disagree.
+        See `xcray.metrics.evaluate`. rows: n rows as for `predict`. Y: (n, K), their labels.
+        label_counts: (K,) and n_train: number of training rows per label and in total, needed for
+        the propensity-scored measures. Raises ShapeMismatch if rows and Y differ in shape.
         """
         X = self.features(rows)
         if Y.shape != (X.n_rows, self.model.n_labels):
             raise ShapeMismatch(
-                f"Y is {Y.shape}, it must be rows x labels of the model: {(X.n_rows, self.model.n_labels)}"
+                f"Y is {Y.shape}, it must be rows x labels of the model: "
+                f"{(X.n_rows, self.model.n_labels)}"
             )
         return evaluate(
             self.predict(X, max(ks, default=1)),
@@ -237,27 +263,27 @@ class Predictor:
         )
 
     def features(self, rows: Any) -> CSR:
-        """Rows of features (n, D) of anything that `predict` takes. Errors as there."""
+        """Return the feature rows (n, D) of any input that `predict` takes. Raises as `predict`."""
         if isinstance(rows, str):
             rows = [rows]
         if isinstance(rows, (list, tuple)) and all(isinstance(row, str) for row in rows):
-            return self._of_texts(rows)
+            return self._encode_texts(rows)
         try:
             return csr_from(rows, self.model.n_features)
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"rows of type {type(rows).__name__} can't be read ({error}); give a CSR, a scipy sparse matrix, "
-                "a 2-d array of numbers or a list of texts",
+                f"rows of type {type(rows).__name__} can't be read ({error}); use a CSR, a scipy "
+                "sparse matrix, a 2-d array of numbers or a list of texts",
                 code="ROWS",
             ) from None
 
-    def _of_texts(self, texts: Sequence[str]) -> CSR:
-        """Features of texts by the model's own pipeline."""
+    def _encode_texts(self, texts: Sequence[str]) -> CSR:
+        """Return the features of texts by the model's text pipeline."""
         if not texts:
             return csr([0], [], [], self.model.n_features)
         if self.model.text is None:
             raise InputError(
-                "this model was trained on feature rows and has no text pipeline: give rows of "
+                "this model was trained on feature rows and has no text pipeline: use rows of "
                 f"{self.model.n_features} features, or train it on a data set built from text",
                 code="NO_TEXT",
             )

@@ -1,1 +1,1 @@
-"""Schedules: pure state machines. Events in, commands out; no threads, no clocks, no Ray."""
+"""Schedules: pure state machines that turn events into commands, without threads, clocks or Ray."""

@@ -1,11 +1,13 @@
-"""How many workers what is left can use, and who is to go when it uses fewer: a cluster is asked for no more than pays.
+"""Autoscaling policy: how many workers the remaining work can use, and which workers to release.
 
-A worker is worth its start when what is left gives it work for longer than the start takes. Where a node has room for it that is
-a second or two; where a node must come first, a minute or more, in which the others go on. So the number wanted falls as work
-goes: what was asked for and has not come is called off, and near the end, when nothing is left to give out, those that idle go,
-but for some that could run a copy of a late batch. They go by node, so that whole nodes become empty.
+A new worker pays off if the remaining work keeps it busy for longer than its start takes. The
+start takes a second or two if a node has room, and a minute or more if a node has to be started
+first, while the other workers go on. So the desired number falls as work is done: requests that
+were not fulfilled yet are cancelled, and near the end, when no work is left to assign, idle
+workers are released except for a few that could run a copy of a late batch. Workers are released
+node by node, so that whole nodes become empty.
 
-Nothing here reads a clock, or knows Ray.
+The module reads no clock and does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -14,17 +16,19 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-SPARES: Final = 8  # one idle worker is kept for as many batches under way, and one more
-GIVE_UP: Final = 10.0  # times as long as a node takes; then whoever asked for nodes has been heard and not answered
-IDLE_SECONDS: Final = 1.0  # of having nothing to do, before a worker is held to be spare
+BATCHES_PER_SPARE: Final = 8  # one idle worker is kept, plus one per 8 running batches
+# Times the start of a node. After that, requested nodes are assumed not to come.
+GIVE_UP_FACTOR: Final = 10.0
+IDLE_SECONDS: Final = 1.0  # a worker idle for longer is a spare
 
 
 class Forecast(NamedTuple):
-    """What a schedule foresees of the rest of its work.
+    """The remaining work as a schedule predicts it.
 
-    seconds: of work for a worker of average speed, that under way included as a whole; labels: not given out, 1 when they are one
-    task; batches: under way; idle: workers that have nothing to do; measured: whether so
-    much is done that costs are known, not guessed.
+    seconds: of work for a worker of average speed, including all of the running batches.
+    labels: labels that are not assigned yet, 1 if they form a single task.
+    batches: running batches. idle: names of idle workers.
+    measured: whether enough is done for costs to be measured instead of guessed.
     """
 
     seconds: float
@@ -34,77 +38,91 @@ class Forecast(NamedTuple):
     measured: bool = True
 
 
-class Thrift(NamedTuple):
-    """What makes a worker worth having, in seconds of work for it.
+class ScalingPolicy(NamedTuple):
+    """When a new worker pays off, in seconds of work for it.
 
-    worker: where a node has room for it, about what its start costs; node: where a node must come first, about as long as
-    that takes: a node that works no longer than it started costs twice what it does.
+    worker_seconds: if a node has room, about the time that a worker takes to start.
+    node_seconds: if a node has to be started first, about the time that this takes. A node that
+    works no longer than it took to start costs twice what it should.
     """
 
-    worker: float = 1.0
-    node: float = 60.0
+    worker_seconds: float = 1.0
+    node_seconds: float = 60.0
 
 
-class Staff(NamedTuple):
-    """Who is there. ready: workers on nodes, those that get ready included; asked: those that have no node yet; room: for how
-    many there is room on the nodes there are, those asked included; waited: seconds since the oldest of `asked` was asked for."""
+class WorkerCounts(NamedTuple):
+    """The current workers of a job.
+
+    ready: workers on nodes, including those that are starting. requested: workers without a node.
+    free_slots: workers that fit on the current nodes, including the requested ones.
+    waited_seconds: since the oldest request in `requested`.
+    """
 
     ready: int
-    asked: int
-    room: int
-    waited: float = 0.0
+    requested: int
+    free_slots: int
+    waited_seconds: float = 0.0
 
 
-def workers_wanted(outlook: Forecast, staff: Staff, most: int, thrift: Thrift) -> int:
-    """How many workers to have or to ask for, from 1 to `most`; never less than are ready: see `given_back`.
+def desired_workers(
+    forecast: Forecast, counts: WorkerCounts, max_workers: int, policy: ScalingPolicy
+) -> int:
+    """Return the number of workers to have or to request, from 1 to `max_workers`.
+
+    It is never less than `counts.ready`; `workers_to_release` reduces that number.
 
     Example:
-        >>> workers_wanted(Outlook(1200.0, 5000, 4, ()), Staff(4, 0, 0), 100, Thrift(node=60.0))
+        >>> policy = ScalingPolicy(node_seconds=60.0)
+        >>> desired_workers(Forecast(1200.0, 5000, 4, ()), WorkerCounts(4, 0, 0), 100, policy)
         16
-        >>> workers_wanted(Outlook(200.0, 900, 4, ()), Staff(4, 0, 0), 100, Thrift(node=60.0))
+        >>> desired_workers(Forecast(200.0, 900, 4, ()), WorkerCounts(4, 0, 0), 100, policy)
         4
     """
-    new = max(
-        outlook.labels, 0 if staff.ready else 1
-    )  # nobody new has anything to do but what is not given out
-    near = min(staff.ready + staff.room, max(staff.ready, int(outlook.seconds / thrift.worker), 1))
-    wanted = max(near, 1)
-    if near == staff.ready + staff.room and (
-        outlook.measured or not near
-    ):  # no node has room for more; and it is no mere guess
-        lead = max(
-            thrift.node - staff.waited, thrift.worker
-        )  # until one comes that is asked for, or was
-        wanted = max(wanted, int((outlook.seconds - near * lead) / thrift.node))
-        if staff.asked and staff.waited > GIVE_UP * thrift.node:
-            wanted = max(
-                near, min(wanted, near + 1)
-            )  # this cluster does not grow; should it, the rest are asked for again
-    return max(staff.ready, min(wanted, staff.ready + new, most))
+    # A new worker can only run labels that are not assigned yet.
+    useful = max(forecast.labels, 0 if counts.ready else 1)
+    placeable = min(
+        counts.ready + counts.free_slots,
+        max(counts.ready, int(forecast.seconds / policy.worker_seconds), 1),
+    )
+    desired = max(placeable, 1)
+    # No node has room for more, and the forecast is not a guess.
+    if placeable == counts.ready + counts.free_slots and (forecast.measured or not placeable):
+        # until the node that was, or will be, requested has started
+        lead = max(policy.node_seconds - counts.waited_seconds, policy.worker_seconds)
+        desired = max(desired, int((forecast.seconds - placeable * lead) / policy.node_seconds))
+        if counts.requested and counts.waited_seconds > GIVE_UP_FACTOR * policy.node_seconds:
+            # The cluster does not grow. If it does later, the rest is requested again.
+            desired = max(placeable, min(desired, placeable + 1))
+    return max(counts.ready, min(desired, counts.ready + useful, max_workers))
 
 
-def given_back(
-    outlook: Forecast, since: Mapping[str, float], nodes: Mapping[str, str], now: float
+def workers_to_release(
+    forecast: Forecast, idle_since: Mapping[str, float], nodes: Mapping[str, str], now: float
 ) -> list[str]:
-    """Workers to let go now: none while anything is left to give out; else those that idle but for some spares.
+    """Return the workers to release now, none while work is left to assign.
 
-    since: when each idle worker became so, by the clock of `now`; nodes: the node of every worker there is. Whole nodes first,
-    then from those where the fewest are busy; the youngest names last, so that the same is answered to the same.
+    A few idle workers stay as spares for copies of late batches. idle_since: when each idle worker
+    became idle, on the clock of `now`. nodes: the node of every current worker. Whole nodes are
+    emptied first, then those with the fewest busy workers. Ties are broken by name, so the result
+    is deterministic.
 
     Example:
-        >>> nodes = {"a": "here", "b": "here", "c": "there", "d": "there"}
-        >>> given_back(Outlook(5.0, 0, 1, ("b", "c", "d")), {"b": 0.0, "c": 0.0, "d": 0.0}, nodes, 9.0)
+        >>> nodes = {"a": "n1", "b": "n1", "c": "n2", "d": "n2"}
+        >>> forecast = Forecast(5.0, 0, 1, ("b", "c", "d"))
+        >>> workers_to_release(forecast, {"b": 0.0, "c": 0.0, "d": 0.0}, nodes, 9.0)
         ['c', 'd']
     """
     spare = [
         worker
-        for worker in outlook.idle
-        if worker in nodes and now - since.get(worker, now) >= IDLE_SECONDS
+        for worker in forecast.idle
+        if worker in nodes and now - idle_since.get(worker, now) >= IDLE_SECONDS
     ]
-    if outlook.labels or not spare:
+    if forecast.labels or not spare:
         return []
-    kept = min(outlook.batches, 1 + outlook.batches // SPARES) - (len(outlook.idle) - len(spare))
+    n_spares = min(forecast.batches, 1 + forecast.batches // BATCHES_PER_SPARE) - (
+        len(forecast.idle) - len(spare)
+    )
     idle = Counter(nodes[worker] for worker in spare)
     busy = {node: count - idle[node] for node, count in Counter(nodes.values()).items()}
     order = sorted(spare, key=lambda worker: (busy[nodes[worker]], nodes[worker], worker))
-    return order[: len(order) - max(0, kept)]
+    return order[: len(order) - max(0, n_spares)]

@@ -1,6 +1,6 @@
-"""What a batch costs: seconds from what its labels are made of, fitted while they are solved; and how fast a worker is.
+"""Cost of a batch in seconds, fitted while batches are solved, and speed of a worker.
 
-Both are pure and small: a few numbers, learned one batch at a time, JSON in and out.
+Both models are pure and small: a few numbers, updated one batch at a time, with JSON state.
 """
 
 from __future__ import annotations
@@ -11,36 +11,41 @@ from typing import Any
 
 import numpy as np
 
-MEMORY = 64.0  # batches that count: a fit made on the dear labels gives way to one made on the cheap ones
-RIDGE = (
-    0.01  # pull towards the first guess's proportions, as a share of what the batches say of a term
-)
-UNSEEN = 1e-3  # and, for a term they hardly have, of what they say of the others
-FLOOR = 1e-3  # no rate falls below this share of its guess: a label that costs nothing would make endless batches
-OUTLIER = 8.0  # a batch that took so many times longer, or less, than foreseen counts as if by this factor
-NOTHING = 1e-9  # seconds: what is foreseen to take less teaches nothing
-FULL = 0.25  # seconds: a longer batch counts as if cut down to this, for a dear label is one draw, not many
-FIRST = 0.05  # seconds of evidence that the first guess is worth
+# Recency window in batches: a fit of expensive labels gives way to one of cheap labels.
+MEMORY_BATCHES = 64.0
+# Pull towards the proportions of the guess, relative to the evidence on a term,
+RIDGE = 0.01
+UNSEEN_RIDGE = 1e-3  # and, for a term with little evidence, relative to that on the other terms.
+# Minimum rate relative to its guess: labels without cost would make endless batches.
+MIN_RATE_SHARE = 1e-3
+# Measured times are limited to this factor times the prediction, or one over it.
+MAX_OUTLIER_FACTOR = 8.0
+MIN_SECONDS = 1e-9  # shorter predictions are ignored
+# Longer batches are scaled down to this: an expensive label is one sample, not many.
+FULL_WEIGHT_SECONDS = 0.25
+PRIOR_SECONDS = 0.05  # evidence that the first guess is worth
 
 
 class CostModel:
     """Seconds = terms . rates, with rates >= 0 by recency-weighted least squares.
 
-    guess: (T,) positive seconds for a unit of each term. In units of the guess, theta = rates / guess and
-    z = terms * guess, the fit after each batch is
+    guess: (T,) positive seconds per unit of each term. In units of the guess, theta = rates / guess
+    and z = terms * guess, the fit after each batch is
 
-        min over theta >= FLOOR s   sum_b g^age(b) (z_b . theta - seconds_b)^2 / p_b  +  sum_t m_t (theta_t - s)^2
+        min over theta >= MIN_RATE_SHARE s
+            sum_b g^age(b) (z_b . theta - seconds_b)^2 / p_b  +  sum_t m_t (theta_t - s)^2
 
-    where p_b is what the model foresaw (the variance of a batch's seconds grows with its size; batches above FULL seconds
-    are scaled down to it), s the factor by which the guess is off as a whole, and m_t = RIDGE (A_tt + UNSEEN mean A) with A
-    the matrix of the first sum: proportions that batches do not tell apart stay those of the guess. Raises
-    ValueError for a guess that is not positive and finite.
+    where p_b is the predicted time (the variance of a batch's seconds grows with its size; batches
+    above FULL_WEIGHT_SECONDS are scaled down to it), s is the factor by which the guess is off as a
+    whole, and m_t = RIDGE (A_tt + UNSEEN_RIDGE mean A) with A the matrix of the first sum.
+    Proportions that the batches do not determine stay those of the guess. Raises ValueError for a
+    guess that is not positive and finite.
 
     Example:
         >>> model = CostModel([1.0, 1.0])
         >>> for _ in range(200):
-        ...     model.learn([1.0, 0.0], 2.0)
-        ...     model.learn([0.0, 1.0], 0.5)
+        ...     model.update([1.0, 0.0], 2.0)
+        ...     model.update([0.0, 1.0], 0.5)
         >>> [round(rate, 1) for rate in model.rates]
         [2.0, 0.5]
     """
@@ -54,60 +59,63 @@ class CostModel:
         n = len(self._guess)
         self._theta = [1.0] * n
         self._A = [[0.0] * n for _ in range(n)]
-        self._b = [0.0] * n  # sums over batches: z z' / p and z seconds / p
-        self._guessed = FIRST
-        self._took = FIRST  # sums over batches: seconds by the guess, and as measured
+        self._b = [0.0] * n  # sum over batches of z seconds / p
+        self._expected = PRIOR_SECONDS
+        self._measured = PRIOR_SECONDS  # sum over batches of the measured seconds
         self.rates: tuple[float, ...] = tuple(self._guess)
 
     def price(self, terms: Sequence[float]) -> float:
-        """Seconds of a batch whose terms sum to `terms` (T,)."""
+        """Return the predicted seconds of a batch whose terms sum to `terms` (T,)."""
         return math.fsum(rate * term for rate, term in zip(self.rates, terms, strict=True))
 
-    def learn(self, terms: Sequence[float], seconds: float) -> None:
-        """A batch whose terms sum to `terms` (T,) took `seconds`; what can't be right (zero, not finite) teaches nothing."""
-        foreseen = self.price(terms)
-        if not (0.0 < seconds < math.inf and NOTHING < foreseen < math.inf):
+    def update(self, terms: Sequence[float], seconds: float) -> None:
+        """Add a batch whose terms sum to `terms` (T,) and that took `seconds`.
+
+        Values that are not positive and finite are ignored.
+        """
+        predicted = self.price(terms)
+        if not (0.0 < seconds < math.inf and MIN_SECONDS < predicted < math.inf):
             return
-        seconds = min(max(seconds, foreseen / OUTLIER), foreseen * OUTLIER)
-        keep, share = 1.0 - 1.0 / MEMORY, min(1.0, FULL / foreseen)
+        seconds = min(max(seconds, predicted / MAX_OUTLIER_FACTOR), predicted * MAX_OUTLIER_FACTOR)
+        keep, share = 1.0 - 1.0 / MEMORY_BATCHES, min(1.0, FULL_WEIGHT_SECONDS / predicted)
         z = [term * rate * share for term, rate in zip(terms, self._guess, strict=True)]
-        seconds, foreseen = seconds * share, foreseen * share
-        self._guessed = keep * self._guessed + sum(z)
-        self._took = keep * self._took + seconds
+        seconds, predicted = seconds * share, predicted * share
+        self._expected = keep * self._expected + sum(z)
+        self._measured = keep * self._measured + seconds
         for i, row in enumerate(self._A):
-            self._b[i] = keep * self._b[i] + z[i] * seconds / foreseen
+            self._b[i] = keep * self._b[i] + z[i] * seconds / predicted
             for j in range(len(row)):
-                row[j] = keep * row[j] + z[i] * z[j] / foreseen
+                row[j] = keep * row[j] + z[i] * z[j] / predicted
         self._fit()
 
     def state(self) -> dict[str, Any]:
-        """Everything learned, JSON-ready."""
+        """Return the fitted state, JSON-ready."""
         sums = {"A": [list(row) for row in self._A], "b": list(self._b)}
         return {
             "guess": list(self._guess),
             "theta": list(self._theta),
             **sums,
-            "guessed": self._guessed,
-            "took": self._took,
+            "guessed": self._expected,
+            "took": self._measured,
         }
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> CostModel:
-        """The model that gave `state`."""
+        """Return the model that produced `state`."""
         model = cls(state["guess"])
         model._theta, model._b = list(state["theta"]), list(state["b"])
         model._A = [list(row) for row in state["A"]]
-        model._guessed, model._took = state["guessed"], state["took"]
-        model._name_rates()
+        model._expected, model._measured = state["guessed"], state["took"]
+        model._set_rates()
         return model
 
     def _fit(self) -> None:
-        """Minimise over theta by guessing which of them lie on their bound, until the signs of the gradient agree."""
-        A, scale = np.array(self._A), self._took / self._guessed
+        """Minimise over theta with an active set: repeat until the signs of the gradient agree."""
+        A, scale = np.array(self._A), self._measured / self._expected
         diagonal = A.diagonal()
-        ridge = RIDGE * (diagonal + UNSEEN * diagonal.mean())
+        ridge = RIDGE * (diagonal + UNSEEN_RIDGE * diagonal.mean())
         A = A + np.diag(ridge)
-        b, floor = np.array(self._b) + ridge * scale, FLOOR * scale
+        b, floor = np.array(self._b) + ridge * scale, MIN_RATE_SHARE * scale
         theta, free = np.linalg.solve(A, b), np.ones(len(b), bool)
         for _ in range(3 * len(b)):
             agreed = np.where(free, theta > floor, A @ theta < b)
@@ -118,32 +126,36 @@ class CostModel:
                 A[np.ix_(free, free)], b[free] - floor * A[np.ix_(free, ~free)].sum(axis=1)
             )
         self._theta = np.maximum(theta, floor).tolist()
-        self._name_rates()
+        self._set_rates()
 
-    def _name_rates(self) -> None:
-        """Seconds a unit from multiples of the guess."""
+    def _set_rates(self) -> None:
+        """Convert multiples of the guess to seconds per unit."""
         self.rates = tuple(t * rate for t, rate in zip(self._theta, self._guess, strict=True))
 
 
 class Speed:
-    """How fast a worker is beside what the cost model foresees: 1 as foreseen, 0.25 four times slower.
+    """Speed of a worker relative to the cost model: 1 as predicted, 0.25 four times slower.
 
-    like: where to start; weight: seconds of evidence that the start is worth.
+    initial: the starting value. weight: seconds of evidence that the starting value is worth.
     """
 
-    def __init__(self, like: float = 1.0, weight: float = FULL) -> None:
-        self._foreseen = like * weight
-        self._took = weight
-        self.factor = like
+    def __init__(self, initial: float = 1.0, weight: float = FULL_WEIGHT_SECONDS) -> None:
+        self._predicted = initial * weight
+        self._measured = weight
+        self.factor = initial
 
-    def learn(self, foreseen: float, seconds: float) -> None:
-        """A batch that the model foresaw at `foreseen` seconds took `seconds`; the last ten batches or so count."""
-        if not (0.0 < seconds < math.inf and NOTHING < foreseen < math.inf):
+    def update(self, predicted: float, seconds: float) -> None:
+        """Add a batch that took `seconds`, where the model predicted `predicted`.
+
+        About the last ten batches count.
+        """
+        if not (0.0 < seconds < math.inf and MIN_SECONDS < predicted < math.inf):
             return
         seconds = min(
-            max(seconds, foreseen / self.factor / OUTLIER), foreseen / self.factor * OUTLIER
+            max(seconds, predicted / self.factor / MAX_OUTLIER_FACTOR),
+            predicted / self.factor * MAX_OUTLIER_FACTOR,
         )
-        share = min(1.0, FULL / max(foreseen, seconds))
-        self._foreseen = 0.9 * self._foreseen + share * foreseen
-        self._took = 0.9 * self._took + share * seconds
-        self.factor = self._foreseen / self._took
+        share = min(1.0, FULL_WEIGHT_SECONDS / max(predicted, seconds))
+        self._predicted = 0.9 * self._predicted + share * predicted
+        self._measured = 0.9 * self._measured + share * seconds
+        self.factor = self._predicted / self._measured

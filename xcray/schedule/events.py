@@ -1,4 +1,4 @@
-"""What schedules are told and what they say. Workers and tasks are named by strings and numbers, nothing else."""
+"""Events and commands of schedules. Workers are identified by strings and tasks by numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A batch of labels for one worker; `cost` in estimated seconds. The same task, run again or beside, has the next `attempt`;
-    copy: it was begun beside another that was late."""
+    """A batch of labels for one worker, with its `cost` in estimated seconds.
+
+    attempt: number of this run of the task, from 1. copy: whether the run was started while another
+    worker was late with the same task.
+    """
 
     id: int
     labels: tuple[int, ...]
@@ -26,21 +29,21 @@ class Joined:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker is gone, with the tasks it had; the first of them may be to blame."""
+    """A worker was lost with its tasks; the first of them may be the cause."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class Cleared:
-    """A worker that was lost went with its whole node: its tasks are not to blame."""
+class NodeLost:
+    """A lost worker went down with its whole node, so its tasks are not the cause."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class Left:
-    """A worker is gone as planned; the tasks it still had were not begun, and go to others."""
+    """A worker left as planned; its tasks that were not started go to other workers."""
 
     worker: str
 
@@ -55,8 +58,8 @@ class Done:
 
 
 @dataclass(frozen=True)
-class GivenUp:
-    """A worker gave a task up, as it was asked to, and goes on with its next."""
+class Cancelled:
+    """A worker stopped a task because it was cancelled, and goes on with its next task."""
 
     worker: str
     task_id: int
@@ -64,12 +67,12 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class Drain:
-    """Nothing more is to be begun: the schedule finishes when nothing is in flight."""
+    """No new task may start; the schedule finishes when no task is in flight."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed, and nothing else: a task may be overdue by now."""
+    """Time passed; a task can be overdue now."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Make `worker` give up a task that another has finished; it answers GivenUp, or Done when it was as quick."""
+    """Make `worker` stop a task that another one has finished; Cancelled or Done follows."""
 
     worker: str
     task_id: int
@@ -90,10 +93,10 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Finish:
-    """Nothing is left to do; or, with a `reason`, nothing more can be done."""
+    """Nothing is left to do or, with a `reason`, the job cannot go on."""
 
     reason: str | None = None
 
 
-Event = Joined | Lost | Cleared | Left | Done | GivenUp | Drain | Tick
+Event = Joined | Lost | NodeLost | Left | Done | Cancelled | Drain | Tick
 Command = Run | Cancel | Finish

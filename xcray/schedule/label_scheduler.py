@@ -1,16 +1,20 @@
-"""Scatter: every label once, dearest first, in batches that idle workers pull; whoever comes, goes, dies or is slow.
+"""Scheduler of independent labels: each label is solved once, the most expensive ones first.
 
-What a label costs is fitted while labels are solved (`CostModel`), and so is the speed of each worker. A batch is a share
-of what is left, at most `batch_seconds` of its worker's time, so that no worker waits long for another at the end. While
-plenty is left each worker holds `depth` batches, so that it never idles for a round trip; in the tail it holds one. What a
-lost worker had is given out again, first. When nothing is left to give, a task that should end later than a copy of it on
-an idle worker is copied; the first result counts, for blocks are the same bits wherever they are made, and the other is
-called off.
+Idle workers pull batches. Workers can join, leave, fail or be slow at any time.
 
-Nothing here reads a clock: `now` comes with each event. An event takes constant time and a look at one batch, whatever the
-number of labels and workers, but for two things that are rationed: sorting what is left, when the fit has changed its
-order, at most once in as many events as pay for it; and looking for tasks to copy, which takes a look at each worker, at
-most every PAUSE seconds.
+The cost of a label (`CostModel`) and the speed of each worker are fitted while labels are solved.
+A batch is a share of the remaining work (guided self-scheduling), of at most `batch_seconds` of
+its worker's time, so that no worker waits long for another one at the end. While plenty of work is
+left, each worker holds `depth` batches, so that it does not idle during a round trip. In the tail
+it holds one. Batches of a lost worker are assigned again, first. When no work is left to assign, a
+task that is expected to end later than a copy of it on an idle worker is copied. The first result
+counts, because blocks have the same bits on any worker, and the other run is cancelled.
+
+The scheduler reads no clock: `now` comes with each event. An event takes constant time and a scan
+of one batch, for any number of labels and workers, with two rationed exceptions. The remaining
+labels are sorted if the fit has changed their order, at most once per SORTED_LABELS_PER_BATCH
+labels and batch. Late tasks are searched with a scan of all workers, at most once every
+COPY_SCAN_SECONDS.
 """
 
 from __future__ import annotations
@@ -27,53 +31,61 @@ from xcray.schedule.backlog import Backlog, Batch
 from xcray.schedule.cost_model import CostModel
 from xcray.schedule.events import (
     Cancel,
-    Cleared,
+    Cancelled,
     Command,
     Done,
     Drain,
     Event,
     Finish,
-    GivenUp,
     Joined,
     Left,
     Lost,
+    NodeLost,
     Run,
     Task,
     Tick,
 )
-from xcray.schedule.worker_table import Crew, Worker
+from xcray.schedule.worker_table import WorkerState, WorkerTable
 
-SHARE = 4  # a batch is at most what is left divided by SHARE times the speed of all workers
-LEAST = 0.02  # seconds: cheaper batches cost more in messages than they save in waiting,
-LEAST_SHARE = 0.01  # but for short jobs, where it is this share of the whole
-CAUTION = 0.25  # share of a full batch, while nothing is measured
-BATCHES_A_SECOND = 400.0  # of all workers together: with more of them batches grow, up to LONGEST
-SHORTEST, LONGEST = 0.25, 1.0  # seconds of a full batch
-PAUSE = 0.05  # seconds between two looks for tasks to copy
-MARGIN = 0.05  # seconds that a copy must be expected to win
-DRIFT = 0.05  # part of the cost left that must have moved between terms before it is sorted again
-SORT_SHARE = 500  # labels sorted for each batch done since the last sort, at most
-SLOW = 0.7  # a worker below this share of the average leaves labels that it would finish too late
+GUIDED_FACTOR = 4  # A batch is at most the remaining work / (GUIDED_FACTOR * total speed).
+# Smaller batches cost more in messages than they save in waiting,
+MIN_BATCH_SECONDS = 0.02
+MIN_BATCH_SHARE = 0.01  # except in short jobs, where it is this share of the whole.
+UNMEASURED_SHARE = 0.25  # share of a full batch while nothing is measured
+# Of all workers together: with more of them batches grow, up to the maximum.
+MAX_BATCHES_PER_SECOND = 400.0
+MIN_FULL_BATCH_SECONDS, MAX_FULL_BATCH_SECONDS = 0.25, 1.0  # range of the seconds of a full batch
+COPY_SCAN_SECONDS = 0.05  # between two searches for tasks to copy
+COPY_MARGIN_SECONDS = 0.05  # that a copy must be expected to gain
+# Share of the remaining cost that must move between terms before labels are sorted again.
+RESORT_DRIFT = 0.05
+SORTED_LABELS_PER_BATCH = 500  # maximum per batch done since the last sort
+# Workers below this share of the average speed leave labels that would end too late.
+SLOW_WORKER_SHARE = 0.7
 
 
 @dataclass
-class _Flight:
-    """A batch that is out: who runs it now, how many runs were begun, and which workers were lost on it."""
+class _InFlight:
+    """A batch in flight: the workers that run it, the number of runs, the workers lost on it."""
 
     id: int
     batch: Batch
     holders: list[str]
     runs: int = 0
-    losses: list[str] = field(default_factory=list)
+    lost_workers: list[str] = field(default_factory=list)
 
 
-class Scatter:
-    """The schedule of class-separable solvers.
+class LabelScheduler:
+    """The schedule of solvers whose labels are independent.
 
-    labels: (n,) ids to solve. terms: (n, T) what their costs grow with, or (n,) seconds. rates: (T,) first guess of seconds
-    a unit. values: (n,) with them the most valuable labels go out first, not the dearest. joint: one task holds all labels.
-    batch_seconds: size of a full batch; None: 0.25, and up to 1 with many workers. depth: batches in flight per worker.
-    max_attempts: how many workers one task may lose. workers: how many are expected to join.
+    labels: (n,) ids to solve. terms: (n, T) cost terms of the labels, or (n,) seconds.
+    rates: (T,) first guess of seconds per unit of each term.
+    values: (n,) optional; the most valuable labels are assigned first, not the most expensive ones.
+    joint: one task holds all labels.
+    batch_seconds: size of a full batch; None for 0.25, and up to 1 with many workers.
+    depth: batches in flight per worker.
+    max_attempts: number of workers that one task may lose.
+    workers: number of workers that are expected to join.
     """
 
     def __init__(
@@ -91,101 +103,106 @@ class Scatter:
     ) -> None:
         self._model = CostModel(rates)
         self._backlog = Backlog(labels, terms, rates, values)
-        self._crew = Crew(workers)
+        self._workers = WorkerTable(workers)
         self._batch_seconds = batch_seconds or min(
-            max(workers / BATCHES_A_SECOND, SHORTEST), LONGEST
+            max(workers / MAX_BATCHES_PER_SECOND, MIN_FULL_BATCH_SECONDS), MAX_FULL_BATCH_SECONDS
         )
         self._depth = depth
         self._max_attempts = max_attempts
         self._joint = joint
         self._by_value = values is not None
-        self._flights: dict[int, _Flight] = {}
-        self._again: deque[_Flight] = deque()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._retries: deque[_InFlight] = deque()
         self._next_id = 0
         self._sorted_at = 0
-        self._looked_at = -inf
-        self._failed: str | None = None
+        self._scanned_at = -inf
+        self._failure: str | None = None
         self._draining = False
-        self._total = self._backlog.left
-        self._done = tuple(0.0 for _ in rates)
+        self._total_terms = self._backlog.remaining_terms
+        self._done_terms = tuple(0.0 for _ in rates)
         self.done_labels = 0
         self.done_tasks = 0
         self.total_labels = len(self._backlog)
-        self._hear = {
-            Joined: self._join,
-            Lost: self._lose,
-            Cleared: self._clear,
-            Left: self._leave,
-            Done: self._complete,
-            GivenUp: self._give_up,
-            Drain: self._drain,
-            Tick: self._tick,
+        self._handlers = {
+            Joined: self._on_joined,
+            Lost: self._on_lost,
+            NodeLost: self._on_node_lost,
+            Left: self._on_left,
+            Done: self._on_done,
+            Cancelled: self._on_cancelled,
+            Drain: self._on_drain,
+            Tick: self._on_tick,
         }
 
     def on(self, event: Event, now: float = 0.0) -> list[Command]:
-        """What to do now that `event` has happened, at `now` seconds of any clock that never goes back.
+        """Return the commands that follow from `event` at `now`, in seconds of a monotonic clock.
 
-        Events of unknown workers and of tasks not in flight change nothing.
+        Events of unknown workers and of tasks that are not in flight have no effect.
         """
-        hear: Any = self._hear[type(event)]
-        out: list[Command] = hear(event, now)
-        if self._failed:
-            return [Finish(self._failed)]
-        if not self._flights and (self._draining or not (self._again or self._backlog)):
+        handle: Any = self._handlers[type(event)]
+        out: list[Command] = handle(event, now)
+        if self._failure:
+            return [Finish(self._failure)]
+        if not self._in_flight and (self._draining or not (self._retries or self._backlog)):
             return [*out, Finish()]
         return out
 
-    def expects(self, worker: str, task_id: int) -> bool:
-        """Whether the result of `task_id` at `worker` is wanted: not when another's came first, or the worker was lost."""
-        flight = self._flights.get(task_id)
+    def is_expected(self, worker: str, task_id: int) -> bool:
+        """Return whether the result of `task_id` from `worker` is still needed.
+
+        It is not if another worker was first, or if the worker was lost.
+        """
+        flight = self._in_flight.get(task_id)
         return flight is not None and worker in flight.holders
 
-    def under_way(self) -> list[tuple[str, Task, float]]:
-        """What each busy worker is working on now: its name, the task, and since when."""
+    def running_tasks(self) -> list[tuple[str, Task, float]]:
+        """Return the worker, the current task and its start for each busy worker."""
         return [
-            (worker.name, head, worker.since)
-            for worker in self._crew
-            if (head := worker.head) is not None
+            (worker.name, head, worker.busy_since)
+            for worker in self._workers
+            if (head := worker.current) is not None
         ]
 
-    def outlook(self) -> Forecast:
-        """What is left, for whoever decides how many workers there are to be."""
-        average = max(self._crew.average, 1e-9)
-        out = sum(self._price(flight) for flight in (*self._again, *self._flights.values()))
+    def forecast(self) -> Forecast:
+        """Return the remaining work, as input of the autoscaling policy."""
+        average = max(self._workers.average_speed, 1e-9)
+        out = sum(
+            self._batch_price(flight) for flight in (*self._retries, *self._in_flight.values())
+        )
         new = (
             0
             if self._draining
-            else len(self._backlog) + sum(len(flight.batch.labels) for flight in self._again)
+            else len(self._backlog) + sum(len(flight.batch.labels) for flight in self._retries)
         )
-        left = 0.0 if self._draining else self._model.price(self._backlog.left)
+        left = 0.0 if self._draining else self._model.price(self._backlog.remaining_terms)
         new = min(new, 1) if self._joint else new
         return Forecast(
             (left + out) / average,
             new,
-            len(self._flights),
-            tuple(self._crew.idle),
-            self.done_tasks > 2 * len(self._crew),
+            len(self._in_flight),
+            tuple(self._workers.idle),
+            self.done_tasks > 2 * len(self._workers),
         )
 
-    def expect(self, workers: int) -> None:
-        """So many workers there will be: batches are sized for them."""
-        self._crew.expect(workers)
+    def expect_workers(self, workers: int) -> None:
+        """Set the number of workers that batches are sized for."""
+        self._workers.set_expected(workers)
 
     @property
     def done_cost(self) -> float:
-        """Seconds of what is done, by the present fit."""
-        return self._model.price(self._done)
+        """Seconds of the finished work, by the current fit."""
+        return self._model.price(self._done_terms)
 
     @property
     def total_cost(self) -> float:
-        """Seconds of everything, by the present fit."""
-        return self._model.price(self._total)
+        """Seconds of all work, by the current fit."""
+        return self._model.price(self._total_terms)
 
     def state(self) -> dict[str, Any]:
-        """What a restored schedule needs, JSON-ready: labels that are not done with their terms and values, and the fit."""
+        """Return the unfinished labels with their terms and values, and the fit, JSON-ready."""
         left = [
-            *(flight.batch for flight in (*self._again, *self._flights.values())),
-            self._backlog.rest(),
+            *(flight.batch for flight in (*self._retries, *self._in_flight.values())),
+            self._backlog.remaining(),
         ]
         values = [
             value for batch in left if batch.values is not None for value in batch.values.tolist()
@@ -198,8 +215,8 @@ class Scatter:
         }
 
     @classmethod
-    def restore(cls, state: dict[str, Any], **options: Any) -> Scatter:
-        """A schedule for what `state` (of `Scatter.state`) says is left; `options` as in the constructor."""
+    def restore(cls, state: dict[str, Any], **options: Any) -> LabelScheduler:
+        """Return a schedule for the unfinished labels of `state`; `options` of the constructor."""
         model = CostModel.restore(state["model"])
         schedule = cls(
             state["labels"], state["terms"], model.rates, values=state["values"], **options
@@ -207,190 +224,211 @@ class Scatter:
         schedule._model = model
         return schedule
 
-    def _join(self, event: Joined, now: float) -> list[Command]:
-        """Work for a new worker."""
-        self._crew.join(event.worker)
-        return self._fill(self._crew[event.worker], now)
+    def _on_joined(self, event: Joined, now: float) -> list[Command]:
+        """Assign batches to a new worker."""
+        self._workers.add(event.worker)
+        return self._assign_batches(self._workers[event.worker], now)
 
-    def _lose(self, event: Lost, now: float) -> list[Command]:
-        """Take back what a lost worker had."""
-        return self._gone(event.worker, now, lost=True)
+    def _on_lost(self, event: Lost, now: float) -> list[Command]:
+        """Take back the batches of a lost worker."""
+        return self._remove_worker(event.worker, now, lost=True)
 
-    def _clear(self, event: Cleared, _: float) -> list[Command]:
-        """What a worker was at when it was lost has not cost it."""
-        for flight in (*self._again, *self._flights.values()):
-            if event.worker in flight.losses:
-                flight.losses.remove(event.worker)
+    def _on_node_lost(self, event: NodeLost, _: float) -> list[Command]:
+        """Do not count the loss of a worker against its batch: its whole node was lost."""
+        for flight in (*self._retries, *self._in_flight.values()):
+            if event.worker in flight.lost_workers:
+                flight.lost_workers.remove(event.worker)
         return []
 
-    def _leave(self, event: Left, now: float) -> list[Command]:
-        """Take back what a worker that left had not begun."""
-        return self._gone(event.worker, now, lost=False)
+    def _on_left(self, event: Left, now: float) -> list[Command]:
+        """Take back the batches that a leaving worker has not started."""
+        return self._remove_worker(event.worker, now, lost=False)
 
-    def _gone(self, name: str, now: float, *, lost: bool) -> list[Command]:
-        """What a worker had goes to others, but for copies; the task that was under way has cost a worker."""
-        if name not in self._crew:
+    def _remove_worker(self, name: str, now: float, *, lost: bool) -> list[Command]:
+        """Assign the batches of a worker to others, except copies.
+
+        If the worker was lost, the loss counts against the batch that it was running.
+        """
+        if name not in self._workers:
             return []
-        for place, task in enumerate(self._crew.leave(name, lost)):
-            if self.expects(name, task.id):
-                flight = self._flights[task.id]
+        for place, task in enumerate(self._workers.remove(name, lost)):
+            if self.is_expected(name, task.id):
+                flight = self._in_flight[task.id]
                 if lost and place == 0:
-                    flight.losses.append(name)
-                self._withdraw(flight, name)
-                if len(flight.losses) >= self._max_attempts:
+                    flight.lost_workers.append(name)
+                self._release_batch(flight, name)
+                if len(flight.lost_workers) >= self._max_attempts:
                     labels = f"{task.labels[0]}..{task.labels[-1]}"
-                    self._failed = (
-                        f"{len(flight.losses)} workers were lost on the batch of labels {labels}"
-                    )
-        return self._fill(None, now)
+                    n = len(flight.lost_workers)
+                    self._failure = f"{n} workers were lost on the batch of labels {labels}"
+        return self._assign_batches(None, now)
 
-    def _withdraw(self, flight: _Flight, name: str) -> None:
-        """A worker runs a batch no longer; when nobody does, it is given out again."""
+    def _release_batch(self, flight: _InFlight, name: str) -> None:
+        """Remove a worker from a batch; without workers the batch is assigned again."""
         flight.holders.remove(name)
         if not flight.holders:
-            self._again.append(self._flights.pop(flight.id))
+            self._retries.append(self._in_flight.pop(flight.id))
 
-    def _give_up(self, event: GivenUp, now: float) -> list[Command]:
-        """A worker is free of a task that it was told to give up, or gave back by itself."""
-        worker = self._crew.get(event.worker)
-        if worker is None or event.task_id not in worker.held:
+    def _on_cancelled(self, event: Cancelled, now: float) -> list[Command]:
+        """Release a task that the worker stopped, on request or by itself."""
+        worker = self._workers.get(event.worker)
+        if worker is None or event.task_id not in worker.tasks:
             return []
-        self._crew.free(worker, event.task_id, now)
-        if self.expects(event.worker, event.task_id):
-            self._withdraw(self._flights[event.task_id], event.worker)
-        return self._fill(worker, now)
+        self._workers.release(worker, event.task_id, now)
+        if self.is_expected(event.worker, event.task_id):
+            self._release_batch(self._in_flight[event.task_id], event.worker)
+        return self._assign_batches(worker, now)
 
-    def _complete(self, event: Done, now: float) -> list[Command]:
-        """Count a finished batch, learn from it, call off its copy; late results free their worker and no more."""
-        worker = self._crew.get(event.worker)
-        if worker is None or event.task_id not in worker.held:
+    def _on_done(self, event: Done, now: float) -> list[Command]:
+        """Count a finished batch, update the model, cancel its copy.
+
+        A late result only frees its worker.
+        """
+        worker = self._workers.get(event.worker)
+        if worker is None or event.task_id not in worker.tasks:
             return []
-        wanted = self.expects(event.worker, event.task_id)
-        self._crew.free(worker, event.task_id, now)
-        if not wanted:
-            return self._fill(worker, now)
-        flight = self._flights.pop(event.task_id)
+        expected = self.is_expected(event.worker, event.task_id)
+        self._workers.release(worker, event.task_id, now)
+        if not expected:
+            return self._assign_batches(worker, now)
+        flight = self._in_flight.pop(event.task_id)
         self.done_labels += len(flight.batch.labels)
         self.done_tasks += 1
-        self._done = tuple(a + b for a, b in zip(self._done, flight.batch.total, strict=True))
-        self._learn(worker, flight.batch.total, event.seconds)
+        self._done_terms = tuple(
+            a + b for a, b in zip(self._done_terms, flight.batch.total, strict=True)
+        )
+        self._update_model(worker, flight.batch.total, event.seconds)
         others = [name for name in flight.holders if name != event.worker]
-        return [*(Cancel(name, flight.id) for name in others), *self._fill(worker, now)]
+        return [*(Cancel(name, flight.id) for name in others), *self._assign_batches(worker, now)]
 
-    def _learn(self, worker: Worker, terms: tuple[float, ...], seconds: float) -> None:
-        """Fit the cost of terms and the worker's speed; sort what is left when the fit has changed its order."""
-        self._model.learn(terms, seconds * worker.speed)
-        self._crew.learn(worker, self._model.price(terms), seconds)
-        due = (self.done_tasks - self._sorted_at) * SORT_SHARE >= len(self._backlog)
-        if due and self._backlog.drift(self._model.rates) > DRIFT:
+    def _update_model(self, worker: WorkerState, terms: tuple[float, ...], seconds: float) -> None:
+        """Update the costs and the speed; sort the remaining labels if their order has changed."""
+        self._model.update(terms, seconds * worker.speed)
+        self._workers.update_speed(worker, self._model.price(terms), seconds)
+        due = (self.done_tasks - self._sorted_at) * SORTED_LABELS_PER_BATCH >= len(self._backlog)
+        if due and self._backlog.order_drift(self._model.rates) > RESORT_DRIFT:
             self._backlog.sort(self._model.rates)
             self._sorted_at = self.done_tasks
 
-    def _drain(self, _: Drain, __: float) -> list[Command]:
-        """Begin nothing more."""
+    def _on_drain(self, _: Drain, __: float) -> list[Command]:
+        """Start no more tasks."""
         self._draining = True
         return []
 
-    def _tick(self, _: Tick, now: float) -> list[Command]:
-        """A task may be late by now."""
-        return self._fill(None, now)
+    def _on_tick(self, _: Tick, now: float) -> list[Command]:
+        """Check for late tasks."""
+        return self._assign_batches(None, now)
 
-    def _fill(self, worker: Worker | None, now: float) -> list[Command]:
-        """Fill the worker that something happened to, then those that idle; with nothing to give, copy what is late."""
+    def _assign_batches(self, worker: WorkerState | None, now: float) -> list[Command]:
+        """Fill `worker`, then the idle workers; copy late batches if no work is left to assign."""
         out: list[Command] = []
-        depth = self._depth if self._plenty() else 1
+        depth = self._depth if self._has_plenty() else 1
         while (
             worker is not None
-            and len(worker.held) < depth
-            and (flight := self._take(worker)) is not None
+            and len(worker.tasks) < depth
+            and (flight := self._next_batch(worker)) is not None
         ):
-            out.append(self._give(flight, worker, now))
-        while (idle := next(iter(self._crew.idle.values()), None)) is not None and (
-            flight := self._take(idle)
+            out.append(self._dispatch(flight, worker, now))
+        while (idle := next(iter(self._workers.idle.values()), None)) is not None and (
+            flight := self._next_batch(idle)
         ) is not None:
-            out.append(self._give(flight, idle, now))
-        return out or self._copy(now)
+            out.append(self._dispatch(flight, idle, now))
+        return out or self._copy_late(now)
 
-    def _plenty(self) -> bool:
-        """Whether each worker, also those still to join, could have several full batches more."""
-        left = self._model.price(self._backlog.left)
-        return self.done_tasks > 0 and left > SHARE * self._crew.strength * self._batch_seconds
+    def _has_plenty(self) -> bool:
+        """Return whether several full batches are left per worker, expected ones included."""
+        left = self._model.price(self._backlog.remaining_terms)
+        return (
+            self.done_tasks > 0
+            and left > GUIDED_FACTOR * self._workers.total_speed * self._batch_seconds
+        )
 
-    def _take(self, worker: Worker) -> _Flight | None:
-        """The next batch for a worker: one given back, or labels not yet given out."""
-        if self._draining or self._failed:
+    def _next_batch(self, worker: WorkerState) -> _InFlight | None:
+        """Return the next batch for a worker: a retry, or labels that are not assigned yet."""
+        if self._draining or self._failure:
             return None
-        if self._again:
-            return self._again.popleft()
+        if self._retries:
+            return self._retries.popleft()
         if not self._backlog:
             return None
         self._next_id += 1
-        return _Flight(
-            self._next_id - 1, self._backlog.take_all() if self._joint else self._batch(worker), []
+        return _InFlight(
+            self._next_id - 1,
+            self._backlog.take_all() if self._joint else self._cut_batch(worker),
+            [],
         )
 
-    def _batch(self, worker: Worker) -> Batch:
-        """The dearest labels that are a fair share for a worker.
+    def _cut_batch(self, worker: WorkerState) -> Batch:
+        """Return the most expensive labels that are a fair share for a worker.
 
-        One so slow that the rest of the job would be done before it had solved the dearest takes the cheapest instead.
+        A worker that is too slow to solve the most expensive label before the rest of the job is
+        done gets the cheapest labels instead.
         """
         rates = self._model.rates
-        horizon = self._model.price(self._backlog.left) / self._crew.strength
-        seconds = min(self._batch_seconds * (1.0 if self.done_tasks else CAUTION), horizon / SHARE)
-        least = max(LEAST, len(self._crew) / (5.0 * BATCHES_A_SECOND))
-        seconds = max(seconds, min(least, LEAST_SHARE * self.total_cost / self._crew.strength))
-        slow = not self._by_value and worker.speed < SLOW * self._crew.average
-        back = slow and self._backlog.first(rates) / worker.speed > horizon
+        horizon = self._model.price(self._backlog.remaining_terms) / self._workers.total_speed
+        seconds = min(
+            self._batch_seconds * (1.0 if self.done_tasks else UNMEASURED_SHARE),
+            horizon / GUIDED_FACTOR,
+        )
+        least = max(MIN_BATCH_SECONDS, len(self._workers) / (5.0 * MAX_BATCHES_PER_SECOND))
+        seconds = max(
+            seconds, min(least, MIN_BATCH_SHARE * self.total_cost / self._workers.total_speed)
+        )
+        slow = not self._by_value and worker.speed < SLOW_WORKER_SHARE * self._workers.average_speed
+        back = slow and self._backlog.first_price(rates) / worker.speed > horizon
         return self._backlog.take(rates, seconds * worker.speed, back)
 
-    def _give(self, flight: _Flight, worker: Worker, now: float) -> Run:
-        """One more run of a batch."""
+    def _dispatch(self, flight: _InFlight, worker: WorkerState, now: float) -> Run:
+        """Start one more run of a batch."""
         flight.runs += 1
         copy = bool(flight.holders)
         flight.holders.append(worker.name)
-        self._flights[flight.id] = flight
+        self._in_flight[flight.id] = flight
         labels = tuple(flight.batch.labels.tolist())
         task = Task(flight.id, labels, self._model.price(flight.batch.total), flight.runs, copy)
-        self._crew.give(worker, task, now)
+        self._workers.assign(worker, task, now)
         return Run(worker.name, task)
 
-    def _copy(self, now: float) -> list[Command]:
-        """Copies of tasks that idle workers should end sooner than those that hold them; one copy of each."""
-        waiting = self._crew.idle and self._flights and self.done_tasks
+    def _copy_late(self, now: float) -> list[Command]:
+        """Copy tasks that an idle worker is expected to finish earlier; one copy per task."""
+        waiting = self._workers.idle and self._in_flight and self.done_tasks
         if (
             not waiting
             or self._draining
-            or self._failed
+            or self._failure
             or self._joint
-            or now < self._looked_at + PAUSE
+            or now < self._scanned_at + COPY_SCAN_SECONDS
         ):
             return []
-        self._looked_at = now
+        self._scanned_at = now
         out: list[Command] = []
-        late = sorted(self._alone(now), key=lambda found: -found[0])
-        for idle in sorted(self._crew.idle.values(), key=lambda worker: -worker.speed):
+        late = sorted(self._single_runs(now), key=lambda run: -run[0])
+        for idle in sorted(self._workers.idle.values(), key=lambda worker: -worker.speed):
             gains = (
                 at
                 for at, (seconds, flight) in enumerate(late)
-                if seconds > self._price(flight) / idle.speed + MARGIN
+                if seconds > self._batch_price(flight) / idle.speed + COPY_MARGIN_SECONDS
             )
             if (best := next(gains, None)) is None:
-                break  # who is slower gains less
-            out.append(self._give(late.pop(best)[1], idle, now))
+                break  # slower workers gain less
+            out.append(self._dispatch(late.pop(best)[1], idle, now))
         return out
 
-    def _alone(self, now: float) -> Iterator[tuple[float, _Flight]]:
-        """Batches that one worker runs, and the seconds until it should have done so."""
-        for worker in self._crew:
-            for task, seconds in worker.ends(now, self._price_of):
-                if self.expects(worker.name, task.id) and len(self._flights[task.id].holders) == 1:
-                    yield seconds, self._flights[task.id]
+    def _single_runs(self, now: float) -> Iterator[tuple[float, _InFlight]]:
+        """Yield batches that one worker runs, with the seconds until their expected end."""
+        for worker in self._workers:
+            for task, seconds in worker.expected_ends(now, self._task_price):
+                if (
+                    self.is_expected(worker.name, task.id)
+                    and len(self._in_flight[task.id].holders) == 1
+                ):
+                    yield seconds, self._in_flight[task.id]
 
-    def _price(self, flight: _Flight) -> float:
-        """Seconds of a batch, by the present fit."""
+    def _batch_price(self, flight: _InFlight) -> float:
+        """Return the seconds of a batch, by the current fit."""
         return self._model.price(flight.batch.total)
 
-    def _price_of(self, task: Task) -> float:
-        """Seconds of a task, by the present fit; of one called off, as foreseen when it was given."""
-        flight = self._flights.get(task.id)
-        return task.cost if flight is None else self._price(flight)
+    def _task_price(self, task: Task) -> float:
+        """Return the seconds of a task, by the current fit; of a cancelled one, as predicted."""
+        flight = self._in_flight.get(task.id)
+        return task.cost if flight is None else self._batch_price(flight)

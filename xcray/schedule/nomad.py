@@ -1,19 +1,21 @@
-"""Blocks go where there is room: the routing of NOMAD (Yun et al. 2013; DS-MLR, Algorithm 2), with a strict count of laps.
+"""Routing of NOMAD (Yun et al. 2013; DS-MLR, Algorithm 2), with a strict count of sweeps.
 
-A block that has passed a worker goes to one that it has still to pass in this lap and that is in the same lap: drawn at random,
-and drawn again while the queue drawn is full ("uniform"), or one of those with the shortest queue ("shortest"). Where all
-queues are full it waits, and a worker that gets room draws one of those that wait for it. So no worker idles while a block
-that it could take waits. With nodes, a block passes all workers of a node, in random order, before it goes to another node (the
-hybrid of section 5.2).
+A block that has passed a worker goes to one that it has not passed in this sweep and that is in the
+same sweep. The worker is drawn at random, and drawn again while its queue is full ("uniform"), or
+is one of those with the shortest queue ("shortest"). If all queues are full the block waits, and a
+worker that gets a free place draws one of the blocks that wait for it. So no worker idles while a
+block that it could take waits. With nodes, a block passes all workers of a node, in random order,
+before it goes to another node (the hybrid of section 5.2).
 
-A worker's shards are passed together. It begins its next lap when it has taken all blocks in this one. It cannot lock: of the
-workers in the lowest lap one still lacks a block; that block is in the same lap, and so is every worker that it has still to
-pass, on its node or elsewhere.
+The shards of a worker are passed together. A worker starts its next sweep when it has taken all
+blocks in this one. Deadlock is impossible: of the workers in the lowest sweep one still lacks a
+block. That block is in the same sweep, and so is every worker that it still has to pass, on its
+node or elsewhere.
 
-Nothing bounds how many blocks gather where a worker is much slower than the others: they all end their last lap there. `ring.py`
-has such a bound.
+The number of blocks that gather at a worker is not bounded. If it is much slower than the others,
+all blocks end their last sweep there. `ring.py` has such a bound.
 
-Sets of blocks and of workers are whole numbers, a bit each: an event takes a few operations on them.
+Sets of blocks and of workers are bit sets in integers. An event takes a few operations on them.
 """
 
 from __future__ import annotations
@@ -23,157 +25,158 @@ from random import Random
 from typing import Any
 
 from xcray.errors import ParameterError
-from xcray.schedule.routes import Visit, require, stations
+from xcray.schedule.routes import BlockPass, check_invariant, shards_by_worker
 
-FEW, DRAWS = 8, 16  # members that are counted; places that are drawn in vain at most
+MAX_COUNTED, MAX_DRAWS = 8, 16  # limits of members that are counted, and of failed draws
 
 
 class Nomad:
-    """The way of `blocks` blocks past the shards of `homes`, `laps` times; `ahead`: stops taken and not passed, at most, per
-    worker."""
+    """Route `blocks` blocks past the shards of `owners`, `sweeps` times.
+
+    max_in_flight: passes that are taken and not completed per worker, at most.
+    """
 
     def __init__(
         self,
-        homes: Sequence[str],
+        owners: Sequence[str],
         blocks: int,
-        laps: int,
+        sweeps: int,
         *,
-        ahead: int,
+        max_in_flight: int,
         shortest: bool,
         seed: int,
         nodes: Mapping[str, str] | None,
     ) -> None:
-        shards = stations(homes)
+        shards = shards_by_worker(owners)
         self._names = list(shards)
         self._shards = [tuple(each) for each in shards.values()]
         self._number = {name: number for number, name in enumerate(self._names)}
         self._blocks = blocks
-        self._laps = laps
+        self._sweeps = sweeps
         self._shortest = shortest
         self._random = Random(seed)
         workers = len(self._names)
         self._all_workers = (1 << workers) - 1
         self._all_blocks = (1 << blocks) - 1
-        self._node = self._nodes_of(nodes)
+        self._node = self._node_numbers(nodes)
         self._neighbours = [
             sum(1 << w for w in range(workers) if self._node[w] == node) for node in range(workers)
         ]
-        self._to_pass = [
-            self._all_workers
-        ] * blocks  # workers that a block has still to pass in its lap
-        self._to_take = [
-            self._all_blocks
-        ] * workers  # blocks that a worker has still to take in its lap
-        self._block_lap = [0] * blocks
-        self._worker_lap = [0] * workers
-        self._blocks_in = [self._all_blocks] + [0] * laps  # by lap
-        self._workers_in = [self._all_workers] + [0] * laps
-        self._with_load = [self._all_workers] + [
-            0
-        ] * ahead  # workers, by stops taken and not passed
+        # bit set of workers that each block has to pass in its sweep
+        self._to_pass = [self._all_workers] * blocks
+        # bit set of blocks that each worker has to take in its sweep
+        self._to_take = [self._all_blocks] * workers
+        self._block_sweep = [0] * blocks
+        self._worker_sweep = [0] * workers
+        self._blocks_in = [self._all_blocks] + [0] * sweeps  # by sweep
+        self._workers_in = [self._all_workers] + [0] * sweeps
+        # bit set of workers, by passes in flight
+        self._with_load = [self._all_workers] + [0] * max_in_flight
         self._load = [0] * workers
-        self._loose = self._all_blocks  # blocks that wait, and may go to any node
-        self._bound = [0] * workers  # and those that may not leave their node, by node
+        self._unbound = self._all_blocks  # waiting blocks that can go to any node
+        self._bound_to_node = [0] * workers  # waiting blocks that must stay on a node, by node
 
-    def take(self, worker: str, number: int) -> Visit | None:
-        """One of the blocks that wait for the worker, at random."""
+    def next_pass(self, worker: str, number: int) -> BlockPass | None:
+        """Return a random one of the blocks that wait for the worker."""
         w = self._number[worker]
-        lap = self._worker_lap[w]
-        if lap == self._laps:
+        sweep = self._worker_sweep[w]
+        if sweep == self._sweeps:
             return None
         waiting = (
-            self._to_take[w] & self._blocks_in[lap] & (self._loose | self._bound[self._node[w]])
+            self._to_take[w]
+            & self._blocks_in[sweep]
+            & (self._unbound | self._bound_to_node[self._node[w]])
         )
         if not waiting:
             return None
         block = self._draw(waiting, self._blocks)
         bit = 1 << block
-        self._loose &= ~bit
-        self._bound[self._node[w]] &= ~bit
+        self._unbound &= ~bit
+        self._bound_to_node[self._node[w]] &= ~bit
         self._to_pass[block] ^= 1 << w
         self._to_take[w] ^= bit
-        self._put(w, 1)
+        self._change_load(w, 1)
         if not self._to_take[w]:
-            self._workers_in[lap] ^= 1 << w
-            self._workers_in[lap + 1] ^= 1 << w
-            self._worker_lap[w], self._to_take[w] = lap + 1, self._all_blocks
-        return Visit(number, worker, block, self._shards[w], lap)
+            self._workers_in[sweep] ^= 1 << w
+            self._workers_in[sweep + 1] ^= 1 << w
+            self._worker_sweep[w], self._to_take[w] = sweep + 1, self._all_blocks
+        return BlockPass(number, worker, block, self._shards[w], sweep)
 
-    def passed(self, visit: Visit) -> Sequence[str]:
-        """The block goes to another worker, if one has room; the worker that it passed has room."""
-        w, block = self._number[visit.worker], visit.block
-        self._put(w, -1)
-        goal = self._goal(block, w)
-        return (visit.worker,) if goal is None else (self._names[goal], visit.worker)
+    def complete_pass(self, block_pass: BlockPass) -> Sequence[str]:
+        """Send the block to another worker that has a free place; its last worker has one now."""
+        w, block = self._number[block_pass.worker], block_pass.block
+        self._change_load(w, -1)
+        target = self._next_worker(block, w)
+        return (block_pass.worker,) if target is None else (self._names[target], block_pass.worker)
 
     def state(self) -> dict[str, Any]:
-        """Laps done by each block and taken to the end by each shard."""
+        """Return the sweeps done by each block and completed by each shard."""
         return {
-            "block_laps": list(self._block_lap),
-            "shard_laps": [
-                lap
-                for lap, shards in zip(self._worker_lap, self._shards, strict=True)
+            "block_sweeps": list(self._block_sweep),
+            "shard_sweeps": [
+                sweep
+                for sweep, shards in zip(self._worker_sweep, self._shards, strict=True)
                 for _ in shards
             ],
         }
 
-    def check(self, under_way: Sequence[Visit]) -> None:
-        """The books of blocks and those of workers speak of the same cells, and nobody waits in vain; raises AssertionError if
-        not."""
-        loads = [sum(visit.worker == name for visit in under_way) for name in self._names]
-        require(self._load == loads, "the queues are not as long as they are held to be")
-        waiting = self._loose | sum(self._bound)
-        require(
-            sum(loads) + waiting.bit_count() + self._block_lap.count(self._laps) == self._blocks,
+    def check(self, running: Sequence[BlockPass]) -> None:
+        """Raise AssertionError if blocks and workers disagree, or if a block waits needlessly."""
+        loads = [sum(block_pass.worker == name for block_pass in running) for name in self._names]
+        check_invariant(self._load == loads, "the queue lengths are wrong")
+        waiting = self._unbound | sum(self._bound_to_node)
+        check_invariant(
+            sum(loads) + waiting.bit_count() + self._block_sweep.count(self._sweeps)
+            == self._blocks,
             "a block is lost",
         )
-        for w, lap in enumerate(self._worker_lap):
-            may_come = self._loose | self._bound[self._node[w]]
+        for w, sweep in enumerate(self._worker_sweep):
+            may_come = self._unbound | self._bound_to_node[self._node[w]]
             for block in range(self._blocks):
-                gap, taken = lap - self._block_lap[block], not self._to_take[w] >> block & 1
+                gap, taken = sweep - self._block_sweep[block], not self._to_take[w] >> block & 1
                 passed = not self._to_pass[block] >> w & 1
-                require(
+                check_invariant(
                     gap + taken == passed,
-                    f"block {block} and {self._names[w]} do not agree on what they have done",
+                    f"block {block} and {self._names[w]} disagree on what they have done",
                 )
-                waits = may_come >> block & 1 and gap == 0 and not passed and lap < self._laps
-                require(
+                waits = may_come >> block & 1 and gap == 0 and not passed and sweep < self._sweeps
+                check_invariant(
                     not waits or self._load[w] == len(self._with_load) - 1,
                     f"block {block} waits for a worker that has room",
                 )
 
-    def _nodes_of(self, nodes: Mapping[str, str] | None) -> list[int]:
-        """The node of each worker, by number; without nodes there is one, and nothing to be bound to."""
+    def _node_numbers(self, nodes: Mapping[str, str] | None) -> list[int]:
+        """Return the node number of each worker; without nodes there is only one."""
         if nodes is None:
             return [0] * len(self._names)
         if homeless := [name for name in self._names if name not in nodes]:
             raise ParameterError(
-                f"{homeless[0]} is on no node; name the node of every worker, or of none"
+                f"{homeless[0]} has no node: give the node of every worker, or of none"
             )
         number: dict[str, int] = {}
         return [number.setdefault(nodes[name], len(number)) for name in self._names]
 
-    def _goal(self, block: int, w: int) -> int | None:
-        """The worker, not `w`, that a block goes to, having passed `w`; None when it waits, or is at the end."""
+    def _next_worker(self, block: int, w: int) -> int | None:
+        """Return the next worker of a block that has passed `w`; None if it waits or is done."""
         left, neighbours = self._to_pass[block], self._neighbours[self._node[w]]
         if not left:
-            lap = self._block_lap[block] = self._block_lap[block] + 1
-            self._blocks_in[lap - 1] ^= 1 << block
-            self._blocks_in[lap] ^= 1 << block
+            sweep = self._block_sweep[block] = self._block_sweep[block] + 1
+            self._blocks_in[sweep - 1] ^= 1 << block
+            self._blocks_in[sweep] ^= 1 << block
             left = self._to_pass[block] = self._all_workers
-            if lap == self._laps:
+            if sweep == self._sweeps:
                 return None
-            left ^= 1 << w  # which draws from all that wait for it, with this one among them
-            self._loose |= 1 << block
+            left ^= 1 << w  # `w` draws from all blocks that wait for it, this one included
+            self._unbound |= 1 << block
         elif left & neighbours:
             left &= neighbours
-            self._bound[self._node[w]] |= 1 << block
+            self._bound_to_node[self._node[w]] |= 1 << block
         else:
-            self._loose |= 1 << block
-        return self._choose(left & self._workers_in[self._block_lap[block]])
+            self._unbound |= 1 << block
+        return self._choose_worker(left & self._workers_in[self._block_sweep[block]])
 
-    def _choose(self, workers: int) -> int | None:
-        """One of the workers that has room."""
+    def _choose_worker(self, workers: int) -> int | None:
+        """Return one of the workers that has a free place."""
         if not self._shortest:
             roomy = workers & ~self._with_load[-1]
             return self._draw(roomy, len(self._names)) if roomy else None
@@ -183,22 +186,25 @@ class Nomad:
         return None
 
     def _draw(self, members: int, n: int) -> int:
-        """A random member of a set of numbers below n, which is not empty: one of a few is counted out, one of many is drawn
-        until it is a member, and at last the first after a random place."""
+        """Return a random member of a non-empty set of numbers below n.
+
+        In a small set the members are counted. In a large one numbers are drawn until one is a
+        member, and at last the first member after a random number is taken.
+        """
         count = members.bit_count()
-        if count <= FEW:
+        if count <= MAX_COUNTED:
             for _ in range(int(self._random.random() * count) if count > 1 else 0):
                 members &= members - 1
             return (members & -members).bit_length() - 1
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             place = int(self._random.random() * n)
             if members >> place & 1:
                 return place
-        found = members >> place << place or members
-        return (found & -found).bit_length() - 1
+        later = members >> place << place or members
+        return (later & -later).bit_length() - 1
 
-    def _put(self, w: int, change: int) -> None:
-        """A worker has one stop more, or one less."""
+    def _change_load(self, w: int, change: int) -> None:
+        """Change the number of passes in flight of a worker."""
         load = self._load[w]
         self._with_load[load] ^= 1 << w
         self._with_load[load + change] ^= 1 << w

@@ -1,11 +1,12 @@
-"""On which node a worker goes: a node is filled before another is opened.
+"""Placement of workers on nodes: a node is filled before another one is used.
 
-The data is there once a node, however many workers it has: mapped files are the page cache, and what comes through an object store
-is one copy a node. So each node opened costs a copy, and blocks that travel within a node cost nothing. Workers go first where
-others of the job are, then to the driver's node, where the data is already, then to as few other nodes as can be.
+The data exists once per node for any number of workers: mapped files are in the page cache, and
+arrays from the object store are one copy per node. So each additional node costs a copy, and
+blocks that move within a node cost nothing. Workers are placed on nodes that run workers of the
+job, then on the driver's node, which has the data already, then on as few other nodes as possible.
 
-Ray's own policy spreads once a node is half full; so the driver decides, and Ray has the last word when a node has no room any
-more.
+Ray's own policy spreads workers once a node is half full. So the driver decides, and Ray chooses
+if a node has no room any more.
 """
 
 from __future__ import annotations
@@ -15,96 +16,120 @@ from typing import Final, NamedTuple
 
 
 class Node(NamedTuple):
-    """A node as it is now. cpus, memory, store: what is free of it, memory and store in bytes; leaving: it is about to go, or
-    lost a worker a moment ago: nothing new goes there."""
+    """Free resources of a node: CPUs, and bytes of memory and of the object store.
+
+    excluded: the node is draining or lost a worker a moment ago, so it gets no new workers.
+    """
 
     id: str
     cpus: float
     memory: float = float("inf")
     store: float = float("inf")
-    leaving: bool = False
+    excluded: bool = False
 
 
-class Need(NamedTuple):
-    """What one worker takes: processors, bytes of memory for itself, bytes of its node's object store."""
+class ResourceRequest(NamedTuple):
+    """Resources of one worker: CPUs, bytes of its own memory, bytes of its node's object store."""
 
     cpus: float = 1.0
     memory: float = 0.0
     store: float = 0.0
 
 
-A_CPU: Final = Need()
+ONE_CPU: Final = ResourceRequest()
 
 
-def room(node: Node, need: Need) -> int:
-    """How many workers more a node takes.
+def free_slots(node: Node, request: ResourceRequest) -> int:
+    """Return how many more workers fit on a node.
 
     Example:
-        >>> room(Node("a", cpus=8.0, memory=10e9), Need(memory=3e9))
+        >>> free_slots(Node("a", cpus=8.0, memory=10e9), ResourceRequest(memory=3e9))
         3
     """
-    if node.leaving:
+    if node.excluded:
         return 0
-    counts = [(node.cpus, need.cpus), (node.memory, need.memory), (node.store, need.store)]
+    counts = [(node.cpus, request.cpus), (node.memory, request.memory), (node.store, request.store)]
     return max(
         0,
         min(int(free / each + 1e-9) for free, each in counts if each > 0.0 and free < float("inf")),
     )
 
 
-def places(
-    nodes: Iterable[Node], need: Need, count: int, *, ours: Mapping[str, int], home: str = ""
+def place_workers(
+    nodes: Iterable[Node],
+    request: ResourceRequest,
+    count: int,
+    *,
+    placed: Mapping[str, int],
+    driver_node: str = "",
 ) -> list[str]:
-    """Node ids of up to `count` new workers, in order; fewer where there is no room.
+    """Return the node ids of up to `count` new workers, in order; fewer if there is no room.
 
-    ours: workers of the job on each node; home: the driver's node. Of nodes that have none, the smallest that takes all that are
-    left is taken, else the largest. Where object stores are too small for all, what does not fit is written to disk: then
-    processors and memory decide.
+    placed: workers of the job on each node. Of the other nodes the smallest that takes all
+    remaining workers is used, else the largest. If the object stores are too small for all
+    workers, Ray spills the excess to disk; then only CPUs and memory count.
 
     Example:
-        >>> places([Node("a", 2.0), Node("b", 8.0), Node("c", 4.0)], Need(), 10, ours={})
+        >>> nodes = [Node("a", 2.0), Node("b", 8.0), Node("c", 4.0)]
+        >>> place_workers(nodes, ResourceRequest(), 10, placed={})
         ['b', 'b', 'b', 'b', 'b', 'b', 'b', 'b', 'a', 'a']
     """
-    there = list(nodes)
-    out = _filled(there, need, count, ours, home)
-    if need.store and len(out) < count:
-        taken = {node.id: out.count(node.id) for node in there}
-        rest = [node._replace(cpus=node.cpus - taken[node.id] * need.cpus) for node in there]
-        rest = [node._replace(memory=node.memory - taken[node.id] * need.memory) for node in rest]
-        out += _filled(rest, need._replace(store=0.0), count - len(out), {**ours, **taken}, home)
+    available = list(nodes)
+    out = _fill_nodes(available, request, count, placed, driver_node)
+    if request.store and len(out) < count:
+        used = {node.id: out.count(node.id) for node in available}
+        left_over = [
+            node._replace(cpus=node.cpus - used[node.id] * request.cpus) for node in available
+        ]
+        left_over = [
+            node._replace(memory=node.memory - used[node.id] * request.memory) for node in left_over
+        ]
+        out += _fill_nodes(
+            left_over,
+            request._replace(store=0.0),
+            count - len(out),
+            {**placed, **used},
+            driver_node,
+        )
     return out
 
 
-def _filled(
-    nodes: Sequence[Node], need: Need, count: int, ours: Mapping[str, int], home: str
+def _fill_nodes(
+    nodes: Sequence[Node],
+    request: ResourceRequest,
+    count: int,
+    placed: Mapping[str, int],
+    driver_node: str,
 ) -> list[str]:
-    """See `places`; nothing goes where there is no room."""
-    rooms = {node.id: room(node, need) for node in nodes}
+    """Fill nodes one after the other, see `place_workers`; nodes without room get nothing."""
+    slots = {node.id: free_slots(node, request) for node in nodes}
     out: list[str] = []
     known = sorted(
-        (id for id in rooms if ours.get(id) or id == home),
-        key=lambda id: (-ours.get(id, 0), id != home, id),
+        (id for id in slots if placed.get(id) or id == driver_node),
+        key=lambda id: (-placed.get(id, 0), id != driver_node, id),
     )
     for id in known:
-        out += [id] * min(rooms.pop(id), count - len(out))
-    while len(out) < count and any(rooms.values()):
+        out += [id] * min(slots.pop(id), count - len(out))
+    while len(out) < count and any(slots.values()):
         left = count - len(out)
-        enough = [id for id in rooms if rooms[id] >= left]
+        enough = [id for id in slots if slots[id] >= left]
         best = (
-            min(enough, key=lambda id: (rooms[id], id))
+            min(enough, key=lambda id: (slots[id], id))
             if enough
-            else max(sorted(rooms), key=rooms.__getitem__)
+            else max(sorted(slots), key=slots.__getitem__)
         )
-        out += [best] * min(rooms.pop(best), left)
+        out += [best] * min(slots.pop(best), left)
     return out
 
 
-def side_by_side(workers: Sequence[str], nodes: Mapping[str, str]) -> list[str]:
-    """Workers so that those of a node are neighbours: nodes in the order of their first worker, its workers in theirs. What goes
-    round them then crosses from node to node as often as there are nodes, and no more.
+def group_by_node(workers: Sequence[str], nodes: Mapping[str, str]) -> list[str]:
+    """Sort workers so that those of a node are neighbours.
+
+    Nodes are in the order of their first worker, workers of a node in the given order. Blocks that
+    rotate over the workers then cross between nodes only once per node.
 
     Example:
-        >>> side_by_side(["a", "b", "c", "d"], {"a": "1", "b": "2", "c": "1", "d": "2"})
+        >>> group_by_node(["a", "b", "c", "d"], {"a": "1", "b": "2", "c": "1", "d": "2"})
         ['a', 'c', 'b', 'd']
     """
     first: dict[str, int] = {}

@@ -1,12 +1,13 @@
-"""What to do about workers that were asked for and do not come: said in words, tried another way, given up in the end.
+"""Placement timeout policy: report, retry and finally give up workers that get no place.
 
-Who asks a cluster for a worker hears nothing until it has a place. There are many reasons why one never gets it though a node is up
-and free: the request was lost, the node never heard of the job, the view of what is free is old or counts a node that is dead.
-None of them can be told from here; but that there was room all along, and nobody came, can. Then those that wait are called off and
-asked for anew; should that be in vain too, the nodes that took nobody are left out for some minutes, so that others are filled or
-asked for. Where nobody at all is ready for as long as a start may take, it is given up, with what was waited for.
+Ray does not report why an actor has no place yet. A request can be lost, a node may not have
+received the job, or the view of free resources can be outdated or count a dead node. None of this
+is visible to the driver, but it can see that there was room for a while and no worker was placed.
+Then the waiting requests are cancelled and made again. If that fails too, the nodes that took no
+worker are avoided for some minutes, so that other nodes are filled or requested. If no worker is
+ready within the start timeout, the pool gives up and reports what it waited for.
 
-Nothing here reads a clock, or knows Ray.
+The module reads no clock and does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -14,79 +15,100 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-STUCK_SECONDS: Final = 20.0  # of room on a node and nobody who takes it, before it is tried another way: longer than a slow start
-SHUN_SECONDS: Final = 300.0  # that a node is left out which took nobody, again
-SURPLUS_SECONDS: Final = 5.0  # of there being too many that wait, before some are called off: what is free is known a moment late
-SAID_SECONDS: Final = 10.0  # of waiting, before it is worth a word
+# Room on a node that no worker takes for this long leads to a retry; longer than a slow start.
+STUCK_SECONDS: Final = 20.0
+AVOID_SECONDS: Final = 300.0  # that a node is avoided which took no worker twice
+# Delay before surplus requests are cancelled, because the view of free resources lags behind.
+SURPLUS_SECONDS: Final = 5.0
+REPORT_AFTER_SECONDS: Final = 10.0  # of waiting, before it is reported
 
 
-class Way(NamedTuple):
-    """What is to be done now. anew: workers to call off and ask for again; shun: nodes that are to get nobody for SHUN_SECONDS;
-    over: that it is given up; why: what is waited for, in words, empty when nothing is."""
+class PlacementAction(NamedTuple):
+    """What to do now.
 
-    anew: tuple[str, ...] = ()
-    shun: tuple[str, ...] = ()
-    over: bool = False
-    why: str = ""
+    retry: workers to cancel and to request again. avoid: nodes that get no workers for
+    AVOID_SECONDS.
+    give_up: whether to give up. reason: what is waited for; empty if nothing is.
+    """
+
+    retry: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+    give_up: bool = False
+    reason: str = ""
 
 
-class Patience:
-    """Watches one pool's waiting; all times in seconds of one clock that never goes back."""
+class PlacementWatchdog:
+    """Watches the waiting workers of one pool; all times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._alone: float | None = None  # since when nobody is ready
-        self._open: dict[
-            str, float
-        ] = {}  # node -> since when it has had room while somebody waited and nobody came
-        self._tried: set[str] = set()  # nodes for which those that waited have been asked for anew
-        self._waited: set[str] = set()
-        self._surplus: float | None = None
+        self._none_ready_since: float | None = None  # since when no worker is ready
+        # node -> since when it has had room that no waiting worker took
+        self._free_since: dict[str, float] = {}
+        # nodes for which waiting workers were requested again
+        self._retried: set[str] = set()
+        self._waiting: set[str] = set()
+        self._surplus_since: float | None = None
 
-    def look(
+    def check(
         self,
         now: float,
-        asked: Mapping[str, float],
+        requested: Mapping[str, float],
         ready: int,
-        rooms: Collection[str],
-        start: float,
-    ) -> Way:
-        """What to do. asked: workers that have no place, by when they were asked for; ready: workers that can work; rooms: nodes
-        that have room for one; start: seconds that a start may take when nobody is ready."""
-        self._alone = None if ready else now if self._alone is None else self._alone
-        came = self._waited - asked.keys()  # had a place, or were called off
-        self._waited = set(asked)
-        if came or not asked:
-            self._open = {}
-        self._tried &= set(rooms)
-        self._open = {node: self._open.get(node, now) for node in rooms if asked}
-        why = self._words(now, asked, rooms)
-        if self._alone is not None and now - self._alone > start:
-            return Way(over=True, why=why)
-        stuck = [node for node, since in self._open.items() if now - since >= STUCK_SECONDS]
-        anew = tuple(worker for worker, since in asked.items() if now - since >= STUCK_SECONDS)
-        if not stuck or not anew:
-            return Way(why=why)
-        shun = tuple(node for node in stuck if node in self._tried)
-        self._tried = (self._tried | set(stuck)) - set(shun)
-        self._open, self._waited = {}, set()
-        return Way(anew, shun, why=why)
+        free_nodes: Collection[str],
+        start_seconds: float,
+    ) -> PlacementAction:
+        """Return what to do at `now`.
 
-    def surplus(self, now: float, too_many: int) -> int:
-        """How many of those that wait are to be called off, of `too_many`: none before there have been too many for a while."""
-        self._surplus = None if too_many <= 0 else now if self._surplus is None else self._surplus
+        requested: workers that have no place, with the time of their request. ready: number of
+        workers that can work. free_nodes: nodes that have room for a worker. start_seconds: how
+        long a start may take while no worker is ready.
+        """
+        self._none_ready_since = (
+            None if ready else now if self._none_ready_since is None else self._none_ready_since
+        )
+        resolved = self._waiting - requested.keys()  # placed or cancelled
+        self._waiting = set(requested)
+        if resolved or not requested:
+            self._free_since = {}
+        self._retried &= set(free_nodes)
+        self._free_since = {
+            node: self._free_since.get(node, now) for node in free_nodes if requested
+        }
+        reason = self._describe_wait(now, requested, free_nodes)
+        if self._none_ready_since is not None and now - self._none_ready_since > start_seconds:
+            return PlacementAction(give_up=True, reason=reason)
+        stuck = [node for node, since in self._free_since.items() if now - since >= STUCK_SECONDS]
+        retry = tuple(worker for worker, since in requested.items() if now - since >= STUCK_SECONDS)
+        if not stuck or not retry:
+            return PlacementAction(reason=reason)
+        avoid = tuple(node for node in stuck if node in self._retried)
+        self._retried = (self._retried | set(stuck)) - set(avoid)
+        self._free_since, self._waiting = {}, set()
+        return PlacementAction(retry, avoid, reason=reason)
+
+    def surplus_to_cancel(self, now: float, too_many: int) -> int:
+        """Return how many of `too_many` waiting workers to cancel, 0 before SURPLUS_SECONDS."""
+        self._surplus_since = (
+            None if too_many <= 0 else now if self._surplus_since is None else self._surplus_since
+        )
         return (
-            too_many if self._surplus is not None and now - self._surplus >= SURPLUS_SECONDS else 0
+            too_many
+            if self._surplus_since is not None and now - self._surplus_since >= SURPLUS_SECONDS
+            else 0
         )
 
-    def _words(self, now: float, asked: Mapping[str, float], rooms: Collection[str]) -> str:
-        """What is waited for."""
-        longest = now - min(asked.values(), default=now)
-        if longest < SAID_SECONDS:
+    def _describe_wait(
+        self, now: float, requested: Mapping[str, float], free_nodes: Collection[str]
+    ) -> str:
+        """Return what is waited for."""
+        longest = now - min(requested.values(), default=now)
+        if longest < REPORT_AFTER_SECONDS:
             return ""
-        who = (
-            f"{len(asked)} worker{'s' * (len(asked) > 1)} wait{'s' * (len(asked) == 1)} for a place"
-        )
-        since = min((self._open.get(node, now) for node in rooms), default=now)
-        if not rooms:
-            return f"{who}: no node has room"
-        return f"{who}: {len(rooms)} node{'s' * (len(rooms) > 1)} had room for {now - since:.0f} s, and Ray has placed nobody there"
+        n = len(requested)
+        subject = f"{n} worker{'s' * (n > 1)} wait{'s' * (n == 1)} for a place"
+        since = min((self._free_since.get(node, now) for node in free_nodes), default=now)
+        if not free_nodes:
+            return f"{subject}: no node has room"
+        nodes = f"{len(free_nodes)} node{'s' * (len(free_nodes) > 1)}"
+        waited = f"{now - since:.0f} s"
+        return f"{subject}: {nodes} had room for {waited}, and Ray has placed no worker there"

@@ -1,16 +1,19 @@
-"""Blocks go round: from their first shard to the one before it, each lap alike.
+"""Ring routing: in each sweep a block passes all shards in order, from its own first shard on.
 
-Block j of B starts a lap at shard j*S//B, of S, and goes on to the next shard after each. A shard takes the blocks of a lap in the
-order of the steps they have made, then of their numbers. So the order of blocks at a shard, and of shards for a block, is a
-matter of the grid alone. It cannot lock: of the cells of a lap that are left, the one with the fewest steps before it, and then the
+Block j of B starts a sweep at shard j*S//B, of S, and goes on to the next shard after each pass. A
+shard takes the blocks of a sweep in the order of the steps they have made, then of their numbers.
+So the order of blocks at a shard, and of shards for a block, depends on the grid alone. Deadlock is
+impossible: of the remaining cells of a sweep, the one with the fewest steps before it, and then the
 lowest block, is next both for its block and for its shard.
 
-With a barrier no block makes its next step before all have made this one (DS-MLR, Algorithm 1); the orders are the same.
+With a barrier no block makes its next step before all have made this one (DS-MLR, Algorithm 1). The
+orders are the same.
 
-Without one, blocks would gather before a worker that is slow, nearly all of them in the end, at the one worker before it. So a
-worker holds no more than CROWD times its share of the blocks, and those ahead: what it has taken, and what has passed it and is not
-yet reported to have passed the next. That cannot lock either: what leaves a shard comes to the next one in the same order; so a
-worker that can't go on waits for a full one after it, and they can't all be full.
+Without a barrier, blocks would gather at the worker before a slow one, in the end nearly all of
+them. So a worker holds at most MAX_CROWD_FACTOR times its share of the blocks plus those in flight:
+the blocks that it has taken, and those that have passed it and are not yet reported to have passed
+the next worker. That cannot deadlock either: blocks leave a shard and arrive at the next one in the
+same order, so a blocked worker waits for a full one after it, and not all of them can be full.
 """
 
 from __future__ import annotations
@@ -20,58 +23,65 @@ from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Any
 
-from xcray.schedule.routes import Visit, require, stations
+from xcray.schedule.routes import BlockPass, check_invariant, shards_by_worker
 
-CROWD = 3.0  # times a worker's share of the blocks that it may hold; more would serve longer delays
+# Limit relative to a worker's share of the blocks; more would cover longer delays.
+MAX_CROWD_FACTOR = 3.0
 
 
 class Ring:
-    """The way of `blocks` blocks round the shards of `homes` (homes[s]: the worker of shard s), `laps` times; `ahead`: visits
-    taken and not passed, at most, per worker."""
+    """Route `blocks` blocks round the shards of `owners`, `sweeps` times.
+
+    owners: owners[s] is the worker of shard s. max_in_flight: passes that are taken and not
+    completed per worker, at most.
+    """
 
     def __init__(
-        self, homes: Sequence[str], blocks: int, laps: int, *, ahead: int, barrier: bool
+        self, owners: Sequence[str], blocks: int, sweeps: int, *, max_in_flight: int, barrier: bool
     ) -> None:
-        n = len(homes)
-        self._homes = tuple(homes)
+        n = len(owners)
+        self._owners = tuple(owners)
         self._blocks = blocks
-        self._laps = laps
+        self._sweeps = sweeps
         self._barrier = barrier
         starts = [block * n // blocks for block in range(blocks)]
-        # One cycle of blocks serves all shards: those that start at the last shard, at the one before, ..., at the first. A
-        # shard enters it at the blocks that start there, or at the next that there are.
+        # One cycle of blocks serves all shards: those that start at the last shard, at the one
+        # before, ..., at the first. A shard enters it at the blocks that start there, or at the
+        # next existing ones.
         self._cycle = sorted(range(blocks), key=lambda block: (-starts[block], block))
         self._entry = [sum(start > shard for start in starts) % blocks for shard in range(n)]
-        self._next = [
-            self._cycle[entry] for entry in self._entry
-        ]  # the block that each shard takes next
-        self._taken = [0] * n  # blocks taken by a shard, in all laps
-        self._at = starts  # the shard that each block passes next
-        self._steps = [0] * blocks  # shards passed by a block, in all laps
-        self._free = [laps > 0] * blocks  # neither under way nor at the end
-        self._ready: dict[str, list[tuple[int, int]]] = {worker: [] for worker in homes}
-        self._place: list[str | None] = [
-            None
-        ] * blocks  # the worker that holds each block; while it is under way, the one before
-        self._holds = dict.fromkeys(
-            homes, 0
-        )  # blocks held by each worker, those under way to it included
-        shares = {worker: blocks * len(shards) / n for worker, shards in stations(homes).items()}
-        self._most = {
-            worker: blocks if barrier else ceil(CROWD * share) + ahead
+        # the block that each shard takes next
+        self._next_block = [self._cycle[entry] for entry in self._entry]
+        self._taken = [0] * n  # blocks taken by each shard, in all sweeps
+        self._next_shard = starts  # the shard that each block passes next
+        self._steps = [0] * blocks  # shards passed by each block, in all sweeps
+        self._free = [sweeps > 0] * blocks  # neither in flight nor done
+        self._ready: dict[str, list[tuple[int, int]]] = {worker: [] for worker in owners}
+        # The worker that holds each block; while it is in flight, the one before.
+        self._holder: list[str | None] = [None] * blocks
+        # blocks held by each worker, those in flight to it included
+        self._held_blocks = dict.fromkeys(owners, 0)
+        shares = {
+            worker: blocks * len(shards) / n for worker, shards in shards_by_worker(owners).items()
+        }
+        self._max_held = {
+            worker: blocks if barrier else ceil(MAX_CROWD_FACTOR * share) + max_in_flight
             for worker, share in shares.items()
         }
         self._epoch = 0
-        self._left = blocks  # the step that all are in, and how many blocks have not made it
+        self._left = blocks  # blocks that have not made the current step
         for block in range(blocks):
             self._offer(block)
 
-    def take(self, worker: str, number: int) -> Visit | None:
-        """The block furthest down the worker's shards: it makes way for those behind it, which then pass more at once. A worker
-        that is full takes only what it holds already."""
+    def next_pass(self, worker: str, number: int) -> BlockPass | None:
+        """Return a pass of the block that is furthest along the worker's shards.
+
+        That block makes way for those behind it, which then pass more shards at once. A full worker
+        takes only blocks that it holds already.
+        """
         ready = self._ready[worker]
-        if self._holds[worker] >= self._most[worker]:
-            here = [offer for offer in ready if self._place[offer[1]] == worker]
+        if self._held_blocks[worker] >= self._max_held[worker]:
+            here = [offer for offer in ready if self._holder[offer[1]] == worker]
             if not here:
                 return None
             block = min(here)[1]
@@ -81,104 +91,113 @@ class Ring:
             block = heappop(ready)[1]
         else:
             return None
-        if self._place[block] != worker:
-            self._holds[worker] += 1
-        n, shard, lap = len(self._homes), self._at[block], self._steps[block] // len(self._homes)
+        if self._holder[block] != worker:
+            self._held_blocks[worker] += 1
+        n, shard, sweep = (
+            len(self._owners),
+            self._next_shard[block],
+            self._steps[block] // len(self._owners),
+        )
         shards = (
             (shard,)
             if self._barrier
-            else self._run(block, shard, (lap + 1) * n - self._steps[block])
+            else self._shard_run(block, shard, (sweep + 1) * n - self._steps[block])
         )
         self._free[block] = False
         for shard in shards:
             taken = self._taken[shard] = self._taken[shard] + 1
-            self._next[shard] = self._cycle[(self._entry[shard] + taken) % self._blocks]
+            self._next_block[shard] = self._cycle[(self._entry[shard] + taken) % self._blocks]
         for shard in shards:
-            if self._at[after := self._next[shard]] == shard:
+            if self._next_shard[after := self._next_block[shard]] == shard:
                 self._offer(after)
-        return Visit(number, worker, block, shards, lap)
+        return BlockPass(number, worker, block, shards, sweep)
 
-    def passed(self, visit: Visit) -> Sequence[str]:
-        """The block goes on to the next shard, if its turn has come there, and leaves room where it was; at a barrier all go
-        on."""
-        n, block = len(self._homes), visit.block
-        steps = self._steps[block] = self._steps[block] + len(visit.shards)
-        at = self._at[block] = (visit.shards[-1] + 1) % n
-        self._free[block] = steps < self._laps * n
-        origin, self._place[block] = self._place[block], visit.worker
-        if origin is None or origin == visit.worker:
-            origin = visit.worker
+    def complete_pass(self, block_pass: BlockPass) -> Sequence[str]:
+        """Move the block on to the next shard, if it is its turn; at a barrier all blocks move."""
+        n, block = len(self._owners), block_pass.block
+        steps = self._steps[block] = self._steps[block] + len(block_pass.shards)
+        at = self._next_shard[block] = (block_pass.shards[-1] + 1) % n
+        self._free[block] = steps < self._sweeps * n
+        origin, self._holder[block] = self._holder[block], block_pass.worker
+        if origin is None or origin == block_pass.worker:
+            origin = block_pass.worker
         else:
-            self._holds[origin] -= 1
+            self._held_blocks[origin] -= 1
         if not self._barrier:
             self._offer(block)
-            return self._homes[at], visit.worker, origin
+            return self._owners[at], block_pass.worker, origin
         self._left -= 1
         if self._left:
-            return (visit.worker,)
+            return (block_pass.worker,)
         self._epoch, self._left = self._epoch + 1, self._blocks
         for each in range(self._blocks):
             self._offer(each)
         return tuple(self._ready)
 
     def state(self) -> dict[str, Any]:
-        """Laps done by each block and taken to the end by each shard."""
-        n = len(self._homes)
+        """Return the sweeps done by each block and completed by each shard."""
+        n = len(self._owners)
         return {
-            "block_laps": [steps // n for steps in self._steps],
-            "shard_laps": [taken // self._blocks for taken in self._taken],
+            "block_sweeps": [steps // n for steps in self._steps],
+            "shard_sweeps": [taken // self._blocks for taken in self._taken],
         }
 
-    def check(self, under_way: Sequence[Visit]) -> None:
-        """The books of blocks and those of shards speak of the same cells; raises AssertionError if not."""
+    def check(self, running: Sequence[BlockPass]) -> None:
+        """Raise AssertionError if blocks and shards disagree on the cells that are done."""
         n, ready = (
-            len(self._homes),
+            len(self._owners),
             [block for entries in self._ready.values() for _, block in entries],
         )
-        cells = sum(len(visit.shards) for visit in under_way)
-        require(
+        cells = sum(len(block_pass.shards) for block_pass in running)
+        check_invariant(
             sum(self._taken) == sum(self._steps) + cells,
             "blocks and shards do not agree on what they have done",
         )
-        require(
-            not any(self._free[visit.block] for visit in under_way),
-            "a block under way is held to be free",
+        check_invariant(
+            not any(self._free[block_pass.block] for block_pass in running),
+            "a block in flight is marked as free",
         )
         for block in (block for block in range(self._blocks) if self._free[block]):
-            shard, lap = self._at[block], self._steps[block] // n
-            require(
-                self._taken[shard] // self._blocks <= lap,
-                f"shard {shard} is a lap before block {block}, which has to pass it",
+            shard, sweep = self._next_shard[block], self._steps[block] // n
+            check_invariant(
+                self._taken[shard] // self._blocks <= sweep,
+                f"shard {shard} is a sweep ahead of block {block}, which has to pass it",
             )
         places = [
-            *self._place,
-            *(visit.worker for visit in under_way if self._place[visit.block] != visit.worker),
+            *self._holder,
+            *(
+                block_pass.worker
+                for block_pass in running
+                if self._holder[block_pass.block] != block_pass.worker
+            ),
         ]
-        held = {worker: places.count(worker) for worker in self._homes}
-        require(held == self._holds, "workers do not hold what they are held to")
-        require(
-            all(held[worker] <= self._most[worker] for worker in held),
-            "a worker holds more blocks than it may",
+        held = {worker: places.count(worker) for worker in self._owners}
+        check_invariant(held == self._held_blocks, "the counts of held blocks are wrong")
+        check_invariant(
+            all(held[worker] <= self._max_held[worker] for worker in held),
+            "a worker holds too many blocks",
         )
-        require(
-            sorted(ready) == [b for b in range(self._blocks) if self._may_go(b)],
-            "what is offered is not what may go",
+        check_invariant(
+            sorted(ready) == [b for b in range(self._blocks) if self._can_move(b)],
+            "the offered blocks are not those that can move",
         )
 
-    def _may_go(self, block: int) -> bool:
-        """Whether a block may go to its next shard."""
+    def _can_move(self, block: int) -> bool:
+        """Return whether a block can go to its next shard."""
         early = self._barrier and self._steps[block] > self._epoch
-        return self._free[block] and self._next[self._at[block]] == block and not early
+        return (
+            self._free[block] and self._next_block[self._next_shard[block]] == block and not early
+        )
 
     def _offer(self, block: int) -> None:
-        """A block may be able to go on: called once it is free, and once its turn has come."""
-        if self._may_go(block):
-            shard = self._at[block]
-            heappush(self._ready[self._homes[shard]], (-shard, block))
+        """Offer a block that can move on; called when it becomes free and when its turn comes."""
+        if self._can_move(block):
+            shard = self._next_shard[block]
+            heappush(self._ready[self._owners[shard]], (-shard, block))
 
-    def _run(self, block: int, shard: int, most: int) -> tuple[int, ...]:
-        """The shards from `shard` up that a block may pass at one worker, at most so many."""
-        end, last, worker = shard + 1, min(shard + most, len(self._homes)), self._homes[shard]
-        while end < last and self._homes[end] == worker and self._next[end] == block:
+    def _shard_run(self, block: int, shard: int, limit: int) -> tuple[int, ...]:
+        """Return at most `limit` shards from `shard` up that a block can pass at one worker."""
+        end, last, worker = shard + 1, min(shard + limit, len(self._owners)), self._owners[shard]
+        while end < last and self._owners[end] == worker and self._next_block[end] == block:
             end += 1
         return tuple(range(shard, end))

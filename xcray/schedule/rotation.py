@@ -1,13 +1,14 @@
-"""Blocks of weights that pass every shard of the data, lap after lap: what block-separable solvers run on.
+"""Rotation schedule: blocks of weights pass every shard of the data, sweep after sweep.
 
-A *visit* is one block passing one or more consecutive shards at their worker; a *lap* is every block past every shard, once; a
-*stretch* is some laps, after which everything is at rest. The schedule says which visit is next. It promises: a block is in
-one place at a time; each cell (shard, block) comes once a lap; a shard begins a lap when all blocks have passed it in the lap
-before.
+A *pass* is one block passing one or more consecutive shards at their worker. A *sweep* is every
+block past every shard, once. An *interval* is some sweeps, after which all blocks are at rest (the
+*sync point*). The schedule decides which pass is next. It guarantees that a block is in one place
+at a time, that each cell (shard, block) comes once per sweep, and that a shard starts a sweep when
+all blocks have passed it in the sweep before.
 
-Orders, by name: "sync" and "ring" (`ring.py`) give each shard and each block the same partners in the same order, on any
-workers, at any speed: what is computed is the same to the bit. "uniform" and "shortest" (`nomad.py`) send a block where there is
-room.
+Orders, by name: "sync" and "ring" (`ring.py`) give each shard and each block the same partners in
+the same order, on any workers, at any speed, so results are bit-identical. "uniform" and "shortest"
+(`nomad.py`) send a block to a worker that has a free place.
 """
 
 from __future__ import annotations
@@ -19,149 +20,172 @@ from xcray.errors import ParameterError
 from xcray.schedule.events import Done, Finish, Lost
 from xcray.schedule.nomad import Nomad
 from xcray.schedule.ring import Ring
-from xcray.schedule.routes import Route, Visit, require, stations
+from xcray.schedule.routes import BlockPass, RoutingPolicy, check_invariant, shards_by_worker
 
-__all__ = ["ORDERS", "Circulate", "Visit"]
+__all__ = ["ORDERS", "BlockPass", "RotationSchedule"]
 
 ORDERS = ("sync", "ring", "uniform", "shortest")
 
 
-class Circulate:
-    """The schedule of one stretch.
+class RotationSchedule:
+    """The schedule of one interval.
 
-    homes: homes[s] is the worker of shard s; a worker's shards are consecutive. blocks: how many there are. laps: of the stretch.
-    order: one of ORDERS. ahead: visits issued and not done, at most, per worker; with 2 the next block can travel while the
-    worker is at the one before. seed: of "uniform" and "shortest". nodes: worker -> node; with it a block of these two passes all
-    workers of a node before it goes to another. Raises ParameterError for values out of their range.
+    owners: owners[s] is the worker of shard s; a worker's shards are consecutive.
+    blocks: number of blocks. sweeps: number of sweeps of the interval. order: one of ORDERS.
+    max_in_flight: passes issued and not done per worker, at most; with 2 the next block can travel
+    while the worker runs the pass before.
+    seed: of "uniform" and "shortest". nodes: worker -> node; with it a block of these two orders
+    passes all workers of a node before it goes to another one.
+    Raises ParameterError for values out of range.
 
-    Workers run their visits in the order in which they are issued.
+    Workers run their passes in the order in which they are issued.
     """
 
     def __init__(
         self,
-        homes: Sequence[str],
+        owners: Sequence[str],
         blocks: int,
-        laps: int,
+        sweeps: int,
         *,
         order: str = "ring",
-        ahead: int = 2,
+        max_in_flight: int = 2,
         seed: int = 0,
         nodes: Mapping[str, str] | None = None,
     ) -> None:
         if order not in ORDERS:
             raise ParameterError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
-        if not homes or blocks < 1 or laps < 0 or ahead < 1:
+        if not owners or blocks < 1 or sweeps < 0 or max_in_flight < 1:
             raise ParameterError(
-                f"{len(homes)} shards, {blocks} blocks, {laps} laps, {ahead} visits ahead: "
-                "give at least one shard, one block and one visit ahead, and no negative number of laps"
+                f"{len(owners)} shards, {blocks} blocks, {sweeps} sweeps, "
+                f"max_in_flight {max_in_flight}: "
+                "give at least 1 shard, 1 block, 0 sweeps and max_in_flight 1"
             )
-        self._workers = stations(homes)
-        self._ahead = ahead
-        self._shape = {"order": order, "shards": len(homes), "blocks": blocks, "laps": laps}
-        self._route: Route
+        self._workers = shards_by_worker(owners)
+        self._max_in_flight = max_in_flight
+        self._shape = {"order": order, "shards": len(owners), "blocks": blocks, "sweeps": sweeps}
+        self._route: RoutingPolicy
         if order in ("sync", "ring"):
-            self._route = Ring(homes, blocks, laps, ahead=ahead, barrier=order == "sync")
+            self._route = Ring(
+                owners, blocks, sweeps, max_in_flight=max_in_flight, barrier=order == "sync"
+            )
         else:
             self._route = Nomad(
-                homes,
+                owners,
                 blocks,
-                laps,
-                ahead=ahead,
+                sweeps,
+                max_in_flight=max_in_flight,
                 shortest=order == "shortest",
                 seed=seed,
                 nodes=nodes,
             )
-        self._held: dict[str, dict[int, Visit]] = {worker: {} for worker in self._workers}
+        self._in_flight: dict[str, dict[int, BlockPass]] = {worker: {} for worker in self._workers}
         self._reason: str | None = None
-        self._visits = 0
+        self._issued = 0
         self.done_cells = 0
-        self.total_cells = len(homes) * blocks * laps
-        self._hear = {Done: self._complete, Lost: self._lose}
+        self.total_cells = len(owners) * blocks * sweeps
+        self._handlers = {Done: self._on_done, Lost: self._on_lost}
 
-    def begin(self) -> list[Visit | Finish]:
-        """The first visits, dealt one a worker at a time; a finish, when there are no laps."""
+    def start(self) -> list[BlockPass | Finish]:
+        """Return the first passes, one per worker in turn, or a finish if there are no sweeps."""
         if not self.total_cells:
             return [Finish()]
-        return [visit for _ in range(self._ahead) for visit in self._issue(self._workers, 1)]
+        return [
+            block_pass
+            for _ in range(self._max_in_flight)
+            for block_pass in self._issue(self._workers, 1)
+        ]
 
-    def on(self, event: Done | Lost, now: float = 0.0) -> list[Visit | Finish]:
-        """What to do now that `event` has happened. `now` is of no interest: nothing here is judged by time.
+    def on(self, event: Done | Lost, now: float = 0.0) -> list[BlockPass | Finish]:
+        """Return the commands that follow from `event`; `now` is not used.
 
-        Events of unknown workers, visits that are not under way, and whatever comes after the end change nothing.
+        Events of unknown workers, of passes that are not in flight, and events after the end have
+        no effect.
         """
         if self._reason is not None or self.done_cells == self.total_cells:
             return []
-        hear: Any = self._hear[type(event)]
-        out: list[Visit | Finish] = hear(event)
+        handle: Any = self._handlers[type(event)]
+        out: list[BlockPass | Finish] = handle(event)
         return out
 
-    def under_way(self) -> list[Visit]:
-        """Visits issued and not done, by worker, in the order in which each runs them."""
-        return [visit for held in self._held.values() for visit in held.values()]
+    def running_passes(self) -> list[BlockPass]:
+        """Return passes issued and not done, by worker, in the order in which each runs them."""
+        return [
+            block_pass
+            for in_flight in self._in_flight.values()
+            for block_pass in in_flight.values()
+        ]
 
     def state(self) -> dict[str, Any]:
-        """Where everything is, JSON-ready; for people, not to go on from: a stretch that broke off is begun again."""
-        visits = [{**visit._asdict(), "shards": list(visit.shards)} for visit in self.under_way()]
+        """Return the state of all blocks, JSON-ready, for diagnosis.
+
+        It is not a checkpoint: an interrupted interval starts again.
+        """
+        passes = [
+            {**block_pass._asdict(), "shards": list(block_pass.shards)}
+            for block_pass in self.running_passes()
+        ]
         cells = {"done_cells": self.done_cells, "total_cells": self.total_cells}
         return {
             **self._shape,
             **cells,
-            "under_way": visits,
+            "in_flight": passes,
             "reason": self._reason,
             **self._route.state(),
         }
 
     def check(self) -> None:
-        """Raises AssertionError when a promise is broken, as far as the books can tell."""
-        visits = self.under_way()
-        blocks = [visit.block for visit in visits]
-        require(len(blocks) == len(set(blocks)), "a block is in two places")
-        require(
-            all(len(held) <= self._ahead for held in self._held.values()),
-            "a worker has more visits than may be ahead",
+        """Raise AssertionError if an invariant is violated, as far as the state shows it."""
+        passes = self.running_passes()
+        blocks = [block_pass.block for block_pass in passes]
+        check_invariant(len(blocks) == len(set(blocks)), "a block is in two places")
+        check_invariant(
+            all(len(in_flight) <= self._max_in_flight for in_flight in self._in_flight.values()),
+            "a worker has too many passes in flight",
         )
-        for visit in visits:
-            shards = self._workers[visit.worker]
-            require(
-                all(shard in shards for shard in visit.shards),
-                f"{visit} is at shards of another worker",
+        for block_pass in passes:
+            shards = self._workers[block_pass.worker]
+            check_invariant(
+                all(shard in shards for shard in block_pass.shards),
+                f"{block_pass} is at shards of another worker",
             )
-        require(bool(visits) or self._at_rest(), "nothing is under way, and not all is done")
-        self._route.check(visits)
+        check_invariant(
+            bool(passes) or self._is_idle(), "nothing is in flight, and not all is done"
+        )
+        self._route.check(passes)
 
-    def _at_rest(self) -> bool:
-        """Whether all is done, broken off, or not begun."""
-        return self._reason is not None or self.done_cells == self.total_cells or self._visits == 0
+    def _is_idle(self) -> bool:
+        """Return whether the interval is done, interrupted, or not started."""
+        return self._reason is not None or self.done_cells == self.total_cells or self._issued == 0
 
-    def _complete(self, event: Done) -> list[Visit | Finish]:
-        """A visit is done: its block goes on, and its worker has room."""
-        held = self._held.get(event.worker)
-        visit = None if held is None else held.pop(event.task_id, None)
-        if visit is None:
+    def _on_done(self, event: Done) -> list[BlockPass | Finish]:
+        """Move the block of a finished pass on; its worker has a free place."""
+        in_flight = self._in_flight.get(event.worker)
+        block_pass = None if in_flight is None else in_flight.pop(event.task_id, None)
+        if block_pass is None:
             return []
-        self.done_cells += len(visit.shards)
-        workers = self._route.passed(visit)
+        self.done_cells += len(block_pass.shards)
+        workers = self._route.complete_pass(block_pass)
         if self.done_cells == self.total_cells:
             return [Finish()]
-        return self._issue(workers, self._ahead)
+        return self._issue(workers, self._max_in_flight)
 
-    def _lose(self, event: Lost) -> list[Visit | Finish]:
-        """What a worker had is gone, and with it the stretch."""
+    def _on_lost(self, event: Lost) -> list[BlockPass | Finish]:
+        """End the interval: the blocks at a lost worker are gone."""
         if event.worker not in self._workers:
             return []
         self._reason = f"{event.worker} was lost"
         return [Finish(self._reason)]
 
-    def _issue(self, workers: Iterable[str], most: int) -> list[Visit | Finish]:
-        """Visits for workers that have room, at most so many each."""
-        out: list[Visit | Finish] = []
+    def _issue(self, workers: Iterable[str], limit: int) -> list[BlockPass | Finish]:
+        """Return passes for workers that have free places, at most `limit` per worker."""
+        out: list[BlockPass | Finish] = []
         for worker in workers:
-            held = self._held[worker]
-            for _ in range(min(most, self._ahead - len(held))):
-                visit = self._route.take(worker, self._visits)
-                if visit is None:
+            in_flight = self._in_flight[worker]
+            for _ in range(min(limit, self._max_in_flight - len(in_flight))):
+                block_pass = self._route.next_pass(worker, self._issued)
+                if block_pass is None:
                     break
-                self._visits += 1
-                held[visit.id] = visit
-                out.append(visit)
+                self._issued += 1
+                in_flight[block_pass.id] = block_pass
+                out.append(block_pass)
         return out

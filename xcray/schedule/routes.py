@@ -1,4 +1,4 @@
-"""What ways through the shards have in common: visits, the contract of a way, and who lives where."""
+"""Block passes, the contract of routing policies, and the shards of each worker."""
 
 from __future__ import annotations
 
@@ -8,47 +8,57 @@ from typing import Any, NamedTuple, Protocol
 from xcray.errors import ParameterError
 
 
-class Visit(NamedTuple):
-    """Let `block` pass `shards`, in this order, at `worker`, in lap `lap` of the stretch (from 0). `id` counts from 0."""
+class BlockPass(NamedTuple):
+    """Let `block` pass `shards`, in this order, at `worker`, in sweep `sweep` of the interval.
+
+    Sweeps and ids count from 0.
+    """
 
     id: int
     worker: str
     block: int
     shards: tuple[int, ...]
-    lap: int
+    sweep: int
 
 
-class Route(Protocol):
-    """Which block may go where. A worker makes its visits in the order they are taken, so what is taken at a worker counts there
-    as before what is taken later; a block goes on only when its visit has passed."""
+class RoutingPolicy(Protocol):
+    """Decides which block goes where.
 
-    def take(self, worker: str, number: int) -> Visit | None:
-        """The next visit of a worker that has room for one, with this number as its id; None while there is none."""
+    A worker runs its passes in the order in which they are taken, so a pass taken at a worker
+    counts there as before all later ones. A block moves on only when its pass is complete.
+    """
 
-    def passed(self, visit: Visit) -> Sequence[str]:
-        """A visit is done; the workers that may have a next one now, in the order in which to ask them."""
+    def next_pass(self, worker: str, number: int) -> BlockPass | None:
+        """Return the next pass of a worker with a free place, with id `number`, or None."""
+
+    def complete_pass(self, block_pass: BlockPass) -> Sequence[str]:
+        """Record a finished pass; return the workers that may have a next one now, in order."""
 
     def state(self) -> dict[str, Any]:
-        """Laps done by each block (block_laps) and taken to the end by each shard (shard_laps), JSON-ready."""
+        """Return the sweeps done by each block and completed by each shard, JSON-ready."""
 
-    def check(self, under_way: Sequence[Visit]) -> None:
-        """Raises AssertionError when the books do not agree with each other and with the visits under way."""
+    def check(self, running: Sequence[BlockPass]) -> None:
+        """Raise AssertionError if the state is inconsistent with itself or the running passes."""
 
 
-def stations(homes: Sequence[str]) -> dict[str, range]:
-    """The shards of each worker, from homes[s]: the worker of shard s. Raises ParameterError when they are not consecutive."""
+def shards_by_worker(owners: Sequence[str]) -> dict[str, range]:
+    """Return the shards of each worker; owners[s] is the worker of shard s.
+
+    Raises ParameterError if the shards of a worker are not consecutive.
+    """
     out: dict[str, range] = {}
-    for shard, worker in enumerate(homes):
-        known = out.get(worker)
-        if known is not None and known.stop != shard:
+    for shard, worker in enumerate(owners):
+        owned = out.get(worker)
+        if owned is not None and owned.stop != shard:
             raise ParameterError(
-                f"{worker} is the home of shards {known.start}..{known.stop - 1} and of {shard}: not consecutive"
+                f"{worker} owns shards {owned.start}..{owned.stop - 1} and {shard}: "
+                "the shards of a worker must be consecutive"
             )
-        out[worker] = range(shard if known is None else known.start, shard + 1)
+        out[worker] = range(shard if owned is None else owned.start, shard + 1)
     return out
 
 
-def require(holds: bool, law: str) -> None:
-    """A law of the schedule; raises AssertionError when it is broken."""
+def check_invariant(holds: bool, message: str) -> None:
+    """Raise AssertionError with `message` unless the invariant holds."""
     if not holds:
-        raise AssertionError(law)
+        raise AssertionError(message)

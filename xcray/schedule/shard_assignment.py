@@ -1,4 +1,4 @@
-"""Which worker is the home of which shards: consecutive ones, so that the slowest is done as early as can be."""
+"""Assignment of consecutive shards to workers, so that the slowest worker is done early."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ import numpy as np
 from xcray.arrays import Float64
 from xcray.errors import ParameterError
 
-HALVINGS = 100  # of the interval that holds the least time; each also steps down to a time that some division takes
-SLACK = 1e-12  # relative: sums of costs are floats
+MAX_HALVINGS = 100  # Of the interval with the least time; each one also moves to a feasible time.
+SLACK = 1e-12  # relative, for rounding errors of cost sums
 
 
-def homes_by_speed(
+def assign_by_speed(
     costs: Sequence[float] | Float64, speeds: Mapping[str, float]
 ) -> tuple[str, ...]:
-    """The worker of each shard (S,): consecutive shards for each worker, in the order of `speeds`, least time of the slowest.
+    """Return the worker of each shard (S,), with the least time of the slowest worker.
 
-    costs: (S,) what a block costs to pass each shard, in any unit; speeds: worker -> units a second. A worker that would hold up
-    the others by its first shard gets none. Of the divisions with the least time, one with cuts near to those in proportion to
-    speed. Raises ParameterError where there are no shards or no workers, a cost is negative, a speed is not positive, or
-    one of them is not finite.
+    Each worker gets consecutive shards, in the order of `speeds`. costs: (S,) cost of one block
+    pass per shard, in any unit. speeds: worker -> units per second. A worker whose first shard
+    would delay the others gets none. Of the divisions with the least time, one with cuts close to
+    those in proportion to speed is returned. Raises ParameterError if there are no shards or no
+    workers, a cost is negative, a speed is not positive, or one of them is not finite.
 
     Example:
-        >>> homes_by_speed([1.0] * 5, {"a": 1.0, "b": 0.25})
+        >>> assign_by_speed([1.0] * 5, {"a": 1.0, "b": 0.25})
         ('a', 'a', 'a', 'a', 'b')
     """
-    wrong = [cost for cost in costs if not 0.0 <= cost < math.inf] or [
+    invalid = [cost for cost in costs if not 0.0 <= cost < math.inf] or [
         v for v in speeds.values() if not 0.0 < v < math.inf
     ]
-    if wrong or not len(costs) or not speeds:
+    if invalid or not len(costs) or not speeds:
         raise ParameterError(
-            f"{len(costs)} shards, {len(speeds)} workers: give costs >= 0 and speeds > 0 (found {wrong[:3]})"
+            f"{len(costs)} shards, {len(speeds)} workers: "
+            f"give costs >= 0 and speeds > 0 (found {invalid[:3]})"
         )
     weights = np.asarray(costs, np.float64)
     if not weights.any():
-        weights = np.ones(len(weights))  # nothing is known of them: count them
+        weights = np.ones(len(weights))  # without costs, count the shards
     sums = np.concatenate([[0.0], np.cumsum(weights)])
     rates = list(speeds.values())
     cuts = _cuts(sums, rates, _least(sums, rates))
@@ -49,12 +51,12 @@ def homes_by_speed(
 
 
 def _reach(sums: Float64, first: int, budget: float) -> int:
-    """How far a worker comes that starts at a shard and has a budget of cost: the shard after its last."""
+    """Return the shard after the last one that fits into `budget`, starting at shard `first`."""
     return int(np.searchsorted(sums, (sums[first] + budget) * (1.0 + SLACK), side="right")) - 1
 
 
 def _furthest(sums: Float64, rates: Sequence[float], seconds: float) -> list[int]:
-    """For each worker the shard after its last, when each takes all that it can do in this time."""
+    """Return for each worker the shard after its last, if each takes all it can do in `seconds`."""
     out, first = [], 0
     for rate in rates:
         first = _reach(sums, first, rate * seconds)
@@ -63,9 +65,12 @@ def _furthest(sums: Float64, rates: Sequence[float], seconds: float) -> list[int
 
 
 def _least(sums: Float64, rates: Sequence[float]) -> float:
-    """The least time in which all shards can be passed: greedy is right for a given time, halving finds the time."""
+    """Return the least time in which all shards can be passed.
+
+    Greedy assignment is optimal for a given time; bisection finds the time.
+    """
     low, high = float(sums[-1]) / sum(rates), float(sums[-1]) / rates[0]
-    for _ in range(HALVINGS):
+    for _ in range(MAX_HALVINGS):
         if low >= high:
             break
         middle = (low + high) / 2
@@ -73,12 +78,13 @@ def _least(sums: Float64, rates: Sequence[float]) -> float:
         if ends[-1] < len(sums) - 1:
             low = middle
         else:
-            high = float((np.diff(sums[[0, *ends]]) / rates).max())  # as it is, without the slack
+            # the exact time, without the slack
+            high = float((np.diff(sums[[0, *ends]]) / rates).max())
     return high
 
 
 def _cuts(sums: Float64, rates: Sequence[float], seconds: float) -> list[int]:
-    """The shard after the last of each worker: those nearest to cuts in proportion to speed that keep the time."""
+    """Return the shard after the last of each worker, close to proportional, within `seconds`."""
     n = len(sums) - 1
     backward = np.concatenate([[0.0], np.cumsum(np.diff(sums)[::-1])])
     earliest = [*(n - end for end in reversed(_furthest(backward, rates[::-1], seconds)[:-1])), n]

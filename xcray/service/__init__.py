@@ -1,22 +1,16 @@
-"""xcray over HTTP: data sets, jobs, models, predictions.
+"""xcray over HTTP: data sets, jobs, models and predictions.
 
-app          create_app: everything is handed in, so tests need neither Ray nor processes
-server       serve: the app with uvicorn, the supervisor, a local Ray when asked for
-workers      several processes that answer on one port (each is `worker`), kept by one; listening: their sockets
-protocol     HTTP/1.1 on a connection, bounded
-settings     what an operator may set, by environment or command line
-guard        the outer wall: request ids, hosts, origins, header limits, access log
-auth         who asks: every route asks it
-body         a request's JSON: limits, strict_json, schemas
-problems     errors as problem documents (RFC 9457), by one table
-uploads      bodies streamed to disk, half-written ones invisible
-building     data sets built in child processes (ingest) under limits
-predictors   loaded models, a few at a time
-predicting   a predict request from its body (quick: read fast) over its rows (instances) and the desk to its reply (replies)
-desk         where predictions are computed: at once, together, in threads, or not at all
-heavy        what holds the interpreter for long: one piece at a time, off the event loop
-sse          a job's events as a stream that resumes
-readiness    whether requests are welcome: checks that may hang (which: `checks`), found lately; preloading: models before that
-gauges       figures for Prometheus: of this replica; store_figures: of the store, the same from everybody
-logs         what each log line says beside its event; tracing: requests as spans
+app            create_app: dependencies are passed in, so tests need neither Ray nor processes
+app_state      the state that routes use
+settings       settings of operators, by environment variable or command line
+openapi        completes the description at /openapi.json
+ray_serve      the service as a Ray Serve application
+http           edge and access middleware, authentication, limits, bodies, problem documents
+routes         REST endpoints; schemas: their request and reply models
+prediction     decoding, micro-batching, inference and encoding of predict requests
+inference_v2   the Open Inference Protocol, version 2
+models         loaded models, versions and traffic, synchronisation with object storage
+datasets       uploads, and builds of data sets in child processes
+processes      server, worker processes, job supervision and maintenance
+observability  metrics, readiness, request logs and traces
 """

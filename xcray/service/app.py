@@ -1,4 +1,7 @@
-"""The app: everything is handed in or made from the settings; nothing starts before the lifespan does."""
+"""The ASGI application. Dependencies are passed in or created from the settings.
+
+Nothing starts before the lifespan does.
+"""
 
 from __future__ import annotations
 
@@ -13,112 +16,137 @@ from fastapi import FastAPI, Request
 
 from xcray import __version__
 from xcray.errors import XcrayError
-from xcray.jobs.database.clients import EVERY_SECONDS
+from xcray.jobs.database.clients import HEARTBEAT_SECONDS
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.supervision.election import Post
+from xcray.jobs.supervision.election import Leadership
 from xcray.model.registry import Registry
 from xcray.service import openapi
-from xcray.service.app_state import Rooms, Supervising
-from xcray.service.datasets import builds as building
-from xcray.service.datasets.uploads import UploadDesk
+from xcray.service.app_state import AppState, JobSupervisor
+from xcray.service.datasets import builds
+from xcray.service.datasets.uploads import UploadStore
 from xcray.service.http import auth, problems
-from xcray.service.http.access import Gate
+from xcray.service.http.access import AccessMiddleware
 from xcray.service.http.audit import Auditor
-from xcray.service.http.edge import Guard
+from xcray.service.http.edge import EdgeMiddleware
 from xcray.service.http.limits import Limiter
-from xcray.service.models.cache import Opener, PredictorCache, open_predictor
+from xcray.service.maintenance import MaintenanceLoop
+from xcray.service.models.cache import ModelCache, Opener, open_predictor
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
-from xcray.service.models.sync import carriers_of
-from xcray.service.observability.checks import readiness_of
-from xcray.service.observability.metrics import Disk, Failing, Gauges
-from xcray.service.observability.readiness import HANGS
+from xcray.service.models.sync import sync_workers
+from xcray.service.observability.checks import build_readiness
+from xcray.service.observability.metrics import DiskCollector, FailingChecksCollector, Metrics
+from xcray.service.observability.readiness import HANG_SECONDS
 from xcray.service.observability.request_log import LOGGER
-from xcray.service.observability.request_tracing import TracedRequests, traced_store
+from xcray.service.observability.request_tracing import TracingMiddleware, trace_transactions
 from xcray.service.observability.store_metrics import StoreCollector
-from xcray.service.prediction.batcher import Desk
-from xcray.service.prediction.shadow import Shadows
-from xcray.service.processes.maintenance import Housekeeper
-from xcray.service.processes.supervision import post_for, retention_of
+from xcray.service.prediction.batcher import Batcher
+from xcray.service.prediction.fast_path import PredictFastPath
+from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.routes import batch, datasets, health, inference, jobs, keys, models, predict
 from xcray.service.settings import Settings
+from xcray.service.supervision import leadership_for, retention_of
 from xcray.telemetry import tracing
 from xcray.training import TrainSpec
 
 TITLE = "xcray"
-TEND_SECONDS = 0.25
-MODELS_TURNS = 4  # every second
-SUMMARY = "Extreme classification: data sets, trainings, models, exact predictions."
+TICK_SECONDS = 0.25
+MODEL_POLL_TICKS = 4  # once per second
+SUMMARY = "Extreme classification: data sets, training jobs, models, exact predictions."
 
 
 def create_app(
     settings: Settings,
     *,
     store: JobStore | None = None,
-    supervisor: Supervising | None = None,
+    supervisor: JobSupervisor | None = None,
     registry: Registry | None = None,
     authenticate: Callable[[Request], Awaitable[auth.Caller]] | None = None,
     check_spec: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     opener: Opener = open_predictor,
-    build_command: Sequence[str] = building.INGEST,
+    build_command: Sequence[str] = builds.INGEST_COMMAND,
     checks: Mapping[str, Callable[[], None]] | None = None,
-    leads: bool = True,
-    alone: bool = True,
-    whole: bool = True,
+    leader_eligible: bool = True,
+    exclusive_home: bool = True,
+    all_routes: bool = True,
 ) -> FastAPI:
-    """The service as an ASGI app.
+    """Return the service as an ASGI app.
 
-    store, registry (of the tenant default): those of the home when not given; a store made here is closed at the end. supervisor:
-    started and stopped with the app. authenticate: finds the caller of a request; else by the keys of the store. check_spec: a
-    job's spec -> the same, validated and whole. opener: model directory -> predictor. build_command: runs `ingest`. checks: by
-    reason code, what readiness reports as degraded. leads: whether this process may keep the house: build data sets, sweep what
-    was left; on a shared store those that may elect one. alone: whether no other process accepts anything for this home. whole:
-    with all routes, or only with those for operators. Raises Conflict when the store is newer than this program.
+    store, registry (of the default tenant): taken from the home if not given; a store created here
+    is closed at the end. supervisor: started and stopped with the app. authenticate: returns the
+    caller of a request; the default checks the keys of the store. check_spec: validates a job's
+    spec and fills in the defaults. opener: loads a predictor from a model directory. build_command:
+    command that runs `ingest`. checks: by reason code, the checks that readiness reports as
+    degraded. leader_eligible: whether this process can run maintenance (build data sets, remove
+    leftovers); on a shared store the eligible processes elect a leader. exclusive_home: whether no
+    other process accepts data for this home. all_routes: all routes, or only those for operators.
+    Raises Conflict if the store is newer than this program.
     """
     home = Home(settings.home)
-    kept = store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
-    gauges = Gauges(StoreCollector(kept.figures), Disk(home.path, settings.disk_reserve_bytes))
-    kept.observe(gauges.stored if not tracing.switch_on("xcray") else traced_store(gauges.stored))
+    job_store = store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
+    metrics = Metrics(
+        StoreCollector(job_store.read_statistics),
+        DiskCollector(home.path, settings.disk_reserve_bytes),
+    )
+    job_store.set_observer(
+        metrics.observe_transaction
+        if not tracing.enable_tracing("xcray")
+        else trace_transactions(metrics.observe_transaction)
+    )
     registries = Registries(home, registry)
-    post = post_for(settings, kept)
-    rooms = Rooms(
+    leadership = leadership_for(settings, job_store)
+    app_state = AppState(
         settings=settings,
         home=home,
-        store=kept,
+        store=job_store,
         registries=registries,
-        uploads=UploadDesk(home.path / "uploads", settings),
-        builder=building.Builder(home, kept, settings, gauges, build_command, post=post),
-        predictors=PredictorCache(
+        uploads=UploadStore(home.path / "uploads", settings),
+        builder=builds.Builder(
+            home, job_store, settings, metrics, build_command, leadership=leadership
+        ),
+        model_cache=ModelCache(
             registries.of,
-            gauges,
+            metrics,
             settings.models_loaded,
             opener,
             tenants=registries.tenants,
-            swap_seconds=settings.swap_seconds,
-            linger_seconds=settings.linger_seconds,
+            swap_timeout_seconds=settings.swap_timeout_seconds,
+            unload_delay_seconds=settings.unload_delay_seconds,
         ),
-        shadows=Shadows(registries.of, gauges),
-        desk=Desk(settings.threads, settings.predict_rows, settings.predict_batch_ms / 1e3),
-        gauges=gauges,
-        check_spec=check_spec or _checked,
+        shadows=ShadowRunner(registries.of, metrics),
+        batcher=Batcher(
+            settings.prediction_threads, settings.predict_rows, settings.predict_batch_ms / 1e3
+        ),
+        metrics=metrics,
+        check_spec=check_spec or _normalise_spec,
         supervisor=supervisor,
         checks=dict(checks or {}),
-        preloading=Preloading(settings.preload if whole else ()),
-        carriers=carriers_of(settings, home, registries, gauges, post if leads else None),
+        preloading=Preloading(settings.preload if all_routes else ()),
+        sync_workers=sync_workers(
+            settings, home, registries, metrics, leadership if leader_eligible else None
+        ),
     )
-    rooms.checks.setdefault("MODEL", rooms.predictors.check)
-    rooms.readiness = readiness_of(rooms)
-    gauges.add(Failing(rooms.readiness.failing))
-    life = _life(store is None, _housekeeper(rooms, post, alone) if leads else None)
-    return _app(rooms, authenticate or _by_keys(kept, settings), life, whole)
+    app_state.checks.setdefault("MODEL", app_state.model_cache.check)
+    app_state.readiness = build_readiness(app_state)
+    metrics.add_collector(FailingChecksCollector(app_state.readiness.failing_checks))
+    lifespan = _lifespan(
+        store is None,
+        _maintenance_loop(app_state, leadership, exclusive_home) if leader_eligible else None,
+    )
+    return _build_app(
+        app_state, authenticate or _key_authenticator(job_store, settings), lifespan, all_routes
+    )
 
 
-def _app(
-    rooms: Rooms, authenticate: Callable[[Request], Awaitable[auth.Caller]], life: Any, whole: bool
+def _build_app(
+    app_state: AppState,
+    authenticate: Callable[[Request], Awaitable[auth.Caller]],
+    lifespan: Any,
+    all_routes: bool,
 ) -> FastAPI:
-    """Routes behind walls: the guard is the outermost."""
-    settings = rooms.settings
+    """Return the FastAPI app with its routes and middleware; the edge middleware is outermost."""
+    settings = app_state.settings
     app = FastAPI(
         title=TITLE,
         summary=SUMMARY,
@@ -127,124 +155,141 @@ def _app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=openapi.operation_id,
-        lifespan=life,
+        lifespan=lifespan,
     )
-    app.state.rooms, app.state.settings = rooms, settings
-    if whole:
-        app.add_middleware(predict.PredictDoor)
-    auditor = Auditor(rooms.store, settings.audit_entries)
+    app.state.app_state, app.state.settings = app_state, settings
+    if all_routes:
+        app.add_middleware(PredictFastPath, route=predict.PREDICT_ROUTE)
+    auditor = Auditor(app_state.store, settings.audit_entries)
     app.add_middleware(
-        Gate,
+        AccessMiddleware,
         settings=settings,
         authenticate=authenticate,
         limits=Limiter(settings),
         auditor=auditor,
     )
-    if tracing.is_on():
-        app.add_middleware(TracedRequests)
+    if tracing.is_enabled():
+        app.add_middleware(TracingMiddleware)
     app.add_middleware(
-        Guard, settings=settings, gauges=rooms.gauges, draining=lambda: rooms.draining
+        EdgeMiddleware,
+        settings=settings,
+        metrics=app_state.metrics,
+        draining=lambda: app_state.draining,
     )
-    problems.install(app)
-    for room in (
-        (predict, batch, datasets, jobs, models, inference, keys, health) if whole else (health,)
+    problems.install_handlers(app)
+    for module in (
+        (predict, batch, datasets, jobs, models, inference, keys, health)
+        if all_routes
+        else (health,)
     ):
-        app.include_router(room.router)
+        app.include_router(module.router)
     app.include_router(health.pages)
-    openapi.describe(app)
+    openapi.install_openapi(app)
     return app
 
 
-def _checked(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec as the training will read it. Raises ParameterError with the mend."""
+def _normalise_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec as the training will read it. Raises ParameterError with the fix."""
     return TrainSpec.from_dict(spec).as_dict()
 
 
-def _by_keys(store: JobStore, settings: Settings) -> Callable[[Request], Awaitable[auth.Caller]]:
-    """Callers by the keys of the store."""
+def _key_authenticator(
+    store: JobStore, settings: Settings
+) -> Callable[[Request], Awaitable[auth.Caller]]:
+    """Return an authenticator that uses the keys of the store."""
     return auth.Authenticator(
-        store, admits_all=settings.admits_all, grace=settings.keys_grace_seconds
+        store, admits_everyone=settings.admits_everyone, grace_seconds=settings.keys_grace_seconds
     )
 
 
-def _housekeeper(rooms: Rooms, post: Post, alone: bool) -> Housekeeper:
-    """Who keeps the house from here, while it has the post."""
-    settings = rooms.settings
-    alone = alone and settings.workers == 1 and not settings.shares_store
-    return Housekeeper(
-        rooms.builder,
-        rooms.uploads,
-        post,
-        alone=alone,
-        sweep=retention_of(settings, rooms.home, rooms.store).turn,
+def _maintenance_loop(
+    app_state: AppState, leadership: Leadership, exclusive_home: bool
+) -> MaintenanceLoop:
+    """Return the maintenance loop, which is active while this process is the leader."""
+    settings = app_state.settings
+    exclusive_home = exclusive_home and settings.workers == 1 and not settings.has_shared_store
+    return MaintenanceLoop(
+        app_state.builder,
+        app_state.uploads,
+        leadership,
+        exclusive_home=exclusive_home,
+        sweep=retention_of(settings, app_state.home, app_state.store).sweep,
     )
 
 
-def _life(own_store: bool, house: Housekeeper | None) -> Callable[[FastAPI], Any]:
-    """What happens around serving: take up what was left, start the supervisor; end both, close what is ours."""
+def _lifespan(own_store: bool, maintenance: MaintenanceLoop | None) -> Callable[[FastAPI], Any]:
+    """Return the lifespan, which starts and stops the supervisor and background tasks."""
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        rooms: Rooms = app.state.rooms
-        if house is not None:
-            await house.turn()
-        await rooms.readiness.look(
-            HANGS
-        )  # so that who asks first is not told that nothing is known yet
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app_state: AppState = app.state.app_state
+        if maintenance is not None:
+            await maintenance.tick()
+        # The first caller then gets the result of a check, not "unknown".
+        await app_state.readiness.refresh(HANG_SECONDS)
         LOGGER.info("started")
-        watching = [
-            asyncio.create_task(_tend(rooms, house), name="tend"),
-            asyncio.create_task(rooms.readiness.watch(), name="readiness"),
-            asyncio.create_task(_attend(rooms), name="attend"),
-            asyncio.create_task(rooms.preloading.load(rooms.predictors), name="preload"),
+        tasks = [
+            asyncio.create_task(_poll_models(app_state, maintenance), name="poll-models"),
+            asyncio.create_task(app_state.readiness.watch(), name="readiness"),
+            asyncio.create_task(_heartbeat_store(app_state), name="store-heartbeat"),
+            asyncio.create_task(app_state.preloading.load(app_state.model_cache), name="preload"),
         ]
-        if rooms.supervisor is not None:
-            rooms.supervisor.start()
-        for carrier in rooms.carriers:
-            carrier.start()
+        if app_state.supervisor is not None:
+            app_state.supervisor.start()
+        for sync_worker in app_state.sync_workers:
+            sync_worker.start()
         try:
             yield
         finally:
-            rooms.draining = True
-            for task in watching:
+            app_state.draining = True
+            for task in tasks:
                 task.cancel()
-            if rooms.supervisor is not None:
-                rooms.supervisor.stop()
-            for carrier in rooms.carriers:
-                await asyncio.to_thread(carrier.close)
-            await (rooms.builder if house is None else house).close()
-            rooms.predictors.close()
-            rooms.shadows.close()
-            rooms.desk.close()
+            if app_state.supervisor is not None:
+                app_state.supervisor.stop()
+            for sync_worker in app_state.sync_workers:
+                await asyncio.to_thread(sync_worker.close)
+            await (app_state.builder if maintenance is None else maintenance).close()
+            app_state.model_cache.close()
+            app_state.shadows.close()
+            app_state.batcher.close()
             if own_store:
-                rooms.store.close()
-            tracing.switch_off()
+                app_state.store.close()
+            tracing.disable_tracing()
             LOGGER.info("ended")
 
-    return life
+    return lifespan
 
 
-async def _attend(rooms: Rooms) -> None:
-    """Note in the store that this process works with it, for those who would upgrade it; nobody waits for that."""
+async def _heartbeat_store(app_state: AppState) -> None:
+    """Register this process as a client of the store, again and again, for `xcray store upgrade`.
+
+    Requests do not wait for it.
+    """
     while True:
         try:
-            await asyncio.to_thread(rooms.store.attend)
+            await asyncio.to_thread(app_state.store.heartbeat_client)
         except XcrayError as error:
-            LOGGER.warning("the store was not told that we use it", extra={"detail": error.message})
-        await asyncio.sleep(EVERY_SECONDS)
+            LOGGER.warning("the heartbeat to the store failed", extra={"detail": error.message})
+        await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-async def _tend(rooms: Rooms, house: Housekeeper | None) -> None:
-    """What other processes of the home bring about: models they delete, data sets they accept or delete, a post that is free."""
-    for turn in itertools.count():
-        begun = time.monotonic()
-        await asyncio.sleep(TEND_SECONDS)
-        rooms.gauges.loop_lag.observe(max(0.0, time.monotonic() - begun - TEND_SECONDS))
+async def _poll_models(app_state: AppState, maintenance: MaintenanceLoop | None) -> None:
+    """Run maintenance and poll for changes that other processes of the home made.
+
+    These are deleted models, accepted or deleted data sets, and a vacant leadership.
+    """
+    for tick in itertools.count():
+        started = time.monotonic()
+        await asyncio.sleep(TICK_SECONDS)
+        app_state.metrics.event_loop_lag.observe(
+            max(0.0, time.monotonic() - started - TICK_SECONDS)
+        )
         try:
-            if house is not None:
-                await house.turn()
-            if turn % MODELS_TURNS == 0:
-                await asyncio.to_thread(rooms.predictors.look)
-                await asyncio.to_thread(rooms.shadows.flush, rooms.store)
-        except (XcrayError, OSError) as error:  # the next turn comes soon
-            LOGGER.warning("tending failed", extra={"detail": str(error)})
+            if maintenance is not None:
+                await maintenance.tick()
+            if tick % MODEL_POLL_TICKS == 0:
+                await asyncio.to_thread(app_state.model_cache.poll)
+                await asyncio.to_thread(app_state.shadows.flush, app_state.store)
+        # The next tick tries again.
+        except (XcrayError, OSError) as error:
+            LOGGER.warning("polling failed", extra={"detail": str(error)})

@@ -1,4 +1,4 @@
-"""What the routes work with: one record on the app, everything in it handed in or made once."""
+"""Application state of the service: one record on the app that the routes use."""
 
 from __future__ import annotations
 
@@ -12,63 +12,66 @@ from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.registry import Registry
 from xcray.service.datasets.builds import Builder
-from xcray.service.datasets.uploads import UploadDesk
-from xcray.service.models.cache import PredictorCache
+from xcray.service.datasets.uploads import UploadStore
+from xcray.service.models.cache import ModelCache
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
-from xcray.service.models.sync import Carrier
-from xcray.service.observability.metrics import Gauges
+from xcray.service.models.sync import SyncWorker
+from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.readiness import Check, Readiness
-from xcray.service.prediction.batcher import Desk
-from xcray.service.prediction.shadow import Shadows
+from xcray.service.prediction.batcher import Batcher
+from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.settings import Settings
 
 
-class Supervising(Protocol):
-    """What the service needs of a supervisor."""
+class JobSupervisor(Protocol):
+    """Supervisor interface that the service needs."""
 
     def start(self) -> None:
-        """Begin to claim and launch jobs."""
+        """Start to claim and launch jobs."""
 
     def stop(self) -> None:
-        """Claim no more."""
+        """Stop claiming jobs."""
 
 
 @dataclass
-class Rooms:
-    """The rooms of a running service. Only `draining` changes. checks: by code, what makes it degraded; needs: what makes it
-    unready (see `xcray.service.observability.checks`)."""
+class AppState:
+    """Application state of a running service. Only `draining` changes after the start.
+
+    checks: by reason code, the checks whose failure makes the service degraded. required_checks:
+    those whose failure makes it unready (see `xcray.service.observability.checks`).
+    """
 
     settings: Settings
     home: Home
     store: JobStore
     registries: Registries
-    uploads: UploadDesk
+    uploads: UploadStore
     builder: Builder
-    predictors: PredictorCache
-    desk: Desk
-    shadows: Shadows
-    gauges: Gauges
+    model_cache: ModelCache
+    batcher: Batcher
+    shadows: ShadowRunner
+    metrics: Metrics
     check_spec: Callable[[dict[str, Any]], dict[str, Any]]
-    supervisor: Supervising | None = None
+    supervisor: JobSupervisor | None = None
     checks: dict[str, Check] = field(default_factory=dict)
-    needs: dict[str, Check] = field(default_factory=dict)
+    required_checks: dict[str, Check] = field(default_factory=dict)
     preloading: Preloading = field(default_factory=Preloading)
-    carriers: list[Carrier] = field(default_factory=list)
+    sync_workers: list[SyncWorker] = field(default_factory=list)
     readiness: Readiness = field(init=False)
     draining: bool = False
 
     @property
     def registry(self) -> Registry:
-        """The models of the tenant default."""
+        """Return the model registry of the default tenant."""
         return self.registry_of(DEFAULT_TENANT)
 
     def registry_of(self, tenant: str) -> Registry:
-        """A tenant's models."""
+        """Return the model registry of a tenant."""
         return self.registries.of(tenant)
 
 
-def rooms_of(request: Request) -> Rooms:
-    """The rooms of the app that serves this request."""
-    rooms: Rooms = request.app.state.rooms
-    return rooms
+def app_state_of(request: Request) -> AppState:
+    """Return the state of the app that serves this request."""
+    app_state: AppState = request.app.state.app_state
+    return app_state

@@ -1,8 +1,9 @@
-"""The description of the API at /openapi.json: everything each operation may be sent and may answer, and nothing else.
+"""OpenAPI description at /openapi.json: all inputs and responses of each operation.
 
-FastAPI describes parameters and replies. What it can't know is added here: bodies that are read by our own reader, problem
-documents and which status codes an operation has, headers, how a caller says who they are, and which operation's reply
-holds what another one asks for (links). `tests/service/http/test_openapi.py` holds the service to it.
+FastAPI describes parameters and replies. Added here: bodies that are read by the strict decoder,
+problem documents and status codes of each operation, headers, authentication, and links from a
+reply to operations that take its values. `tests/service/http/test_openapi.py` checks the service
+against it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from xcray.service.http.access import OPEN
-from xcray.service.http.body import DESCRIBED
+from xcray.service.http.access import PUBLIC_PATHS
+from xcray.service.http.body import BODY_MODELS
 from xcray.service.http.problems import MEDIA_TYPE
 from xcray.service.schemas import Problem
 from xcray.service.schemas.inference import InferenceProblem
@@ -28,44 +29,50 @@ SECURITY: Final = {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "xck_ID_SECRET",
-        "description": "A key of `xcray keys create`. A service without any key, on an address of its own machine, asks for none.",
+        "description": "A key of `xcray keys create`. "
+        "Not needed on a loopback address while no key exists.",
     }
 }
-RATES: Final = ("RateLimit", "RateLimit-Policy")
-INFO: Final = """Data sets are uploaded or named, jobs train models and answer files, models answer questions.
+RATE_LIMIT_HEADERS: Final = ("RateLimit", "RateLimit-Policy")
+INFO: Final = """Upload or register data sets, train models in jobs, predict online or in batches.
 
-Errors are problem documents (RFC 9457) with a `code` for programs and a sentence that names the mend. Lists are paged by
-`page_token`. Requests that make something take an `Idempotency-Key`; things have an `ETag`. A key with the scope admin names
-the tenant whose things it means by `?tenant=`. Paths under /v1 keep their meaning: fields, parameters, codes and paths are
-added, never changed or taken away; clients pass over fields they do not know."""
+Errors are problem documents (RFC 9457) with a machine-readable `code` and a message that includes
+the fix. Lists are paged by `page_token`. Requests that create resources accept an
+`Idempotency-Key`; resources have an `ETag`. A key with the scope admin can select the tenant with
+`?tenant=`. Paths under /v1 are stable: fields, parameters, codes and paths can be added, but are
+never changed or removed; clients must ignore unknown fields."""
 TAGS: Final = {
     "data sets": "Rows to train on.",
-    "jobs": "Trainings and batch predictions that wait, run or have ended; what they tell while they run.",
-    "models": "Versions that never change, aliases that move, sets of labels.",
-    "predictions": "Questions answered at once.",
-    "batch predictions": "Files answered by jobs.",
-    "open inference protocol": "The same answers for clients of the Open Inference Protocol, version 2.",
-    "operations": "For whoever runs the service.",
+    "jobs": "Pending, running and ended trainings and batch predictions, with their progress.",
+    "models": "Immutable versions, movable aliases, label sets.",
+    "predictions": "Online predictions.",
+    "batch predictions": "Predictions for files, run as jobs.",
+    "open inference protocol": "Predictions for clients of the Open Inference Protocol, version 2.",
+    "operations": "Health, metrics, keys and audit log, for operators.",
 }
 HEADERS: Final[dict[str, Operation]] = {
-    "X-Request-ID": {"description": "Names this request in the log.", "schema": {"type": "string"}},
-    "ETag": {"description": "Changes with the content.", "schema": {"type": "string"}},
-    "Location": {"description": "Where what was made can be seen.", "schema": {"type": "string"}},
+    "X-Request-ID": {
+        "description": "Identifies this request in the log.",
+        "schema": {"type": "string"},
+    },
+    "ETag": {"description": "Identifies the state of the content.", "schema": {"type": "string"}},
+    "Location": {"description": "URL of the created resource.", "schema": {"type": "string"}},
     "Retry-After": {
-        "description": "Seconds after which it may be tried again.",
+        "description": "Seconds to wait before a retry.",
         "schema": {"type": "integer", "minimum": 0},
     },
     "RateLimit": {
-        "description": "Requests left (r) and seconds until all are back (t); told to keys with a limit of their own.",
+        "description": "Requests left (r) and seconds until the limit is full again (t); "
+        "for keys with their own limit.",
         "schema": {"type": "string", "examples": ['"requests";r=98;t=2']},
     },
     "RateLimit-Policy": {
-        "description": "Requests (q) in so many seconds (w); told to keys with a limit of their own.",
+        "description": "Requests (q) per window in seconds (w); for keys with their own limit.",
         "schema": {"type": "string", "examples": ['"requests";q=100;w=60']},
     },
-    "WWW-Authenticate": {"description": "How to say who asks.", "schema": {"type": "string"}},
+    "WWW-Authenticate": {"description": "Required authentication.", "schema": {"type": "string"}},
     "Idempotency-Replayed": {
-        "description": "`true` when the key was used before: this is what was made then.",
+        "description": "`true` if the key was used before: this is the resource created then.",
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
@@ -75,8 +82,8 @@ HEADERS_OF_STATUS: Final = {
     503: ("Retry-After",),
     201: ("Location",),
 }
-# What an operation can answer beside what its parameters and its body imply.
-MORE: Final[dict[str, tuple[int, ...]]] = {
+# Statuses of an operation in addition to those implied by its parameters and body.
+EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
     "batch_submit": (404, 409, 507),
     "datasets_create": (404, 409, 507),
     "datasets_delete": (409, 412),
@@ -93,14 +100,15 @@ MORE: Final[dict[str, tuple[int, ...]]] = {
 }
 
 
-ROUTED: Final = frozenset(
+ROUTED_OPERATIONS: Final = frozenset(
     {"predict_predict", "predict_explain", "inference_infer", "inference_version_infer"}
 )
 ROUTING_KEY: Final = {
     "name": "X-Routing-Key",
     "in": "header",
     "required": False,
-    "description": "Chooses among the versions of an alias that is split: the same key meets the same version.",
+    "description": "Selects the version of an alias with a traffic split: "
+    "the same key gets the same version.",
     "schema": {"type": "string"},
 }
 _TEXT: Final = "read rows of a csv file into dictionaries"
@@ -130,7 +138,10 @@ EXAMPLES: Final[dict[str, Any]] = {
 
 
 class Link(NamedTuple):
-    """The reply of `source` with `status` holds what `target` asks for: parameter -> where it stands."""
+    """OpenAPI link: the reply of `source` with `status` has the parameters of `target`.
+
+    parameters: parameter -> location of its value.
+    """
 
     source: str
     status: int
@@ -193,46 +204,53 @@ LINKS: Final = (
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of an operation: its file's and its function's. Clients are generated from these: they stay."""
+    """Return the operation id: module name and function name.
+
+    Clients are generated from the ids, so they must not change.
+    """
     return f"{route.endpoint.__module__.rpartition('.')[2]}_{route.endpoint.__name__}"
 
 
-def describe(app: FastAPI) -> None:
-    """Have the app describe itself as above."""
+def install_openapi(app: FastAPI) -> None:
+    """Replace the OpenAPI description of an app with the completed one."""
     make = app.openapi
 
-    def described() -> dict[str, Any]:
+    def build_openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _whole(make())
+            app.openapi_schema = _complete_description(make())
         return app.openapi_schema
 
-    app.openapi = described  # type: ignore[method-assign]  # the way FastAPI documents
+    app.openapi = build_openapi  # type: ignore[method-assign]  # as documented by FastAPI
 
 
-def _whole(description: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's description, with what it can't know."""
+def _complete_description(description: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's description with the additions of this module."""
     components = description.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    models: list[type[BaseModel]] = [*DESCRIBED.values(), Problem, InferenceProblem]
+    models: list[type[BaseModel]] = [*BODY_MODELS.values(), Problem, InferenceProblem]
     for model in models:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    components |= {"securitySchemes": SECURITY, "headers": HEADERS, "responses": dict(_problems())}
+    components |= {
+        "securitySchemes": SECURITY,
+        "headers": HEADERS,
+        "responses": dict(_problem_responses()),
+    }
     description["info"]["description"] = INFO
     description["servers"] = [{"url": "/"}]
     description["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     for path, operations in description["paths"].items():
         for operation in operations.values():
-            _complete(path, operation)
-    _link(description)
+            _complete_operation(path, operation)
+    _add_links(description)
     return description
 
 
-def _problems() -> Iterator[tuple[str, Operation]]:
-    """A response for every status of a problem, and as the Open Inference Protocol says it."""
+def _problem_responses() -> Iterator[tuple[str, Operation]]:
+    """Yield a response per problem status, also in the form of the Open Inference Protocol."""
     for status in (400, 401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 431, 503, 507):
         phrase = HTTPStatus(status).phrase
         headers = {
@@ -247,12 +265,12 @@ def _problems() -> Iterator[tuple[str, Operation]]:
             yield f"{name}{status}", {"description": phrase, "headers": headers, "content": content}
 
 
-def _complete(path: str, operation: Operation) -> None:
-    """Add an operation's problems, headers and security."""
+def _complete_operation(path: str, operation: Operation) -> None:
+    """Add an operation's problem responses, headers and security."""
     protocol = path.startswith("/v2")
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own
-    for status in _statuses(path, operation, protocol):
+    for status in _problem_statuses(path, operation, protocol):
         if str(status) not in responses:
             responses[str(status)] = {
                 "$ref": f"#/components/responses/{'Error' if protocol else 'Problem'}{status}"
@@ -262,36 +280,36 @@ def _complete(path: str, operation: Operation) -> None:
             names = (
                 "X-Request-ID",
                 *HEADERS_OF_STATUS.get(int(status), ()),
-                *(RATES if path not in OPEN else ()),
+                *(RATE_LIMIT_HEADERS if path not in PUBLIC_PATHS else ()),
             )
-            told = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
-            response["headers"] = told | response.get("headers", {})
+            headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+            response["headers"] = headers | response.get("headers", {})
     operation["responses"] = dict(sorted(responses.items()))
-    if path not in OPEN:
+    if path not in PUBLIC_PATHS:
         operation["security"] = [{"bearer": []}]
-    if operation["operationId"] in ROUTED:
+    if operation["operationId"] in ROUTED_OPERATIONS:
         operation.setdefault("parameters", []).append(ROUTING_KEY)
     if (example := EXAMPLES.get(operation["operationId"])) is not None:
         operation["requestBody"]["content"]["application/json"]["example"] = example
 
 
-def _statuses(path: str, operation: Operation, protocol: bool) -> set[int]:
-    """The problems that an operation can answer with."""
-    places = {parameter["in"] for parameter in operation.get("parameters", [])}
-    found = {400, 431, *MORE.get(operation["operationId"], ())}
-    if path not in OPEN:
-        found |= {401, 403, 429, 503}
-    if "path" in places:
-        found.add(404)
-    if places:
-        found.add(422)
+def _problem_statuses(path: str, operation: Operation, protocol: bool) -> set[int]:
+    """Return the problem statuses of an operation."""
+    locations = {parameter["in"] for parameter in operation.get("parameters", [])}
+    statuses = {400, 431, *EXTRA_STATUSES.get(operation["operationId"], ())}
+    if path not in PUBLIC_PATHS:
+        statuses |= {401, 403, 429, 503}
+    if "path" in locations:
+        statuses.add(404)
+    if locations:
+        statuses.add(422)
     if "requestBody" in operation:
-        found |= {403, 408, 413, 415, 422}
-    return {400 if protocol and status == 422 else status for status in found}
+        statuses |= {403, 408, 413, 415, 422}
+    return {400 if protocol and status == 422 else status for status in statuses}
 
 
-def _link(description: dict[str, Any]) -> None:
-    """Add the links whose operations are there."""
+def _add_links(description: dict[str, Any]) -> None:
+    """Add the links whose operations exist."""
     operations = {
         one["operationId"]: one for each in description["paths"].values() for one in each.values()
     }

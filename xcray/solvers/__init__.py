@@ -1,4 +1,4 @@
-"""Solvers: one file a family, a frozen dataclass of parameters and the verbs of a solver."""
+"""Solvers: one module per solver, a frozen dataclass of parameters with the solver's methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from xcray.solvers.pdsparse import PDSparseSolver
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.presets import DiSMECSolver, L2SVMSolver
 
-SOLVERS: dict[str, type[Any]] = {  # a Solver, or what its family has in its place
+# values are Solvers, or classes with the methods of their family
+SOLVERS: dict[str, type[Any]] = {
     "ppdsparse": PPDSparseSolver,
     "dismec": DiSMECSolver,
     "l2svm": L2SVMSolver,
@@ -25,18 +26,24 @@ SOLVERS: dict[str, type[Any]] = {  # a Solver, or what its family has in its pla
 }
 
 
-def make_solver(name: str, given: Mapping[str, Any]) -> Any:
-    """The solver called `name` with the parameters `given`. Raises ParameterError for unknown names and bad values."""
+def make_solver(name: str, values: Mapping[str, Any]) -> Any:
+    """Return the solver `name` with the parameters `values`.
+
+    Raises ParameterError for an unknown solver, an unknown parameter or an invalid value.
+    """
     if name not in SOLVERS:
         raise ParameterError(
             f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}",
             code="UNKNOWN_SOLVER",
         )
-    return parameters.make_parameters(SOLVERS[name], given)
+    return parameters.make_parameters(SOLVERS[name], values)
 
 
 def parameter_table(name: str) -> list[dict[str, Any]]:
-    """The parameters of the solver called `name`: name, type, default, help, range. Raises ParameterError for unknown names."""
+    """Return the parameters of the solver `name`: name, type, default, help, range.
+
+    Raises ParameterError for an unknown solver.
+    """
     if name not in SOLVERS:
         raise ParameterError(
             f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}",

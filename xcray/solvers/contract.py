@@ -1,4 +1,4 @@
-"""The contract of solvers: what schedules, pools, trainings and estimators know of a family, and nothing more."""
+"""Contract of solvers: what schedules, pools, trainings and estimators use of a solver."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 
 
-class Local(Protocol):
-    """What stays at a worker: the problem, shared and read-only, and scratch of the worker's own."""
+class SolverState(Protocol):
+    """State of a solver at a worker: the shared read-only problem, and scratch memory."""
 
-    def sibling(self) -> Self:
-        """The same problem with scratch of its own, for another thread."""
+    def clone_for_thread(self) -> Self:
+        """Return the same problem with separate scratch memory, for another thread."""
 
 
 @runtime_checkable
-class Keeping(Protocol):
-    """The local part of a joint solver that keeps its state in the directory `keep` from pass to pass, and finds it again there."""
+class Checkpointable(Protocol):
+    """State of a joint solver that saves itself in `checkpoint_dir` and resumes from there."""
 
-    keep: Path | None
+    checkpoint_dir: Path | None
 
 
-def keep_in(local: Local, directory: Path | None) -> None:
-    """Let a solver that can go on where it was do so in `directory`, which is one run's own; others are left as they are."""
-    if isinstance(local, Keeping):
-        local.keep = directory
+def set_checkpoint_dir(local: SolverState, directory: Path | None) -> None:
+    """Let a checkpointable state save itself in `directory`, which belongs to one run.
+
+    Other states are left unchanged.
+    """
+    if isinstance(local, Checkpointable):
+        local.checkpoint_dir = directory
 
 
 class Solver(Protocol):
-    """A family of solvers: a frozen dataclass of its parameters (`xcray.solvers.parameters`) with these verbs.
+    """A solver: a frozen dataclass of its parameters (`xcray.solvers.parameters`) with methods.
 
-    family: how the work is spread, and so which verbs there are: "scatter" (labels are given out in batches: the verbs below),
-    "circulate" (blocks of labels go round shards of rows) or "rounds" (all workers do one verb at a time).
-    revision: raised with every change of the bits of a model, so that no run mixes parts of two. joint: labels depend on
-    each other, so one task holds them all; else each label is solved alone, and gives the same bits in any batch.
-    cost_rates: (T,) seconds of one core for a unit of each column of `cost_terms`; a first guess that schedules better
-    while they run.
+    family: how the work is distributed, which determines the methods. "independent": labels are
+    dispatched in batches, with the methods below. "rotation": blocks of labels rotate over shards
+    of rows. "synchronous": all workers run the same method at the same time.
+
+    revision: incremented with every change of the bits of a model, so that no run mixes parts of
+    two revisions. joint: labels depend on each other, so one task solves all of them. Otherwise
+    each label is solved alone, with the same bits in any batch. cost_rates: (T,) seconds of one
+    core per unit of each column of `cost_terms`; a first estimate that schedules refine while they
+    run.
     """
 
     family: ClassVar[str]
@@ -48,32 +54,37 @@ class Solver(Protocol):
 
     @property
     def eps(self) -> float:
-        """The duality gap asked for, relative to the null objective."""
+        """Return the requested duality gap, relative to the null objective."""
 
     @property
     def seed(self) -> int:
-        """The seed of everything random."""
+        """Return the seed of all random numbers."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All parameters by name."""
+        """Return all parameters by name."""
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> Local:
-        """The local part of a worker: X (N x D), XT (D x N) its transpose, YT (K x N) the samples of each label.
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> SolverState:
+        """Return the state of a worker.
 
-        weights: (N,) float32 above 0, what the losses of samples are multiplied by; None for 1. Raises ParameterError when
-        they do not fit, or the solver has no weights.
+        X: (N, D); XT: (D, N), its transpose; YT: (K, N), the samples of each label. weights: (N,)
+        float32 above 0, factors of the sample losses; None for 1. Raises ParameterError if the
+        weights do not fit or the solver does not support weights.
         """
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
-        """What the cost of each label is made of: (K, T) float64, non-negative; see `load` for the arguments."""
+        """Return the terms of each label's cost: (K, T) float64, non-negative.
+
+        See `load` for the arguments.
+        """
 
     def solve(
         self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> Block:
-        """Solve `labels` (n,) int32; the block's rows are in their order. local: what this solver's `load` gave.
+    ) -> SolvedLabels:
+        """Solve `labels` (n,) int32; the rows of the result are in their order.
 
-        `stopped` is asked every 200 ms or oftener; when it says True, Stopped is raised and nothing is kept. Raises
-        ParameterError for a label that there is not.
+        local: the result of this solver's `load`. `stopped` is called every 200 ms or more often.
+        If it returns True, Stopped is raised and the labels of this call are discarded. Raises
+        ParameterError for a label that does not exist.
         """
 
     def warm_up(self) -> None:

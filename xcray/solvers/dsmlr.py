@@ -1,4 +1,7 @@
-"""DS-MLR: multinomial logistic regression whose rows and weights are both split; blocks of labels go round shards of rows."""
+"""DS-MLR: multinomial logistic regression with split rows and split weights.
+
+Blocks of labels rotate over shards of rows.
+"""
 
 from __future__ import annotations
 
@@ -12,195 +15,233 @@ import numpy as np
 from xcray.arrays import Int64, csr, frozen, pattern
 from xcray.kernels.training import softmax as kernel
 from xcray.schedule.rotation import ORDERS
-from xcray.solvers.multinomial import Shard, shard_of
+from xcray.solvers.multinomial import Shard, make_shard
 from xcray.solvers.parameters import check_parameters, parameter
 from xcray.solvers.rotation_contract import (
-    CHANGING,
-    GATHERING,
-    STEPPING,
+    GRADIENT_KINDS,
+    MUTATING_KINDS,
+    STOCHASTIC_KINDS,
     Decision,
     Grid,
-    LapFigures,
-    Rest,
+    PassMetrics,
     Step,
-    Told,
-    Weights,
+    SweepMetrics,
+    SyncState,
+    WeightBlock,
 )
-from xcray.solvers.shard_state import Local
-from xcray.solvers.solved_labels import Block
-from xcray.solvers.synchronous_contract import block_of
+from xcray.solvers.shard_state import ShardState
+from xcray.solvers.solved_labels import SolvedLabels
+from xcray.solvers.synchronous_contract import to_solved_labels
 
-FELT: Final = 10.0  # the default rate: steps may change a score by about so much at first
-WORSE: Final = 1.02  # of the best objective so far: above it a stretch was a step too far
-NARROW: Final = 16  # labels of a block, at least, where a worker is to have a second one: a SIMD register of them
-BLOCK_BYTES: Final = (
-    1 << 26
-)  # of weights in a block, at most, where labels are many: what travels in one go
-SMALLEST: Final = 0.02  # the rate below which steps are given up
-ENOUGH: Final = 1e-4  # of what the slope promises, a step must bring
-SHORTEST: Final = 1e-3  # length of a step
-LAST: Final = 5  # steps whose gain counts
-MODES: Final = ("both", "two")
-STEPS: Final = ("adaptive", "sqrt")
+# change of a score that the first steps can cause, about; sets the default rate
+INITIAL_SCORE_CHANGE: Final = 10.0
+# an interval is rolled back if its objective exceeds that of the previous sync point by this factor
+MAX_OBJECTIVE_RATIO: Final = 1.02
+# a worker gets a second block only if blocks have this many labels: a SIMD register of them
+MIN_BLOCK_LABELS: Final = 16
+# weights of one block, if there are many labels: the size of one transfer
+MAX_BLOCK_BYTES: Final = 1 << 26
+# below this rate, stochastic steps are abandoned
+MIN_RATE: Final = 0.02
+# Armijo's rule: a step must gain this share of what the slope predicts
+MIN_DECREASE_SHARE: Final = 1e-4
+MIN_STEP_LENGTH: Final = 1e-3
+# number of L-BFGS steps whose average gain is compared with `tolerance`
+RECENT_STEPS: Final = 5
+STEP_RULES: Final = ("adaptive", "sqrt")
 
 __all__ = [
     "DSMLRSolver",
     "Decision",
     "Grid",
-    "LapFigures",
-    "Local",
-    "Rest",
+    "SweepMetrics",
+    "ShardState",
+    "SyncState",
     "Step",
-    "Told",
-    "Weights",
+    "PassMetrics",
+    "WeightBlock",
 ]
 
 
 @dataclass(frozen=True)
 class DSMLRSolver:
-    """Multinomial logistic regression with l2 regularisation, for data and weights that are both too large for one worker.
+    """Multinomial logistic regression for data and weights that both exceed one worker.
 
-        min over W   L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i + sum_i c_i log sum_k exp(w_k.x_i)
+            min over W   L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
+                                  + sum_i c_i log sum_k exp(w_k.x_i)
 
-    c_i, y_i and `bias`: see `xcray.solvers.multinomial`. With b_i = -log sum_k exp(w_k.x_i) this is a sum over rows *and* labels
+    For c_i, y_i and `bias` see `xcray.solvers.multinomial`. With b_i = -log sum_k exp(w_k.x_i) this
+    is a sum over rows *and* labels (eq. 10-12)
 
-        sum_i sum_k c_i (lam/2 |w_k|^2 - y_ik w_k.x_i + exp(w_k.x_i + b_i) - b_i / K - 1 / K)            (eq. 10-12)
+            sum_i sum_k c_i (lam/2 |w_k|^2 - y_ik w_k.x_i + exp(w_k.x_i + b_i) - b_i / K - 1 / K)
 
-    whose minimum over b is L1. So rows are split in shards, labels in blocks; a block passes a shard and takes, for each row,
+    whose minimum over b is L1. So rows are split into shards and labels into blocks. A block passes
+    a shard and updates, for each row (eq. 13 without its factor K)
 
-        w_k <- w_k - eta (lam w_k - y_ik x_i + exp(w_k.x_i + b_i) x_i)                                   (eq. 13 without its K)
+            w_k <- w_k - eta (lam w_k - y_ik x_i + exp(w_k.x_i + b_i) x_i)
 
-    (the K there belongs to drawing one label; here all labels of the block take the step). Partial sums of exp(w_k.x_i) make b
-    exact again when all blocks have passed. mode "both": a visit adds the partial sums, of the weights as they come, and takes
-    the steps in one pass, so an epoch is one lap; "two": a lap of steps, then a lap of sums (the paper's Algorithm 1).
+    The factor K in the paper belongs to sampling one label; here all labels of the block take the
+    step. Partial sums of exp(w_k.x_i) make b exact again when all blocks have passed. passes = 1: a
+    block pass adds the partial sums of the incoming weights and takes the steps at the same time,
+    so an epoch is one sweep. passes = 2: a sweep of steps, then a sweep of sums (Algorithm 1 of the
+    paper).
 
-    Step sizes. "adaptive": eta_j = rate / sqrt(sum of the squared gradients that feature j has had, over all labels), begun so that
-    a score may change by about 10: one number a feature beside the block's weights. "sqrt": rate / (mean |x|^2 sqrt(epoch)), as
-    in Theorem 1. When the objective rises the training goes back to the rest before, with half the rate.
+    Step sizes. "adaptive": eta_j = rate / sqrt(sum of the squared gradients of feature j over all
+    labels), initialised so that a score can change by about 10. It needs one number per feature in
+    addition to the block's weights. "sqrt": rate / (mean |x|^2 sqrt(epoch)), as in Theorem 1. If
+    the objective rises, training returns to the previous sync point with half the rate.
 
-    Finish. Stochastic steps are fast at first and slow at the end, the more so on dense or badly scaled data. When an epoch lowers
-    the objective by less than `finish`, exact gradients take over: a lap makes b exact, a lap gathers each block's gradient, and
-    L-BFGS goes on, its vectors split like the weights (`quasi_newton`). Then each block has 2 `pairs` + 3 arrays of its size beside
-    it, at rest; what travels is twice W. With pairs = 0 all epochs are stochastic.
+    L-BFGS phase. Stochastic steps are fast at first and slow at the end, in particular on dense or
+    badly scaled data. When an epoch lowers the objective by less than `lbfgs_switch_tol`, training
+    switches to exact gradients: one sweep makes b exact, one sweep gathers the gradient of each
+    block, and L-BFGS continues with vectors that are split like the weights (`quasi_newton`). Each
+    block then stores 2 `history` + 3 arrays of its size at sync points, and 2 |W| travel. With
+    history = 0 all epochs are stochastic.
 
-    Norm. Its gradient is spread over the rows that have a feature: lam N / n_j in each, taken implicitly; the sum is the same, and
-    a sparse row costs O(nnz k). Stale b. Between two exact updates w.x + b can exceed 0: the exponent is bounded by it.
+    Norm. Its gradient is distributed over the rows that have a feature, lam N / n_j in each, and
+    taken implicitly. The sum is the same, and a sparse row costs O(nnz k). Stale b. Between two
+    exact updates w.x + b can exceed 0, so the exponent is bounded by 0.
 
-    What stays at a worker: its shards' rows, b and partial sums. What travels: W and 2 numbers a feature. Memory
-    O(nnz/P + N/P + KD/P); nobody holds all of W. The bits depend on grid, data and seed alone where the order of visits does:
-    "sync" and "ring".
+    State at a worker: the rows of its shards, b and partial sums. Transferred: W and 2 numbers per
+    feature. Memory: O(nnz/P + N/P + KD/P). No process holds all of W. With the orders "sync" and
+    "ring" the bits of the model depend on grid, data and seed only.
 
-    Example:
-        >>> DSMLRSolver(lam=1e-4).grid(1000, 20, 50, 2)
-        Grid(shards=4, blocks=2)
+        Example:
+            >>> DSMLRSolver(lam=1e-4).grid(1000, 20, 50, 2)
+            Grid(shards=4, blocks=2)
 
-    Source: Raman, Srinivasan, Matsushima, Zhang, Yun, Vishwanathan, "DS-MLR: Exploiting double separability for scaling up
-    distributed multinomial logistic regression", sections 4 and 5; step sizes a feature: Duchi, Hazan, Singer, "Adaptive
-    subgradient methods", JMLR 2011, with one sum a feature. Differs from the paper: b begins exact, exponents are bounded, sums
-    are pairs.
+    Source: Raman, Srinivasan, Matsushima, Zhang, Yun, Vishwanathan, "DS-MLR: Exploiting double
+    separability for scaling up distributed multinomial logistic regression", sections 4 and 5. Step
+    sizes per feature: Duchi, Hazan, Singer, "Adaptive subgradient methods", JMLR 2011, with one sum
+    per feature. Differs from the paper: b is exact at the start, exponents are bounded, sums are
+    pairs (largest score, sum).
     """
 
-    family: ClassVar[str] = "circulate"
-    revision: ClassVar[int] = 1  # raised with every change of the bits of a model
+    family: ClassVar[str] = "rotation"
+    # incremented with every change of the bits of a model
+    revision: ClassVar[int] = 1
 
-    lam: float = parameter(1e-5, "weight of the squared l2 norm, beside the mean loss", above=0.0)
+    lam: float = parameter(
+        1e-5, "weight of the squared l2 norm, relative to the mean loss", above=0.0
+    )
     bias: float = parameter(
-        0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0
+        0.0, "value of a constant feature, regularised like the others; 0: no such feature", low=0.0
     )
-    epochs: int = parameter(500, "times that every row meets every label, at most", low=1)
+    epochs: int = parameter(
+        500, "maximum number of epochs; each row meets each label once per epoch", low=1
+    )
     tolerance: float = parameter(
-        1e-4, "ends when an epoch lowers the objective by at most this share", low=0.0, high=1.0
+        1e-4, "stop when an epoch lowers the objective by at most this share", low=0.0, high=1.0
     )
-    finish: float = parameter(
+    lbfgs_switch_tol: float = parameter(
         0.03,
-        "when an epoch of stochastic steps lowers the objective by less than this share, exact gradients take over",
+        "switch to L-BFGS when a stochastic epoch lowers the objective by less than this share",
         low=0.0,
     )
-    pairs: int = parameter(
+    history: int = parameter(
         5,
-        "steps and changes of gradients that exact gradients remember; 0: they never take over",
+        "number of steps that L-BFGS keeps; 0: never switch to L-BFGS",
         low=0,
         high=100,
     )
-    patience: int = parameter(
-        0, "ends when the held-out loss has not fallen for so many rests; 0: not asked", low=0
+    early_stopping_rounds: int = parameter(
+        0,
+        "stop when the held-out loss has not fallen for this many sync points; 0: never",
+        low=0,
     )
-    mode: str = parameter(
-        "both", "an epoch in one pass, sums and steps at once, or in two laps", choices=MODES
+    passes: int = parameter(
+        1,
+        "sweeps per epoch; 1: partial sums and steps together; 2: steps, then sums",
+        low=1,
+        high=2,
     )
     order: str = parameter(
         "ring",
-        "how blocks go round: with a barrier, without one, or to a worker drawn or least busy",
+        "routing of blocks: sync and ring rotate with and without barriers; "
+        "uniform: random worker; shortest: least busy worker",
         choices=ORDERS,
     )
     steps: str = parameter(
         "adaptive",
-        "step sizes: a feature's own, or one for all that falls with the epochs",
-        choices=STEPS,
+        "step sizes; adaptive: one per feature; sqrt: one for all, falling with the epochs",
+        choices=STEP_RULES,
     )
-    rate: float = parameter(1.0, "multiplies the step sizes", above=0.0)
-    rest_every: int = parameter(
-        1, "epochs between two rests, where the objective is looked at", low=1
+    rate: float = parameter(1.0, "factor of the step sizes", above=0.0)
+    sync_every: int = parameter(
+        1, "epochs between two sync points, at which the objective is computed", low=1
     )
-    shards: int = parameter(0, "shards of rows; 0: two a worker", low=0, high=1 << 20)
+    shards: int = parameter(0, "shards of rows; 0: two per worker", low=0, high=1 << 20)
     blocks: int = parameter(
         0,
-        "blocks of labels; 0: two a worker, one where labels are few, and none above 64 MB",
+        "blocks of labels; 0: two per worker, or one if there are few labels, of at most 64 MB",
         low=0,
         high=1 << 20,
     )
-    prune: float = parameter(0.0, "weights of at most this size are dropped at the end", low=0.0)
-    prune_keep: int = parameter(0, "weights kept of each label, the largest; 0: all", low=0)
-    seed: int = parameter(0, "seed of everything random", low=0, high=2**31 - 1)
+    prune: float = parameter(0.0, "drop weights of at most this size at the end", low=0.0)
+    prune_keep: int = parameter(0, "number of largest weights to keep per label; 0: all", low=0)
+    seed: int = parameter(0, "seed of all random numbers", low=0, high=2**31 - 1)
 
     def __post_init__(self) -> None:
         """Check every parameter. Raises ParameterError."""
         check_parameters(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """All parameters by name."""
+        """Return all parameters by name."""
         return asdict(self)
 
     def grid(self, n_rows: int, n_labels: int, n_features: int, workers: int) -> Grid:
-        """The grid of a run, where parameters leave it open."""
-        wide = -(-4 * n_labels * n_features // BLOCK_BYTES)
+        """Return the grid of a run; shards and blocks that are 0 are chosen here."""
+        wide = -(-4 * n_labels * n_features // MAX_BLOCK_BYTES)
         shards = self.shards or 2 * workers
-        blocks = self.blocks or max(workers, min(2 * workers, n_labels // NARROW), wide)
+        blocks = self.blocks or max(workers, min(2 * workers, n_labels // MIN_BLOCK_LABELS), wide)
         return Grid(max(1, min(shards, n_rows)), max(1, min(blocks, n_labels)))
 
-    def local(self, shard: Shard, number: int, grid: Grid, watched: Shard | None) -> Local:
-        """What stays at shard `number`. watched: held-out rows that it looks at, or None."""
-        return Local(shard, number, grid, watched)
+    def make_shard_state(
+        self, shard: Shard, number: int, grid: Grid, held_out: Shard | None
+    ) -> ShardState:
+        """Return the state of shard `number` at its worker.
 
-    def start(self, lo: int, hi: int, n_features: int) -> Weights:
-        """Labels lo .. hi-1 at W = 0. The state: h (D',) sums of squared gradients; then, of the shards passed so far, (D',) rows
-        that have a feature, and (3,) rows, sum of |x|_1, sum of |x|^2."""
+        held_out: held-out rows that the shard evaluates, or None.
+        """
+        return ShardState(shard, number, grid, held_out)
+
+    def initial_block(self, lo: int, hi: int, n_features: int) -> WeightBlock:
+        """Return labels lo .. hi-1 at W = 0.
+
+        Its state: (D',) sums of squared gradients. Then, over the shards passed so far: (D',)
+        number of rows that have each feature, and (3,) number of rows, sum of |x|_1, sum of |x|^2.
+        """
         zeros = [np.zeros(n, np.float32) for n in (n_features, n_features, 3)]
-        return Weights(lo, hi, np.zeros((n_features, hi - lo), np.float32), tuple(zeros))
+        return WeightBlock(lo, hi, np.zeros((n_features, hi - lo), np.float32), tuple(zeros))
 
-    def laps(self, epochs: int, observe: bool) -> tuple[str, ...]:
-        """The laps of a stretch of `epochs`; observe: with a look at held-out rows, the objective and b exact, at its end."""
-        if self.mode == "both":
+    def sweep_kinds(self, epochs: int, observe: bool) -> tuple[str, ...]:
+        """Return the kinds of the sweeps of an interval of `epochs`.
+
+        observe: end with an evaluation of held-out rows, with exact objective and b.
+        """
+        if self.passes == 1:
             return ("both",) * epochs + ("observe",) * observe
-        laps = ("update", "sum") * epochs
-        return (*laps[:-1], "observe") if observe else laps
+        kinds = ("update", "sum") * epochs
+        return (*kinds[:-1], "observe") if observe else kinds
 
     def step(
         self,
-        local: Local,
-        block: Weights,
+        local: ShardState,
+        block: WeightBlock,
         step: Step,
         *,
         owned: bool,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> tuple[Weights, Told]:
-        """A block passes a shard. owned: its arrays may be written in place. Raises Stopped soon after `stopped` says True.
+    ) -> tuple[WeightBlock, PassMetrics]:
+        """Run the pass of a block over a shard; return the block after it, and its metrics.
 
-        The block that comes out is another for the verbs in CHANGING; partial sums change in `local`.
+        owned: the arrays of the block can be written in place. For kinds in MUTATING_KINDS the
+        returned block differs from `block`. Partial sums change in `local`. Raises Stopped soon
+        after `stopped` returns True.
         """
-        if step.verb in GATHERING:
-            block = local.gather(block, step.verb == "curvature", owned, stopped)
-        elif step.verb in STEPPING:
+        if step.kind in GRADIENT_KINDS:
+            block = local.gather_gradient(block, step.kind == "curvature", owned, stopped)
+        elif step.kind in STOCHASTIC_KINDS:
             block = (
                 block
                 if owned
@@ -209,49 +250,53 @@ class DSMLRSolver:
                 )
             )
             if step.epoch == 1:
-                for passed, mine in zip(block.state[1:], local.summary(), strict=True):
-                    passed += mine
+                for totals, own in zip(block.state[1:], local.feature_summary(), strict=True):
+                    totals += own
             seed = (self.seed, 2, step.epoch, local.number, block.lo)
-            local.descend(
+            local.run_steps(
                 block,
                 np.random.default_rng(seed),
                 self._rule(local, block, step),
-                step.verb == "both",
+                step.kind == "both",
                 stopped,
             )
         else:
-            local.add(block, step.verb == "observe", stopped)
-        squared = None if step.verb in CHANGING else kernel.squared(block.W)
-        return block, Told(squared, local.close(step.verb))
+            local.add_partial_sums(block, step.kind == "observe", stopped)
+        squared = None if step.kind in MUTATING_KINDS else kernel.squared(block.W)
+        return block, PassMetrics(squared, local.finish_pass(step.kind))
 
-    def judge(self, history: Sequence[Rest]) -> Decision:
-        """What the rests so far say."""
-        newest, kept = history[-1], [rest for rest in history[:-1] if not rest.back]
-        losses = [rest.held_out for rest in (*kept, newest) if rest.held_out is not None]
+    def decide(self, history: Sequence[SyncState]) -> Decision:
+        """Decide how to continue after the newest sync point of `history`."""
+        newest = history[-1]
+        accepted = [state for state in history[:-1] if not state.rolled_back]
+        losses = [state.held_out for state in (*accepted, newest) if state.held_out is not None]
         if newest.length is not None:
-            decision = self._judge_exact(newest, kept)
+            decision = self._decide_lbfgs(newest, accepted)
         else:
-            decision = self._judge_steps(newest, kept)
-        if decision.stop is None and not decision.back:
+            decision = self._decide_stochastic(newest, accepted)
+        if decision.stop is None and not decision.roll_back:
             if newest.epoch >= self.epochs:
-                return decision._replace(stop=f"all {self.epochs} epochs are done", turn=None)
-            if (
-                self.patience
-                and len(losses) > self.patience
-                and min(losses[-self.patience :]) >= min(losses[: -self.patience])
-            ):
                 return decision._replace(
-                    stop=f"the held-out loss has not fallen for {self.patience} rests", turn=None
+                    stop=f"all {self.epochs} epochs are done", lbfgs_action=None
+                )
+            rounds = self.early_stopping_rounds
+            if rounds and len(losses) > rounds and min(losses[-rounds:]) >= min(losses[:-rounds]):
+                return decision._replace(
+                    stop=f"the held-out loss has not fallen for {rounds} sync points",
+                    lbfgs_action=None,
                 )
         return decision
 
-    def _judge_steps(self, newest: Rest, kept: Sequence[Rest]) -> Decision:
-        """While steps are stochastic: back, at half the rate, when the objective rose; exact gradients when it falls slowly."""
-        before = kept[-1] if kept else None
+    def _decide_stochastic(self, newest: SyncState, accepted: Sequence[SyncState]) -> Decision:
+        """Decide in the stochastic phase.
+
+        Roll back with half the rate if the objective rose. Switch to L-BFGS if it falls slowly.
+        """
+        before = accepted[-1] if accepted else None
         if not math.isfinite(newest.objective) or (
-            before and newest.objective > WORSE * before.objective
+            before and newest.objective > MAX_OBJECTIVE_RATIO * before.objective
         ):
-            again = newest.rate > SMALLEST or before is None or not self.pairs
+            again = newest.rate > MIN_RATE or before is None or not self.history
             return Decision(0.5 * newest.rate, None, True, None if again else "enter")
         if before is None:
             return Decision(newest.rate, None, False)
@@ -260,7 +305,7 @@ class DSMLRSolver:
             / max(newest.epoch - before.epoch, 1)
             / max(newest.objective, 1e-300)
         )
-        if self.pairs and gain <= self.finish:
+        if self.history and gain <= self.lbfgs_switch_tol:
             return Decision(newest.rate, None, False, "enter")
         slow = (
             f"an epoch lowers the objective by less than {self.tolerance:g} of it"
@@ -269,22 +314,25 @@ class DSMLRSolver:
         )
         return Decision(newest.rate, slow, False)
 
-    def _judge_exact(self, newest: Rest, kept: Sequence[Rest]) -> Decision:
-        """Armijo's rule for the length of a step; the end when the last steps have brought little."""
-        length, base = newest.length or 0.0, kept[-1].objective
-        if (
-            not newest.objective <= base + ENOUGH * length * newest.slope
-        ):  # also what is not a number
+    def _decide_lbfgs(self, newest: SyncState, accepted: Sequence[SyncState]) -> Decision:
+        """Decide in the L-BFGS phase.
+
+        Armijo's rule accepts or halves the step length. The training ends when recent steps gained
+        little.
+        """
+        length, base = newest.length or 0.0, accepted[-1].objective
+        # not <=: also true if the objective is not a number
+        if not newest.objective <= base + MIN_DECREASE_SHARE * length * newest.slope:
             stuck = (
-                f"no step of {length:g} lowers the objective: single precision gives no more"
-                if length < SHORTEST
+                f"no step of {length:g} lowers the objective: the limit of single precision"
+                if length < MIN_STEP_LENGTH
                 else None
             )
             return Decision(newest.rate, stuck, True, "retry", 0.0 if stuck else 0.5 * length)
-        recent = [rest for rest in kept[-LAST:] if rest.length is not None]
+        recent = [state for state in accepted[-RECENT_STEPS:] if state.length is not None]
         gain = (
-            (recent[0].objective - newest.objective) / LAST / max(newest.objective, 1e-300)
-            if len(recent) == LAST
+            (recent[0].objective - newest.objective) / RECENT_STEPS / max(newest.objective, 1e-300)
+            if len(recent) == RECENT_STEPS
             else math.inf
         )
         slow = (
@@ -294,9 +342,14 @@ class DSMLRSolver:
         )
         return Decision(newest.rate, slow, False, None if slow else "accept")
 
-    def export(self, block: Weights, positives: Int64) -> Block:
-        """Finished labels lo .. hi-1 as sparse rows, small weights dropped. positives: (hi-lo,) training rows of each."""
-        return block_of(block.lo, block.W, self.bias, self.prune, positives, keep=self.prune_keep)
+    def export(self, block: WeightBlock, positives: Int64) -> SolvedLabels:
+        """Return the labels of a finished block as sparse rows, without small weights.
+
+        positives: (hi-lo,) training rows of each label.
+        """
+        return to_solved_labels(
+            block.lo, block.W, self.bias, self.prune, positives, keep=self.prune_keep
+        )
 
     def warm_up(self) -> None:
         """Compile or load the kernels, on two rows, sparse and dense."""
@@ -305,20 +358,26 @@ class DSMLRSolver:
             csr([0, 1, 2], [0, 1], [1.0, 1.0], 4),
             csr([0, 2, 4], [0, 1, 0, 1], [1.0, 2.0, 2.0, 1.0], 2),
         ):
-            shard = shard_of(X, Y, np.arange(2), total=2.0)
-            local, block = self.local(shard, 0, Grid(1, 1), shard), self.start(0, 2, X.n_cols)
-            for verb in ("both", "sum", "update", "observe", "curvature"):
-                block, _ = self.step(local, block, Step(verb, 1, 1.0), owned=False)
-            kernel.add_diagonal(
-                local.rows.X, local.rows.weights, np.zeros(X.n_cols, np.float32)
-            )  # C where features are many
+            shard = make_shard(X, Y, np.arange(2), total=2.0)
+            local, block = (
+                self.make_shard_state(shard, 0, Grid(1, 1), shard),
+                self.initial_block(0, 2, X.n_cols),
+            )
+            for kind in ("both", "sum", "update", "observe", "curvature"):
+                block, _ = self.step(local, block, Step(kind, 1, 1.0), owned=False)
+            # the diagonal of C, for many features
+            kernel.add_diagonal(local.rows.X, local.rows.weights, np.zeros(X.n_cols, np.float32))
 
-    def _rule(self, local: Local, block: Weights, step: Step) -> kernel.Rule:
-        """How long the steps are."""
+    def _rule(self, local: ShardState, block: WeightBlock, step: Step) -> kernel.StepRule:
+        """Return the step sizes of a pass."""
         _, counts, facts = block.state
         rows, ones, squares = (max(float(fact), 1e-30) for fact in facts)
         adaptive = self.steps == "adaptive"
-        rate = FELT / (ones / rows) if adaptive else rows / (squares / rows) / math.sqrt(step.epoch)
+        rate = (
+            INITIAL_SCORE_CHANGE / (ones / rows)
+            if adaptive
+            else rows / (squares / rows) / math.sqrt(step.epoch)
+        )
         norm = frozen(np.float32(self.lam) / np.maximum(counts, np.float32(1.0)), np.float32)
         share = np.float32((block.hi - block.lo) / local.rows.T.n_cols)
-        return kernel.Rule(np.float32(self.rate * step.rate * rate), norm, share, adaptive)
+        return kernel.StepRule(np.float32(self.rate * step.rate * rate), norm, share, adaptive)

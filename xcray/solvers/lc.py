@@ -1,4 +1,7 @@
-"""Multinomial logistic regression by log-concavity (LC): labels are split, every worker has all rows, classes are solved alone."""
+"""Multinomial logistic regression by log-concavity (LC).
+
+Labels are split, every worker has all rows, and classes are solved independently in each round.
+"""
 
 from __future__ import annotations
 
@@ -16,352 +19,403 @@ from xcray.kernels.sparse import transpose
 from xcray.solvers import poisson
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.row_operator import Rows, warm_up
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.row_operator import RowOperator, warm_up
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.solvers.synchronous_contract import (
-    Part,
-    Round,
-    Rounds,
-    Start,
-    Tell,
-    Top,
-    Trained,
-    Watched,
-    best_of,
-    block_of,
-    go_on,
-    ranges,
-    top,
+    HeldOut,
+    InitialWeights,
+    LabelWeights,
+    PartialTopK,
+    RoundCallback,
+    RoundMetrics,
+    SynchronousOutcome,
+    WorkerCalls,
+    continue_training,
+    merge_top_k,
+    split_ranges,
+    to_solved_labels,
+    top_k,
 )
 
-CELLS = 1 << 21  # numbers of an array, a row or a feature and a class solved together: 16 MB
-WIDEST = 24  # classes solved together: with more, what is done to their weights leaves the caches
-LOWEST = -1e300  # the largest score of no labels: a worker may have none
+# entries of an array with one row per sample or feature and one column per class: 16 MB
+MAX_CELLS = 1 << 21
+# classes solved together; with more, their weights do not fit into the caches
+MAX_WIDTH = 24
+# maximum score over no labels; a worker can have none
+LOWEST_SCORE = -1e300
 
 
-class Sums(NamedTuple):
-    """What the weights of some labels are to each row: exp(most) * total is the sum of exp(w_k.x_i), both (N,) float64; linear:
-    sum of c_i y_ik w_k.x_i; squared: |W|^2; weights: sum of w_k, (D',)."""
+class LabelSums(NamedTuple):
+    """Sums over the weights of some labels.
 
-    most: Float64
+    exp(max_score) * total is the sum of exp(w_k.x_i) for each row, both (N,) float64; linear: sum
+    of c_i y_ik w_k.x_i; squared_norm: |W|^2; weights: sum of w_k, (D',).
+    """
+
+    max_score: Float64
     total: Float64
     linear: float
-    squared: float
+    squared_norm: float
     weights: Float64
 
 
-class Solved(NamedTuple):
-    """What a round tells of its labels: their sums, the squared gradient that the round began with, products of all rows with
-    their weights that it took."""
+class LabelUpdate(NamedTuple):
+    """Result of a round for the labels of a worker.
 
-    sums: Sums
+    sums: those of the new weights; gradient: squared norm of the gradient at the start of the
+    round; products: number of products of all rows with the weights.
+    """
+
+    sums: LabelSums
     gradient: float
     products: float
 
 
-class Answered(NamedTuple):
-    """Held-out rows as some labels answer them: their sums, the best of these labels, and c and number of each row, (n,)."""
+class HeldOutPart(NamedTuple):
+    """Held-out rows under the weights of some labels.
 
-    sums: Sums
-    best: Top
+    sums, best: of these labels; weights, rows: c and number of each row, (n,).
+    """
+
+    sums: LabelSums
+    best: PartialTopK
     weights: Float64
     rows: Int64
 
 
-class LCLocal:
-    """What stays at a worker: all rows, and where they are sparse their squares (for the diagonal of Hessians), and targets by
-    label; O(nnz(X)). The weights of its labels come and go by handle."""
+class LCWorker:
+    """State of a worker: all rows and targets by label; O(nnz(X)).
+
+    The weights of its labels are passed by handle.
+    """
 
     def __init__(
-        self, solver: LCSolver, shard: Shard, watched: Shard | None, stopped: Callable[[], bool]
+        self, solver: LCSolver, shard: Shard, held_out: Shard | None, stopped: Callable[[], bool]
     ) -> None:
         self._solver = solver
         self._stopped = stopped
-        self._own = _Seen(shard)
-        self._watched = None if watched is None else _Seen(watched)
+        self._data = _RowData(shard)
+        self._held_out = None if held_out is None else _RowData(held_out)
 
     def weights(self) -> tuple[None, Float64]:
-        """c: (N,) float64."""
-        return None, self._own.shard.weights
+        """Return c: (N,) float64."""
+        return None, self._data.shard.weights
 
-    def begin(self, labels: tuple[int, int]) -> tuple[Part, float]:
-        """Labels lo .. hi-1 at W = 0, made where they stay; told: the square of L1's gradient there."""
-        own, part = (
-            self._own,
-            Part(*labels, np.zeros((self._own.rows.n_features, labels[1] - labels[0]))),
-        )
+    def begin(self, labels: tuple[int, int]) -> tuple[LabelWeights, float]:
+        """Return labels lo .. hi-1 at W = 0, and the squared norm of the gradient of L1 there."""
+        data = self._data
+        part = LabelWeights(*labels, np.zeros((data.rows.n_features, labels[1] - labels[0])))
         size = 0.0
-        for lo, hi in _widths(part, own.rows.n_rows):
-            R = np.repeat(own.shard.weights[:, None] / own.shard.targets.n_cols, hi - lo, axis=1)
-            targets = own.targets(part.lo + lo, part.lo + hi)
-            R[targets.rows, targets.places] -= targets.values
-            size += float(np.square(own.rows.back(R)).sum())
+        for lo, hi in _column_ranges(part, data.rows.n_rows):
+            R = np.repeat(data.shard.weights[:, None] / data.shard.targets.n_cols, hi - lo, axis=1)
+            targets = data.targets(part.lo + lo, part.lo + hi)
+            R[targets.rows, targets.columns] -= targets.values
+            size += float(np.square(data.rows.adjoint(R)).sum())
         return part, size
 
-    def sums(self, part: Part) -> tuple[None, Sums]:
-        """The sums of a part's labels over all rows."""
-        return None, _merged(
-            [told for told, _ in self._scored(self._own, part, np.zeros(len(part.W)))]
+    def sums(self, part: LabelWeights) -> tuple[None, LabelSums]:
+        """Return the sums of the labels of a part, over all rows."""
+        return None, _merge_sums(
+            [sums for sums, _ in self._score_columns(self._data, part, np.zeros(len(part.W)))]
         )
 
-    def solve(self, part: Part, b: Float64, mean: Float64) -> tuple[Part, Solved]:
-        """The labels of a part solved, each alone: their new weights, and what is told of them.
+    def solve(
+        self, part: LabelWeights, b: Float64, mean: Float64
+    ) -> tuple[LabelWeights, LabelUpdate]:
+        """Solve each label of a part independently; return the new weights and their metrics.
 
-        b: log a_i of each row, (N,), and mean: (D',), what is taken off each label's weights first, which moves b by mean.x_i.
+        b: log a_i of each row, (N,). mean: (D',), which is first subtracted from the weights of
+        each label; this changes b by mean.x_i.
         """
-        own, W = self._own, np.empty_like(part.W)
-        b = b + own.rows.scores(mean[:, None])[:, 0]
-        told, gradient, products = [], 0.0, 1.0 / max(part.hi - part.lo, 1)
-        for lo, hi in _widths(part, own.rows.n_rows):
-            problem = poisson.Problem(
-                own.rows,
-                own.targets(part.lo + lo, part.lo + hi),
-                own.shard.weights,
+        data, W = self._data, np.empty_like(part.W)
+        b = b + data.rows.scores(mean[:, None])[:, 0]
+        parts, gradient, products = [], 0.0, 1.0 / max(part.hi - part.lo, 1)
+        for lo, hi in _column_ranges(part, data.rows.n_rows):
+            problem = poisson.PoissonProblem(
+                data.rows,
+                data.targets(part.lo + lo, part.lo + hi),
+                data.shard.weights,
                 b,
                 self._solver.lam,
             )
             start = part.W[:, lo:hi] - mean[:, None]
-            done = poisson.minimise(
-                problem, start, self._solver.inner, self._solver.inner_steps, self._check
+            result = poisson.minimise(
+                problem, start, self._solver.inner, self._solver.inner_steps, self._check_stopped
             )
-            W[:, lo:hi] = done.W
-            told.append(_sums(done.S, problem.targets, done.W))
-            gradient += float(done.gradient.sum())
-            products += done.products * (hi - lo) / max(part.hi - part.lo, 1)
-        return Part(part.lo, part.hi, W), Solved(_merged(told), gradient, products)
-
-    def watch(self, part: Part, mean: Float64) -> tuple[None, Answered | None]:
-        """The held-out rows under a part's weights without `mean`; None when there are none."""
-        if self._watched is None:
-            return None, None
-        sums, found = zip(*self._scored(self._watched, part, mean), strict=True)
-        return None, Answered(
-            _merged(sums), best_of(found), self._watched.shard.weights, self._watched.shard.rows
+            W[:, lo:hi] = result.W
+            parts.append(_sums(result.S, problem.targets, result.W))
+            gradient += float(result.gradient.sum())
+            products += result.products * (hi - lo) / max(part.hi - part.lo, 1)
+        return LabelWeights(part.lo, part.hi, W), LabelUpdate(
+            _merge_sums(parts), gradient, products
         )
 
-    def _scored(self, seen: _Seen, part: Part, mean: Float64) -> Iterator[tuple[Sums, Top]]:
-        """Sums and best labels of a part without `mean`, some labels at a time."""
-        for lo, hi in _widths(part, seen.rows.n_rows):
-            self._check()
-            W = part.W[:, lo:hi] - mean[:, None]
-            S = seen.rows.scores(W)
-            yield _sums(S, seen.targets(part.lo + lo, part.lo + hi), W), top(S, part.lo + lo)
+    def watch(self, part: LabelWeights, mean: Float64) -> tuple[None, HeldOutPart | None]:
+        """Evaluate the held-out rows with the weights of a part minus `mean`; None if none."""
+        if self._held_out is None:
+            return None, None
+        sums, tops = zip(*self._score_columns(self._held_out, part, mean), strict=True)
+        return None, HeldOutPart(
+            _merge_sums(sums),
+            merge_top_k(tops),
+            self._held_out.shard.weights,
+            self._held_out.shard.rows,
+        )
 
-    def _check(self) -> None:
-        """Raise Stopped when a stop was asked for."""
+    def _score_columns(
+        self, data: _RowData, part: LabelWeights, mean: Float64
+    ) -> Iterator[tuple[LabelSums, PartialTopK]]:
+        """Yield sums and best labels of a part minus `mean`, some labels at a time."""
+        for lo, hi in _column_ranges(part, data.rows.n_rows):
+            self._check_stopped()
+            W = part.W[:, lo:hi] - mean[:, None]
+            S = data.rows.scores(W)
+            yield _sums(S, data.targets(part.lo + lo, part.lo + hi), W), top_k(S, part.lo + lo)
+
+    def _check_stopped(self) -> None:
+        """Raise Stopped if a stop was requested."""
         if self._stopped():
-            raise Stopped("stopped within a round; the weights of the round before are kept")
+            raise Stopped("stopped within a round; the weights of the previous round are kept")
 
 
 @dataclass(frozen=True)
 class LCSolver:
-    """Multinomial logistic regression with l2 regularisation, every class solved by itself in each round.
+    """Multinomial logistic regression with l2 regularisation; each round solves every class alone.
 
-        min over W   lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i + sum_i c_i log sum_k exp(w_k.x_i)
+            min over W   lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
+                      + sum_i c_i log sum_k exp(w_k.x_i)
 
-    Weights c_i of rows add up to 1, targets y_i do in each row; `bias`: the value of a constant feature, the
-    last, regularised like the others (0: none). log z <= a z - log a - 1 with equality at a = 1 / z, so for any a the problem
-    falls apart into one of each class (`poisson`), and the best a for given W is exact. Rounds take turns: classes given a, a
-    given the sums of all workers. The objective never rises.
+    The row weights c_i add up to 1, and so do the targets y_i of each row. `bias`: the value of a
+    constant feature, the last one, regularised like the others (0: no such feature). log z <= a z -
+    log a - 1 with equality at a = 1 / z. So for any a the problem separates into one problem per
+    class (`poisson`), and the best a for given W is known exactly. Rounds alternate between the
+    classes for given a, and a for given sums over all workers. The objective never rises.
 
-    Left to itself this stalls: adding one vector to all w_k changes no probability, only the norm, but with a held fixed every
-    class resists it as if it changed all, so that way lam alone pulls, a tiny step a round. At the optimum the w_k add up to 0 (so
-    do the gradients of the loss). `centre` takes their mean off after each round, which can only lower L1, and mends it.
+    Without correction this stalls: adding one vector to all w_k changes no probability, only the
+    norm, but for fixed a every class resists the change as if it were alone. In that direction only
+    lam acts, with tiny steps. At the optimum the w_k add up to 0 (as do the gradients of the loss).
+    `centre` subtracts their mean after each round, which can only lower L1 and removes the problem.
 
-    What stays at a worker: all rows; the weights of its K/P labels, passed from round to round by handle. What travels: vectors of
-    N and of D (sums to the driver, b = log a and the mean to the workers). Memory: O(nnz(X) + KD/P + N) a worker, and CELLS scores
-    a few times; O((N + D) P) on the driver.
+    State at a worker: all rows; the weights of its K/P labels, passed from round to round by
+    handle. Transferred: vectors of size N and D (sums to the driver, b = log a and the mean to the
+    workers). Memory: O(nnz(X) + KD/P + N) per worker plus a few arrays of MAX_CELLS scores; O((N +
+    D) P) on the driver.
 
-    Example:
-        >>> LCSolver(lam=1e-4).family
-        'rounds'
+        Example:
+            >>> LCSolver(lam=1e-4).family
+            'synchronous'
 
-    Source: Gopal, Yang, "Distributed training of large-scale logistic models", ICML 2013, as the paper of DS-MLR tells it (sections
-    2 and 7); the bound is eq. 5-9 there.
-    Differs from them: `centre`; classes are solved by Newton's method with conjugate gradients, those of a worker side by side,
-    instead of one after the other by a quasi-Newton library; one step a round is enough, `inner` and `inner_steps` ask for more.
+    Source: Gopal, Yang, "Distributed training of large-scale logistic models", ICML 2013, as
+    described in the DS-MLR paper (sections 2 and 7); the bound is eq. 5-9 there. Differs from them:
+    `centre`; classes are solved by Newton's method with conjugate gradients, those of a worker
+    together, instead of one after the other by a quasi-Newton library; one step per round suffices
+    (`inner`, `inner_steps`).
     """
 
-    family: ClassVar[str] = "rounds"
+    family: ClassVar[str] = "synchronous"
     replicated: ClassVar[bool] = True  # every worker holds all rows
-    revision: ClassVar[int] = 1  # raised with every change of the bits of a model
+    # incremented with every change of the bits of a model
+    revision: ClassVar[int] = 1
 
-    lam: float = parameter(1e-4, "weight of the squared l2 norm, beside the mean loss", above=0.0)
+    lam: float = parameter(
+        1e-4, "weight of the squared l2 norm, relative to the mean loss", above=0.0
+    )
     bias: float = parameter(
-        0.0, "value of a constant feature, regularised like the others; 0: none", low=0.0
+        0.0, "value of a constant feature, regularised like the others; 0: no such feature", low=0.0
     )
     tolerance: float = parameter(
         1e-4,
-        "ends when the gradient's norm is at most this share of that at W = 0",
+        "stop when the norm of the gradient is at max_score this share of that at W = 0",
         above=0.0,
         high=1.0,
     )
-    max_rounds: int = parameter(500, "rounds at most", low=1)
+    max_rounds: int = parameter(500, "maximum number of rounds", low=1)
     centre: str = parameter(
         "yes",
-        "take the mean of all labels' weights off after each round; no: as published",
+        "subtract the mean of all labels' weights after each round; no: as published",
         choices=("yes", "no"),
     )
     inner: float = parameter(
-        0.5, "a class ends a round at this share of its gradient, at most", above=0.0, high=1.0
+        0.5, "a class ends a round when its gradient has fallen to this share", above=0.0, high=1.0
     )
-    inner_steps: int = parameter(1, "Newton steps of a class in a round, at most", low=1)
-    watch_every: int = parameter(1, "rounds between two looks at held-out rows; 0: none", low=0)
-    prune: float = parameter(0.0, "weights of at most this size are dropped at the end", low=0.0)
+    inner_steps: int = parameter(1, "maximum number of Newton steps of a class in a round", low=1)
+    eval_every: int = parameter(
+        1, "rounds between two evaluations of held-out rows; 0: never", low=0
+    )
+    prune: float = parameter(0.0, "drop weights of at max_score this size at the end", low=0.0)
 
     def __post_init__(self) -> None:
         """Check every parameter. Raises ParameterError."""
         check_parameters(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """All parameters by name."""
+        """Return all parameters by name."""
         return asdict(self)
 
-    def local(
+    def make_worker(
         self,
         shard: Shard,
-        watched: Shard | None = None,
+        held_out: Shard | None = None,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> LCLocal:
-        """The hand of a worker. shard: all rows, at every worker; watched: all held-out rows, or None; `stopped` is asked between
-        products."""
-        return LCLocal(self, shard, watched, stopped)
+    ) -> LCWorker:
+        """Return the state of a worker.
+
+        shard: all rows, at every worker; held_out: all held-out rows, or None; `stopped` is called
+        between products.
+        """
+        return LCWorker(self, shard, held_out, stopped)
 
     def train(
         self,
-        rounds: Rounds,
+        workers: WorkerCalls,
         n_features: int,
         n_labels: int,
-        tell: Tell = go_on,
-        start: Start | None = None,
-    ) -> Trained:
-        """Rounds until the gradient is small, `tell` says that it is enough, or `max_rounds`.
+        on_round: RoundCallback = continue_training,
+        start: InitialWeights | None = None,
+    ) -> SynchronousOutcome:
+        """Run rounds until the gradient is small, `on_round` returns True, or `max_rounds`.
 
-        n_features: D', the bias among them. start: weights to begin from, or None for 0. `tell` hears of each round (its
-        gradient is that of the weights it began with) and may ask for the weights. Raises Stopped, and what a worker raises.
+        n_features: D', including the bias. start: initial weights, or None for 0. `on_round` is
+        called after each round (its gradient is that of the weights at the start of the round) and
+        can fetch the weights. Raises Stopped, and errors of workers.
         """
-        own = ranges(n_labels, rounds.size)
-        zeros = rounds.call("begin", each=own)
+        own = split_ranges(n_labels, workers.size)
+        zeros = workers.call("begin", each=own)
         parts, first = [part for part, _ in zeros], math.sqrt(sum(size for _, size in zeros))
         if start is not None:
-            parts = [rounds.put(Part(lo, hi, start(lo, hi))) for lo, hi in own]
-        c = rounds.call("weights")[0][1]
-        sums = _merged([told for _, told in rounds.call("sums", each=parts)])
+            parts = [workers.put(LabelWeights(lo, hi, start(lo, hi))) for lo, hi in own]
+        c = workers.call("weights")[0][1]
+        sums = _merge_sums([part_sums for _, part_sums in workers.call("sums", each=parts)])
         number, products, reason = 0, 2.0, ""
         while not reason:
-            b, mean = rounds.put(-_log_sums(sums)), rounds.put(self._mean(sums, n_labels))
-            answers = rounds.call("solve", b, mean, each=parts)
-            parts, sums = [part for part, _ in answers], _merged([told.sums for _, told in answers])
-            gradient = math.sqrt(sum(told.gradient for _, told in answers))
-            number, products = number + 1, products + max(told.products for _, told in answers)
+            b, mean = workers.put(-_log_sums(sums)), workers.put(self._mean(sums, n_labels))
+            answers = workers.call("solve", b, mean, each=parts)
+            parts, updates = [part for part, _ in answers], [update for _, update in answers]
+            sums = _merge_sums([update.sums for update in updates])
+            gradient = math.sqrt(sum(update.gradient for update in updates))
+            number, products = number + 1, products + max(update.products for update in updates)
             mean = self._mean(sums, n_labels)
-            last = Round(
+            last = RoundMetrics(
                 number,
                 self._objective(c, sums, n_labels),
                 gradient,
                 products,
-                self._look(rounds, parts, mean, number),
+                self._evaluate_held_out(workers, parts, mean, number),
             )
-            handed = partial(_fetched, rounds, parts, mean)
-            reason = "told that it is enough" if tell(last, handed) else self._reason(last, first)
-        return Trained(last, reason, handed)
+            weight_parts = partial(_fetch_parts, workers, parts, mean)
+            is_enough = on_round(last, weight_parts)
+            reason = "stopped by the caller" if is_enough else self._reason(last, first)
+        return SynchronousOutcome(last, reason, weight_parts)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
         warm_up()
 
-    def blocks(self, trained: Trained, positives: Int64) -> Iterator[Block]:
-        """The weights as blocks of sparse rows, a range of labels at a time. positives: (K,) training rows of each label."""
-        for part in trained.parts():
-            mine = positives[part.lo : part.hi]
-            yield block_of(part.lo, part.W, self.bias, self.prune, mine, rounds=trained.last.number)
+    def blocks(self, trained: SynchronousOutcome, positives: Int64) -> Iterator[SolvedLabels]:
+        """Yield the weights as sparse rows, one range of labels at a time.
 
-    def _reason(self, last: Round, first: float) -> str:
-        """Why a training ends after a round; empty when it goes on."""
+        positives: (K,) training rows of each label.
+        """
+        for part in trained.parts():
+            counts = positives[part.lo : part.hi]
+            number = trained.last.number
+            yield to_solved_labels(part.lo, part.W, self.bias, self.prune, counts, rounds=number)
+
+    def _reason(self, last: RoundMetrics, first: float) -> str:
+        """Return the reason to end after a round; empty to continue."""
         if last.gradient <= self.tolerance * first:
             return "the gradient is small"
         return "after max_rounds" if last.number >= self.max_rounds else ""
 
-    def _mean(self, sums: Sums, n_labels: int) -> Float64:
-        """What is taken off each label's weights: their mean, or nothing."""
+    def _mean(self, sums: LabelSums, n_labels: int) -> Float64:
+        """Return what is subtracted from each label's weights: their mean, or 0."""
         return sums.weights / n_labels if self.centre == "yes" else np.zeros(len(sums.weights))
 
-    def _objective(self, c: Float64, sums: Sums, n_labels: int) -> float:
-        """L1 of the weights without their mean, from the sums of all workers."""
+    def _objective(self, c: Float64, sums: LabelSums, n_labels: int) -> float:
+        """Return L1 of the weights minus their mean, from the sums of all workers."""
         mean = self._mean(sums, n_labels)
-        squared = sums.squared - 2.0 * float(mean @ sums.weights) + n_labels * float(mean @ mean)
+        squared = (
+            sums.squared_norm - 2.0 * float(mean @ sums.weights) + n_labels * float(mean @ mean)
+        )
         return 0.5 * self.lam * squared + _loss(c, sums)
 
-    def _look(self, rounds: Rounds, parts: list[Any], mean: Float64, number: int) -> Watched | None:
-        """The held-out rows after a round, when it is time to look at them and there are any."""
-        if not self.watch_every or number % self.watch_every:
+    def _evaluate_held_out(
+        self, workers: WorkerCalls, parts: list[Any], mean: Float64, number: int
+    ) -> HeldOut | None:
+        """Evaluate the held-out rows, if there are any and an evaluation is due."""
+        if not self.eval_every or number % self.eval_every:
             return None
-        told = [told for _, told in rounds.call("watch", rounds.put(mean), each=parts)]
-        if told[0] is None:
+        held = [part for _, part in workers.call("watch", workers.put(mean), each=parts)]
+        if held[0] is None:
             return None
-        labels, scores = best_of([each.best for each in told])
-        return Watched(
-            _loss(told[0].weights, _merged([each.sums for each in told])),
-            labels,
-            scores,
-            told[0].rows,
-        )
+        labels, scores = merge_top_k([each.best for each in held])
+        loss = _loss(held[0].weights, _merge_sums([each.sums for each in held]))
+        return HeldOut(loss, labels, scores, held[0].rows)
 
 
-class _Seen:
-    """Rows as a worker looks at them: their products, and their targets by label."""
+class _RowData:
+    """Rows of a worker as an operator, and their targets by label."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
-        self.rows = Rows(shard)
+        self.rows = RowOperator(shard)
         self._by_label = transpose(shard.targets)
 
-    def targets(self, lo: int, hi: int) -> poisson.Targets:
-        """c_i y_ik of labels lo .. hi-1."""
+    def targets(self, lo: int, hi: int) -> poisson.LabelTargets:
+        """Return c_i y_ik of labels lo .. hi-1."""
         ends = self._by_label.indptr[lo : hi + 1]
         rows = self._by_label.indices[ends[0] : ends[-1]].astype(np.int64)
         values = self.shard.weights[rows] * self._by_label.data[ends[0] : ends[-1]]
-        return poisson.Targets(rows, np.repeat(np.arange(hi - lo), np.diff(ends)), values)
+        return poisson.LabelTargets(rows, np.repeat(np.arange(hi - lo), np.diff(ends)), values)
 
 
-def _fetched(rounds: Rounds, parts: list[Any], mean: Float64) -> Iterator[Part]:
-    """The parts behind handles without `mean`, one at a time."""
+def _fetch_parts(rounds: WorkerCalls, parts: list[Any], mean: Float64) -> Iterator[LabelWeights]:
+    """Yield the weights of all parts minus `mean`, one part at a time."""
     for part in parts:
         lo, hi, W = rounds.fetch(part)
-        yield Part(lo, hi, W - mean[:, None])
+        yield LabelWeights(lo, hi, W - mean[:, None])
 
 
-def _widths(part: Part, n_rows: int) -> list[tuple[int, int]]:
-    """The places of a part's labels in the ranges that are solved together; one empty range of no labels."""
+def _column_ranges(part: LabelWeights, n_rows: int) -> list[tuple[int, int]]:
+    """Return the ranges of a part's labels that are solved together; one empty range if none."""
     n_labels = part.hi - part.lo
-    width = min(WIDEST, max(1, CELLS // max(n_rows, len(part.W), 1)))
-    return ranges(n_labels, max(1, -(-n_labels // width)))
+    width = min(MAX_WIDTH, max(1, MAX_CELLS // max(n_rows, len(part.W), 1)))
+    return split_ranges(n_labels, max(1, -(-n_labels // width)))
 
 
-def _sums(S: Float64, targets: poisson.Targets, W: Float64) -> Sums:
-    """The sums of labels with weights W (D', m) and scores S (N, m)."""
-    most = S.max(axis=1, initial=LOWEST)
-    total = np.exp(S - most[:, None]).sum(axis=1)
-    return Sums(most, total, float(targets.linear(S).sum()), float(np.vdot(W, W)), W.sum(axis=1))
-
-
-def _merged(sums: Sequence[Sums]) -> Sums:
-    """The sums of all these labels, added in order."""
-    most = np.max([each.most for each in sums], axis=0)
-    total, weights = np.zeros(len(most)), np.zeros(len(sums[0].weights))
-    for each in sums:
-        total += each.total * np.exp(each.most - most)
-        weights += each.weights
-    return Sums(
-        most, total, sum(each.linear for each in sums), sum(each.squared for each in sums), weights
+def _sums(S: Float64, targets: poisson.LabelTargets, W: Float64) -> LabelSums:
+    """Return the sums of labels with weights W (D', m) and scores S (N, m)."""
+    max_score = S.max(axis=1, initial=LOWEST_SCORE)
+    total = np.exp(S - max_score[:, None]).sum(axis=1)
+    return LabelSums(
+        max_score, total, float(targets.linear(S).sum()), float(np.vdot(W, W)), W.sum(axis=1)
     )
 
 
-def _log_sums(sums: Sums) -> Float64:
-    """log sum_k exp(w_k.x_i) of each row, (N,): -b where the sums are over all labels."""
-    return sums.most + np.log(sums.total)
+def _merge_sums(sums: Sequence[LabelSums]) -> LabelSums:
+    """Add the sums of all parts in order."""
+    max_score = np.max([each.max_score for each in sums], axis=0)
+    total, weights = np.zeros(len(max_score)), np.zeros(len(sums[0].weights))
+    for each in sums:
+        total += each.total * np.exp(each.max_score - max_score)
+        weights += each.weights
+    return LabelSums(
+        max_score,
+        total,
+        sum(each.linear for each in sums),
+        sum(each.squared_norm for each in sums),
+        weights,
+    )
 
 
-def _loss(c: Float64, sums: Sums) -> float:
-    """The objective without the norm's part; the same for weights of any mean, for targets add up to 1."""
+def _log_sums(sums: LabelSums) -> Float64:
+    """Return log sum_k exp(w_k.x_i) of each row, (N,); -b if the sums are over all labels."""
+    return sums.max_score + np.log(sums.total)
+
+
+def _loss(c: Float64, sums: LabelSums) -> float:
+    """Return the objective without the norm.
+
+    Subtracting a mean does not change it, because targets add up to 1.
+    """
     return float(c @ _log_sums(sums)) - sums.linear

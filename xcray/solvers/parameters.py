@@ -1,16 +1,29 @@
-"""Hyper-parameters, declared once: the field of a frozen dataclass feeds checks, API schema, CLI, docs and model file."""
+"""Hyper-parameters: fields of a frozen dataclass, declared once.
+
+The declaration is used for checks, the API schema, the CLI, the docs and the model manifest.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Container, Mapping
+from typing import Any, Final, TypeVar
 
 from xcray.errors import ParameterError
 
 P = TypeVar("P")
+
+# old parameter name -> (present name, old value -> present value)
+RENAMED_PARAMETERS: Final[dict[str, tuple[str, dict[Any, Any]]]] = {
+    "mode": ("passes", {"both": 1, "two": 2}),
+    "rest_every": ("sync_every", {}),
+    "finish": ("lbfgs_switch_tol", {}),
+    "pairs": ("history", {}),
+    "patience": ("early_stopping_rounds", {}),
+    "watch_every": ("eval_every", {}),
+}
 
 
 def parameter(
@@ -22,7 +35,10 @@ def parameter(
     above: float | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    """A dataclass field with `default`, a line of `help`, and its range: `low` <= x <= `high`, x > `above`, or one of `choices`."""
+    """Return a dataclass field with a default, a help text and a range.
+
+    The range is low <= x <= high, x > above, or one of `choices`.
+    """
     about = {"help": help, "low": low, "high": high, "above": above, "choices": choices}
     return dataclasses.field(
         default=default, metadata={k: v for k, v in about.items() if v is not None}
@@ -30,26 +46,54 @@ def parameter(
 
 
 def check_parameters(values: Any) -> None:
-    """Check every field of a parameter dataclass against its type and range. Raises ParameterError naming field and range."""
+    """Check every field of a parameter dataclass against its type and range.
+
+    Raises ParameterError with the name of the field and its range.
+    """
     for field in dataclasses.fields(values):
         _check(field, getattr(values, field.name))
 
 
-def make_parameters(cls: type[P], given: Mapping[str, Any]) -> P:
-    """The dataclass from a mapping; strings (from a command line) are read as the field's type. Raises ParameterError."""
+def make_parameters(cls: type[P], values: Mapping[str, Any]) -> P:
+    """Make the dataclass from a mapping; strings are converted to the type of the field.
+
+    Old names and values (RENAMED_PARAMETERS) are accepted too, because stored job specs, run
+    directories and model manifests can contain them. Raises ParameterError for unknown names and
+    invalid values.
+    """
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for name in given:
+    values = current_names(values, fields)
+    for name in values:
         if name not in fields:
             near = difflib.get_close_matches(name, fields, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(fields)}"
             raise ParameterError(
                 f"unknown parameter {str(name)[:80]!r}; {hint}", code="UNKNOWN_PARAMETER"
             )
-    return cls(**{name: _read(fields[name], value) for name, value in given.items()})
+    return cls(**{name: _read(fields[name], value) for name, value in values.items()})
+
+
+def current_names(values: Mapping[str, Any], known: Container[str] | None = None) -> dict[str, Any]:
+    """Return parameters of a stored spec or manifest under their present names.
+
+    known: the parameters of the solver. Only old names of these are replaced; None replaces all of
+    RENAMED_PARAMETERS. Raises ParameterError if both the old and the present name are given.
+    """
+    out = dict[str, Any]()
+    for name, value in values.items():
+        new, new_values = RENAMED_PARAMETERS.get(name, (name, {}))
+        if known is not None and (name in known or new not in known):
+            out[name] = value
+        elif new != name and new in values:
+            raise ParameterError(f"{name} is the old name of {new}: give {new} only")
+        else:
+            is_renamed = isinstance(value, str) and value in new_values
+            out[new] = new_values[value] if is_renamed else value
+    return out
 
 
 def parameter_table(cls: type) -> list[dict[str, Any]]:
-    """One row a parameter: name, type, default, help and range; JSON-ready."""
+    """Return one JSON-ready row per parameter: name, type, default, help and range."""
     return [
         {
             "name": field.name,
@@ -62,7 +106,7 @@ def parameter_table(cls: type) -> list[dict[str, Any]]:
 
 
 def _read(field: dataclasses.Field[Any], value: Any) -> Any:
-    """A string as the type of the field's default; anything else as it is."""
+    """Convert a string to the type of the field's default; return other values unchanged."""
     if not isinstance(value, str) or isinstance(field.default, str):
         return value
     kind: type = type(field.default)
@@ -75,7 +119,7 @@ def _read(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _check(field: dataclasses.Field[Any], value: Any) -> None:
-    """One field against its type and range."""
+    """Check one field against its type and range."""
     name, about = field.name, field.metadata
     if "choices" in about:
         if value not in about["choices"]:
@@ -86,7 +130,8 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
     kind = (int,) if isinstance(field.default, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind):
         raise ParameterError(
-            f"{name} must be {'a whole number' if kind == (int,) else 'a number'}, not {str(value)[:80]!r}"
+            f"{name} must be {'a whole number' if kind == (int,) else 'a number'}, "
+            f"not {str(value)[:80]!r}"
         )
     if not math.isfinite(value):
         raise ParameterError(f"{name} must be finite, not {value}")
@@ -94,7 +139,7 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 def _check_range(name: str, value: float, about: Mapping[str, Any]) -> None:
-    """A number against the bounds of its field."""
+    """Check a number against the bounds of its field."""
     if "above" in about and value <= about["above"]:
         raise ParameterError(f"{name} must be greater than {about['above']}, not {value}")
     if "low" in about and value < about["low"]:

@@ -1,15 +1,17 @@
-"""Classes of LC given a: each is a penalised Poisson regression, many are solved at once by Newton's method.
+"""Classes of LC for given a: penalised Poisson regressions, solved together by Newton's method.
 
 For class k, with b_i = log a_i given and c_i y_ik >= 0 the weight of a row's target:
 
     min over w   f_k(w) = lam/2 |w|^2 - sum_i c_i y_ik w.x_i + sum_i c_i exp(w.x_i + b_i)
 
-Strictly convex and smooth. A Newton step is solved by conjugate gradients with the Hessian's diagonal as preconditioner, and halved
-until the class's own objective falls enough; classes go their own ways, but walk the rows together: a product of X with a matrix
-has a column for each class that is not done. An exponential too large for float64 is infinite, and so is the objective of a
-step that meets it: the step is halved.
+The problem is strictly convex and smooth. A Newton step is solved by conjugate gradients with the
+diagonal of the Hessian as preconditioner, and halved until the objective of the class falls enough.
+Classes are independent but share the passes over the rows: a product of X with a matrix has one
+column per unfinished class. An exponential too large for float64 is infinite, and so is the
+objective of that step, which is then halved.
 
-Source: Nocedal, Wright, "Numerical Optimization", 2006, section 7.1 (inexact Newton), 3.1 (sufficient decrease).
+Source: Nocedal, Wright, "Numerical Optimization", 2006, sections 7.1 (inexact Newton) and 3.1
+(sufficient decrease).
 """
 
 from __future__ import annotations
@@ -21,49 +23,54 @@ import numpy as np
 
 from xcray.arrays import Float64, Int64
 
-FORCING = 0.25  # a Newton step leaves this share of the gradient at most
-CG_STEPS = 50  # in a Newton step, at most
-HALVES = 40  # of a Newton step, at most
-SLOPE = 1e-4  # share of the decrease that the slope promises which a step must bring
+# an inexact Newton step reduces the gradient of the model to this share
+FORCING_SHARE = 0.25
+MAX_CG_STEPS = 50  # per Newton step
+MAX_HALVINGS = 40  # of a Newton step
+# a step must gain this share of the decrease that the slope predicts
+MIN_DECREASE_SHARE = 1e-4
 
 
-class Products(Protocol):
-    """What is asked of the rows X (N x D')."""
+class RowProducts(Protocol):
+    """Products with the rows X (N, D')."""
 
     def scores(self, W: Float64) -> Float64:
-        """X W of W (D', m): (N, m) float64."""
+        """Return X W of W (D', m): (N, m) float64."""
 
-    def back(self, R: Float64) -> Float64:
-        """X'R of R (N, m): (D', m) float64."""
+    def adjoint(self, R: Float64) -> Float64:
+        """Return X'R of R (N, m): (D', m) float64."""
 
-    def back_squared(self, R: Float64) -> Float64:
-        """The same with each entry of X squared."""
+    def adjoint_squared(self, R: Float64) -> Float64:
+        """Return `adjoint` with each entry of X squared."""
 
 
-class Targets(NamedTuple):
-    """c_i y_ik of some labels, where it is not 0: rows, places of labels among these, values, all (nnz,)."""
+class LabelTargets(NamedTuple):
+    """Non-zero c_i y_ik of some labels: rows, columns among these labels, values; all (nnz,)."""
 
     rows: Int64
-    places: Int64
+    columns: Int64
     values: Float64
 
     def linear(self, S: Float64) -> Float64:
-        """Sum of c_i y_ik s_ik by label, of S (N, m): (m,)."""
+        """Return the sum of c_i y_ik s_ik per label, of S (N, m): (m,)."""
         return np.asarray(
-            np.bincount(self.places, self.values * S[self.rows, self.places], S.shape[1])
+            np.bincount(self.columns, self.values * S[self.rows, self.columns], S.shape[1])
         )
 
-    def of(self, labels: Int64, m: int) -> Targets:
-        """Those of the labels at these ascending places among m, numbered anew."""
+    def select(self, labels: Int64, m: int) -> LabelTargets:
+        """Return the targets of the labels at these ascending columns of m, renumbered."""
         new = np.full(m, -1)
         new[labels] = np.arange(len(labels))
-        stay = new[self.places] >= 0
-        return Targets(self.rows[stay], new[self.places[stay]], self.values[stay])
+        stay = new[self.columns] >= 0
+        return LabelTargets(self.rows[stay], new[self.columns[stay]], self.values[stay])
 
 
-class Done(NamedTuple):
-    """Weights (D', m), their scores X W (N, m), squared norms of the gradients at the start (m,), products with X that were done,
-    each counted as the share of a whole one that its columns are."""
+class PoissonResult(NamedTuple):
+    """Result of `minimise`.
+
+    W: (D', m) weights; S: their scores X W (N, m); gradient: (m,) squared norms of the initial
+    gradients; products: number of products with X, each weighted by its share of the columns.
+    """
 
     W: Float64
     S: Float64
@@ -71,101 +78,104 @@ class Done(NamedTuple):
     products: float
 
 
-class Problem(NamedTuple):
+class PoissonProblem(NamedTuple):
     """The f_k of some labels: rows, targets, c and b (N,), lam."""
 
-    X: Products
-    targets: Targets
+    X: RowProducts
+    targets: LabelTargets
     c: Float64
     b: Float64
     lam: float
 
 
 def minimise(
-    problem: Problem, W: Float64, inner: float, steps: int, check: Callable[[], None]
-) -> Done:
-    """All columns of W (D', m) from where they are, until each gradient is at most `inner` times its first, or after `steps`.
+    problem: PoissonProblem, W: Float64, inner: float, steps: int, check: Callable[[], None]
+) -> PoissonResult:
+    """Minimise all f_k from W (D', m), for at most `steps` Newton steps.
 
-    check: called between products, may raise. Every f_k ends at most where it began.
+    A class ends when its gradient is at most `inner` times its initial one. check: called between
+    products, can raise. No f_k ends above its initial value.
     """
-    task = _Task(problem, W.copy(), check)
-    going, first = np.arange(W.shape[1]), np.zeros(W.shape[1])
+    task = _PoissonTask(problem, W.copy(), check)
+    active, first = np.arange(W.shape[1]), np.zeros(W.shape[1])
     for step in range(steps + 1):
-        G = task.gradient(going)
+        G = task.gradient(active)
         size = np.einsum("jk,jk->k", G, G)
         if step == 0:
             first = size
-        more = size > inner * inner * first[going]
-        going, G = going[more], G[:, more]
-        if step == steps or not len(going):
+        more = size > inner * inner * first[active]
+        active, G = active[more], G[:, more]
+        if step == steps or not len(active):
             break
-        going = task.step(going, G)
-    return Done(task.W, task.S, first, task.products)
+        active = task.step(active, G)
+    return PoissonResult(task.W, task.S, first, task.products)
 
 
-class _Task:
-    """Classes under way: their weights, scores and exponentials."""
+class _PoissonTask:
+    """State of a minimisation: weights, scores and exponentials of all classes."""
 
-    def __init__(self, problem: Problem, W: Float64, check: Callable[[], None]) -> None:
+    def __init__(self, problem: PoissonProblem, W: Float64, check: Callable[[], None]) -> None:
         self.X, self.targets, c, b, self.lam = problem
         with np.errstate(divide="ignore"):
-            self.offset = (b + np.log(c))[
-                :, None
-            ]  # of a row without weight: minus infinity, whatever its scores
+            # minus infinity for a row of weight 0
+            self.offset = (b + np.log(c))[:, None]
         self.W = W
         self.check = check
         self.products = 0.0
         self.share = 1.0 / max(W.shape[1], 1)
-        self.S = self.times(W)
+        self.S = self.product(W)
         self.E = self.exponentials(self.S)
 
     def exponentials(self, S: Float64) -> Float64:
-        """c_i exp(s_ik + b_i), infinite where it is too large."""
+        """Return c_i exp(s_ik + b_i), infinite on overflow."""
         with np.errstate(over="ignore"):
             return np.asarray(np.exp(S + self.offset))
 
-    def times(self, W: Float64) -> Float64:
-        """X W."""
+    def product(self, W: Float64) -> Float64:
+        """Return X W."""
         self.check()
         self.products += W.shape[1] * self.share
         return self.X.scores(W)
 
-    def gradient(self, going: Int64) -> Float64:
-        """The gradients of these classes: (D', n)."""
+    def gradient(self, active: Int64) -> Float64:
+        """Return the gradients of these classes: (D', n)."""
         self.check()
-        self.products += len(going) * self.share
-        R = self.E[:, going]
-        targets = self.targets.of(going, self.W.shape[1])
-        R[targets.rows, targets.places] -= targets.values
-        return self.X.back(R) + self.lam * self.W[:, going]
+        self.products += len(active) * self.share
+        R = self.E[:, active]
+        targets = self.targets.select(active, self.W.shape[1])
+        R[targets.rows, targets.columns] -= targets.values
+        return self.X.adjoint(R) + self.lam * self.W[:, active]
 
-    def step(self, going: Int64, G: Float64) -> Int64:
-        """A Newton step of these classes; those that could go on."""
-        V = self.direction(going, G)
-        XV = self.times(V)
+    def step(self, active: Int64, G: Float64) -> Int64:
+        """Take a Newton step of these classes; return those whose objective fell."""
+        V = self.direction(active, G)
+        XV = self.product(V)
         slope = np.einsum("jk,jk->k", G, V)
-        sizes = self.search(going, V, XV, slope)
-        self.W[:, going] += sizes * V
-        self.S[:, going] += sizes * XV
-        self.E[:, going] = self.exponentials(self.S[:, going])
-        return going[sizes > 0]
+        sizes = self.line_search(active, V, XV, slope)
+        self.W[:, active] += sizes * V
+        self.S[:, active] += sizes * XV
+        self.E[:, active] = self.exponentials(self.S[:, active])
+        return active[sizes > 0]
 
-    def direction(self, going: Int64, G: Float64) -> Float64:
-        """Newton's direction for gradients G, by conjugate gradients for all classes side by side: (D', n)."""
-        E = self.E[:, going]
-        self.products += len(going) * self.share
-        inverse = 1.0 / (self.X.back_squared(E) + self.lam)
+    def direction(self, active: Int64, G: Float64) -> Float64:
+        """Return Newton's direction for gradients G: (D', n).
+
+        Conjugate gradients for all classes together.
+        """
+        E = self.E[:, active]
+        self.products += len(active) * self.share
+        inverse = 1.0 / (self.X.adjoint_squared(E) + self.lam)
         V, R = np.zeros_like(G), -G
         Z = inverse * R
         P, rz = Z.copy(), np.einsum("jk,jk->k", R, Z)
-        enough = FORCING**2 * np.einsum("jk,jk->k", G, G)
-        on = np.arange(len(going))
-        for _ in range(CG_STEPS):
-            XP = self.times(P)
+        enough = FORCING_SHARE**2 * np.einsum("jk,jk->k", G, G)
+        on = np.arange(len(active))
+        for _ in range(MAX_CG_STEPS):
+            XP = self.product(P)
             XP *= E[:, on]
             self.check()
             self.products += len(on) * self.share
-            HP = self.X.back(XP) + self.lam * P
+            HP = self.X.adjoint(XP) + self.lam * P
             alpha = rz / np.einsum("jk,jk->k", P, HP)
             V[:, on] += alpha * P
             R -= alpha * HP
@@ -178,18 +188,24 @@ class _Task:
             P = Z + (rz / before) * P
         return V
 
-    def search(self, going: Int64, V: Float64, XV: Float64, slope: Float64) -> Float64:
-        """The largest of 1, 1/2, 1/4, ... for each class whose objective falls enough; 0 where none does: (n,)."""
-        targets, W = self.targets.of(going, self.W.shape[1]), self.W[:, going]
+    def line_search(self, active: Int64, V: Float64, XV: Float64, slope: Float64) -> Float64:
+        """Return for each class the first of 1, 1/2, 1/4, ... with enough decrease: (n,).
+
+        0 if there is none.
+        """
+        targets, W = self.targets.select(active, self.W.shape[1]), self.W[:, active]
         linear = targets.linear(XV)
         wv, vv = np.einsum("jk,jk->k", W, V), np.einsum("jk,jk->k", V, V)
-        S, before = self.S[:, going], self.E[:, going].sum(axis=0)
-        sizes, left = np.zeros(len(going)), np.arange(len(going))
+        S, before = self.S[:, active], self.E[:, active].sum(axis=0)
+        sizes, left = np.zeros(len(active)), np.arange(len(active))
         t = 1.0
-        for _ in range(HALVES):
+        for _ in range(MAX_HALVINGS):
             now = self.exponentials(S[:, left] + t * XV[:, left]).sum(axis=0)
             quadratic = self.lam * (t * wv[left] + 0.5 * t * t * vv[left])
-            falls = now - before[left] + quadratic - t * linear[left] <= SLOPE * t * slope[left]
+            falls = (
+                now - before[left] + quadratic - t * linear[left]
+                <= MIN_DECREASE_SHARE * t * slope[left]
+            )
             sizes[left[falls]] = t
             left = left[~falls]
             if not len(left):

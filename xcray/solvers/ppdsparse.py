@@ -1,4 +1,4 @@
-"""PPDSparse: parallel primal-dual sparse one-vs-all training, with a certificate for every class."""
+"""PPDSparse: parallel primal-dual sparse one-vs-rest training, certified for every class."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
 from xcray.metrics import inverse_propensities
 from xcray.solvers import newton
 from xcray.solvers.parameters import check_parameters, parameter
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 
-SLICE = 30_000_000  # entries of X between two looks at the stop flag: about 50 ms, at most 200 ms where memory is slow
-LOSSES = {"squared_hinge": SQUARED_HINGE, "hinge": HINGE}
-CHUNK = 1 << 12  # rows looked at in one go when costs are counted
-FIRST_ROOM = 1 << 16  # weights a batch's output holds at first
-SINGLE = 1e-3  # from this eps on, scores in single precision do: their rounding is 1e-7 of a margin
-POSITIVES = ("equal", "balanced", "propensity")
-Columns = tuple[CSR, np.ndarray, CSR | None]  # weights, records, dual variables of a batch
-NONE = csr([0], [], [], 0)  # no dual variables to start from
+# entries of X between two checks of the stop flag: about 50 ms, at most 200 ms if memory is slow
+SLICE_ENTRIES = 30_000_000
+LOSS_CODES = {"squared_hinge": SQUARED_HINGE, "hinge": HINGE}
+CHUNK_ROWS = 1 << 12  # rows per chunk when costs are counted
+INITIAL_CAPACITY = 1 << 16  # weights in the output of a batch
+# from this eps on, scores in single precision suffice: they are rounded to 1e-7 of a margin
+MIN_FLOAT32_EPS = 1e-3
+POSITIVE_WEIGHTINGS = ("equal", "balanced", "propensity")
+# weights, records and dual variables of a batch
+BatchResult = tuple[CSR, np.ndarray, CSR | None]
+NO_DUALS = csr([0], [], [], 0)
 
+# record of a class; primal to loss are before pruning, which adds loss_added to the loss
 RECORD = np.dtype(
     [
         *(
@@ -51,106 +55,112 @@ RECORD = np.dtype(
         ),
     ],
     align=True,
-)  # what is told of a class; primal to loss: before pruning, which raised the loss by loss_added
+)
 
 
 @dataclass
-class Local:
-    """What stays at a worker: the problem (shared, read-only) and scratch of its own.
+class PPDSparseState:
+    """State of a worker: the shared read-only problem, and its own scratch memory.
 
-    The scratch is O(N + D), and 4 bytes for each entry of the largest active set (address space for all of X is reserved,
-    memory is taken as it is written).
+    The scratch needs O(N + D), and 4 bytes per entry of the largest active set. Address space for
+    all of X is reserved, and memory is committed as it is written.
     """
 
-    problem: kernel.Problem
-    scratch: kernel.Scratch
-    gram: Float64 | None = None  # made when Newton's method is used first
+    problem: kernel.PPDSparseProblem
+    scratch: kernel.PPDSparseScratch
+    gram: Float64 | None = None  # computed on the first use of Newton's method
 
-    def sibling(self) -> Local:
-        """The same problem with scratch of its own, for another thread."""
-        return Local(self.problem, _scratch(self.problem, self.scratch.scores.dtype), self.gram)
+    def clone_for_thread(self) -> PPDSparseState:
+        """Return the same problem with separate scratch memory, for another thread."""
+        return PPDSparseState(
+            self.problem, _new_scratch(self.problem, self.scratch.scores.dtype), self.gram
+        )
 
-    def renewed(self) -> None:
-        """Take clean scratch: an interrupted class left its marks."""
-        self.scratch = _scratch(self.problem, self.scratch.scores.dtype)
+    def reset_scratch(self) -> None:
+        """Allocate clean scratch memory, after a class was interrupted."""
+        self.scratch = _new_scratch(self.problem, self.scratch.scores.dtype)
 
 
 @dataclass(frozen=True)
 class PPDSparseSolver:
-    """One-vs-all linear classification with l1 and l2 regularisation, each class solved on its few active samples.
+    """One-vs-rest linear classification with l1 and l2 regularisation.
 
-    For every label k, independent of all others, with y_i = +1 where sample i carries k and -1 elsewhere:
+    Each class is solved on its few active samples. For every label k, independent of all others,
+    with y_i = +1 if sample i has label k and -1 otherwise:
 
-        min over (w, b)   lam |w|_1 + tau/2 (|w|^2 + b^2) + C sum_i max(0, 1 - y_i (w.x_i + b))^2
+        min over (w, b)   lam |w|_1 + tau/2 (|w|^2 + b^2)
+                          + C sum_i max(0, 1 - y_i (w.x_i + b))^2
 
-    (squared hinge, in LIBLINEAR's scaling of C: the paper's eq. 9 prints the plain hinge, its experiments use the
-    square; `loss="hinge"` is eq. 3.) The bias is regularised by l2 and free of l1. A sample's loss may have a weight of its
-    own (`load`), and those of a label's positives a factor more: `positive_weight`, times N_neg / N_pos where `positives` is
-    "balanced", times the inverse propensity of the label where it is "propensity". lam = 0 with prune = 0.01 is DiSMEC, lam = 0
-    the plain l2 machine (`xcray.solvers` has them by name).
+    This is the squared hinge in LIBLINEAR's scaling of C. (Eq. 9 of the paper prints the plain
+    hinge, but its experiments use the square; `loss="hinge"` is eq. 3.) The bias is regularised by
+    l2 but not by l1. The loss of a sample can have a weight (`load`), and those of a label's
+    positives a factor: `positive_weight`, times N_neg / N_pos if `positives` is "balanced", times
+    the inverse propensity of the label if it is "propensity". lam = 0 with prune = 0.01 is DiSMEC,
+    lam = 0 the plain l2 SVM (see `xcray.solvers.presets`).
 
-    A class starts from its positives. Rounds follow: all samples are scored through the postings of the weights whose
-    change is worth it; if the duality gap over all N samples is above `eps` times the null objective (w = 0, best bias),
-    the worst violating negatives become active and the dual is solved on the active set by randomised coordinate descent.
-    The gap is that of the scored weights, which are the ones handed over. Where rows are long and features few, Newton's method
-    is quicker and takes over (`newton`). What stays at the worker: X by row and column, sums of their squares, scratch (see
-    `Local`).
+    A class starts with its positives active. In each round all samples are scored through the
+    posting lists of the weights whose change is worth it. If the duality gap over all N samples
+    exceeds `eps` times the null objective (w = 0, best bias), the worst violating negatives become
+    active and the dual is solved on the active set by randomised coordinate descent. The gap is
+    that of the scored weights, which are the exported ones. For long rows and few features,
+    Newton's method is faster and is used instead (`newton`). State at a worker: X by row and
+    column, sums of their squares, scratch memory (see `PPDSparseState`).
 
-    Example:
-        >>> PPDSparseSolver(lam=0.1).lam
-        0.1
+        Example:
+            >>> PPDSparseSolver(lam=0.1).lam
+            0.1
 
-    Source: Yen, Huang, Dai, Ravikumar, Dhillon, Xing, "PPDSparse", KDD 2017: Algorithms 1 and 2, eq. 9-14.
-    Inverse propensities: Jain, Prabhu, Varma, "Extreme multi-label loss functions", KDD 2016, eq. 5. Pruning by size: Babbar,
-    Schoelkopf, "DiSMEC", WSDM 2017, section 2.
-    Differs from the paper: classes end on a certificate, not after a fixed number of rounds; changes of weights that gain
-    little for the postings they walk wait, instead of weights drawn at random (Algorithm 3); the bias of the primal
-    point is minimised exactly at fixed w, which is what makes a small active set enough when nearly all samples are barely
-    violating negatives.
+    Source: Yen, Huang, Dai, Ravikumar, Dhillon, Xing, "PPDSparse", KDD 2017: Algorithms 1 and 2,
+    eq. 9-14. Inverse propensities: Jain, Prabhu, Varma, "Extreme multi-label loss functions", KDD
+    2016, eq. 5. Pruning by size: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2. Differs from
+    the paper: classes end on a certificate, not after a fixed number of rounds. Changes of weights
+    that gain little for the postings they visit are deferred, instead of sampling weights at random
+    (Algorithm 3). The bias of the primal point is minimised exactly at fixed w, which makes a small
+    active set sufficient when nearly all samples are barely violating negatives.
     """
 
-    family: ClassVar[str] = "scatter"
-    revision: ClassVar[int] = (
-        3  # raised with every change of the bits of a model, so that no run mixes parts of two
-    )
+    family: ClassVar[str] = "independent"
+    # incremented with every change of the bits of a model, so that no run mixes two revisions
+    revision: ClassVar[int] = 3
     joint: ClassVar[bool] = False  # classes are solved one by one, in any batches
-    cost_rates: ClassVar[tuple[float, ...]] = (
-        6e-9,
-        1.7e-9,
-        3.7e-9,
-    )  # seconds a visit: within 0.4 and 1.5 times of eight sets of text; schedules measure them
+    # seconds per visit, within factors of 0.4 and 1.5 on eight text data sets; refined at run time
+    cost_rates: ClassVar[tuple[float, ...]] = (6e-9, 1.7e-9, 3.7e-9)
 
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)
     C: float = parameter(1.0, "weight of a sample's loss", above=0.0)
-    loss: str = parameter("squared_hinge", "loss of a sample", choices=tuple(LOSSES))
+    loss: str = parameter("squared_hinge", "loss of a sample", choices=tuple(LOSS_CODES))
     eps: float = parameter(
         0.01,
-        "a class is done when its duality gap is at most eps times its null objective",
+        "a class ends when its duality gap is at most eps times its null objective",
         above=0.0,
         high=1.0,
     )
     positives: str = parameter(
-        "equal", "how the losses of a label's positives are weighted", choices=POSITIVES
+        "equal", "how the losses of a label's positives are weighted", choices=POSITIVE_WEIGHTINGS
     )
-    positive_weight: float = parameter(1.0, "what they are multiplied by beside", above=0.0)
+    positive_weight: float = parameter(
+        1.0, "additional factor of the losses of positives", above=0.0
+    )
     prune: float = parameter(
-        0.0, "weights of at most this size are dropped after a class is solved", low=0.0
+        0.0, "drop weights of at most this size after a class is solved", low=0.0
     )
-    prune_keep: int = parameter(0, "only so many largest weights of a label stay; 0: all", low=0)
+    prune_keep: int = parameter(0, "number of largest weights to keep per label; 0: all", low=0)
     prune_loss: float = parameter(
         0.0,
-        "smallest weights are dropped while a label's loss rises by at most this share",
+        "drop the smallest weights while a label's loss rises by at most this share",
         low=0.0,
     )
     max_rounds: int = parameter(
-        100, "rounds after which a class ends without its certificate (and is reported)", low=1
+        100, "maximum number of rounds; then a class ends without a certificate (reported)", low=1
     )
-    max_sweeps: int = parameter(20, "coordinate descent sweeps in a round, at most", low=1)
-    growth: int = parameter(10, "negatives that may enter in a round, for each positive", low=1)
+    max_sweeps: int = parameter(20, "maximum number of coordinate descent sweeps per round", low=1)
+    growth: int = parameter(
+        10, "maximum number of negatives that enter per round, for each positive", low=1
+    )
     seed: int = parameter(
         0,
-        "seed of the random order of sweeps; every class has a stream of its own",
+        "seed of the random order of sweeps; every class has its own stream",
         low=0,
         high=2**31 - 1,
     )
@@ -160,43 +170,55 @@ class PPDSparseSolver:
         check_parameters(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """All parameters by name."""
+        """Return all parameters by name."""
         return asdict(self)
 
-    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> Local:
-        """The local part of a worker: X (N x D), XT (D x N) its transpose, YT (K x N) the samples of each label.
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PPDSparseState:
+        """Return the state of a worker.
 
-        weights: (N,) float32 above 0, what the losses of samples are multiplied by; None for 1. Raises ParameterError for
-        another length or a weight that is not above 0.
+        X: (N, D); XT: (D, N), its transpose; YT: (K, N), the samples of each label. weights: (N,)
+        float32 above 0, factors of the sample losses; None for 1. Raises ParameterError for another
+        length or a weight that is not above 0.
         """
-        weights = _checked_weights(weights, X.n_rows)
-        problem = kernel.Problem(
+        weights = _to_kernel_weights(weights, X.n_rows)
+        problem = kernel.PPDSparseProblem(
             X,
             XT,
             row_norms_sq(X),
             row_norms_sq(XT, weights),
             YT,
             weights,
-            self._factors(YT),
+            self._positive_factors(YT),
             float(weights.sum(dtype=np.float64)) if len(weights) else float(X.n_rows),
         )
-        return Local(problem, _scratch(problem, np.float32 if self.eps >= SINGLE else np.float64))
+        return PPDSparseState(
+            problem,
+            _new_scratch(problem, np.float32 if self.eps >= MIN_FLOAT32_EPS else np.float64),
+        )
 
     def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
-        """What the work of each label grows with: (K, 3) float64; terms @ `cost_rates` is a first guess of its seconds.
+        """Return the cost terms of each label: (K, 3) float64.
 
-        See `load` for the arguments. The columns, in visits: 0, samples, N for every label: certificate and bounds walk
-        all of them. 1, entries of X scored: the postings of the positives' features, each pass at most all of X, which
-        the sum nears as 1 - exp(-x) does. 2, entries of active rows times sweeps: `growth` negatives for each positive.
+        See `load` for the arguments; terms @ `cost_rates` is a first estimate of seconds. The
+        columns count visits. 0: samples, N for every label, because the certificate and the bounds
+        visit all of them. 1: entries of X scored: the postings of the positives' features; each
+        pass visits at most all of X, which the sum approaches as 1 - exp(-x) does. 2: entries of
+        active rows times sweeps: `growth` negatives for each positive.
         """
         lengths = np.diff(X.indptr).astype(np.float64)
         labels = np.repeat(np.arange(YT.n_rows), np.diff(YT.indptr))
-        walked = np.bincount(labels, _postings_of_rows(X, XT)[YT.indices], YT.n_rows)
+        walked = np.bincount(labels, _postings_per_row(X, XT)[YT.indices], YT.n_rows)
         rows = np.bincount(labels, lengths[YT.indices], YT.n_rows).astype(np.float64)
-        return self.terms_by(X.n_rows, X.nnz, walked.astype(np.float64), rows)
+        return self.cost_terms_from_counts(X.n_rows, X.nnz, walked.astype(np.float64), rows)
 
-    def terms_by(self, n_rows: int, entries: int, walked: Float64, rows: Float64) -> Float64:
-        """`cost_terms` by numbers: N, the entries of X; (K,) postings met by each label's rows, (K,) entries of these."""
+    def cost_terms_from_counts(
+        self, n_rows: int, entries: int, walked: Float64, rows: Float64
+    ) -> Float64:
+        """Return `cost_terms` from counts.
+
+        entries: of X; walked: (K,) postings of the features of each label's rows; rows: (K,)
+        entries of these rows.
+        """
         total = max(float(entries), 1.0)
         scored = total * -np.expm1(-walked / total)
         return np.stack(
@@ -206,91 +228,125 @@ class PPDSparseSolver:
 
     def solve(
         self,
-        local: Local,
+        local: PPDSparseState,
         labels: Int32,
         stopped: Callable[[], bool] = lambda: False,
         start: CSR | None = None,
         keep_duals: bool = False,
-    ) -> Block:
-        """Solve `labels` (n,) int32 one after the other; the block's rows are in their order.
+    ) -> SolvedLabels:
+        """Solve `labels` (n,) int32 one after the other; the rows of the result are in their order.
 
-        start: (n x N) float32, dual variables of a similar problem for each of the labels: a warm start, which changes how soon
-        the certificate holds and the bits, not what it says. keep_duals: the block has those of this one. `stopped` is
-        asked between slices of at most 200 ms; when it says True, Stopped is raised and nothing is kept.
-        Raises ParameterError for a label that there is not, or a start of another shape.
+        start: (n, N) float32, dual variables of a similar problem for each of the labels, as a warm
+        start. It changes the time to the certificate and the bits, not what the certificate
+        guarantees. keep_duals: return the dual variables of this problem. `stopped` is called
+        between slices of at most 200 ms. If it returns True, Stopped is raised and the labels of
+        this call are discarded. Raises ParameterError for a label that does not exist, or a start
+        of another shape.
         """
         labels = frozen(labels, np.int32)
         _check_labels(labels, local.problem.YT.n_rows)
-        given = NONE if start is None else start
+        start_duals = NO_DUALS if start is None else start
         shape = (len(labels), local.problem.X.n_rows)
         if start is not None and start.shape != shape:
             raise ParameterError(
-                f"the start is {start.shape}; give a row of dual variables a label, a column a sample: {shape}"
+                f"the start is {start.shape}; give one row of dual variables per label "
+                f"and one column per sample: {shape}"
             )
 
         def check() -> None:
             if stopped():
-                local.renewed()
+                local.reset_scratch()
                 raise Stopped("stopped between two slices of a class; finished batches are kept")
 
-        solve = self._newton if newton.suits(local.problem, self._objective()) else self._advanced
-        W, records, duals = solve(local, labels, given, check, keep_duals)
+        solve = (
+            self._solve_by_newton
+            if newton.is_suitable(local.problem, self._objective())
+            else self._solve_by_descent
+        )
+        W, records, duals = solve(local, labels, start_duals, check, keep_duals)
         if self.prune > 0.0 or self.prune_keep > 0 or self.prune_loss > 0.0:
-            W = self._pruned(local, W, records, check)
-        return Block(labels, W, frozen(records["bias"], np.float64), records, duals)
+            W = self._prune(local, W, records, check)
+        return SolvedLabels(labels, W, frozen(records["bias"], np.float64), records, duals)
 
     def warm_up(self) -> None:
-        """Compile or load the kernels, on a problem of two samples, certified at once: nothing could stop a hard one here."""
+        """Compile or load the kernels, on a problem of two samples.
+
+        It is certified at once, because a hard problem could not be stopped here.
+        """
         X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
         local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
         replace(self, eps=1.0).solve(local, frozen([0], np.int32))
 
-    def _advanced(
-        self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool
-    ) -> Columns:
-        """The kernel run to the end of the batch, slice after slice, with as much room for output as it needs."""
+    def _solve_by_descent(
+        self,
+        local: PPDSparseState,
+        labels: Int32,
+        start_duals: CSR,
+        check: Callable[[], None],
+        keep_duals: bool,
+    ) -> BatchResult:
+        """Run the kernel in slices to the end of the batch; enlarge the output as needed."""
         settings, problem = self._settings(keep_duals), local.problem
         state = np.zeros(1, kernel.STATE)
-        out = _room(len(labels), FIRST_ROOM, FIRST_ROOM if keep_duals else 0)
-        why, done = kernel.BUDGET, 0
-        while why != kernel.DONE:
+        out = _allocate(len(labels), INITIAL_CAPACITY, INITIAL_CAPACITY if keep_duals else 0)
+        reason, done = kernel.BUDGET, 0
+        while reason != kernel.DONE:
             check()
-            if why == kernel.FULL:
-                out = _grown(
+            if reason == kernel.FULL:
+                out = _enlarge(
                     out, done, int(state["nnz"][0]), int(state["support"][0]) if keep_duals else 0
                 )
-            why, done = kernel.advance(
-                problem, settings, labels, given, local.scratch, state, done, out, SLICE
+            reason, done = kernel.advance(
+                problem,
+                settings,
+                labels,
+                start_duals,
+                local.scratch,
+                state,
+                done,
+                out,
+                SLICE_ENTRIES,
             )
-        W = _rows(out.ends, out.features, out.weights, problem.X.n_cols)
+        W = _to_matrix(out.ends, out.features, out.weights, problem.X.n_cols)
         duals = (
-            _rows(out.dual_ends, out.samples, out.duals, problem.X.n_rows) if keep_duals else None
+            _to_matrix(out.dual_ends, out.samples, out.duals, problem.X.n_rows)
+            if keep_duals
+            else None
         )
-        return W, _records(out.records), duals
+        return W, _to_records(out.records), duals
 
-    def _newton(
-        self, local: Local, labels: Int32, given: CSR, check: Callable[[], None], keep_duals: bool
-    ) -> Columns:
-        """The batch by Newton's method, class by class."""
+    def _solve_by_newton(
+        self,
+        local: PPDSparseState,
+        labels: Int32,
+        start_duals: CSR,
+        check: Callable[[], None],
+        keep_duals: bool,
+    ) -> BatchResult:
+        """Solve the batch by Newton's method, class by class."""
         problem, o = local.problem, self._objective()
         local.gram = newton.gram(problem) if local.gram is None else local.gram
         records, weights, duals = np.zeros(len(labels), RECORD), [], []
         for row, label in enumerate(labels):
             start = (
-                newton.weights_of(problem, o, int(label), *given.row(row)) if given.n_rows else None
+                newton.weights_of(problem, o, int(label), *start_duals.row(row))
+                if start_duals.n_rows
+                else None
             )
-            w, alpha, told = newton.solve(
+            w, alpha, record = newton.solve(
                 problem, local.gram, o, int(label), self.eps, self.max_rounds, start, check
             )
-            for name, value in told.items():
+            for name, value in record.items():
                 records[name][row] = value
             weights.append(w)
             duals += [alpha] if keep_duals else []
         W = csr_from(np.stack(weights) if weights else np.empty((0, problem.X.n_cols)))
         return W, records, csr_from(np.stack(duals)) if keep_duals else None
 
-    def _pruned(self, local: Local, W: CSR, records: np.ndarray, check: Callable[[], None]) -> CSR:
-        """W without its small weights; what that did goes into the records."""
+    def _prune(
+        self, local: PPDSparseState, W: CSR, records: np.ndarray, check: Callable[[], None]
+    ) -> CSR:
+        """Return W without its small weights; update the records."""
         problem, limits = (
             local.problem,
             (float(self.prune), self.prune_keep, float(self.prune_loss)),
@@ -306,7 +362,7 @@ class PPDSparseSolver:
                 self._objective(),
                 problem.weights,
                 problem.YT.row(label),
-                newton.factor_of(problem, label),
+                newton.positive_factor(problem, label),
                 *W.row(row),
                 float(record["bias"]),
                 limits,
@@ -318,8 +374,8 @@ class PPDSparseSolver:
         ends = np.concatenate([[0], np.cumsum(stay)])[W.indptr]
         return csr(ends, W.indices[stay], W.data[stay], W.n_cols)
 
-    def _factors(self, YT: Pattern) -> Float64:
-        """What the weights of each label's positives are multiplied by: (K,), or empty when all by 1."""
+    def _positive_factors(self, YT: Pattern) -> Float64:
+        """Return the factor of each label's positives: (K,), or empty if all are 1."""
         counts = np.diff(YT.indptr)
         if self.positives == "equal" and self.positive_weight == 1.0:
             return frozen(np.empty(0), np.float64)
@@ -331,12 +387,12 @@ class PPDSparseSolver:
         return frozen(factors, np.float64)
 
     def _objective(self) -> Objective:
-        """What is minimised, as the kernels take it."""
-        return Objective(LOSSES[self.loss], float(self.lam), float(self.tau), float(self.C))
+        """Return the objective as kernel input."""
+        return Objective(LOSS_CODES[self.loss], float(self.lam), float(self.tau), float(self.C))
 
-    def _settings(self, keep_duals: bool) -> kernel.Settings:
-        """The parameters as the kernel takes them."""
-        return kernel.Settings(
+    def _settings(self, keep_duals: bool) -> kernel.PPDSparseSettings:
+        """Return the parameters as kernel input."""
+        return kernel.PPDSparseSettings(
             objective=self._objective(),
             eps=float(self.eps),
             max_rounds=self.max_rounds,
@@ -347,77 +403,79 @@ class PPDSparseSolver:
         )
 
 
-def _postings_of_rows(X: CSR, XT: CSR) -> Float64:
-    """For each row of X (N x D), the postings of its features, in entries: (N,) float64. In chunks: X may be large."""
+def _postings_per_row(X: CSR, XT: CSR) -> Float64:
+    """Return the total length of the posting lists of each row's features: (N,) float64.
+
+    X: (N, D), processed in chunks because it can be large.
+    """
     postings = np.diff(XT.indptr).astype(np.float64)
     out = np.zeros(X.n_rows)
-    for begin in range(0, X.n_rows, CHUNK):
-        ends = X.indptr[begin : begin + CHUNK + 1]
-        found = np.append(
-            postings[X.indices[ends[0] : ends[-1]]], 0.0
-        )  # a place for the empty rows at the end
-        out[begin : begin + CHUNK] = np.add.reduceat(found, ends[:-1] - ends[0]) * (
+    for begin in range(0, X.n_rows, CHUNK_ROWS):
+        ends = X.indptr[begin : begin + CHUNK_ROWS + 1]
+        counts = np.append(postings[X.indices[ends[0] : ends[-1]]], 0.0)
+        out[begin : begin + CHUNK_ROWS] = np.add.reduceat(counts, ends[:-1] - ends[0]) * (
             np.diff(ends) > 0
         )
     return out
 
 
 def _check_labels(labels: Int32, n_labels: int) -> None:
-    """The kernel reads without bounds: no label may be out of range."""
+    """Raise ParameterError for a label out of range; the kernel does not check bounds."""
     for label in labels[(labels < 0) | (labels >= n_labels)]:
         raise ParameterError(f"there is no label {label}: the data have labels 0 to {n_labels - 1}")
 
 
-def _checked_weights(weights: Float32 | None, n_rows: int) -> Float32:
-    """Weights as the kernel takes them: empty when all are one."""
+def _to_kernel_weights(weights: Float32 | None, n_rows: int) -> Float32:
+    """Return weights as kernel input: empty if all are 1."""
     if weights is None:
         return frozen(np.empty(0), np.float32)
     weights = frozen(weights, np.float32)
     if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0.0)).all():
         raise ParameterError(
-            f"sample weights must be {n_rows} finite numbers above 0, one for each row; leave out rows of weight 0"
+            f"sample weights must be {n_rows} finite numbers above 0, one for each row; "
+            "leave out rows of weight 0"
         )
     return weights
 
 
-def _rows(ends: Int64, indices: Int32, values: Float32, n_cols: int) -> CSR:
-    """What the kernel wrote one after the other, as the rows of a matrix of its own."""
+def _to_matrix(ends: Int64, indices: Int32, values: Float32, n_cols: int) -> CSR:
+    """Return the concatenated rows of the kernel output as a new matrix."""
     indptr = np.concatenate([[0], ends])
     return csr(indptr, indices[: indptr[-1]].copy(), values[: indptr[-1]].copy(), n_cols)
 
 
-def _records(states: np.ndarray) -> np.ndarray:
-    """What is told of each class, from the kernel's last state of it."""
+def _to_records(states: np.ndarray) -> np.ndarray:
+    """Return the records of all classes, from the kernel's final states."""
     records = np.zeros(len(states), RECORD)
     for name in set(RECORD.names or ()) & set(kernel.STATE.names or ()):
         records[name] = states[name]
     return records
 
 
-def _scratch(problem: kernel.Problem, scores: Any) -> kernel.Scratch:
-    """Clean scratch for a problem; scores: their dtype."""
+def _new_scratch(problem: kernel.PPDSparseProblem, scores: Any) -> kernel.PPDSparseScratch:
+    """Return clean scratch memory for a problem; scores: dtype of the scores."""
     n, d = problem.X.shape
-    return kernel.Scratch(
+    return kernel.PPDSparseScratch(
         number=np.zeros(d, np.int32),
         touched=np.empty(d + 1, np.int32),
         v=np.empty(d + 1),
-        walked=np.empty(d, np.float32),
+        weight=np.empty(d, np.float32),
         length=np.empty(d, np.float32),
         curvature=np.empty(d, np.float32),
         scores=np.empty(n, scores),
-        tops=np.empty(n, scores),
+        maxima=np.empty(n, scores),
         alpha=np.zeros(n),
         kind=np.zeros(n, np.uint8),
         active=np.empty(n, np.int32),
-        entered=np.empty(n, np.int32),
-        begins=np.zeros(n, np.int64),
+        ever_active=np.empty(n, np.int32),
+        row_begins=np.zeros(n, np.int64),
         entries=np.empty(problem.X.nnz, np.int32),
     )
 
 
-def _room(n_labels: int, n_weights: int, n_duals: int) -> kernel.Columns:
-    """Output for `n_labels` classes of so many weights and dual variables in all."""
-    return kernel.Columns(
+def _allocate(n_labels: int, n_weights: int, n_duals: int) -> kernel.BatchOutput:
+    """Allocate output for `n_labels` classes with these total numbers of weights and duals."""
+    return kernel.BatchOutput(
         np.zeros(n_labels, np.int64),
         np.zeros(n_weights, np.int32),
         np.zeros(n_weights, np.float32),
@@ -428,9 +486,9 @@ def _room(n_labels: int, n_weights: int, n_duals: int) -> kernel.Columns:
     )
 
 
-def _grown(out: kernel.Columns, done: int, weights: int, duals: int) -> kernel.Columns:
-    """The same output with at least twice the room, and free places for so many weights and dual variables."""
-    room = _room(
+def _enlarge(out: kernel.BatchOutput, done: int, weights: int, duals: int) -> kernel.BatchOutput:
+    """Return the output with at least twice the capacity, and space for more weights and duals."""
+    room = _allocate(
         0,
         max(2 * len(out.features), len(out.features) + weights),
         max(2 * len(out.samples), len(out.samples) + duals),

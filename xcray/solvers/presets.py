@@ -1,4 +1,4 @@
-"""Machines that are settings of PPDSparse's solver, by their names in the field."""
+"""Well-known methods that are settings of PPDSparse's solver."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 
 @dataclass(frozen=True)
 class DiSMECSolver(PPDSparseSolver):
-    """One-vs-all l2-regularised squared hinge, weights below 0.01 dropped after solving.
+    """One-vs-rest l2-regularised squared hinge; weights below 0.01 are dropped after solving.
 
-    Source: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2: its problem is PPDSparse's with lam = 0.
+    Source: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2: its problem is PPDSparse's with lam
+    = 0.
     """
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
     prune: float = parameter(
-        0.01, "weights of at most this size are dropped after a class is solved", low=0.0
+        0.01, "drop weights of at most this size after a class is solved", low=0.0
     )
 
 
 @dataclass(frozen=True)
 class L2SVMSolver(PPDSparseSolver):
-    """One-vs-all l2-regularised squared hinge, all weights kept: what LIBLINEAR's one-vs-rest solves, with a certificate."""
+    """One-vs-rest l2-regularised squared hinge with all weights.
+
+    The problem of LIBLINEAR's one-vs-rest, solved with a certificate.
+    """
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)

@@ -1,4 +1,4 @@
-"""The contract of solvers whose blocks of labels go round shards of rows: what travels, what is told, what is decided."""
+"""Contract of solvers whose blocks rotate over row shards: blocks, metrics, decisions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ from typing import Final, NamedTuple
 
 from xcray.arrays import Float32, Int32, Int64
 
-STEPPING: Final = ("update", "both")  # verbs that take stochastic steps
-GATHERING: Final = ("gradient", "curvature")  # verbs that gather exact gradients at blocks, and C
-CHANGING: Final = (*STEPPING, *GATHERING)  # verbs after which a block is another
+# kinds of passes that take stochastic steps
+STOCHASTIC_KINDS: Final = ("update", "both")
+# kinds of passes that gather exact gradients at blocks, and C
+GRADIENT_KINDS: Final = ("gradient", "curvature")
+# kinds of passes that change the block
+MUTATING_KINDS: Final = (*STOCHASTIC_KINDS, *GRADIENT_KINDS)
 
 
 class Grid(NamedTuple):
-    """In how many shards rows are split, and in how many blocks labels."""
+    """Number of row shards and of label blocks."""
 
     shards: int
     blocks: int
 
 
-class Weights(NamedTuple):
-    """A block of labels lo .. hi-1 as it travels. W: (D', hi-lo) float32, a row a feature; state: what steps remember (`start`)."""
+class WeightBlock(NamedTuple):
+    """Weights of labels lo .. hi-1.
+
+    W: (D', hi-lo) float32, one row per feature; state: arrays that travel along (`initial_block`).
+    """
 
     lo: int
     hi: int
@@ -28,59 +34,73 @@ class Weights(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a visit does. verb: of its lap, "update", "sum", "both", "observe", "gradient" or "curvature"; epoch: from 1; rate: what
-    `judge` said last, 1 at first."""
+    """What a block pass does.
 
-    verb: str
+    kind: that of its sweep: "update", "sum", "both", "observe", "gradient" or "curvature"; epoch:
+    from 1; rate: from the last decision, initially 1.
+    """
+
+    kind: str
     epoch: int
     rate: float
 
 
-class LapFigures(NamedTuple):
-    """What a shard tells when all blocks have passed it: its part of L1 without the norm, exact after "sum" and "observe". After
-    "observe" too, of its watched rows: their part of the mean loss, best labels (n, k), best first, scores, and row numbers."""
+class SweepMetrics(NamedTuple):
+    """Metrics of a shard after all blocks have passed it.
+
+    loss: its part of L1 without the norm, exact after "sum" and "observe". After "observe" also,
+    for its held-out rows: their part of the mean loss, best labels (n, k) in descending order,
+    their scores, and row numbers.
+    """
 
     shard: int
     loss: float
-    watched_loss: float
-    watched_rows: int
+    held_out_loss: float
+    held_out_rows: int
     labels: Int32
     scores: Float32
     rows: Int64
 
 
-class Told(NamedTuple):
-    """What a visit tells: |W|^2 of the block after "sum" and "observe", and figures of the shard if its lap is over."""
+class PassMetrics(NamedTuple):
+    """Metrics of a block pass.
+
+    squared: |W|^2 of the block after "sum" and "observe"; sweep: metrics of the shard if this pass
+    ended its sweep.
+    """
 
     squared: float | None
-    lap: LapFigures | None
+    sweep: SweepMetrics | None
 
 
-class Rest(NamedTuple):
-    """What the judge sees of a rest: epochs done, the rate they were done with, the objective, the held-out loss, or None.
+class SyncState(NamedTuple):
+    """State at a sync point, as input of the solver's decision.
 
-    back: whether the judge went back from it. length, slope: where exact gradients lead, how much of their direction had been gone
-    from the rest before that was kept, and the objective's slope there; length is None while steps are stochastic.
+    epoch: number of epochs done; rate: their rate; held_out: the held-out loss, or None;
+    rolled_back: whether the training rolled back from it. length, slope: in the L-BFGS phase, the
+    step length from the last accepted sync point, and the slope of the objective there. length is
+    None in the stochastic phase.
     """
 
     epoch: int
     rate: float
     objective: float
     held_out: float | None = None
-    back: bool = False
+    rolled_back: bool = False
     length: float | None = None
     slope: float = 0.0
 
 
 class Decision(NamedTuple):
-    """What is next. rate: of the steps; stop: why training ends, or None; back: whether to go back to the rest before.
+    """How training continues.
 
-    turn: of exact gradients: "enter", let them take over; "accept" this point and take the next direction; "retry", another
-    `length` of this one. None while steps are stochastic.
+    rate: of the next steps; stop: the reason to end, or None; roll_back: return to the previous
+    sync point. lbfgs_action: "enter" the L-BFGS phase; "accept" this point and compute the next
+    direction; "retry" with another `length` of this direction; None in the stochastic phase.
     """
 
     rate: float
     stop: str | None
-    back: bool
-    turn: str | None = None
+    roll_back: bool
+    lbfgs_action: str | None = None
     length: float = 1.0

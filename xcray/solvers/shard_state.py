@@ -1,4 +1,4 @@
-"""One cell of DS-MLR: a block of labels at a shard of rows. What stays at the shard, and what a visit does there."""
+"""One cell of the DS-MLR grid: a block of labels at a shard of rows."""
 
 from __future__ import annotations
 
@@ -13,96 +13,118 @@ from xcray.arrays import Float32, Int64, frozen
 from xcray.errors import Stopped
 from xcray.kernels.training import softmax as kernel
 from xcray.solvers.multinomial import Shard
-from xcray.solvers.quasi_newton import WHOLE
-from xcray.solvers.rotation_contract import Grid, LapFigures, Weights
+from xcray.solvers.quasi_newton import MAX_FULL_FEATURES
+from xcray.solvers.rotation_contract import Grid, SweepMetrics, WeightBlock
 
-SLICE: Final = 60_000_000  # multiplications between two looks at the stop flag: 20 to 100 ms
-SCORES: Final = 1 << 18  # scores in hand at once: 1 MB, half of a second cache
-BATCH: Final = 32  # dense rows of a step
-TOP: Final = 5  # labels told of each watched row
-SUMMING: Final = ("sum", "both", "observe")  # verbs of laps that make b exact
-_NOBODY: Final = np.empty(0, np.int64)
+# multiplications between two checks of the stop flag: 20 to 100 ms
+SLICE_MULTIPLICATIONS: Final = 60_000_000
+# scores in memory at once: 1 MB, half of an L2 cache
+CHUNK_SCORES: Final = 1 << 18
+BATCH_ROWS: Final = 32  # dense rows per step
+TOP_K: Final = 5  # labels reported per held-out row
+# kinds of sweeps that make b exact
+SUMMING_KINDS: Final = ("sum", "both", "observe")
+_NO_ROWS: Final = np.empty(0, np.int64)
 
 
-class Watched:
-    """Held-out rows of a shard in an "observe" lap: partial sums, what they gained, their best labels. O(n)."""
+class HeldOutMonitor:
+    """Held-out rows of a shard in an "observe" sweep: partial sums and best labels; O(n)."""
 
     def __init__(self, shard: Shard) -> None:
         n = len(shard.rows)
         self.shard = shard
-        self.rows = _rows(shard)
-        self.gained = 0.0
-        self.labels = np.full((n, TOP), -1, np.int32)
-        self.scores = np.full((n, TOP), -np.inf, np.float32)
+        self.rows = _make_rows(shard)
+        self.linear = 0.0
+        self.labels = np.full((n, TOP_K), -1, np.int32)
+        self.scores = np.full((n, TOP_K), -np.inf, np.float32)
 
-    def add(self, block: Weights, stopped: Callable[[], bool]) -> None:
-        """A block passes."""
+    def add(self, block: WeightBlock, stopped: Callable[[], bool]) -> None:
+        """Add a block that passes."""
 
-        def seen(S: Float32, some: Int64) -> None:
-            kernel.keep_best(S, some, block.lo, self.labels, self.scores)
+        def keep_best(S: Float32, some: Int64) -> None:
+            kernel.merge_best(S, some, block.lo, self.labels, self.scores)
 
-        self.gained += _add(self.shard.dense, self.rows, block, stopped, seen)
+        self.linear += _add_block(self.shard.dense, self.rows, block, stopped, keep_best)
 
-    def figures(self, number: int, loss: float) -> LapFigures:
-        """What the lap found; nothing has passed afterwards."""
-        watched_loss, k = kernel.close(self.rows) - self.gained, min(TOP, self.rows.T.n_cols)
+    def metrics(self, number: int, loss: float) -> SweepMetrics:
+        """Return the metrics of the sweep, and reset."""
+        watched_loss, k = (
+            kernel.update_log_partition(self.rows) - self.linear,
+            min(TOP_K, self.rows.T.n_cols),
+        )
         labels, scores = self.labels[:, :k].copy(), self.scores[:, :k].copy()
-        self.clear()
-        return LapFigures(number, loss, watched_loss, len(labels), labels, scores, self.shard.rows)
+        self.reset()
+        return SweepMetrics(
+            number, loss, watched_loss, len(labels), labels, scores, self.shard.rows
+        )
 
-    def clear(self) -> None:
-        """Nothing has passed."""
-        self.gained = 0.0
+    def reset(self) -> None:
+        """Discard the sums of all blocks."""
+        self.linear = 0.0
         self.labels[:], self.scores[:] = -1, -np.inf
-        self.rows.top[:], self.rows.total[:] = kernel.EMPTY, 0.0
+        self.rows.top[:], self.rows.total[:] = kernel.EMPTY_TOP, 0.0
 
 
-class Local:
-    """What stays at a shard: its rows, b_i = -log of their partition functions, partial sums of the lap under way; O(nnz + n).
+class ShardState:
+    """State of a shard: its rows, b_i = -log of the partition function of row i, partial sums.
 
-    b begins as it is at W = 0, exactly: -log K. (The paper begins with 1/K.)
+    Memory O(nnz + n). b starts exact at W = 0, as -log K. (The paper starts with 1/K.)
     """
 
-    def __init__(self, shard: Shard, number: int, grid: Grid, watched: Shard | None) -> None:
+    def __init__(self, shard: Shard, number: int, grid: Grid, held_out: Shard | None) -> None:
         self.number = number
         self.grid = grid
         self.shard = shard
-        self.rows = _rows(shard)
-        self.watched = None if watched is None or not len(watched.rows) else Watched(watched)
-        self.passed = 0
-        self.gained = 0.0
+        self.rows = _make_rows(shard)
+        self.held_out = (
+            None if held_out is None or not len(held_out.rows) else HeldOutMonitor(held_out)
+        )
+        self.blocks_passed = 0
+        self.linear = 0.0
         self._summary: tuple[Float32, Float32] | None = None
         self._C: Float32 | None = None
 
-    def descend(
+    def run_steps(
         self,
-        block: Weights,
+        block: WeightBlock,
         random: Generator,
-        rule: kernel.Rule,
+        rule: kernel.StepRule,
         summed: bool,
         stopped: Callable[[], bool],
     ) -> None:
-        """Steps on a block, in place, rows in an order that `random` draws; summed: their partial sums too, as they are met."""
+        """Take stochastic steps on a block in place, over the rows in random order.
+
+        summed: also add the partial sums of the rows as they are visited.
+        """
         for rows in _slices(self.rows, block, random.permutation(self.rows.X.n_rows)):
-            _ask(stopped)
+            _check_stopped(stopped)
             if self.shard.dense is None:
                 kernel.steps(self.rows, rows, block.lo, block.W, block.state[0], rule, summed)
             else:
-                self._batches(self.shard.dense, rows, block, rule, summed)
+                self._dense_steps(self.shard.dense, rows, block, rule, summed)
 
-    def add(self, block: Weights, observed: bool, stopped: Callable[[], bool]) -> None:
-        """Partial sums of a block that stays as it is; observed: and its scores of watched rows."""
-        self.gained += _add(self.shard.dense, self.rows, block, stopped)
-        if observed and self.watched is not None:
-            self.watched.add(block, stopped)
+    def add_partial_sums(
+        self, block: WeightBlock, observe: bool, stopped: Callable[[], bool]
+    ) -> None:
+        """Add the partial sums of an unchanged block.
 
-    def gather(
-        self, block: Weights, curvature: bool, owned: bool, stopped: Callable[[], bool]
-    ) -> Weights:
-        """The shard's part of the gradient, and of C with `curvature`, added to what the block has gathered; b is exact."""
+        observe: also add its scores of held-out rows.
+        """
+        self.linear += _add_block(self.shard.dense, self.rows, block, stopped)
+        if observe and self.held_out is not None:
+            self.held_out.add(block, stopped)
+
+    def gather_gradient(
+        self, block: WeightBlock, curvature: bool, owned: bool, stopped: Callable[[], bool]
+    ) -> WeightBlock:
+        """Add the shard's part of the gradient to the block's state; b must be exact.
+
+        curvature: also add the shard's part of C.
+        """
         D, k = block.W.shape
-        if len(block.state) != 2 or block.state[0].shape != (D, k):  # the first shard of the lap
-            size = ((D, D) if D <= WHOLE else (D,)) if curvature else (0,)
+        # the first shard of the sweep
+        if len(block.state) != 2 or block.state[0].shape != (D, k):
+            size = ((D, D) if D <= MAX_FULL_FEATURES else (D,)) if curvature else (0,)
             block, owned = (
                 block._replace(state=(np.zeros((D, k), np.float32), np.zeros(size, np.float32))),
                 True,
@@ -114,55 +136,59 @@ class Local:
             if self.shard.dense is None:
                 kernel.add_outer(self.rows.X, some, S, G)
             else:
-                G += _of(self.shard.dense, some).T @ S
+                G += _row_range(self.shard.dense, some).T @ S
         if curvature:
             C += self._curvature(C.shape)
         return block._replace(state=(G, C))
 
-    def close(self, verb: str) -> LapFigures | None:
-        """Count a block that has passed; when it was the last of the lap, close the lap and tell its figures."""
-        self.passed += 1
-        if self.passed < self.grid.blocks:
+    def finish_pass(self, verb: str) -> SweepMetrics | None:
+        """Count a passed block; return the metrics of the shard if its sweep is over."""
+        self.blocks_passed += 1
+        if self.blocks_passed < self.grid.blocks:
             return None
-        self.passed, gained, self.gained = 0, self.gained, 0.0
-        if verb not in SUMMING:
+        self.blocks_passed, linear, self.linear = 0, self.linear, 0.0
+        if verb not in SUMMING_KINDS:
             return None
-        loss = kernel.close(self.rows) - gained
-        if verb != "observe" or self.watched is None:
-            return LapFigures(
+        loss = kernel.update_log_partition(self.rows) - linear
+        if verb != "observe" or self.held_out is None:
+            return SweepMetrics(
                 self.number,
                 loss,
                 0.0,
                 0,
-                np.empty((0, TOP), np.int32),
-                np.empty((0, TOP), np.float32),
-                _NOBODY,
+                np.empty((0, TOP_K), np.int32),
+                np.empty((0, TOP_K), np.float32),
+                _NO_ROWS,
             )
-        return self.watched.figures(self.number, loss)
+        return self.held_out.metrics(self.number, loss)
 
-    def _batches(
-        self, X: Float32, order: Int64, block: Weights, rule: kernel.Rule, summed: bool
+    def _dense_steps(
+        self, X: Float32, order: Int64, block: WeightBlock, rule: kernel.StepRule, summed: bool
     ) -> None:
-        """Steps for batches of dense rows, by matrix products."""
-        for lo in range(0, len(order), BATCH):
-            some = order[lo : lo + BATCH]
-            mine = X[some]
-            S = mine @ block.W
+        """Take steps for batches of dense rows, by matrix products."""
+        for lo in range(0, len(order), BATCH_ROWS):
+            some = order[lo : lo + BATCH_ROWS]
+            batch = X[some]
+            S = batch @ block.W
             if summed:
                 kernel.add_sums(S, some, self.rows)
             kernel.residuals(S, some, self.rows, block.lo)
-            kernel.batch_step(mine.T @ S, len(some), block.W, block.state[0], rule)
+            kernel.batch_step(batch.T @ S, len(some), block.W, block.state[0], rule)
 
     def _curvature(self, shape: tuple[int, ...]) -> Float32:
-        """Sum of c_i x_i x_i' over this shard, (D', D'), or its diagonal (D',); made once."""
+        """Return the sum of c_i x_i x_i', (D', D'), or its diagonal (D',), computed once."""
         if self._C is None or self._C.shape != shape:
             self._C = np.zeros(shape, np.float32)
             add = kernel.add_squares if len(shape) == 2 else kernel.add_diagonal
             add(self.rows.X, self.rows.weights, self._C)
         return self._C
 
-    def summary(self) -> tuple[Float32, Float32]:
-        """Of this shard: (D',) rows that have each feature, and (3,) rows, sum of |x|_1, sum of |x|^2."""
+    def feature_summary(self) -> tuple[Float32, Float32]:
+        """Return a summary of the rows of this shard.
+
+        (D',) number of rows that have each feature; (3,) number of rows, sum of |x|_1, sum of
+        |x|^2.
+        """
         if self._summary is None:
             X = self.shard.X
             data = X.data[X.indptr[0] : X.indptr[-1]].astype(np.float64)
@@ -174,79 +200,85 @@ class Local:
         return self._summary
 
     def state(self) -> dict[str, np.ndarray]:
-        """What must last, at a rest."""
+        """Return the arrays of a checkpoint, at a sync point."""
         return {"b": self.rows.b.copy()}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Be at a rest, with this state."""
+        """Restore the state of a sync point."""
         self.rows.b[:] = state["b"]
-        self.rows.top[:], self.rows.total[:] = kernel.EMPTY, 0.0
-        self.passed, self.gained = 0, 0.0
-        if self.watched is not None:
-            self.watched.clear()
+        self.rows.top[:], self.rows.total[:] = kernel.EMPTY_TOP, 0.0
+        self.blocks_passed, self.linear = 0, 0.0
+        if self.held_out is not None:
+            self.held_out.reset()
 
 
-def _rows(shard: Shard) -> kernel.Rows:
-    """A shard's rows as kernels take them, at W = 0."""
+def _make_rows(shard: Shard) -> kernel.ShardRows:
+    """Return the rows of a shard as kernel input, at W = 0."""
     n, K = len(shard.rows), max(int(shard.targets.n_cols), 1)
-    b, top = np.full(n, -math.log(K), np.float32), np.full(n, kernel.EMPTY, np.float32)
-    return kernel.Rows(
+    b, top = np.full(n, -math.log(K), np.float32), np.full(n, kernel.EMPTY_TOP, np.float32)
+    return kernel.ShardRows(
         shard.X, shard.targets, frozen(shard.weights, np.float32), b, top, np.zeros(n)
     )
 
 
-def _slices(rows: kernel.Rows, block: Weights, order: Int64) -> Iterator[Int64]:
-    """Parts of `order`, each of some tens of milliseconds of steps."""
-    a_row = 4 * (block.hi - block.lo) * (rows.X.nnz / max(rows.X.n_rows, 1) + 8)
-    n = max(1, int(SLICE / max(a_row, 1.0)))
+def _slices(rows: kernel.ShardRows, block: WeightBlock, order: Int64) -> Iterator[Int64]:
+    """Yield parts of `order` that each take some tens of milliseconds."""
+    row_cost = 4 * (block.hi - block.lo) * (rows.X.nnz / max(rows.X.n_rows, 1) + 8)
+    n = max(1, int(SLICE_MULTIPLICATIONS / max(row_cost, 1.0)))
     for lo in range(0, len(order), n):
         yield order[lo : lo + n]
 
 
-def _ask(stopped: Callable[[], bool]) -> None:
-    """Raises Stopped when a stop was asked for."""
+def _check_stopped(stopped: Callable[[], bool]) -> None:
+    """Raise Stopped if a stop was requested."""
     if stopped():
         raise Stopped(
-            "stopped between two slices of a visit; the next run goes on from the last checkpoint"
+            "stopped between two slices of a block pass; "
+            "the next run continues from the last checkpoint"
         )
 
 
-def _of(dense: Float32, some: Int64) -> Float32:
-    """Some dense rows, neighbours: a view."""
+def _row_range(dense: Float32, some: Int64) -> Float32:
+    """Return a view of consecutive dense rows."""
     return dense[some[0] : some[-1] + 1]
 
 
-def _scores(dense: Float32 | None, rows: kernel.Rows, W: Float32, some: Int64) -> Float32:
-    """W' x of some rows, neighbours: (n, k) float32."""
+def _scores(dense: Float32 | None, rows: kernel.ShardRows, W: Float32, some: Int64) -> Float32:
+    """Return W' x of consecutive rows: (n, k) float32."""
     if dense is not None:
-        return np.asarray(_of(dense, some) @ W, np.float32)
+        return np.asarray(_row_range(dense, some) @ W, np.float32)
     S = np.empty((len(some), W.shape[1]), np.float32)
     kernel.scores(rows.X, some, W, S)
     return S
 
 
-def _chunks(rows: kernel.Rows, block: Weights, stopped: Callable[[], bool]) -> Iterator[Int64]:
-    """All rows, in order, a few at a time; between them a stop is looked for."""
-    n = max(1, SCORES // (block.hi - block.lo))
+def _chunks(
+    rows: kernel.ShardRows, block: WeightBlock, stopped: Callable[[], bool]
+) -> Iterator[Int64]:
+    """Yield all rows in order, a few at a time; check for a stop in between."""
+    n = max(1, CHUNK_SCORES // (block.hi - block.lo))
     everything = np.arange(rows.X.n_rows)
     for lo in range(0, len(everything), n):
-        _ask(stopped)
+        _check_stopped(stopped)
         yield everything[lo : lo + n]
 
 
-def _add(
+def _add_block(
     dense: Float32 | None,
-    rows: kernel.Rows,
-    block: Weights,
+    rows: kernel.ShardRows,
+    block: WeightBlock,
     stopped: Callable[[], bool],
-    seen: Callable[[Float32, Int64], None] = lambda S, some: None,
+    on_scores: Callable[[Float32, Int64], None] = lambda S, some: None,
 ) -> float:
-    """Add a block to the partial sums of rows; returns what its labels gain: the sum of weight times y.score. seen: is shown the
-    scores of some rows, (n, k), and which they are."""
-    gained = 0.0
+    """Add a block to the partial sums of rows.
+
+    Returns the sum of weight times y.score of its labels. on_scores: called with the scores of some
+    rows, (n, k), and their numbers.
+    """
+    linear = 0.0
     for some in _chunks(rows, block, stopped):
         S = _scores(dense, rows, block.W, some)
         kernel.add_sums(S, some, rows)
-        gained += kernel.gained(S, some, rows, block.lo)
-        seen(S, some)
-    return gained
+        linear += kernel.linear_term(S, some, rows, block.lo)
+        on_scores(S, some)
+    return linear

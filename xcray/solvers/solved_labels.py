@@ -1,4 +1,4 @@
-"""What a class-separable solver hands over for a batch of labels: their weights, biases and records."""
+"""Result of a solver for some labels: their weights, biases and records."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 from xcray.arrays import CSR, Float64, Int32, csr, frozen
 from xcray.storage.atomic import sha256_arrays
 
-UNTRAINED = np.dtype(
+UNTRAINED_DTYPE = np.dtype(
     [("label", np.int32), ("positives", np.int32), ("rounds", np.int32)]
 )  # when no solver says more
 
 
-class Block(NamedTuple):
-    """Finished labels: ids (n,) int32, weights as n rows of a CSR (n x D, float32), bias (n,) float64, records (n,) structured.
+class SolvedLabels(NamedTuple):
+    """Solved labels.
 
-    duals: (n x N) the dual variables of each label's samples, where they were asked for: no part of what is kept or hashed.
+    labels: (n,) int32; W: (n, D) CSR float32; bias: (n,) float64; records: (n,) structured. duals:
+    (n, N), the dual variables of each label's samples if requested; they are neither stored nor
+    hashed.
     """
 
     labels: Int32
@@ -28,7 +30,7 @@ class Block(NamedTuple):
     duals: CSR | None = None
 
     def digest(self) -> str:
-        """SHA-256 over everything in the block."""
+        """Return the SHA-256 of all contents except the duals."""
         arrays = {
             "labels": self.labels,
             "bias": self.bias,
@@ -41,11 +43,14 @@ class Block(NamedTuple):
         )
 
 
-def untrained(labels: Any, positives: Any = None, dtype: Any = UNTRAINED) -> np.ndarray:
-    """Records of labels that no solver had in hand: (n,) of `dtype`, all 0 but label, positives and rounds = -1.
+def untrained_records(
+    labels: Any, positives: Any = None, dtype: Any = UNTRAINED_DTYPE
+) -> np.ndarray:
+    """Return records of labels that no solver trained: (n,) of `dtype`, with rounds = -1.
 
-    labels: (n,) numbers; positives: (K,) rows of each label in training, or None; dtype: that of the solver's records, which
-    may lack any of these fields.
+    labels: (n,) label numbers; positives: (K,) training rows per label, or None; dtype: that of the
+    solver's records, which can lack any of the fields label, positives and rounds. All other fields
+    are 0.
     """
     records, names = np.zeros(len(labels), dtype), set(np.dtype(dtype).names or ())
     values = {
@@ -58,8 +63,8 @@ def untrained(labels: Any, positives: Any = None, dtype: Any = UNTRAINED) -> np.
     return records
 
 
-def joined(blocks: Sequence[Block]) -> Block:
-    """Blocks of the same features and kind of records, at least one, end to end in one; without duals."""
+def concatenate(blocks: Sequence[SolvedLabels]) -> SolvedLabels:
+    """Concatenate one or more results with the same features and record type, without duals."""
     if len(blocks) == 1:
         return blocks[0]
     starts = np.cumsum([0, *(block.W.indptr[-1] for block in blocks)])
@@ -78,35 +83,36 @@ def joined(blocks: Sequence[Block]) -> Block:
         np.concatenate([getattr(block, name) for block in blocks])
         for name in ("labels", "bias", "records")
     )
-    return Block(frozen(labels, np.int32), W, frozen(bias, np.float64), records)
+    return SolvedLabels(frozen(labels, np.int32), W, frozen(bias, np.float64), records)
 
 
-def merge(blocks: Sequence[Block], n_labels: int, n_features: int) -> Block:
-    """All labels 0 .. n_labels - 1 in order, from blocks that may overlap (the first one counts) and come in any order.
+def merge(blocks: Sequence[SolvedLabels], n_labels: int, n_features: int) -> SolvedLabels:
+    """Return all labels 0 .. n_labels - 1 in order, from blocks in any order.
 
-    Raises ValueError naming the first label that no block holds.
+    Blocks can overlap; the first block with a label counts. Raises ValueError with the first label
+    that is in no block.
     """
-    place = np.full(n_labels, -1, np.int64)  # which row of all blocks, end to end, holds a label
+    position = np.full(n_labels, -1, np.int64)  # which row of all blocks, end to end, holds a label
     offsets = np.cumsum([0, *(len(block.labels) for block in blocks)])
     for block, offset in reversed(list(zip(blocks, offsets[:-1], strict=True))):
-        place[block.labels] = offset + np.arange(len(block.labels))
-    if n_labels and place.min() < 0:
-        raise ValueError(f"label {int(place.argmin())} is in no block")
+        position[block.labels] = offset + np.arange(len(block.labels))
+    if n_labels and position.min() < 0:
+        raise ValueError(f"label {int(position.argmin())} is in no block")
     lengths = (
         np.concatenate([np.diff(block.W.indptr) for block in blocks])
         if blocks
         else np.empty(0, np.int64)
     )
-    indptr = np.concatenate([[0], np.cumsum(lengths[place])])
+    indptr = np.concatenate([[0], np.cumsum(lengths[position])])
     indices, data = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.float32)
     bias = np.empty(n_labels, np.float64)
     records = np.empty(n_labels, blocks[0].records.dtype) if blocks else np.empty(0)
     for block, offset in zip(blocks, offsets[:-1], strict=True):
         for row, label in enumerate(block.labels):
-            if place[label] == offset + row:
+            if position[label] == offset + row:
                 lo, hi = indptr[label], indptr[label + 1]
                 indices[lo:hi], data[lo:hi] = block.W.row(row)
                 bias[label], records[label] = block.bias[row], block.records[row]
-    return Block(
+    return SolvedLabels(
         np.arange(n_labels, dtype=np.int32), csr(indptr, indices, data, n_features), bias, records
     )

@@ -1,4 +1,4 @@
-"""What solvers of the family "rounds" share: one verb at all workers at a time, and what a driver hears and hands over."""
+"""Contract of synchronous solvers: all workers run the same method at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from xcray.arrays import Float64, Int32, Int64, frozen
 from xcray.kernels.training.sparsify import sparse_rows
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 
 RECORD = np.dtype(
     [
@@ -21,52 +21,58 @@ RECORD = np.dtype(
         ("pruned", np.int32),
     ]
 )
-TOP = 5  # labels told of each held-out row
+TOP_K = 5  # labels reported per held-out row
 
 
-class Rounds(Protocol):
-    """The workers of a training, as its solver sees them (`xcray.workers.synchronous_calls` makes one of a team).
+class WorkerCalls(Protocol):
+    """Method calls on all workers of a training (see `xcray.workers.synchronous_calls`).
 
-    A verb is a method of what the solver's `local` gave; it returns (bulk, told): bulk stays where it was made, its handle and
-    told come to the driver. Handles in arguments are resolved where the verb runs.
+    A method is one of the object that the solver's `make_worker` returned. It returns (ref,
+    result): the first value stays where it was computed and the driver receives a handle of it; the
+    second value is sent to the driver. Handles in arguments are resolved at the worker.
     """
 
     @property
     def size(self) -> int:
-        """Number of workers."""
+        """Return the number of workers."""
 
     def call(self, verb: str, *args: Any, each: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
-        """The verb at every worker: (handle, told) in worker order, whatever the order they come in.
+        """Call a method on every worker; return (handle, result) of each, in worker order.
 
-        each: what each worker gets as its first argument; empty for nothing. Raises what a verb raised, and Stopped.
+        each: the first argument of each worker; empty for none. Raises errors of the method, and
+        Stopped.
         """
 
     def put(self, value: Any) -> Any:
-        """A handle of `value`, sent to each worker once, however many verbs take it."""
+        """Return a handle of `value`, which is sent to each worker at most once."""
 
     def fetch(self, handle: Any) -> Any:
-        """What is behind a handle."""
+        """Return the value of a handle."""
 
 
-class Part(NamedTuple):
-    """The weights of labels lo .. hi-1: W (D', hi-lo) float64, a row a feature."""
+class LabelWeights(NamedTuple):
+    """Weights of labels lo .. hi-1: W (D', hi-lo) float64, one row per feature."""
 
     lo: int
     hi: int
     W: Float64
 
 
-class Top(NamedTuple):
-    """Some of the best labels of each row, best first, equal ones by lower label: labels and scores, both (n, k)."""
+class PartialTopK(NamedTuple):
+    """Best labels of each row among some of the labels, with their scores; both (n, k).
+
+    Highest score first, ties by lower label.
+    """
 
     labels: Int32
     scores: Float64
 
 
-class Watched(NamedTuple):
-    """Held-out rows as the weights of now answer them.
+class HeldOut(NamedTuple):
+    """Evaluation of held-out rows under the current weights.
 
-    loss: the objective without the norm, held-out weights adding up to 1; labels, scores: (n, k), see `Top`; rows: (n,).
+    loss: the objective without the norm, with held-out weights that add up to 1; labels, scores:
+    (n, k), see `PartialTopK`; rows: (n,).
     """
 
     loss: float
@@ -75,74 +81,86 @@ class Watched(NamedTuple):
     rows: Int64
 
 
-class Round(NamedTuple):
-    """What a training tells after each iteration: L1(W), the Euclidean norm of its gradient, products of X and W so far, and
-    the held-out rows when they were looked at."""
+class RoundMetrics(NamedTuple):
+    """Metrics after an iteration.
+
+    objective: L1(W); gradient: its Euclidean norm; products: number of products of X and W so far;
+    held_out: evaluation of the held-out rows, or None if it was not due.
+    """
 
     number: int
     objective: float
     gradient: float
     products: int
-    watched: Watched | None
+    held_out: HeldOut | None
 
 
-class Trained(NamedTuple):
-    """How a training ended: its last round, why it ended, and the parts of the weights, made when asked for, by label."""
+class SynchronousOutcome(NamedTuple):
+    """Outcome of a training: its last round, the reason it ended, and its weights.
 
-    last: Round
+    parts: yields the weights by ranges of labels.
+    """
+
+    last: RoundMetrics
     reason: str
-    parts: Callable[[], Iterator[Part]]
+    parts: Callable[[], Iterator[LabelWeights]]
 
 
-Tell = Callable[[Round, Callable[[], Iterator[Part]]], bool]  # True: that is enough
-Start = Callable[[int, int], Float64]  # weights (D', hi-lo) of labels lo .. hi-1 to begin from
+# returns True to end the training
+RoundCallback = Callable[[RoundMetrics, Callable[[], Iterator[LabelWeights]]], bool]
+# (lo, hi) -> initial weights (D', hi-lo) of labels lo .. hi-1
+InitialWeights = Callable[[int, int], Float64]
 
 
-def go_on(told: Round, parts: Callable[[], Iterator[Part]]) -> bool:
-    """Hears of a round, and does not end the training."""
+def continue_training(metrics: RoundMetrics, parts: Callable[[], Iterator[LabelWeights]]) -> bool:
+    """Ignore a round, and continue the training."""
     return False
 
 
-def ranges(n_labels: int, parts: int) -> list[tuple[int, int]]:
-    """Labels 0 .. n_labels-1 in `parts` consecutive ranges, sizes differing by one at most."""
+def split_ranges(n_labels: int, parts: int) -> list[tuple[int, int]]:
+    """Split labels 0 .. n_labels-1 into `parts` ranges whose sizes differ by at most one."""
     ends = [n_labels * part // parts for part in range(parts + 1)]
     return list(pairwise(ends))
 
 
-def watched_of(answers: Sequence[Watched]) -> Watched | None:
-    """The held-out rows of all workers as one; None when nobody has any."""
-    if not answers:
+def merge_held_out(parts: Sequence[HeldOut]) -> HeldOut | None:
+    """Merge the held-out rows of all workers; None if there are none."""
+    if not parts:
         return None
     labels, scores, rows = (
-        np.concatenate([getattr(each, name) for each in answers])
+        np.concatenate([getattr(each, name) for each in parts])
         for name in ("labels", "scores", "rows")
     )
-    return Watched(float(sum(each.loss for each in answers)), labels, scores, rows)
+    return HeldOut(float(sum(each.loss for each in parts)), labels, scores, rows)
 
 
-def top(S: Float64, lo: int, k: int = TOP) -> Top:
-    """The k best of each row of scores S (n, m) of labels from `lo` on, equal ones by lower label."""
+def top_k(S: Float64, lo: int, k: int = TOP_K) -> PartialTopK:
+    """Return the k best labels of each row of scores S (n, m), of labels from `lo` on."""
     order = np.argsort(-S, axis=1, kind="stable")[:, :k]
-    return Top((order + lo).astype(np.int32), np.take_along_axis(S, order, axis=1))
+    return PartialTopK((order + lo).astype(np.int32), np.take_along_axis(S, order, axis=1))
 
 
-def best_of(tops: Sequence[Top], k: int = TOP) -> Top:
-    """The k best of each row of what some groups of labels, in ascending order, have to offer."""
+def merge_top_k(tops: Sequence[PartialTopK], k: int = TOP_K) -> PartialTopK:
+    """Return the k best labels of each row over groups of labels in ascending order."""
     labels, scores = (
         np.concatenate([getattr(each, name) for each in tops], axis=1)
         for name in ("labels", "scores")
     )
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return Top(np.take_along_axis(labels, order, axis=1), np.take_along_axis(scores, order, axis=1))
+    return PartialTopK(
+        np.take_along_axis(labels, order, axis=1), np.take_along_axis(scores, order, axis=1)
+    )
 
 
-def block_of(
+def to_solved_labels(
     lo: int, W: Any, bias: float, prune: float, positives: Int64, *, rounds: int = 0, keep: int = 0
-) -> Block:
-    """Labels from `lo` on as a solver's block: a sparse row a label, weights of at most `prune`, and beyond `keep`, left out.
+) -> SolvedLabels:
+    """Return labels from `lo` on as sparse rows, without small weights.
 
-    W: (D', n) float32 or float64, a row a feature. bias: the value of the constant feature, which is the last row of W then; 0:
-    there is none. The block's bias is that weight times that value. positives: (n,) training rows of each label; keep: 0 for all.
+    W: (D', n) float32 or float64, one row per feature. bias: the value of the constant feature,
+    which is then the last row of W; 0: no such feature. The bias of a label is that weight times
+    that value. prune: weights of at most this size are dropped; keep: maximum number of weights per
+    label, 0 for all. positives: (n,) training rows of each label.
     """
     n = W.shape[1]
     constant = W[-1].astype(np.float64) * bias if bias else np.zeros(n)
@@ -153,4 +171,4 @@ def block_of(
     records = np.zeros(n, RECORD)
     records["label"], records["positives"], records["rounds"] = labels, positives, rounds
     records["nnz"], records["pruned"] = np.diff(matrix.indptr), dropped
-    return Block(frozen(labels, np.int32), matrix, frozen(constant, np.float64), records)
+    return SolvedLabels(frozen(labels, np.int32), matrix, frozen(constant, np.float64), records)

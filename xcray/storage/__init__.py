@@ -1,1 +1,1 @@
-"""Durable storage: atomic files and directories, and Arrow tables and matrices."""
+"""Durable files, and tables and matrices in Arrow files."""

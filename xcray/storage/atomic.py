@@ -1,6 +1,7 @@
 """Durable files and directories: written to a temporary name, synced, renamed. Checksums and JSON.
 
-A reader sees the old content or the new content, never a mixture. A directory is published by one rename.
+Readers see the old content or the new content, never a mixture. A directory is published by one
+rename.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ import numpy as np
 
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-RESERVED = re.compile(
-    r"con|prn|aux|nul|com\d|lpt\d"
-)  # names that some file systems keep for devices
+# names that some file systems reserve for devices
+RESERVED_NAMES = re.compile(r"con|prn|aux|nul|com\d|lpt\d")
 
 
 def check_name(name: str, what: str = "name") -> str:
-    """`name` itself when it is a safe name; ParameterError with the rule when not. Names are data, never paths."""
+    """Return `name` if it is a safe name. Raises ParameterError with the rule if not.
+
+    Names are data, never paths.
+    """
     if (
-        not NAME.fullmatch(name)
+        not NAME_PATTERN.fullmatch(name)
         or name.endswith(".")
         or ".." in name
-        or RESERVED.fullmatch(name.split(".")[0])
+        or RESERVED_NAMES.fullmatch(name.split(".")[0])
     ):
         raise ParameterError(
-            f"{what} {name[:80]!r} is not allowed: use 1 to 64 of a-z 0-9 . _ -, starting with a letter or digit",
+            f"{what} {name[:80]!r} is not allowed: use 1 to 64 of a-z 0-9 . _ -,"
+            " starting with a letter or digit",
             code="BAD_NAME",
         )
     return name
@@ -52,21 +56,21 @@ def sync_path(path: Path | str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file aside, sync it, rename it into place and sync the directory."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    """Write a temporary file, sync it, rename it into place and sync the directory."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        with open(aside, "xb") as out:
+        with open(temporary, "xb") as out:
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
         sync_path(path.parent)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON durably: sorted keys, readable, final newline. Raises ValueError on NaN and infinity."""
+    """Write JSON durably: sorted keys, readable, final newline. Raises ValueError on NaN or inf."""
     write_bytes(
         path,
         (
@@ -76,7 +80,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON. Raises NotFound when there is no such file and Corrupt when it is not JSON."""
+    """Read JSON. Raises NotFound if the file is missing and Corrupt if it is not JSON."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -86,13 +90,13 @@ def read_json(path: Path) -> Any:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; reads it in one pass without holding it."""
+    """Return the SHA-256 of a file in hexadecimal, read in one pass of bounded memory."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def sha256_arrays(arrays: Mapping[str, Any]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of arrays and strings, in the order of their names."""
+    """Return the SHA-256 over names, dtypes, shapes and bytes of arrays and strings, by name."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         value = arrays[name]
@@ -105,18 +109,24 @@ def sha256_arrays(arrays: Mapping[str, Any]) -> str:
 
 
 def file_digests(directory: Path, skip: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """Size in bytes and SHA-256 of every file below `directory` (relative posix names), but for those named in `skip`."""
-    left_out = set(skip)
+    """Return size and SHA-256 of every file below `directory`, except those in `skip`.
+
+    Keys are relative POSIX paths.
+    """
+    skipped = set(skip)
     out = {}
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
         name = path.relative_to(directory).as_posix()
-        if name not in left_out:
+        if name not in skipped:
             out[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
     return out
 
 
 def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare files with their recorded sizes and checksums. Raises Corrupt naming the first file that differs."""
+    """Compare files with their recorded sizes and checksums.
+
+    Raises Corrupt with the name of the first file that differs.
+    """
     for name, expected in digests.items():
         path = directory / name
         if not path.is_file():
@@ -129,7 +139,10 @@ def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def publish_directory(staged: Path, target: Path) -> None:
-    """Rename a finished directory into place, durably. Raises Conflict when `target` exists: published things never change."""
+    """Rename a finished directory into place, durably. Raises Conflict if `target` exists.
+
+    Published things never change.
+    """
     for path in staged.rglob("*"):
         if path.is_dir():
             sync_path(path)
@@ -146,8 +159,11 @@ def publish_directory(staged: Path, target: Path) -> None:
     sync_path(target.parent)
 
 
-def staging_directory(target: Path) -> Path:
-    """A fresh, hidden directory beside `target`, for `publish_directory` or `discard_directory`."""
+def create_staging_directory(target: Path) -> Path:
+    """Create a hidden directory next to `target` and return it.
+
+    It is for `publish_directory` or `discard_directory`.
+    """
     staged = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.part"
     staged.mkdir(parents=True)
     return staged

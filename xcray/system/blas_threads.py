@@ -1,4 +1,7 @@
-"""Matrix products on one core each: workers bring the parallelism, and bits are the same on machines of any number of cores."""
+"""A limit of one BLAS thread: workers provide the parallelism.
+
+Results are then bit-identical on machines with any number of cores.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from threadpoolctl import threadpool_limits
 
 
 @contextmanager
-def one_core_each() -> Iterator[None]:
-    """While this is open, BLAS and LAPACK use one core a call, in all threads of this process.
+def limit_blas_threads() -> Iterator[None]:
+    """Limit BLAS and LAPACK to one thread per call, in all threads of this process.
 
-    Products and inverses are added up in another order by more threads; and W workers times C threads are more than C cores. Ray
-    sets the same in its workers.
+    More threads would sum products and inverses in another order, and W workers times C threads
+    exceed C cores. Ray sets the same limit in its workers.
     """
     with threadpool_limits(limits=1, user_api="blas"):
         yield

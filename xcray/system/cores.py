@@ -1,4 +1,4 @@
-"""How many cores there are for us: not all of a machine's, where a mask, a container's limit or an operator says fewer."""
+"""The number of usable cores, which an affinity mask, a container or the operator can reduce."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ import os
 from pathlib import Path
 from typing import Final
 
-TOLD: Final = "PYTHON_CPU_COUNT"  # Python 3.13 and newer obey it by themselves: one name for all
-LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
+CPU_COUNT_VARIABLE: Final = "PYTHON_CPU_COUNT"  # Python 3.13 and newer use this variable, too.
+CPU_LIMIT_FILE: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
-def cores(limit: Path = LIMIT) -> int:
-    """Cores to use, 1 at least: what PYTHON_CPU_COUNT says; else the fewest of the process's mask and of its container's limit.
+def available_cores(limit: Path = CPU_LIMIT_FILE) -> int:
+    """Return the number of cores to use, at least 1.
 
-    limit: the file of the second, of a cgroup of version 2: "QUOTA PERIOD" in microseconds, or "max PERIOD".
+    PYTHON_CPU_COUNT if set, else the smaller of the process's affinity mask and its container's
+    limit.
+
+    limit: the file of the container's limit (cgroup version 2): "QUOTA PERIOD" in microseconds, or
+    "max PERIOD".
     """
-    told = os.environ.get(TOLD, "")
-    if told.isascii() and told.isdecimal() and int(told) > 0:
-        return int(told)
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(here, limited(limit)))
+    setting = os.environ.get(CPU_COUNT_VARIABLE, "")
+    if setting.isascii() and setting.isdecimal() and int(setting) > 0:
+        return int(setting)
+    mask_cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(1, min(mask_cores, container_cores(limit)))
 
 
-def limited(limit: Path) -> int:
-    """Cores that a container may use, a part of one counted as one; many where nothing is said."""
+def container_cores(limit: Path) -> int:
+    """Return the cores that a container can use, rounded up; a large number if unlimited."""
     try:
         quota, period = limit.read_text().split()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How much memory there is for this process, and how much processes hold: what the kernel says, or None where it says nothing."""
+"""Available memory and the memory of processes, as the kernel reports it, else None."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-class Footprint(NamedTuple):
-    """What a process holds, in bytes. resident: pages in memory; anonymous: those that no file backs; proportional: resident,
-    shared pages split among their holders (PSS); own: resident and shared with nobody (USS)."""
+class MemoryUsage(NamedTuple):
+    """The memory of a process, in bytes.
+
+    resident: pages in memory. anonymous: those without a file behind them. proportional: resident,
+    with shared pages divided among their users (PSS). own: resident and not shared (USS).
+    """
 
     resident: int
     anonymous: int
@@ -20,29 +23,31 @@ class Footprint(NamedTuple):
     own: int
 
 
-def footprint(pid: int | None = None) -> Footprint | None:
-    """The footprint of a process of this machine, the present one by default; None where /proc does not tell."""
-    found = _fields(PROC / str(pid or os.getpid()) / "smaps_rollup")
-    if not {"Rss", "Anonymous", "Pss", "Private_Clean", "Private_Dirty"} <= found.keys():
+def process_memory(pid: int | None = None) -> MemoryUsage | None:
+    """Return the memory of a local process, by default this one; None without /proc."""
+    fields = _fields(PROC / str(pid or os.getpid()) / "smaps_rollup")
+    if not {"Rss", "Anonymous", "Pss", "Private_Clean", "Private_Dirty"} <= fields.keys():
         return None
-    return Footprint(
-        found["Rss"],
-        found["Anonymous"],
-        found["Pss"],
-        found["Private_Clean"] + found["Private_Dirty"],
+    return MemoryUsage(
+        fields["Rss"],
+        fields["Anonymous"],
+        fields["Pss"],
+        fields["Private_Clean"] + fields["Private_Dirty"],
     )
 
 
-def anonymous() -> int | None:
-    """Anonymous bytes of this process now: a cheaper look than `footprint`; None where /proc does not tell."""
+def anonymous_bytes() -> int | None:
+    """Return the anonymous bytes of this process, faster than `process_memory`, or None."""
     return _fields(PROC / "self" / "status").get("RssAnon")
 
 
-def available() -> dict[str, int]:
-    """Bytes that this process may still take, by what limits it: machine, cgroup, RLIMIT_AS, RLIMIT_DATA; what is not limited
-    or not known is absent."""
+def available_bytes() -> dict[str, int]:
+    """Return the bytes that this process can still allocate, per limit.
+
+    Limits: machine, cgroup, RLIMIT_AS, RLIMIT_DATA. Those that are absent or unknown are left out.
+    """
     status = _fields(PROC / "self" / "status")
-    out = {"machine": _machine(), "cgroup": _cgroup()}
+    out = {"machine": _machine_bytes(), "cgroup": _cgroup_bytes()}
     for name, used in (("RLIMIT_AS", "VmSize"), ("RLIMIT_DATA", "VmData")):
         soft = resource.getrlimit(getattr(resource, name))[0]
         if soft != resource.RLIM_INFINITY:
@@ -50,31 +55,36 @@ def available() -> dict[str, int]:
     return {name: value for name, value in out.items() if value is not None}
 
 
-def _machine() -> int | None:
-    """Memory that can be had without swapping; where that is not told, what is free now, or all there is."""
-    told = _fields(PROC / "meminfo").get("MemAvailable")
-    if told is not None:
-        return told
+def _machine_bytes() -> int | None:
+    """Return memory that is available without swapping, else what is free, else the total."""
+    available = _fields(PROC / "meminfo").get("MemAvailable")
+    if available is not None:
+        return available
     for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
         if name in os.sysconf_names:
             return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
-def _cgroup() -> int | None:
-    """What the tightest of this process's control groups leaves, clean file pages counted as free; both versions of cgroups."""
+def _cgroup_bytes() -> int | None:
+    """Return what the tightest control group leaves, in both versions of cgroups.
+
+    Clean file pages count as free.
+    """
     left = []
     for folder, limit, used, clean in _groups():
-        most, now = _number(folder / limit), _number(folder / used)
-        if (
-            most is not None and now is not None and most < 1 << 60
-        ):  # version 1 writes "no limit" as a huge number
-            left.append(max(0, most - now + _plain_fields(folder / "memory.stat").get(clean, 0)))
+        maximum, now = _number(folder / limit), _number(folder / used)
+        # version 1 writes "no limit" as a huge number
+        if maximum is not None and now is not None and maximum < 1 << 60:
+            left.append(max(0, maximum - now + _plain_fields(folder / "memory.stat").get(clean, 0)))
     return min(left, default=None)
 
 
 def _groups() -> list[tuple[Path, str, str, str]]:
-    """Folders of this process's control groups and those above, with the names of their files: limit, use, clean pages."""
+    """Return this process's control groups and their ancestors.
+
+    Each has its directory and its file names: limit, usage, clean pages.
+    """
     out: list[tuple[Path, str, str, str]] = []
     for line in _lines(PROC / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -93,13 +103,13 @@ def _groups() -> list[tuple[Path, str, str, str]]:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None without it, or for `max`."""
+    """Return the number in a file, or None if it is missing or `max`."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Lines like `Name:  12 kB`, in bytes; empty when there is no such file."""
+    """Return lines like `Name:  12 kB` in bytes; empty if the file is missing."""
     out = {}
     for line in _lines(path):
         name, _, rest = line.partition(":")
@@ -110,13 +120,13 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _plain_fields(path: Path) -> dict[str, int]:
-    """Lines like `name 12`; empty when there is no such file."""
+    """Return lines like `name 12`; empty if the file is missing."""
     pairs = [line.split() for line in _lines(path)]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _lines(path: Path) -> list[Any]:
-    """A small file's lines; none when it can't be read, as on systems without /proc."""
+    """Return the lines of a small file; none if it is unreadable, as on systems without /proc."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -19,38 +19,39 @@ BACKGROUND_NICE: Final = 5  # added to the niceness of threads whose work is not
 
 
 def host_name() -> str:
-    """The name of this machine, as a part of a file's name."""
+    """Return the name of this machine in a form for file names."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:64]
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`, parents first. Zombies do not count."""
+    """Return the living processes below `pid`, parents first, without zombies."""
     children: dict[int, list[int]] = {}
     for child, parent in _processes():
         children.setdefault(parent, []).append(child)
-    found, level = [], children.get(pid, [])
+    rows, level = [], children.get(pid, [])
     while level:
-        found += level
+        rows += level
         level = [child for parent in level for child in children.get(parent, [])]
-    return found
+    return rows
 
 
 def _processes() -> list[tuple[int, int]]:
-    """(pid, parent) of living processes."""
+    """Return (pid, parent) of living processes."""
     if not PROC.exists():
         return _processes_by_ps()
-    found = []
+    rows = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # it ended while we looked
+            # it ended meanwhile
+            with contextlib.suppress(OSError):
                 state, parent = (folder / "stat").read_text().rpartition(") ")[2].split()[:2]
                 if state not in "ZX":
-                    found.append((int(folder.name), int(parent)))
-    return found
+                    rows.append((int(folder.name), int(parent)))
+    return rows
 
 
 def _processes_by_ps() -> list[tuple[int, int]]:
-    """(pid, parent) of living processes where there is no /proc, without the `ps` that lists them."""
+    """Return the same where /proc is missing, without the `ps` process itself."""
     with subprocess.Popen(
         ["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
     ) as ps:
@@ -63,23 +64,23 @@ def _processes_by_ps() -> list[tuple[int, int]]:
 
 
 def lower_priority(nice: int, group: Path = Path("/proc/self/autogroup")) -> None:
-    """Give way to other processes, by 0 to 19.
+    """Add 0 to 19 to the niceness of this process.
 
-    group: where Linux schedules sessions against each other, as most desktops do, this process' session stands back by the same:
-    a runner has one of its own, and nice counts only within it.
+    group: the file of the session's autogroup. Where Linux schedules sessions against each other,
+    as most desktops do, the session gets the same niceness: nice counts only within a session, and
+    a runner has its own.
     """
     os.nice(nice)
     if nice and group.exists():
         try:
             group.write_text(str(nice))
-        except (
-            OSError
-        ) as error:  # not allowed to everybody: then it competes with the service as an equal
+        except OSError as error:
+            # Not always permitted. Then it competes with the service as an equal.
             LOG.info("the session keeps its priority: %s", os.strerror(error.errno or 0))
 
 
 def lower_thread_priority() -> None:
-    """Have this thread let those that answer go first; only Linux gives a thread a niceness of its own."""
+    """Lower the priority of this thread. Only Linux has niceness per thread."""
     if sys.platform == "linux":
         os.setpriority(
             os.PRIO_PROCESS,

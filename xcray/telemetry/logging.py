@@ -1,7 +1,7 @@
-"""Log lines: one event is one line, whatever a stranger put into a name; each says what it belongs to.
+"""Log formatters: one line per event, as JSON for machines or as text for people.
 
-Two forms: JSON for machines, and text for people. Control characters, line separators and what turns the direction of writing
-arrive escaped in both. Only tracebacks in text take several lines.
+Each line contains its context. Control characters, line separators and characters that change the
+direction of writing are escaped in both forms. Only tracebacks in text span several lines.
 """
 
 from __future__ import annotations
@@ -18,136 +18,145 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeAlias
 
-Form: TypeAlias = Literal["json", "text"]
-Context: TypeAlias = Callable[
-    [], dict[str, Any]
-]  # what each line says beside its event: ids, where it happened
+LogFormat: TypeAlias = Literal["json", "text"]
+# Fields of each line next to its event, such as ids.
+Context: TypeAlias = Callable[[], dict[str, Any]]
 
-FORM_VARIABLE: Final = "XCRAY_LOG_FORMAT"
-LONGEST: Final = 256  # characters of a logged string; tracebacks may be longer
-LONGEST_TRACEBACK: Final = 8192
+FORMAT_VARIABLE: Final = "XCRAY_LOG_FORMAT"
+MAX_CHARS: Final = 256  # characters of a logged string; tracebacks can be longer
+MAX_TRACEBACK_CHARS: Final = 8192
 
 _ENCODER = json.JSONEncoder(ensure_ascii=True, default=str)
-_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
     "message",
     "asctime",
     "taskName",
     "color_message",
 }
-_HIDDEN: Final = frozenset(
-    {"Cc", "Cf", "Cs", "Zl", "Zp"}
-)  # kinds of characters that a terminal obeys instead of showing
+# Unicode categories that a terminal interprets instead of showing.
+_ESCAPED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
-class JSONLines(logging.Formatter):
-    """Time, level, logger, event, the context, and what was given as `extra`: one line of ASCII JSON."""
+class JSONFormatter(logging.Formatter):
+    """Formats time, level, logger, event, context and `extra` as one line of ASCII JSON."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line."""
         entry: dict[str, Any] = {
-            "time": _time(record.created),
+            "time": _format_time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": record.getMessage()[:LONGEST],
+            "event": record.getMessage()[:MAX_CHARS],
             **self._context(),
         }
-        entry |= {name: _short(value) for name, value in facts_of(record).items()}
+        entry |= {name: _truncate(value) for name, value in extra_fields(record).items()}
         if record.exc_info:
             entry["traceback"] = "".join(traceback.format_exception(*record.exc_info))[
-                -LONGEST_TRACEBACK:
+                -MAX_TRACEBACK_CHARS:
             ]
         return _ENCODER.encode(entry)
 
 
-class TextLines(logging.Formatter):
-    """The same for people: time, level, logger, event, and name=value of the rest; a traceback below it."""
+class TextFormatter(logging.Formatter):
+    """Formats the same for people: time, level, logger, event, then name=value pairs.
+
+    A traceback follows on its own lines.
+    """
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and those of a traceback."""
-        rest = {**self._context(), **facts_of(record)}
-        told = "".join(f" {name}={visible(_worded(value))}" for name, value in rest.items())
-        line = f"{_time(record.created)} {record.levelname} {record.name}: {visible(record.getMessage()[:LONGEST])}{told}"
+        """Return one line, and those of a traceback."""
+        rest = {**self._context(), **extra_fields(record)}
+        fields = "".join(
+            f" {name}={escape_invisible(_format_value(value))}" for name, value in rest.items()
+        )
+        event = escape_invisible(record.getMessage()[:MAX_CHARS])
+        prefix = f"{_format_time(record.created)} {record.levelname} {record.name}"
+        line = f"{prefix}: {event}{fields}"
         if not record.exc_info:
             return line
         lines = "".join(traceback.format_exception(*record.exc_info))[
-            -LONGEST_TRACEBACK:
+            -MAX_TRACEBACK_CHARS:
         ].splitlines()
-        return "\n".join([line, *(visible(each) for each in lines)])
+        return "\n".join([line, *(escape_invisible(each) for each in lines)])
 
 
-FORMS: Final[dict[Form, Callable[[Context], logging.Formatter]]] = {
-    "json": JSONLines,
-    "text": TextLines,
+FORMATTERS: Final[dict[LogFormat, Callable[[Context], logging.Formatter]]] = {
+    "json": JSONFormatter,
+    "text": TextFormatter,
 }
 
 
-class Whereabouts:
-    """What a runner is at, for its log lines."""
+class LogContext:
+    """The context of a runner's log lines: job, attempt and phase."""
 
     def __init__(self, job: str, attempt: int) -> None:
-        self.facts: dict[str, Any] = {"job": job, "attempt": attempt}
+        self.fields: dict[str, Any] = {"job": job, "attempt": attempt}
 
-    def at(self, phase: str) -> None:
-        """From now on, lines belong to this phase."""
-        self.facts["phase"] = phase
+    def set_phase(self, phase: str) -> None:
+        """Set the phase of all following lines."""
+        self.fields["phase"] = phase
 
     def __call__(self) -> dict[str, Any]:
-        """The context of a line."""
-        return self.facts
+        """Return the fields of a line."""
+        return self.fields
 
 
-def log_runner(path: Path | None, where: Whereabouts, form: str | None = None) -> None:
-    """Have a runner log to standard error, and to a file of the owner's when one is named.
+def configure_runner_logging(
+    path: Path | None, context: LogContext, log_format: str | None = None
+) -> None:
+    """Log to standard error, and to a file that only its owner can read, if given.
 
-    form: json or text; when None, as XCRAY_LOG_FORMAT says, and text without it: people read these logs.
+    log_format: json or text. None means XCRAY_LOG_FORMAT, or text without it, because people read
+    these logs.
     """
     streams: list[IO[str]] = [sys.stderr]
     if path is not None:
         streams.append(os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a"))
-    chosen = form or os.environ.get(FORM_VARIABLE)
+    log_format_name = log_format or os.environ.get(FORMAT_VARIABLE)
     handlers = [logging.StreamHandler(stream) for stream in streams]
     for handler in handlers:
-        handler.setFormatter(FORMS["json" if chosen == "json" else "text"](where))
+        handler.setFormatter(FORMATTERS["json" if log_format_name == "json" else "text"](context))
     logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
 
 
-def facts_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as `extra`, or to `note` of the service."""
-    facts: dict[str, Any] | None = vars(record).get("_facts")
-    if facts is None:
-        facts = {
+def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields from `extra`, or from the service's `note`."""
+    fields: dict[str, Any] | None = vars(record).get("_facts")
+    if fields is None:
+        fields = {
             name: value
             for name, value in vars(record).items()
-            if name not in _STANDARD and name[0] != "_"
+            if name not in _STANDARD_ATTRIBUTES and name[0] != "_"
         }
-    return facts
+    return fields
 
 
-def visible(text: str) -> str:
-    r"""A text in which every character can be seen: "a\nb" has a backslash and an n."""
+def escape_invisible(text: str) -> str:
+    r"""Return a text with all invisible characters escaped: "a\nb" has a backslash and an n."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        _spelled(each) if unicodedata.category(each) in _HIDDEN else each for each in text
+        _escape(each) if unicodedata.category(each) in _ESCAPED_CATEGORIES else each
+        for each in text
     )
 
 
-def _spelled(character: str) -> str:
-    """A character as an escape."""
+def _escape(character: str) -> str:
+    """Return a character as an escape sequence."""
     return character.encode("unicode_escape").decode("ascii")
 
 
-def _worded(value: Any) -> str:
-    """A value behind its name: bare when that is one plain word."""
-    text = str(_short(value))
+def _format_value(value: Any) -> str:
+    """Return the value of a field, without quotes if it is one plain word."""
+    text = str(_truncate(value))
     return (
         text
         if text and " " not in text and '"' not in text and "=" not in text
@@ -155,17 +164,17 @@ def _worded(value: Any) -> str:
     )
 
 
-def _time(seconds: float) -> str:
-    """Unix seconds as date and time, UTC, with milliseconds."""
-    return f"{_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+def _format_time(seconds: float) -> str:
+    """Return Unix seconds as date and time in UTC with milliseconds."""
+    return f"{_format_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
 
 
 @lru_cache(2)
-def _second(second: int) -> str:
-    """A second since 1970 as date and time, UTC; thousands of lines share it."""
+def _format_second(second: int) -> str:
+    """Return a Unix second as date and time in UTC, cached because many lines share it."""
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _short(value: Any) -> Any:
-    """Strings cut to a bearable length."""
-    return value[:LONGEST] if isinstance(value, str) else value
+def _truncate(value: Any) -> Any:
+    """Return strings cut to MAX_CHARS, other values as they are."""
+    return value[:MAX_CHARS] if isinstance(value, str) else value

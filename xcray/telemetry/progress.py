@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""Progress reports of long-running work."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-# what a run has done, as its vitals count it
-CLASSES: Final = "classes_solved"
-SECONDS: Final = "worker_seconds"  # of workers, for work that counted
+# names of the counters in `Progress.vitals`
+CLASSES_SOLVED: Final = "classes_solved"
+WORKER_SECONDS: Final = "worker_seconds"  # seconds of workers for work that counted
 EPOCHS: Final = "epochs"
-ROWS: Final = "rows_trained"  # rows times epochs
-ANSWERED: Final = "rows_answered"
-COPIED: Final = "batches_copied"  # begun beside the first, whose worker was late
+ROWS_TRAINED: Final = "rows_trained"  # rows times epochs
+ROWS_ANSWERED: Final = "rows_answered"
+BATCHES_COPIED: Final = "batches_copied"  # second copies of batches whose worker was late
 WORKERS_LOST: Final = "workers_lost"
 NODES_LOST: Final = "nodes_lost"
 
 
 class Progress(NamedTuple):
-    """How far work is.
+    """The progress of a training or batch prediction.
 
-    phase: of a training LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING, with done and total in classes (TRAINING of solvers
-    that go in epochs: in epochs); of a batch prediction LOADING, PREDICTING or PUBLISHING, with done and total in rows. seconds
-    since the start; rate a second; eta in seconds, None when not known; note: a line for people; figures: for machines, where a
-    training goes in epochs its newest "epoch", "objective" and "held_out" loss; vitals: how the run is doing, see
-    `xcray.workers.run_metrics`.
+    phase: LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING for a training, with done and total
+    in classes (or in epochs, during TRAINING of solvers with epochs). LOADING, PREDICTING or
+    PUBLISHING for a batch prediction, with done and total in rows. seconds: since the start. rate:
+    per second. eta: seconds, or None if unknown. note: a line for people. figures: for machines;
+    the newest "epoch", "objective" and "held_out" loss of trainings with epochs. vitals: run
+    metrics, see `xcray.workers.run_metrics`.
     """
 
     phase: str
@@ -37,5 +38,5 @@ class Progress(NamedTuple):
     rate: float
     eta: float | None
     note: str
-    figures: Mapping[str, Any] = NONE
-    vitals: Mapping[str, Any] = NONE
+    figures: Mapping[str, Any] = EMPTY
+    vitals: Mapping[str, Any] = EMPTY

@@ -1,8 +1,4 @@
-"""Traces: what a request or an attempt did when, as OpenTelemetry spans; of a job in one trace, from its submission to its end.
-
-Off, and then nearly free, unless OTEL_EXPORTER_OTLP_ENDPOINT (or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) is set and the extra
-`telemetry` is installed. Everything else is set by the usual OTEL_ variables: headers, time limit, sampling, resource attributes.
-"""
+"""Traces of requests and attempts as OpenTelemetry spans; a job's spans form one trace."""
 
 from __future__ import annotations
 
@@ -17,18 +13,19 @@ from typing import Any, Final
 
 LOG: Final = logging.getLogger(__name__)
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-HEADER: Final = "traceparent"
-LAST_SECONDS: Final = 3.0  # that the end of a process may wait for its last spans to be taken
+TRACEPARENT: Final = "traceparent"
+FLUSH_SECONDS: Final = 3.0  # limit on the wait for the last spans at the end of a process
 
-_NOTHING: Final[AbstractContextManager[Any]] = contextlib.nullcontext()
+_NO_SPAN: Final[AbstractContextManager[Any]] = contextlib.nullcontext()
 _tracer: Any = None
 _provider: Any = None
 
 
-def switch_on(service: str, processor: Any = None) -> bool:
-    """Trace from now on when the environment asks for it; whether that is so.
+def enable_tracing(service: str, processor: Any = None) -> bool:
+    """Enable tracing if the environment asks for it; return whether it is enabled.
 
-    service: what traces call this process, where OTEL_SERVICE_NAME does not. processor: takes the spans instead of an exporter.
+    service: the service name, unless OTEL_SERVICE_NAME sets one. processor: receives the spans
+    instead of an exporter.
     """
     global _tracer, _provider
     if _tracer is not None:
@@ -42,60 +39,63 @@ def switch_on(service: str, processor: Any = None) -> bool:
         from opentelemetry.sdk.trace import TracerProvider
     except ModuleNotFoundError:
         LOG.warning(
-            "traces are asked for, but OpenTelemetry is not installed: pip install 'xcray[telemetry]'"
+            "tracing is configured, but OpenTelemetry is not installed:"
+            " pip install 'xcray[telemetry]'"
         )
         return False
     name = os.environ.get("OTEL_SERVICE_NAME", service)
     _provider = TracerProvider(
         resource=Resource.create({"service.name": name}), shutdown_on_exit=False
     )
-    _provider.add_span_processor(processor or _exporting())
+    _provider.add_span_processor(processor or _otlp_processor())
     _tracer = _provider.get_tracer("xcray")
     return True
 
 
-def switch_off() -> None:
-    """Trace no more; what was is handed over, if somebody takes it within LAST_SECONDS."""
+def disable_tracing() -> None:
+    """Disable tracing; export remaining spans for at most FLUSH_SECONDS."""
     global _tracer, _provider
     provider, _tracer, _provider = _provider, None, None
     if provider is not None:
-        last = threading.Thread(
-            target=provider.shutdown, name="xcray-traces", daemon=True
-        )  # it tries again and again
-        last.start()
-        last.join(LAST_SECONDS)
+        # the exporter retries for a long time
+        flush = threading.Thread(target=provider.shutdown, name="xcray-traces", daemon=True)
+        flush.start()
+        flush.join(FLUSH_SECONDS)
 
 
-def is_on() -> bool:
-    """Whether spans are made."""
+def is_enabled() -> bool:
+    """Return whether spans are recorded."""
     return _tracer is not None
 
 
 def span(
     name: str, *, parent: str | None = None, kind: str = "INTERNAL", **attributes: Any
 ) -> AbstractContextManager[Any]:
-    """A span around a block, child of the one around it, or of `parent` (a traceparent). The block gets it, or None when off."""
-    return _NOTHING if _tracer is None else _span(name, parent, kind, attributes)
+    """Return a span around a block, as a child of the current one or of `parent` (a traceparent).
+
+    The block gets the span, or None if tracing is off.
+    """
+    return _NO_SPAN if _tracer is None else _span(name, parent, kind, attributes)
 
 
-def carried() -> dict[str, str]:
-    """What takes the present span to another process: {"traceparent": ...}; empty without one."""
+def trace_headers() -> dict[str, str]:
+    """Return the header that carries the current span to another process, or an empty dict."""
     if _tracer is None:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     out: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(out)
-    return {name: value for name, value in out.items() if name == HEADER}
+    return {name: value for name, value in out.items() if name == TRACEPARENT}
 
 
-def trace_id() -> str | None:
-    """The present trace, in hexadecimal digits."""
-    found = carried().get(HEADER)
-    return None if found is None else found.split("-")[1]
+def current_trace_id() -> str | None:
+    """Return the id of the current trace in hexadecimal, or None."""
+    header = trace_headers().get(TRACEPARENT)
+    return None if header is None else header.split("-")[1]
 
 
-def happened(
+def record_span(
     name: str,
     seconds: float,
     *,
@@ -103,29 +103,32 @@ def happened(
     until: float | None = None,
     **attributes: Any,
 ) -> None:
-    """A span that took so long, until now or `until` (Unix seconds)."""
+    """Record a span of `seconds` that ended now or at `until` (Unix seconds)."""
     if _tracer is None:
         return
     end = time.time_ns() if until is None else int(until * 1e9)
     _tracer.start_span(
-        name, _context(parent), attributes=_given(attributes), start_time=end - int(seconds * 1e9)
+        name,
+        _parent_context(parent),
+        attributes=_prefix_attributes(attributes),
+        start_time=end - int(seconds * 1e9),
     ).end(end)
 
 
-class Phases:
-    """Spans that follow each other: the phases of an attempt."""
+class PhaseSpans:
+    """Consecutive spans: the phases of an attempt."""
 
     def __init__(self) -> None:
         self._span: Any = None
 
-    def at(self, phase: str) -> None:
-        """The phase that begins now; the one before ends."""
+    def enter(self, phase: str) -> None:
+        """End the previous phase and start the next."""
         self.close()
         if _tracer is not None:
             self._span = _tracer.start_span(phase)
 
     def close(self) -> None:
-        """No phase any more."""
+        """End the current phase."""
         if self._span is not None:
             self._span.end()
             self._span = None
@@ -133,36 +136,38 @@ class Phases:
 
 @contextlib.contextmanager
 def _span(name: str, parent: str | None, kind: str, attributes: dict[str, Any]) -> Iterator[Any]:
-    """See `span`. Errors are noted by their class alone: messages hold what people sent."""
+    """Implement `span`. Errors are recorded by class only: their messages can contain user data."""
     from opentelemetry.trace import SpanKind, Status, StatusCode
 
-    how: dict[str, Any] = {"kind": SpanKind[kind], "attributes": _given(attributes)}
-    quiet = {"record_exception": False, "set_status_on_exception": False}
-    with _tracer.start_as_current_span(name, _context(parent), **how, **quiet) as made:
+    options: dict[str, Any] = {"kind": SpanKind[kind], "attributes": _prefix_attributes(attributes)}
+    no_exceptions = {"record_exception": False, "set_status_on_exception": False}
+    with _tracer.start_as_current_span(
+        name, _parent_context(parent), **options, **no_exceptions
+    ) as current:
         try:
-            yield made
+            yield current
         except Exception as error:
-            made.set_attribute("error.type", type(error).__name__)
-            made.set_status(Status(StatusCode.ERROR))
+            current.set_attribute("error.type", type(error).__name__)
+            current.set_status(Status(StatusCode.ERROR))
             raise
 
 
-def _context(parent: str | None) -> Any:
-    """The context of a traceparent; the present one without it, or when it can't be read."""
+def _parent_context(parent: str | None) -> Any:
+    """Return the context of a traceparent, or the current one if it is missing or invalid."""
     if parent is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    return TraceContextTextMapPropagator().extract({HEADER: parent})
+    return TraceContextTextMapPropagator().extract({TRACEPARENT: parent})
 
 
-def _given(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes that have a value, by dotted names: job_id is xcray.job_id."""
+def _prefix_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes that have a value, prefixed: job_id becomes xcray.job_id."""
     return {f"xcray.{name}": value for name, value in attributes.items() if value is not None}
 
 
-def _exporting() -> Any:
-    """Spans in batches to OTLP over HTTP, as the environment says."""
+def _otlp_processor() -> Any:
+    """Return a batch processor that exports to OTLP over HTTP, as the environment configures."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -170,5 +175,5 @@ def _exporting() -> Any:
 
 
 def _is_disabled() -> bool:
-    """OTEL_SDK_DISABLED=true."""
+    """Return whether OTEL_SDK_DISABLED is true."""
     return os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"

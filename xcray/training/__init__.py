@@ -1,6 +1,7 @@
-"""train(spec) -> a published model and its measures: the one use case that the command line and jobs share.
+"""Training: `train(spec)` returns a published model and its measures.
 
-`xcray.training.edit.operations` changes the labels of a model, `xcray.training.tuning.search` chooses hyper-parameters.
+The command line and jobs share it. `xcray.training.edit.operations` changes the labels of a model,
+`xcray.training.tuning.search` chooses hyper-parameters.
 """
 
 from xcray.telemetry.progress import Progress

@@ -1,7 +1,8 @@
-"""Finished blocks on disk: a commit each. Written aside, synced, renamed; named by their content; read back on resume.
+"""Committed blocks of finished labels on disk, one file per commit.
 
-What stays in memory of a finished label is where it lies: 16 bytes, whatever its weights are. In the end the parts are
-merged into one file, a range of labels at a time.
+Files are staged, synced, renamed, named by their content, and read again on resume. In memory a
+finished label takes 16 bytes, for any number of weights. At the end the parts are merged into one
+file, a range of labels at a time.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ import pyarrow as pa
 
 from xcray.arrays import Int64, csr, frozen
 from xcray.errors import Conflict, Corrupt, XcrayError
-from xcray.index.packed import BUDGET, ENTRY, ranges
+from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES, row_ranges
 from xcray.kernels.merge import copy_rows
-from xcray.solvers.solved_labels import Block, untrained
+from xcray.solvers.parameters import current_names
+from xcray.solvers.solved_labels import SolvedLabels, untrained_records
 from xcray.storage.arrow import MatrixWriter, read_csr, read_table, write_table
 from xcray.storage.atomic import read_json, write_json
 
 
-class Parts:
-    """The committed blocks of one run, in `directory`; `fingerprint` says what run it is (data, solver, parameters).
+class BlockStore:
+    """The committed blocks of one run, in `directory`.
 
-    Parts found there are checked against their names (a SHA-256 of the content); a damaged part is set aside and its
-    labels are solved again. Raises Conflict when the directory belongs to another run.
-
-    damaged: names of the parts that were set aside.
+    fingerprint: identity of the run (data, solver, parameters). Existing parts are checked
+    against their names (a SHA-256 of the content). A damaged part is set aside and its labels are
+    solved again.
+    damaged: names of the parts that were set aside. Raises Conflict if the directory belongs to
+    another run.
     """
 
     def __init__(
@@ -39,11 +42,11 @@ class Parts:
         self._n_labels = n_labels
         self._n_features = n_features
         directory.mkdir(parents=True, exist_ok=True)
-        claim(directory, fingerprint)
+        claim_directory(directory, fingerprint)
         self._names: list[str] = []
-        self._part = np.full(n_labels, -1, np.int32)  # which of the names holds a label
-        self._row = np.zeros(n_labels, np.int32)  # and where in it
-        self._length = np.zeros(n_labels, np.int64)  # its weights
+        self._part = np.full(n_labels, -1, np.int32)  # index of the part that holds a label
+        self._row = np.zeros(n_labels, np.int32)  # its row there
+        self._length = np.zeros(n_labels, np.int64)  # number of its weights
         self.damaged: list[str] = []
         for path in sorted(directory.glob("part-*.arrow")):
             self._adopt(path)
@@ -55,17 +58,17 @@ class Parts:
 
     @property
     def lengths(self) -> Int64:
-        """Weights of each label, 0 for those that are not done: (K,) int64."""
+        """Number of weights of each label, 0 for unfinished ones: (K,) int64."""
         return self._length
 
-    def commit(self, block: Block) -> None:
-        """Make a block durable; when this returns, no crash loses it."""
+    def commit(self, block: SolvedLabels) -> None:
+        """Write a block durably; no crash loses it after the return."""
         path = self._directory / f"part-{block.digest()[:32]}.arrow"
         write_table(path, _table(block))
-        self._keep(path.name, block)
+        self._index_block(path.name, block)
 
     def clear(self) -> None:
-        """Forget and remove all parts: what was in them is made anew, as a whole."""
+        """Remove all parts, because all labels are trained again."""
         for name in self._names:
             (self._directory / name).unlink(missing_ok=True)
         self._names.clear()
@@ -75,24 +78,25 @@ class Parts:
         self,
         path: Path,
         *,
-        budget: int = BUDGET,
+        budget: int = BUFFER_BYTES,
         allow_missing: bool = False,
         positives: Any = None,
         tick: Callable[[], None] = lambda: None,
-    ) -> Block:
-        """All labels in one block, whose weights are written to the matrix file `path` and mapped from there.
+    ) -> SolvedLabels:
+        """Merge all labels into one block, with the weights mapped from the matrix file `path`.
 
-        budget: bytes of weights in memory at once, beside the records and 32 bytes a label; the file is the same for any.
-        allow_missing: labels that no part holds get no weights, bias -1 and a record that says so (see `untrained`), with
-        `positives` (K,), their rows in training. tick: called after each range of labels.
-        Raises ValueError naming the first missing label unless they are allowed, Corrupt when a part is not what it was.
+        budget: bytes of weights in memory at once, in addition to the records and 32 bytes per
+        label; the file does not depend on it. allow_missing: labels that no part holds get no
+        weights, bias -1 and an untrained record, with `positives` (K,), their rows in training.
+        tick: called after each range of labels. Raises ValueError with the first missing label
+        unless they are allowed, and Corrupt if a part was changed.
         """
         missing = self.missing
         if len(missing) and not allow_missing:
             raise ValueError(f"label {int(missing[0])} is in no part")
         indptr = np.concatenate([[0], np.cumsum(self._length)])
         with MatrixWriter(path, indptr, self._n_features) as out:
-            for first, stop in ranges(indptr, budget // ENTRY):
+            for first, stop in row_ranges(indptr, budget // ENTRY_BYTES):
                 n = int(indptr[stop] - indptr[first])
                 indices, weights = np.empty(n, np.int32), np.empty(n, np.float32)
                 for labels, part in self._parts_of(first, stop):
@@ -101,7 +105,7 @@ class Parts:
                     if W.n_rows <= rows.max() or not np.array_equal(
                         np.diff(W.indptr)[rows], self._length[labels]
                     ):
-                        raise _changed(part)
+                        raise _changed_part(part)
                     copy_rows(
                         W,
                         frozen(rows, np.int64),
@@ -112,51 +116,56 @@ class Parts:
                 out.write(int(indptr[first]), indices, weights)
                 tick()
         bias, records = self._columns(missing, positives)
-        return Block(np.arange(self._n_labels, dtype=np.int32), read_csr(path), bias, records)
+        return SolvedLabels(
+            np.arange(self._n_labels, dtype=np.int32), read_csr(path), bias, records
+        )
 
     def _parts_of(self, first: int, stop: int) -> Iterator[tuple[Int64, str]]:
-        """Which labels of [first, stop) lie in which part: (n,) labels and the part's name, each part once."""
+        """Yield (labels (n,), part name) for labels in [first, stop), each part once."""
         part = self._part[first:stop]
         order = np.argsort(part, kind="stable")
-        held = order[np.searchsorted(part[order], 0) :]
-        for labels in np.split(held, np.flatnonzero(np.diff(part[held])) + 1):
+        present = order[np.searchsorted(part[order], 0) :]
+        for labels in np.split(present, np.flatnonzero(np.diff(part[present])) + 1):
             if len(labels):
                 yield labels + first, self._names[part[labels[0]]]
 
     def _columns(self, missing: Any, positives: Any) -> tuple[Any, Any]:
-        """Biases and records of all labels."""
+        """Return biases and records of all labels."""
         bias, records = np.empty(self._n_labels), None
         for labels, part in self._parts_of(0, self._n_labels):
-            block, rows = _block(self._directory / part), self._row[labels]
+            block, rows = _read_block(self._directory / part), self._row[labels]
             if not np.array_equal(block.labels[rows], labels):
-                raise _changed(part)
+                raise _changed_part(part)
             if records is None:
                 records = np.empty(self._n_labels, block.records.dtype)
             bias[labels], records[labels] = block.bias[rows], block.records[rows]
-        records = untrained(np.arange(self._n_labels)) if records is None else records
+        records = untrained_records(np.arange(self._n_labels)) if records is None else records
         if len(missing):
             bias[missing] = -1.0
-            records[missing] = untrained(missing, positives, records.dtype)
+            records[missing] = untrained_records(missing, positives, records.dtype)
         return frozen(bias, np.float64), records
 
     def _adopt(self, path: Path) -> None:
-        """Keep a part of an earlier attempt, or set it aside when its content is not what its name says."""
+        """Add a part of an earlier attempt, or set it aside if its content and name differ."""
         try:
-            block = _block(path)
-            labels, named = block.labels, f"part-{block.digest()[:32]}.arrow" == path.name
-            sound = (
-                named and len(labels) > 0 and 0 <= labels.min() and labels.max() < self._n_labels
+            block = _read_block(path)
+            labels, name_matches = block.labels, f"part-{block.digest()[:32]}.arrow" == path.name
+            valid = (
+                name_matches
+                and len(labels) > 0
+                and 0 <= labels.min()
+                and labels.max() < self._n_labels
             )
         except (XcrayError, KeyError, ValueError, pa.ArrowException):
-            sound = False
-        if sound and block.W.n_cols == self._n_features:
-            self._keep(path.name, block)
+            valid = False
+        if valid and block.W.n_cols == self._n_features:
+            self._index_block(path.name, block)
         else:
             path.rename(path.with_suffix(".damaged"))
             self.damaged.append(path.name)
 
-    def _keep(self, name: str, block: Block) -> None:
-        """Note where the block's labels lie, but for those that an earlier part holds."""
+    def _index_block(self, name: str, block: SolvedLabels) -> None:
+        """Record where the block's labels are, except those that an earlier part holds."""
         lengths, new = np.diff(block.W.indptr), self._part[block.labels] < 0
         labels = block.labels[new]
         self._part[labels], self._row[labels], self._length[labels] = (
@@ -167,30 +176,40 @@ class Parts:
         self._names.append(name)
 
 
-def claim(directory: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Write a run's fingerprint (JSON) into its directory, or compare with the one there. Raises Conflict when it is another."""
-    path, wanted = directory / "run.json", json.loads(json.dumps(dict(fingerprint)))
+def claim_directory(directory: Path, fingerprint: Mapping[str, Any]) -> None:
+    """Write a run's fingerprint (JSON) into its directory, or compare it with the existing one.
+
+    Raises Conflict if it is another one.
+    """
+    path, expected = directory / "run.json", json.loads(json.dumps(dict(fingerprint)))
     if not path.exists():
-        write_json(path, wanted)
+        write_json(path, expected)
         return
-    found = read_json(path)
-    if found != wanted:
-        changed = sorted(k for k in {*found, *wanted} if found.get(k) != wanted.get(k))
+    existing = read_json(path)
+    # runs of earlier versions can contain old parameter names
+    if isinstance(existing.get("params"), dict):
+        existing["params"] = current_names(existing["params"])
+    if existing != expected:
+        changed = sorted(k for k in {*existing, *expected} if existing.get(k) != expected.get(k))
         raise Conflict(
-            f"the run directory holds another run (other {', '.join(changed)}); choose a new one, or repeat its settings"
+            f"the run directory holds another run (other {', '.join(changed)}); "
+            "choose a new one, or repeat its settings"
         )
 
 
-def _changed(part: str) -> Corrupt:
-    """A part is not what it was when it was committed or adopted; opening the run again looks closer."""
+def _changed_part(part: str) -> Corrupt:
+    """Return the error for a part that was changed after its commit.
+
+    Opening the run again checks it.
+    """
     return Corrupt(
-        f"part file {part} was changed while the run was under way; run the training again",
+        f"part file {part} was changed during the run; run the training again",
         file=part,
     )
 
 
-def _table(block: Block) -> pa.Table:
-    """A block as a table of one row a label."""
+def _table(block: SolvedLabels) -> pa.Table:
+    """Return a block as a table with one row per label."""
     offsets = pa.array(block.W.indptr)
     columns = {
         "label": pa.array(block.labels),
@@ -210,8 +229,11 @@ def _table(block: Block) -> pa.Table:
     )
 
 
-def _block(path: Path) -> Block:
-    """A block mapped from its part file. Raises Corrupt, or KeyError and ValueError for a table of another kind."""
+def _read_block(path: Path) -> SolvedLabels:
+    """Map a block from its part file.
+
+    Raises Corrupt, or KeyError and ValueError for a table of another kind.
+    """
     table = read_table(path)
     if table.num_rows == 0 or any(column.num_chunks != 1 for column in table.columns):
         raise Corrupt(f"{path.name} does not hold one batch of labels")
@@ -230,4 +252,4 @@ def _block(path: Path) -> Block:
     for name in dtype.names or ():
         records[name] = table.column(f"record.{name}").to_numpy()
     labels = frozen(table.column("label").to_numpy(), np.int32)
-    return Block(labels, W, frozen(table.column("bias").to_numpy(), np.float64), records)
+    return SolvedLabels(labels, W, frozen(table.column("bias").to_numpy(), np.float64), records)

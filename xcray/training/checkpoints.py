@@ -1,13 +1,13 @@
-"""Checkpoints of a training whose blocks go round: what is there after a crash is whole, or is not taken.
+"""Checkpoints of a rotation training: after a crash a checkpoint is complete or is not used.
 
-DIRECTORY/run.json           whose checkpoints these are
+DIRECTORY/run.json           identity of the run
 DIRECTORY/rest-000012/       published by one rename:
-    block-00000.arrow ...    the weights and state of each block of labels; then, in the same order, what they remember, if anything
-    shard-00000.arrow ...    what each shard of rows keeps from lap to lap
-    rest.json                how far the training was, and a SHA-256 of every file's content; sealed by one of its own
+    block-00000.arrow ...    weights and state of each label block, then their L-BFGS histories
+    shard-00000.arrow ...    state that each row shard keeps between sweeps
+    rest.json                progress, and a SHA-256 of every file's content and of itself
 
-Workers write and read the files of what they hold where they see the directory; for those that don't, the driver does, one block at
-a time. The two newest are kept: should one turn out damaged, the one before is still there.
+Workers write and read their own files if they see the directory. Otherwise the driver does it, one
+block at a time. The two newest checkpoints are kept, in case the newest is damaged.
 """
 
 from __future__ import annotations
@@ -24,52 +24,54 @@ import pyarrow as pa
 from xcray.errors import Corrupt, XcrayError
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import (
+    create_staging_directory,
     discard_directory,
     publish_directory,
     read_json,
     sha256_arrays,
-    staging_directory,
     write_json,
 )
-from xcray.training.block_store import claim
-from xcray.workers.rpc import Errand, errands, fetched, made, run
-from xcray.workers.worker_group import Handle, Team
+from xcray.training.block_store import claim_directory
+from xcray.workers.rpc import Call, call, call_many, fetch, require_ref
+from xcray.workers.worker_group import ObjectHandle, WorkerGroup
 
-NOTE: Final = "rest.json"
-FORMAT: Final = 1
-BUSY: Final = (
-    0.1  # of the time, at most, that checkpoints may take, unless one is wanted at each rest
-)
-KEPT: Final = 2  # checkpoints on disk: the newest, and one to go back to should it be damaged
+NOTE_FILE: Final = "rest.json"
+FORMAT_VERSION: Final = 1
+# Maximum share of the time for checkpoints, unless one is due at each sync point.
+MAX_WRITE_SHARE: Final = 0.1
+N_KEPT: Final = 2  # the newest, and one to go back to if it is damaged
 
 Arrays = dict[str, np.ndarray]
 
 
 def block_file(number: int) -> str:
-    """The file of block `number` in a checkpoint."""
+    """Return the file name of block `number` in a checkpoint."""
     return f"block-{number:05d}.arrow"
 
 
 def shard_file(number: int) -> str:
-    """The file of shard `number` in a checkpoint."""
+    """Return the file name of shard `number` in a checkpoint."""
     return f"shard-{number:05d}.arrow"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    """Write arrays of numbers durably, each as a list in a table of one row; the SHA-256 of their content. Nothing is copied."""
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    flat = {name: pa.array(array.reshape(-1)) for name, array in whole.items()}
+    """Write numeric arrays durably and return the SHA-256 of their content.
+
+    Each array is a list in a table of one row. Contiguous arrays are not copied.
+    """
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    flat = {name: pa.array(array.reshape(-1)) for name, array in contiguous.items()}
     lists = {
         name: pa.LargeListArray.from_arrays([0, len(values)], values)
         for name, values in flat.items()
     }
-    shapes = {name: list(array.shape) for name, array in whole.items()}
+    shapes = {name: list(array.shape) for name, array in contiguous.items()}
     write_table(path, pa.table(lists).replace_schema_metadata({"shapes": json.dumps(shapes)}))
-    return sha256_arrays(whole)
+    return sha256_arrays(contiguous)
 
 
 def read_arrays(path: Path, digest: str) -> Arrays:
-    """Map what `write_arrays` wrote: read-only views of the file. Raises Corrupt when it is missing or its content is another."""
+    """Map the arrays of `write_arrays` as read-only views. Raises Corrupt if missing or changed."""
     try:
         table = read_table(path)
         shapes = json.loads(table.schema.metadata[b"shapes"])
@@ -77,7 +79,7 @@ def read_arrays(path: Path, digest: str) -> Arrays:
             name: table.column(name).chunk(0).values.to_numpy().reshape(shapes[name])
             for name in table.column_names
         }
-        sound = sha256_arrays(arrays) == digest
+        valid = sha256_arrays(arrays) == digest
     except (
         XcrayError,
         pa.ArrowException,
@@ -87,14 +89,17 @@ def read_arrays(path: Path, digest: str) -> Arrays:
         AttributeError,
         IndexError,
     ):
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise Corrupt(f"{path.parent.name}/{path.name} is not what was written", file=path.name)
     return arrays
 
 
-class Found(NamedTuple):
-    """A checkpoint on disk. note: what `Checkpoints.write` was told; blocks, shards: SHA-256 of each one's arrays."""
+class Checkpoint(NamedTuple):
+    """A checkpoint on disk.
+
+    note: as passed to `Checkpoints.write`. blocks, shards: SHA-256 of each one's arrays.
+    """
 
     path: Path
     note: dict[str, Any]
@@ -103,158 +108,187 @@ class Found(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one run in `directory`, its own; `fingerprint` (JSON) says what run it is.
+    """The checkpoints of one run in its own `directory`; `fingerprint` (JSON) identifies the run.
 
-    seconds: between two, at least; those that take long to write come less often (BUSY); 0: all are due. damaged: names of those
-    that were set aside. Raises Conflict when the directory belongs to another run.
+    seconds: between two, at least; slow ones are written less often (MAX_WRITE_SHARE); 0: always
+    due.
+    damaged: names of those that were set aside. Raises Conflict if the directory belongs to another
+    run.
     """
 
     def __init__(self, directory: Path, fingerprint: Mapping[str, Any], *, seconds: float) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        claim(directory, fingerprint)
-        for left in directory.glob(".rest-*.part"):  # of a driver that died while it wrote
-            discard_directory(left)
+        claim_directory(directory, fingerprint)
+        for partial in directory.glob(".rest-*.part"):  # of a driver that died during a write
+            discard_directory(partial)
         self._directory = directory
         self._seconds = seconds
-        self._last = time.monotonic()
-        self._took = 0.0
+        self._written_at = time.monotonic()
+        self._write_seconds = 0.0
         self.damaged: list[str] = []
 
     @property
     def due(self) -> bool:
         """Whether it is time for the next one."""
-        wanted = max(self._seconds, self._took / BUSY) if self._seconds else 0.0
-        return time.monotonic() - self._last >= wanted
+        interval = (
+            max(self._seconds, self._write_seconds / MAX_WRITE_SHARE) if self._seconds else 0.0
+        )
+        return time.monotonic() - self._written_at >= interval
 
     @property
     def seconds_to_write(self) -> float:
-        """What the last one took; 0 before there was one."""
-        return self._took
+        """Seconds that the last one took; 0 before the first."""
+        return self._write_seconds
 
     def write(
         self,
-        team: Team,
+        group: WorkerGroup,
         number: int,
         note: Mapping[str, Any],
-        blocks: Sequence[tuple[str, Handle]],
-        homes: Sequence[str],
+        blocks: Sequence[tuple[str, ObjectHandle]],
+        block_workers: Sequence[str],
     ) -> None:
-        """Make rest `number` durable; older ones go after it is, but for the one before.
+        """Write checkpoint `number` durably, then remove all older ones except the newest.
 
-        note: JSON; blocks: of each block, and of what each remembers, who is to write it, and its handle; homes: who holds each
-        shard, and is to write what it keeps of it. Raises WorkerLost, and OSError when the disk is full; nothing is published then.
+        note: JSON. blocks: worker and handle of each block and of each history. owners: owner of
+        each shard, which writes its snapshot. Raises WorkerLost, and OSError if the disk is full;
+        then nothing is published.
         """
-        began, target = time.monotonic(), self._directory / f"rest-{number:06d}"
-        staged = staging_directory(target)
+        started, target = time.monotonic(), self._directory / f"rest-{number:06d}"
+        staged = create_staging_directory(target)
         try:
             digests = {
-                "blocks": self._write_blocks(team, staged, blocks),
-                "shards": self._write_shards(team, staged, homes),
+                "blocks": self._write_blocks(group, staged, blocks),
+                "shards": self._write_shards(group, staged, block_workers),
             }
-            write_json(staged / NOTE, _sealed({"format": FORMAT, "note": dict(note), **digests}))
+            write_json(
+                staged / NOTE_FILE,
+                _with_seal({"format": FORMAT_VERSION, "note": dict(note), **digests}),
+            )
             if target.exists():
                 self._set_aside(target)
             publish_directory(staged, target)
         except BaseException:
             discard_directory(staged)
             raise
-        self._last = time.monotonic()
-        self._took = self._last - began
-        for older in self._paths()[KEPT:]:
+        self._written_at = time.monotonic()
+        self._write_seconds = self._written_at - started
+        for older in self._paths()[N_KEPT:]:
             discard_directory(older)
 
-    def newest(self) -> Found | None:
-        """The newest whose note is sound, None when there is none; damaged ones are set aside."""
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint with a valid note, or None; damaged ones are set aside."""
         for path in self._paths():
             try:
-                told = read_json(path / NOTE)
-                if not isinstance(told, dict) or told != _sealed(told) or told["format"] != FORMAT:
+                content = read_json(path / NOTE_FILE)
+                if (
+                    not isinstance(content, dict)
+                    or content != _with_seal(content)
+                    or content["format"] != FORMAT_VERSION
+                ):
                     raise Corrupt(f"{path.name} is not what was written")
             except XcrayError:
                 self._set_aside(path)
                 continue
-            return Found(path, told["note"], tuple(told["blocks"]), tuple(told["shards"]))
+            return Checkpoint(
+                path, content["note"], tuple(content["blocks"]), tuple(content["shards"])
+            )
         return None
 
     def load(
-        self, team: Team, found: Found, homes: Sequence[str], n_blocks: int
-    ) -> list[tuple[str, Handle]]:
-        """Give shards back what they kept, and have each block at some worker: its name, and the handle.
+        self, group: WorkerGroup, checkpoint: Checkpoint, owners: Sequence[str], n_blocks: int
+    ) -> list[tuple[str, ObjectHandle]]:
+        """Restore all shards, and load each block on a worker; return its name and the handle.
 
-        homes: who holds each shard now; n_blocks: of labels, so that what a block remembers goes where the block does. Raises
-        Corrupt when a file is not what was written, and WorkerLost.
+        owners: the owner of each shard. n_blocks: number of label blocks, so that a history goes
+        to the worker of its block. Raises Corrupt if a file was changed, and WorkerLost.
         """
-        where, shards, blocks = str(found.path), range(len(homes)), range(len(found.blocks))
-        owners = [homes[block % n_blocks * len(homes) // n_blocks] for block in blocks]
-        asks = [
-            Errand(homes[s], "load_shard", s, where, shard_file(s), found.shards[s]) for s in shards
+        path, shards, blocks = (
+            str(checkpoint.path),
+            range(len(owners)),
+            range(len(checkpoint.blocks)),
+        )
+        block_workers = [owners[block % n_blocks * len(owners) // n_blocks] for block in blocks]
+        calls = [
+            Call(owners[s], "load_shard", s, path, shard_file(s), checkpoint.shards[s])
+            for s in shards
         ]
-        unseen = [
-            shard for shard, answer in enumerate(list(errands(team, asks))) if not answer.told
+        missing = [
+            shard for shard, reply in enumerate(list(call_many(group, calls))) if not reply.result
         ]
-        for shard in unseen:
-            arrays = team.put(read_arrays(found.path / shard_file(shard), found.shards[shard]))
-            run(team, Errand(homes[shard], "take", shard, arrays))
-        asks = [
-            Errand(owners[j], "load_block", where, block_file(j), found.blocks[j]) for j in blocks
+        for shard in missing:
+            arrays = group.put(
+                read_arrays(checkpoint.path / shard_file(shard), checkpoint.shards[shard])
+            )
+            call(group, Call(owners[shard], "restore_shard", shard, arrays))
+        calls = [
+            Call(block_workers[j], "load_block", path, block_file(j), checkpoint.blocks[j])
+            for j in blocks
         ]
-        handles = [answer.bulk for answer in errands(team, asks)]
+        handles = [reply.ref for reply in call_many(group, calls)]
         for block in blocks:
             if handles[block] is None:
-                arrays = team.put(read_arrays(found.path / block_file(block), found.blocks[block]))
-                handles[block] = run(team, Errand(owners[block], "unpack", arrays)).bulk
-        return [(owner, made(handle)) for owner, handle in zip(owners, handles, strict=True)]
+                arrays = group.put(
+                    read_arrays(checkpoint.path / block_file(block), checkpoint.blocks[block])
+                )
+                handles[block] = call(group, Call(block_workers[block], "unpack_block", arrays)).ref
+        return [
+            (owner, require_ref(handle))
+            for owner, handle in zip(block_workers, handles, strict=True)
+        ]
 
-    def set_aside(self, found: Found) -> None:
-        """Take a checkpoint whose files are damaged out of the way."""
-        self._set_aside(found.path)
+    def set_aside(self, checkpoint: Checkpoint) -> None:
+        """Rename a checkpoint whose files are damaged."""
+        self._set_aside(checkpoint.path)
 
     def clear(self) -> None:
-        """Remove all of them: what they were kept for is done."""
+        """Remove all checkpoints after the training."""
         for path in self._paths():
             discard_directory(path)
 
     def _write_blocks(
-        self, team: Team, staged: Path, blocks: Sequence[tuple[str, Handle]]
+        self, group: WorkerGroup, staged: Path, blocks: Sequence[tuple[str, ObjectHandle]]
     ) -> list[str]:
-        """Have every block written; the SHA-256 of each."""
-        asks = [
-            Errand(worker, "save_block", handle, str(staged), block_file(j))
+        """Write every block; return the SHA-256 of each."""
+        calls = [
+            Call(worker, "save_block", handle, str(staged), block_file(j))
             for j, (worker, handle) in enumerate(blocks)
         ]
-        digests = [answer.told for answer in errands(team, asks)]
+        digests = [reply.result for reply in call_many(group, calls)]
         for block, (worker, handle) in enumerate(blocks):
             if digests[block] is None:  # its node does not see the directory
-                arrays = fetched(team, run(team, Errand(worker, "pack", handle)).bulk)
+                arrays = fetch(group, call(group, Call(worker, "pack_block", handle)).ref)
                 digests[block] = write_arrays(staged / block_file(block), arrays)
         return digests
 
-    def _write_shards(self, team: Team, staged: Path, homes: Sequence[str]) -> list[str]:
-        """Have what every shard keeps written; the SHA-256 of each."""
-        asks = [
-            Errand(home, "save_shard", shard, str(staged), shard_file(shard))
-            for shard, home in enumerate(homes)
+    def _write_shards(
+        self, group: WorkerGroup, staged: Path, block_workers: Sequence[str]
+    ) -> list[str]:
+        """Write the snapshot of every shard; return the SHA-256 of each."""
+        calls = [
+            Call(owner, "save_shard", shard, str(staged), shard_file(shard))
+            for shard, owner in enumerate(block_workers)
         ]
-        digests = [answer.told for answer in errands(team, asks)]
-        for shard, home in enumerate(homes):
+        digests = [reply.result for reply in call_many(group, calls)]
+        for shard, owner in enumerate(block_workers):
             if digests[shard] is None:
-                arrays = fetched(team, run(team, Errand(home, "kept", shard)).bulk)
+                arrays = fetch(group, call(group, Call(owner, "get_snapshot", shard)).ref)
                 digests[shard] = write_arrays(staged / shard_file(shard), arrays)
         return digests
 
     def _paths(self) -> list[Path]:
-        """Published checkpoints, newest first."""
+        """Return published checkpoints, newest first."""
         return sorted(self._directory.glob("rest-[0-9]*[0-9]"), reverse=True)
 
     def _set_aside(self, path: Path) -> None:
-        """Rename a damaged checkpoint so that nobody takes it; the last one of its name stays for a look."""
+        """Rename a damaged checkpoint so that it is not used; the last one of its name is kept."""
         aside = path.with_suffix(".damaged")
         discard_directory(aside)
         path.rename(aside)
         self.damaged.append(path.name)
 
 
-def _sealed(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told, with the SHA-256 of all of it but the seal."""
-    plain = {name: value for name, value in told.items() if name != "sha256"}
+def _with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note with a SHA-256 of everything except the seal itself."""
+    plain = {name: value for name, value in content.items() if name != "sha256"}
     return {**plain, "sha256": sha256_arrays({"told": json.dumps(plain, sort_keys=True)})}

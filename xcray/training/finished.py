@@ -1,4 +1,7 @@
-"""Whether a training's model is there already: what commands ask that are run again, as the entrypoint of a job in a cluster is."""
+"""Check whether a training's model already exists.
+
+Commands that can run again need this, for example the entrypoint of a cluster job.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,45 @@ from xcray.errors import Conflict
 from xcray.model.directory import MANIFEST
 from xcray.model.model import Model
 from xcray.solvers import make_solver
+from xcray.solvers.parameters import current_names
 from xcray.training.run import TrainResult
 from xcray.training.spec import TrainSpec
 
 
-def finished(spec: TrainSpec, out: Path) -> TrainResult | None:
-    """The model at `out` when it is what training `spec` gave, verified; None when nothing is there.
+def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
+    """Return the verified model at `out` if training `spec` produced it, otherwise None.
 
-    The same solver, parameters and data are the same model; one that is calibrated, or lacks labels because its time was up, is
-    what a spec gave that asked for it. Raises Conflict when something else is there, Corrupt when its files are damaged.
+    The same solver, parameters and data give the same model. A spec with calibration needs a
+    calibrated model, or one that could not be calibrated. A partial model needs a spec with a time
+    limit.
+    Raises Conflict if `out` holds something else, Corrupt if the model's files are damaged.
     """
     if not (out / MANIFEST).is_file():
         if out.exists():
-            raise Conflict(f"{out.name} exists and is no model: choose another path, or remove it")
+            raise Conflict(
+                f"{out.name} exists and is not a model: choose another path, or remove it"
+            )
         return None
     model = Model.open(out)
-    told, report = model.manifest, model.manifest["report"]
+    manifest, report = model.manifest, model.manifest["report"]
     params = json.loads(json.dumps(make_solver(spec.solver, spec.params).as_dict()))
-    same = (told["solver"], told["params"], told["dataset_hash"]) == (
+    same_training = (
+        manifest["solver"],
+        current_names(manifest["params"]),
+        manifest["dataset_hash"],
+    ) == (
         spec.solver,
         params,
         Dataset.open(spec.dataset).content_hash,
     )
-    probable = not spec.calibrate or model.calibration is not None or "not_calibrated" in report
-    if not same or not probable or ("partial" in report and spec.max_seconds is None):
+    calibration_matches = (
+        not spec.calibrate or model.calibration is not None or "not_calibrated" in report
+    )
+    if (
+        not same_training
+        or not calibration_matches
+        or ("partial" in report and spec.max_seconds is None)
+    ):
         raise Conflict(
             f"{out.name} holds the model of another training: choose another path, or remove it"
         )

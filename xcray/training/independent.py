@@ -1,4 +1,7 @@
-"""Training of solvers whose labels are given out in batches (family "scatter"): one task a batch, or one for all labels."""
+"""Training strategy of solvers with independent labels (family "independent").
+
+One task solves a batch of labels. Joint solvers solve all labels in one task.
+"""
 
 from __future__ import annotations
 
@@ -12,161 +15,184 @@ import pyarrow as pa
 
 from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
-from xcray.errors import lacking_ray
-from xcray.schedule.placement import A_CPU, Need
-from xcray.solvers.contract import Solver, keep_in
-from xcray.solvers.solved_labels import Block, joined
-from xcray.telemetry.progress import CLASSES
+from xcray.errors import missing_ray
+from xcray.schedule.placement import ONE_CPU, ResourceRequest
+from xcray.solvers.contract import Solver, set_checkpoint_dir
+from xcray.solvers.solved_labels import SolvedLabels, concatenate
+from xcray.telemetry.progress import CLASSES_SOLVED
 from xcray.training.capacity.preflight import (
-    PROCESS,
+    PROCESS_BYTES,
     Estimate,
-    entries_of_labels,
+    entries_per_label,
     estimate,
     worker_bytes,
-    workers_of,
+    worker_count,
 )
-from xcray.training.report.summary import class_table, figures, largest_gap
-from xcray.training.solve_labels import Rows, local_pool, solve_labels
+from xcray.training.report.summary import class_table, largest_gap, summarize_block
+from xcray.training.solve_labels import TrainingData, make_local_pool, solve_labels
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import Desk, Setting
+from xcray.training.strategy import RunServices, TrainingContext
 from xcray.workers.pool import Pool, Result
-from xcray.workers.solver_task import SolverWork, shared_arrays
+from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Span, Timeline
 
 
-class Scattering:
-    """See `Way`."""
+class IndependentLabels:
+    """Training strategy for independent labels, see `TrainingStrategy`."""
 
     link = "identity"
 
-    def __init__(self, at: Setting) -> None:
-        self._at = at
-        self._solver = at.solver
-        train = at.dataset.train
-        self._rows = Rows(train.X, train.XT, train.YT, train.weights)
-        self._terms = self._rows.terms(at.solver)
-        self.workers = 1 if at.solver.joint else workers_of(at.spec)
+    def __init__(self, context: TrainingContext) -> None:
+        self._context = context
+        self._solver = context.solver
+        train = context.dataset.train
+        self._data = TrainingData(train.X, train.XT, train.YT, train.weights)
+        self._cost_terms = self._data.cost_terms(context.solver)
+        self.workers = 1 if context.solver.joint else worker_count(context.spec)
 
-    def settled(self) -> dict[str, Any]:
-        """Nothing: labels give the same bits in any batches."""
+    def run_settings(self) -> dict[str, Any]:
+        """Return no settings: labels give the same bits in any batches."""
         return {}
 
-    def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
-        """See `estimate`."""
-        at = self._at
+    def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
+        """Estimate the training; see `xcray.training.capacity.preflight.estimate`."""
+        context = self._context
         return estimate(
-            at.spec,
-            at.dataset,
+            context.spec,
+            context.dataset,
             self._solver,
             missing,
             workers=self.workers,
-            probe=probe,
-            terms=self._terms,
+            probe_seconds=probe_seconds,
+            cost_terms=self._cost_terms,
         )
 
-    def shares(self) -> Float64:
-        """By the entries of X in each label's rows."""
-        shares: Float64 = np.sqrt(entries_of_labels(self._at.dataset.train))
+    def weight_shares(self) -> Float64:
+        """Return the square root of the entries of X in each label's rows."""
+        shares: Float64 = np.sqrt(entries_per_label(self._context.dataset.train))
         return shares
 
-    def solve(self, desk: Desk) -> None:
-        """Batches on the pool that the spec asks for; with an end to the time, the most valuable labels first."""
-        missing = frozen(desk.parts.missing, np.int32)
+    def solve(self, services: RunServices) -> None:
+        """Solve batches on the pool of the spec.
+
+        With a time limit, the labels with the most training rows are solved first.
+        """
+        missing = frozen(services.parts.missing, np.int32)
         if not len(missing):
             return
-        n_labels, began = self._at.dataset.n_labels, time.monotonic()
-        kept, finished = n_labels - len(missing), list[Block]()  # finished: and not yet on disk
+        n_labels, began = self._context.dataset.n_labels, time.monotonic()
+        n_kept = n_labels - len(missing)
+        finished = list[SolvedLabels]()  # not yet on disk
 
         def sync() -> None:
             if finished:
-                desk.parts.commit(joined(finished))
+                services.parts.commit(concatenate(finished))
                 finished.clear()
 
         def tick(done: int, share: float) -> None:
             elapsed = time.monotonic() - began
             eta = elapsed * (1.0 - share) / share if share > 0.0 else None
             rate = done / elapsed if elapsed > 0.0 else 0.0
-            desk.tell(
-                kept + done, n_labels, rate, eta, desk.vitals.note(f"{kept} kept" if kept else "")
+            services.report_progress(
+                n_kept + done,
+                n_labels,
+                rate,
+                eta,
+                services.metrics.progress_note(f"{n_kept} kept" if n_kept else ""),
             )
 
-        pool, seconds = self._pool(), desk.seconds_left()
-        desk.watch(pool.footprints)
-        desk.vitals.follow(pool.muster)
-        with Timeline(self._at.run_dir, lambda: pool.nodes) as timeline:
+        pool, seconds = self._make_pool(), services.seconds_left()
+        services.set_memory_source(pool.memory_usage)
+        services.metrics.set_worker_source(pool.status)
+        with Timeline(self._context.run_dir, lambda: pool.nodes) as timeline:
 
             def record(span: Span) -> None:
                 timeline.add(span)
-                desk.vitals.span(span)
+                services.metrics.add_span(span)
 
             def commit(result: Result) -> None:
-                finished.append(result.block)
-                desk.vitals.add(CLASSES, len(result.block.labels))
-                desk.vitals.certified(largest_gap(result.block.records))
+                finished.append(result.value)
+                services.metrics.add(CLASSES_SOLVED, len(result.value.labels))
+                services.metrics.add_gap(largest_gap(result.value.records))
 
             solve_labels(
                 self._solver,
-                self._terms,
+                self._cost_terms,
                 missing,
                 pool,
                 workers=self.workers,
                 commit=commit,
-                stop=desk.stop,
+                stop=services.stop,
                 tick=tick,
                 record=record,
-                values=None if seconds is None else self._at.dataset.label_counts,
+                values=None if seconds is None else self._context.dataset.label_counts,
                 seconds=seconds,
                 sync=sync,
             )
-        if not self._at.spec.workers:
-            self.workers = pool.muster().most or self.workers  # as many as came
+        if not self._context.spec.workers:
+            self.workers = pool.status().peak or self.workers  # the workers that actually joined
 
-    def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
-        """Counts, and how the certificates came out."""
-        return figures(block, self._solver.eps)
+    def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
+        """Return the counts and the certificate summary."""
+        return summarize_block(block, self._solver.eps)
 
-    def classes(self, block: Block, timeline: pa.Table) -> pa.Table:
-        """With the certificate and the cost of each class."""
+    def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
+        """Return the per-class report with certificates and costs."""
         return class_table(block, self._solver.eps, timeline)
 
-    def _pool(self) -> Pool:
-        """The pool the spec asks for."""
-        at = self._at
-        if at.spec.pool == "ray":
-            return ray_pool(
-                at.spec, self._solver, at.dataset, self.workers, at.job, keep=at.run_dir
+    def _make_pool(self) -> Pool:
+        """Return the pool of the spec."""
+        context = self._context
+        if context.spec.pool == "ray":
+            return make_ray_pool(
+                context.spec,
+                self._solver,
+                context.dataset,
+                self.workers,
+                context.job,
+                checkpoint_dir=context.run_dir,
             )
-        local = self._solver.load(*self._rows)
-        keep_in(local, at.run_dir)
-        return local_pool(at.spec.pool, self._solver, local, self.workers)
+        state = self._solver.load(*self._data)
+        set_checkpoint_dir(state, context.run_dir)
+        return make_local_pool(context.spec.pool, self._solver, state, self.workers)
 
 
-def ray_pool(
+def make_ray_pool(
     spec: TrainSpec,
     solver: Solver,
     dataset: Dataset,
     workers: int,
     job: str,
-    keep: Path | None = None,
+    checkpoint_dir: Path | None = None,
 ) -> Pool:
-    """A pool of Ray actors, on the cluster the spec names or on a local Ray of its own; keep: see `RayPool`."""
+    """Return a pool of Ray actors, on the spec's cluster or on a local Ray.
+
+    checkpoint_dir: see `RayPool`.
+    """
     try:
-        from xcray.workers.ray.pool import MOST, RayPool, session, thrift_on
+        from xcray.workers.ray.pool import (
+            MAX_CLUSTER_WORKERS,
+            RayPool,
+            scaling_policy_for,
+            training_session,
+        )
     except ModuleNotFoundError as error:
-        raise lacking_ray(error) from None
-    where = str(dataset.path.resolve())
-    kept = str(keep.resolve()) if keep is not None else None
-    work = SolverWork(spec.solver, solver.as_dict(), where, dataset.content_hash, kept)
-    thrift, need = thrift_on(spec.ray_address), A_CPU
-    if thrift is not None:
-        need = Need(memory=PROCESS + worker_bytes(solver, dataset.train, 0)[0])
-        workers = workers if spec.workers or solver.joint else MOST
+        raise missing_ray(error) from None
+    data_path = str(dataset.path.resolve())
+    checkpoint_path = str(checkpoint_dir.resolve()) if checkpoint_dir is not None else None
+    task = SolverTask(
+        spec.solver, solver.as_dict(), data_path, dataset.content_hash, checkpoint_path
+    )
+    policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
+    if policy is not None:
+        request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])
+        workers = workers if spec.workers or solver.joint else MAX_CLUSTER_WORKERS
     return RayPool(
-        work,
+        task,
         workers,
-        session(spec.ray_address, workers),
+        training_session(spec.ray_address, workers),
         job,
         lambda: shared_arrays(dataset),
-        need=need,
-        thrift=thrift,
+        request=request,
+        policy=policy,
     )

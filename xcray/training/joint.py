@@ -1,6 +1,7 @@
-"""What trainings of all labels together share: their team of workers, how far they are, and what the report says of them.
+"""Common parts of strategies that train all labels together: worker group, progress and report.
 
-Such a training goes in epochs (or rounds), has one objective for all labels, and ends with weights of all of them.
+Such a training runs epochs (or rounds), has one objective for all labels, and ends with the weights
+of all labels.
 """
 
 from __future__ import annotations
@@ -13,53 +14,54 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float64
-from xcray.errors import lacking_ray
-from xcray.schedule.placement import A_CPU, Need
-from xcray.solvers.solved_labels import Block
+from xcray.errors import missing_ray
+from xcray.schedule.placement import ONE_CPU, ResourceRequest
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.arrow import write_table
-from xcray.training.capacity.preflight import workers_of
+from xcray.training.capacity.preflight import worker_count
 from xcray.training.report.summary import class_table
-from xcray.training.spec import TrainSpec, link_of
-from xcray.training.strategy import Desk, Setting
-from xcray.workers.local_group import ThreadTeam
-from xcray.workers.worker_group import HandWork, Team
+from xcray.training.spec import TrainSpec, link_function
+from xcray.training.strategy import RunServices, TrainingContext
+from xcray.workers.local_group import ThreadGroup
+from xcray.workers.worker_group import WorkerFactory, WorkerGroup
 
-ENTRIES: Final = 500  # of a history, in a report
-EPOCHS: Final = "epochs.arrow"  # of the model's directory: the whole of a long history
-FOLDER: Final = "rests"  # of the run directory, where checkpoints are
-TOLD: Final = (
+MAX_HISTORY_ENTRIES: Final = 500  # in a report
+EPOCHS_FILE: Final = "epochs.arrow"  # in the model's directory: a long history
+CHECKPOINT_FOLDER: Final = "rests"  # in the run directory, for checkpoints
+# of a history's entry, in progress and events
+PROGRESS_KEYS: Final = (
     "epoch",
     "objective",
     "held_out",
     "P@1",
-)  # of a history's entry, in progress and events
+)
 
 
-class Together:
-    """What is the same in the ways of such families; see `Way`."""
+class JointStrategy:
+    """Base of the strategies of these families, see `TrainingStrategy`."""
 
-    def __init__(self, at: Setting) -> None:
+    def __init__(self, at: TrainingContext) -> None:
         self._at = at
         self._solver = at.solver
-        self.workers = workers_at(at)
-        self.link = link_of(at.solver)
+        self.workers = initial_workers(at)
+        self.link = link_function(at.solver)
 
     @property
     def folder(self) -> Path:
-        """Where checkpoints are, and how the training ended."""
-        return self._at.run_dir / FOLDER
+        """Folder of the checkpoints and of the training's outcome."""
+        return self._at.run_dir / CHECKPOINT_FOLDER
 
-    def shares(self) -> Float64:
+    def weight_shares(self) -> Float64:
         """All labels alike: every weight is there until small ones are dropped."""
         return np.ones(self._at.dataset.n_labels)
 
-    def classes(self, block: Block, timeline: pa.Table) -> pa.Table:
+    def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Without seconds and workers: all labels are trained together."""
         return class_table(block).drop_columns(["seconds", "worker"])
 
 
-def open_ended(at: Setting) -> bool:
-    """Whether a training is to use what there is of a cluster that others run."""
+def uses_whole_cluster(at: TrainingContext) -> bool:
+    """Return whether a training may use all of a shared cluster."""
     return (
         at.spec.pool == "ray"
         and at.spec.ray_address is not None
@@ -68,49 +70,59 @@ def open_ended(at: Setting) -> bool:
     )
 
 
-def workers_at(at: Setting) -> int:
-    """How many workers a training begins with; where it names no number, one for each processor that it can have: of the cluster
-    it joins, else of this machine. Raises Unavailable when the cluster can't be asked."""
-    if not open_ended(at):
-        return workers_of(at.spec)
+def initial_workers(at: TrainingContext) -> int:
+    """Return the number of workers at the start of a training.
+
+    By default it is one per CPU of the cluster, or of this machine. Raises Unavailable if the
+    cluster cannot be queried.
+    """
+    if not uses_whole_cluster(at):
+        return worker_count(at.spec)
     try:
-        from xcray.workers.ray.cluster_state import cores_at
-        from xcray.workers.ray.pool import MOST
+        from xcray.workers.ray.cluster_state import cluster_cores_at
+        from xcray.workers.ray.pool import MAX_CLUSTER_WORKERS
     except ModuleNotFoundError as error:
-        raise lacking_ray(error) from None
-    return min(cores_at(str(at.spec.ray_address)), MOST)
+        raise missing_ray(error) from None
+    return min(cluster_cores_at(str(at.spec.ray_address)), MAX_CLUSTER_WORKERS)
 
 
-def team_of(
-    spec: TrainSpec, work: HandWork, workers: int, job: str, store: int, most: int | None = None
-) -> Team:
-    """The team that the spec asks for; not open yet. Serial is a team of one thread, so that a stop is heard meanwhile.
+def make_worker_group(
+    spec: TrainSpec,
+    factory: WorkerFactory,
+    workers: int,
+    job: str,
+    store_bytes: int,
+    max_workers: int | None = None,
+) -> WorkerGroup:
+    """Return the worker group for a spec, not open yet.
 
-    store: bytes that the workers hold together in Ray's object store, where the training starts a Ray of its own. most: so many
-    there may be should a cluster grow, and one will do to begin with; by default all of them are waited for.
+    Pool "serial" is a group of one thread, so that the driver can handle a stop meanwhile.
+    store_bytes: bytes that the workers hold together in Ray's object store, if the training
+    starts its own Ray. max_workers: maximum if the cluster grows; then one worker is enough to
+    start. By default all workers are waited for.
     """
     if spec.pool != "ray":
-        return ThreadTeam(work, workers)
+        return ThreadGroup(factory, workers)
     try:
-        from xcray.workers.ray.pool import session
-        from xcray.workers.ray.worker_group import RayTeam
+        from xcray.workers.ray.pool import training_session
+        from xcray.workers.ray.worker_group import RayWorkerGroup
     except ModuleNotFoundError as error:
-        raise lacking_ray(error) from None
-    need = Need(store=store / workers) if spec.ray_address is not None else A_CPU
-    where = session(spec.ray_address, workers, store)
-    return RayTeam(
-        work,
-        max(workers, most or 0),
+        raise missing_ray(error) from None
+    need = ResourceRequest(store=store_bytes / workers) if spec.ray_address is not None else ONE_CPU
+    where = training_session(spec.ray_address, workers, store_bytes)
+    return RayWorkerGroup(
+        factory,
+        max(workers, max_workers or 0),
         where,
         job,
-        need=need,
-        begin=workers,
-        least=1 if most else None,
+        request=need,
+        initial=workers,
+        min_ready=1 if max_workers else None,
     )
 
 
-def tell(
-    desk: Desk,
+def report_progress(
+    services: RunServices,
     done: float,
     total: int,
     rate: float,
@@ -118,44 +130,47 @@ def tell(
     newest: Mapping[str, Any],
     note: str = "",
 ) -> None:
-    """Report how far a training is. newest: the last entry of its history; note: what was unusual."""
-    desk.vitals.reach_epoch(done)
-    shown = {name: newest[name] for name in TOLD if newest.get(name) is not None}
+    """Report progress. newest: last entry of the history. note: unusual events."""
+    services.metrics.set_epochs(done)
+    values = {name: newest[name] for name in PROGRESS_KEYS if newest.get(name) is not None}
     words = {"objective": "objective {:.6g}", "held_out": "held-out loss {:.4g}"}
-    said = [words[name].format(shown[name]) for name in words if name in shown]
-    desk.tell(int(done), total, rate, eta, ", ".join([*said, *([note] if note else [])]), shown)
+    notes = [words[name].format(values[name]) for name in words if name in values]
+    services.report_progress(
+        int(done), total, rate, eta, ", ".join([*notes, *([note] if note else [])]), values
+    )
 
 
-def outcome(
-    found: Mapping[str, Any], block: Block, measures: Mapping[str, float]
+def outcome_report(
+    result: Mapping[str, Any], block: SolvedLabels, measures: Mapping[str, float]
 ) -> dict[str, Any]:
-    """How a training came out, for its report; JSON.
+    """Return the outcome of a training for its report, as JSON.
 
-    found: "epochs", "objective", "reason" and "history" of the training; block: of all labels, as published; measures: of the
-    published model. "export" compares what held-out rows said of all weights, at the last rest, with the published ones.
+    result: "epochs", "objective", "reason" and "history" of the training. block: all labels, as
+    published. measures: of the published model. "export" compares the held-out measures of all
+    weights, at the last sync point, with the published ones.
     """
-    records, history = block.records, [each for each in found["history"] if not each.get("back")]
+    records, history = block.records, [each for each in result["history"] if not each.get("back")]
     last = history[-1] if history else {}
-    export = compared(last, measures)
+    export = compare_measures(last, measures)
     pruned = int(records["pruned"].sum()) if "pruned" in (records.dtype.names or ()) else 0
     return {
         "classes": len(block.labels),
         "classes_without_positives": int((records["positives"] == 0).sum()),
         "weights": block.W.nnz,
         "weights_pruned": pruned,
-        "objective": found["objective"],
-        "epochs": found["epochs"],
-        "stopped": found["reason"],
+        "objective": result["objective"],
+        "epochs": result["epochs"],
+        "stopped": result["reason"],
         **({"held_out": last["held_out"]} if last.get("held_out") is not None else {}),
         **({"export": export} if export else {}),
-        "history": [dict(entry) for entry in found["history"]],
+        "history": [dict(entry) for entry in result["history"]],
     }
 
 
-def compared(
+def compare_measures(
     full: Mapping[str, Any], published: Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
-    """Measures that both have: of all weights, of those published, and what the small weights were worth (all as fractions)."""
+    """Return common measures: of all weights, of the published ones, and their difference."""
     both = [
         name
         for name, value in full.items()
@@ -171,23 +186,29 @@ def compared(
     }
 
 
-def keep_history(report: dict[str, Any], folder: Path) -> None:
-    """Where the history of a report is long, leave ENTRIES of it there, and write all of it to epochs.arrow in `folder`.
+def shorten_history(report: dict[str, Any], folder: Path) -> None:
+    """Shorten a long history in a report, and write all of it to epochs.arrow in `folder`.
 
-    A row an entry, a column a name; an entry without that name has null there.
+    MAX_HISTORY_ENTRIES entries stay in the report. The table has one row per entry and one column
+    per name; missing values are null.
     """
     history = report.get("history", ())
-    if len(history) <= ENTRIES:
+    if len(history) <= MAX_HISTORY_ENTRIES:
         return
     names = dict.fromkeys(name for entry in history for name in entry)
     write_table(
-        folder / EPOCHS, pa.table({name: [entry.get(name) for entry in history] for name in names})
+        folder / EPOCHS_FILE,
+        pa.table({name: [entry.get(name) for entry in history] for name in names}),
     )
-    report["history"] = thinned(history)
+    report["history"] = thin_history(history)
 
 
-def thinned(history: Sequence[Mapping[str, Any]], most: int = ENTRIES) -> list[dict[str, Any]]:
-    """At most about `most` entries, evenly, the first and the last among them."""
-    step = -(-len(history) // most) or 1
-    kept = [dict(entry) for entry in history[::step]]
-    return kept if not history or (len(history) - 1) % step == 0 else [*kept, dict(history[-1])]
+def thin_history(
+    history: Sequence[Mapping[str, Any]], limit: int = MAX_HISTORY_ENTRIES
+) -> list[dict[str, Any]]:
+    """Return about `limit` evenly spaced entries at most, with the first and the last one."""
+    step = -(-len(history) // limit) or 1
+    thinned = [dict(entry) for entry in history[::step]]
+    return (
+        thinned if not history or (len(history) - 1) % step == 0 else [*thinned, dict(history[-1])]
+    )

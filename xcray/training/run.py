@@ -16,27 +16,27 @@ from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.model import write_model
 from xcray.solvers import make_solver
-from xcray.solvers.solved_labels import Block
-from xcray.system.cores import cores
-from xcray.telemetry.progress import NONE, Progress
-from xcray.training.block_store import Parts
-from xcray.training.calibration.fit import calibrated, held_out
-from xcray.training.capacity.monitor import Watch
-from xcray.training.capacity.preflight import check, limits_of, merge_budget
-from xcray.training.joint import keep_history
-from xcray.training.partial import check_some, partial
-from xcray.training.report.summary import by_frequency
-from xcray.training.report.timeline import plain
+from xcray.solvers.solved_labels import SolvedLabels
+from xcray.system.cores import available_cores
+from xcray.telemetry.progress import EMPTY, Progress
+from xcray.training.block_store import BlockStore
+from xcray.training.calibration.fit import fit_calibration, held_out_part
+from xcray.training.capacity.monitor import ResourceMonitor
+from xcray.training.capacity.preflight import check_fits, memory_limits, merge_budget
+from xcray.training.joint import shorten_history
+from xcray.training.partial import check_any_finished, partial_summary
+from xcray.training.report.summary import measures_by_frequency
+from xcray.training.report.timeline import normalize_timeline
 from xcray.training.spec import TrainSpec
-from xcray.training.strategies import way_of
-from xcray.training.strategy import Desk, Setting
+from xcray.training.strategies import make_strategy
+from xcray.training.strategy import RunServices, TrainingContext
 from xcray.workers.pool import StopFlag
-from xcray.workers.run_metrics import Vitals
+from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import balance, read_streams
 
 
 class TrainResult(NamedTuple):
-    """Where the model is, its content hash, measures as fractions ("P@1": 0.63), and the training's report."""
+    """Path of the model, its content hash, measures as fractions ("P@1": 0.63), and the report."""
 
     model_path: Path
     sha256: str
@@ -56,27 +56,31 @@ def train(
 ) -> TrainResult:
     """Train `spec` and publish the model directory `out`.
 
-    run_dir: keeps finished batches; call again with the same one to do only what is missing. progress: called with a
-    Progress now and then. stop: set it, and Stopped is raised within a kernel slice. job: names Ray actors. notes: more for
-    the model's report (JSON).
-    With spec.max_seconds the most valuable labels are solved first, and when the time is up the model is published without
-    the others: its manifest, card and report say so. The same run_dir and more time give the rest.
-    Raises NotFound, Corrupt, ParameterError, InputError, Conflict (`out` exists, or `run_dir` is another run's),
-    Refused (it can't fit in memory or on disk, or no label was done in time), Unavailable (no Ray, workers lost), Stopped.
+    run_dir: stores finished batches. Call again with the same directory to resume. progress: called
+    regularly with a Progress. stop: when set, Stopped is raised within a kernel slice. job: prefix
+    of the names of Ray actors. notes: additional entries of the model's report (JSON). With
+    spec.max_seconds the labels with the most training rows are solved first. When the time is up,
+    the model is published without the other labels; its manifest, card and report state this.
+    Calling again with the same run_dir and more time solves the rest.
+    Raises NotFound, Corrupt, ParameterError, InputError; Conflict (`out` exists, or `run_dir`
+    belongs to another run); Refused (does not fit in memory or on disk, or no label finished in
+    time); Unavailable (no Ray, workers lost); Stopped.
     """
-    if Path(out).exists():  # before the work, not after it
+    # Checked here as well, so that no work is lost.
+    if Path(out).exists():
         raise Conflict(
-            f"{Path(out).name} exists already; choose another path for the model, or remove it first"
+            f"{Path(out).name} exists already; "
+            "choose another path for the model, or remove it first"
         )
-    run = _Run(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
+    run = _TrainingRun(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
     run.notes = dict(notes or {})
     run.prepare(Path(out))
     run.solve()
     return run.publish(Path(out))
 
 
-class _Run:
-    """One training under way: what its steps share."""
+class _TrainingRun:
+    """State of one training run."""
 
     def __init__(
         self,
@@ -90,23 +94,24 @@ class _Run:
         self.run_dir = run_dir
         self.progress = progress
         self.stop = stop
-        self.started = time.monotonic()
-        self.seconds: dict[str, float] = {}
-        self.tell("LOADING", 0, 0)
+        self.start_time = time.monotonic()
+        self.phase_seconds: dict[str, float] = {}
+        self.report_progress("LOADING", 0, 0)
         self.dataset = Dataset.open(spec.dataset)
         self.solver = make_solver(spec.solver, spec.params)
-        self.seed: int | None = getattr(
-            self.solver, "seed", None
-        )  # solvers that draw nothing have none
+        # Deterministic solvers have no seed.
+        self.seed: int | None = getattr(self.solver, "seed", None)
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError(
                 "the training part has no row with a label; check the label column of the source",
                 code="NO_POSITIVES",
             )
-        self.way = way_of(Setting(spec, self.dataset, self.solver, run_dir, job))
-        self.vitals = Vitals(self.way.workers, self.dataset.train.n_rows)
-        self.parts = Parts(
+        self.strategy = make_strategy(
+            TrainingContext(spec, self.dataset, self.solver, run_dir, job)
+        )
+        self.metrics = RunMetrics(self.strategy.workers, self.dataset.train.n_rows)
+        self.parts = BlockStore(
             run_dir,
             self._fingerprint(),
             n_labels=self.dataset.n_labels,
@@ -117,60 +122,73 @@ class _Run:
         self.calibration: tuple[Calibration, dict[str, Any]] | None = None
 
     def prepare(self, out: Path) -> None:
-        """Foresee what the training takes; refuse it when it can't fit, or can't be calibrated."""
+        """Estimate the resources and refuse a training that cannot fit or be calibrated."""
         if self.spec.calibrate:
-            held_out(self.dataset)
-        found = self.way.foreseen(self.parts.missing)
-        check(found, limits_of(self.spec), self.run_dir, out)
-        self.watch = Watch(found, self.way.shares(), self.parts, self.run_dir, out)
+            held_out_part(self.dataset)
+        estimate = self.strategy.estimate(self.parts.missing)
+        check_fits(estimate, memory_limits(self.spec), self.run_dir, out)
+        self.monitor = ResourceMonitor(
+            estimate, self.strategy.weight_shares(), self.parts, self.run_dir, out
+        )
 
     def solve(self) -> None:
         """Solve the labels that no part holds."""
-        self.seconds["LOADING"] = time.monotonic() - self.started
+        self.phase_seconds["LOADING"] = time.monotonic() - self.start_time
         began = time.monotonic()
-        self.way.solve(
-            Desk(
+        self.strategy.solve(
+            RunServices(
                 self.parts,
                 self.stop,
-                self._tick,
+                self._report_solving,
                 self._seconds_left,
-                self.watch.follow,
-                self.vitals,
+                self.monitor.set_worker_source,
+                self.metrics,
             )
         )
-        self.seconds["TRAINING"] = time.monotonic() - began
-        check_some(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
+        self.phase_seconds["TRAINING"] = time.monotonic() - began
+        check_any_finished(self.dataset.n_labels, self.parts.missing, self.spec.max_seconds)
 
     def publish(self, out: Path) -> TrainResult:
-        """Merge the parts, measure the model on the held-out part, and publish its directory; no step holds all weights."""
+        """Merge the parts, evaluate the model on the held-out part, and publish its directory.
+
+        No step holds all weights in memory.
+        """
         budget = merge_budget(self.spec, int(self.parts.lengths.sum()))
         with Staging(
-            out, budget, tick=lambda: self._at("MERGING"), note=self.run_dir / "staged"
+            out,
+            budget,
+            on_step=lambda: self._report_phase("MERGING"),
+            marker=self.run_dir / "staged",
         ) as staging:
-            self._at("MERGING")
+            self._report_phase("MERGING")
             began = time.monotonic()
-            allowed = {
+            merge_options = {
                 "allow_missing": self.spec.max_seconds is not None,
                 "positives": self.dataset.label_counts,
             }
             block = self.parts.merge(
-                staging.weights, budget=budget, tick=lambda: self._at("MERGING"), **allowed
+                staging.weights,
+                budget=budget,
+                tick=lambda: self._report_phase("MERGING"),
+                **merge_options,
             )
             index = staging.index(block.bias)
-            self.seconds["MERGING"] = time.monotonic() - began
+            self.phase_seconds["MERGING"] = time.monotonic() - began
             measures = self._measure(index)
             if self.spec.calibrate:
                 self._calibrate(index)
-            self._at("PUBLISHING")
-            return self._write(staging, block._replace(W=index.W), index.b, measures)
+            self._report_phase("PUBLISHING")
+            return self._write_model(staging, block._replace(W=index.W), index.b, measures)
 
-    def _write(
-        self, staging: Staging, block: Block, b: Float32, measures: dict[str, float]
+    def _write_model(
+        self, staging: Staging, block: SolvedLabels, b: Float32, measures: dict[str, float]
     ) -> TrainResult:
-        """Everything of the model that is not its arrays, and the rename."""
+        """Write everything except the arrays, and publish by rename."""
         timeline = read_streams(self.run_dir)
-        report = self._report(block, staging.path, balance(timeline, self.way.workers), measures)
-        keep_history(report, staging.path)
+        report = self._make_report(
+            block, staging.path, balance(timeline, self.strategy.workers), measures
+        )
+        shorten_history(report, staging.path)
         model = write_model(
             staging.target,
             staged=staging,
@@ -185,15 +203,15 @@ class _Run:
             seed=self.seed,
             measures=measures,
             report=report,
-            classes=self.way.classes(block, timeline),
-            timeline=plain(timeline) if timeline.num_rows else None,
+            classes=self.strategy.class_table(block, timeline),
+            timeline=normalize_timeline(timeline) if timeline.num_rows else None,
             missing=len(self.parts.missing),
-            link=self.way.link,
+            link=self.strategy.link,
             calibration=self.calibration,
         )
         return TrainResult(model.path, model.sha256, model.measures, report)
 
-    def tell(
+    def report_progress(
         self,
         phase: str,
         done: int,
@@ -201,20 +219,23 @@ class _Run:
         rate: float = 0.0,
         eta: float | None = None,
         note: str = "",
-        figures: Mapping[str, Any] = NONE,
+        figures: Mapping[str, Any] = EMPTY,
     ) -> None:
-        """Report progress. Raises Stopped when a stop was asked for: between phases, finished batches are all on disk."""
+        """Report progress. Raises Stopped if a stop was requested.
+
+        Between phases, all finished batches are on disk.
+        """
         if self.stop.is_set():
             raise Stopped(
                 "stopped on request; finished batches are kept, the next run does the rest"
             )
-        vitals = self.vitals.told() if phase == "TRAINING" else NONE
+        vitals = self.metrics.snapshot() if phase == "TRAINING" else EMPTY
         self.progress(
             Progress(
                 phase,
                 done,
                 total,
-                time.monotonic() - self.started,
+                time.monotonic() - self.start_time,
                 rate,
                 eta,
                 note,
@@ -223,59 +244,69 @@ class _Run:
             )
         )
 
-    def _at(self, phase: str) -> None:
-        """Report a phase in which all classes are solved, or all that there was time for."""
-        self.watch.look()
+    def _report_phase(self, phase: str) -> None:
+        """Report a phase after solving: all classes are solved, or the time limit was reached."""
+        self.monitor.poll()
         n_labels = self.dataset.n_labels
-        self.tell(phase, n_labels - len(self.parts.missing), n_labels)
+        self.report_progress(phase, n_labels - len(self.parts.missing), n_labels)
 
-    def _tick(self, *told: Any, **more: Any) -> None:
-        """Report how far the solving is; see `Tell`."""
-        self.watch.look()
-        self.tell("TRAINING", *told, **more)
+    def _report_solving(self, *args: Any, **kwargs: Any) -> None:
+        """Report the progress of solving; see `ProgressFn`."""
+        self.monitor.poll()
+        self.report_progress("TRAINING", *args, **kwargs)
 
     def _seconds_left(self) -> float | None:
-        """What is left of the time the spec allows."""
-        allowed = self.spec.max_seconds
-        return None if allowed is None else max(0.0, allowed - (time.monotonic() - self.started))
+        """Return the rest of the spec's time limit, None without a limit."""
+        limit = self.spec.max_seconds
+        return None if limit is None else max(0.0, limit - (time.monotonic() - self.start_time))
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What makes two runs the same run."""
+        """Return the data that identifies this run when it is resumed."""
         solver = {
             "solver": self.spec.solver,
             "revision": self.solver.revision,
             "params": self.solver.as_dict(),
         }
-        return {**solver, "dataset": self.dataset.content_hash, "format": 1, **self.way.settled()}
+        return {
+            **solver,
+            "dataset": self.dataset.content_hash,
+            "format": 1,
+            **self.strategy.run_settings(),
+        }
 
     def _measure(self, index: SearchIndex) -> dict[str, float]:
-        """Measures on the held-out part; empty without one."""
+        """Return measures on the held-out part; empty without one."""
         test = self.dataset.test
         if test is None or test.n_rows == 0:
             return {}
-        self._at("EVALUATING")
+        self._report_phase("EVALUATING")
         began = time.monotonic()
-        top = index.query(test.X, max(self.spec.ks), threads=cores()).top
+        top = index.query(test.X, max(self.spec.ks), threads=available_cores()).top
         n_train = self.dataset.train.n_rows
-        self.by_frequency = by_frequency(top, test.Y, self.dataset.label_counts, self.spec.ks)
+        self.by_frequency = measures_by_frequency(
+            top, test.Y, self.dataset.label_counts, self.spec.ks
+        )
         measures: dict[str, float] = evaluate(
             top, test.Y, ks=self.spec.ks, label_counts=self.dataset.label_counts, n_train=n_train
         )
-        self.seconds["EVALUATING"] = time.monotonic() - began
+        self.phase_seconds["EVALUATING"] = time.monotonic() - began
         return measures
 
     def _calibrate(self, index: SearchIndex) -> None:
-        """Probabilities, fitted on the held-out part; with too few right answers the model goes without, and its report says so."""
-        self._at("CALIBRATING")
-        began, test = time.monotonic(), held_out(self.dataset)
+        """Fit probabilities on the held-out part.
+
+        With too few correct answers the model is not calibrated, and its report states why.
+        """
+        self._report_phase("CALIBRATING")
+        began, test = time.monotonic(), held_out_part(self.dataset)
 
         def query(X: CSR, k: int) -> TopK:
-            return index.query(X, k, threads=cores()).top
+            return index.query(X, k, threads=available_cores()).top
 
-        how: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
+        options: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
         try:
-            curves, facts = calibrated(
-                query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **how
+            curves, facts = fit_calibration(
+                query, test.X, test.Y, self.dataset.label_counts, self.dataset.train.X, **options
             )
             self.calibration = (
                 curves,
@@ -283,18 +314,25 @@ class _Run:
             )
         except InputError as error:
             self.notes["not_calibrated"] = error.message
-        self.seconds["CALIBRATING"] = time.monotonic() - began
+        self.phase_seconds["CALIBRATING"] = time.monotonic() - began
 
-    def _report(
-        self, block: Block, staged: Path, spread: dict[str, Any], measures: dict[str, float]
+    def _make_report(
+        self,
+        block: SolvedLabels,
+        staged: Path,
+        balance_figures: dict[str, Any],
+        measures: dict[str, float],
     ) -> dict[str, Any]:
-        """Figures people ask for after a training; JSON. spread: how the work was spread over workers."""
+        """Return the figures of the training for users; JSON.
+
+        balance_figures: distribution of the work over workers.
+        """
         test = self.dataset.test
-        happened = {
+        actual = {
             "weights": block.W.nnz,
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
-            "core_seconds": spread["core_seconds"],
-            "seconds": round(self.seconds["TRAINING"] + self.seconds["MERGING"], 3),
+            "core_seconds": balance_figures["core_seconds"],
+            "seconds": round(self.phase_seconds["TRAINING"] + self.phase_seconds["MERGING"], 3),
         }
         return {
             "data": {
@@ -303,13 +341,13 @@ class _Run:
                 "held_out": test.n_rows if test else 0,
             },
             "pool": self.spec.pool,
-            "workers": self.way.workers,
-            "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
-            **self.way.figures(block, measures),
+            "workers": self.strategy.workers,
+            "seconds": {phase: round(seconds, 3) for phase, seconds in self.phase_seconds.items()},
+            **self.strategy.summarize(block, measures),
             "damaged_parts": self.parts.damaged,
-            **spread,
-            "preflight": self.watch.report(happened),
+            **balance_figures,
+            "preflight": self.monitor.summarize(actual),
             "by_frequency": self.by_frequency,
-            **partial(self.dataset.label_counts, self.parts.missing, self.spec.max_seconds),
+            **partial_summary(self.dataset.label_counts, self.parts.missing, self.spec.max_seconds),
             **self.notes,
         }

@@ -1,4 +1,7 @@
-"""What to train: the spec that the command line, jobs and scripts share, checked before any work."""
+"""TrainSpec: description of a training, validated before any work.
+
+The command line, jobs and scripts share it.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,21 @@ from xcray.workers.pool import POOLS
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """What to train. Checked when made; raises ParameterError with the mend.
+    """Description of a training. Validated when created; raises ParameterError with a fix.
 
-    dataset: path of a data set directory; solver and params: see `xcray.solvers`; pool: serial, threads or ray;
-    workers: 0 for one per core; ray_address: a cluster to join, else a local Ray is started for the training;
-    name: the model's name; ks: the k of P@k and so on; memory_limit: bytes, or text like "4GiB", that the training may take:
-    what is foreseen to need more is refused, and merging keeps within it (data and finished weights are mapped files and
-    don't count); max_seconds: from the start until no label is begun any more: what is done by then is published as a
-    partial model, labels with the most training rows first (merging and measuring come on top); solvers that train all labels
-    together in epochs publish the whole model as it was after the last epoch; None: until all is done.
-    calibrate: whether to fit probabilities on the held-out part, see `xcray.training.calibration.fit`; models of softmax
-    solvers tell probabilities without.
+    dataset: path of a data set directory. solver, params: see `xcray.solvers`. pool: serial,
+    threads or ray. workers: 0 for one per core. ray_address: a cluster to join; otherwise a local
+    Ray is started for the training. name: the model's name. ks: the k of P@k and similar measures.
+    memory_limit: bytes, or text like "4GiB", that the training can take. A training whose estimate
+    is larger is refused, and merging stays within the limit (data and finished weights are mapped
+    files and do not count).
+    max_seconds: time from the start until no new label is started. The labels finished by then,
+    most training rows first, are published as a partial model; merging and evaluation take
+    additional time. Solvers that train all labels together in epochs publish the whole model after
+    the last epoch.
+    None: no limit.
+    calibrate: fit probabilities on the held-out part, see `xcray.training.calibration.fit`. Models
+    of softmax solvers return probabilities without calibration.
     """
 
     dataset: str
@@ -44,7 +51,7 @@ class TrainSpec:
     calibrate: bool = False
 
     def __post_init__(self) -> None:
-        """Check everything that can be checked without the data."""
+        """Validate everything that does not depend on the data."""
         check_name(self.name, "model name")
         make_solver(self.solver, self.params)
         if self.pool not in POOLS:
@@ -53,12 +60,13 @@ class TrainSpec:
             )
         if type(self.workers) is not int or not 0 <= self.workers <= 4096:
             raise ParameterError(
-                f"workers must be a whole number from 0 (one per core) to 4096, not {str(self.workers)[:80]!r}"
+                "workers must be a whole number from 0 (one per core) to 4096, "
+                f"not {str(self.workers)[:80]!r}"
             )
         if self.memory_limit is not None:
             parse_bytes(self.memory_limit)
         if self.max_seconds is not None:
-            check_seconds(self.max_seconds)
+            check_max_seconds(self.max_seconds)
         if type(self.calibrate) is not bool:
             raise ParameterError(
                 f"calibrate must be true or false, not {str(self.calibrate)[:80]!r}"
@@ -69,11 +77,15 @@ class TrainSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainSpec:
-        """A spec from plain JSON. Raises ParameterError for unknown keys, missing `dataset` and bad values."""
+        """Return a spec from plain JSON.
+
+        Raises ParameterError for unknown keys, a missing `dataset` and invalid values.
+        """
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ParameterError(
-                f"unknown key {unknown[0][:80]!r} in the training spec; there are: {', '.join(sorted(known))}"
+                f"unknown key {unknown[0][:80]!r} in the training spec; "
+                f"valid keys: {', '.join(sorted(known))}"
             )
         if not isinstance(values.get("dataset"), str):
             raise ParameterError(
@@ -87,17 +99,17 @@ class TrainSpec:
         return cls(**{**values, "ks": tuple(ks), "params": dict(params)})
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         return {**dataclasses.asdict(self), "params": dict(self.params), "ks": list(self.ks)}
 
 
-def link_of(solver: Solver) -> str:
-    """How scores of a solver's models become probabilities: "softmax", or "identity" for margins."""
-    return "identity" if solver.family == "scatter" else "softmax"
+def link_function(solver: Solver) -> str:
+    """Return the link function of a solver's models: "softmax", or "identity" for margins."""
+    return "identity" if solver.family == "independent" else "softmax"
 
 
-def check_seconds(seconds: Any) -> None:
-    """Raise ParameterError unless it is a number of seconds above 0."""
+def check_max_seconds(seconds: Any) -> None:
+    """Raise ParameterError unless the value is a positive number of seconds."""
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not (number and math.isfinite(seconds) and seconds > 0):
         raise ParameterError(

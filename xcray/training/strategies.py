@@ -1,4 +1,4 @@
-"""The ways of training by the family of the solver, and what a training would take, told without training."""
+"""Table of training strategies by solver family, and the estimate of a training."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
 from xcray.training.capacity.preflight import Estimate
-from xcray.training.independent import Scattering
-from xcray.training.rotation.strategy import Circulating
+from xcray.training.independent import IndependentLabels
+from xcray.training.rotation.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import Setting, Way
-from xcray.training.synchronous import Going
+from xcray.training.strategy import TrainingContext, TrainingStrategy
+from xcray.training.synchronous import Synchronous
 
-WAYS: Final[dict[str, Callable[[Setting], Way]]] = {
-    "scatter": Scattering,
-    "circulate": Circulating,
-    "rounds": Going,
+STRATEGIES: Final[dict[str, Callable[[TrainingContext], TrainingStrategy]]] = {
+    "independent": IndependentLabels,
+    "rotation": BlockRotation,
+    "synchronous": Synchronous,
 }
 
 
-def way_of(at: Setting) -> Way:
-    """The way in which the solver of a training is trained."""
-    return WAYS[at.solver.family](at)
+def make_strategy(context: TrainingContext) -> TrainingStrategy:
+    """Return the training strategy for the solver of a training."""
+    return STRATEGIES[context.solver.family](context)
 
 
-def foresee(spec: TrainSpec, probe: float = 2.0) -> Estimate:
-    """What it takes to train `spec` from the start; probe: seconds a probe may take, about. Raises NotFound, Corrupt."""
+def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:
+    """Estimate training `spec` from the start, without training.
+
+    probe_seconds: approximate time limit of the probe. Raises NotFound, Corrupt.
+    """
     dataset = Dataset.open(spec.dataset)
-    way = way_of(
-        Setting(
+    strategy = make_strategy(
+        TrainingContext(
             spec,
             dataset,
             make_solver(spec.solver, spec.params),
@@ -43,4 +46,4 @@ def foresee(spec: TrainSpec, probe: float = 2.0) -> Estimate:
             cluster=False,
         )
     )
-    return way.foreseen(frozen(np.arange(dataset.n_labels), np.int32), probe)
+    return strategy.estimate(frozen(np.arange(dataset.n_labels), np.int32), probe_seconds)

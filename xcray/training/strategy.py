@@ -1,7 +1,8 @@
-"""What the shared flow of a training asks of a family of solvers: how its work is spread, what it takes, and to do it.
+"""Training strategies: the interface between the shared training flow and a solver family.
 
-A family ends its work as every other does, with all labels in committed parts: merging, index, measures and the model's directory
-know no families.
+A strategy plans how the work is distributed, estimates its resources, and solves the labels.
+Every strategy ends with all labels in committed parts. Merging, indexing, evaluation and the model
+directory do not depend on the family.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ import pyarrow as pa
 
 from xcray.arrays import Float64, Int32
 from xcray.data.dataset import Dataset
-from xcray.solvers.solved_labels import Block
-from xcray.system.memory import Footprint
-from xcray.telemetry.progress import NONE
-from xcray.training.block_store import Parts
+from xcray.solvers.solved_labels import SolvedLabels
+from xcray.system.memory import MemoryUsage
+from xcray.telemetry.progress import EMPTY
+from xcray.training.block_store import BlockStore
 from xcray.training.capacity.preflight import Estimate
 from xcray.training.spec import TrainSpec
 from xcray.workers.pool import StopFlag
-from xcray.workers.run_metrics import Vitals
+from xcray.workers.run_metrics import RunMetrics
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is to be trained and where: solver is the one of the spec, made; job names Ray actors; cluster: whether the one that the
-    spec names may be asked how large it is."""
+class TrainingContext:
+    """What to train and where.
+
+    solver: created from the spec. job: prefix of the names of Ray actors. cluster: whether the size
+    of the spec's cluster can be queried.
+    """
 
     spec: TrainSpec
     dataset: Dataset
@@ -38,8 +42,11 @@ class Setting:
     cluster: bool = True
 
 
-class Tell(Protocol):
-    """Reports how far the solving is; see `xcray.telemetry.progress.Progress`. Raises Stopped when a stop was asked for."""
+class ProgressFn(Protocol):
+    """Reports the progress of solving; see `xcray.telemetry.progress.Progress`.
+
+    Raises Stopped if a stop was requested.
+    """
 
     def __call__(
         self,
@@ -48,44 +55,64 @@ class Tell(Protocol):
         rate: float = 0.0,
         eta: float | None = None,
         note: str = "",
-        figures: Mapping[str, Any] = NONE,
+        figures: Mapping[str, Any] = EMPTY,
     ) -> None:
-        """Report."""
+        """Report progress."""
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What a solving is handed. parts: where finished labels go; seconds_left: of the time that the spec allows, None for no end;
-    watch: is given the function that asks workers in processes of their own what they hold; vitals: collects how it is doing."""
+class RunServices:
+    """Services of a run for its strategy.
 
-    parts: Parts
+    parts: store of finished labels. seconds_left: returns the remaining time, None without a limit.
+    set_memory_source: receives a function that reads the memory of workers in separate processes.
+    metrics: metrics of the run.
+    """
+
+    parts: BlockStore
     stop: StopFlag
-    tell: Tell
+    report_progress: ProgressFn
     seconds_left: Callable[[], float | None]
-    watch: Callable[[Callable[[], Mapping[str, Footprint]]], None]
-    vitals: Vitals
+    set_memory_source: Callable[[Callable[[], Mapping[str, MemoryUsage]]], None]
+    metrics: RunMetrics
 
 
-class Way(Protocol):
-    """One family's training. workers: how many; link: how scores become probabilities, as the model's directory names it."""
+class TrainingStrategy(Protocol):
+    """Training of one solver family.
+
+    workers: number of workers. link: link function from scores to probabilities, as in the
+    manifest.
+    """
 
     workers: int
     link: str
 
-    def settled(self) -> dict[str, Any]:
-        """What was settled for this run and must be the same when it goes on, beside solver and data; JSON."""
+    def run_settings(self) -> dict[str, Any]:
+        """Return the settings that must not change when the run is resumed; JSON.
 
-    def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
-        """What solving the labels `missing` (n,) int32 and publishing all takes; probe: seconds a probe may take, or None."""
+        Solver and data are checked separately.
+        """
 
-    def shares(self) -> Float64:
-        """(K,) float64: what each label's weights are thought to be in proportion to."""
+    def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
+        """Estimate solving the labels `missing` (n,) int32 and publishing all labels.
 
-    def solve(self, desk: Desk) -> None:
-        """Solve the labels that no part holds. Raises Stopped, Unavailable, and what the solver raises."""
+        probe_seconds: time limit of a probe, or None for the default.
+        """
 
-    def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
-        """How the training came out, for its report; JSON. measures: of the published model."""
+    def weight_shares(self) -> Float64:
+        """Return (K,) float64, in proportion to the expected number of weights per label."""
 
-    def classes(self, block: Block, timeline: pa.Table) -> pa.Table:
-        """The report by class; see `xcray.training.report.summary.class_table`."""
+    def solve(self, services: RunServices) -> None:
+        """Solve the labels that no part holds.
+
+        Raises Stopped, Unavailable, and the solver's errors.
+        """
+
+    def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
+        """Return the outcome of the training for its report; JSON.
+
+        measures: of the published model.
+        """
+
+    def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
+        """Return the per-class report; see `xcray.training.report.summary.class_table`."""

@@ -1,1 +1,1 @@
-"""Where training runs: one loop (`drive`), and pools of workers: serial, threads, Ray."""
+"""Workers that run training: the driver loop, and pools and groups of workers."""

@@ -1,4 +1,4 @@
-"""The one loop: a schedule decides, a pool runs, finished blocks are committed."""
+"""Driver loop: a schedule decides, a pool runs tasks, and finished blocks are committed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Callable
 from threading import Timer
 
 from xcray.errors import Stopped, Unavailable
-from xcray.schedule.events import Cancel, Command, Done, Drain, GivenUp, Lost, Run, Tick
-from xcray.schedule.label_scheduler import Scatter
-from xcray.workers.pool import Failed, GaveUp, Pool, Report, Result, StopFlag
+from xcray.schedule.events import Cancel, Cancelled, Command, Done, Drain, Lost, Run, Tick
+from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.workers.pool import Failed, Pool, Report, Result, StopFlag, TaskCancelled
 from xcray.workers.timeline import DONE, DUPLICATE, LOST, STOPPED, Span
 
-PATIENCE = 0.2  # seconds between two looks at the stop flag
-LOOK = 0.25  # seconds between two looks at what is left, by which a pool grows and shrinks
-GRACE = 2.0  # seconds that batches under way have to end when the time is up
+POLL_SECONDS = 0.2  # between two checks of the stop flag
+# between two forecasts, by which a pool grows and shrinks
+FORECAST_SECONDS = 0.25
+GRACE_SECONDS = 2.0  # that running batches have to end after the time limit
 
 
-def drive(
-    schedule: Scatter,
+def run_schedule(
+    schedule: LabelScheduler,
     pool: Pool,
     *,
     commit: Callable[[Result], None],
@@ -31,49 +32,50 @@ def drive(
 ) -> None:
     """Run `schedule` on `pool` until it finishes.
 
-    commit: called once for every task, with its first result, before the schedule hears of it. tick: called after every
-    wait, for progress. seconds: after so many, nothing more is begun; what is still running GRACE seconds later is stopped
-    and not waited for, and drive returns as it does when all is done. record: told what each worker did, useful or not. sync:
-    called once for all that one wait brought, after their commits and before anything new begins: with a thousand workers,
-    one write makes many results durable.
-    Raises Stopped when `stop` is set, Unavailable when workers keep being lost, and whatever a task raised. The pool is
-    closed in every case; what was committed stays.
+    commit: called once per task, with its first result, before the schedule receives it.
+    tick: called after every wait, for progress.
+    seconds: time limit. Nothing new starts after it. What still runs GRACE_SECONDS later is stopped
+    and not waited for, and the function returns as if everything was done.
+    record: called with what each worker did, useful or not.
+    sync: called once for all results of one wait, after their commits and before anything new
+    starts: with a thousand workers, one write makes many results durable.
+    Raises Stopped if `stop` is set, Unavailable if workers keep being lost, and what a task raised.
+    The pool is closed in every case, and committed results are kept.
     """
-    loop = _Loop(schedule, pool, commit, record, sync)
-    bell = Timer(
-        GRACE + (seconds or 0.0), pool.stop
-    )  # also for a pool whose `wait` works in this thread
-    bell.daemon = True
+    loop = _DriverLoop(schedule, pool, commit, record, sync)
+    # Also stops a pool whose `wait` works in this thread.
+    deadline_timer = Timer(GRACE_SECONDS + (seconds or 0.0), pool.stop)
+    deadline_timer.daemon = True
     try:
         ends = None if seconds is None else time.monotonic() + seconds
         if ends is not None:
-            bell.start()
+            deadline_timer.start()
         pool.open()
         loop.finished = schedule.total_labels == 0
         while not loop.finished:
-            loop.look_ahead()
-            reports = pool.wait(PATIENCE)
+            loop.update_forecast()
+            reports = pool.wait(POLL_SECONDS)
             if stop.is_set():
                 raise Stopped(
                     "stopped on request; finished batches are kept, the next run does the rest"
                 )
             late = -math.inf if ends is None else time.monotonic() - ends
-            loop.obey(schedule.on(Drain() if late >= 0.0 else Tick(), pool.now()))
-            loop.hear(reports, overdue=late > GRACE)
+            loop.execute(schedule.on(Drain() if late >= 0.0 else Tick(), pool.now()))
+            loop.handle(reports, overdue=late > GRACE_SECONDS)
             tick()
     finally:
-        bell.cancel()
-        loop.record_under_way()
+        deadline_timer.cancel()
+        loop.record_running()
         pool.stop()
         pool.close()
 
 
-class _Loop:
-    """What one drive holds: who is told what."""
+class _DriverLoop:
+    """State of one `run_schedule` call."""
 
     def __init__(
         self,
-        schedule: Scatter,
+        schedule: LabelScheduler,
         pool: Pool,
         commit: Callable[[Result], None],
         record: Callable[[Span], None],
@@ -85,60 +87,62 @@ class _Loop:
         self._record = record
         self._sync = sync
         self.finished = False
-        self._looked = -math.inf
+        self._forecast_at = -math.inf
 
-    def look_ahead(self) -> None:
-        """Tell the pool what is left, now and then, and the schedule how many workers there will be for it."""
+    def update_forecast(self) -> None:
+        """Pass the remaining work to the pool, and the number of workers to the schedule."""
         now = self._pool.now()
-        if now - self._looked >= LOOK:
-            self._looked = now
-            expected = self._pool.foresee(self._schedule.outlook())
+        if now - self._forecast_at >= FORECAST_SECONDS:
+            self._forecast_at = now
+            expected = self._pool.set_forecast(self._schedule.forecast())
             if expected is not None:
-                self._schedule.expect(expected)
+                self._schedule.expect_workers(expected)
 
-    def hear(self, reports: list[Report], overdue: bool) -> None:
-        """Tell the schedule what a pool reported, and do what it says once all is heard."""
+    def handle(self, reports: list[Report], overdue: bool) -> None:
+        """Pass reports to the schedule, then execute its commands."""
         try:
-            commands = [command for report in reports for command in self._hear(report, overdue)]
+            commands = [
+                command for report in reports for command in self._handle_report(report, overdue)
+            ]
         finally:
-            self._sync()  # also when one of the reports ends it all
+            self._sync()  # also if a report raises
         self.finished = self.finished or overdue
-        self.obey(commands)
+        self.execute(commands)
 
-    def obey(self, commands: list[Command]) -> None:
-        """Submit what is to run, but for what a later report made void; call off what lost its race."""
+    def execute(self, commands: list[Command]) -> None:
+        """Submit tasks, unless a later report cancelled them, and cancel duplicate runs."""
         for command in commands:
             if isinstance(command, Run):
-                if self._schedule.expects(command.worker, command.task.id):
+                if self._schedule.is_expected(command.worker, command.task.id):
                     self._pool.submit(command.worker, command.task)
             elif isinstance(command, Cancel):
                 self._pool.cancel(command.worker, command.task_id)
             elif command.reason is not None:
                 raise Unavailable(
-                    f"{command.reason}; look at the workers' memory and logs, then resume",
+                    f"{command.reason}; check the workers' memory and logs, then resume",
                     code="WORKERS_LOST",
                 )
             else:
                 self.finished = True
 
-    def record_under_way(self) -> None:
-        """What workers were at when the loop ended."""
-        for worker, task, since in self._schedule.under_way():
+    def record_running(self) -> None:
+        """Record what the workers were doing when the loop ended."""
+        for worker, task, since in self._schedule.running_tasks():
             self._record(Span(worker, task, since, self._pool.now() - since, STOPPED))
 
-    def _hear(self, report: Report, overdue: bool) -> list[Command]:
-        """One report as an event; a result that is not wanted frees its worker and no more."""
+    def _handle_report(self, report: Report, overdue: bool) -> list[Command]:
+        """Convert one report to an event; an unneeded result only frees its worker."""
         now = self._pool.now()
         if isinstance(report, Failed):
             if overdue and isinstance(report.error, Stopped):
                 return []
             raise report.error
-        if isinstance(report, GaveUp):
+        if isinstance(report, TaskCancelled):
             self._record(Span(report.worker, report.task, report.started, report.seconds, STOPPED))
-            return self._schedule.on(GivenUp(report.worker, report.task.id), now)
+            return self._schedule.on(Cancelled(report.worker, report.task.id), now)
         if isinstance(report, Result):
-            wanted = self._schedule.expects(report.worker, report.task.id)
-            if wanted:
+            expected = self._schedule.is_expected(report.worker, report.task.id)
+            if expected:
                 self._commit(report)
             self._record(
                 Span(
@@ -146,7 +150,7 @@ class _Loop:
                     report.task,
                     report.started,
                     report.seconds,
-                    DONE if wanted else DUPLICATE,
+                    DONE if expected else DUPLICATE,
                 )
             )
             return self._schedule.on(Done(report.worker, report.task.id, report.seconds), now)
@@ -155,7 +159,7 @@ class _Loop:
         return self._schedule.on(report, now)
 
     def _record_lost(self, lost: str, now: float) -> None:
-        """The batch that a lost worker was at."""
-        for worker, task, since in self._schedule.under_way():
+        """Record the batch that a lost worker was running."""
+        for worker, task, since in self._schedule.running_tasks():
             if worker == lost:
                 self._record(Span(worker, task, since, now - since, LOST))

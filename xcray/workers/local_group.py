@@ -1,4 +1,4 @@
-"""Teams in this process: serial, and a thread a worker (kernels release the GIL)."""
+"""Worker groups in this process: serial, and one thread per worker (kernels release the GIL)."""
 
 from __future__ import annotations
 
@@ -12,83 +12,83 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from xcray.schedule.events import Lost
-from xcray.system.memory import Footprint
+from xcray.system.memory import MemoryUsage
 from xcray.workers.pool import StopFlag, WorkerStatus
 from xcray.workers.worker_group import (
-    Answer,
-    Handle,
-    HandWork,
-    Raised,
+    CallFailed,
+    CallResult,
+    ObjectHandle,
     Reply,
-    check_replace,
-    do,
-    taken_apart,
-    team_names,
-    thing_lost,
+    WorkerFactory,
+    call_method,
+    check_replacements,
+    object_lost,
+    split_refs,
+    worker_names,
 )
 
-HERE: Final = "here"  # the one node there is
-GONE: Final = object()  # held by a handle whose thing was lost in a rehearsal
+LOCAL_NODE: Final = "here"  # the only node
+LOST_OBJECT: Final = object()  # value of a handle whose object was lost in a simulation
 
 
-class _Asked(NamedTuple):
-    """A verb that waits for its turn."""
+class _PendingCall(NamedTuple):
+    """A method call that waits for its turn."""
 
     ticket: int
     worker: str
-    verb: str
+    method: str
     args: tuple[Any, ...]
-    handles: list[Handle]
+    handles: list[ObjectHandle]
 
 
-class _Life:
-    """One worker, from its start to its end: a replacement of the same name is another life."""
+class _LocalWorker:
+    """One worker from start to end; a replacement of the same name is another object."""
 
-    def __init__(self, worker: str, work: HandWork, stop: StopFlag) -> None:
+    def __init__(self, worker: str, work: WorkerFactory, stop: StopFlag) -> None:
         self.worker = worker
-        self.hand = None
-        self._work = work
-        self._team_stop = stop
+        self.state = None
+        self._factory = work
+        self._group_stop = stop
         self.ended = StopFlag()
         self._ticket = 0
-        self._off = -1  # what it is at; tickets up to this one are to end
+        self._interrupted = -1  # tickets up to this one are interrupted
 
-    def begin(self) -> None:
-        """Make the hand, in the thread that will use it."""
-        self.hand = self._work.hand(self.worker, self._stopped)
+    def create_state(self) -> None:
+        """Create the worker object, in the thread that will use it."""
+        self.state = self._factory.create_worker(self.worker, self._stopped)
 
     def interrupt(self, ticket: int) -> None:
-        """End what was asked up to this ticket."""
-        self._off = ticket
+        """Stop all calls up to this ticket."""
+        self._interrupted = ticket
 
     def _stopped(self) -> bool:
-        """Whether this worker is to end what it is at."""
-        return self._team_stop.is_set() or self.ended.is_set() or self._ticket <= self._off
+        """Return whether this worker must stop its current call."""
+        return self._group_stop.is_set() or self.ended.is_set() or self._ticket <= self._interrupted
 
-    def answer(self, asked: _Asked, now: Callable[[], float]) -> Answer | Raised:
-        """Do a verb here and now; whatever it raises becomes a Raised."""
+    def run_call(self, call: _PendingCall, now: Callable[[], float]) -> CallResult | CallFailed:
+        """Run a call in this thread; any exception becomes a CallFailed."""
         started = now()
-        self._ticket = asked.ticket
+        self._ticket = call.ticket
         try:
-            things = [_thing(handle) for handle in asked.handles]
-            bulk, told = do(self.hand, asked.verb, asked.args, things, self._stopped)
+            objects = [_deref(handle) for handle in call.handles]
+            value, result = call_method(self.state, call.method, call.args, objects, self._stopped)
         except Exception as error:
-            return Raised(asked.ticket, self.worker, error)
-        made = None if bulk is None else Handle(bulk)
-        return Answer(asked.ticket, self.worker, made, told, now() - started, started)
+            return CallFailed(call.ticket, self.worker, error)
+        handle = None if value is None else ObjectHandle(value)
+        return CallResult(call.ticket, self.worker, handle, result, now() - started, started)
 
 
-class _LocalTeam(ABC):
-    """What teams of this process share: workers that are this process, and things that are passed as they are."""
+class _LocalGroup(ABC):
+    """Base of groups whose workers are this process; objects are passed by reference."""
 
-    def __init__(self, work: HandWork, workers: int) -> None:
-        self._work = work
-        self._names = team_names(workers)
+    def __init__(self, work: WorkerFactory, workers: int) -> None:
+        self._factory = work
+        self._names = worker_names(workers)
         self._stop = StopFlag()
-        self._lives: dict[str, _Life] = {}
-        self._due: dict[int, str] = {}  # ticket -> the worker it was given for
-        self._told: list[Reply] = []
-        self._made: dict[str, WeakSet[Handle]] = {}
+        self._live: dict[str, _LocalWorker] = {}
+        self._pending: dict[int, str] = {}  # ticket -> worker
+        self._lost: list[Reply] = []
+        self._created: dict[str, WeakSet[ObjectHandle]] = {}
         self._tickets = 0
         self._opened = 0.0
 
@@ -98,228 +98,230 @@ class _LocalTeam(ABC):
         return self._names
 
     @property
-    def present(self) -> tuple[str, ...]:
-        """Those that were not lost in a rehearsal."""
-        return tuple(worker for worker in self._names if worker in self._lives)
+    def available(self) -> tuple[str, ...]:
+        """Workers without a simulated loss."""
+        return tuple(worker for worker in self._names if worker in self._live)
 
     @property
     def nodes(self) -> dict[str, str]:
-        """One node: this process."""
-        return dict.fromkeys(self._names, HERE)
+        """One node for all workers: this process."""
+        return dict.fromkeys(self._names, LOCAL_NODE)
 
     def open(self) -> None:
-        """Compile the kernels once, and make the hands."""
+        """Compile the kernels once, and create the worker objects."""
         self._opened = time.monotonic()
-        self._work.warm_up()
+        self._factory.warm_up()
         self._start(self._names)
 
     def replace(self, *lost: str, at_once: bool = False) -> None:
-        """New hands in new lives."""
-        check_replace(lost, self._names, self._lives)
+        """Create new workers of the same names."""
+        check_replacements(lost, self._names, self._live)
         self._start(lost)
 
-    def invite(self) -> list[str]:
-        """Nobody: threads that are gone are replaced."""
+    def poll_new_workers(self) -> list[str]:
+        """Return no workers: lost threads are only replaced."""
         return []
 
-    def leaving(self) -> dict[str, float]:
-        """Nobody: this process stays."""
+    def draining_workers(self) -> dict[str, float]:
+        """Return no workers: this process stays."""
         return {}
 
-    def dismiss(self, *workers: str) -> None:
-        """End their lives."""
+    def release(self, *workers: str) -> None:
+        """End the workers."""
         for worker in workers:
             self._end(worker)
 
     def _end(self, worker: str) -> None:
-        """End a life; its tickets are not told of."""
-        self._lives.pop(worker).ended.set()
-        self._due = {ticket: asked for ticket, asked in self._due.items() if asked != worker}
+        """End a worker; its tickets are not reported."""
+        self._live.pop(worker).ended.set()
+        self._pending = {ticket: call for ticket, call in self._pending.items() if call != worker}
 
     def _start(self, workers: tuple[str, ...]) -> None:
-        """Begin new lives."""
-        lives = [_Life(worker, self._work, self._stop) for worker in workers]
-        self._begin(lives)
-        self._lives |= {life.worker: life for life in lives}
+        """Start new workers."""
+        new_workers = [_LocalWorker(worker, self._factory, self._stop) for worker in workers]
+        self._create_states(new_workers)
+        self._live |= {worker_thread.worker: worker_thread for worker_thread in new_workers}
 
     @abstractmethod
-    def _begin(self, lives: list[_Life]) -> None:
-        """Make the hands of new lives. Raises what making one raises."""
+    def _create_states(self, new_workers: list[_LocalWorker]) -> None:
+        """Create the worker objects; an exception of one of them is raised."""
 
     @abstractmethod
-    def _queue(self, asked: _Asked) -> None:
-        """Give a verb to its worker."""
+    def _enqueue(self, call: _PendingCall) -> None:
+        """Queue a call for its worker."""
 
-    def ask(self, worker: str, verb: str, *args: Any) -> int:
-        """See `Team`."""
-        plain, handles = taken_apart(worker, verb, args, self._lives)
+    def submit(self, worker: str, method: str, *args: Any) -> int:
+        """See `WorkerGroup.submit`."""
+        plain, handles = split_refs(worker, method, args, self._live)
         self._tickets += 1
-        self._due[self._tickets] = worker
-        self._queue(_Asked(self._tickets, worker, verb, plain, handles))
+        self._pending[self._tickets] = worker
+        self._enqueue(_PendingCall(self._tickets, worker, method, plain, handles))
         return self._tickets
 
-    def _replies(self, found: list[Answer | Raised]) -> list[Reply]:
-        """What is to be told, without late answers of lives that were lost."""
-        out, self._told = self._told, []
-        for reply in found:
-            if self._due.pop(reply.ticket, None) is not None:
-                if isinstance(reply, Answer) and reply.bulk is not None:
-                    self._made.setdefault(reply.worker, WeakSet()).add(reply.bulk)
+    def _replies(self, results: list[CallResult | CallFailed]) -> list[Reply]:
+        """Return the replies to report, without late results of lost workers."""
+        out, self._lost = self._lost, []
+        for reply in results:
+            if self._pending.pop(reply.ticket, None) is not None:
+                if isinstance(reply, CallResult) and reply.ref is not None:
+                    self._created.setdefault(reply.worker, WeakSet()).add(reply.ref)
                 out.append(reply)
         return out
 
     def now(self) -> float:
-        """Seconds since the team opened."""
+        """Return the seconds since the group was opened."""
         return time.monotonic() - self._opened
 
-    def put(self, value: Any) -> Handle:
-        """A handle of this very value."""
-        return Handle(value)
+    def put(self, value: Any) -> ObjectHandle:
+        """Return a handle of this very value."""
+        return ObjectHandle(value)
 
-    def fetch(self, handle: Handle) -> Any:
-        """The very value."""
-        return _thing(handle)
+    def fetch(self, handle: ObjectHandle) -> Any:
+        """Return the very value."""
+        return _deref(handle)
 
-    def footprints(self) -> dict[str, Footprint]:
-        """None: the workers are this process."""
+    def memory_usage(self) -> dict[str, MemoryUsage]:
+        """Return no entries: the workers are this process."""
         return {}
 
-    def muster(self) -> WorkerStatus:
-        """The lives there are; threads are not lost but in rehearsals."""
-        return WorkerStatus(len(self._names), len(self._lives))
+    def status(self) -> WorkerStatus:
+        """Return the live workers; threads are lost only in simulations."""
+        return WorkerStatus(len(self._names), len(self._live))
 
-    def lose(self, worker: str, *, with_things: bool = False) -> None:
-        """As if the worker's process died; `with_things`: as if its node died, with all that its verbs made and is still held.
+    def simulate_loss(self, worker: str, *, with_objects: bool = False) -> None:
+        """Behave as if the worker's process died, for tests of recovery.
 
-        For rehearsals of what follows a loss: workers of this process die only with it.
+        with_objects: behave as if its node died, with all objects that its calls created.
         """
         self._end(worker)
-        for handle in self._made.pop(worker, ()) if with_things else ():
-            handle.held = GONE
-        self._told.append(Lost(worker))
+        for handle in self._created.pop(worker, ()) if with_objects else ():
+            handle.ref = LOST_OBJECT
+        self._lost.append(Lost(worker))
 
     def interrupt(self) -> None:
-        """Verbs under way end at their next slice; those that wait do not begin, later ones do."""
-        for life in list(self._lives.values()):
-            life.interrupt(self._tickets)
+        """Stop running calls at their next slice and drop waiting ones; later calls are run."""
+        for worker_thread in list(self._live.values()):
+            worker_thread.interrupt(self._tickets)
 
     def stop(self) -> None:
-        """Verbs under way end at their next slice; those that wait do not begin."""
+        """Stop running calls at their next slice and drop waiting ones."""
         self._stop.set()
 
     def close(self) -> None:
-        """Let go of the hands."""
-        for life in self._lives.values():
-            life.ended.set()
-        self._lives.clear()
-        self._due.clear()
+        """Release the worker objects."""
+        for worker_thread in self._live.values():
+            worker_thread.ended.set()
+        self._live.clear()
+        self._pending.clear()
 
 
-class SerialTeam(_LocalTeam):
-    """All workers are the calling thread: `wait` does one verb, in the order they were asked. For tests and for debuggers."""
+class SerialGroup(_LocalGroup):
+    """Group in the calling thread, for tests and debuggers.
 
-    def __init__(self, work: HandWork, workers: int) -> None:
+    `wait` runs one call, in submission order.
+    """
+
+    def __init__(self, work: WorkerFactory, workers: int) -> None:
         super().__init__(work, workers)
-        self._asked: deque[_Asked] = deque()
+        self._calls: deque[_PendingCall] = deque()
 
-    def _begin(self, lives: list[_Life]) -> None:
-        """Make the hands here."""
-        for life in lives:
-            life.begin()
+    def _create_states(self, new_workers: list[_LocalWorker]) -> None:
+        """Create the worker objects in this thread."""
+        for worker_thread in new_workers:
+            worker_thread.create_state()
 
-    def _queue(self, asked: _Asked) -> None:
-        """Keep a verb for a later `wait`."""
-        self._asked.append(asked)
+    def _enqueue(self, call: _PendingCall) -> None:
+        """Queue a call for a later `wait`."""
+        self._calls.append(call)
 
     def wait(self, seconds: float) -> list[Reply]:
-        """Do the verb whose turn it is; `seconds` is not used, for nothing happens elsewhere."""
-        while self._asked and not self._told:
-            asked = self._asked.popleft()
-            if asked.ticket in self._due:  # not of a lost worker
-                return self._replies([self._lives[asked.worker].answer(asked, self.now)])
+        """Run the next call; `seconds` is not used, because nothing happens elsewhere."""
+        while self._calls and not self._lost:
+            call = self._calls.popleft()
+            if call.ticket in self._pending:  # not of a lost worker
+                return self._replies([self._live[call.worker].run_call(call, self.now)])
         return self._replies([])
 
 
-class ThreadTeam(_LocalTeam):
-    """One thread a worker."""
+class ThreadGroup(_LocalGroup):
+    """Group with one thread per worker."""
 
-    def __init__(self, work: HandWork, workers: int) -> None:
+    def __init__(self, work: WorkerFactory, workers: int) -> None:
         super().__init__(work, workers)
-        self._queues: dict[str, queue.SimpleQueue[_Asked | None]] = {}
+        self._queues: dict[str, queue.SimpleQueue[_PendingCall | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._found: queue.SimpleQueue[Answer | Raised] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[CallResult | CallFailed] = queue.SimpleQueue()
 
-    def _begin(self, lives: list[_Life]) -> None:
-        """Start a thread for each life, and wait until all hands are made."""
+    def _create_states(self, new_workers: list[_LocalWorker]) -> None:
+        """Start a thread per worker, and wait until all worker objects exist."""
         ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        for life in lives:
-            asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-            self._queues[life.worker] = asked
+        for worker_thread in new_workers:
+            call: queue.SimpleQueue[_PendingCall | None] = queue.SimpleQueue()
+            self._queues[worker_thread.worker] = call
             thread = threading.Thread(
-                target=self._work_life,
-                args=(life, asked, ready),
-                name=f"xcray-{life.worker}",
+                target=self._run_worker,
+                args=(worker_thread, call, ready),
+                name=f"xcray-{worker_thread.worker}",
                 daemon=True,
             )
             self._threads.append(thread)
             thread.start()
-        errors = [error for _ in lives if (error := ready.get()) is not None]
+        errors = [error for _ in new_workers if (error := ready.get()) is not None]
         if errors:
             self.close()
             raise errors[0]
 
-    def _work_life(
+    def _run_worker(
         self,
-        life: _Life,
-        asked: queue.SimpleQueue[_Asked | None],
+        worker_thread: _LocalWorker,
+        call: queue.SimpleQueue[_PendingCall | None],
         ready: queue.SimpleQueue[BaseException | None],
     ) -> None:
-        """A thread's life: make the hand, then verbs until None."""
+        """Run a worker's thread: create the worker object, then run calls until None."""
         try:
-            life.begin()
+            worker_thread.create_state()
         except Exception as error:
             ready.put(error)
             return
         ready.put(None)
-        while (each := asked.get()) is not None:
-            self._found.put(life.answer(each, self.now))
-            del (
-                each
-            )  # its handles: what it was asked with is freed now, not when something else is asked
+        while (each := call.get()) is not None:
+            self._results.put(worker_thread.run_call(each, self.now))
+            # Drop its handles now, not at the next call, so that objects are freed.
+            del each
 
-    def _queue(self, asked: _Asked) -> None:
-        """Give a verb to its thread."""
-        self._queues[asked.worker].put(asked)
+    def _enqueue(self, call: _PendingCall) -> None:
+        """Queue a call for its thread."""
+        self._queues[call.worker].put(call)
 
     def wait(self, seconds: float) -> list[Reply]:
-        """The first reply within `seconds`, and all others that are there with it."""
-        found: list[Answer | Raised] = []
+        """Return the first reply within `seconds`, and all others that are ready with it."""
+        results: list[CallResult | CallFailed] = []
         try:
-            if self._due and not self._told:
-                found.append(self._found.get(timeout=seconds))
+            if self._pending and not self._lost:
+                results.append(self._results.get(timeout=seconds))
             while True:
-                found.append(self._found.get_nowait())
+                results.append(self._results.get_nowait())
         except queue.Empty:
-            return self._replies(found)
+            return self._replies(results)
 
     def _end(self, worker: str) -> None:
-        """The thread ends at its next slice, and what it still answers is not told."""
+        """End the thread at its next slice; its later results are not reported."""
         super()._end(worker)
         self._queues.pop(worker).put(None)
 
     def close(self) -> None:
         """Stop and join the threads."""
         super().close()
-        for asked in self._queues.values():
-            asked.put(None)
+        for call in self._queues.values():
+            call.put(None)
         for thread in self._threads:
             thread.join()
         self._queues.clear()
         self._threads.clear()
 
 
-def _thing(handle: Handle) -> Any:
-    """What a handle holds. Raises Unavailable when a rehearsal lost it."""
-    if handle.held is GONE:
-        raise thing_lost()
-    return handle.held
+def _deref(handle: ObjectHandle) -> Any:
+    """Return the object of a handle. Raises Unavailable if a simulation lost it."""
+    if handle.ref is LOST_OBJECT:
+        raise object_lost()
+    return handle.ref

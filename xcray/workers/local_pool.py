@@ -12,90 +12,99 @@ import numpy as np
 from xcray.errors import ParameterError, Stopped
 from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.events import Joined, Left, Task
-from xcray.solvers.contract import Local
-from xcray.system.memory import Footprint
-from xcray.workers.pool import Failed, GaveUp, Report, Result, StopFlag, Work, WorkerStatus
+from xcray.solvers.contract import SolverState
+from xcray.system.memory import MemoryUsage
+from xcray.workers.pool import (
+    Failed,
+    Report,
+    Result,
+    StopFlag,
+    TaskCancelled,
+    TaskRunner,
+    WorkerStatus,
+)
 
 
-class _Bench:
-    """Where tasks are solved in this process: the work, the clock, and what was called off."""
+class _LocalExecutor:
+    """Executor of tasks in this process: the task runner, the clock, and cancelled tasks."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: TaskRunner) -> None:
         self.work = work
         self.stop = StopFlag()
         self.opened = time.monotonic()
-        self.off: set[tuple[str, int]] = (
-            set()
-        )  # worker and task; added by the pool's thread, looked up by the worker's
+        # (worker, task id), added by the pool's thread and read by the worker's
+        self.cancelled: set[tuple[str, int]] = set()
 
     def now(self) -> float:
-        """Seconds since the pool opened."""
+        """Return the seconds since the pool was opened."""
         return time.monotonic() - self.opened
 
-    def run(self, local: Local, worker: str, task: Task) -> Result | Failed | GaveUp:
-        """Solve one task here and now; whatever it raises becomes a Failed, but for a task called off."""
+    def run_task(
+        self, local: SolverState, worker: str, task: Task
+    ) -> Result | Failed | TaskCancelled:
+        """Solve one task in this thread; an exception becomes a Failed or a TaskCancelled."""
         started, key = self.now(), (worker, task.id)
         try:
             block = self.work.solve(
                 local,
                 np.array(task.labels, np.int32),
-                lambda: self.stop.is_set() or key in self.off,
+                lambda: self.stop.is_set() or key in self.cancelled,
             )
         except Stopped as error:
-            if key in self.off:
-                return GaveUp(worker, task, started, self.now() - started)
+            if key in self.cancelled:
+                return TaskCancelled(worker, task, started, self.now() - started)
             return Failed(worker, task, error)
         except Exception as error:
             return Failed(worker, task, error)
         finally:
-            self.off.discard(key)
+            self.cancelled.discard(key)
         return Result(worker, task, block, started, self.now() - started)
 
 
 class _LocalPool:
-    """What the pools of this process share: a bench, and workers that are this process."""
+    """Base of pools whose workers are this process."""
 
-    def __init__(self, work: Work, local: Local) -> None:
-        self._bench = _Bench(work)
+    def __init__(self, work: TaskRunner, local: SolverState) -> None:
+        self._executor = _LocalExecutor(work)
         self._local = local
 
     def cancel(self, worker: str, task_id: int) -> None:
-        """A task under way is given up at its next slice, a queued one when its turn comes."""
-        self._bench.off.add((worker, task_id))
+        """Cancel a running task at its next slice, a queued one when its turn comes."""
+        self._executor.cancelled.add((worker, task_id))
 
     def now(self) -> float:
-        """Seconds since the pool opened."""
-        return self._bench.now()
+        """Return the seconds since the pool was opened."""
+        return self._executor.now()
 
-    def footprints(self) -> dict[str, Footprint]:
-        """None: the workers are this process."""
+    def memory_usage(self) -> dict[str, MemoryUsage]:
+        """Return no entries: the workers are this process."""
         return {}
 
-    def foresee(self, outlook: Forecast) -> int | None:
-        """None: threads cost nothing while they idle."""
+    def set_forecast(self, forecast: Forecast) -> int | None:
+        """Ignore the forecast and return None: idle threads cost nothing."""
         return None
 
     @property
     def nodes(self) -> dict[str, str]:
-        """None: the workers are this process."""
+        """No nodes: the workers are this process."""
         return {}
 
-    def muster(self) -> WorkerStatus:
-        """One worker, the calling thread."""
+    def status(self) -> WorkerStatus:
+        """Return one worker, the calling thread."""
         return WorkerStatus(1, 1)
 
 
 class SerialPool(_LocalPool):
-    """One worker: the calling thread. A task runs inside `wait`."""
+    """One worker, the calling thread; a task runs inside `wait`."""
 
-    def __init__(self, work: Work, local: Local) -> None:
+    def __init__(self, work: TaskRunner, local: SolverState) -> None:
         super().__init__(work, local)
         self._tasks: deque[tuple[str, Task]] = deque()
         self._reports: list[Report] = []
 
     def open(self) -> None:
-        """Join the one worker, `serial`."""
-        self._bench.opened = time.monotonic()
+        """Add the one worker, `serial`."""
+        self._executor.opened = time.monotonic()
         self._reports.append(Joined("serial"))
 
     def submit(self, worker: str, task: Task) -> None:
@@ -103,60 +112,63 @@ class SerialPool(_LocalPool):
         self._tasks.append((worker, task))
 
     def wait(self, seconds: float) -> list[Report]:
-        """Run one queued task; `seconds` is not used, for nothing happens elsewhere."""
+        """Run one queued task; `seconds` is not used, because nothing happens elsewhere."""
         reports, self._reports = self._reports, []
         if not reports and self._tasks:
             worker, task = self._tasks.popleft()
-            reports = [self._bench.run(self._local, worker, task)]
+            reports = [self._executor.run_task(self._local, worker, task)]
         return reports
 
     def stop(self) -> None:
-        """A task under way ends at its next slice, and so do those that are queued."""
-        self._bench.stop.set()
+        """Stop the running task at its next slice, and queued ones too."""
+        self._executor.stop.set()
 
     def close(self) -> None:
-        """Nothing was started, so nothing ends."""
+        """Drop queued tasks; nothing was started."""
         self._tasks.clear()
 
 
 class ThreadPool(_LocalPool):
-    """One thread a worker, `thread-0` and so on; the problem is shared, scratch is each thread's own.
+    """One thread per worker, `thread-0` and so on; data is shared, scratch is per thread.
 
-    Any thread may `resize` it while it runs.
+    Any thread may call `resize` while the pool runs.
     """
 
-    def __init__(self, work: Work, local: Local, workers: int) -> None:
+    def __init__(self, work: TaskRunner, local: SolverState, workers: int) -> None:
         super().__init__(work, local)
         self._workers = workers
         self._queues: dict[str, queue.SimpleQueue[Task | None]] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._leaving: set[str] = set()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # held while workers are started or told to leave
+        self._lock = threading.Lock()  # held while workers are started or released
         self._is_open = False
 
     def open(self) -> None:
         """Start the threads."""
-        self._bench.opened = time.monotonic()
-        self._bench.work.warm_up()  # compile once, not in every thread
+        self._executor.opened = time.monotonic()
+        self._executor.work.warm_up()  # compile once, not in every thread
         with self._lock:
             self._is_open = True
-            self._hire()
+            self._start_missing()
 
     def resize(self, workers: int) -> None:
-        """Have so many workers, from now on or, before `open`, from the start: new threads join; those that are too many,
-        the youngest, end the task they are at and leave. Raises ParameterError when it is less than one."""
+        """Set the number of workers, before or after `open`.
+
+        New threads join. If there are too many, the youngest finish their current task and leave.
+        Raises ParameterError if `workers` is less than 1.
+        """
         if workers < 1:
             raise ParameterError(f"a pool needs at least 1 worker, not {workers}")
         with self._lock:
             self._workers = workers
-            self._hire()
-            for name in self._staying()[workers:]:
+            self._start_missing()
+            for name in self._staying_workers()[workers:]:
                 self._leaving.add(name)
-                self._queues[name].put(None)  # wakes it when it idles
+                self._queues[name].put(None)  # wakes the thread if it is idle
 
-    def muster(self) -> WorkerStatus:
-        """The threads that stay."""
+    def status(self) -> WorkerStatus:
+        """Return the threads that stay."""
         return WorkerStatus(
             self._workers, sum(name not in self._leaving for name in list(self._threads))
         )
@@ -166,7 +178,7 @@ class ThreadPool(_LocalPool):
         self._queues[worker].put(task)
 
     def wait(self, seconds: float) -> list[Report]:
-        """The first report within `seconds`, and all others that are there with it."""
+        """Return the first report within `seconds`, and all others that are ready with it."""
         reports: list[Report] = []
         try:
             reports.append(self._reports.get(timeout=seconds))
@@ -176,12 +188,12 @@ class ThreadPool(_LocalPool):
             return reports
 
     def stop(self) -> None:
-        """Let running tasks end at their next slice."""
-        self._bench.stop.set()
+        """Stop running tasks at their next slice."""
+        self._executor.stop.set()
 
     def close(self) -> None:
         """Stop and join the threads."""
-        self._bench.stop.set()
+        self._executor.stop.set()
         with self._lock:
             self._is_open = False
             for tasks in self._queues.values():
@@ -190,24 +202,24 @@ class ThreadPool(_LocalPool):
             thread.join()
         self._threads.clear()
 
-    def _staying(self) -> list[str]:
-        """The workers that were not told to leave, in the order they were started."""
+    def _staying_workers(self) -> list[str]:
+        """Return the workers that are not leaving, in start order."""
         return [name for name in self._queues if name not in self._leaving]
 
-    def _hire(self) -> None:
-        """Start the threads that are missing; names are not used twice."""
-        while self._is_open and len(self._staying()) < self._workers:
+    def _start_missing(self) -> None:
+        """Start the missing threads; names are not reused."""
+        while self._is_open and len(self._staying_workers()) < self._workers:
             name = f"thread-{len(self._queues)}"
             self._queues[name] = queue.SimpleQueue()
             self._threads[name] = threading.Thread(
-                target=self._work, args=(name,), name=f"xcray-{name}", daemon=True
+                target=self._run_worker, args=(name,), name=f"xcray-{name}", daemon=True
             )
             self._threads[name].start()
 
-    def _work(self, name: str) -> None:
-        """A thread's life: tasks from its own queue until None, or until it is told to leave."""
-        local = self._local.sibling()
+    def _run_worker(self, name: str) -> None:
+        """Run a thread: tasks from its own queue until None or until it must leave."""
+        local = self._local.clone_for_thread()
         self._reports.put(Joined(name))
         while (task := self._queues[name].get()) is not None and name not in self._leaving:
-            self._reports.put(self._bench.run(local, name, task))
+            self._reports.put(self._executor.run_task(local, name, task))
         self._reports.put(Left(name))

@@ -1,4 +1,4 @@
-"""The contract of pools and of the work they do, and what they report beside schedule events."""
+"""Contract of pools and of the tasks they run, and their reports besides schedule events."""
 
 from __future__ import annotations
 
@@ -10,56 +10,60 @@ from typing import Any, Final, NamedTuple, Protocol
 from xcray.arrays import Int32
 from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.events import Event, Task
-from xcray.system.memory import Footprint
+from xcray.system.memory import MemoryUsage
 
 POOLS: Final = ("serial", "threads", "ray")
 
 
-class Work(Protocol):
-    """What tasks are made of. The `labels` of a task are numbers of items: labels that a solver solves, chunks of rows to answer.
+class TaskRunner(Protocol):
+    """Solves tasks, whose `labels` are numbers of items: labels to solve, or chunks of rows.
 
-    An item gives the same result in any task, at any worker, at any time: that is what makes lost and copied tasks harmless.
+    An item gives the same result in any task, on any worker, at any time. This makes lost and
+    copied tasks harmless.
     """
 
     def solve(self, local: Any, labels: Int32, stopped: Callable[[], bool] = ..., /) -> Any:
-        """The result of items (n,) int32. local: what stays at a worker, it has a `sibling` for each other thread. Raises Stopped
-        soon after `stopped` says True; what else it raises is raised by whoever drives the pool."""
+        """Return the result of items (n,) int32.
+
+        local: state of the worker. Raises Stopped soon after `stopped` returns True. Other
+        exceptions are raised by the driver of the pool.
+        """
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
 
 
-class RemoteWork(Work, Protocol):
-    """Work that travels to other processes: small, its bulk is in files."""
+class RemoteTaskRunner(TaskRunner, Protocol):
+    """Task runner that is sent to other processes: small, its data is in files."""
 
     @property
     def counter(self) -> tuple[str, str]:
         """Name and description of the metric that counts items done by a worker."""
 
     def open(self) -> Any | None:
-        """What stays at a worker, from files; None where its node does not see them."""
+        """Return the worker's state from files; None if its node does not see them."""
 
     def load(self, *shared: Any) -> Any:
-        """The same from what the driver shares with nodes that do not see the files."""
+        """Return the worker's state from arrays that the driver shares."""
 
-    def received(self, result: Any) -> Any:
-        """A result as the driver's process uses it."""
+    def decode_result(self, result: Any) -> Any:
+        """Convert a result for use in the driver's process."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished task with what the work made, a solver's is a Block; `seconds` of work from `started` (since the pool opened)."""
+    """A finished task with its value and `seconds` of work from `started` (since the pool open)."""
 
     worker: str
     task: Task
-    block: Any
+    value: Any
     started: float
     seconds: float
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A task that raised: solvers are deterministic, so it is not tried again."""
+    """A task that raised an exception; solvers are deterministic, so it is not retried."""
 
     worker: str
     task: Task
@@ -67,8 +71,8 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class GaveUp:
-    """A task that was called off; its worker spent `seconds` on it from `started`, 0 when it had not begun."""
+class TaskCancelled:
+    """A cancelled task, with `seconds` of work from `started`, 0 if it had not started."""
 
     worker: str
     task: Task
@@ -76,74 +80,96 @@ class GaveUp:
     seconds: float
 
 
-Report = Event | Result | Failed | GaveUp
+Report = Event | Result | Failed | TaskCancelled
 
 
 class StopFlag:
-    """A flag that many threads may set and read; once set it stays set."""
+    """A flag that many threads can set and read; once set it stays set."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """Ask for a stop."""
+        """Request a stop."""
         self._event.set()
 
     def is_set(self) -> bool:
-        """Whether a stop was asked for."""
+        """Return whether a stop was requested."""
         return self._event.is_set()
 
 
 class WorkerStatus(NamedTuple):
-    """Who is there of a pool or a team. wanted, present: workers; lost, nodes_lost: workers and machines that went without being
-    told to, so far; stored: bytes in the object stores of the cluster that the workers are on, None where there is none;
-    lost_with_nodes: of the workers lost, those that went with their whole node, which is not their fault; most: workers that were
-    ready at a time, where they come and go by themselves; awaits: what is waited for, in words, empty when nothing is."""
+    """Workers of a pool or a group.
 
-    wanted: int
+    desired, present: numbers of workers. lost, nodes_lost: unplanned losses of workers and nodes.
+    stored_bytes: in the object stores of the workers' cluster, None without one.
+    lost_with_nodes: lost workers that went down with their whole node, so they are not the cause.
+    peak: largest number of ready workers, where workers come and go.
+    waiting_for: description of what is waited for; empty if nothing is.
+    """
+
+    desired: int
     present: int
     lost: int = 0
     nodes_lost: int = 0
-    stored: int | None = None
+    stored_bytes: int | None = None
     lost_with_nodes: int = 0
-    most: int = 0
-    awaits: str = ""
+    peak: int = 0
+    waiting_for: str = ""
 
 
 class Pool(Protocol):
-    """Workers that solve tasks. One thread calls it; `wait` is the only call that blocks, `stop` the one others may make."""
+    """Workers that solve tasks, used by one thread; `stop` may be called by other threads.
+
+    Only `wait` blocks.
+    """
 
     def open(self) -> None:
-        """Start workers; each is reported by `wait` as Joined when it is ready. Raises Unavailable when none can be had."""
+        """Start workers; `wait` reports each as Joined when it is ready.
+
+        Raises Unavailable if no worker can be started.
+        """
 
     def submit(self, worker: str, task: Task) -> None:
-        """Give a task to a worker that has joined; its Result, Failed, GaveUp or the worker's end is reported by `wait`."""
+        """Give a task to a worker that has joined; `wait` reports the outcome.
+
+        The outcome is a Result, Failed, TaskCancelled, or the end of the worker.
+        """
 
     def cancel(self, worker: str, task_id: int) -> None:
-        """Call a task off, not its worker: GaveUp is reported within a kernel slice, or the Result that came before."""
+        """Cancel a task, not its worker.
+
+        TaskCancelled is reported within a kernel slice, or the Result that came before.
+        """
 
     def now(self) -> float:
-        """Seconds since the pool opened: the clock of `started`."""
+        """Return the seconds since the pool was opened: the clock of `started`."""
 
-    def footprints(self) -> dict[str, Footprint]:
-        """What workers in processes of their own hold, as far as they have answered; asks them anew, and waits for nobody."""
+    def memory_usage(self) -> dict[str, MemoryUsage]:
+        """Return the latest memory usage of workers in other processes, and request a new one.
 
-    def muster(self) -> WorkerStatus:
-        """Who is there now; asks nobody that could be slow more often than every few seconds."""
+        The call does not wait for replies.
+        """
 
-    def foresee(self, outlook: Forecast) -> int | None:
-        """Hear what is left to do, before the first `wait` and a few times a second from then on. How many workers it will have
-        for that; None where that does not depend on it."""
+    def status(self) -> WorkerStatus:
+        """Return the current workers. Slow sources are polled every few seconds at most."""
+
+    def set_forecast(self, forecast: Forecast) -> int | None:
+        """Set the remaining work, before the first `wait` and then a few times per second.
+
+        Returns the number of workers that the pool will have for it; None if it does not depend
+        on it.
+        """
 
     @property
     def nodes(self) -> dict[str, str]:
-        """Address and identity of each worker's node, also of those that are gone; none in this process."""
+        """Address and id of each worker's node, past workers included; empty in this process."""
 
     def wait(self, seconds: float) -> list[Report]:
-        """What happened since the last call; waits at most about `seconds` for something. May be empty."""
+        """Return what happened since the last call, after at most about `seconds`; can be empty."""
 
     def stop(self) -> None:
-        """Ask workers to give up their tasks within a kernel slice; nothing more is reported of them."""
+        """Stop all tasks within a kernel slice; nothing more is reported of them."""
 
     def close(self) -> None:
         """End what `open` started; idempotent."""

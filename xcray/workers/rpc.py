@@ -1,4 +1,4 @@
-"""Verbs that a driver asks of its team and waits for, outside of any schedule: opening, saving, loading, handing over."""
+"""Method calls on a worker group outside of a schedule, such as opening, saving and loading."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from typing import Any, Final
 from xcray.errors import Stopped, Unavailable
 from xcray.schedule.events import Lost
 from xcray.workers.pool import StopFlag
-from xcray.workers.worker_group import THING_LOST, Answer, Handle, Raised, Reply, Team
+from xcray.workers.worker_group import (
+    OBJECT_LOST,
+    CallFailed,
+    CallResult,
+    ObjectHandle,
+    Reply,
+    WorkerGroup,
+)
 
-PATIENCE: Final = 0.2  # seconds between two looks at the stop flag
-AHEAD: Final = 2  # verbs that a worker holds: its next is there when it has done one
+POLL_SECONDS: Final = 0.2  # between two checks of the stop flag
+MAX_CALLS_AHEAD: Final = 2  # pending calls per worker, so that the next one is there in time
 
 
 class WorkerLost(Unavailable):
-    """Workers were lost, or a node with what they had made: it all goes back to the last checkpoint. workers: names, maybe none."""
+    """Workers or a node with their objects were lost; training goes back to the last checkpoint.
+
+    workers: names of the lost workers, can be empty.
+    """
 
     code = "WORKERS_LOST"
 
@@ -27,79 +37,81 @@ class WorkerLost(Unavailable):
         self.workers = workers
 
 
-class Errand:
-    """A verb for a worker, with its arguments."""
+class Call:
+    """A method of a worker, with its arguments."""
 
-    def __init__(self, worker: str, verb: str, *args: Any) -> None:
+    def __init__(self, worker: str, method: str, *args: Any) -> None:
         self.worker = worker
-        self.verb = verb
+        self.method = method
         self.args = args
 
 
-def errands(team: Team, asks: Sequence[Errand], stop: StopFlag | None = None) -> Iterator[Answer]:
-    """Ask for all of `asks`, at most AHEAD at a time of each worker; their answers, in the order of `asks`.
+def call_many(
+    group: WorkerGroup, calls: Sequence[Call], stop: StopFlag | None = None
+) -> Iterator[CallResult]:
+    """Run all `calls`, at most MAX_CALLS_AHEAD per worker at a time; yield results in order.
 
-    Replies to anything else are dropped: one list of errands at a time. Raises WorkerLost, what a verb raised, and Stopped when
-    `stop` is set.
+    Replies to other calls are dropped, so only one list of calls can run at a time. Raises
+    WorkerLost, what a method raised, and Stopped if `stop` is set.
     """
     waiting: dict[str, deque[int]] = {}
-    for number, ask in enumerate(asks):
-        waiting.setdefault(ask.worker, deque()).append(number)
-    out: dict[int, int] = {}  # ticket -> which of the asks
-    found: dict[int, Answer] = {}
+    for number, request in enumerate(calls):
+        waiting.setdefault(request.worker, deque()).append(number)
+    pending: dict[int, int] = {}  # ticket -> number of the call
+    results: dict[int, CallResult] = {}
 
     def send(worker: str) -> None:
         number = waiting[worker].popleft()
-        out[team.ask(worker, asks[number].verb, *asks[number].args)] = number
+        pending[group.submit(worker, calls[number].method, *calls[number].args)] = number
 
     for worker, numbers in waiting.items():
-        for _ in range(min(AHEAD, len(numbers))):
+        for _ in range(min(MAX_CALLS_AHEAD, len(numbers))):
             send(worker)
-    for number in range(len(asks)):
-        while number not in found:
-            for reply in heard(team.wait(PATIENCE), out):
-                found[out.pop(reply.ticket)] = reply
+    for number in range(len(calls)):
+        while number not in results:
+            for reply in results_of(group.wait(POLL_SECONDS), pending):
+                results[pending.pop(reply.ticket)] = reply
                 if waiting[reply.worker]:
                     send(reply.worker)
             if stop is not None and stop.is_set():
                 raise Stopped("stopped on request; the next run goes on from the last checkpoint")
-        yield found.pop(number)
+        yield results.pop(number)
 
 
-def run(team: Team, ask: Errand) -> Answer:
-    """One errand, waited for. Raises as `errands`."""
-    (answer,) = errands(team, [ask])
-    return answer
+def call(group: WorkerGroup, request: Call) -> CallResult:
+    """Run one call and wait for its result. Raises as `call_many`."""
+    (result,) = call_many(group, [request])
+    return result
 
 
-def made(handle: Handle | None) -> Handle:
-    """The thing that a verb should have made. Raises ValueError when it made none: a fault of the hand."""
+def require_ref(handle: ObjectHandle | None) -> ObjectHandle:
+    """Return a handle that a method must have returned. Raises ValueError if it is missing."""
     if handle is None:
-        raise ValueError("a verb that makes something made nothing")
+        raise ValueError("a method that must create an object created none")
     return handle
 
 
-def fetched(team: Team, handle: Handle | None) -> Any:
-    """What is behind a handle that a verb made. Raises WorkerLost when it is gone with its node."""
+def fetch(group: WorkerGroup, handle: ObjectHandle | None) -> Any:
+    """Return the object of a handle. Raises WorkerLost if it is gone with its node."""
     try:
-        return team.fetch(made(handle))
+        return group.fetch(require_ref(handle))
     except Unavailable as error:
-        if error.code == THING_LOST:
+        if error.code == OBJECT_LOST:
             raise WorkerLost() from error
         raise
 
 
-def heard(replies: Sequence[Reply], tickets: Any) -> list[Answer]:
-    """The answers to `tickets`. Raises WorkerLost when one of the replies says so, and what a verb of these tickets raised."""
+def results_of(replies: Sequence[Reply], tickets: Any) -> list[CallResult]:
+    """Return the results of `tickets`. Raises WorkerLost, and what a method of them raised."""
     lost = [reply.worker for reply in replies if isinstance(reply, Lost)]
     if lost:
         raise WorkerLost(*lost)
-    answers = []
+    results = []
     for reply in replies:
         if isinstance(reply, Lost) or reply.ticket not in tickets:
-            continue  # of a stretch that was broken off
-        if isinstance(reply, Raised):
-            gone = isinstance(reply.error, Unavailable) and reply.error.code == THING_LOST
-            raise WorkerLost() if gone else reply.error
-        answers.append(reply)
-    return answers
+            continue  # of an interval that was interrupted
+        if isinstance(reply, CallFailed):
+            object_lost = isinstance(reply.error, Unavailable) and reply.error.code == OBJECT_LOST
+            raise WorkerLost() if object_lost else reply.error
+        results.append(reply)
+    return results

@@ -1,4 +1,4 @@
-"""How a run is doing, in figures: what it has done in this attempt, who works and how busily, what lies in Ray's object store."""
+"""Metrics of a run: work done in this attempt, number and load of workers, object store usage."""
 
 from __future__ import annotations
 
@@ -6,92 +6,106 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from xcray.telemetry.progress import COPIED, EPOCHS, NODES_LOST, ROWS, SECONDS, WORKERS_LOST
+from xcray.telemetry.progress import (
+    BATCHES_COPIED,
+    EPOCHS,
+    NODES_LOST,
+    ROWS_TRAINED,
+    WORKER_SECONDS,
+    WORKERS_LOST,
+)
 from xcray.workers.pool import WorkerStatus
 from xcray.workers.timeline import DONE, OUTCOMES, Span
 
-BATCHES: Final = {outcome: f"batches_{outcome}" for outcome in OUTCOMES}
-WASTED: Final = {
-    outcome: f"seconds_{outcome}" for outcome in OUTCOMES if outcome != DONE
-}  # of workers, for work that did not count
-WINDOW: Final = 30.0  # seconds of the past by which workers are called busy
+BATCH_COUNTERS: Final = {outcome: f"batches_{outcome}" for outcome in OUTCOMES}
+# seconds of workers whose work did not count
+WASTED_SECONDS: Final = {outcome: f"seconds_{outcome}" for outcome in OUTCOMES if outcome != DONE}
+BUSY_WINDOW_SECONDS: Final = 30.0  # window of the busy share
 
 
-class Vitals:
-    """Collected by whoever drives a run; `told` goes with its progress."""
+class RunMetrics:
+    """Metrics collected by the driver of a run; `snapshot` is part of its progress reports."""
 
     def __init__(self, workers: int, rows: int) -> None:
-        """workers: that are asked for; rows: of an epoch."""
+        """Initialise with the requested number of workers and the rows per epoch."""
         self._rows = rows
-        self._muster: Callable[[], WorkerStatus] = lambda: WorkerStatus(workers, workers)
+        self._worker_status: Callable[[], WorkerStatus] = lambda: WorkerStatus(workers, workers)
         self._counted: dict[str, float] = {}
-        self._before: float | None = None
-        self._spans: deque[tuple[float, float]] = (
-            deque()
-        )  # begin and end of what workers did lately
-        self._first = float("inf")
+        self._earlier_epochs: float | None = None
+        # recent (start, end) of work
+        self._spans: deque[tuple[float, float]] = deque()
+        self._first_start = float("inf")
         self._gap: float | None = None
 
     def add(self, name: str, by: float) -> None:
-        """So much more was done."""
+        """Add `by` to a counter."""
         self._counted[name] = self._counted.get(name, 0.0) + by
 
-    def reach(self, name: str, total: float) -> None:
-        """So much was done in this attempt."""
+    def set_total(self, name: str, total: float) -> None:
+        """Set a counter to what was done in this attempt."""
         self._counted[name] = total
 
-    def reach_epoch(self, total: float) -> None:
-        """So many epochs, or rounds, have been done in all attempts; what the first call tells was done before this one. Epochs
-        that are done again after a step back count once."""
-        self._before = total if self._before is None else self._before
-        done = max(total - self._before, self._counted.get(EPOCHS, 0.0))
-        self._counted |= {EPOCHS: done, ROWS: done * self._rows}
+    def set_epochs(self, total: float) -> None:
+        """Set the epochs, or rounds, done in all attempts.
 
-    def span(self, span: Span) -> None:
-        """A worker was busy."""
+        The first call gives the epochs done before this attempt. Epochs that are repeated after a
+        rollback count once.
+        """
+        self._earlier_epochs = total if self._earlier_epochs is None else self._earlier_epochs
+        done = max(total - self._earlier_epochs, self._counted.get(EPOCHS, 0.0))
+        self._counted |= {EPOCHS: done, ROWS_TRAINED: done * self._rows}
+
+    def add_span(self, span: Span) -> None:
+        """Record that a worker was busy."""
         end = span.started + span.seconds
-        self._first = min(self._first, span.started)
+        self._first_start = min(self._first_start, span.started)
         self._spans.append((span.started, end))
-        while self._spans and self._spans[0][1] < end - WINDOW:
+        while self._spans and self._spans[0][1] < end - BUSY_WINDOW_SECONDS:
             self._spans.popleft()
-        self.add(BATCHES[span.outcome], 1)
-        self.add(SECONDS if span.outcome == DONE else WASTED[span.outcome], span.seconds)
+        self.add(BATCH_COUNTERS[span.outcome], 1)
+        self.add(
+            WORKER_SECONDS if span.outcome == DONE else WASTED_SECONDS[span.outcome], span.seconds
+        )
         if span.task.copy:
-            self.add(COPIED, 1)
+            self.add(BATCHES_COPIED, 1)
 
-    def certified(self, gap: float) -> None:
-        """A class ended with this duality gap, as a share of its null objective."""
+    def add_gap(self, gap: float) -> None:
+        """Record the duality gap of a finished class, relative to its null objective."""
         self._gap = max(gap, self._gap or 0.0)
 
-    def follow(self, muster: Callable[[], WorkerStatus]) -> None:
-        """From now on, ask `muster` who is there."""
-        self._muster = muster
+    def set_worker_source(self, source: Callable[[], WorkerStatus]) -> None:
+        """Use `source` for the current workers from now on."""
+        self._worker_status = source
 
-    def note(self, *words: str) -> str:
-        """Some words for people, and what is waited for, if anything is."""
-        return ", ".join(word for word in (*words, self._muster().awaits) if word)
+    def progress_note(self, *words: str) -> str:
+        """Join some notes for people, and what is waited for, if anything."""
+        return ", ".join(word for word in (*words, self._worker_status().waiting_for) if word)
 
-    def told(self) -> dict[str, Any]:
-        """JSON: workers that are there, workers_wanted; busy_share over the last WINDOW seconds, None before anything ended;
-        counted: what was done in this attempt, by name; largest_gap and object_store_bytes where there are such."""
-        there = self._muster()
-        for name, lost in ((WORKERS_LOST, there.lost), (NODES_LOST, there.nodes_lost)):
+    def snapshot(self) -> dict[str, Any]:
+        """Return the metrics as JSON.
+
+        workers: current workers; workers_wanted: desired ones; busy_share: over the last
+        BUSY_WINDOW_SECONDS, None before anything ended; counted: work done in this attempt, by
+        name; largest_gap and object_store_bytes if known.
+        """
+        status = self._worker_status()
+        for name, lost in ((WORKERS_LOST, status.lost), (NODES_LOST, status.nodes_lost)):
             if lost:
-                self.reach(name, lost)
-        more = {"largest_gap": self._gap, "object_store_bytes": there.stored}
-        workers = {"workers": there.present, "workers_wanted": there.wanted}
-        told = {
+                self.set_total(name, lost)
+        optional = {"largest_gap": self._gap, "object_store_bytes": status.stored_bytes}
+        workers = {"workers": status.present, "workers_wanted": status.desired}
+        result = {
             **workers,
-            "busy_share": self._busy_share(max(1, there.present)),
+            "busy_share": self._busy_share(max(1, status.present)),
             "counted": dict(self._counted),
         }
-        return told | {name: value for name, value in more.items() if value is not None}
+        return result | {name: value for name, value in optional.items() if value is not None}
 
     def _busy_share(self, workers: int) -> float | None:
-        """Of the time of so many workers up to the last end."""
+        """Return the busy share of `workers` workers up to the last end."""
         if not self._spans:
             return None
         last = max(end for _, end in self._spans)
-        begin = max(self._first, last - WINDOW)
+        begin = max(self._first_start, last - BUSY_WINDOW_SECONDS)
         busy = sum(end - max(start, begin) for start, end in self._spans if end > begin)
         return round(min(1.0, busy / max(1e-9, workers * (last - begin))), 4)

@@ -1,4 +1,4 @@
-"""A solver's work for other processes: what an actor needs to know, and how it gets at the data."""
+"""Serialisable solver task: the solver, its parameters, and the location of the data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from xcray.arrays import Int32, csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import XcrayError
 from xcray.solvers import make_solver
-from xcray.solvers.contract import Local, Solver, keep_in
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.contract import Solver, SolverState, set_checkpoint_dir
+from xcray.solvers.solved_labels import SolvedLabels
 
 
 @dataclass(frozen=True)
-class SolverWork:
-    """Labels of a data set directory to be solved.
+class SolverTask:
+    """Solves labels of a data set directory.
 
-    solver, parameters: see `make_solver`; path, content_hash: of the data set; keep: the run's directory, where a joint solver
-    keeps its state if its node sees it.
+    solver, parameters: see `make_solver`. path, content_hash: of the data set.
+    checkpoint_dir: the run's directory, where a joint solver keeps its state if its node sees it.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_classes_solved", "Classes solved by this worker")
@@ -30,46 +30,48 @@ class SolverWork:
     parameters: Mapping[str, Any]
     path: str
     content_hash: str
-    keep: str | None = None
+    checkpoint_dir: str | None = None
 
     @cached_property
-    def made(self) -> Solver:
+    def instance(self) -> Solver:
         """The solver."""
         solver: Solver = make_solver(self.solver, self.parameters)
         return solver
 
-    def open(self) -> Local | None:
-        """Map the data set when this node has it, with this content; None when not."""
-        dataset = opened(self.path, self.content_hash)
+    def open(self) -> SolverState | None:
+        """Map the data set if this node has it with this content; None otherwise."""
+        dataset = open_dataset(self.path, self.content_hash)
         if dataset is None:
             return None
         train = dataset.train
         return self.load(train.X, train.XT, train.YT, train.weights)
 
-    def load(self, *shared: Any) -> Local:
-        """Take X, XT, YT and the weights of rows, mapped from disk or from the object store."""
+    def load(self, *shared: Any) -> SolverState:
+        """Load X, XT, YT and the row weights, mapped from disk or from the object store."""
         X, XT, YT, weights = shared
-        local = self.made.load(csr(*X), csr(*XT), pattern(*YT), weights)
-        keep_in(local, Path(self.keep) if self.keep is not None else None)
+        local = self.instance.load(csr(*X), csr(*XT), pattern(*YT), weights)
+        set_checkpoint_dir(
+            local, Path(self.checkpoint_dir) if self.checkpoint_dir is not None else None
+        )
         return local
 
     def solve(
         self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> Block:
-        """See `Solver`."""
-        return self.made.solve(local, labels, stopped)
+    ) -> SolvedLabels:
+        """Solve labels, see `Solver`."""
+        return self.instance.solve(local, labels, stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
-        self.made.warm_up()
+        self.instance.warm_up()
 
-    def received(self, result: Block) -> Block:
-        """The block in the arrays that xcray's own code expects."""
-        return Block(result.labels, csr(*result.W), result.bias, result.records)
+    def decode_result(self, result: SolvedLabels) -> SolvedLabels:
+        """Return the block with the array types that xcray's own code expects."""
+        return SolvedLabels(result.labels, csr(*result.W), result.bias, result.records)
 
 
-def opened(path: str, content_hash: str) -> Dataset | None:
-    """The data set, mapped, when this node has it, with this content; None when not."""
+def open_dataset(path: str, content_hash: str) -> Dataset | None:
+    """Map the data set if this node has it with this content; None otherwise."""
     try:
         dataset = Dataset.open(Path(path))
     except XcrayError:
@@ -78,6 +80,6 @@ def opened(path: str, content_hash: str) -> Dataset | None:
 
 
 def shared_arrays(dataset: Dataset) -> tuple[Any, ...]:
-    """What `SolverWork` loads where a node does not see the data set."""
+    """Return the arrays that `SolverTask.load` needs on nodes that do not see the data set."""
     train = dataset.train
     return tuple(train.X), tuple(train.XT), tuple(train.YT), train.weights

@@ -1,4 +1,4 @@
-"""Rounds: one verb at all workers of a team at a time, which is all that solvers of the family "rounds" need."""
+"""Synchronous calls: one method on all workers at a time, for solvers of family "synchronous"."""
 
 from __future__ import annotations
 
@@ -7,96 +7,102 @@ from typing import Any, Final
 
 from xcray.errors import Stopped, Unavailable
 from xcray.schedule.events import Lost
-from xcray.workers.worker_group import Answer, Raised, Team
+from xcray.workers.worker_group import CallFailed, CallResult, WorkerGroup
 
-POLL: Final = 0.2  # seconds between two looks at the stop flag
-LOSSES: Final = 5  # workers that may be lost in one round, for each worker
+POLL_SECONDS: Final = 0.2  # between two checks of the stop flag
+MAX_LOSSES_PER_WORKER: Final = 5  # in one round
 
 
-class TeamRounds:
-    """Rounds over an open `team`; see `xcray.solvers.synchronous_contract.Rounds` for the contract.
+class SynchronousCalls:
+    """Rounds of calls on an open worker group; the contract is in `solvers.synchronous_contract`.
 
-    Answers are in worker order, so what is summed of them does not depend on which came first. The verbs of these solvers are
-    pure functions of their arguments and of the rows a worker was made with: a lost worker is replaced, and the new one is
-    asked the same again. What a lost worker made may be gone with its node; then the verb that needs it raises Unavailable
-    (THING_LOST), and the training goes back to the weights it last kept.
+    Results are in worker order, so sums of them do not depend on the order of arrival. The
+    methods of these solvers are pure functions of their arguments and of the worker's rows. A
+    lost worker is replaced and the new one gets the same call. Objects of a lost worker can be
+    gone with its node. Then the method that needs them raises Unavailable (OBJECT_LOST), and the
+    training goes back to the last saved weights.
 
     Example:
-        >>> TeamRounds.__name__
-        'TeamRounds'
+        >>> SynchronousCalls.__name__
+        'SynchronousCalls'
     """
 
-    def __init__(self, team: Team, stopped: Callable[[], bool] = lambda: False) -> None:
-        self._team = team
+    def __init__(self, group: WorkerGroup, stopped: Callable[[], bool] = lambda: False) -> None:
+        self._group = group
         self._stopped = stopped
-        self.lost = 0  # workers lost and replaced so far
-        self.seconds = dict.fromkeys(team.workers, 0.0)  # of work done by each, for the report
+        self.lost = 0  # number of lost and replaced workers
+        self.seconds = dict.fromkeys(group.workers, 0.0)  # of work per worker, for the report
 
     @property
     def size(self) -> int:
         """Number of workers."""
-        return len(self._team.workers)
+        return len(self._group.workers)
 
-    def call(self, verb: str, *args: Any, each: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
-        """The verb at every worker: (handle, told) of each, in worker order.
+    def call(self, method: str, *args: Any, each: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
+        """Run a method on every worker and return (handle, result) of each, in worker order.
 
-        each: what each worker gets as its first argument; empty for nothing. Raises Stopped when `stopped` says True, what a
-        verb raised, and Unavailable when workers keep being lost.
+        each: the first argument of each worker; empty for none. Raises Stopped if `stopped` returns
+        True, what a method raised, and Unavailable if workers keep being lost.
         """
-        own = dict(zip(self._team.workers, ((one,) for one in each), strict=True)) if each else {}
-        out: dict[str, int] = {}  # worker -> its ticket
-        answers: dict[str, Answer] = {}
+        own = dict(zip(self._group.workers, ((one,) for one in each), strict=True)) if each else {}
+        pending: dict[str, int] = {}  # worker -> ticket
+        results: dict[str, CallResult] = {}
         lost_before = self.lost
-        self._replace(
-            self._heard(0.0, out, answers), lost_before
-        )  # those that were lost since the last round
-        asked = list(self._team.workers)
-        while len(answers) < self.size:
-            for worker in asked:
-                answers.pop(worker, None)  # of a lost one: what it made may be gone with it
-                out[worker] = self._team.ask(worker, verb, *own.get(worker, ()), *args)
+        # workers lost since the last round
+        self._replace(self._collect(0.0, pending, results), lost_before)
+        targets = list(self._group.workers)
+        while len(results) < self.size:
+            for worker in targets:
+                results.pop(worker, None)  # its objects can be gone with the lost worker
+                pending[worker] = self._group.submit(worker, method, *own.get(worker, ()), *args)
             self._check()
-            asked = self._heard(POLL, out, answers)
-            self._replace(asked, lost_before)
-        return [(answers[worker].bulk, answers[worker].told) for worker in self._team.workers]
+            targets = self._collect(POLL_SECONDS, pending, results)
+            self._replace(targets, lost_before)
+        return [(results[worker].ref, results[worker].result) for worker in self._group.workers]
 
     def put(self, value: Any) -> Any:
-        """A handle of `value`."""
-        return self._team.put(value)
+        """Return a handle of `value`."""
+        return self._group.put(value)
 
     def fetch(self, handle: Any) -> Any:
-        """What is behind a handle, read-only."""
-        return self._team.fetch(handle)
+        """Return the object of a handle, read-only."""
+        return self._group.fetch(handle)
 
     def _check(self) -> None:
-        """Raise Stopped when a stop was asked for; workers end what they are at."""
+        """Raise Stopped if a stop was requested, after interrupting the workers."""
         if self._stopped():
-            self._team.interrupt()
-            raise Stopped("stopped between two rounds; the weights kept last are there")
+            self._group.interrupt()
+            raise Stopped("stopped between two rounds; the last saved weights are kept")
 
-    def _heard(self, seconds: float, out: dict[str, int], answers: dict[str, Answer]) -> list[str]:
-        """Take what came into `answers`, if it is of this round; the workers that were lost. Raises what a verb raised."""
+    def _collect(
+        self, seconds: float, pending: dict[str, int], results: dict[str, CallResult]
+    ) -> list[str]:
+        """Add replies of this round to `results` and return the lost workers.
+
+        Raises what a method raised.
+        """
         lost = []
-        for reply in self._team.wait(seconds):
+        for reply in self._group.wait(seconds):
             if isinstance(reply, Lost):
                 lost.append(reply.worker)
-            elif out.get(reply.worker) != reply.ticket:
+            elif pending.get(reply.worker) != reply.ticket:
                 continue  # of a round that ended with an error
-            elif isinstance(reply, Raised):
-                self._team.interrupt()
+            elif isinstance(reply, CallFailed):
+                self._group.interrupt()
                 raise reply.error
             else:
-                answers[reply.worker] = reply
+                results[reply.worker] = reply
                 self.seconds[reply.worker] += reply.seconds
         return lost
 
     def _replace(self, lost: list[str], lost_before: int) -> None:
-        """New workers in the places of lost ones. Raises Unavailable when that happens over and over."""
+        """Replace lost workers. Raises Unavailable if that happens too often in one round."""
         if not lost:
             return
         self.lost += len(lost)
-        if self.lost - lost_before > LOSSES * self.size:
+        if self.lost - lost_before > MAX_LOSSES_PER_WORKER * self.size:
             raise Unavailable(
-                f"{self.lost - lost_before} workers were lost in one round; see the logs of the workers"
+                f"{self.lost - lost_before} workers were lost in one round; "
+                "see the logs of the workers"
             )
-        self._team.replace(*lost)
+        self._group.replace(*lost)

@@ -1,7 +1,7 @@
-"""What happened when: every batch that a worker had, as it ended; written as it happens, so that it survives a kill.
+"""Timeline of a run: every batch of every worker, written as it ends, so that it survives a kill.
 
-One Arrow IPC stream an attempt, `timeline-0001.arrows` and so on, in the run directory, without a cap; rows are flushed
-every second. A stream that a kill cut off is read up to the cut.
+There is one Arrow IPC stream per attempt, `timeline-0001.arrows` and so on, in the run directory,
+without a size limit. Rows are flushed every second. A truncated stream is read up to the cut.
 """
 
 from __future__ import annotations
@@ -18,30 +18,36 @@ import pyarrow.compute as pc
 from xcray.schedule.events import Task
 
 DONE: Final = "done"
-DUPLICATE: Final = "duplicate"  # finished, but another was faster
-LOST: Final = "lost"  # with its worker
-STOPPED: Final = "stopped"  # given up: another was faster, or the run was stopped
+DUPLICATE: Final = "duplicate"  # finished, but another run was faster
+LOST: Final = "lost"  # lost with its worker
+STOPPED: Final = "stopped"  # another run was faster, or the run was stopped
 OUTCOMES: Final = (DONE, DUPLICATE, LOST, STOPPED)
-FLUSH = 1.0  # seconds between two writes
+FLUSH_SECONDS = 1.0  # between two writes
 SCHEMA = pa.schema(
     {
-        "attempt_of_run": pa.int32(),  # which start of the run, from 1
+        # number of this start of the run, from 1
+        "attempt_of_run": pa.int32(),
         "worker": pa.string(),
-        "task": pa.int64(),  # which batch, within the attempt
-        "attempt": pa.int32(),  # which run of the batch, from 1
+        # number of the batch within the attempt
+        "task": pa.int64(),
+        # number of the run of the batch, from 1
+        "attempt": pa.int32(),
         "classes": pa.int32(),
-        "cost": pa.float64(),  # seconds foreseen
-        "started": pa.float64(),  # seconds since the attempt's pool opened
+        # predicted seconds
+        "cost": pa.float64(),
+        # seconds since the attempt's pool was opened
+        "started": pa.float64(),
         "seconds": pa.float64(),
         "outcome": pa.string(),
         "labels": pa.list_(pa.int32()),
-        "node": pa.string(),  # address and identity of the worker's node; empty in one process
+        # address and id of the worker's node; empty in one process
+        "node": pa.string(),
     }
 )
 
 
 class Span(NamedTuple):
-    """A worker was busy with a task for `seconds` from `started` (seconds since the pool opened); `outcome` as above."""
+    """A worker was busy with a task for `seconds` from `started` (since the pool was opened)."""
 
     worker: str
     task: Task
@@ -52,10 +58,10 @@ class Span(NamedTuple):
 
 
 class Timeline:
-    """The record of one attempt, appended to as batches end. A context manager: leaving it writes what is pending.
+    """The record of one attempt; a context manager that writes pending rows on exit.
 
-    attempt: the number of this start of the run, from 1; one more than there are records in the directory. nodes: tells the node of
-    each worker.
+    attempt: number of this start of the run, from 1: one more than there are records in the
+    directory. nodes: returns the node of each worker.
     """
 
     def __init__(self, directory: Path, nodes: Callable[[], Mapping[str, str]] = dict) -> None:
@@ -82,14 +88,14 @@ class Timeline:
         self._sink.close()
 
     def add(self, span: Span) -> None:
-        """Note what a worker did; on disk within FLUSH seconds of its time, when more is noted."""
+        """Record what a worker did; it is written within FLUSH_SECONDS if more is recorded."""
         self._pending.append(span._replace(node=self._nodes().get(span.worker, "")))
-        if span.started + span.seconds > self._flushed + FLUSH:
+        if span.started + span.seconds > self._flushed + FLUSH_SECONDS:
             self._flushed = span.started + span.seconds
             self.flush()
 
     def flush(self) -> None:
-        """Write what is pending."""
+        """Write pending rows."""
         if self._pending:
             self._writer.write_batch(
                 pa.RecordBatch.from_pylist([self._row(span) for span in self._pending], SCHEMA)
@@ -97,7 +103,7 @@ class Timeline:
             self._pending.clear()
 
     def _row(self, span: Span) -> dict[str, Any]:
-        """A span as a row of the table."""
+        """Return a span as a row of the table."""
         task = span.task
         about = {
             "task": task.id,
@@ -117,17 +123,21 @@ class Timeline:
 
 
 def read_streams(directory: Path) -> pa.Table:
-    """All attempts recorded in a run directory, in order; columns of SCHEMA. No rows when nothing was recorded."""
+    """Return all attempts recorded in a run directory, in order, with the columns of SCHEMA.
+
+    The table has no rows if nothing was recorded.
+    """
     return pa.concat_tables([SCHEMA.empty_table(), *(_read(path) for path in _streams(directory))])
 
 
 def balance(table: pa.Table, workers: int) -> dict[str, Any]:
-    """How well the work of a run (`read_streams`) was spread over `workers`; JSON.
+    """Return how well the work of a run (`read_streams`) was spread over `workers`, as JSON.
 
-    makespan: seconds from the first batch's start to the last one's end, summed over attempts. busy_share: of each worker,
-    of the makespan. core_seconds: of all batches that counted. makespan_over_ideal: makespan times workers over core_seconds:
-    1 when every worker did nothing but work that counted. work_lost_seconds: of batches lost with their workers, stopped
-    or done twice.
+    makespan: seconds from the start of the first batch to the end of the last one, summed over
+    attempts. busy_share: of each worker, relative to the makespan. core_seconds: of all batches
+    that counted. makespan_over_ideal: makespan times workers over core_seconds, 1 if every worker
+    did only work that counted. work_lost_seconds: of batches that were lost with their workers,
+    stopped, or done twice.
     """
     if not table.num_rows:
         none = {"batches": 0, "busy_share": {}, "makespan": 0.0, "makespan_over_ideal": 1.0}
@@ -162,24 +172,24 @@ def balance(table: pa.Table, workers: int) -> dict[str, Any]:
 
 
 def _streams(directory: Path) -> list[Path]:
-    """The records in a run directory, in order."""
+    """Return the records in a run directory, in order."""
     return sorted(directory.glob("timeline-*.arrows"))
 
 
 def _read(path: Path) -> pa.Table:
-    """The rows of a stream up to its end, or to where a kill cut it off."""
+    """Return the rows of a stream up to its end, or to where a kill cut it off."""
     with pa.OSFile(str(path), "rb") as source:
-        batches = list(_whole_batches(source))
+        batches = list(_complete_batches(source))
     if not batches:
         return SCHEMA.empty_table()
     table = pa.Table.from_batches(batches)
-    if "node" not in table.column_names:  # written before nodes were told
+    if "node" not in table.column_names:  # written before nodes were recorded
         table = table.append_column("node", pa.repeat(pa.scalar(""), table.num_rows))
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 
-def _whole_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream that are there to their end."""
+def _complete_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream that were written completely."""
     try:
         yield from pa.ipc.open_stream(source)
     except (pa.ArrowInvalid, OSError):

@@ -1,8 +1,9 @@
-"""The contract of teams: workers that hold something, and do verbs on it that give and take things too large for the driver.
+"""Contract of worker groups: workers with state, whose methods exchange large objects.
 
-A pool's workers solve tasks that are all alike, and any worker may have any task. A team's worker has a hand: a shard of the
-data, say, with what was computed for it. The driver asks a worker for a verb; what the verb makes (a block of weights) stays
-where it was made, and the driver passes it on to the next worker by its `Handle`, without ever holding it.
+The workers of a pool solve tasks that are all alike, and any worker can run any task. A worker of a
+group holds state: a shard of the data, say, with what was computed for it. The driver calls its
+methods. An object that a method creates (a block of weights) stays where it was created. The driver
+passes it on to the next worker by its `ObjectHandle`, without ever holding it.
 """
 
 from __future__ import annotations
@@ -13,206 +14,256 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from xcray.errors import ParameterError, Stopped, Unavailable
 from xcray.schedule.events import Lost
-from xcray.system.memory import Footprint
+from xcray.system.memory import MemoryUsage
 from xcray.workers.pool import WorkerStatus
 
-THING_LOST: Final = "THING_LOST"  # code of the Unavailable that says a handle's thing is gone
+OBJECT_LOST: Final = "THING_LOST"  # code of the Unavailable for a lost object
 
 
-class Handle:
-    """A thing that a worker made or the driver put. When the last reference to the handle goes, so does the thing.
+class ObjectHandle:
+    """A reference to an object that a worker or the driver created.
 
-    held: what its team knows it by. Nobody else looks at it.
+    The object is freed with the last reference to the handle. ref: private to the worker group.
     """
 
-    __slots__ = ("__weakref__", "held")
+    __slots__ = ("__weakref__", "ref")
 
     def __init__(self, held: Any) -> None:
-        self.held = held
+        self.ref = held
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A verb was done. bulk: the thing it made, where it made it, None when it made none; told: what it tells the driver;
-    seconds: what it took, from `started` on (seconds since the team opened), waiting for its turn and its arguments not counted."""
+class CallResult:
+    """A finished method call.
+
+    ref: handle of the object that it created, None if none. result: the value for the driver.
+    seconds: of work, from `started` on (since the group was opened), without waiting for its turn
+    or its arguments.
+    """
 
     ticket: int
     worker: str
-    bulk: Handle | None
-    told: Any
+    ref: ObjectHandle | None
+    result: Any
     seconds: float
     started: float = 0.0
 
 
 @dataclass(frozen=True)
-class Raised:
-    """A verb raised `error`; its worker goes on with the next. Stopped: it was asked to end. Unavailable with the code
-    THING_LOST: an argument was on a node that is gone."""
+class CallFailed:
+    """A method call that raised `error`; its worker goes on with the next call.
+
+    Stopped: the call was interrupted. Unavailable with code THING_LOST: an argument was on a lost
+    node.
+    """
 
     ticket: int
     worker: str
     error: BaseException
 
 
-Reply = Answer | Raised | Lost
+Reply = CallResult | CallFailed | Lost
 
 
-class HandWork(Protocol):
-    """What makes a worker's hand. It travels to other processes: small (paths, names, parameters), its bulk is in files."""
+class WorkerFactory(Protocol):
+    """Creates worker objects. It is sent to other processes: small, its data is in files."""
 
-    def hand(self, worker: str, stopped: Callable[[], bool], /) -> Any:
-        """The hand of `worker`, made where it will work. Its public methods are the verbs: they return (bulk, told), and raise
-        Stopped soon after `stopped` says True. Arrays among their arguments may be read-only, and are shared with whoever else
-        holds them: a verb copies what it changes and what it keeps."""
+    def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> Any:
+        """Return the worker object of `worker`, created where it will run.
+
+        Its public methods can be called: they return (object or None, result) and raise Stopped
+        soon after `stopped` returns True. Array arguments can be read-only and shared: a method
+        copies what it changes and what it keeps.
+        """
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
 
 
-class Team(Protocol):
-    """Workers named `worker-0` and so on. One thread calls it; `stop` is the one call that others may make.
+class WorkerGroup(Protocol):
+    """Workers named `worker-0` and so on, used by one thread; others may only call `stop`.
 
-    workers: the names; nodes: worker to a name of the machine it is at, once open. A worker does its verbs one after the
-    other, in the order they were asked. A lost worker is reported once, none of its tickets is reported after, and it is not
-    asked again until it is replaced.
+    workers: the names. nodes: worker -> name of its machine, once open. A worker runs its calls one
+    after the other, in submission order. A lost worker is reported once, none of its tickets is
+    reported later, and it gets no calls until it is replaced.
     """
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names, in order; the same for the life of the team."""
+        """Names, in order; constant."""
 
     @property
-    def present(self) -> tuple[str, ...]:
-        """Those of them that are there and can be asked, in order."""
+    def available(self) -> tuple[str, ...]:
+        """Workers that can be called, in order."""
 
     @property
     def nodes(self) -> dict[str, str]:
-        """Where each worker is."""
+        """Node of each worker."""
 
     def open(self) -> None:
-        """Start the workers and wait until all are ready, or those that it is to begin with. Raises Unavailable when they can't be
-        had, and what making a hand raised."""
+        """Start the workers and wait until all initial ones are ready.
 
-    def ask(self, worker: str, verb: str, *args: Any) -> int:
-        """Ask `worker` for a verb; a ticket that one reply of `wait` will carry. An argument may be a Handle, or a list or tuple
-        that holds some: the verb gets the things themselves. Raises ParameterError for a worker or verb that can't be."""
+        Raises Unavailable if they cannot be started, and what creating a worker object raised.
+        """
+
+    def submit(self, worker: str, method: str, *args: Any) -> int:
+        """Call `method` of `worker`; return the ticket that one reply of `wait` will carry.
+
+        An argument can be an ObjectHandle, or a list or tuple that contains some: the method gets
+        the objects. Raises ParameterError for an unknown worker or an invalid method name.
+        """
 
     def wait(self, seconds: float) -> list[Reply]:
-        """What happened since the last call; waits at most about `seconds` for something. May be empty, and is at once when no
-        ticket is out. Raises Unavailable when workers keep being lost."""
+        """Return what happened since the last call, after at most about `seconds`; can be empty.
 
-    def put(self, value: Any) -> Handle:
-        """A thing that the driver made, for workers to take."""
+        Returns at once if no ticket is pending. Raises Unavailable if workers keep being lost.
+        """
 
-    def fetch(self, handle: Handle) -> Any:
-        """The thing itself, read-only, in the driver. Raises Unavailable (THING_LOST) when it is gone."""
+    def put(self, value: Any) -> ObjectHandle:
+        """Return a handle of an object of the driver, for use by workers."""
 
-    def footprints(self) -> dict[str, Footprint]:
-        """What workers in processes of their own hold, as far as they have answered; asks them anew, and waits for nobody."""
+    def fetch(self, handle: ObjectHandle) -> Any:
+        """Return the object of a handle, read-only. Raises Unavailable (OBJECT_LOST)."""
 
-    def muster(self) -> WorkerStatus:
-        """Who is there now; asks nobody that could be slow more often than every few seconds."""
+    def memory_usage(self) -> dict[str, MemoryUsage]:
+        """Return the latest memory usage of workers in other processes, and request a new one.
+
+        The call does not wait for replies.
+        """
+
+    def status(self) -> WorkerStatus:
+        """Return the current workers. Slow sources are polled every few seconds at most."""
 
     def replace(self, *lost: str, at_once: bool = False) -> None:
-        """New workers of the same names in the places of lost ones, with new hands; waits until they are ready, as `open`. at_once:
-        raises Unavailable at once where no place is to be had soon, for others can go on without them."""
+        """Start new workers in place of lost ones, and wait until they are ready, as `open`.
 
-    def invite(self) -> list[str]:
-        """Workers that were missing and are present since the last call. Others that are missing are asked for where there is room,
-        and nobody waits for them: they are told by a later call."""
+        at_once: raise Unavailable immediately if there is no place soon, because others can go on
+        without them.
+        """
 
-    def leaving(self) -> dict[str, float]:
-        """Workers on machines that are about to go, and seconds until they do, infinity when that is not known; asks nobody that
-        could be slow more often than every second."""
+    def poll_new_workers(self) -> list[str]:
+        """Return missing workers that became available since the last call.
 
-    def dismiss(self, *workers: str) -> None:
-        """Let workers go, with what they hold, and what they made where nobody else has it. They are missing then, not lost."""
+        Other missing workers are requested where there is room. The call does not wait for them;
+        a later call returns them.
+        """
+
+    def draining_workers(self) -> dict[str, float]:
+        """Return workers on machines that are about to go, with the seconds left (can be infinite).
+
+        Slow sources are polled every second at most.
+        """
+
+    def release(self, *workers: str) -> None:
+        """Release workers and their state, and objects that only they own.
+
+        They are reported as missing, not as lost.
+        """
 
     def interrupt(self) -> None:
-        """Ask workers to end what was asked of them so far, within a kernel slice: it is reported as Raised with Stopped, or as the
-        Answer that came before. What is asked from now on is done: a driver that breaks off may have things saved."""
+        """Stop all calls submitted so far within a kernel slice.
+
+        Each is reported as CallFailed with Stopped, or as the CallResult that came before. Later
+        calls are run: after an interruption a driver can still save state.
+        """
 
     def stop(self) -> None:
-        """Ask workers to end what they are at within a kernel slice; it and all else that is asked is reported as Raised with
-        Stopped, or as the Answer that came before."""
+        """Stop all calls within a kernel slice, later ones too.
+
+        Each is reported as CallFailed with Stopped, or as the CallResult that came before.
+        """
 
     def close(self) -> None:
-        """End what `open` started; idempotent. Handles lose their things."""
+        """End what `open` started; idempotent. Objects of handles are freed."""
 
 
-class Slot(NamedTuple):
-    """The place of a thing among a verb's arguments: the `number` of the thing."""
+class RefSlot(NamedTuple):
+    """The place of an object among the arguments of a call: its `number`."""
 
     number: int
 
 
-def team_names(workers: int) -> tuple[str, ...]:
-    """`worker-0` and so on. Raises ParameterError when there would be none."""
+def worker_names(workers: int) -> tuple[str, ...]:
+    """Return `worker-0` and so on. Raises ParameterError if `workers` is less than 1."""
     if workers < 1:
-        raise ParameterError(f"a team needs at least 1 worker, not {workers}")
+        raise ParameterError(f"a worker group needs at least 1 worker, not {workers}")
     return tuple(f"worker-{number}" for number in range(workers))
 
 
-def check_replace(lost: Iterable[str], workers: Iterable[str], living: Iterable[str]) -> None:
-    """Raise ParameterError for a worker that can't be replaced: it is not of this team, or still there."""
-    wrong = [worker for worker in lost if worker not in workers or worker in living]
-    if wrong:
+def check_replacements(lost: Iterable[str], workers: Iterable[str], live: Iterable[str]) -> None:
+    """Raise ParameterError for a worker that is not of this group or still alive."""
+    invalid = [worker for worker in lost if worker not in workers or worker in live]
+    if invalid:
         raise ParameterError(
-            f"{', '.join(wrong)} can't be replaced: only a worker of this team that was reported lost can"
+            f"{', '.join(invalid)} cannot be replaced: "
+            "only a worker of this group that was reported lost can"
         )
 
 
-def taken_apart(
-    worker: str, verb: str, args: Sequence[Any], workers: Iterable[str]
-) -> tuple[tuple[Any, ...], list[Handle]]:
-    """Arguments with a Slot for each Handle, and the handles: things travel beside the arguments, not in them.
+def split_refs(
+    worker: str, method: str, args: Sequence[Any], workers: Iterable[str]
+) -> tuple[tuple[Any, ...], list[ObjectHandle]]:
+    """Return arguments with a RefSlot for each ObjectHandle, and the handles.
 
-    Raises ParameterError for a worker that is not of `workers`, or a verb that is no public method's name.
+    Objects are sent next to the arguments, not inside them. Raises ParameterError for a worker that
+    is not in `workers`, or a name that is not a public method's.
     """
     if worker not in workers:
         raise ParameterError(
-            f"there is no {worker!r} to ask: it is not of this team, or it was lost and not replaced"
+            f"there is no worker {worker!r}: "
+            "it is not of this group, or it was lost and not replaced"
         )
-    if verb.startswith("_") or not verb.isidentifier():
-        raise ParameterError(f"{verb!r} is no verb: name a public method of the hand")
-    handles: list[Handle] = []
+    if method.startswith("_") or not method.isidentifier():
+        raise ParameterError(f"{method!r} is not a valid method name: use a public one")
+    handles: list[ObjectHandle] = []
 
     def slot(each: Any) -> Any:
-        if not isinstance(each, Handle):
+        if not isinstance(each, ObjectHandle):
             return each
         handles.append(each)
-        return Slot(len(handles) - 1)
+        return RefSlot(len(handles) - 1)
 
     return tuple(_each(arg, slot) for arg in args), handles
 
 
 def _each(arg: Any, change: Callable[[Any], Any]) -> Any:
-    """A changed argument, or a list or tuple with each of its elements changed; named tuples are arguments like others."""
+    """Apply `change` to an argument, or to each element of a list or tuple.
+
+    Named tuples are treated like other arguments.
+    """
     return type(arg)(change(each) for each in arg) if type(arg) in (list, tuple) else change(arg)
 
 
-def do(
-    hand: Any, verb: str, args: Sequence[Any], things: Sequence[Any], stopped: Callable[[], bool]
+def call_method(
+    worker: Any,
+    method: str,
+    args: Sequence[Any],
+    objects: Sequence[Any],
+    stopped: Callable[[], bool],
 ) -> tuple[Any, Any]:
-    """Let a hand do a verb with the things in their slots, unless the team was stopped: (bulk, told). Raises Stopped,
-    ParameterError for a verb it has not, and what the verb raises."""
+    """Call a method of a worker object with the objects in their slots; return (object, result).
+
+    Raises Stopped if the group was stopped, ParameterError for an unknown method, and what the
+    method raises.
+    """
     if stopped():
-        raise Stopped("stopped on request; this was not begun")
-    method = getattr(hand, verb, None)
-    if not callable(method):
-        raise ParameterError(f"{type(hand).__name__} has no verb {verb!r}")
-    whole = [
-        _each(arg, lambda each: things[each.number] if isinstance(each, Slot) else each)
+        raise Stopped("stopped on request; this call was not started")
+    function = getattr(worker, method, None)
+    if not callable(function):
+        raise ParameterError(f"{type(worker).__name__} has no method {method!r}")
+    arguments = [
+        _each(arg, lambda each: objects[each.number] if isinstance(each, RefSlot) else each)
         for arg in args
     ]
-    bulk, told = method(*whole)
-    return bulk, told
+    ref, result = function(*arguments)
+    return ref, result
 
 
-def thing_lost(why: object = "") -> Unavailable:
-    """The error for a handle whose thing is gone."""
-    said = str(why).strip().splitlines()
+def object_lost(reason: object = "") -> Unavailable:
+    """Return the error for a handle whose object is gone."""
+    detail = str(reason).strip().splitlines()
     return Unavailable(
-        f"a block is gone with the node that held it{': ' + said[0] if said else ''}; go back to the last checkpoint",
-        code=THING_LOST,
+        f"a block is gone with the node that held it{': ' + detail[0] if detail else ''}; "
+        "go back to the last checkpoint",
+        code=OBJECT_LOST,
     )

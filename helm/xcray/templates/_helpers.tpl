@@ -1,13 +1,14 @@
 {{/*
-What all templates share: names, labels, image, security, environment, volumes. Helpers that depend on a component take (list $ "api").
+Shared helpers: names, labels, image, security, environment, volumes.
+Helpers that depend on a component take (list $ "api").
 */}}
 
 {{- define "xcray.name" -}}
 {{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* The names of all objects: at most 40 characters, for KubeRay, hooks and pods add suffixes and 63 is the end. A longer name is
-cut and gets a checksum of itself, so that two long releases do not meet. */}}
+{{/* The name of all objects: at most 40 characters, because KubeRay, hooks and pods add suffixes and
+the limit is 63. Longer names are cut and get a checksum, so that they stay unique. */}}
 {{- define "xcray.fullname" -}}
 {{- $name := .Values.fullnameOverride -}}
 {{- if not $name -}}
@@ -24,7 +25,7 @@ cut and gets a checksum of itself, so that two long releases do not meet. */}}
 {{- printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* (list $ "api") -> what selects a component's pods; these never change, for selectors can't. */}}
+{{/* (list $ "api") -> selector labels of a component. They never change: selectors are immutable. */}}
 {{- define "xcray.selectorLabels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "xcray.name" $root }}
@@ -34,7 +35,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* (list $ "api") -> all labels of an object; (list $ "") for those of no component. */}}
+{{/* (list $ "api") -> all labels of an object; (list $ "") for objects without a component. */}}
 {{- define "xcray.labels" -}}
 {{- $root := index . 0 -}}
 {{ include "xcray.selectorLabels" . }}
@@ -53,7 +54,7 @@ labels:
   {{- include "xcray.labels" (list $root (index . 1)) | nindent 2 }}
 {{- end -}}
 
-{{/* The image: by its digest where one is given, else by its tag. */}}
+{{/* The image, by digest if given, else by tag. */}}
 {{- define "xcray.image" -}}
 {{- $registry := .Values.global.imageRegistry | default .Values.image.registry -}}
 {{- $name := ternary (printf "%s/%s" $registry .Values.image.repository) .Values.image.repository (ne $registry "") -}}
@@ -84,7 +85,7 @@ imagePullSecrets:
 {{- .Values.store.type | default (ternary "sqlite" "postgresql" (eq .Values.mode "all-in-one")) -}}
 {{- end -}}
 
-{{/* The Secret with the first admin key; empty where there are no keys at all. */}}
+{{/* The Secret with the first admin key; empty if keys are disabled. */}}
 {{- define "xcray.adminSecretName" -}}
 {{- if not .Values.auth.insecureDev -}}
 {{- .Values.auth.existingSecret | default (printf "%s-admin-key" (include "xcray.fullname" .)) -}}
@@ -99,12 +100,12 @@ imagePullSecrets:
 {{- .Values.service.port | default (ternary 443 80 (ne .Values.api.tls.existingSecret "")) -}}
 {{- end -}}
 
-{{/* Where pods of the cluster find the API. */}}
+{{/* URL of the API inside the cluster. */}}
 {{- define "xcray.url" -}}
 {{- printf "%s://%s.%s.svc:%v" (include "xcray.scheme" .) (include "xcray.fullname" .) .Release.Namespace (include "xcray.servicePort" .) -}}
 {{- end -}}
 
-{{/* The claim of the home; empty where pods have an emptyDir of their own. */}}
+{{/* The claim of the home directory; empty if pods use an emptyDir. */}}
 {{- define "xcray.claimName" -}}
 {{- if .Values.storage.home.existingClaim -}}
 {{- .Values.storage.home.existingClaim -}}
@@ -113,7 +114,7 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{/* Of a pod: no root, the system calls that the container runtime thinks harmless, the group that volumes are given to. */}}
+{{/* Pod security context: not root, default seccomp profile, group of volumes. */}}
 {{- define "xcray.podSecurityContext" -}}
 runAsNonRoot: true
 {{- with .Values.podSecurity }}
@@ -138,7 +139,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
-{{/* Of a container: no rights, no way to more, nothing to write but volumes. */}}
+{{/* Container security context: no capabilities, no privilege escalation, read-only root. */}}
 {{- define "xcray.containerSecurityContext" -}}
 runAsNonRoot: true
 allowPrivilegeEscalation: false
@@ -147,7 +148,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* (list $ "api") -> what pods of a component have in common, from `serviceAccountName` to `securityContext`. */}}
+{{/* (list $ "api") -> common pod fields, from `serviceAccountName` to `securityContext`. */}}
 {{- define "xcray.podBasics" -}}
 {{- $root := index . 0 -}}
 serviceAccountName: {{ include "xcray.serviceAccountName" $root }}
@@ -161,7 +162,7 @@ securityContext:
 {{- end -}}
 
 {{/* A quantity of CPU -> whole cores, rounded up: "1500m" -> 2. */}}
-{{- define "xcray.system.cores" -}}
+{{- define "xcray.cores" -}}
 {{- $given := toString . -}}
 {{- if hasSuffix "m" $given -}}
 {{- max 1 (divf (trimSuffix "m" $given | float64) 1000 | ceil | int) -}}
@@ -170,16 +171,17 @@ securityContext:
 {{- end -}}
 {{- end -}}
 
-{{/* A value as a setting is written in an environment variable: texts as they are, all else as JSON (whole numbers stay whole). */}}
+{{/* A setting as an environment variable: strings unchanged, other values as JSON. */}}
 {{- define "xcray.settingValue" -}}
 {{- if kindIs "string" . -}}{{ . }}{{- else -}}{{ toJson . }}{{- end -}}
 {{- end -}}
 
-{{/* Environment of everything that opens home and store: API, runner, migrations, keys, drivers on Ray. No secret is written here. */}}
+{{/* Environment of all containers that open home and store: API, runner, migrations, keys, drivers
+on Ray. It contains no secrets. */}}
 {{- define "xcray.env.store" -}}
 - name: XCRAY_HOME
   value: /var/lib/xcray
-- name: HOME  # where libraries keep what can be lost
+- name: HOME  # for temporary files of libraries
   value: /tmp
 {{- if eq (include "xcray.storeType" .) "postgresql" }}
 - name: XCRAY_STORE
@@ -196,7 +198,7 @@ securityContext:
 {{- end }}
 {{- end -}}
 
-{{/* Who signed PostgreSQL's certificate: a volume and its mount, for all who open the store; both empty where that is not asked. */}}
+{{/* Volume and mount of PostgreSQL's CA certificate; both empty without `store.caSecret`. */}}
 {{- define "xcray.volumes.storeCA" -}}
 {{- if .Values.store.caSecret -}}
 - name: store-ca
@@ -217,7 +219,7 @@ securityContext:
 {{- end -}}
 {{- end -}}
 
-{{/* Credentials and addresses of object storage, for those who speak with it. */}}
+{{/* Credentials and addresses of object storage. */}}
 {{- define "xcray.env.objects" -}}
 {{- if .Values.storage.objects.enabled }}
 {{- with .Values.storage.objects.env }}
@@ -234,7 +236,7 @@ envFrom:
 {{- end -}}
 {{- end -}}
 
-{{/* Host names that requests may use: the Service's, the pod's address (probes and Prometheus use it), those that people know. */}}
+{{/* Allowed host names: the Service, the pod address (probes and Prometheus), and public names. */}}
 {{- define "xcray.allowedHosts" -}}
 {{- $name := include "xcray.fullname" . -}}
 {{- $space := printf "%s.%s" $name .Release.Namespace -}}
@@ -248,7 +250,7 @@ envFrom:
 {{- concat $hosts .Values.api.allowedHosts | uniq | toJson -}}
 {{- end -}}
 
-{{/* Environment that API and runner share. */}}
+{{/* Common environment of API and runner. */}}
 {{- define "xcray.env" -}}
 {{ include "xcray.env.store" . }}
 - name: POD_IP
@@ -269,11 +271,11 @@ envFrom:
 - name: XCRAY_BEHIND_PROXY
   value: "true"
 {{- end }}
-{{- if .Values.monitoring.openMetrics }}
-- name: XCRAY_METRICS_OPEN
+{{- if .Values.monitoring.publicMetrics }}
+- name: XCRAY_PUBLIC_METRICS
   value: "true"
 {{- end }}
-- name: XCRAY_JOBS_OUTLIVE  # a pod ends with all that is in it: jobs are given back
+- name: XCRAY_DETACH_JOBS  # a pod ends with all its processes: jobs are requeued
   value: "false"
 - name: XCRAY_MAX_RUNNING_JOBS
   value: {{ .Values.runner.maxRunningJobs | quote }}
@@ -298,7 +300,7 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* (list $ "1Gi") -> the volumes home and tmp. tmp: its largest size. */}}
+{{/* (list $ "1Gi") -> the volumes home and tmp. The size is the limit of tmp. */}}
 {{- define "xcray.volumes.base" -}}
 {{- $root := index . 0 -}}
 - name: home
@@ -327,7 +329,7 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* (list $ "1Gi") -> all volumes that API and runner share; the admin key is mounted by the init container alone. */}}
+{{/* (list $ "1Gi") -> all volumes that API and runner share; only the init container mounts the admin key. */}}
 {{- define "xcray.volumes" -}}
 {{- $root := index . 0 -}}
 {{ include "xcray.volumes.base" . }}
@@ -365,8 +367,8 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* The init container that makes the first admin key known to the store. It does nothing where the store knows it. Keys of the same name that
-were made before end after a grace: so the name says which release, for several may share a store. */}}
+{{/* The init container that adds the first admin key to the store. It has no effect if the store already contains the key. Older keys
+of the same name expire after a grace period. The name includes the release, because several releases can share a store. */}}
 {{- define "xcray.keyContainer" -}}
 - name: admin-key
   image: {{ include "xcray.image" . }}
@@ -391,7 +393,7 @@ were made before end after a grace: so the name says which release, for several 
       readOnly: true
 {{- end -}}
 
-{{/* Probes of a container, from .Values.api.probes, by its port's name: (list $ "http"). */}}
+{{/* (list $ "http") -> probes of a container, from .Values.api.probes, by the name of its port. */}}
 {{- define "xcray.probes" -}}
 {{- $root := index . 0 -}}
 {{- with $root.Values.api.probes -}}
@@ -407,7 +409,7 @@ livenessProbe:
 {{- end -}}
 {{- end -}}
 
-{{/* Checksum of the named Secrets as they are in the cluster, so that an upgrade restarts the pods that read changed ones. */}}
+{{/* Checksum of the referenced Secrets in the cluster, so that an upgrade restarts the pods if a Secret has changed. */}}
 {{- define "xcray.secretsChecksum" -}}
 {{- $root := . -}}
 {{- $found := list -}}
@@ -421,7 +423,7 @@ livenessProbe:
 {{- toJson $found | sha256sum -}}
 {{- end -}}
 
-{{/* (list $ "/healthz" "http") -> an HTTP probe's httpGet. The pod's own address is its Host, which XCRAY_ALLOWED_HOSTS allows. */}}
+{{/* (list $ "/healthz" "http") -> an HTTP probe's httpGet. The Host header is the pod's address, which XCRAY_ALLOWED_HOSTS allows. */}}
 {{- define "xcray.httpGet" -}}
 {{- $root := index . 0 -}}
 httpGet:

@@ -1,5 +1,5 @@
 {{/*
-Paths between pods, as rules that policies are put together from. All policies are additive to the one that denies everything.
+Allowed connections between pods, as rules from which policies are built. All policies add to the default-deny policy.
 */}}
 
 {{/* (list $ "api" "-api") -> head of a NetworkPolicy for a component's pods, from apiVersion to podSelector. */}}
@@ -14,7 +14,7 @@ spec:
       {{- include "xcray.selectorLabels" . | nindent 6 }}
 {{- end -}}
 
-{{/* (list (list 8000) peers) -> a rule: these peers may come to those ports; everybody where there are none. */}}
+{{/* (list (list 8000) peers) -> a rule: ingress from these peers to these ports; from everywhere if there are no peers. */}}
 {{- define "xcray.network.from" -}}
 - ports:
     {{- range index . 0 }}
@@ -27,7 +27,7 @@ spec:
   {{- end }}
 {{- end -}}
 
-{{/* (list (list 5432) peers) -> a rule: these ports of these peers may be asked; of everybody where there are none. */}}
+{{/* (list (list 5432) peers) -> a rule: egress to these ports of these peers; to everywhere if there are no peers. */}}
 {{- define "xcray.network.to" -}}
 - ports:
     {{- range index . 0 }}
@@ -65,21 +65,21 @@ spec:
 {{- toJson $peers -}}
 {{- end -}}
 
-{{/* Egress to PostgreSQL, where the store is one. */}}
+{{/* Egress to PostgreSQL, if the store uses it. */}}
 {{- define "xcray.network.store" -}}
 {{- if eq (include "xcray.storeType" .) "postgresql" -}}
 {{- include "xcray.network.to" (list (list .Values.networkPolicy.storePort) .Values.networkPolicy.storeTo) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Egress to object storage, where there is some. */}}
+{{/* Egress to object storage, if enabled. */}}
 {{- define "xcray.network.objects" -}}
 {{- if .Values.storage.objects.enabled -}}
 {{- include "xcray.network.to" (list .Values.networkPolicy.objectsPorts .Values.networkPolicy.objectsTo) -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Egress of API and runner: all that the release's own pods need of others. */}}
+{{/* Egress of API and runner. */}}
 {{- define "xcray.network.egress" -}}
 {{- include "xcray.network.dns" . }}
 {{- with include "xcray.network.store" . }}
@@ -97,7 +97,7 @@ spec:
 {{- end }}
 {{- end -}}
 
-{{/* Ingress of the API: from this namespace, from those who speak for people outside, from the test's pod. */}}
+{{/* Ingress of the API: from this namespace, ingress controllers, and the test pod. */}}
 {{- define "xcray.network.apiFrom" -}}
 {{- if ne .Values.service.type "ClusterIP" -}}
 {{- include "xcray.network.from" (list (list 8000) list) -}}
@@ -166,11 +166,11 @@ spec:
 {{- end }}
 {{- if eq $here.role "head" }}
 {{- if and $root.Values.ray.gcsFaultTolerance.enabled (ne $here.part "rayjob") }}
-{{- /* also of the job by which KubeRay cleans Redis: it has the head's labels */}}
+{{- /* also for the job with which KubeRay cleans Redis: it has the labels of the head */}}
 {{ include "xcray.network.to" (list (list (regexFind "[0-9]+$" $root.Values.ray.gcsFaultTolerance.redisAddress | int)) $net.redisTo) }}
 {{- end }}
 {{- if $root.Values.ray.autoscaling.enabled }}
-{{- /* the autoscaler's way to Kubernetes */}}
+{{- /* the autoscaler's access to the Kubernetes API */}}
 {{ include "xcray.network.to" (list $net.kubeApiPorts $net.kubeApiTo) }}
 {{- end }}
 {{- end }}

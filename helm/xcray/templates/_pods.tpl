@@ -1,5 +1,5 @@
 {{/*
-What pods of API and runner are made of, beyond what all share: see _helpers.tpl.
+Helpers for the pods of API and runner. Common helpers are in _helpers.tpl.
 */}}
 
 {{/* Nodes, taints, affinity, from the values of a component. */}}
@@ -18,7 +18,7 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{/* (list $ "api") -> pods of a component evenly over nodes and zones, where that is possible. */}}
+{{/* (list $ "api") -> pods spread evenly over nodes and zones, if possible. */}}
 {{- define "xcray.spread" -}}
 {{- $root := . -}}
 {{- $rules := list -}}
@@ -30,28 +30,28 @@ affinity:
 {{- toYaml $rules -}}
 {{- end -}}
 
-{{/* Resources of a container -> the cores it counts on: its limit, else its request; not all that its node has. */}}
+{{/* Resources of a container -> its cores: the limit, otherwise the request, never the cores of the node. */}}
 {{- define "xcray.coresOf" -}}
 {{- $limits := .limits | default dict -}}
 {{- $requests := .requests | default dict -}}
-{{- include "xcray.system.cores" (get $limits "cpu" | default (get $requests "cpu") | default "1") -}}
+{{- include "xcray.cores" (get $limits "cpu" | default (get $requests "cpu") | default "1") -}}
 {{- end -}}
 
-{{/* How many pods of the API the cluster wants now; empty on a first install, and where the cluster can't be asked. An upgrade with the
-autoscaler writes this number again: a field that is taken out of a manifest falls back to 1 until the autoscaler looks. */}}
+{{/* Current number of API replicas in the cluster; empty on a first install, and if the cluster cannot be queried. With the autoscaler,
+an upgrade writes this number again, because a field removed from a manifest is reset to 1 until the autoscaler runs. */}}
 {{- define "xcray.api.running" -}}
 {{- $there := lookup "apps/v1" "Deployment" .Release.Namespace (printf "%s-api" (include "xcray.fullname" .)) | default dict -}}
 {{- $spec := get $there "spec" | default dict -}}
 {{- if hasKey $spec "replicas" -}}{{ int $spec.replicas }}{{- end -}}
 {{- end -}}
 
-{{/* Seconds until a pod of the API is killed: drain, grace, and what closing takes; with jobs in the pod, what giving them back takes. */}}
+{{/* Seconds until an API pod is killed: drain, grace and closing; with jobs, also requeueing. */}}
 {{- define "xcray.api.terminationGrace" -}}
 {{- $needed := add (ceil .Values.api.drainSeconds | int) (int .Values.api.graceSeconds) -}}
 {{- .Values.api.terminationGracePeriodSeconds | default (add $needed (ternary 60 15 (eq .Values.mode "all-in-one"))) -}}
 {{- end -}}
 
-{{/* Models that a pod loads before it is ready, as JSON: all that were pulled, and those that are named. */}}
+{{/* Models to load before a pod is ready, as JSON: all pulled models and those in `preload`. */}}
 {{- define "xcray.preload" -}}
 {{- $models := list -}}
 {{- if eq .Values.mode "serving" -}}
@@ -64,7 +64,7 @@ autoscaler writes this number again: a field that is taken out of a manifest fal
 {{- concat $models .Values.api.preload | uniq | toJson -}}
 {{- end -}}
 
-{{/* Init containers of the API: mode serving pulls models, one after the other; then the admin key is made known. */}}
+{{/* Init containers of the API: pull models (mode serving), then add the admin key. */}}
 {{- define "xcray.initContainers" -}}
 {{- $containers := list -}}
 {{- if eq .Values.mode "serving" -}}

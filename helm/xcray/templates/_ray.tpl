@@ -1,5 +1,5 @@
 {{/*
-Ray, as the rest of the chart sees it: where it is, its token, what is refused.
+Ray helpers for the rest of the chart: its address, its token, rejected values.
 */}}
 
 {{/* The RayCluster's name; KubeRay calls the head's Service NAME-head-svc. */}}
@@ -18,17 +18,17 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- toJson $parts -}}
 {{- end -}}
 
-{{/* Where the data sets of a RayJob lie: in the home, or in a volume of their own. */}}
+{{/* Directory of the data sets of a RayJob: in the home directory, or in a separate volume. */}}
 {{- define "xcray.ray.dataPath" -}}
 {{- ternary "/var/lib/xcray-data" "/var/lib/xcray" (not (empty .Values.rayJob.dataVolume)) -}}
 {{- end -}}
 
-{{/* The Secret with Ray's token, under the key auth_token: one that is named, or KubeRay's, which is called as the cluster. */}}
+{{/* The Secret with Ray's token, under the key auth_token: the configured Secret, or KubeRay's, which has the name of the cluster. */}}
 {{- define "xcray.ray.tokenSecretName" -}}
 {{- .Values.ray.auth.existingSecret | default (include "xcray.ray.clusterName" .) -}}
 {{- end -}}
 
-{{/* Environment with which API and runner find the cluster; begins with a newline, or is empty. */}}
+{{/* Environment with the address of the cluster; begins with a newline, or is empty. */}}
 {{- define "xcray.ray.clientEnv" -}}
 {{- if .Values.ray.enabled }}
 - name: XCRAY_RAY_ADDRESS
@@ -62,7 +62,7 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- end }}
 {{- end -}}
 
-{{/* The ServiceAccount of heads that scale: KubeRay binds its Role (pods and rayclusters of the namespace) to it. */}}
+{{/* The ServiceAccount of heads with an autoscaler: KubeRay binds its Role (pods and rayclusters of the namespace) to it. */}}
 {{- define "xcray.ray.serviceAccountName" -}}
 {{- printf "%s-ray-head" (include "xcray.fullname" .) -}}
 {{- end -}}
@@ -73,7 +73,7 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- mul $number (ternary 1073741824 1048576 (hasSuffix "Gi" .)) -}}
 {{- end -}}
 
-{{/* (list $ groups) -> as JSON, the groups of workers that are on, each with all its keys. Without groups: those of `ray`. */}}
+{{/* (list $ groups) -> the enabled worker groups as JSON, each with all its keys. If no groups are given: those of `ray`. */}}
 {{- define "xcray.ray.groups" -}}
 {{- $root := index . 0 -}}
 {{- $groups := dict -}}
@@ -85,7 +85,7 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- toJson $groups -}}
 {{- end -}}
 
-{{/* (list $ "ray.workerGroups" groups) -> refuse groups that can't work. */}}
+{{/* (list $ "ray.workerGroups" groups) -> reject invalid groups. */}}
 {{- define "xcray.ray.refuseGroups" -}}
 {{- $root := index . 0 -}}
 {{- $where := index . 1 -}}
@@ -112,7 +112,7 @@ Ray, as the rest of the chart sees it: where it is, its token, what is refused.
 {{- end -}}
 {{- end -}}
 
-{{/* What is refused of Ray, with the mend. Called once, whatever is on. */}}
+{{/* Rejected Ray values, each with a fix. Always called once. */}}
 {{- define "xcray.ray.refuse" -}}
 {{- $ray := .Values.ray -}}
 {{- if and $ray.enabled (ne .Values.mode "cluster") -}}

@@ -1,6 +1,6 @@
 {{/*
 The spec of a Ray cluster: one helper for RayCluster, RayJob and RayService.
-All take a dict: root; part: ray, rayjob or rayservice (of the component's label); groups; more by use.
+All take a dict: root; part: ray, rayjob or rayservice (of the component label); groups; other keys depend on the helper.
 */}}
 
 {{/* Labels of Ray's pods. No versions here: a changed template makes KubeRay replace the pods. KubeRay adds ray.io/cluster and others. */}}
@@ -12,12 +12,12 @@ app.kubernetes.io/part-of: xcray
 {{- end }}
 {{- end -}}
 
-{{/* Who opens the job store: drivers of jobs, and copies of the application. `xcray train` of a RayJob knows none. */}}
+{{/* Clusters that open the job store: drivers of jobs and application replicas, not RayJobs. */}}
 {{- define "xcray.ray.opensStore" -}}
 {{- if has (printf "%s-%s" .part .role) (list "ray-head" "rayservice-worker") -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Who asks object storage: drivers, and copies of the application. */}}
+{{/* Clusters that access object storage: drivers and application replicas. */}}
 {{- define "xcray.ray.asksObjects" -}}
 {{- if has (printf "%s-%s" .part .role) (list "ray-head" "rayjob-head" "rayservice-worker") -}}yes{{- end -}}
 {{- end -}}
@@ -37,7 +37,7 @@ app.kubernetes.io/part-of: xcray
   value: {{ $ray.healthCheck.failureThreshold | quote }}
 - name: RAY_memory_monitor_refresh_ms
   value: {{ $ray.memoryMonitorMs | quote }}
-- name: RAY_free_objects_period_milliseconds  # it is 1000: blocks that go round would pile up
+- name: RAY_free_objects_period_milliseconds  # default 1000: freed blocks of rotations would accumulate
   value: "100"
 - name: RAY_DEDUP_LOGS
   value: "0"
@@ -72,7 +72,7 @@ app.kubernetes.io/part-of: xcray
 {{- end }}
 {{- end -}}
 
-{{/* requests == limits: nothing is promised twice, so nothing is evicted for its neighbours. */}}
+{{/* requests == limits (QoS class Guaranteed), so that pods are not evicted under pressure. */}}
 {{- define "xcray.ray.resources" -}}
 {{- range $i, $which := list "requests" "limits" }}
 {{- if $i }}
@@ -84,12 +84,13 @@ app.kubernetes.io/part-of: xcray
 {{- end }}
 {{- end -}}
 
-{{/* 32 MiB more than Ray is told: a file system of memory has a little overhead, and one that is too small makes Ray fall back to disk. */}}
+{{/* 32 MiB more than Ray's object store: a memory file system has some overhead, and if it is too small, Ray falls back to disk. */}}
 {{- define "xcray.ray.shmSize" -}}
 {{- printf "%dMi" (add 32 (div (include "xcray.bytes" .objectStore | int64) 1048576)) -}}
 {{- end -}}
 
-{{/* (dict seconds failures) -> a probe of this node's Ray processes. Said here, for KubeRay's own need a wget in the image. */}}
+{{/* (dict seconds failures) -> a probe of this node's Ray processes. Defined here, because KubeRay's
+default probes need wget in the image. */}}
 {{- define "xcray.ray.probe" -}}
 httpGet:
   path: /api/healthz
@@ -159,7 +160,7 @@ failureThreshold: {{ .failures }}
 {{- end }}
 {{- end -}}
 
-{{/* What head and workers have in common, below a pod's spec. */}}
+{{/* Common pod spec of head and workers. */}}
 {{- define "xcray.ray.podBasics" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -188,7 +189,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Ray's container; KubeRay puts `ulimit; ray start ...` before it, which is process 1, so SIGTERM comes to Ray. */}}
+{{/* Ray's container; KubeRay puts `ulimit; ray start ...` before it, which is process 1, so Ray receives SIGTERM. */}}
 {{- define "xcray.ray.container" -}}
 image: {{ include "xcray.image" .root }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
@@ -211,7 +212,7 @@ livenessProbe:
   {{- include "xcray.ray.probe" (dict "seconds" 10 "failures" 12) | nindent 2 }}
 {{- end -}}
 
-{{/* The autoscaler: the one container with a token of Kubernetes. It is mounted here and not in Ray's container, where users' code runs. */}}
+{{/* The autoscaler: the only container with a Kubernetes token. Ray's container, which runs user code, does not mount it. */}}
 {{- define "xcray.ray.autoscaler" -}}
 {{- with .root.Values.ray.autoscaling -}}
 enableInTreeAutoscaling: {{ .enabled }}
@@ -280,7 +281,7 @@ template:
     volumes:
       {{- include "xcray.ray.volumes" $here | nindent 6 }}
       {{- if .root.Values.ray.autoscaling.enabled }}
-      - name: kube-api-access  # what Kubernetes would mount into every container
+      - name: kube-api-access  # the default token mount of Kubernetes
         projected:
           defaultMode: 0440
           sources:
@@ -300,7 +301,7 @@ template:
       {{- end }}
 {{- end -}}
 
-{{/* (dict root part name group) -> one group of workers. */}}
+{{/* (dict root part name group) -> one worker group. */}}
 {{- define "xcray.ray.worker" -}}
 {{- $here := merge (dict "role" "worker") . -}}
 {{- $scales := .root.Values.ray.autoscaling.enabled -}}
@@ -401,8 +402,8 @@ workerGroupSpecs:
   {{- end }}
 {{- end -}}
 
-{{/* Kueue's labels of what it admits. Whether it is suspended is Kueue's to say: `suspend` is not in the manifest, or each upgrade would stop
-a running cluster. */}}
+{{/* Kueue's labels of the objects that it admits. Kueue alone sets `suspend`: it is not in the manifest, because otherwise each upgrade
+would stop a running cluster. */}}
 {{- define "xcray.ray.kueueLabels" -}}
 {{- with .Values.kueue -}}
 {{- if .enabled -}}

@@ -1,8 +1,8 @@
 {{/*
-What pods of a RayService have beyond others of Ray: they answer, so they hold models and know who may ask.
+Additional helpers for the pods of a RayService: they serve predictions, so they need models and keys.
 */}}
 
-{{/* RayService: environment of the pods whose copies of the application answer. */}}
+{{/* RayService: environment of the pods with application replicas. */}}
 {{- define "xcray.ray.serveEnv" -}}
 {{- $root := .root -}}
 {{- $name := printf "%s-serve-serve-svc" (include "xcray.fullname" $root) -}}
@@ -32,7 +32,7 @@ What pods of a RayService have beyond others of Ray: they answer, so they hold m
 {{- end }}
 {{- end -}}
 
-{{/* RayService: a pod is ready when Serve's proxy on it is. KubeRay's own look needs a wget in the image. */}}
+{{/* RayService: a pod is ready when Serve's proxy on it is. KubeRay's default probe needs wget in the image. */}}
 {{- define "xcray.ray.serveProbe" -}}
 httpGet:
   path: /-/healthz
@@ -42,7 +42,7 @@ timeoutSeconds: 5
 failureThreshold: 1
 {{- end -}}
 
-{{/* RayService: models come before the pod does. */}}
+{{/* RayService: models are pulled before the pod starts. */}}
 {{- define "xcray.ray.pullContainers" -}}
 {{- range $i, $model := .Values.rayService.models }}
 {{- if not $i }}

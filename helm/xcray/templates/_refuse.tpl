@@ -1,5 +1,5 @@
 {{/*
-What this chart does not install, and what to do instead. Shapes of single values are the schema's; here is what they mean together.
+Rejected combinations of values, each with a fix. The schema checks single values.
 */}}
 
 {{- define "xcray.accessModes" -}}
@@ -10,7 +10,7 @@ What this chart does not install, and what to do instead. Shapes of single value
 {{- get $claim "accessModes" | default .Values.storage.home.accessModes | default (list (ternary "ReadWriteMany" "ReadWriteOnce" (eq .Values.mode "cluster"))) | toJson -}}
 {{- end -}}
 
-{{/* Most pods of the API that there may be. */}}
+{{/* Maximum number of API pods. */}}
 {{- define "xcray.api.most" -}}
 {{- with .Values.api -}}
 {{- ternary .autoscaling.maxReplicas .replicas .autoscaling.enabled | int -}}
@@ -28,7 +28,8 @@ What this chart does not install, and what to do instead. Shapes of single value
 {{- include "xcray.ray.refuse" . -}}
 {{- end -}}
 
-{{/* Whoever reaches Ray's head may run code on every node: nothing that is seen from outside may lead there, also no extra object. */}}
+{{/* Access to Ray's head allows code execution on every node: no external object may lead there,
+including extra objects. */}}
 {{- define "xcray.refuse.extra" -}}
 {{- range .Values.extraObjects -}}
 {{- range splitList "\n---" (tpl (ternary . (toYaml .) (kindIs "string" .)) $) -}}

@@ -1,4 +1,4 @@
-{{/* What an operator should know of this release, for NOTES. */}}
+{{/* Warnings about this release, for NOTES. */}}
 {{- define "xcray.warnings" -}}
 {{- if .Values.auth.insecureDev }}
 
@@ -14,7 +14,7 @@ NOTE: an HTTPRoute can't say so itself: see to it that the listener of its Gatew
 {{- end }}
 {{- if not .Values.networkPolicy.enabled }}
 
-WARNING: networkPolicy.enabled=false: whoever is in the cluster reaches all ports{{ if .Values.ray.enabled }}, Ray's too{{ end }}.
+WARNING: networkPolicy.enabled=false: every pod in the cluster can reach all ports{{ if .Values.ray.enabled }}, Ray's too{{ end }}.
 {{- else }}
 
 NOTE: network policies hold only where the cluster's network plug-in enforces them.

@@ -20,7 +20,7 @@ from typing import Any
 from tests.deployment.chart.helm import template_values
 from tests.deployment.chart.pod import IP, may_play, plan_of, play, runnable
 from tests.support.postgres import private_postgres
-from xcray.jobs.store.tokens import new_token
+from xcray.jobs.store.tokens import create_token
 
 COMMON = {
     "api": {"drainSeconds": 6, "graceSeconds": 5},
@@ -40,7 +40,7 @@ def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
         for each in template_values(VALUES[mode])
         if "spec" in each
     }
-    secrets = {"admin": {"key": new_token().token}}
+    secrets = {"admin": {"key": create_token().token}}
     api = objects["Deployment", "xcray-api"]["template"]["spec"]
     if store is not None:
         secrets["store"] = {

@@ -39,7 +39,7 @@ from tests.support.live_service import plain_model
 from tests.support.postgres import PASSWORD, PostgresServer, private_postgres
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.tokens import given_token, new_token
+from xcray.jobs.store.tokens import create_token, import_token
 from xcray.model.registry import Registry
 
 VALUES: Final[dict[str, Any]] = {
@@ -74,7 +74,7 @@ class Release:
         self.specs = specs
         self.folder = folder
         self.home = Home(folder / "home")
-        self.secrets = {"admin": {"key": new_token().token}, "store": {"url": url}}
+        self.secrets = {"admin": {"key": create_token().token}, "store": {"url": url}}
         self.pods: list[Pod] = []
 
     def run(self, name: str, number: int = 0) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class Drill:
     def prepare(self) -> None:
         """What the hook and the init container do at the first install; at the upgrade they do it themselves."""
         about = self.release.specs["Deployment/xcray-api"]["initContainers"][-1]["args"]
-        token = given_token(self.release.secrets["admin"]["key"])
+        token = import_token(self.release.secrets["admin"]["key"])
         store = JobStore(self.url("a"))
         name = next(word.removeprefix("--name=") for word in about if word.startswith("--name="))
         store.add_key(
@@ -345,7 +345,7 @@ class Drill:
         In how many hours older keys end.
         """
         release, leaving = self.release, self.release.pods[:]
-        release.secrets = {"admin": {"key": new_token().token}, "store": {"url": url}}
+        release.secrets = {"admin": {"key": create_token().token}, "store": {"url": url}}
         release.run("Job/xcray-migrate")
         for old in leaving:
             if old.name == "xcray-runner":

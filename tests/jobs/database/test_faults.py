@@ -1,6 +1,7 @@
-"""What the store does when its database is stuck, full, read-only, damaged, killed or away: words that tell the mend, nothing lost.
+"""Faults of the store's database: stuck, full, read-only, damaged, killed, unreachable.
 
-Whatever was acknowledged is there afterwards, whatever was not is there whole or not at all.
+Errors name the fix, and no data is lost: acknowledged writes are there afterwards, all others are
+there completely or not at all.
 """
 
 import signal
@@ -21,7 +22,7 @@ from tests.support.postgres import binaries, unhurried
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError, Refused, Unavailable
 from xcray.jobs.database import engine
 from xcray.jobs.database.backup import back_up
-from xcray.jobs.database.db_errors import Again, in_words
+from xcray.jobs.database.db_errors import RetryableTransaction, translate_error
 from xcray.jobs.states import RUNNING
 from xcray.jobs.store.job_store import JobStore
 
@@ -45,7 +46,7 @@ def test_everything_is_there_when_it_is_opened_again(store_url):
     job = submit(first, idempotency_key="k")
     first.close()
     second = JobStore(store_url)
-    assert second.get(job.id) == job
+    assert second.get_job(job.id) == job
     assert submit(second, idempotency_key="k") == job
     second.ping()
     second.close()
@@ -68,8 +69,8 @@ def test_a_stuck_writer_makes_writes_unavailable_and_leaves_reads_alone(store, p
         submit(store)
     assert "INSERT" not in str(caught.value)
     assert str(path.parent) not in str(caught.value)
-    assert store.get(job.id) == job
-    assert store.list()[0] == [job]
+    assert store.get_job(job.id) == job
+    assert store.list_jobs()[0] == [job]
     stuck.execute("ROLLBACK")
     stuck.close()
     submit(store)
@@ -97,7 +98,7 @@ def test_a_full_disk_is_told_as_one_and_reads_go_on(store):
     with pytest.raises(Refused, match="make room") as caught:
         store.submit({"long": "x" * 1_000_000}, name="n")
     assert caught.value.code == "DISK_FULL"
-    assert job in store.list(limit=1000)[0]
+    assert job in store.list_jobs(limit=1000)[0]
     store.request_stop(job.id)  # what makes room can still be done
     sa.event.remove(store._database._engine, "connect", smallest)
     store._database._engine.dispose()
@@ -113,8 +114,8 @@ def test_a_store_that_can_only_be_read_says_so_and_is_read(store, path):
         lambda connection, _: connection.execute("PRAGMA query_only = ON"),
     )
     other._database._engine.dispose()
-    assert other.get(job.id) == job
-    with pytest.raises(Unavailable, match="can only be read") as caught:
+    assert other.get_job(job.id) == job
+    with pytest.raises(Unavailable, match="read-only") as caught:
         submit(other)
     assert caught.value.code == "STORE_READ_ONLY"
     other.close()
@@ -134,19 +135,19 @@ def test_a_damaged_file_is_told_as_one(store, path, damage):
     for beside in ("-wal", "-shm"):
         path.with_name(path.name + beside).unlink(missing_ok=True)
     with pytest.raises(Corrupt, match="restore it") as caught:
-        JobStore(store.url).list(name="n1")
+        JobStore(store.url).list_jobs(name="n1")
     assert str(path) not in str(caught.value)
 
 
 def test_a_folder_that_is_not_there_is_no_crash(tmp_path):
-    with pytest.raises(Unavailable, match="look at its folder"):
+    with pytest.raises(Unavailable, match="check its folder"):
         JobStore(f"sqlite:///{tmp_path}/nowhere/xcray.db")
 
 
 # A process that says which jobs were acknowledged, until it is killed in the middle of its writing.
 WRITER = """
 import sys
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 store = JobStore(sys.argv[1])
 for number in range(10_000):
     job, _ = store.submit({"n": number}, name="n", idempotency_key=f"k{number}")
@@ -167,7 +168,7 @@ def killed_writer(url: str, after: int) -> list[str]:
 
 def is_sound(store, acknowledged):
     """Every acknowledged job is there with its first event, and at most one more, which was under way."""
-    jobs = {job.id: job for job in store.list(limit=1000)[0]}
+    jobs = {job.id: job for job in store.list_jobs(limit=1000)[0]}
     assert set(acknowledged) <= set(jobs)
     assert len(jobs) <= len(acknowledged) + 1
     assert sorted(raw(store, "SELECT job_id, seq FROM events")) == sorted(
@@ -217,9 +218,9 @@ def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_re
         file.unlink()
     copy.rename(path)  # and the service is started on the copy
     restored = JobStore(store.url)
-    is_sound_copy = {job.id for job in restored.list(limit=1000)[0]}
+    is_sound_copy = {job.id for job in restored.list_jobs(limit=1000)[0]}
     assert {job.id for job in before} <= is_sound_copy
-    assert restored.get(running.id).status == RUNNING
+    assert restored.get_job(running.id).status == RUNNING
     assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
     assert claim(restored).name == "n1"
     restored.close()
@@ -273,8 +274,8 @@ def test_a_dump_of_postgresql_restores(there, tmp_path):
         [tools / "pg_restore", "--clean", "--if-exists", f"--dbname={fresh}", dump], check=True
     )
     restored = JobStore(fresh, upgrade=False)
-    assert [job.id for job in restored.list()[0]] == [job.id for job in reversed(before)]
-    assert restored.get(running.id).status == RUNNING
+    assert [job.id for job in restored.list_jobs()[0]] == [job.id for job in reversed(before)]
+    assert restored.get_job(running.id).status == RUNNING
     assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
     assert submit(restored, "new").id not in {
         job.id for job in before
@@ -288,11 +289,11 @@ def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
     job = submit(calm)
     with server.paused():
         begun = time.monotonic()
-        for call in (lambda: store.get(job.id), lambda: submit(store), store.ping):
+        for call in (lambda: store.get_job(job.id), lambda: submit(store), store.ping):
             with pytest.raises(Unavailable, match="try again"):
                 call()
         with ThreadPoolExecutor(20) as pool:
-            asked = [pool.submit(store.get, job.id) for _ in range(100)]
+            asked = [pool.submit(store.get_job, job.id) for _ in range(100)]
         assert {type(future.exception()) for future in asked} == {Unavailable}
         assert time.monotonic() - begun < 90  # neither for ever nor one after the other
     until(lambda: answered(store, job) == job)
@@ -302,7 +303,7 @@ def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
 def answered(store, job):
     """The job as a store tells it; None while it can't."""
     try:
-        return store.get(job.id)
+        return store.get_job(job.id)
     except Unavailable:
         return None
 
@@ -384,8 +385,8 @@ def test_a_read_only_database_is_told_as_one(there):
     server.run("ALTER DATABASE emptied SET default_transaction_read_only = on")
     try:
         other = JobStore(store.url)
-        assert other.get(job.id) == job
-        with pytest.raises(Unavailable, match="can only be read"):
+        assert other.get_job(job.id) == job
+        with pytest.raises(Unavailable, match="read-only"):
             submit(other)
         other.close()
     finally:
@@ -399,7 +400,7 @@ def test_a_row_that_somebody_holds_makes_only_its_writers_wait(away):
         other.execute("SELECT 1 FROM jobs WHERE id = %s FOR UPDATE", [held.id])
         with pytest.raises(Unavailable, match="try again"):
             store.request_stop(held.id)
-        assert calm.get(held.id) == held
+        assert calm.get_job(held.id) == held
         assert claim(calm).id == free.id  # passed over
     assert claim(calm).id == held.id
 
@@ -424,25 +425,25 @@ def test_an_address_brings_settings_of_its_own(there):
 )
 def test_only_what_the_database_undid_is_done_again(state, again):
     driver = type("Trouble", (Exception,), {"sqlstate": state})()
-    error = in_words(OperationalError("INSERT secret", {}, driver))
-    assert isinstance(error, Again) == again
+    error = translate_error(OperationalError("INSERT secret", {}, driver))
+    assert isinstance(error, RetryableTransaction) == again
     assert "secret" not in str(error)
 
 
 def test_a_lost_connection_is_tried_again_unless_it_was_lost_at_the_commit():
     lost = OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True)
-    assert isinstance(in_words(lost), Again)
-    assert not isinstance(in_words(lost, committing=True), Again)
+    assert isinstance(translate_error(lost), RetryableTransaction)
+    assert not isinstance(translate_error(lost, committing=True), RetryableTransaction)
 
 
 def test_a_deadlock_is_met_once_and_told_the_second_time(store, monkeypatch):
     calls = []
 
-    @engine.once_more
+    @engine.retry_once
     def step(trouble: int) -> str:
         calls.append(trouble)
         if len(calls) <= trouble:
-            raise Again("undone")
+            raise RetryableTransaction("undone")
         return "done"
 
     assert step(1) == "done"

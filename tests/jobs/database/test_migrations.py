@@ -1,7 +1,8 @@
-"""The laws of steps of the store: each says which programs may go on beside it, and one that names older ones only adds.
+"""Rules for migration steps: each declares the oldest supported program, and older ones go on.
 
-A step is judged by what it does: a store with rows in every table takes it, and the tables as they were before it go on reading and
-writing, as the programs would that it says it serves. Its SQL for PostgreSQL is read for what would hold up others for long.
+A step is judged by its effect. A store with rows in every table is migrated, and the tables as they
+were before are still read and written, as the supported programs would. Its SQL for PostgreSQL is
+checked for statements that would block others for long.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.next_release import NextStep, newest, release
 from xcray.jobs.database import upgrade
 from xcray.jobs.database.engine import Database
 from xcray.jobs.database.schema import HEAD
-from xcray.jobs.database.upgrade import OURS, Steps
+from xcray.jobs.database.upgrade import OWN_SCRIPTS, MigrationScripts
 
 OF_VERSIONS = {"alembic_version", "schema_version", "oldest_program"}
 NAMES = re.compile(r"\d{4}")
@@ -34,7 +35,7 @@ SLOW = re.compile(
 )
 
 
-def scripts_of(steps: Steps) -> list[Any]:
+def scripts_of(steps: MigrationScripts) -> list[Any]:
     """The files of steps, the first one first."""
     return [*ScriptDirectory(str(steps.folder)).walk_revisions("base", steps.head)][::-1]
 
@@ -97,7 +98,9 @@ def used(table: sa.Table, takes: Collection[str]) -> sa.Table:
     )
 
 
-def offences_of(steps: Steps, step: str, url: str, takes: Collection[str] = ()) -> list[str]:
+def offences_of(
+    steps: MigrationScripts, step: str, url: str, takes: Collection[str] = ()
+) -> list[str]:
     """What a step changes for programs that know the store as it was right before it, which the one at the address is.
 
     takes: tables and columns (`table.column`) that none of those programs uses, as the step says.
@@ -110,7 +113,7 @@ def offences_of(steps: Steps, step: str, url: str, takes: Collection[str] = ()) 
             connection.execute(table.insert().values(row_of(table, 1)))
         before = {name: used(table, takes) for name, table in before.items() if name not in takes}
         rows = {name: connection.execute(sa.select(table)).all() for name, table in before.items()}
-    upgrade.bring_up(database, steps=steps._replace(head=step))
+    upgrade.upgrade_database(database, scripts=steps._replace(head=step))
     out = []
     with database.write() as connection:
         for name, table in before.items():
@@ -145,7 +148,7 @@ def changed(
     )
 
 
-def sql_of(steps: Steps, before: str, step: str) -> str:
+def sql_of(steps: MigrationScripts, before: str, step: str) -> str:
     """What a step sends to PostgreSQL."""
     config, script, out = Config(), ScriptDirectory(str(steps.folder)), io.StringIO()
     going = {
@@ -159,7 +162,7 @@ def sql_of(steps: Steps, before: str, step: str) -> str:
     return out.getvalue()
 
 
-def holding(steps: Steps, before: str, step: str, in_transaction: bool) -> list[str]:
+def holding(steps: MigrationScripts, before: str, step: str, in_transaction: bool) -> list[str]:
     """Statements of a step that would make those wait who use large tables."""
     text = sql_of(steps, before, step)
     made = set(re.findall(r"CREATE TABLE (\w+)", text)) | OF_VERSIONS
@@ -171,17 +174,17 @@ def holding(steps: Steps, before: str, step: str, in_transaction: bool) -> list[
     out = [f"{step} holds up others: {line[:100]}" for line in found]
     if in_transaction == ("CONCURRENTLY" in text):
         out.append(
-            f"{step}: in_transaction is False for steps of indexes made beside others, by online.index, and for no others"
+            f"{step}: in_transaction is False for steps of indexes made beside others, by online.create_index, and for no others"
         )
     return out
 
 
-def judged(steps: Steps, folder: Path, since: str | None = None) -> Iterator[str]:
+def judged(steps: MigrationScripts, folder: Path, since: str | None = None) -> Iterator[str]:
     """Offences of all steps after one."""
     url, before = f"sqlite:///{folder / 'judged.db'}", since or "base"
     database = Database(url)
     if since is not None:
-        upgrade.bring_up(database, steps=steps._replace(head=since))
+        upgrade.upgrade_database(database, scripts=steps._replace(head=since))
     for script in scripts_of(steps):
         lacking = undeclared(script)
         yield from lacking
@@ -192,7 +195,7 @@ def judged(steps: Steps, folder: Path, since: str | None = None) -> Iterator[str
             yield from holding(
                 steps, before, script.revision, getattr(script.module, "in_transaction", True)
             )
-        upgrade.bring_up(database, steps=steps._replace(head=script.revision))
+        upgrade.upgrade_database(database, scripts=steps._replace(head=script.revision))
         with database.write() as connection:
             for table in tables_of(connection).values():
                 connection.execute(table.delete())
@@ -201,8 +204,8 @@ def judged(steps: Steps, folder: Path, since: str | None = None) -> Iterator[str
 
 
 def test_every_step_says_whom_it_serves_and_keeps_its_word(tmp_path: Path) -> None:
-    assert [*judged(OURS, tmp_path)] == []
-    assert newest(OURS.folder) == HEAD
+    assert [*judged(OWN_SCRIPTS, tmp_path)] == []
+    assert newest(OWN_SCRIPTS.folder) == HEAD
 
 
 ONLY_ADD = f'oldest = "{HEAD}"'
@@ -220,7 +223,7 @@ GOOD = {
         ONLY_ADD,
     ),
     "an index": NextStep(
-        'online.index("jobs_name", "jobs", ["name"])', f"{ONLY_ADD}\nin_transaction = False"
+        'online.create_index("jobs_name", "jobs", ["name"])', f"{ONLY_ADD}\nin_transaction = False"
     ),
     "a column goes that nobody uses since": NextStep(
         'op.drop_column("keys", "last_used")', f'{ONLY_ADD}\ntakes = ("keys.last_used",)'
@@ -269,7 +272,9 @@ BAD = {
         'op.add_column("jobs", sa.Column("colour", sa.Text))\nop.execute("UPDATE jobs SET colour = name")',
         ONLY_ADD,
     ),
-    "in_transaction is False": NextStep('online.index("jobs_name", "jobs", ["name"])', ONLY_ADD),
+    "in_transaction is False": NextStep(
+        'online.create_index("jobs_name", "jobs", ["name"])', ONLY_ADD
+    ),
 }
 
 
@@ -277,11 +282,11 @@ BAD = {
 def test_steps_that_keep_the_law(tmp_path: Path, step: NextStep) -> None:
     step = step._replace(says=step.says.format(revision=f"{int(HEAD) + 1:04}"))
     folder = release(tmp_path / "next", step)
-    assert [*judged(Steps(folder, newest(folder)), tmp_path, since=HEAD)] == []
+    assert [*judged(MigrationScripts(folder, newest(folder)), tmp_path, since=HEAD)] == []
 
 
 @pytest.mark.parametrize(("why", "step"), BAD.items(), ids=BAD)
 def test_the_law_catches_what_it_should(tmp_path: Path, why: str, step: NextStep) -> None:
     folder = release(tmp_path / "next", step)
-    found = [*judged(Steps(folder, newest(folder)), tmp_path, since=HEAD)]
+    found = [*judged(MigrationScripts(folder, newest(folder)), tmp_path, since=HEAD)]
     assert any(re.search(why, each) for each in found), found

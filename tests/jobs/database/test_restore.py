@@ -1,5 +1,7 @@
-"""The drills of docs/operations.md: a backup that is taken while jobs run is restored and answers as before; pods that may not
-upgrade a store wait for who does."""
+"""The drills of docs/operations.md: a backup taken while jobs run is restored and works as before.
+
+Pods that must not upgrade a store wait for the one that upgrades it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import Job, new_id
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.supervision.integrity import verified
+from xcray.jobs.supervision.integrity import verify_references
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.training import train
 
 COPIED = ("datasets", "models", "tenants")  # of the home; what is in runs/ is trained again
-QUICK = {"lease_seconds": 60.0, "beat_seconds": 0.05, "report_seconds": 0.02}
+QUICK = {"lease_seconds": 60.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
 
 
 class Place:
@@ -64,10 +66,10 @@ class Place:
 
     def run(self, training: Callable[..., Any] = train) -> dict[str, Any]:
         """Run the next job to its end; its result."""
-        job = self.store.claim("drill", lease_seconds=60)
+        job = self.store.claim_job("drill", lease_seconds=60)
         assert job is not None
-        run_attempt(self.store, self.home, job.id, job.attempt, training=training, **QUICK)
-        return dict(self.store.get(job.id).result or {})
+        run_attempt(self.store, self.home, job.id, job.attempt, train_function=training, **QUICK)
+        return dict(self.store.get_job(job.id).result or {})
 
     def copy_store(self) -> None:
         """The first half of a backup."""
@@ -182,9 +184,9 @@ def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(
     assert found["looked"]["dataset"] == 1
     assert found["looked"]["version"] >= 1
     assert (
-        place.store.get(running.id).status == "RUNNING"
+        place.store.get_job(running.id).status == "RUNNING"
     )  # as it was when the store was copied: its lease will be missed
-    assert place.store.get(waiting.id).status == "PENDING"
+    assert place.store.get_job(waiting.id).status == "PENDING"
     assert first["sha256"] == second["sha256"]  # the same data and parameters
     settings = settings_for(place.home.path, store=place.url, preload=["tiny@prod"])
     with client_of(create_app(settings)) as http:
@@ -194,11 +196,11 @@ def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(
         assert answer.status_code == 200, answer.text
         assert first["sha256"] in answer.text
     assert Model.open(Registry(place.home.models).resolve("tiny@prod")).sha256 == first["sha256"]
-    place.store.lose(running.id, 1, max_attempts=3)  # whoever watches misses its heartbeats
+    place.store.mark_lost(running.id, 1, max_attempts=3)  # whoever watches misses its heartbeats
     assert (
         place.run()["sha256"] == second["sha256"]
     )  # it comes first again, and ends as it would have
-    assert place.store.get(running.id).status == "SUCCEEDED"
+    assert place.store.get_job(running.id).status == "SUCCEEDED"
 
 
 def test_files_copied_before_the_store_are_found_to_lack(
@@ -232,19 +234,19 @@ def test_what_was_damaged_or_lost_in_the_home_is_named(tmp_path: Path, tiny: Dat
     registry = Registry(place.home.models)
     registry.set_alias("tiny", "prod", 2)
     registry.delete("tiny", 1)  # on purpose: nothing dangles
-    assert verified(place.store, place.home, whole=True).dangling == []
+    assert verify_references(place.store, place.home, check_content=True).dangling == []
     shutil.rmtree(place.home.models / "tiny" / "versions" / "2")
     damaged = place.home.models / "tiny" / "versions" / "3" / "weights.arrow"
     damaged.write_bytes(damaged.read_bytes()[:-8] + b"\0" * 8)
     (place.home.dataset(dataset_id) / "manifest.json").unlink()
-    assert {each.kind for each in verified(place.store, place.home).dangling} == {
+    assert {each.kind for each in verify_references(place.store, place.home).dangling} == {
         "dataset",
         "version",
         "alias",
     }
     found = {
         (each.kind, each.what): each.why
-        for each in verified(place.store, place.home, whole=True).dangling
+        for each in verify_references(place.store, place.home, check_content=True).dangling
     }
     assert set(found) == {
         ("dataset", dataset_id),
@@ -262,7 +264,7 @@ def test_a_home_that_was_mounted_elsewhere_is_told_so(tmp_path: Path, tiny: Data
     place.home.path.rename(tmp_path / "elsewhere")
     moved = Home(tmp_path / "elsewhere")
     store = JobStore(moved.store_url)
-    (found,) = verified(store, moved).dangling
+    (found,) = verify_references(store, moved).dangling
     assert "old path" in found.why
     store.close()
 

@@ -1,4 +1,4 @@
-"""Stores of older xcrays are taken over, whole or not at all; stores of newer ones are refused. And the commands that do it."""
+"""Older stores are upgraded completely or not at all; newer ones are refused. And the commands."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ from xcray.cli.main import main
 from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.database import clients as programs
 from xcray.jobs.database import upgrade
-from xcray.jobs.database.clients import EVERY_SECONDS, LEASE_SECONDS
+from xcray.jobs.database.clients import HEARTBEAT_SECONDS, LEASE_SECONDS
 from xcray.jobs.database.engine import Database
 from xcray.jobs.database.schema import HEAD, METADATA
 from xcray.jobs.states import PENDING, RUNNING
@@ -34,7 +34,7 @@ from xcray.jobs.store.job_store import JobStore
 def old_postgres(url: str) -> str:
     """The same in PostgreSQL, made by the first two steps."""
     database = Database(url)
-    upgrade.bring_up(database, steps=upgrade.OURS._replace(head="0002"))
+    upgrade.upgrade_database(database, scripts=upgrade.OWN_SCRIPTS._replace(head="0002"))
     with database.write() as connection:
         connection.exec_driver_sql("INSERT INTO schema_version VALUES (2)")
         connection.exec_driver_sql("DROP TABLE alembic_version")
@@ -62,8 +62,8 @@ def is_whole(url: str) -> None:
         "ready": True,
         "programs": {},
     }
-    assert upgrade.look(url) == told
-    waits, runs = store.get("job_waits"), store.get("job_runs")
+    assert upgrade.inspect_store(url) == told
+    waits, runs = store.get_job("job_waits"), store.get_job("job_runs")
     assert (waits.status, waits.kind, waits.model, waits.dataset_id, waits.created) == (
         PENDING,
         "train",
@@ -73,11 +73,11 @@ def is_whole(url: str) -> None:
     )
     assert (runs.status, runs.attempt) == (RUNNING, 2)
     assert store.heartbeat("job_runs", 2, lease_seconds=9) is False
-    assert store.expire() == []
+    assert store.expire_jobs() == []
     assert submit(store, idempotency_key="k", digest="d").id == "job_waits"
     assert claim(store).id == "job_waits"
-    assert [job.name for job in store.list()[0]] == ["b", "a"]
-    assert [event.kind for event in store.events("job_waits")] == ["status", "status"]
+    assert [job.name for job in store.list_jobs()[0]] == ["b", "a"]
+    assert [event.kind for event in store.list_events("job_waits")] == ["status", "status"]
     assert store.get_dataset("ds_1").version == 1
     assert raw(store, "SELECT version FROM schema_version") == [
         (3,)
@@ -97,7 +97,7 @@ def test_the_steps_lead_to_the_tables_of_the_program(store_url):
         )
         assert compare_metadata(context, METADATA) == []
     store.close()
-    assert ScriptDirectory(str(upgrade.OURS.folder)).get_heads() == [HEAD]
+    assert ScriptDirectory(str(upgrade.OWN_SCRIPTS.folder)).get_heads() == [HEAD]
 
 
 def is_ours(name, kind, _parents):
@@ -135,7 +135,7 @@ def test_who_opens_a_store_of_the_old_log_waits_for_who_uses_it(tmp_path, hold):
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 sent = 0
 def count(*_):
     global sent
@@ -161,7 +161,7 @@ def test_a_killed_upgrade_leaves_the_old_store_and_the_next_start_does_it(old_ur
         timeout=600,
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
-    assert upgrade.look(old_url)["revision"] in ("0001", "0002")
+    assert upgrade.inspect_store(old_url)["revision"] in ("0001", "0002")
     is_whole(old_url)
 
 
@@ -187,7 +187,7 @@ def test_a_database_without_an_encoding_holds_texts_too(postgres):
     postgres.run("CREATE DATABASE unencoded ENCODING 'SQL_ASCII' TEMPLATE template0")
     store = JobStore(postgres.url("unencoded"))
     job = submit(store, name="Bücher")
-    assert store.get(job.id).name == "Bücher"
+    assert store.get_job(job.id).name == "Bücher"
     store.close()
 
 
@@ -266,7 +266,7 @@ ADDED = (
         f'oldest = "{HEAD}"',
     ),
     NextStep(
-        'online.index("jobs_colour", "jobs", ["colour"])',
+        'online.create_index("jobs_colour", "jobs", ["colour"])',
         f'oldest = "{HEAD}"\nin_transaction = False',
     ),
 )
@@ -276,7 +276,9 @@ def add(url: str, folder: Path) -> str | None:
     """What the next release does to a store."""
     database = Database(url)
     try:
-        return upgrade.bring_up(database, steps=upgrade.Steps(folder, newest(folder)))
+        return upgrade.upgrade_database(
+            database, scripts=upgrade.MigrationScripts(folder, newest(folder))
+        )
     finally:
         database.close()
 
@@ -288,14 +290,14 @@ def work(store: JobStore, n: int) -> None:
         mine = claim(store)
         assert mine.id == job.id
         store.heartbeat(job.id, 1, lease_seconds=9)
-        store.append(job.id, 1, "progress", {"phase": "TRAINING", "done": i})
-        store.finish(job.id, 1, "SUCCEEDED", result={})
-        assert store.get(job.id).status == store.list(limit=1)[0][0].status == "SUCCEEDED"
+        store.append_event(job.id, 1, "progress", {"phase": "TRAINING", "done": i})
+        store.finish_attempt(job.id, 1, "SUCCEEDED", result={})
+        assert store.get_job(job.id).status == store.list_jobs(limit=1)[0][0].status == "SUCCEEDED"
         key = store.add_key("default", f"key {i}", ["read"], f"{time.monotonic_ns():064}")
         store.touch_key(key.id)
         assert store.find_key(key.digest).id == key.id
         store.add_dataset(f"set {i}", "/d")
-        assert store.figures().jobs["RUNNING"] == 0
+        assert store.read_statistics().jobs["RUNNING"] == 0
 
 
 @pytest.fixture
@@ -313,7 +315,7 @@ def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, 
         work(store, 7)
         assert add(fresh_url, folder) == HEAD
         work(store, 7)
-        told = upgrade.look(fresh_url)
+        told = upgrade.inspect_store(fresh_url)
         assert (told["revision"], told["oldest"], told["ready"]) == (newest(folder), HEAD, True)
         assert add(fresh_url, folder) == newest(folder)  # twice is once
         with store._database.read() as connection:
@@ -331,13 +333,13 @@ def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(fresh_
             f"{int(HEAD) + 1:04}",
             newest(folder),
         }
-    assert upgrade.look(fresh_url)["revision"] == newest(folder)
+    assert upgrade.inspect_store(fresh_url)["revision"] == newest(folder)
 
 
 def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, tmp_path):
     url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
     with (
-        closing(JobStore(url, busy_seconds=5 * upgrade.HOLD_SECONDS)) as store,
+        closing(JobStore(url, busy_seconds=5 * upgrade.LOCK_TIMEOUT_SECONDS)) as store,
         ThreadPoolExecutor(1) as pool,
     ):
         engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
@@ -355,14 +357,14 @@ def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, 
                     while looking.execute(waiting).scalar_one():
                         time.sleep(0.01)
             assert not upgrading.done()
-            assert upgrade.look(url)["revision"] == HEAD
+            assert upgrade.inspect_store(url)["revision"] == HEAD
         assert upgrading.result(60) == HEAD
         engine.dispose()
-    assert upgrade.look(url)["revision"] == newest(folder)
+    assert upgrade.inspect_store(url)["revision"] == newest(folder)
 
 
 def test_an_upgrade_that_waits_for_too_long_says_why(postgres, tmp_path, monkeypatch):
-    monkeypatch.setattr(upgrade, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(upgrade, "RETRY_SECONDS", 0.0)
     url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
     JobStore(url).close()
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
@@ -371,35 +373,35 @@ def test_an_upgrade_that_waits_for_too_long_says_why(postgres, tmp_path, monkeyp
         with pytest.raises(Unavailable, match="others hold the tables for long"):
             add(url, folder)
     engine.dispose()
-    assert upgrade.look(url)["revision"] == HEAD
+    assert upgrade.inspect_store(url)["revision"] == HEAD
 
 
 def test_programs_note_that_they_are_at_work_and_are_forgotten_when_they_are_gone(fresh_url):
     clock = Clock()
-    with closing(JobStore(fresh_url, steady=clock)) as one:
-        killed = JobStore(fresh_url, steady=clock)
-        killed.attend()
-        one.attend()
-        one.attend()  # too soon to be noted again
-        assert sorted(each.beats for each in one.programs()) == [1, 1]
-        assert upgrade.look(fresh_url)["programs"] == {HEAD: 2}
-        clock.seconds += EVERY_SECONDS
-        one.attend()
+    with closing(JobStore(fresh_url, monotonic=clock)) as one:
+        killed = JobStore(fresh_url, monotonic=clock)
+        killed.heartbeat_client()
+        one.heartbeat_client()
+        one.heartbeat_client()  # too soon to be noted again
+        assert sorted(each.beats for each in one.list_clients()) == [1, 1]
+        assert upgrade.inspect_store(fresh_url)["programs"] == {HEAD: 2}
+        clock.seconds += HEARTBEAT_SECONDS
+        one.heartbeat_client()
         clock.seconds += LEASE_SECONDS
-        one.attend()
-        assert [each.beats for each in one.programs()] == [3]
+        one.heartbeat_client()
+        assert [each.beats for each in one.list_clients()] == [3]
         killed.close()
         with closing(JobStore(fresh_url)) as other:
-            other.attend()
-            assert len(one.programs()) == 2
-        assert len(one.programs()) == 1  # who ends takes its note away
+            other.heartbeat_client()
+            assert len(one.list_clients()) == 2
+        assert len(one.list_clients()) == 1  # who ends takes its note away
 
 
 def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
     fresh_url, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(upgrade, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(programs, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(upgrade, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "HEARTBEAT_SECONDS", 0.0)
     monkeypatch.setattr(programs, "LEASE_SECONDS", 0.3)
     cuts = release(
         tmp_path / "next",
@@ -409,30 +411,30 @@ def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
 
     def live() -> None:
         while not ending.wait(0.02):
-            store.attend()
+            store.heartbeat_client()
 
     living = threading.Thread(target=live)
     living.start()
-    while not store.programs():
+    while not store.list_clients():
         time.sleep(0.01)
     try:
         with pytest.raises(Conflict, match="--force") as caught:
             add(fresh_url, cuts)
         assert caught.value.code == "SCHEMA_IN_USE"
-        assert upgrade.look(fresh_url)["revision"] == HEAD
+        assert upgrade.inspect_store(fresh_url)["revision"] == HEAD
     finally:
         ending.set()
         living.join()
     assert (
-        len(store.programs()) == 1
+        len(store.list_clients()) == 1
     )  # it ended without a word: nobody beats for a lease, and that is enough
     assert add(fresh_url, cuts) == HEAD
     for refused in (
-        store.counts,
+        store.count_jobs,
         lambda: submit(store),
-        store.attend,
+        store.heartbeat_client,
     ):  # and should it live after all, it touches nothing
-        store._database._believed = -float("inf")
+        store._database._guard_checked_at = -float("inf")
         with pytest.raises(Unavailable) as caught:
             refused()
         assert caught.value.code == "SCHEMA_NEWER"

@@ -1,4 +1,7 @@
-"""Batch predictions as jobs: over REST, by the client, from the command line; stopped, resumed, killed, fenced, deleted."""
+"""Batch predictions as jobs, over REST, the client and the command line.
+
+They are stopped, resumed, killed, fenced and deleted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.live_service import PATIENCE, plain_model, publish, serving, settings_for
-from xcray.batch import BulkResult, BulkSpec, predict_bulk
+from xcray.batch import BatchPredictResult, BatchPredictSpec, predict_batch
 from xcray.batch.output import MANIFEST, OutputParts
 from xcray.cli.main import main
 from xcray.client import Client
@@ -30,23 +33,23 @@ from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
-from xcray.service.models.cache import Wanted
+from xcray.service.app_state import AppState
+from xcray.service.models.cache import ModelTarget
 from xcray.workers.pool import StopFlag
 
 TEXTS = [f"{word} rows of a file" for word in ("csv", "json", "socket")] * 10
 QUICK = {
     "lease_seconds": 600.0,
-    "beat_seconds": 0.05,
+    "heartbeat_seconds": 0.05,
     "report_seconds": 0.02,
-    "patience": 600.0,
+    "stop_grace_seconds": 600.0,
 }  # nobody ends this process
 
 
 class Place(NamedTuple):
     """A served app with two models, text and vector, and a client; jobs run when the test says so."""
 
-    rooms: Rooms
+    app_state: AppState
     client: Client
     http: httpx.Client
     url: str
@@ -56,16 +59,16 @@ class Place(NamedTuple):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     home = tmp_path_factory.mktemp("batch") / "home"
     app = create_app(settings_for(home, dataset_roots=(home.parent / "open",), pool="serial"))
-    rooms: Rooms = app.state.rooms
-    publish(rooms.registry, "text", home / "a")
+    app_state: AppState = app.state.app_state
+    publish(app_state.registry, "text", home / "a")
     plain_model(home / "b")
-    rooms.registry.publish("vector", home / "b")
+    app_state.registry.publish("vector", home / "b")
     with (
         serving(app) as url,
         Client(url) as client,
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
-        yield Place(rooms, client, http, url)
+        yield Place(app_state, client, http, url)
 
 
 @pytest.fixture
@@ -78,9 +81,11 @@ def file(tmp_path: Path) -> Path:
 
 def run_next(place: Place, **how: Any) -> str:
     """Run the job that waits, here; its status then."""
-    job = place.rooms.store.claim("test", lease_seconds=600)
+    job = place.app_state.store.claim_job("test", lease_seconds=600)
     assert job is not None
-    return run_attempt(place.rooms.store, place.rooms.home, job.id, job.attempt, **QUICK, **how)
+    return run_attempt(
+        place.app_state.store, place.app_state.home, job.id, job.attempt, **QUICK, **how
+    )
 
 
 def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path: Path) -> None:
@@ -102,7 +107,7 @@ def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path:
         "text:1",
     )
     assert job["spec"]["input"].startswith("upl_")
-    assert str(place.rooms.home.path) not in json.dumps(job)
+    assert str(place.app_state.home.path) not in json.dumps(job)
     with pytest.raises(NotFound, match="it is PENDING"):
         client.jobs.output(job["id"])
     assert run_next(place) == SUCCEEDED
@@ -125,16 +130,16 @@ def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path:
     found = pads.dataset(
         client.jobs.download(job["id"], tmp_path / "answers"), format="parquet"
     ).to_table()
-    predictor = place.rooms.predictors.get(Wanted("default", "text")).predictor
+    predictor = place.app_state.model_cache.get(ModelTarget("default", "text")).predictor
     assert isinstance(predictor, Predictor)
-    expected = predictor.named(predictor.predict(TEXTS, 2))
+    expected = predictor.scored_labels(predictor.predict(TEXTS, 2))
     assert found.column("labels").to_pylist() == [[one.label for one in row] for row in expected]
     assert found.column("scores").to_pylist() == [[one.score for one in row] for row in expected]
     assert found.column("id").to_pylist() == [f"k{i}" for i in range(30)]
     assert found.column("exact").to_pylist() == [True] * 30
     assert (tmp_path / "answers" / MANIFEST).is_file()
     assert client.jobs.timeline(job["id"])["classes"] == 5
-    folder = place.rooms.home.run(job["id"])
+    folder = place.app_state.home.run(job["id"])
     assert not list(folder.glob("part-*")) + list(
         folder.glob("input*")
     )  # the answers alone are kept
@@ -167,13 +172,13 @@ def test_deleting_the_job_removes_its_answers(place: Place, file: Path) -> None:
     run_next(place)
     assert place.client.jobs.output(job["id"])
     place.client.jobs.delete(job["id"])
-    assert not place.rooms.home.run(job["id"]).exists()
+    assert not place.app_state.home.run(job["id"]).exists()
     with pytest.raises(NotFound):
         place.client.jobs.output(job["id"])
 
 
 def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
-    root = place.rooms.home.path.parent / "open"
+    root = place.app_state.home.path.parent / "open"
     root.mkdir(exist_ok=True)
     (root / "in.parquet").write_bytes(file.read_bytes())
     job = place.client.jobs.predict(
@@ -183,7 +188,7 @@ def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
     assert run_next(place) == SUCCEEDED
     assert (root / "in.parquet").is_file()  # not ours: it stays
     for path in (str(file), f"{root}/../home/xcray.db", "/etc/passwd"):
-        with pytest.raises(Refused, match="not open"):
+        with pytest.raises(Refused, match="not allowed"):
             place.client.jobs.predict("text", path=path, format="parquet")
 
 
@@ -200,18 +205,18 @@ def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
 def test_a_request_is_checked_and_the_upload_given_back(
     place: Place, file: Path, changes: dict[str, Any], error: type[Exception], code: str
 ) -> None:
-    uploads = place.rooms.home.path / "uploads"
-    runs = set(place.rooms.home.runs.iterdir())
+    uploads = place.app_state.home.path / "uploads"
+    runs = set(place.app_state.home.runs.iterdir())
     before = len(list(uploads.iterdir()))
     with pytest.raises(error) as raised:
         place.client.jobs.predict("text", **{"file": file, "format": "parquet", **changes})
     assert raised.value.code == code  # type: ignore[attr-defined]
     assert len(list(uploads.iterdir())) == before + 1
-    assert set(place.rooms.home.runs.iterdir()) == runs
+    assert set(place.app_state.home.runs.iterdir()) == runs
 
 
 def test_one_input_and_one_model_that_exist(place: Place, file: Path) -> None:
-    with pytest.raises(InputError, match="one of them"):
+    with pytest.raises(InputError, match="give either a file"):
         place.client.jobs.predict("text", format="parquet")
     neither = place.http.post("/v1/models/text:batchPredict", json={"format": "parquet"})
     assert (neither.status_code, neither.json()["code"]) == (422, "INPUT")
@@ -246,7 +251,7 @@ def test_sending_twice_with_one_key_is_one_job_and_one_upload(place: Place, file
 
 
 def test_named_sets_are_taken_as_they_were(place: Place, file: Path, tmp_path: Path) -> None:
-    sets = place.rooms.registry.sets("text")
+    sets = place.app_state.registry.label_sets("text")
     sets.put("files", ["csv", "json"])
     job = place.client.jobs.predict("text", file=file, format="parquet", allow=["set:files"])
     sets.put("files", ["io"])
@@ -284,8 +289,8 @@ def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callabl
     """What asks the store to stop a job once so many parts are there, and waits until its heart has heard of it."""
 
     def look() -> None:
-        if len(list(place.rooms.home.run(job_id).glob("part-*.parquet"))) >= parts:
-            place.rooms.store.request_stop(job_id)
+        if len(list(place.app_state.home.run(job_id).glob("part-*.parquet"))) >= parts:
+            place.app_state.store.request_stop(job_id)
             ends = time.monotonic() + PATIENCE
             while not flag.is_set():
                 assert time.monotonic() < ends, "the heart did not hear of the stop"
@@ -310,8 +315,8 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
         look()
 
     monkeypatch.setattr(commit, watched)
-    assert run_next(place, flag=flag) == STOPPED
-    kept = len(list(place.rooms.home.run(job["id"]).glob("part-*.parquet")))
+    assert run_next(place, stop_flag=flag) == STOPPED
+    kept = len(list(place.app_state.home.run(job["id"]).glob("part-*.parquet")))
     assert 4 <= kept < 10
     monkeypatch.setattr(commit, original)
     assert place.client.jobs.resume(job["id"])["status"] == PENDING
@@ -323,10 +328,10 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
         raise Crash
 
     with monkeypatch.context() as dying:
-        dying.setattr("xcray.jobs.runner.batch_job.result_of", die)
+        dying.setattr("xcray.jobs.runner.batch_job.job_result", die)
         with pytest.raises(Crash):
             run_next(place)
-    place.rooms.store.lose(job["id"], 2)
+    place.app_state.store.mark_lost(job["id"], 2)
     assert place.client.jobs.get(job["id"])["status"] == PENDING
     assert run_next(place) == SUCCEEDED
     done = place.client.jobs.get(job["id"])
@@ -345,27 +350,31 @@ def test_a_fenced_attempt_publishes_nothing(
     """All is answered when the attempt, which heard nothing, is replaced: it must not publish any more."""
     job, store = (
         place.client.jobs.predict("text", file=file, format="parquet", part_rows=3),
-        place.rooms.store,
+        place.app_state.store,
     )
-    assert store.claim("test", lease_seconds=60) is not None
+    assert store.claim_job("test", lease_seconds=60) is not None
 
-    def late(spec: BulkSpec, *, check: Callable[[], None], **more: Any) -> BulkResult:
+    def late(
+        spec: BatchPredictSpec, *, check: Callable[[], None], **more: Any
+    ) -> BatchPredictResult:
         def replaced() -> None:
-            store.lose(job["id"], 1)
-            store.claim("other", lease_seconds=60)
+            store.mark_lost(job["id"], 1)
+            store.claim_job("other", lease_seconds=60)
             check()
 
-        return predict_bulk(spec, check=replaced, **more)
+        return predict_batch(spec, check=replaced, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr("xcray.jobs.runner.batch_job.predict_bulk", late)
+        patched.setattr("xcray.jobs.runner.batch_job.predict_batch", late)
         assert (
-            run_attempt(store, place.rooms.home, job["id"], 1, **{**QUICK, "beat_seconds": 60.0})
+            run_attempt(
+                store, place.app_state.home, job["id"], 1, **{**QUICK, "heartbeat_seconds": 60.0}
+            )
             == "FENCED"
         )
-    assert not (place.rooms.home.run(job["id"]) / "output").exists()
-    assert run_attempt(store, place.rooms.home, job["id"], 2, **QUICK) == SUCCEEDED
-    done = store.get(job["id"])
+    assert not (place.app_state.home.run(job["id"]) / "output").exists()
+    assert run_attempt(store, place.app_state.home, job["id"], 2, **QUICK) == SUCCEEDED
+    done = store.get_job(job["id"])
     assert done.result is not None
     assert done.result["report"]["rows_kept"] == 30
 
@@ -375,9 +384,9 @@ def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(
 ) -> None:
     job = place.client.jobs.predict("text", file=file, format="parquet")
     run_next(place)
-    part = place.rooms.home.run(job["id"]) / "output" / "part-00000.parquet"
+    part = place.app_state.home.run(job["id"]) / "output" / "part-00000.parquet"
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    with pytest.raises(Corrupt, match="fetch it again"):
+    with pytest.raises(Corrupt, match="download it again"):
         place.client.jobs.download(job["id"], tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
     (tmp_path / "there").mkdir()
@@ -386,26 +395,28 @@ def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(
 
 
 def test_a_job_of_a_kind_of_the_future_waits_for_who_knows_it(place: Place) -> None:
-    store = place.rooms.store
+    store = place.app_state.store
     with pytest.raises(ParameterError, match="one of train, predict"):
         store.submit({}, name="x", kind="dream")
     job, _ = store.submit({}, name="x", kind=PREDICT)
-    with closing(sqlite3.connect(place.rooms.home.path / "xcray.db")) as database:
+    with closing(sqlite3.connect(place.app_state.home.path / "xcray.db")) as database:
         database.execute("UPDATE jobs SET kind = 'dream' WHERE id = ?", (job.id,))
         database.commit()
-    assert store.claim("test", lease_seconds=60) is None
+    assert store.claim_job("test", lease_seconds=60) is None
     after, _ = store.submit({}, name="x", kind=PREDICT)
-    assert store.claim("test", lease_seconds=60) == store.get(after.id)  # it holds up nobody
-    store.finish(after.id, 1, STOPPED)
+    assert store.claim_job("test", lease_seconds=60) == store.get_job(
+        after.id
+    )  # it holds up nobody
+    store.finish_attempt(after.id, 1, STOPPED)
     with store._database.write() as connection:
         connection.execute(
             sa.update(JOBS).where(JOBS.c.id == job.id).values(status=RUNNING, attempt=1)
         )
     assert (
-        run_attempt(store, place.rooms.home, job.id, 1, **QUICK) == FAILED
+        run_attempt(store, place.app_state.home, job.id, 1, **QUICK) == FAILED
     )  # who is given it all the same says why
-    assert store.get(job.id).reason == "KIND"
-    store.delete(job.id)
+    assert store.get_job(job.id).reason == "KIND"
+    store.delete_job(job.id)
 
 
 # --- the command line
@@ -414,9 +425,9 @@ def test_a_job_of_a_kind_of_the_future_waits_for_who_knows_it(place: Place) -> N
 def test_from_the_command_line_here(
     place: Place, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(place.rooms.registry.resolve("text:1"))
+    model = str(place.app_state.registry.resolve("text:1"))
     out = tmp_path / "out"
-    place.rooms.registry.sets("text").put("net", ["socket", "io"])
+    place.app_state.registry.label_sets("text").put("net", ["socket", "io"])
     asked = [
         "predict-batch",
         model,
@@ -443,7 +454,7 @@ def test_from_the_command_line_here(
     assert main(asked) == 1
     assert "exists already" in capsys.readouterr().err
     assert main(["predict-batch", model, str(tmp_path / "rows.dat"), str(tmp_path / "b")]) == 2
-    assert "does not tell a format" in capsys.readouterr().err
+    assert "does not determine a format" in capsys.readouterr().err
 
 
 def test_from_the_command_line_there(
@@ -467,7 +478,7 @@ def test_from_the_command_line_there(
     there = ["--server", place.url]
     assert main(["predict-batch", "text", str(file), str(tmp_path / "out"), *there]) == 0
     shown = capsys.readouterr()
-    assert "30 rows answered, 1 files" in shown.out
+    assert "30 rows predicted, 1 files" in shown.out
     job = shown.err.split(":")[0].strip()
     assert pads.dataset(tmp_path / "out", format="parquet").count_rows() == 30
     assert main(["jobs", "output", job, str(tmp_path / "again"), *there]) == 0

@@ -1,4 +1,7 @@
-"""Stops, time limits and fences in every state of an attempt: one end each, also of deaf trainings; logs that stay small."""
+"""Stops, time limits and fencing in every state of an attempt, and logs that stay small.
+
+Each attempt ends once, also if its training ignores the stop flag.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ import pytest
 from xcray.errors import Stopped, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
-from xcray.jobs.runner.log_truncation import bound_log
+from xcray.jobs.runner.log_truncation import truncate_log
 from xcray.jobs.runner.main import FENCED, run_attempt
-from xcray.jobs.runner.monitor import Bound, Heart
-from xcray.jobs.runner.publish import PublishDesk
+from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit
+from xcray.jobs.runner.publish import Publisher
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.registry import Registry
@@ -31,10 +34,10 @@ SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads"}
 SOON = 180.0  # seconds that nothing here takes
 QUICK: dict[str, Any] = {
     "lease_seconds": 600.0,
-    "beat_seconds": 0.05,
+    "heartbeat_seconds": 0.05,
     "report_seconds": 0.02,
-    "listen_seconds": 0.02,
-    "patience": SOON,  # else a slow machine has the heart end the process of these tests
+    "stop_poll_seconds": 0.02,
+    "stop_grace_seconds": SOON,  # else a slow machine has the heart end the process of these tests
 }
 
 
@@ -53,7 +56,7 @@ def store(home: Home) -> Iterator[JobStore]:
 def claimed(store: JobStore, **limits: Any) -> Job:
     """A job that runs."""
     store.submit(SPEC, name="pydocs", **limits)
-    job = store.claim("test", lease_seconds=600)
+    job = store.claim_job("test", lease_seconds=600)
     assert job is not None
     return job
 
@@ -103,22 +106,24 @@ def test_a_deaf_training_is_stopped_and_ended_with_its_process(store: JobStore, 
         home,
         job.id,
         1,
-        **{**QUICK, "training": ends.deaf, "end_process": ends, "patience": 0.1},
+        **{**QUICK, "train_function": ends.deaf, "exit_process": ends, "stop_grace_seconds": 0.1},
     )
-    assert store.get(job.id).status == STOPPED
+    assert store.get_job(job.id).status == STOPPED
     assert set(ends.codes) == {70}
-    moves = [e.data["status"] for e in store.events(job.id) if e.kind == "status"]
+    moves = [e.data["status"] for e in store.list_events(job.id) if e.kind == "status"]
     assert moves == [PENDING, RUNNING, STOPPED]  # one end
-    assert store.request_stop(job.id) == store.get(job.id)  # twice is once
+    assert store.request_stop(job.id) == store.get_job(job.id)  # twice is once
 
 
 def test_a_deaf_training_gives_its_job_back_at_sigterm(store: JobStore, home: Home) -> None:
     job, ends, flag = claimed(store), Ends(), StopFlag()
     flag.set()
-    how = {**QUICK, "patience": 0.05, "give_back_seconds": 0.1}
-    run_attempt(store, home, job.id, 1, training=ends.deaf, end_process=ends, flag=flag, **how)
-    assert store.get(job.id).status == PENDING
-    assert store.claim("test", lease_seconds=60).attempt == 2  # at once: it is no loss
+    how = {**QUICK, "stop_grace_seconds": 0.05, "release_grace_seconds": 0.1}
+    run_attempt(
+        store, home, job.id, 1, train_function=ends.deaf, exit_process=ends, stop_flag=flag, **how
+    )
+    assert store.get_job(job.id).status == PENDING
+    assert store.claim_job("test", lease_seconds=60).attempt == 2  # at once: it is no loss
 
 
 @pytest.mark.parametrize("deaf", [False, True])
@@ -127,22 +132,22 @@ def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, 
     store.heartbeat(
         job.id, 1, lease_seconds=60, ran_seconds=2999.9
     )  # an attempt before used most of it
-    store.release(job.id, 1)
-    store.claim("test", lease_seconds=60)
+    store.release_job(job.id, 1)
+    store.claim_job("test", lease_seconds=60)
     how: dict[str, Any] = (
-        {"training": ends.deaf, "end_process": ends, "patience": 0.1}
+        {"train_function": ends.deaf, "exit_process": ends, "stop_grace_seconds": 0.1}
         if deaf
-        else {"training": attentive}
+        else {"train_function": attentive}
     )
     run_attempt(store, home, job.id, 2, **{**QUICK, **how})
-    failed = store.get(job.id)
+    failed = store.get_job(job.id)
     assert (failed.status, failed.reason) == (FAILED, "TIMEOUT")
     assert "resume it" in failed.message
     assert bool(ends.codes) == deaf
-    store.resume(job.id)
-    assert store.claim("test", lease_seconds=60).attempt == 3
+    store.resume_job(job.id)
+    assert store.claim_job("test", lease_seconds=60).attempt == 3
     assert (
-        run_attempt(store, home, job.id, 3, training=good, **QUICK) == SUCCEEDED
+        run_attempt(store, home, job.id, 3, train_function=good, **QUICK) == SUCCEEDED
     )  # with as much time again
 
 
@@ -155,8 +160,8 @@ def test_a_job_that_must_have_ended_by_now_fails(
         monkeypatch.setattr(time, "time", lambda: now() + 3601)
         return attentive(**more)
 
-    run_attempt(store, home, job.id, 1, training=training, **QUICK)
-    assert (store.get(job.id).status, store.get(job.id).reason) == (FAILED, "EXPIRED")
+    run_attempt(store, home, job.id, 1, train_function=training, **QUICK)
+    assert (store.get_job(job.id).status, store.get_job(job.id).reason) == (FAILED, "EXPIRED")
 
 
 def test_a_stop_at_the_finish_line_counts_until_the_result_is_published(
@@ -169,7 +174,10 @@ def test_a_stop_at_the_finish_line_counts_until_the_result_is_published(
         store.request_stop(early.id)
         return good(spec, **more)
 
-    assert run_attempt(store, home, early.id, 1, training=stopped_just_before, **QUICK) == STOPPED
+    assert (
+        run_attempt(store, home, early.id, 1, train_function=stopped_just_before, **QUICK)
+        == STOPPED
+    )
     assert Registry(home.models).names() == []
 
     late, ends, real = claimed(store), Ends(), Registry.publish
@@ -180,10 +188,10 @@ def test_a_stop_at_the_finish_line_counts_until_the_result_is_published(
         return real(self, name, staged)
 
     monkeypatch.setattr(Registry, "publish", slowly)
-    how = {**QUICK, "training": good, "end_process": ends, "patience": 0.05}
+    how = {**QUICK, "train_function": good, "exit_process": ends, "stop_grace_seconds": 0.05}
     assert run_attempt(store, home, late.id, 1, **how) == SUCCEEDED
     assert Registry(home.models).versions("pydocs") == [1]
-    assert store.get(late.id).status == SUCCEEDED
+    assert store.get_job(late.id).status == SUCCEEDED
 
 
 def test_a_fenced_attempt_that_publishes_says_nothing_and_is_ended(
@@ -191,23 +199,23 @@ def test_a_fenced_attempt_that_publishes_says_nothing_and_is_ended(
 ) -> None:
     job, ends = claimed(store), Ends()
 
-    def stuck(self: PublishDesk, *_: Any) -> None:
-        store.lose(job.id, 1, max_attempts=9)
-        store.claim("test", lease_seconds=60)
+    def stuck(self: Publisher, *_: Any) -> None:
+        store.mark_lost(job.id, 1, max_attempts=9)
+        store.claim_job("test", lease_seconds=60)
         ends.deaf()
 
-    monkeypatch.setattr(PublishDesk, "publish", stuck)
+    monkeypatch.setattr(Publisher, "publish", stuck)
     assert (
         run_attempt(
             store,
             home,
             job.id,
             1,
-            **{**QUICK, "training": good, "end_process": ends, "patience": 0.05},
+            **{**QUICK, "train_function": good, "exit_process": ends, "stop_grace_seconds": 0.05},
         )
         == FENCED
     )
-    assert (store.get(job.id).status, store.get(job.id).attempt) == (RUNNING, 2)
+    assert (store.get_job(job.id).status, store.get_job(job.id).attempt) == (RUNNING, 2)
 
 
 def test_who_stood_still_asks_before_it_goes_on(
@@ -219,16 +227,16 @@ def test_who_stood_still_asks_before_it_goes_on(
     def training(spec: Any, *, progress: Callable[[Progress], None], **more: Any) -> TrainResult:
         told = Progress("TRAINING", 1, 2, 0.1, 1.0, 1.0, "")
         progress(told)
-        store.lose(job.id, 1, max_attempts=9)
-        store.claim("test", lease_seconds=60)
+        store.mark_lost(job.id, 1, max_attempts=9)
+        store.claim_job("test", lease_seconds=60)
         now = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: now() + 601.0)
         progress(told)
         after.append("went on")
         return good(spec, **more)
 
-    how = {**QUICK, "listen_seconds": 600.0, "beat_seconds": 600.0}
-    assert run_attempt(store, home, job.id, 1, training=training, **how) == FENCED
+    how = {**QUICK, "stop_poll_seconds": 600.0, "heartbeat_seconds": 600.0}
+    assert run_attempt(store, home, job.id, 1, train_function=training, **how) == FENCED
     assert not after
 
 
@@ -239,7 +247,7 @@ def test_a_store_that_takes_no_writes_delays_no_stop(
     real = store.heartbeat
 
     def stuck(*args: Any, **more: Any) -> bool:
-        if threading.current_thread().name == "xcray-heart":
+        if threading.current_thread().name == "xcray-heartbeat":
             caught.set()
             assert free.wait(SOON)
         return real(*args, **more)
@@ -253,7 +261,7 @@ def test_a_store_that_takes_no_writes_delays_no_stop(
             free.set()
 
     monkeypatch.setattr(store, "heartbeat", stuck)
-    assert run_attempt(store, home, job.id, 1, training=training, **QUICK) == STOPPED
+    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == STOPPED
 
 
 def test_trouble_with_the_store_is_no_stop(
@@ -275,18 +283,18 @@ def test_trouble_with_the_store_is_no_stop(
         return good(spec, **more)
 
     monkeypatch.setattr(store, "find_job", flaky)
-    assert run_attempt(store, home, job.id, 1, training=training, **QUICK) == SUCCEEDED
+    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == SUCCEEDED
 
 
 CHILDREN = """
 import subprocess, sys, time
-from xcray.jobs.heart import end_with_children
+from xcray.jobs.runner.monitor import exit_with_children
 inner = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); print(flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(flush=True)
 sys.stdin.readline()
-end_with_children(70)
+exit_with_children(70)
 """
 
 
@@ -334,7 +342,7 @@ def test_a_log_keeps_head_and_tail_and_tells_what_is_missing(tmp_path: Path) -> 
         for line in lines:
             log.write(line)
             log.flush()
-            left_out += bound_log(path, 10_000)
+            left_out += truncate_log(path, 10_000)
     text = path.read_text()
     assert len(text) <= 10_000
     kept = text.splitlines(keepends=True)
@@ -347,14 +355,14 @@ def test_a_log_keeps_head_and_tail_and_tells_what_is_missing(tmp_path: Path) -> 
 
 def test_small_and_missing_logs_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x\n")
-    assert (bound_log(tmp_path / "log", 2), bound_log(tmp_path / "none", 2)) == (0, 0)
+    assert (truncate_log(tmp_path / "log", 2), truncate_log(tmp_path / "none", 2)) == (0, 0)
     assert (tmp_path / "log").read_text() == "x\n"
 
 
 def test_a_log_of_one_endless_line_is_bounded_too(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * 100_000)
-    assert bound_log(path, 1000) > 99_000
+    assert truncate_log(path, 1000) > 99_000
     assert path.stat().st_size < 1000
 
 
@@ -369,7 +377,15 @@ def test_a_heart_bounds_the_log_of_its_job(store: JobStore, home: Home) -> None:
         return good(spec, **more)
 
     assert (
-        run_attempt(store, home, job.id, 1, training=training, log=Bound(path, 20_000), **QUICK)
+        run_attempt(
+            store,
+            home,
+            job.id,
+            1,
+            train_function=training,
+            log_limit=LogLimit(path, 20_000),
+            **QUICK,
+        )
         == SUCCEEDED
     )
 
@@ -377,8 +393,8 @@ def test_a_heart_bounds_the_log_of_its_job(store: JobStore, home: Home) -> None:
 def test_a_beat_counts_running_time_once(store: JobStore) -> None:
     job = claimed(store, timeout_seconds=1000.0)
     began = time.monotonic()
-    heart = Heart(store, job.id, 1, StopFlag(), **QUICK)
+    heart = AttemptMonitor(store, job.id, 1, StopFlag(), **QUICK)
     for _ in range(5):
         time.sleep(0.02)
-        heart.beat()
-    assert 0.1 <= store.get(job.id).ran_seconds <= time.monotonic() - began
+        heart.send_heartbeat()
+    assert 0.1 <= store.get_job(job.id).ran_seconds <= time.monotonic() - began

@@ -1,4 +1,4 @@
-"""One attempt of a job, with trainings that do what the test says: every end it can have, and one result at most."""
+"""One attempt of a job with trainings that the test controls: every outcome, one result at most."""
 
 import errno
 import threading
@@ -10,8 +10,8 @@ import pytest
 from xcray.arrays import csr
 from xcray.errors import Fenced, ParameterError, Refused, Stopped, Unavailable
 from xcray.jobs.home import Home, check_id
-from xcray.jobs.runner.main import FENCED, LARGEST_FIGURE, run_attempt, summary
-from xcray.jobs.runner.monitor import Heart
+from xcray.jobs.runner.main import FENCED, MAX_ENTRY_CHARS, run_attempt, shorten_report
+from xcray.jobs.runner.monitor import AttemptMonitor
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision.launch import submission_id
@@ -21,7 +21,7 @@ from xcray.training import Progress, TrainResult
 from xcray.workers.pool import StopFlag
 
 SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads", "dataset_id": "ds_1"}
-QUICK = {"lease_seconds": 60.0, "beat_seconds": 0.05, "report_seconds": 0.02}
+QUICK = {"lease_seconds": 60.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
 
 
 class Crash(BaseException):
@@ -48,13 +48,13 @@ def registry(home):
 @pytest.fixture
 def job(store):
     store.submit(SPEC, name="pydocs")
-    return store.claim("test", lease_seconds=60)
+    return store.claim_job("test", lease_seconds=60)
 
 
 def again(store, job_id, attempt):
     """The attempt is lost and the next one claimed."""
-    store.lose(job_id, attempt, max_attempts=99)
-    return store.claim("test", lease_seconds=60)
+    store.mark_lost(job_id, attempt, max_attempts=99)
+    return store.claim_job("test", lease_seconds=60)
 
 
 def model_at(out):
@@ -81,7 +81,7 @@ def good(spec, *, run_dir, out, progress, stop, job):
         out,
         model.sha256,
         {"P@1": 0.5},
-        {"seconds": {"TRAINING": 0.1}, "timeline": ["x" * LARGEST_FIGURE]},
+        {"seconds": {"TRAINING": 0.1}, "timeline": ["x" * MAX_ENTRY_CHARS]},
     )
 
 
@@ -109,8 +109,8 @@ def raising(error):
 
 
 def test_a_training_is_published_and_the_job_says_what(store, home, registry, job):
-    assert run_attempt(store, home, job.id, 1, training=good, **QUICK) == SUCCEEDED
-    done = store.get(job.id)
+    assert run_attempt(store, home, job.id, 1, train_function=good, **QUICK) == SUCCEEDED
+    done = store.get_job(job.id)
     described = registry.describe("pydocs", 1)
     assert (done.status, done.phase) == (SUCCEEDED, "TRAINING")
     assert done.result == {
@@ -121,7 +121,7 @@ def test_a_training_is_published_and_the_job_says_what(store, home, registry, jo
         "report": {"seconds": {"TRAINING": 0.1}},
     }
     assert done.progress["eta"] is None  # not a number is not JSON
-    assert [e.data["phase"] for e in store.events(job.id) if e.kind == "phase"] == [
+    assert [e.data["phase"] for e in store.list_events(job.id) if e.kind == "phase"] == [
         "LOADING",
         "TRAINING",
     ]
@@ -135,7 +135,7 @@ def test_the_training_is_given_what_it_needs(store, home, job):
         seen.update(more, spec=spec)
         return good(spec, **more)
 
-    run_attempt(store, home, job.id, 1, training=training, **QUICK)
+    run_attempt(store, home, job.id, 1, train_function=training, **QUICK)
     assert (seen["spec"].dataset, seen["spec"].name, seen["spec"].pool) == (
         "/nowhere",
         "pydocs",
@@ -157,8 +157,10 @@ def test_a_spec_for_ray_gets_the_clusters_address_unless_it_names_one(store, hom
 
     for extra in ({}, {"ray_address": "own:1"}, {"pool": "threads"}):
         store.submit({**SPEC, "pool": "ray", **extra}, name="pydocs")
-        mine = store.claim("test", lease_seconds=60)
-        run_attempt(store, home, mine.id, 1, training=training, ray_address="cluster:1", **QUICK)
+        mine = store.claim_job("test", lease_seconds=60)
+        run_attempt(
+            store, home, mine.id, 1, train_function=training, ray_address="cluster:1", **QUICK
+        )
     assert addresses == ["cluster:1", "own:1", None]
 
 
@@ -175,15 +177,20 @@ def test_a_partial_model_is_published_and_the_result_says_so(store, home, job):
         result = good(spec, **given)
         return result._replace(report={**result.report, "partial": lacks})
 
-    assert run_attempt(store, home, job.id, 1, training=in_time, **QUICK) == SUCCEEDED
-    assert store.get(job.id).result["partial"] == lacks
+    assert run_attempt(store, home, job.id, 1, train_function=in_time, **QUICK) == SUCCEEDED
+    assert store.get_job(job.id).result["partial"] == lacks
 
 
 def test_two_jobs_of_one_name_are_two_versions(store, home, registry):
     for _ in range(2):
         store.submit(SPEC, name="pydocs")
         run_attempt(
-            store, home, store.claim("test", lease_seconds=60).id, 1, training=good, **QUICK
+            store,
+            home,
+            store.claim_job("test", lease_seconds=60).id,
+            1,
+            train_function=good,
+            **QUICK,
         )
     assert registry.versions("pydocs") == [1, 2]
 
@@ -195,8 +202,8 @@ def test_progress_is_throttled_and_phases_are_not(store, home, job):
                 progress(Progress(phase, done, 2000, 0.1, 1.0, 1.0, ""))
         return good(spec, progress=progress, **more)
 
-    run_attempt(store, home, job.id, 1, training=training, **{**QUICK, "report_seconds": 0.2})
-    events = store.events(job.id)
+    run_attempt(store, home, job.id, 1, train_function=training, **{**QUICK, "report_seconds": 0.2})
+    events = store.list_events(job.id)
     assert [e.data["phase"] for e in events if e.kind == "phase"] == [
         "LOADING",
         "TRAINING",
@@ -205,7 +212,7 @@ def test_progress_is_throttled_and_phases_are_not(store, home, job):
         "TRAINING",
     ]
     assert 1 <= len([e for e in events if e.kind == "progress"]) < 50
-    assert store.get(job.id).progress["note"] == "two classes"  # the last one is always told
+    assert store.get_job(job.id).progress["note"] == "two classes"  # the last one is always told
 
 
 def test_no_epoch_is_left_out(store, home, job):
@@ -216,12 +223,12 @@ def test_no_epoch_is_left_out(store, home, job):
                 progress(Progress("TRAINING", epoch, 40, 0.1, 1.0, 1.0, "falling", figures))
         return good(spec, progress=progress, **more)
 
-    run_attempt(store, home, job.id, 1, training=training, **{**QUICK, "report_seconds": 0.2})
-    told = [e.data for e in store.events(job.id) if e.kind == "epoch"]
+    run_attempt(store, home, job.id, 1, train_function=training, **{**QUICK, "report_seconds": 0.2})
+    told = [e.data for e in store.list_events(job.id) if e.kind == "epoch"]
     assert told == [
         {"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)
     ]
-    assert "figures" not in store.get(job.id).progress  # of a phase that has none
+    assert "figures" not in store.get_job(job.id).progress  # of a phase that has none
 
 
 # --- other ends
@@ -244,8 +251,8 @@ def test_no_epoch_is_left_out(store, home, job):
     ],
 )
 def test_a_failure_is_a_reason_and_a_sentence(store, home, registry, job, error, reason, words):
-    assert run_attempt(store, home, job.id, 1, training=raising(error), **QUICK) == FAILED
-    failed = store.get(job.id)
+    assert run_attempt(store, home, job.id, 1, train_function=raising(error), **QUICK) == FAILED
+    failed = store.get_job(job.id)
     assert (failed.status, failed.reason) == (FAILED, reason)
     assert words in failed.message
     assert "secret" not in failed.message
@@ -254,26 +261,31 @@ def test_a_failure_is_a_reason_and_a_sentence(store, home, registry, job, error,
 
 def test_the_log_says_where_an_unexpected_failure_came_from(store, home, job, caplog):
     run_attempt(
-        store, home, job.id, 1, training=raising(ZeroDivisionError("at the very bottom")), **QUICK
+        store,
+        home,
+        job.id,
+        1,
+        train_function=raising(ZeroDivisionError("at the very bottom")),
+        **QUICK,
     )
     assert "at the very bottom" in caplog.text
 
 
 def test_a_bad_spec_fails_with_its_own_sentence(store, home):
     store.submit({**SPEC, "pool": "swimming"}, name="pydocs")
-    job = store.claim("test", lease_seconds=60)
-    assert run_attempt(store, home, job.id, 1, training=never, **QUICK) == FAILED
-    assert store.get(job.id).reason == "PARAMETER"
+    job = store.claim_job("test", lease_seconds=60)
+    assert run_attempt(store, home, job.id, 1, train_function=never, **QUICK) == FAILED
+    assert store.get_job(job.id).reason == "PARAMETER"
 
 
 def test_what_is_unavailable_is_tried_again_and_fails_at_last(store, home, job):
     trouble = raising(Unavailable("no Ray answers", code="RAY_UNREACHABLE"))
     for attempt, end in ((1, PENDING), (2, PENDING), (3, FAILED)):
-        assert run_attempt(store, home, job.id, attempt, training=trouble, **QUICK) == end
+        assert run_attempt(store, home, job.id, attempt, train_function=trouble, **QUICK) == end
         store._now = lambda later=1000 * attempt: time.time() + later
         if end == PENDING:
-            assert store.claim("test", lease_seconds=1e6).attempt == attempt + 1
-    assert store.get(job.id).reason == "RAY_UNREACHABLE"
+            assert store.claim_job("test", lease_seconds=1e6).attempt == attempt + 1
+    assert store.get_job(job.id).reason == "RAY_UNREACHABLE"
 
 
 def test_a_stop_is_heard_within_a_beat_and_finished_work_stays(store, home, job):
@@ -285,27 +297,34 @@ def test_a_stop_is_heard_within_a_beat_and_finished_work_stays(store, home, job)
         threading.Timer(0.1, store.request_stop, [job.id]).start()
         until_stopped(spec, run_dir=run_dir, **more)
 
-    assert run_attempt(store, home, job.id, 1, training=training, **QUICK) == STOPPED
-    assert store.get(job.id).status == STOPPED
+    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == STOPPED
+    assert store.get_job(job.id).status == STOPPED
     assert parts.read_text() == "finished"
-    store.resume(job.id)
-    assert store.claim("test", lease_seconds=60).attempt == 2
-    assert run_attempt(store, home, job.id, 2, training=good, **QUICK) == SUCCEEDED
+    store.resume_job(job.id)
+    assert store.claim_job("test", lease_seconds=60).attempt == 2
+    assert run_attempt(store, home, job.id, 2, train_function=good, **QUICK) == SUCCEEDED
 
 
 def test_sigterm_gives_the_job_back(store, home, job):
     flag = StopFlag()
     threading.Timer(0.1, flag.set).start()
     assert (
-        run_attempt(store, home, job.id, 1, training=until_stopped, flag=flag, **QUICK) == PENDING
+        run_attempt(store, home, job.id, 1, train_function=until_stopped, stop_flag=flag, **QUICK)
+        == PENDING
     )
-    assert store.claim("test", lease_seconds=60).attempt == 2
+    assert store.claim_job("test", lease_seconds=60).attempt == 2
 
 
 def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
     ended = threading.Event()
-    heart = Heart(
-        store, job.id, 1, StopFlag(), patience=0.1, end_process=lambda _: ended.set(), **QUICK
+    heart = AttemptMonitor(
+        store,
+        job.id,
+        1,
+        StopFlag(),
+        stop_grace_seconds=0.1,
+        exit_process=lambda _: ended.set(),
+        **QUICK,
     )
     heart.start()
     assert not ended.wait(0.3)
@@ -317,23 +336,25 @@ def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
 def test_a_heart_keeps_the_lease_and_the_cluster(home, tmp_path):
     """The clock of who watches the lease goes on only after a beat that came when it last looked."""
     clock, beats = [0.0], threading.Semaphore(0)
-    watcher, store = JobStore(home.store_url, steady=lambda: clock[0]), JobStore(home.store_url)
+    watcher, store = JobStore(home.store_url, monotonic=lambda: clock[0]), JobStore(home.store_url)
     store.submit(SPEC, name="pydocs")
-    job, real = store.claim("test", lease_seconds=60), store.heartbeat
+    job, real = store.claim_job("test", lease_seconds=60), store.heartbeat
     store.heartbeat = lambda *args, **more: (real(*args, **more), beats.release())[0]
-    heart = Heart(store, job.id, 1, StopFlag(), wanted=tmp_path / "wanted", **QUICK)
+    heart = AttemptMonitor(
+        store, job.id, 1, StopFlag(), keep_alive_file=tmp_path / "wanted", **QUICK
+    )
     heart.start()
     for _ in range(4):
-        assert watcher.expire() == []
+        assert watcher.expire_jobs() == []
         for _ in range(2):  # the first may have been under way
             assert beats.acquire(timeout=300)
         while beats.acquire(blocking=False):
             pass
         clock[0] += 45.0
     heart.stop()
-    watcher.expire()
+    watcher.expire_jobs()
     clock[0] += 61.0
-    assert [lost.id for lost in watcher.expire()] == [job.id]  # nobody beats any more
+    assert [lost.id for lost in watcher.expire_jobs()] == [job.id]  # nobody beats any more
     watcher.close()
     store.close()
     assert (tmp_path / "wanted").exists()
@@ -358,7 +379,7 @@ def test_a_store_that_cannot_answer_for_a_while_is_no_reason_to_give_up(
         return good(spec, **more)
 
     monkeypatch.setattr(store, "heartbeat", flaky)
-    assert run_attempt(store, home, job.id, 1, training=training, **QUICK) == SUCCEEDED
+    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == SUCCEEDED
     assert len(calls) >= 6
 
 
@@ -367,10 +388,10 @@ def test_a_store_that_cannot_answer_for_a_while_is_no_reason_to_give_up(
 
 def test_an_attempt_that_is_not_the_running_one_does_nothing(store, home, registry, job):
     again(store, job.id, 1)
-    before = (store.get(job.id), store.events(job.id))
-    assert run_attempt(store, home, job.id, 1, training=never, **QUICK) == FENCED
-    assert run_attempt(store, home, "job_none", 1, training=never, **QUICK) == FENCED
-    assert (store.get(job.id), store.events(job.id)) == before
+    before = (store.get_job(job.id), store.list_events(job.id))
+    assert run_attempt(store, home, job.id, 1, train_function=never, **QUICK) == FENCED
+    assert run_attempt(store, home, "job_none", 1, train_function=never, **QUICK) == FENCED
+    assert (store.get_job(job.id), store.list_events(job.id)) == before
 
 
 def test_an_attempt_that_lost_its_job_publishes_nothing(store, home, registry, job):
@@ -378,10 +399,10 @@ def test_an_attempt_that_lost_its_job_publishes_nothing(store, home, registry, j
         again(store, job.id, 1)
         return good(spec, **more)
 
-    assert run_attempt(store, home, job.id, 1, training=robbed, **QUICK) == FENCED
+    assert run_attempt(store, home, job.id, 1, train_function=robbed, **QUICK) == FENCED
     assert registry.names() == []
-    assert store.get(job.id).status == RUNNING
-    assert run_attempt(store, home, job.id, 2, training=good, **QUICK) == SUCCEEDED
+    assert store.get_job(job.id).status == RUNNING
+    assert run_attempt(store, home, job.id, 2, train_function=good, **QUICK) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
 
 
@@ -390,23 +411,23 @@ def test_a_fenced_training_is_told_to_stop(store, home, job):
         again(store, job.id, 1)
         until_stopped(spec, **more)
 
-    assert run_attempt(store, home, job.id, 1, training=robbed, **QUICK) == FENCED
-    assert store.get(job.id).attempt == 2
+    assert run_attempt(store, home, job.id, 1, train_function=robbed, **QUICK) == FENCED
+    assert store.get_job(job.id).attempt == 2
 
 
 def test_a_crash_between_publishing_and_finishing_gives_no_second_version(
     store, home, registry, job, monkeypatch
 ):
-    monkeypatch.setattr(store, "finish", raising(Crash()))
+    monkeypatch.setattr(store, "finish_attempt", raising(Crash()))
     with pytest.raises(Crash):
-        run_attempt(store, home, job.id, 1, training=good, **QUICK)
+        run_attempt(store, home, job.id, 1, train_function=good, **QUICK)
     monkeypatch.undo()
     assert registry.versions("pydocs") == [1]
-    assert store.get(job.id).status == RUNNING
+    assert store.get_job(job.id).status == RUNNING
     again(store, job.id, 1)
-    assert run_attempt(store, home, job.id, 2, training=never, **QUICK) == SUCCEEDED
+    assert run_attempt(store, home, job.id, 2, train_function=never, **QUICK) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
-    result = store.get(job.id).result
+    result = store.get_job(job.id).result
     assert (result["version"], result["sha256"]) == (1, registry.describe("pydocs", 1).sha256)
     assert result["measures"] == {"P@1": 0.5}
 
@@ -414,10 +435,10 @@ def test_a_crash_between_publishing_and_finishing_gives_no_second_version(
 def test_a_crash_before_publishing_is_trained_again(store, home, registry, job, monkeypatch):
     monkeypatch.setattr(Registry, "publish", raising(Crash()))
     with pytest.raises(Crash):
-        run_attempt(store, home, job.id, 1, training=good, **QUICK)
+        run_attempt(store, home, job.id, 1, train_function=good, **QUICK)
     monkeypatch.undo()
     again(store, job.id, 1)
-    assert run_attempt(store, home, job.id, 2, training=good, **QUICK) == SUCCEEDED
+    assert run_attempt(store, home, job.id, 2, train_function=good, **QUICK) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
 
 
@@ -432,7 +453,7 @@ def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(
             again(store, job.id, 1)
             thread = threading.Thread(
                 target=lambda: ends.append(
-                    run_attempt(store, home, job.id, 2, training=good, **QUICK)
+                    run_attempt(store, home, job.id, 2, train_function=good, **QUICK)
                 ),
                 name="second",
             )
@@ -443,28 +464,31 @@ def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(
         return real(self, name, staged)
 
     monkeypatch.setattr(Registry, "publish", stalled)
-    assert run_attempt(store, home, job.id, 1, training=good, **QUICK) == FENCED
+    assert run_attempt(store, home, job.id, 1, train_function=good, **QUICK) == FENCED
     second[0].join(300)
     assert ends == [SUCCEEDED]
     assert registry.versions("pydocs") == [1]
-    done = store.get(job.id)
+    done = store.get_job(job.id)
     assert (done.attempt, done.result["version"]) == (2, 1)
 
 
 def test_the_marker_is_no_part_of_the_model(store, home, registry, job):
     from xcray.model.model import Model
 
-    run_attempt(store, home, job.id, 1, training=good, **QUICK)
+    run_attempt(store, home, job.id, 1, train_function=good, **QUICK)
     path = registry.resolve("pydocs:1")
     assert (path / "job.json").exists()
-    assert Model.open(path, verify=True).sha256 == store.get(job.id).result["sha256"]
+    assert Model.open(path, verify=True).sha256 == store.get_job(job.id).result["sha256"]
 
 
 # --- small things
 
 
 def test_a_summary_leaves_out_what_is_long():
-    assert summary({"a": 1, "b": list(range(10_000)), "c": {"d": 2}}) == {"a": 1, "c": {"d": 2}}
+    assert shorten_report({"a": 1, "b": list(range(10_000)), "c": {"d": 2}}) == {
+        "a": 1,
+        "c": {"d": 2},
+    }
 
 
 def test_a_home_is_its_owners_only(home):
@@ -504,4 +528,4 @@ def test_a_name_in_rays_dashboard_is_harmless_and_readable(store):
 
 def test_fenced_is_an_error_of_its_own(store, job):
     with pytest.raises(Fenced):
-        Heart(store, job.id, 2, StopFlag(), **QUICK).start()
+        AttemptMonitor(store, job.id, 2, StopFlag(), **QUICK).start()

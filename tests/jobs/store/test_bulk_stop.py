@@ -24,7 +24,7 @@ def served(tmp_path):
 
 
 def test_a_queue_is_emptied_by_one_request(served, monkeypatch):
-    monkeypatch.setattr(jobs, "STOPPED_AT_ONCE", 3)
+    monkeypatch.setattr(jobs, "STOP_BATCH_JOBS", 3)
     store, http = served
     running = submit(store, "running")
     claim(store)
@@ -35,23 +35,23 @@ def test_a_queue_is_emptied_by_one_request(served, monkeypatch):
         "stopped": 4,
         "more": False,
     }
-    assert {store.get(job.id).status for job in waiting} == {STOPPED}
-    assert not store.get(running.id).stop_requested
+    assert {store.get_job(job.id).status for job in waiting} == {STOPPED}
+    assert not store.get_job(running.id).stop_requested
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 1, "more": False}
-    assert store.get(running.id).stop_requested
+    assert store.get_job(running.id).stop_requested
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 0, "more": False}
-    assert store.get(theirs.id, "theirs").status == PENDING
+    assert store.get_job(theirs.id, "theirs").status == PENDING
 
 
 def test_a_request_that_takes_long_is_answered_and_may_be_sent_again(served, monkeypatch):
-    monkeypatch.setattr(jobs, "STOPPED_AT_ONCE", 2)
-    monkeypatch.setattr(jobs, "STOP_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "STOP_BATCH_JOBS", 2)
+    monkeypatch.setattr(jobs, "STOP_REQUEST_SECONDS", 0.0)
     store, http = served
     for number in range(3):
         submit(store, f"n{number}")
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 2, "more": True}
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 1, "more": False}
-    assert store.counts()[STOPPED] == 3
+    assert store.count_jobs()[STOPPED] == 3
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_a_wish_that_is_none_is_refused(served, wrong):
     store, http = served
     job = submit(store)
     assert http.post("/v1/jobs:stop", json=wrong).status_code == 422
-    assert store.get(job.id).status == PENDING
+    assert store.get_job(job.id).status == PENDING

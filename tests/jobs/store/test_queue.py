@@ -1,4 +1,4 @@
-"""The queue in the store: whose turn it is, limits of time, leases that are watched, clocks that jump, what is forgotten."""
+"""The fair-share queue, time limits, leases, jumping clocks, and deletion of ended jobs."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.support.job_store import BEGINNING, Clock, claim, order, raw, submit
 from xcray.errors import Fenced, NotFound, ParameterError
 from xcray.jobs.job import EXPIRED, TIMEOUT
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
-from xcray.jobs.store.fair_queue import LONGEST_BACKOFF
+from xcray.jobs.store.fair_queue import MAX_BACKOFF_SECONDS
 from xcray.jobs.store.job_store import JobStore
 
 HOUR, DAY = 3600.0, 86400.0
@@ -26,7 +26,7 @@ def steady():
 
 @pytest.fixture
 def store(store_url, clock, steady):
-    store = JobStore(store_url, now=clock, steady=steady)
+    store = JobStore(store_url, now=clock, monotonic=steady)
     yield store
     store.close()
 
@@ -34,7 +34,7 @@ def store(store_url, clock, steady):
 @pytest.fixture
 def replica(store, store_url):
     """Another process' store: its wall clock is 5 minutes ahead, its steady one began elsewhere."""
-    other = JobStore(store_url, now=Clock(BEGINNING + 300.0), steady=Clock(99_000.0))
+    other = JobStore(store_url, now=Clock(BEGINNING + 300.0), monotonic=Clock(99_000.0))
     yield other
     other.close()
 
@@ -62,8 +62,8 @@ def test_who_has_fewer_running_jobs_comes_first(store):
         submit(store, name, tenant=tenant)
     held = [claim(store).name for _ in range(2)]
     assert held == ["a1", "b1"]
-    a = store.list("a", status=RUNNING)[0][0]
-    store.finish(a.id, 1, SUCCEEDED, result={})
+    a = store.list_jobs("a", status=RUNNING)[0][0]
+    store.finish_attempt(a.id, 1, SUCCEEDED, result={})
     assert [claim(store).name for _ in range(3)] == ["a2", "b2", "a3"]
 
 
@@ -81,21 +81,21 @@ def test_a_tenant_at_its_limit_is_passed_over_also_by_lower_priorities(store, ho
     quota = limits if how == "mapping" else limits.get
     for name, tenant, priority in (("a1", "a", 9), ("a2", "a", 9), ("b1", "b", 0), ("b2", "b", 0)):
         submit(store, name, tenant=tenant, priority=priority)
-    assert [job.name for job in iter(lambda: claim(store, most_running_of=quota), None)] == [
+    assert [job.name for job in iter(lambda: claim(store, quota=quota), None)] == [
         "a1",
         "b1",
         "b2",
     ]
-    first = store.list("a", status=RUNNING)[0][0]
-    store.finish(first.id, 1, SUCCEEDED, result={})
-    assert claim(store, most_running_of=quota).name == "a2"
+    first = store.list_jobs("a", status=RUNNING)[0][0]
+    store.finish_attempt(first.id, 1, SUCCEEDED, result={})
+    assert claim(store, quota=quota).name == "a2"
 
 
 def test_a_limit_of_nothing_lets_nothing_run(store):
     submit(store, tenant="a")
-    assert claim(store, most_running_of={"a": 0}) is None
-    assert claim(store, cap=0) is None
-    assert claim(store, cap=1, most_running_of={"b": 0}).tenant == "a"
+    assert claim(store, quota={"a": 0}) is None
+    assert claim(store, max_running=0) is None
+    assert claim(store, max_running=1, quota={"b": 0}).tenant == "a"
 
 
 def test_a_job_that_pauses_lets_others_pass(store, clock):
@@ -121,7 +121,7 @@ def test_lists_are_filtered_by_all_that_is_named(store, clock):
     other = submit(store, "a", tenant="other", model="m")
 
     def found(**wish):
-        return [made.index(job) for job in store.list(**wish)[0]]
+        return [made.index(job) for job in store.list_jobs(**wish)[0]]
 
     assert found(name="a") == [3, 2, 0]
     assert found(model="m") == [3, 1, 0]
@@ -133,7 +133,7 @@ def test_lists_are_filtered_by_all_that_is_named(store, clock):
     assert found(created_before=BEGINNING + 10) == [2, 1, 0]
     assert found(created_after=BEGINNING, created_before=BEGINNING + 0.001, model="n") == [2]
     assert found(status=RUNNING) == found(name="nobody") == []
-    assert [job.id for job in store.list(None)[0]] == [
+    assert [job.id for job in store.list_jobs(None)[0]] == [
         other.id,
         *(job.id for job in reversed(made)),
     ]
@@ -143,7 +143,7 @@ def test_pages_of_a_filter_hold_each_job_once(store):
     wanted = [submit(store, "even" if number % 2 == 0 else "odd") for number in range(11)][::2]
     seen, token = [], None
     while True:
-        page, token = store.list(name="even", limit=2, page_token=token)
+        page, token = store.list_jobs(name="even", limit=2, page_token=token)
         seen += page
         if token is None:
             break
@@ -157,14 +157,14 @@ def test_running_time_is_added_up_over_attempts(store):
     job = submit(store, timeout_seconds=10.0)
     claim(store)
     assert store.heartbeat(job.id, 1, lease_seconds=9, ran_seconds=6.0) is False
-    store.release(job.id, 1)
+    store.release_job(job.id, 1)
     claim(store)
-    assert store.get(job.id).ran_seconds == 6.0
+    assert store.get_job(job.id).ran_seconds == 6.0
     assert store.heartbeat(job.id, 2, lease_seconds=9, ran_seconds=3.9) is False
     assert store.heartbeat(job.id, 2, lease_seconds=9, ran_seconds=0.1) is True
-    assert store.get(job.id).overtime(BEGINNING) == TIMEOUT
-    store.finish(job.id, 2, FAILED, reason=TIMEOUT, message="it took too long")
-    assert store.resume(job.id).ran_seconds == 0.0
+    assert store.get_job(job.id).overtime_reason(BEGINNING) == TIMEOUT
+    store.finish_attempt(job.id, 2, FAILED, reason=TIMEOUT, message="it took too long")
+    assert store.resume_job(job.id).ran_seconds == 0.0
 
 
 def test_a_job_that_waits_beyond_its_time_fails_and_never_runs(store, clock):
@@ -172,15 +172,15 @@ def test_a_job_that_waits_beyond_its_time_fails_and_never_runs(store, clock):
         submit(store, expires_seconds=60.0),
         submit(store, "patient", expires_seconds=600.0),
     )
-    assert store.expire() == []
+    assert store.expire_jobs() == []
     clock.seconds += 61
     assert order(store) == ["patient"]
-    (ended,) = store.expire()
+    (ended,) = store.expire_jobs()
     assert (ended.id, ended.status, ended.reason, ended.attempt) == (job.id, FAILED, EXPIRED, 0)
-    assert store.expire() == []
-    again = store.resume(job.id)
+    assert store.expire_jobs() == []
+    again = store.resume_job(job.id)
     assert (again.status, again.expires) == (PENDING, None)
-    assert store.get(patient.id).status == SUCCEEDED
+    assert store.get_job(patient.id).status == SUCCEEDED
 
 
 def test_a_running_job_hears_that_its_time_to_end_has_come(store, clock, steady):
@@ -189,16 +189,16 @@ def test_a_running_job_hears_that_its_time_to_end_has_come(store, clock, steady)
     assert store.heartbeat(job.id, 1, lease_seconds=9) is False
     clock.seconds += 60
     assert store.heartbeat(job.id, 1, lease_seconds=9) is True
-    assert store.expire() == []  # its runner lives, and ends it by itself
+    assert store.expire_jobs() == []  # its runner lives, and ends it by itself
     steady.seconds += 10
-    (ended,) = store.expire()
+    (ended,) = store.expire_jobs()
     assert (ended.status, ended.reason) == (FAILED, EXPIRED)
 
 
 def test_a_job_may_bring_its_own_number_of_attempts(store, clock):
     job = submit(store, max_attempts=1)
     claim(store)
-    assert store.lose(job.id, 1, max_attempts=3).status == FAILED
+    assert store.mark_lost(job.id, 1, max_attempts=3).status == FAILED
     job = submit(store, max_attempts=4)
     for attempt in (1, 2, 3):
         claim(store)
@@ -206,9 +206,9 @@ def test_a_job_may_bring_its_own_number_of_attempts(store, clock):
             store.retry_later(job.id, attempt, reason="RAY", message="no", max_attempts=1).status
             == PENDING
         )
-        clock.seconds += LONGEST_BACKOFF
+        clock.seconds += MAX_BACKOFF_SECONDS
     claim(store)
-    assert store.lose(job.id, 4, max_attempts=1).status == FAILED
+    assert store.mark_lost(job.id, 4, max_attempts=1).status == FAILED
 
 
 # --- leases are watched
@@ -219,13 +219,13 @@ def test_whoever_begins_to_watch_waits_for_the_whole_lease(store, replica, stead
     job = claim(store, lease=10)
     for _ in range(3):
         steady.seconds += 9
-        assert store.expire() == []
+        assert store.expire_jobs() == []
         store.heartbeat(job.id, 1, lease_seconds=10)
-    assert replica.expire() == []
-    replica._steady.seconds += 10.5
-    assert replica.expire() == [replica.get(job.id)]
-    assert replica.get(job.id).status == PENDING
-    assert store.expire() == []
+    assert replica.expire_jobs() == []
+    replica._monotonic.seconds += 10.5
+    assert replica.expire_jobs() == [replica.get_job(job.id)]
+    assert replica.get_job(job.id).status == PENDING
+    assert store.expire_jobs() == []
     with pytest.raises(Fenced):
         store.heartbeat(job.id, 1, lease_seconds=10)
 
@@ -233,36 +233,36 @@ def test_whoever_begins_to_watch_waits_for_the_whole_lease(store, replica, stead
 def test_a_new_attempt_is_a_new_lease(store, steady):
     job = submit(store)
     claim(store, lease=10)
-    store.expire()
+    store.expire_jobs()
     steady.seconds += 9
-    store.release(job.id, 1)
+    store.release_job(job.id, 1)
     claim(store, lease=10)
-    assert store.expire() == []
+    assert store.expire_jobs() == []
     steady.seconds += 9
-    assert store.expire() == []
+    assert store.expire_jobs() == []
     steady.seconds += 2
-    assert [job.attempt for job in store.expire()] == [2]
+    assert [job.attempt for job in store.expire_jobs()] == [2]
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, DAY, -DAY])
 def test_no_jump_of_the_clock_ends_a_lease_or_holds_a_job_back(store, clock, steady, jump):
     submit(store, "first"), submit(store, "second"), submit(store, "paused")
     job = claim(store, lease=10)
-    assert store.expire() == []
+    assert store.expire_jobs() == []
     clock.seconds += jump
-    assert store.expire() == []  # nobody was silent
+    assert store.expire_jobs() == []  # nobody was silent
     steady.seconds += 5
     assert store.heartbeat(job.id, 1, lease_seconds=10) is False
     steady.seconds += 9
-    assert store.expire() == []
-    store.finish(job.id, 1, SUCCEEDED, result={})
+    assert store.expire_jobs() == []
+    store.finish_attempt(job.id, 1, SUCCEEDED, result={})
     second = claim(store)
     assert second.name == "second"
     store.retry_later(second.id, 1, reason="RAY", message="no")
     clock.seconds -= jump
-    clock.seconds += 2 * LONGEST_BACKOFF
+    clock.seconds += 2 * MAX_BACKOFF_SECONDS
     assert order(store) == ["second", "paused"]
-    assert [job.name for job in store.list()[0]] == ["paused", "second", "first"]
+    assert [job.name for job in store.list_jobs()[0]] == ["paused", "second", "first"]
 
 
 def test_replicas_whose_clocks_differ_take_nothing_from_each_other(store, replica):
@@ -272,12 +272,12 @@ def test_replicas_whose_clocks_differ_take_nothing_from_each_other(store, replic
     for _ in range(3):
         mine.append(claim(store, lease=10))
         theirs.append(claim(replica, "them", lease=10))
-        assert store.expire() == replica.expire() == []
+        assert store.expire_jobs() == replica.expire_jobs() == []
     assert [job.name for job in mine] == ["n0", "n2", "n4"]
     assert [job.name for job in theirs] == ["n1", "n3", "n5"]
     for owner, jobs in ((store, mine), (replica, theirs)):
         for job in jobs:
-            assert owner.finish(job.id, 1, SUCCEEDED, result={}).status == SUCCEEDED
+            assert owner.finish_attempt(job.id, 1, SUCCEEDED, result={}).status == SUCCEEDED
 
 
 def test_a_stop_that_was_asked_for_wins_over_lost_time(store, steady):
@@ -285,34 +285,36 @@ def test_a_stop_that_was_asked_for_wins_over_lost_time(store, steady):
     claim(store, lease=10)
     store.heartbeat(job.id, 1, lease_seconds=10, ran_seconds=5.0)
     store.request_stop(job.id)
-    store.expire()
+    store.expire_jobs()
     steady.seconds += 11
-    assert [job.status for job in store.expire()] == [STOPPED]
+    assert [job.status for job in store.expire_jobs()] == [STOPPED]
 
 
 def test_many_jobs_are_stopped_at_once_each_as_if_alone(store):
     jobs = [submit(store, f"n{number % 2}", model="m") for number in range(7)]
     other = submit(store, tenant="other")
-    running = claim(store, most_running_of={"other": 0})
+    running = claim(store, quota={"other": 0})
     assert store.request_stop_all("default", name="n1") == 3
     assert store.request_stop_all("default", name="n1") == 0
-    assert [store.get(job.id).status for job in jobs[1::2]] == [STOPPED] * 3
+    assert [store.get_job(job.id).status for job in jobs[1::2]] == [STOPPED] * 3
     assert store.request_stop_all("default", status=PENDING, limit=2) == 2
     assert store.request_stop_all("default", model="m") == 2  # one that waits, one that runs
     assert store.request_stop_all("default") == 0
-    assert store.get(running.id).stop_requested
+    assert store.get_job(running.id).stop_requested
     assert store.heartbeat(running.id, 1, lease_seconds=9) is True
-    assert store.get(other.id, "other").status == PENDING
-    stopped, alone = store.get(jobs[1].id), submit(store)
+    assert store.get_job(other.id, "other").status == PENDING
+    stopped, alone = store.get_job(jobs[1].id), submit(store)
     alone = store.request_stop(alone.id)
     told = [
-        [(event.seq, event.kind, event.data) for event in store.events(job.id)]
+        [(event.seq, event.kind, event.data) for event in store.list_events(job.id)]
         for job in (stopped, alone)
     ]
     assert told[0] == told[1]
     assert (stopped.events, stopped.finished) == (alone.events, alone.finished)
-    assert store.resume(stopped.id).status == PENDING
-    ended = [value for name, labels, value in store.counters() if labels.get("status") == STOPPED]
+    assert store.resume_job(stopped.id).status == PENDING
+    ended = [
+        value for name, labels, value in store.list_counters() if labels.get("status") == STOPPED
+    ]
     assert sum(ended) == 7.0
 
 
@@ -325,22 +327,29 @@ def test_old_jobs_are_forgotten_with_their_events_the_first_that_ended_first(sto
         job = submit(store, f"n{number}", idempotency_key=f"k{number}")
         claim(store)
         clock.seconds += 10
-        ended.append(store.finish(job.id, 1, SUCCEEDED, result={}))
+        ended.append(store.finish_attempt(job.id, 1, SUCCEEDED, result={}))
     waiting = submit(store, "waiting")
     running = submit(store, "running", priority=1)
     claim(store)
-    assert store.retire(BEGINNING, keep=6) == []
-    assert store.retire(BEGINNING + 25, keep=6) == ended[:2]
-    assert store.retire(BEGINNING, keep=2, limit=1) == ended[2:3]
-    assert store.retire(BEGINNING, keep=2, limit=9) == ended[3:4]
-    assert store.retire(BEGINNING, keep=2) == []
-    assert {job.id for job in store.list()[0]} == {ended[4].id, ended[5].id, waiting.id, running.id}
+    assert store.delete_ended_jobs(BEGINNING, keep=6) == []
+    assert store.delete_ended_jobs(BEGINNING + 25, keep=6) == ended[:2]
+    assert store.delete_ended_jobs(BEGINNING, keep=2, limit=1) == ended[2:3]
+    assert store.delete_ended_jobs(BEGINNING, keep=2, limit=9) == ended[3:4]
+    assert store.delete_ended_jobs(BEGINNING, keep=2) == []
+    assert {job.id for job in store.list_jobs()[0]} == {
+        ended[4].id,
+        ended[5].id,
+        waiting.id,
+        running.id,
+    }
     assert raw(store, "SELECT count(DISTINCT job_id) FROM events") == [(4,)]
     with pytest.raises(NotFound):
-        store.get(ended[0].id)
-    assert store.retire(BEGINNING + DAY, keep=9) == ended[4:]
-    assert store.resume(store.request_stop(waiting.id).id).status == PENDING
-    assert store.retire(BEGINNING + DAY, keep=0) == []  # what waits or runs again has not ended
+        store.get_job(ended[0].id)
+    assert store.delete_ended_jobs(BEGINNING + DAY, keep=9) == ended[4:]
+    assert store.resume_job(store.request_stop(waiting.id).id).status == PENDING
+    assert (
+        store.delete_ended_jobs(BEGINNING + DAY, keep=0) == []
+    )  # what waits or runs again has not ended
     assert store.submit({}, name="n0", idempotency_key="k0")[1] is True
 
 

@@ -1,4 +1,4 @@
-"""Any sequence of calls on the job store, beside a model of a dictionary a job: what one says, the other says too."""
+"""Any sequence of calls on the job store gives the same results as a model in dictionaries."""
 
 import argparse
 import itertools
@@ -45,7 +45,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.numbers = itertools.count()
 
     def opened(self):
-        return JobStore(self.url, now=self.clock, steady=self.steady)
+        return JobStore(self.url, now=self.clock, monotonic=self.steady)
 
     def teardown(self):
         self.store.close()
@@ -70,7 +70,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(lease=st.sampled_from([5.0, 50.0]), most=st.sampled_from([None, 1]))
     def claim(self, lease, most):
-        job = claim(self.store, lease=lease, most_running_of=lambda tenant: most)
+        job = claim(self.store, lease=lease, quota=lambda tenant: most)
         running = Counter(m["tenant"] for m in self.model.values() if m["status"] == RUNNING)
         waiting = [
             (
@@ -95,13 +95,15 @@ class StoreMachine(RuleBasedStateMachine):
         mine = self.model.get(job_id)
         attempt = (mine["attempt"] if mine else 1) - back
         if mine and mine["status"] == RUNNING and not back:
-            self.store.finish(job_id, attempt, end, result={"a": 1} if end == SUCCEEDED else None)
+            self.store.finish_attempt(
+                job_id, attempt, end, result={"a": 1} if end == SUCCEEDED else None
+            )
             mine.update(
                 status=end, lease=None, stop=False, results=mine["results"] + (end == SUCCEEDED)
             )
             return
         with pytest.raises(Fenced):
-            self.store.finish(job_id, attempt, end)
+            self.store.finish_attempt(job_id, attempt, end)
 
     @rule(job_id=ids)
     def heartbeat(self, job_id):
@@ -117,7 +119,7 @@ class StoreMachine(RuleBasedStateMachine):
     def release(self, job_id):
         mine = self.model.get(job_id)
         if mine and mine["status"] == RUNNING:
-            assert self.store.release(job_id, mine["attempt"]).attempt == mine["attempt"]
+            assert self.store.release_job(job_id, mine["attempt"]).attempt == mine["attempt"]
             mine.update(status=STOPPED if mine["stop"] else PENDING, lease=None, stop=False)
 
     @rule(job_id=ids)
@@ -138,9 +140,9 @@ class StoreMachine(RuleBasedStateMachine):
             return
         if mine["status"] == SUCCEEDED or mine["stop"]:
             with pytest.raises(Conflict):
-                self.store.resume(job_id, mine["tenant"])
+                self.store.resume_job(job_id, mine["tenant"])
             return
-        self.store.resume(job_id, mine["tenant"])
+        self.store.resume_job(job_id, mine["tenant"])
         if mine["status"] in TERMINAL:
             mine.update(status=PENDING, losses=0)
 
@@ -149,19 +151,19 @@ class StoreMachine(RuleBasedStateMachine):
         mine = self.model.get(job_id)
         if mine["status"] not in TERMINAL:
             with pytest.raises(Conflict):
-                self.store.delete(job_id, mine["tenant"])
+                self.store.delete_job(job_id, mine["tenant"])
             return
-        self.store.delete(job_id, mine["tenant"])
+        self.store.delete_job(job_id, mine["tenant"])
         del self.model[job_id], self.seen[job_id]
         with pytest.raises(NotFound):
-            self.store.get(job_id, mine["tenant"])
+            self.store.get_job(job_id, mine["tenant"])
 
     @rule(job_id=ids, tenant=st.sampled_from("ab"))
     def look_over_the_fence(self, job_id, tenant):
         mine = self.model.get(job_id)
         if mine is None or mine["tenant"] != tenant:
             with pytest.raises(NotFound):
-                self.store.get(job_id, tenant)
+                self.store.get_job(job_id, tenant)
 
     @rule(
         seconds=st.sampled_from([1.0, 10.0, 60.0]),
@@ -180,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
                 mine["seen"] = now if mine["seen"] is None else mine["seen"]
                 if now - mine["seen"] > mine["lease"]:
                     lost.add(job_id)
-        assert {job.id for job in self.store.expire(max_attempts=2)} == lost
+        assert {job.id for job in self.store.expire_jobs(max_attempts=2)} == lost
         for job_id in lost:
             self.count_a_loss(self.model[job_id])
 
@@ -188,7 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
     def lose(self, job_id):
         mine = self.model.get(job_id)
         if mine and mine["status"] == RUNNING:
-            self.store.lose(job_id, mine["attempt"], max_attempts=2)
+            self.store.mark_lost(job_id, mine["attempt"], max_attempts=2)
             self.count_a_loss(mine)
 
     def count_a_loss(self, mine):
@@ -205,7 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self):
-        jobs = {job.id: job for job in self.store.list(None, limit=1000)[0]}
+        jobs = {job.id: job for job in self.store.list_jobs(None, limit=1000)[0]}
         assert set(jobs) == set(self.model)
         for job_id, mine in self.model.items():
             job = jobs[job_id]
@@ -221,7 +223,9 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def history_is_a_walk_over_the_table(self):
         for job_id in self.model:
-            walk = [e.data["status"] for e in self.store.events(job_id, None) if e.kind == "status"]
+            walk = [
+                e.data["status"] for e in self.store.list_events(job_id, None) if e.kind == "status"
+            ]
             assert walk[0] == PENDING
             assert walk[-1] == self.model[job_id]["status"]
             assert all(new in TRANSITIONS[old] for old, new in itertools.pairwise(walk))

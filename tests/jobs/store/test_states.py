@@ -1,4 +1,4 @@
-"""The table of states against the sentences of the design."""
+"""The transition table against the design."""
 
 import pytest
 
@@ -11,14 +11,14 @@ from xcray.jobs.states import (
     SUCCEEDED,
     TERMINAL,
     TRANSITIONS,
-    allowed,
+    is_allowed,
 )
 
 MOVES = {  # written down a second time, as pairs with their reasons
     (PENDING, RUNNING): "claimed",
     (PENDING, STOPPED): "stopped while it waited",
-    (PENDING, FAILED): "its time to end came while it waited",
-    (RUNNING, PENDING): "given back, or its lease ran out",
+    (PENDING, FAILED): "it expired in the queue",
+    (RUNNING, PENDING): "released, or its lease expired",
     (RUNNING, STOPPED): "stopped on request",
     (RUNNING, SUCCEEDED): "published",
     (RUNNING, FAILED): "failed",
@@ -41,7 +41,7 @@ def test_every_status_has_a_row_and_every_target_is_a_status():
 @pytest.mark.parametrize("old", STATUSES)
 @pytest.mark.parametrize("new", STATUSES)
 def test_a_move_is_allowed_exactly_when_it_has_a_reason(old, new):
-    assert allowed(old, new) == ((old, new) in MOVES)
+    assert is_allowed(old, new) == ((old, new) in MOVES)
 
 
 def test_ended_jobs_are_moved_only_by_resume():

@@ -8,7 +8,7 @@ import pytest
 from tests.support.job_store import BEGINNING, Clock, claim, raw, submit
 from xcray.errors import Conflict, Fenced, NotFound
 from xcray.jobs.states import SUCCEEDED
-from xcray.jobs.store.counters import Counter, counter
+from xcray.jobs.store.counters import Counter, make_counter
 from xcray.jobs.store.job_store import JobStore
 
 NOW = "2023-11-14T22:13:20.000Z"
@@ -21,7 +21,7 @@ def clock():
 
 @pytest.fixture
 def store(store_url, clock):
-    store = JobStore(store_url, now=clock, steady=clock)
+    store = JobStore(store_url, now=clock, monotonic=clock)
     yield store
     store.close()
 
@@ -77,9 +77,9 @@ def test_one_key_is_one_data_set_however_many_ask(store):
             )
         )
     assert len({record.id for record in made}) == 1
-    assert store.same_dataset("default", "k", "d") == made[0]
-    assert store.same_dataset("other", "k", "d") is None
-    assert store.same_dataset("default", None, None) is None
+    assert store.find_dataset_by_key("default", "k", "d") == made[0]
+    assert store.find_dataset_by_key("other", "k", "d") is None
+    assert store.find_dataset_by_key("default", None, None) is None
     with pytest.raises(Conflict, match="another body"):
         store.add_dataset("a", "/d", idempotency_key="k", digest="e")
     assert (
@@ -111,8 +111,8 @@ def test_a_key_is_found_by_its_digest_and_never_by_more(store, clock):
         {"max_running": 2},
     )
     assert (key.revoked, key.last_used) == (None, None)
-    assert key.valid(BEGINNING)
-    assert not key.valid(BEGINNING + 60)
+    assert key.is_valid(BEGINNING)
+    assert not key.is_valid(BEGINNING + 60)
 
 
 def test_keys_are_listed_touched_and_revoked(store, clock):
@@ -128,7 +128,7 @@ def test_keys_are_listed_touched_and_revoked(store, clock):
     store.touch_key(one.id)
     assert store.find_key("1").last_used == "2023-11-14T22:13:21.000Z"
     gone = store.revoke_key(one.id)
-    assert not gone.valid(BEGINNING)
+    assert not gone.is_valid(BEGINNING)
     clock.seconds += 1
     assert store.revoke_key(one.id, "acme").revoked == gone.revoked == "2023-11-14T22:13:21.000Z"
     assert store.find_key("1") == gone
@@ -152,8 +152,8 @@ def test_a_digest_or_an_id_can_be_taken_once(store):
 
 def test_the_audit_log_is_read_newest_first_and_cut_at_its_old_end(store):
     for number in range(5):
-        store.record("acme", "key_1", "job.submit", f"job_{number}", {"n": number}, "req_1")
-    store.record("other", None, "key.revoke", "key_2")
+        store.record_audit("acme", "key_1", "job.submit", f"job_{number}", {"n": number}, "req_1")
+    store.record_audit("other", None, "key.revoke", "key_2")
     page, token = store.list_audit("acme", limit=3)
     assert [entry.subject for entry in page] == ["job_4", "job_3", "job_2"]
     assert [entry.detail for entry in store.list_audit("acme", limit=3, page_token=token)[0]] == [
@@ -180,22 +180,22 @@ def test_the_audit_log_is_read_newest_first_and_cut_at_its_old_end(store):
 
 def ours(store):
     """Counters of these tests; the store counts moves of jobs by itself."""
-    return [found for found in store.counters() if found[0].startswith("my_")]
+    return [found for found in store.list_counters() if found[0].startswith("my_")]
 
 
 def test_counters_add_up_by_name_and_labels_also_when_many_count(store):
-    assert counter("my_b", y="2", x="1") == Counter("my_b", '{"x":"1","y":"2"}')
+    assert make_counter("my_b", y="2", x="1") == Counter("my_b", '{"x":"1","y":"2"}')
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: store.count("my_b", {"x": "1"}, 0.5), range(40)))
+        list(pool.map(lambda _: store.increment("my_b", {"x": "1"}, 0.5), range(40)))
         list(
             pool.map(
-                lambda n: store.count_all(
-                    {counter(f"my_{c}"): 1.0 for c in ("cd" if n % 2 else "dc")}
+                lambda n: store.increment_all(
+                    {make_counter(f"my_{c}"): 1.0 for c in ("cd" if n % 2 else "dc")}
                 ),
                 range(20),
             )
         )
-    store.count("my_b")
+    store.increment("my_b")
     assert ours(store) == [
         ("my_b", {"x": "1"}, 20.0),
         ("my_b", {}, 1.0),
@@ -207,14 +207,14 @@ def test_counters_add_up_by_name_and_labels_also_when_many_count(store):
 def test_what_a_job_counts_is_counted_with_its_own_transaction_or_not_at_all(store):
     submit(store)
     job = claim(store)
-    some = {counter("my_classes", solver="ppdsparse"): 10.0}
-    store.heartbeat(job.id, 1, lease_seconds=9, counted=some)
-    store.append(job.id, 1, "progress", {"done": 1}, counted=some)
-    store.finish(job.id, 1, SUCCEEDED, result={}, counted=some)
+    some = {make_counter("my_classes", solver="ppdsparse"): 10.0}
+    store.heartbeat(job.id, 1, lease_seconds=9, increments=some)
+    store.append_event(job.id, 1, "progress", {"done": 1}, increments=some)
+    store.finish_attempt(job.id, 1, SUCCEEDED, result={}, increments=some)
     for call in (
-        lambda: store.heartbeat(job.id, 1, lease_seconds=9, counted=some),
-        lambda: store.append(job.id, 1, "progress", {}, counted=some),
-        lambda: store.finish(job.id, 1, SUCCEEDED, counted=some),
+        lambda: store.heartbeat(job.id, 1, lease_seconds=9, increments=some),
+        lambda: store.append_event(job.id, 1, "progress", {}, increments=some),
+        lambda: store.finish_attempt(job.id, 1, SUCCEEDED, increments=some),
     ):
         with pytest.raises(Fenced):
             call()
@@ -226,28 +226,30 @@ def test_what_a_job_counts_is_counted_with_its_own_transaction_or_not_at_all(sto
 
 def test_one_process_at_a_time_has_a_duty(store, store_url, clock):
     steady = Clock(7.0)
-    other = JobStore(store_url, now=clock, steady=steady)
-    assert store.stand_for("builds", "a", 10.0) == 1
-    assert other.stand_for("builds", "b", 10.0) is None
+    other = JobStore(store_url, now=clock, monotonic=steady)
+    assert store.try_acquire_leadership("builds", "a", 10.0) == 1
+    assert other.try_acquire_leadership("builds", "b", 10.0) is None
     steady.seconds += 9
-    assert store.stand_for("builds", "a", 10.0) == 1  # kept: the same term
+    assert store.try_acquire_leadership("builds", "a", 10.0) == 1  # kept: the same term
     steady.seconds += 9
-    assert other.stand_for("builds", "b", 10.0) is None  # a renewal was seen since
+    assert other.try_acquire_leadership("builds", "b", 10.0) is None  # a renewal was seen since
     clock.seconds += 86_400  # the world's clock says nothing
-    assert other.stand_for("builds", "b", 10.0) is None
+    assert other.try_acquire_leadership("builds", "b", 10.0) is None
     steady.seconds += 10.5
-    assert other.stand_for("builds", "b", 10.0) == 2
-    assert store.stand_for("builds", "a", 10.0) is None
-    store.resign("builds", "a")  # it is no longer its to give up
-    assert store.stand_for("builds", "c", 10.0) is None
-    other.resign("builds", "b")
-    assert store.stand_for("builds", "a", 10.0) == 3
-    assert store.stand_for("sweeps", "c", 10.0) == 1  # another duty
+    assert other.try_acquire_leadership("builds", "b", 10.0) == 2
+    assert store.try_acquire_leadership("builds", "a", 10.0) is None
+    store.release_leadership("builds", "a")  # it is no longer its to give up
+    assert store.try_acquire_leadership("builds", "c", 10.0) is None
+    other.release_leadership("builds", "b")
+    assert store.try_acquire_leadership("builds", "a", 10.0) == 3
+    assert store.try_acquire_leadership("sweeps", "c", 10.0) == 1  # another duty
     other.close()
 
 
 def test_of_many_who_stand_for_a_new_duty_one_gets_it(store):
     with ThreadPoolExecutor(8) as pool:
-        terms = list(pool.map(lambda n: store.stand_for("builds", f"owner{n}", 10.0), range(8)))
+        terms = list(
+            pool.map(lambda n: store.try_acquire_leadership("builds", f"owner{n}", 10.0), range(8))
+        )
     assert sorted(term for term in terms if term is not None) == [1]
     assert raw(store, "SELECT term, beats FROM duties") == [(1, 1)]

@@ -1,4 +1,4 @@
-"""The launcher of Ray jobs: a look at the cluster that fails is followed by another."""
+"""The launcher of Ray jobs: after a failed poll of the cluster, another one follows."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import pytest
 
 from xcray.jobs.home import Home
 from xcray.jobs.supervision import launch
-from xcray.jobs.supervision.launch import Ended, RayJobLauncher
-from xcray.workers.ray.local_cluster import JoinedCluster
+from xcray.jobs.supervision.launch import RayJobLauncher, RunnerId
+from xcray.workers.ray.local_cluster import ExternalRay
 
 
-def told(launcher: RayJobLauncher) -> list[Ended]:
+def poll_to_end(launcher: RayJobLauncher) -> list[RunnerId]:
     """What a look found, once it is over; raises what it raised."""
-    launcher._looked = float("-inf")
-    launcher.tend()
-    assert launcher._look is not None
-    while not launcher._look.done():
+    launcher._polled_at = float("-inf")
+    launcher.poll()
+    assert launcher._poll_future is not None
+    while not launcher._poll_future.done():
         time.sleep(0.01)
-    return launcher.tend()
+    return launcher.poll()
 
 
 def test_a_disk_that_was_full_while_a_log_was_kept_does_not_end_the_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The end of a runner is told once there is room again: a supervisor that hears the same error for ever does nothing else."""
-    launcher = RayJobLauncher(Home(tmp_path), JoinedCluster("127.0.0.1:1", "http://127.0.0.1:1"))
-    runner, full = Ended("job_0", 1), [True]
+    launcher = RayJobLauncher(Home(tmp_path), ExternalRay("127.0.0.1:1", "http://127.0.0.1:1"))
+    runner, full = RunnerId("job_0", 1), [True]
 
     def keep(*_: Any) -> None:
         if full:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(launcher, "_ensured", lambda: None)
-    monkeypatch.setattr(launch, "_status", lambda *_: "FAILED")
-    monkeypatch.setattr(launch, "_keep_log", keep)
-    launcher._started[runner] = "xcray-job"
+    monkeypatch.setattr(launcher, "_ensure_cluster", lambda: None)
+    monkeypatch.setattr(launch, "_job_status", lambda *_: "FAILED")
+    monkeypatch.setattr(launch, "_copy_ray_log", keep)
+    launcher._runners[runner] = "xcray-job"
     with pytest.raises(OSError, match="No space"):
-        told(launcher)
+        poll_to_end(launcher)
     full.clear()
-    assert told(launcher) == [runner]
-    assert launcher.runners() == []
+    assert poll_to_end(launcher) == [runner]
+    assert launcher.list_runners() == []

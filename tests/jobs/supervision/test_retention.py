@@ -1,4 +1,4 @@
-"""What a home keeps and for how long: old jobs go with their files, orphans go a day later, the living stay."""
+"""Retention: old jobs are deleted with their files, orphans a day later, all others stay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
 from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.supervision.retention import DAY, Kept, Retention
+from xcray.jobs.supervision.retention import DAY_SECONDS, Retention, RetentionLimits
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def job(store: JobStore, home: Home, status: str) -> str:
     """A job with a run folder, a log and a lock, in a state."""
     job_id = store.submit({"dataset": "/x"}, name="a")[0].id
     if status != PENDING:
-        claimed = store.claim("test", lease_seconds=60)
+        claimed = store.claim_job("test", lease_seconds=60)
         assert claimed is not None
         assert claimed.id == job_id
     if status in (SUCCEEDED, FAILED, STOPPED):
-        store.finish(job_id, 1, status, result={} if status == SUCCEEDED else None)
+        store.finish_attempt(job_id, 1, status, result={} if status == SUCCEEDED else None)
     folder = home.run(job_id)
     (folder / "publish").mkdir(parents=True)
     for name in ("part-1.arrow", "timeline.arrow", "publish/outcome.json"):
@@ -74,15 +74,15 @@ def test_old_jobs_are_forgotten_with_all_that_is_theirs(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
     old = job(store, home, FAILED)
-    clock.ahead = 31 * DAY
+    clock.ahead = 31 * DAY_SECONDS
     young = job(store, home, FAILED)
     waiting = job(store, home, PENDING)
     before = there(home)
-    Retention(store, home, Kept(), clock).turn()
+    Retention(store, home, RetentionLimits(), clock).sweep()
     with pytest.raises(NotFound):
-        store.get(old)
+        store.get_job(old)
     assert before - there(home) == {path for path in before if old in path}
-    assert {store.get(each).status for each in (young, waiting)} == {FAILED, PENDING}
+    assert {store.get_job(each).status for each in (young, waiting)} == {FAILED, PENDING}
 
 
 def test_the_oldest_ended_jobs_go_when_there_are_too_many(
@@ -90,8 +90,8 @@ def test_the_oldest_ended_jobs_go_when_there_are_too_many(
 ) -> None:
     running = job(store, home, "RUNNING")
     ids = [job(store, home, FAILED) for _ in range(5)]
-    retention = Retention(store, home, Kept(jobs=2), clock)
-    retention.turn()
+    retention = Retention(store, home, RetentionLimits(jobs=2), clock)
+    retention.sweep()
     assert [store.find_job(each) is not None for each in (running, *ids)] == [
         True,
         False,
@@ -101,7 +101,7 @@ def test_the_oldest_ended_jobs_go_when_there_are_too_many(
         True,
     ]
     assert {path.split("/")[1].split(".")[0] for path in there(home)} == {running, *ids[3:]}
-    assert retention.turn() == []
+    assert retention.sweep() == []
 
 
 def test_a_published_job_keeps_what_people_read(
@@ -110,10 +110,10 @@ def test_a_published_job_keeps_what_people_read(
     done, failed, running = (job(store, home, status) for status in (SUCCEEDED, FAILED, "RUNNING"))
     (home.run(done) / "output").mkdir()
     (home.run(done) / "output" / "part-0.parquet").write_text("answers")
-    retention = Retention(store, home, Kept(runs_hours=24), clock)
-    assert retention.turn() == []
-    clock.ahead = 1.1 * DAY
-    gone = retention.turn()
+    retention = Retention(store, home, RetentionLimits(runs_hours=24), clock)
+    assert retention.sweep() == []
+    clock.ahead = 1.1 * DAY_SECONDS
+    gone = retention.sweep()
     assert {each.path for each in gone} == of(done, "part-1.arrow", "publish")
     assert sum(each.n_bytes for each in gone) == 20
     left = {path for path in there(home) if path.startswith("runs/") and not path.endswith(".lock")}
@@ -139,13 +139,13 @@ def test_orphans_go_after_a_day_and_strangers_never(
     home.log(orphan).write_text("x")
     staged = home.models / "docs" / "versions" / ".3.ab12cd34.part"
     staged.mkdir(parents=True)
-    strangers = [home.runs / "README", home.datasets / "mine.csv", home.logs / "other.log"]
-    for path in strangers:
+    foreign_files = [home.runs / "README", home.datasets / "mine.csv", home.logs / "other.log"]
+    for path in foreign_files:
         path.write_text("x")
-    clock.ahead = 0.9 * DAY
-    assert Retention(store, home, Kept(), clock).turn() == []
-    clock.ahead = 1.1 * DAY
-    gone = {each.path for each in Retention(store, home, Kept(), clock).turn()}
+    clock.ahead = 0.9 * DAY_SECONDS
+    assert Retention(store, home, RetentionLimits(), clock).sweep() == []
+    clock.ahead = 1.1 * DAY_SECONDS
+    gone = {each.path for each in Retention(store, home, RetentionLimits(), clock).sweep()}
     folders = {
         f"runs/{orphan}",
         f"logs/{orphan}.log",
@@ -153,7 +153,7 @@ def test_orphans_go_after_a_day_and_strangers_never(
         f"datasets/.{stray}.ab12cd34.part",
     }
     assert gone == folders | {"models/docs/versions/.3.ab12cd34.part"}
-    assert all(path.exists() for path in (*strangers, home.dataset(known)))
+    assert all(path.exists() for path in (*foreign_files, home.dataset(known)))
 
 
 def test_what_dead_replicas_said_of_themselves_goes(
@@ -167,8 +167,8 @@ def test_what_dead_replicas_said_of_themselves_goes(
     )
     for path in (dead, living, elsewhere):
         path.write_text("{}")
-    clock.ahead = 2 * DAY
-    Retention(store, home, Kept(), clock).turn()
+    clock.ahead = 2 * DAY_SECONDS
+    Retention(store, home, RetentionLimits(), clock).sweep()
     assert [path.exists() for path in (dead, living, elsewhere)] == [False, True, True]
 
 
@@ -176,9 +176,9 @@ def test_a_job_that_was_resumed_meanwhile_keeps_its_work(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
     failed = job(store, home, FAILED)
-    retention = Retention(store, home, Kept(), clock)
-    thing = retention._told("of a published job", home.run(failed) / "part-1.arrow")
-    store.resume(failed)
+    retention = Retention(store, home, RetentionLimits(), clock)
+    thing = retention._make_item("of a published job", home.run(failed) / "part-1.arrow")
+    store.resume_job(failed)
     assert retention._remove(thing).n_bytes == 0
     assert (home.run(failed) / "part-1.arrow").exists()
 
@@ -188,7 +188,7 @@ def test_the_command_says_what_would_go_and_then_does_it(
 ) -> None:
     done = job(store, home, SUCCEEDED)
     for path in (home.run(done), *home.run(done).iterdir()):
-        os.utime(path, (time.time() - 2 * DAY,) * 2)
+        os.utime(path, (time.time() - 2 * DAY_SECONDS,) * 2)
     before = there(home)
     for how, expected in (
         (["--dry-run"], before),

@@ -1,4 +1,4 @@
-"""Expire, claim, launch: with a launcher of the test's own, then with real runners as processes and as Ray jobs."""
+"""The supervisor, with a launcher of the test, then with real runners as processes and Ray jobs."""
 
 import os
 import shutil
@@ -18,14 +18,14 @@ from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERM
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision.launch import (
     STORE_VARIABLE,
-    Ended,
     ProcessLauncher,
     RayJobLauncher,
-    command,
+    RunnerId,
+    runner_command,
 )
 from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.model.registry import Registry
-from xcray.workers.ray.local_cluster import JoinedCluster, LocalCluster
+from xcray.workers.ray.local_cluster import ExternalRay, ManagedLocalRay
 from xcray.workers.ray.session import free_port
 
 
@@ -49,7 +49,7 @@ def clock():
 
 @pytest.fixture
 def store(home, clock):
-    store = JobStore(home.store_url, now=clock, steady=clock)
+    store = JobStore(home.store_url, now=clock, monotonic=clock)
     yield store
     store.close()
 
@@ -84,13 +84,13 @@ def submit(store, spec=None, **more):
 
 def test_it_launches_as_many_as_the_cap_and_the_next_when_one_ends(store, launcher, supervise):
     ids = [submit(store) for _ in range(3)]
-    supervisor = supervise(cap=2)
+    supervisor = supervise(max_running=2)
     supervisor.step()
     until(lambda: len(launcher.asked) == 2)
     supervisor.step()
     assert set(launcher.asked) == {(ids[0], 1), (ids[1], 1)}  # two hands launch them
     assert len(launcher.asked) == 2
-    store.finish(ids[0], 1, SUCCEEDED, result={})
+    store.finish_attempt(ids[0], 1, SUCCEEDED, result={})
     supervisor.step()
     until(lambda: launcher.asked[2:] == [(ids[2], 1)])
 
@@ -99,19 +99,22 @@ def test_two_supervisors_share_one_cap_and_launch_nothing_twice(
     store, launcher, supervise, home, clock
 ):
     ids = {submit(store) for _ in range(12)}
-    other = JobStore(home.store_url, now=clock, steady=clock)
-    pair = [supervise(cap=3, tick_seconds=0.01), supervise(store=other, cap=3, tick_seconds=0.01)]
+    other = JobStore(home.store_url, now=clock, monotonic=clock)
+    pair = [
+        supervise(max_running=3, tick_seconds=0.01),
+        supervise(store=other, max_running=3, tick_seconds=0.01),
+    ]
     for supervisor in pair:
         supervisor.start()
     most = 0
     deadline = time.monotonic() + 300
-    while store.counts()[SUCCEEDED] < 12:
+    while store.count_jobs()[SUCCEEDED] < 12:
         assert time.monotonic() < deadline
-        running = store.running()
+        running = store.list_running()
         most = max(most, len(running))
         for job in running:
             if (job.id, job.attempt) in launcher.asked:
-                store.finish(job.id, job.attempt, SUCCEEDED, result={})
+                store.finish_attempt(job.id, job.attempt, SUCCEEDED, result={})
     for supervisor in pair:
         supervisor.stop()
     other.close()
@@ -124,17 +127,17 @@ def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(
 ):
     job_id = submit(store)
     launcher.trouble = Unavailable("Ray did not start: see ray.log")
-    supervisor = supervise(max_attempts=2, launch_attempts=2)
+    supervisor = supervise(max_attempts=2, max_launch_attempts=2)
     supervisor.step()
-    until(lambda: store.get(job_id).status == PENDING, tick=supervisor.step)
+    until(lambda: store.get_job(job_id).status == PENDING, tick=supervisor.step)
     supervisor.step()
-    assert (store.get(job_id).status, store.get(job_id).reason) == (
+    assert (store.get_job(job_id).status, store.get_job(job_id).reason) == (
         PENDING,
         "LAUNCH",
     )  # it waits before it tries again
     clock.ahead += 10
-    until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
-    failed = store.get(job_id)
+    until(lambda: store.get_job(job_id).status == FAILED, tick=supervisor.step)
+    failed = store.get_job(job_id)
     assert (failed.reason, failed.message, failed.attempt) == (
         "LAUNCH",
         "Ray did not start: see ray.log",
@@ -145,10 +148,10 @@ def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(
 def test_a_failure_of_the_system_does_not_show_its_paths(store, launcher, supervise):
     job_id = submit(store)
     launcher.trouble = FileNotFoundError(2, "no such file", "/secret/python")
-    supervisor = supervise(max_attempts=1, launch_attempts=1)
+    supervisor = supervise(max_attempts=1, max_launch_attempts=1)
     supervisor.step()
-    until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
-    assert "secret" not in store.get(job_id).message
+    until(lambda: store.get_job(job_id).status == FAILED, tick=supervisor.step)
+    assert "secret" not in store.get_job(job_id).message
 
 
 def test_a_slow_launch_keeps_its_lease_but_not_for_ever(
@@ -162,13 +165,13 @@ def test_a_slow_launch_keeps_its_lease_but_not_for_ever(
     for _ in range(4):
         clock.ahead += 400
         supervisor.step()
-        assert (store.get(job_id).status, store.get(job_id).attempt) == (RUNNING, 1)
+        assert (store.get_job(job_id).status, store.get_job(job_id).attempt) == (RUNNING, 1)
     clock.ahead += 500  # later than launches may last, sooner than the lease is over
     supervisor.step()
-    assert store.get(job_id).attempt == 1
+    assert store.get_job(job_id).attempt == 1
     clock.ahead += 601
     supervisor.step()
-    assert store.get(job_id).attempt == 2  # lost, and claimed again
+    assert store.get_job(job_id).attempt == 2  # lost, and claimed again
     launcher.slow.set()
 
 
@@ -176,35 +179,35 @@ def test_a_runner_that_ends_without_a_word_is_noticed_before_its_lease_runs_out(
     store, launcher, supervise
 ):
     job_id = submit(store)
-    supervisor = supervise(max_attempts=2, launch_attempts=2)
+    supervisor = supervise(max_attempts=2, max_launch_attempts=2)
     supervisor.step()
-    launcher.gone = [Ended(job_id, 1)]
+    launcher.gone = [RunnerId(job_id, 1)]
     supervisor.step()
     until(lambda: (job_id, 2) in launcher.asked)
     launcher.gone = [
-        Ended(job_id, 1),
-        Ended(job_id, 2),
+        RunnerId(job_id, 1),
+        RunnerId(job_id, 2),
     ]  # the old one's end says nothing about the new one
     supervisor.step()
-    assert (store.get(job_id).status, store.get(job_id).reason) == (FAILED, "POISON")
+    assert (store.get_job(job_id).status, store.get_job(job_id).reason) == (FAILED, "CRASH_LOOP")
 
 
 def test_a_runner_that_ended_well_stays_ended(store, launcher, supervise):
     job_id = submit(store)
     supervisor = supervise()
     supervisor.step()
-    store.finish(job_id, 1, SUCCEEDED, result={})
-    launcher.gone = [Ended(job_id, 1)]
+    store.finish_attempt(job_id, 1, SUCCEEDED, result={})
+    launcher.gone = [RunnerId(job_id, 1)]
     supervisor.step()
-    assert store.get(job_id).status == SUCCEEDED
+    assert store.get_job(job_id).status == SUCCEEDED
 
 
 def test_the_thread_lives_through_trouble(store, launcher, supervise, monkeypatch, caplog):
     troubles = [ZeroDivisionError("odd"), Unavailable("locked")]
-    real = store.expire
+    real = store.expire_jobs
     monkeypatch.setattr(
         store,
-        "expire",
+        "expire_jobs",
         lambda **more: (_ for _ in ()).throw(troubles.pop()) if troubles else real(**more),
     )
     supervisor = supervise(tick_seconds=0.01)
@@ -227,12 +230,12 @@ def test_a_job_runs_in_a_process_of_its_own(store, home, supervise, spec):
     job_id = submit(store, spec)
     supervisor = supervise(launcher=ProcessLauncher(home), tick_seconds=0.05, start_seconds=600.0)
     supervisor.start()
-    job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job)
+    job = until(lambda: (job := store.get_job(job_id)).status in TERMINAL and job)
     log = home.log(job_id).read_text()
     assert (job.status, job.attempt) == (SUCCEEDED, 1), log
     assert job.result["sha256"] == Registry(home.models).describe("tiny", 1).sha256
     assert job.result["measures"]["P@1"] > 0.1
-    phases = [e.data["phase"] for e in store.events(job_id) if e.kind == "phase"]
+    phases = [e.data["phase"] for e in store.list_events(job_id) if e.kind == "phase"]
     assert phases[0] == "LOADING"
     assert "TRAINING" in phases
     assert "published tiny version 1" in log
@@ -246,9 +249,9 @@ def test_a_killed_runner_is_followed_by_another_and_there_is_one_version(
     launcher = ProcessLauncher(home)
     supervisor = supervise(launcher=launcher, tick_seconds=0.05, start_seconds=600.0)
     supervisor.start()
-    process = until(lambda: launcher._started.get(Ended(job_id, 1)))
+    process = until(lambda: launcher._runners.get(RunnerId(job_id, 1)))
     os.kill(process.pid, signal.SIGKILL)
-    job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job)
+    job = until(lambda: (job := store.get_job(job_id)).status in TERMINAL and job)
     assert (job.status, job.attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
     assert Registry(home.models).versions("tiny") == [1]
 
@@ -256,9 +259,9 @@ def test_a_killed_runner_is_followed_by_another_and_there_is_one_version(
 API = """
 import sys, time
 from xcray.jobs.home import Home
-from xcray.jobs.launch import ProcessLauncher
-from xcray.jobs.store import JobStore
-from xcray.jobs.supervisor import Supervisor
+from xcray.jobs.supervision.launch import ProcessLauncher
+from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.supervision.supervisor import Supervisor
 home = Home(sys.argv[1])
 Supervisor(JobStore(home.store_url), ProcessLauncher(home), tick_seconds=0.05, start_seconds=600.0).start()
 time.sleep(600)
@@ -269,11 +272,11 @@ def test_a_running_job_survives_kill_9_of_the_service(store, home, spec):
     job_id = submit(store, spec)
     service = subprocess.Popen([sys.executable, "-c", API, str(home.path)])
     until(
-        lambda: [e for e in store.events(job_id) if e.kind == "phase"]
+        lambda: [e for e in store.list_events(job_id) if e.kind == "phase"]
     )  # the runner lives: it has told something
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
-    job = until(lambda: (job := store.get(job_id)).status in TERMINAL and job)
+    job = until(lambda: (job := store.get_job(job_id)).status in TERMINAL and job)
     assert (job.status, job.attempt) == (SUCCEEDED, 1), home.log(job_id).read_text()
 
 
@@ -286,8 +289,8 @@ def test_sigterm_makes_a_runner_give_its_job_back(store, home, spec, tiny, tmp_p
     os.mkfifo(data / "manifest.json")
     job_id = submit(store, {**spec, "dataset": str(data)})
     launcher = ProcessLauncher(home)
-    launcher.launch(store.claim("test", lease_seconds=60))
-    process = launcher._started[Ended(job_id, 1)]
+    launcher.launch(store.claim_job("test", lease_seconds=60))
+    process = launcher._runners[RunnerId(job_id, 1)]
     pipe = os.open(data / "manifest.json", os.O_WRONLY)  # returns when the training reads it
     os.kill(process.pid, signal.SIGTERM)
     time.sleep(0.1)
@@ -295,28 +298,28 @@ def test_sigterm_makes_a_runner_give_its_job_back(store, home, spec, tiny, tmp_p
     os.close(pipe)
     until(lambda: process.poll() is not None)
     assert process.returncode == 0, home.log(job_id).read_text()
-    assert store.get(job_id).status == PENDING
-    assert launcher.tend() == [Ended(job_id, 1)]
+    assert store.get_job(job_id).status == PENDING
+    assert launcher.poll() == [RunnerId(job_id, 1)]
 
 
 def test_a_store_with_a_password_is_not_on_the_command_line(store, home):
     submit(store)
-    job = store.claim("test", lease_seconds=60)
+    job = store.claim_job("test", lease_seconds=60)
     url = "postgresql://xcray:secret@db/xcray"
-    assert "secret" not in " ".join(command(home, url, job))
+    assert "secret" not in " ".join(runner_command(home, url, job))
     assert STORE_VARIABLE == "XCRAY_STORE"
-    assert home.store_url in command(home, home.store_url, job)
+    assert home.store_url in runner_command(home, home.store_url, job)
 
 
 @pytest.mark.ray
 def test_a_cluster_that_does_not_answer_is_said_so(store, home, supervise):
     job_id = submit(store)
     port = free_port()
-    launcher = RayJobLauncher(home, JoinedCluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"))
-    supervisor = supervise(launcher=launcher, launch_attempts=1)
+    launcher = RayJobLauncher(home, ExternalRay(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"))
+    supervisor = supervise(launcher=launcher, max_launch_attempts=1)
     supervisor.step()
-    until(lambda: store.get(job_id).status == FAILED, tick=supervisor.step)
-    assert "is the cluster up?" in store.get(job_id).message
+    until(lambda: store.get_job(job_id).status == FAILED, tick=supervisor.step)
+    assert "is the cluster up?" in store.get_job(job_id).message
 
 
 @pytest.mark.ray
@@ -329,19 +332,20 @@ def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(
     good = submit(store, {**spec, "pool": "ray", "workers": 1})
     bad = submit(store, {**spec, "dataset": "/nowhere"})
     waiting = submit(store, spec, priority=-1)
-    cluster = LocalCluster(home.ray, num_cpus=2, object_store_memory=100 << 20)
+    cluster = ManagedLocalRay(home.ray, num_cpus=2, object_store_memory=100 << 20)
     try:
         supervisor = supervise(
             launcher=RayJobLauncher(home, cluster), tick_seconds=0.1, start_seconds=600.0
         )
         supervisor.start()
-        job = until(lambda: (job := store.get(good)).status in TERMINAL and job)
+        job = until(lambda: (job := store.get_job(good)).status in TERMINAL and job)
         assert job.status == SUCCEEDED, home.log(good).read_text()
         assert (
-            until(lambda: (job := store.get(bad)).status in TERMINAL and job).reason == "NOT_FOUND"
+            until(lambda: (job := store.get_job(bad)).status in TERMINAL and job).reason
+            == "NOT_FOUND"
         )
         store.request_stop(waiting)
-        assert until(lambda: (job := store.get(waiting)).status in TERMINAL and job).status in (
+        assert until(lambda: (job := store.get_job(waiting)).status in TERMINAL and job).status in (
             STOPPED,
             SUCCEEDED,
         )

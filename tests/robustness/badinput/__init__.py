@@ -1,7 +1,7 @@
-"""Every row of the bad-input catalogue: what is given, and what must come of it.
+"""The bad-input catalogue: inputs and their expected results.
 
-A file a family: svmlight (S), xc (X), parquet (P), tables (C) with json_lines, predict (J). The tests of each family read them, and
-so do the fuzzers, as seeds.
+One file per family: svmlight (S), xc (X), parquet (P), tables (C) with json_lines, predict (J). The
+tests of each family use them, and the fuzzers use them as seeds.
 """
 
 import pytest

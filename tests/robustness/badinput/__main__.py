@@ -1,6 +1,6 @@
-"""python -m tests.robustness.badinput [FAMILY ...]: every row of the catalogue that a stranger can send, through a real service.
+"""Send the catalogue through a real service: python -m tests.robustness.badinput [FAMILY ...].
 
-Prints what went wrong, and one JSON line.
+Prints the failures, and one JSON line.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ FAMILIES = {"svmlight": svmlight, "xc": xc, "parquet": parquet, "csv": tables, "
 
 
 def main() -> int:
-    """Send all, a family at a time; 1 when the service dealt wrongly with one."""
+    """Send all rows, one family at a time; return 1 if the service handled one wrongly."""
     started, n, wrong = time.monotonic(), 0, 0
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"

@@ -1,4 +1,4 @@
-"""What must come of a case: through the readers, as the child process of the service runs them."""
+"""Expected results of a case through the readers, as in the child process of the service."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 from tests.robustness.badinput.case import Bad, Good, laid_out, wrong
 from xcray.data.build import build
 from xcray.data.check import check
-from xcray.service.datasets.ingest import attempt
+from xcray.service.datasets.ingest import run_build
 
 
 def refused(format: str, case: Bad, folder: Path) -> None:
-    """A build ends with the case's problem, in words that name the mend and no path, and leaves nothing; a check finds the same."""
+    """Assert that a build fails with the case's error, a fix and no path, and leaves no files.
+
+    A check must report the same error.
+    """
     sources, options = laid_out(case, format, folder)
     before = sorted(folder.iterdir())
     request = {
@@ -26,7 +29,7 @@ def refused(format: str, case: Bad, folder: Path) -> None:
     for name, value in case.options.items():
         if name in case.more or str(value) in case.more:
             request["options"][name] = str(folder / str(value))
-    outcome = attempt(
+    outcome = run_build(
         {**request, "sources": {part: str(path) for part, path in sources.items()}}, folder
     )
     assert "problem" in outcome, outcome
@@ -41,11 +44,11 @@ def refused(format: str, case: Bad, folder: Path) -> None:
         assert case.code in [found["code"] for found in report.errors], (
             "the check finds what the build refuses"
         )
-        assert not report.good
+        assert not report.is_readable
 
 
 def understood(format: str, case: Good, folder: Path) -> None:
-    """The data set has the rows, labels and warnings of the case."""
+    """Assert that the data set has the rows, labels and warnings of the case."""
     sources, options = laid_out(case, format, folder)
     made = build(format, sources, folder / "out", options)
     X, Y = made.train.X.to_scipy().toarray(), made.train.Y.to_scipy().toarray().astype(int)

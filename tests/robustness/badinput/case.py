@@ -18,10 +18,11 @@ CLOSED = {*PATHS, "expected_bytes", "expected_sha256"}  # not taken over HTTP
 
 
 class Bad(NamedTuple):
-    """A row that is refused: the bytes of the training file, the code, and whatever else the error must tell.
+    """A row that is refused: the training file, the code, and other parts of the error.
 
-    options: of reading and building; those of `PATHS` name one of the files in `more`. test: bytes of a test file. file: which
-    file the error is about. A row of the catalogue with several inputs has an id with a dash: S12, S12-long.
+    options: of reading and building; those in `PATHS` name one of the files in `more`. test:
+    bytes of a test file. file: the file that the error is about. A row of the catalogue with
+    several inputs has an id with a dash: S12, S12-long.
     """
 
     id: str
@@ -41,15 +42,16 @@ class Bad(NamedTuple):
 
     @property
     def over_http(self) -> bool:
-        """Whether a stranger may ask for it: paths of the server, and what the server itself declares, are closed to them,
+        """Whether a client can send the case.
 
-        and files have the names that it gives them.
+        Server paths and declared sizes are not open to clients, and the server names the
+        files.
         """
         return not self.name and not CLOSED & set(self.options)
 
 
 class Good(NamedTuple):
-    """A row that is read, by the choice that docs/formats.md states; X, Y, names of labels and warnings that come of it."""
+    """A row that is accepted as docs/formats.md states, with its X, Y, label names and warnings."""
 
     id: str
     data: bytes
@@ -67,7 +69,7 @@ def row_of(case: Any) -> str:
 
 
 def laid_out(case: Bad | Good, format: str, folder: Path) -> tuple[dict[str, Path], BuildOptions]:
-    """The files of a case in a folder: sources by part, and the options."""
+    """Write the files of a case, and return sources by part and the options."""
     sources = {"train": folder / (case.name or f"train.{SUFFIXES[format]}")}
     sources["train"].write_bytes(case.data)
     if isinstance(case, Bad):
@@ -94,10 +96,13 @@ SUFFIXES: Mapping[str, str] = {
 
 
 def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
-    """What a problem (an error as JSON) fails to tell of a case; empty when it is right. file: how the first file is called."""
+    """Return the differences of an error (as JSON) from a case; empty if it is right.
+
+    file: the name of the first file.
+    """
     wanted: dict[str, Any] = {"code": case.code}
-    told = {"line": case.line, "column": case.column, "row": case.row, "value": case.value}
-    wanted |= {name: value for name, value in told.items() if value is not None}
+    place = {"line": case.line, "column": case.column, "row": case.row, "value": case.value}
+    wanted |= {name: value for name, value in place.items() if value is not None}
     if file is not None:
         wanted["file"] = case.file or file
     out = [
@@ -108,7 +113,7 @@ def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
     message, hint = str(problem.get("message", "")), str(problem.get("hint", ""))
     out += [] if case.says in message else [f"{case.says!r} is not in {message!r}"]
     out += [] if case.hint in hint else [f"{case.hint!r} is not in the hint {hint!r}"]
-    out += [] if len(hint) > 5 else [f"nothing says how to mend it: {problem}"]
+    out += [] if len(hint) > 5 else [f"the hint is missing: {problem}"]
     out += [] if message.isprintable() and hint.isprintable() else ["control characters"]
     return out + (
         []
@@ -118,7 +123,7 @@ def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
 
 
 def shown(error: DataError) -> str:
-    """Everything an error tells."""
+    """Return all text of an error."""
     return str(error) + json.dumps(error.as_dict())
 
 

@@ -1,4 +1,4 @@
-"""JSON lines: rows beside the catalogue's."""
+"""JSON lines: rows in addition to those of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Hostile files in a process that measures itself: memory follows the bytes that are read, never what a file claims.
+"""Hostile files in a process that measures its memory.
 
-python -m badinput.memory FOLDER (with the tests' folder on the path) prints a JSON line a file: its id, the code it ended with,
-megabytes of memory above the start, seconds. The process may take 700 MB of address space beyond those it begins with.
+Memory must depend on the bytes read, never on the claims of a file. python -m
+tests.robustness.badinput.memory FOLDER prints one JSON line per file: its id, its final code,
+megabytes of memory above the start, seconds. The process can use 700 MB of address space more than
+at its start.
 """
 
 from __future__ import annotations

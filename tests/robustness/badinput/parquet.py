@@ -97,7 +97,7 @@ BAD = [
     Bad("P1-magic", b"PAR1", "PARQUET_INVALID", says="4 bytes"),
     Bad("P1-twice", b"PAR1PAR1", "PARQUET_INVALID"),
     Bad("P1-other", b"text,labels\nsome words,x\n", "FORMAT_MISMATCH", says="PAR1"),
-    Bad("P2", WHOLE[: len(WHOLE) // 2], "PARQUET_TRUNCATED", hint="whole"),
+    Bad("P2", WHOLE[: len(WHOLE) // 2], "PARQUET_TRUNCATED", hint="complete"),
     Bad("P2-last", WHOLE[:-1], "PARQUET_TRUNCATED"),
     Bad(
         "P3",
@@ -158,7 +158,7 @@ BAD = [
         "P7-label",
         written({**TEXT, "labels": [1.5, 2.5]}),
         "PARQUET_TYPE",
-        says="'labels' is double",
+        says="'labels' has type double",
     ),
     Bad(
         "P8",
@@ -191,7 +191,7 @@ BAD = [
         row=0,
         value="2",
         options={"n_features": 2},
-        says="features 0 to 1",
+        says="from 0 to 1",
     ),
     Bad("P10-limit", rows(indices=[[0, 2**31 - 2], [1]]), "DIM_LIMIT", row=0, hint="max_features"),
     Bad("P10-twice", rows(indices=[[2, 2], [1]]), "DUP_INDEX", row=0, value="2"),

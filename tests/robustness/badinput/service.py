@@ -1,4 +1,4 @@
-"""The catalogue through a real service: upload, build in its child, and what is told and left of it."""
+"""The catalogue through a real service: upload, build in a child process, errors, leftovers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def send(http: httpx.Client, format: str, case: Bad) -> Sent:
 
 
 def outcome(http: httpx.Client, sent: Sent) -> dict[str, Any]:
-    """The data set once it is no longer BUILDING; {} when none was accepted."""
+    """Return the data set once it is not BUILDING any more; {} if none was accepted."""
     end = time.monotonic() + PATIENCE
     while sent.id is not None and time.monotonic() < end:
         reply = http.get(f"/v1/datasets/{sent.id}")
@@ -50,10 +50,11 @@ def outcome(http: httpx.Client, sent: Sent) -> dict[str, Any]:
 
 
 def faults(http: httpx.Client, sent: Sent, home: Path) -> list[str]:
-    """What is wrong with how the service dealt with a case; empty when it is right.
+    """Return the errors in how the service handled a case; empty if it is right.
 
-    Right is: refused at once with a 4xx (an empty body), or accepted and then FAILED with the problem of the case; no 5xx, no
-    path of the server in any reply; no folder of the data set left, and no request to build it.
+    Right is: refused at once with a 4xx (an empty body), or accepted and then FAILED with the
+    error of the case; no 5xx, no path of the server in any reply; no folder of the data set
+    left, and no build request.
     """
     found, case = outcome(http, sent), sent.case
     out = [f"status {reply.status_code}" for reply in sent.replies if reply.status_code >= 500]
@@ -84,7 +85,10 @@ def faults(http: httpx.Client, sent: Sent, home: Path) -> list[str]:
 
 
 def left_of(home: Path, pattern: str = "*") -> list[Path]:
-    """What lies in the rooms of data sets; the service removes it right after it has told the outcome, so it is waited for."""
+    """Return the leftovers in the data set folders.
+
+    The service removes them right after it reports the result, so this waits for it.
+    """
     end, left = time.monotonic() + PATIENCE, [home]
     while left and time.monotonic() < end:
         left = [

@@ -23,7 +23,7 @@ BAD = [
     Bad("X7", b"3 5 5\n1 0:1\n2 0:1\n", "XC_ROW_COUNT", says="3 rows, the file has 2"),
     Bad("X8", b"1 5 5\n1 0:1\n2 0:1\n", "XC_ROW_COUNT", 3, says="more rows than the 1"),
     Bad("X8-comments", b"2 5 5\n# a\n1 0:1\n1 0:1 # b\n# c\n2 0:1\n", "XC_ROW_COUNT", 6),
-    Bad("X9", b"1 5 5\n1 5:1\n", "SVM_INDEX_RANGE", 2, 3, "5", hint="counts from 1"),
+    Bad("X9", b"1 5 5\n1 5:1\n", "SVM_INDEX_RANGE", 2, 3, "5", hint="start at 0"),
     Bad("X10", b"1 5 5\n5 0:1\n", "LABEL_RANGE", 2, 1, "5", says="labels, 5"),
     Bad("X11", b"2 5 5\n", "XC_ROW_COUNT", says="2 rows, the file has 0"),
     Bad("X11-no-newline", b"2 5 5", "XC_ROW_COUNT"),

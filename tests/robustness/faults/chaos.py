@@ -299,7 +299,7 @@ def _drain(cast: Cast) -> dict[str, Any]:
         if (
             found["status"] != SUCCEEDED
             and not wished
-            and found["reason"] not in ("LOST", "POISON")
+            and found["reason"] not in ("LOST", "CRASH_LOOP")
         ):
             figures.fault(f"{job} is {found['status']} {found['reason']}: {found['message']}")
         cast.tally[found["status"].lower()] += 1

@@ -21,7 +21,7 @@ from xcray.errors import XcrayError
 from xcray.jobs.home import Home
 from xcray.jobs.job import TRAIN, Job
 from xcray.jobs.runner.publish import MARKER
-from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED, TERMINAL, allowed
+from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED, TERMINAL, is_allowed
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.registry import Registry
 from xcray.storage.atomic import read_json
@@ -74,7 +74,7 @@ def all_jobs(store: JobStore, tenant: str = "default") -> list[Job]:
     """Every job of a tenant, newest first."""
     out, token = [], None
     while True:
-        page, token = store.list(tenant, limit=1000, page_token=token)
+        page, token = store.list_jobs(tenant, limit=1000, page_token=token)
         out += page
         if token is None:
             return out
@@ -116,11 +116,14 @@ def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int)
         job.status in TERMINAL, f"I2 job {job.id} is {job.status} after all has drained"
     ):
         return
-    moves = [event.data for event in store.events(job.id, limit=100_000) if event.kind == "status"]
+    moves = [
+        event.data for event in store.list_events(job.id, limit=100_000) if event.kind == "status"
+    ]
     state = PENDING
     for move in moves[1:]:
         figures.expect(
-            allowed(state, move["status"]), f"I2 job {job.id} went from {state} to {move['status']}"
+            is_allowed(state, move["status"]),
+            f"I2 job {job.id} went from {state} to {move['status']}",
         )
         state = move["status"]
     figures.expect(state == job.status, f"I2 job {job.id} is {job.status}, its events say {state}")
@@ -128,7 +131,7 @@ def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int)
     figures.expect(claims == sorted(set(claims)), f"I4 attempts of {job.id} are {claims}")
     if sum(move["status"] == SUCCEEDED for move in moves) > 1:
         figures.double(f"I3 job {job.id} succeeded twice")
-    losses = sum(after.get("reason") in ("LOST", "POISON") for after in moves)
+    losses = sum(after.get("reason") in ("LOST", "CRASH_LOOP") for after in moves)
     figures.expect(
         losses <= most_attempts + 1,
         f"I4 job {job.id} lost {losses} attempts, {most_attempts} are allowed",

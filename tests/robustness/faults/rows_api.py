@@ -36,7 +36,7 @@ def stop_all(stage: Stage, service: Service) -> float:
         continue
     store = store_of(service.home)
     for status in ("PENDING", "RUNNING"):
-        while jobs := store.list(status=status, limit=1000)[0]:
+        while jobs := store.list_jobs(status=status, limit=1000)[0]:
             for job in jobs:
                 again(lambda job=job: service.http.post(f"/v1/jobs/{job.id}/stop"))
             if status == "RUNNING":
@@ -98,7 +98,9 @@ def service_killed(stage: Stage) -> None:
     stage.figures.facts["submitted"] = wanted
     store = store_of(service.home)
     stage.figures.expect(len(stage.ledger.ids("job")) == wanted, "a client gave up")
-    there = len(store.list(limit=1000)[0]) if wanted < 1000 else sum(store.counts().values())
+    there = (
+        len(store.list_jobs(limit=1000)[0]) if wanted < 1000 else sum(store.count_jobs().values())
+    )
     if there > wanted:
         stage.figures.double(f"{there} jobs for {wanted} keys")
     store.close()
@@ -114,7 +116,7 @@ def service_killed(stage: Stage) -> None:
     "tests/service/test_service.py",
 )
 def half_uploads(stage: Stage) -> None:
-    service = Service(stage, body_seconds=2.0)
+    service = Service(stage, body_idle_timeout_seconds=2.0)
     service.up()
     body = b"".join(b'{"text": "row %d of a file", "labels": ["a"]}\n' % i for i in range(20_000))
     path = "/v1/datasets?name=half&format=jsonl"
@@ -246,8 +248,8 @@ def asked_twice(stage: Stage) -> None:
             stage.figures.runs += 51
     store = store_of(service.home)
     stage.figures.expect(
-        sum(store.counts().values()) == 2 * stage.runs,
-        f"{store.counts()} for {2 * stage.runs} keys",
+        sum(store.count_jobs().values()) == 2 * stage.runs,
+        f"{store.count_jobs()} for {2 * stage.runs} keys",
     )
     store.close()
     stop_all(stage, service)
@@ -283,7 +285,7 @@ def _lost_reply(service: Service, body: dict[str, Any], key: str) -> None:
     "tests/robustness/test_bad_input.py",
 )
 def slow_clients(stage: Stage) -> None:
-    service = Service(stage, body_seconds=3.0)
+    service = Service(stage, body_idle_timeout_seconds=3.0)
     service.up()
     data = dataset(service.http, stage.ledger)
     done = ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))
@@ -426,7 +428,7 @@ def many_jobs(stage: Stage) -> None:
     submit(service.http, stage.ledger, data, "m", "template")
     until(lambda: ok(service.http.get("/v1/jobs"))["jobs"][0]["status"] in TERMINAL, "the first")
     store = store_of(service.home)
-    spec = store.list()[0][0].spec
+    spec = store.list_jobs()[0][0].spec
     wanted, resident = (500 if stage.small else 10_000), _resident(service)
     before = [store.submit(spec, name="m", priority=-1) for _ in range(max(0, wanted - 500))]
     paces = []
@@ -449,7 +451,7 @@ def many_jobs(stage: Stage) -> None:
     with stage.figures.recovering():
         service.up()
     stage.figures.expect(
-        store.counts()[PENDING] >= wanted * 0.9, f"after the restart {store.counts()}"
+        store.count_jobs()[PENDING] >= wanted * 0.9, f"after the restart {store.count_jobs()}"
     )
     began = time.monotonic()
     while ok(service.http.post("/v1/jobs:stop", json={}))["more"]:

@@ -19,7 +19,7 @@ from tests.robustness.faults.rows_runners import drained, same_model
 from tests.robustness.faults.service import Service
 from tests.robustness.faults.stage import Stage, kill, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
-from xcray.cli.terminal.processes import PROC, family
+from xcray.cli.terminal.processes import PROC, find_descendants
 from xcray.data.build import BuildOptions, build
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainResult, TrainSpec, train
@@ -190,7 +190,7 @@ def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
         until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, "the second node")
         yield node
     finally:
-        for process in family([node.pid]):
+        for process in find_descendants([node.pid]):
             kill(process.pid)
         node.wait()
 
@@ -198,7 +198,7 @@ def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
 def named(roots: list[int], word: str) -> list[int]:
     """Processes that came from these and whose program is called so."""
     found = []
-    for process in family(roots):
+    for process in find_descendants(roots):
         with contextlib.suppress(OSError):
             if word in Path(os.readlink(PROC / str(process.pid) / "exe")).name:
                 found.append(process.pid)

@@ -356,7 +356,7 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
 def _race(stage: Stage, store: JobStore, turn: int) -> None:
     """Stop against finish, both at once, on a job that nobody really runs: one of the two orders, never a mixture."""
     job, _ = store.submit({"kind": "race"}, name="race")
-    claimed = store.claim("race", lease_seconds=600)
+    claimed = store.claim_job("race", lease_seconds=600)
     assert claimed is not None
     assert claimed.id == job.id
     result = {"model": "race", "version": 0, "sha256": ""}
@@ -370,16 +370,16 @@ def _race(stage: Stage, store: JobStore, turn: int) -> None:
     other.start()
     go.wait()
     with suppress(XcrayError):
-        store.finish(
+        store.finish_attempt(
             job.id, claimed.attempt, STOPPED if turn % 2 else FAILED, reason="RACE", result=result
         )
     other.join()
-    end = store.get(job.id)
+    end = store.get_job(job.id)
     stage.figures.expect(
         end.status in (STOPPED, FAILED) and not end.stop_requested, f"a race left {end.status}"
     )
     with suppress(XcrayError):
-        store.finish(job.id, claimed.attempt, SUCCEEDED, result=result)
+        store.finish_attempt(job.id, claimed.attempt, SUCCEEDED, result=result)
         stage.figures.fault("a second end of a job was taken")
 
 
@@ -463,14 +463,14 @@ def poison(stage: Stage) -> None:
         else:
             stage.figures.recovery.append(time.monotonic() - began)
         reasons = (
-            ("POISON", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("POISON",)
+            ("CRASH_LOOP", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("CRASH_LOOP",)
         )  # it may live to tell, or not
         stage.figures.expect(
             done["status"] == FAILED and done["reason"] in reasons,
             f"{kind} ended as {done['status']} {done['reason']}",
         )
         stage.figures.expect(
-            done["attempt"] == 3 or done["reason"] != "POISON",
+            done["attempt"] == 3 or done["reason"] != "CRASH_LOOP",
             f"{kind} had {done['attempt']} attempts as {done['reason']}",
         )
         if kind == "memory":

@@ -62,7 +62,7 @@ def clocks(stage: Stage) -> None:
         ]
         one, two, three = stage.random.sample(stores, 3)
         first, second = (one.submit({"n": turn, "i": i}, name="clock")[0] for i in range(2))
-        claimed = two.claim("me", lease_seconds=60)
+        claimed = two.claim_job("me", lease_seconds=60)
         stage.figures.expect(
             claimed is not None and claimed.id == first.id,
             "jobs are not taken in the order they came",
@@ -70,19 +70,19 @@ def clocks(stage: Stage) -> None:
         ahead[:] = [stage.random.choice((-DAY, 0.0, DAY)) for _ in stores]
         for each in stores:
             stage.figures.expect(
-                each.expire() == [], "a jump of the clock took a job from its runner"
+                each.expire_jobs() == [], "a jump of the clock took a job from its runner"
             )
         three.heartbeat(first.id, 1, lease_seconds=60)
-        done = three.finish(first.id, 1, STOPPED)
+        done = three.finish_attempt(first.id, 1, STOPPED)
         stage.figures.expect(
             str(done.finished) >= str(done.started) >= done.created,
             f"a duration is negative: {done}",
         )
-        other = one.claim("me", lease_seconds=60)
+        other = one.claim_job("me", lease_seconds=60)
         stage.figures.expect(
             other is not None and other.id == second.id, "the second job was not found"
         )
-        two.finish(second.id, 1, STOPPED)
+        two.finish_attempt(second.id, 1, STOPPED)
         stage.figures.runs += 1
     for each in stores:
         each.close()
@@ -124,12 +124,12 @@ def _jumping_service(stage: Stage) -> None:
 
 CLAIMER = """
 import sys
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 store = JobStore(sys.argv[1])
 sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
-while (job := store.claim(sys.argv[2], lease_seconds=600)) is not None:
+while (job := store.claim_job(sys.argv[2], lease_seconds=600)) is not None:
     print(job.id, job.attempt, flush=True)
-    store.finish(job.id, job.attempt, "STOPPED")
+    store.finish_attempt(job.id, job.attempt, "STOPPED")
 """
 
 
@@ -165,8 +165,8 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
             stage.figures.double(f"{job} was claimed {times} times")
     for process in claimers:
         stage.figures.expect(process.returncode == 0, f"a claimer ended with {process.returncode}")
-    if len(claimed) != jobs or store.counts()[STOPPED] != jobs:
-        stage.figures.lose(f"{jobs} jobs, {len(claimed)} claims, {store.counts()}")
+    if len(claimed) != jobs or store.count_jobs()[STOPPED] != jobs:
+        stage.figures.lose(f"{jobs} jobs, {len(claimed)} claims, {store.count_jobs()}")
     stage.figures.runs += jobs
     store.close()
 
@@ -228,7 +228,7 @@ def _end(stage: Stage, home: Home, url: str, processes: list[Any]) -> None:
 
 SUBMITTER = """
 import sys
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 store = JobStore(sys.argv[1])
 n = 0
 while True:
@@ -373,7 +373,7 @@ def _with_old(stage: Stage, tree: Path, words: list[str]) -> subprocess.Complete
 
 MAKE_OLD = """
 import sys
-from xcray.jobs.store import JobStore
+from xcray.jobs.store.job_store import JobStore
 store = JobStore(sys.argv[1])
 for n in range(30):
     print(store.submit({"n": n}, name="old", idempotency_key=f"k{n}")[0].id)

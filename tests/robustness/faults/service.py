@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 
 from tests.robustness.faults.stage import ROOT, Stage, free_port, kill, until
-from xcray.cli.terminal.processes import PROC, snapshot
+from xcray.cli.terminal.processes import PROC, list_processes
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 
@@ -154,7 +154,7 @@ def runner_process(stage: Stage, home: Path, name: str, **settings: Any) -> Proc
 def attempts(home: Path, job: str | None = None) -> dict[str, int]:
     """Processes that run attempts now, by `job aN`: of one home, of one job when named. Found by their command lines."""
     found = {}
-    for process in snapshot():
+    for process in list_processes():
         with suppress(OSError):
             words = (
                 (PROC / str(process.pid) / "cmdline")

@@ -26,7 +26,12 @@ from typing import Any, Final, NamedTuple
 
 from tests.robustness.faults.figures import Figures
 from tests.robustness.faults.ledger import Ledger
-from xcray.cli.terminal.processes import end, family, left_of, snapshot
+from xcray.cli.terminal.processes import (
+    find_descendants,
+    kill_processes,
+    list_processes,
+    wait_for_exit,
+)
 
 INSIDE: Final = "FAULTS_INSIDE"  # tells a process that it runs in namespaces of its own
 FOLDER: Final = "FAULTS_FOLDER"  # tells it which folder somebody outside removes when it is gone
@@ -115,7 +120,7 @@ def _inside(words: list[str], environment: dict[str, str]) -> int:
     with subprocess.Popen(words, cwd=ROOT, env=environment, preexec_fn=_die_with_parent) as process:
 
         def pass_on(_number: int, _frame: Any) -> None:
-            for child, parent in snapshot().items():
+            for child, parent in list_processes().items():
                 if parent == process.pid:
                     kill(child.pid, signal.SIGTERM)
             last = threading.Timer(LAST_WORDS, process.kill)
@@ -171,15 +176,15 @@ def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) ->
 
 def ours() -> list[Any]:
     """Processes that came from this one, itself aside; zombies do not count."""
-    return [each for each in family([os.getpid()]) if each.pid != os.getpid()]
+    return [each for each in find_descendants([os.getpid()]) if each.pid != os.getpid()]
 
 
 def end_all(seconds: float = 10.0) -> None:
     """End every process that came from this one, by its id."""
     deadline = time.monotonic() + seconds
     while (left := ours()) and time.monotonic() < deadline:
-        end(left)
-        left_of(left, 1.0)
+        kill_processes(left)
+        wait_for_exit(left, 1.0)
 
 
 @contextmanager

@@ -16,13 +16,13 @@ from xcray.arrays import csr, frozen
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import NotFound, XcrayError
-from xcray.jobs.runner.publish import Outcome, PublishDesk
+from xcray.jobs.runner.publish import Outcome, Publisher
 from xcray.kernels.training.ppdsparse import STATE
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
-from xcray.training.block_store import Parts
+from xcray.training.block_store import BlockStore
 from xcray.training.checkpoints import read_arrays, write_arrays
 
 RUN: Final = {"solver": "ppdsparse", "params": {}, "dataset": "abc"}
@@ -71,43 +71,45 @@ def _alias_do(folder: Path) -> None:
 
 
 def _alias_state(folder: Path) -> str:
-    return {1: "old", 2: "new"}[Registry(folder / "models").locate("m@prod")[1]]
+    return {1: "old", 2: "new"}[Registry(folder / "models").resolve_version("m@prod")[1]]
 
 
-def _desk(folder: Path) -> PublishDesk:
-    return PublishDesk(folder / "run", Registry(folder / "models"), "job_1", "m")
+def _desk(folder: Path) -> Publisher:
+    return Publisher(folder / "run", Registry(folder / "models"), "job_1", "m")
 
 
 def _job_prepare(folder: Path) -> None:
-    text_model(_desk(folder).staged(1), seed=3)
+    text_model(_desk(folder).staging_path(1), seed=3)
 
 
 def _job_do(folder: Path) -> None:
     desk = _desk(folder)
-    if desk.found() is None:
+    if desk.find_published() is None:
         staged = folder / "run" / "model-a1"
         if not staged.is_dir():
-            text_model(desk.staged(1), seed=3)
+            text_model(desk.staging_path(1), seed=3)
         desk.publish(staged, Outcome("0" * 64, {}, {}), 1, lambda: None)
 
 
 def _job_state(folder: Path) -> str:
     versions = Registry(folder / "models").versions("m")
-    if _desk(folder).found() is not None:
+    if _desk(folder).find_published() is not None:
         return "new" if versions == [1] else f"found, and versions {versions}"
     return "old" if not versions else f"not found, and versions {versions}"
 
 
-def _block(first: int) -> Block:
+def _block(first: int) -> SolvedLabels:
     labels = [first, first + 1]
     W = csr(np.array([0, 2, 4]), np.array([0, 3, 1, 2]), np.arange(4) + 1.0 + first, 7)
     records = np.zeros(2, STATE)
     records["label"] = labels
-    return Block(frozen(labels, np.int32), W, frozen(-np.array(labels, float), np.float64), records)
+    return SolvedLabels(
+        frozen(labels, np.int32), W, frozen(-np.array(labels, float), np.float64), records
+    )
 
 
-def _parts(folder: Path) -> Parts:
-    return Parts(folder / "run", RUN, n_labels=4, n_features=7)
+def _parts(folder: Path) -> BlockStore:
+    return BlockStore(folder / "run", RUN, n_labels=4, n_features=7)
 
 
 def _parts_prepare(folder: Path) -> None:

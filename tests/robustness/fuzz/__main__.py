@@ -1,4 +1,4 @@
-"""python -m tests.robustness.fuzz: puts the folder of the tests on the path, where this package and its neighbours are found."""
+"""Run the fuzzer: python -m tests.robustness.fuzz."""
 
 import sys
 

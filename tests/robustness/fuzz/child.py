@@ -1,7 +1,8 @@
-"""One target in a process of its own: python -m fuzz.child REQUEST.json (made by `command`)
+"""One target in its own process: python -m tests.robustness.fuzz.child REQUEST.json.
 
-What is being tried lies in WORK/current before it is tried, so that whoever finds this process dead knows of what it died. Inputs
-that fail without killing it are made smaller and kept in FOLDER/failed. FOLDER/figures.json is written each second.
+Each input is written to WORK/current before it is tried, so that a crash can be reproduced. Inputs
+that fail without killing the process are minimised and kept in FOLDER/failed. FOLDER/figures.json
+is written every second.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GROWTH = 400 << 20  # bytes of resident memory beyond those at the start
 
 
 class Hang(BaseException):
-    """One input took too long. No Exception: nobody shall catch it on the way."""
+    """One input took too long. It is not an Exception, so that no code under test catches it."""
 
 
 class Trial:

@@ -1,4 +1,7 @@
-"""Runs targets, each in a child; prints a line for each and one JSON line at the end. Exit code 1 when something failed."""
+"""Run targets, each in a child process, and print one line each and one JSON line at the end.
+
+The exit code is 1 if a target failed.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,7 @@ def child(request: dict[str, Any], folder: Path, seconds: float) -> tuple[int, s
     environment["MALLOC_ARENA_MAX"] = (
         "2"  # threads of a library do not reserve 64 MiB of addresses each
     )
-    command = [sys.executable, "-m", "fuzz.child", str(folder / "request.json")]
+    command = [sys.executable, "-m", "tests.robustness.fuzz.child", str(folder / "request.json")]
     with open(folder / "said.txt", "w+b") as said:
         process = subprocess.Popen(
             command, env=environment, stdout=said, stderr=subprocess.STDOUT, cwd=ROOT

@@ -1,4 +1,4 @@
-"""Model directories: one file of a small model is another, and the manifest says so or does not (T6)."""
+"""Model directories with one changed file, with or without a matching manifest (T6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.support.live_service import text_model
 from xcray.errors import XcrayError
-from xcray.model.directory import MANIFEST, sealed
+from xcray.model.directory import MANIFEST, seal_manifest
 from xcray.model.model import Model
 from xcray.predict.predictor import Predictor
 from xcray.storage.atomic import file_digests
@@ -88,12 +88,12 @@ def run(data: bytes, folder: Path) -> str:
         outcome.append("accepted")
         if verify:
             assert same or seal, f"{name} is another, and nobody saw it"
-            Predictor(model).named(Predictor(model).predict(["rows of a csv file"], 2))
+            Predictor(model).scored_labels(Predictor(model).predict(["rows of a csv file"], 2))
     return " ".join(outcome)
 
 
 def _fit(path: Path, name: str) -> None:
-    """Make the manifest tell the sizes and checksums that the files have, and seal it, where it still is one."""
+    """Update the manifest to the files' sizes and checksums, and seal it, if it still is one."""
     try:
         manifest: Any = json.loads((path / MANIFEST).read_bytes())
         manifest.pop("seal", None)
@@ -101,7 +101,7 @@ def _fit(path: Path, name: str) -> None:
             manifest["files"] = {
                 file: entry for file, entry in file_digests(path).items() if file != MANIFEST
             }
-        (path / MANIFEST).write_bytes(sealed(manifest).encode())
+        (path / MANIFEST).write_bytes(seal_manifest(manifest).encode())
     except (ValueError, TypeError, AttributeError, RecursionError, XcrayError):
         return  # then it is refused as it is
 

@@ -1,4 +1,4 @@
-"""The random engine: bytes from bytes, the same for the same seed."""
+"""The random engine: mutates bytes deterministically by seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Readers of a few lines for what docs/formats.md says: slow, strict, plainly right. A file is a list of rows, or Refused."""
+"""Short reference readers for docs/formats.md: slow and strict.
+
+A file is a list of rows, or Refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failing input made smaller: ranges go as long as it fails in the same way."""
+"""Minimisation of a failing input: ranges are removed while it fails in the same way."""
 
 from __future__ import annotations
 

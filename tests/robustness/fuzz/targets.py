@@ -1,6 +1,7 @@
-"""What is called with the bytes, and what must hold.
+"""The functions under test, and their invariants.
 
-No exception escapes but xcray's own, and nothing is accepted that a plain reader reads otherwise.
+Only xcray's own exceptions escape, and nothing is accepted that a reference reader reads
+differently.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ import pyarrow.parquet as pq
 from tests.robustness.badinput import json_lines, parquet, predict, svmlight, tables, xc
 from tests.robustness.fuzz import models, naive
 from xcray.data.matrices import READERS
-from xcray.data.readers.error_log import Tally
-from xcray.data.readers.label_names import Names
+from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.label_names import LabelNames
 from xcray.data.readers.options import ReadOptions
-from xcray.data.readers.parquet import label_names, parquet_form, parquet_records, read_parquet
+from xcray.data.readers.parquet import label_names, parquet_layout, parquet_records, read_parquet
 from xcray.data.readers.records import read_records
 from xcray.data.splits import RowSplit
-from xcray.data.weights import checked, read_weights
+from xcray.data.weights import check_weights, read_weights
 from xcray.errors import InputError, XcrayError
-from xcray.service.http.body import parse
-from xcray.service.inference_v2 import asking
+from xcray.service.http.body import parse_body
+from xcray.service.inference_v2 import decode
 from xcray.service.prediction import fast_decode as quick
-from xcray.service.prediction.instances import rows_of, taken
+from xcray.service.prediction.instances import to_csr, to_rows
 from xcray.service.schemas import PredictRequest
 from xcray.service.settings import Settings
 
@@ -89,7 +90,7 @@ def matrix(format: str, suffix: str, plain: Callable[[bytes], Any]) -> Callable[
 
         def read() -> list[Any]:
             rows: list[Any] = []
-            for X, Y in READERS[format](path, OPTIONS, Tally()):
+            for X, Y in READERS[format](path, OPTIONS, ErrorCollector()):
                 assert X.n_rows == Y.n_rows
                 for i in range(X.n_rows):
                     indices, values = X.row(i)
@@ -114,7 +115,7 @@ def documents(format: str, plain: Callable[[bytes], Any]) -> Callable[[bytes, Pa
         def read() -> list[Any]:
             return [
                 (record.text, record.labels)
-                for record in read_records(format, path, OPTIONS, Tally())
+                for record in read_records(format, path, OPTIONS, ErrorCollector())
             ]
 
         return compared(read, lambda: plain(data), lambda a, b: a == b)
@@ -128,17 +129,19 @@ def run_parquet(data: bytes, folder: Path) -> str:
     path.write_bytes(data)
 
     def read() -> list[Any]:
-        form = parquet_form(path, OPTIONS)
+        form = parquet_layout(path, OPTIONS)
         if form.text:
             return [
                 (record.text, list(record.labels))
-                for record in parquet_records(path, OPTIONS, Tally())
+                for record in parquet_records(path, OPTIONS, ErrorCollector())
             ]
         numbers = (
-            {name: k for k, name in enumerate(label_names(path, OPTIONS))} if form.named else None
+            {name: k for k, name in enumerate(label_names(path, OPTIONS))}
+            if form.named_labels
+            else None
         )
         rows = []
-        for X, Y in read_parquet(path, OPTIONS, Tally(), numbers):
+        for X, Y in read_parquet(path, OPTIONS, ErrorCollector(), numbers):
             for i in range(X.n_rows):
                 indices, values = X.row(i)
                 rows.append(
@@ -153,7 +156,7 @@ def run_parquet(data: bytes, folder: Path) -> str:
         try:
             return (
                 pq.ParquetFile(io.BytesIO(data))
-                .read(columns=parquet_form(path, OPTIONS).columns)
+                .read(columns=parquet_layout(path, OPTIONS).columns)
                 .to_pylist()
             )
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -186,9 +189,9 @@ SETTINGS = Settings(max_instances=64)
 
 def run_predict(data: bytes, folder: Path) -> str:
     """The quick reader takes nothing that the strict one refuses, and understands it alike; rows are those of the JSON."""
-    fast = quick.read(data, 64)
+    fast = quick.decode_fast(data, 64)
     try:
-        asked = quick.strictly(parse(PredictRequest, data))
+        asked = quick.to_query(parse_body(PredictRequest, data))
     except InputError as error:
         _check_told(error)
         if fast is not None:
@@ -197,8 +200,8 @@ def run_predict(data: bytes, folder: Path) -> str:
     if fast is not None and not _same_ask(fast, asked):
         raise Differs("the quick reader understood it differently")
     try:
-        rows = taken(MODEL, asked.instances)
-        again = rows_of(MODEL, asked.instances)
+        rows = to_rows(MODEL, asked.instances)
+        again = to_csr(MODEL, asked.instances)
     except InputError as error:
         _check_told(error)
         return str(error.code)
@@ -220,10 +223,10 @@ def _whole(digits: str) -> int:
     return int(digits[:300])
 
 
-def _same_ask(one: quick.Ask, other: quick.Ask) -> bool:
+def _same_ask(one: quick.PredictQuery, other: quick.PredictQuery) -> bool:
     """Whether two readers found the same."""
 
-    def told(ask: quick.Ask) -> Any:
+    def told(ask: quick.PredictQuery) -> Any:
         return [[each.text, each.indices, each.values] for each in ask.instances], tuple(ask[1:])
 
     return bool(told(one) == told(other))
@@ -233,8 +236,10 @@ def run_oip(data: bytes, folder: Path) -> str:
     """An infer request: two bytes for the length of its JSON (65,535: all), then the body."""
     told = int.from_bytes(data[:2], "big")
     try:
-        asked = asking.read(data[2:], None if told == 65_535 else told, "vector", SETTINGS)
-        rows = asked.rows.given(MODEL)
+        asked = decode.decode_request(
+            data[2:], None if told == 65_535 else told, "vector", SETTINGS
+        )
+        rows = asked.rows.to_rows(MODEL)
     except InputError as error:
         _check_told(error)
         return str(error.code)
@@ -255,7 +260,7 @@ def run_npy(data: bytes, folder: Path) -> str:
     path = folder / "weights.npy"
     path.write_bytes(data)
     try:
-        found = checked(read_weights(path), 3)
+        found = check_weights(read_weights(path), 3)
     except XcrayError as error:
         _check_told(error)
         return str(error.code)
@@ -269,7 +274,7 @@ def run_lists(data: bytes, folder: Path) -> str:
     path = folder / "list.txt"
     path.write_bytes(data)
     out = []
-    for read in (Names.read, RowSplit):
+    for read in (LabelNames.read, RowSplit):
         try:
             found = read(path)
         except XcrayError as error:
@@ -277,7 +282,7 @@ def run_lists(data: bytes, folder: Path) -> str:
             out.append(str(error.code))
             continue
         out.append("accepted")
-        if isinstance(found, Names) and found.names != [
+        if isinstance(found, LabelNames) and found.names != [
             line.strip() for line in naive.lines_of(data)
         ]:
             raise Differs("names")

@@ -1,4 +1,4 @@
-"""What the API promises beside its nouns: keys that make repeating safe, ETags, filters and pages, limits, logs, streams."""
+"""REST API: idempotency keys, ETags, filters, paging, limits, logs and event streams."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.live_service import client_of, publish, settings_for
 from xcray.errors import Conflict, NotFound
 from xcray.jobs.states import FAILED
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
-from xcray.service.http.etags import tag
-from xcray.service.observability.log_tail import following, last_lines
-from xcray.service.routes.datasets import members as members_of_dataset
-from xcray.service.routes.jobs import members
+from xcray.service.app_state import AppState
+from xcray.service.http.etags import counter_etag
+from xcray.service.observability.log_tail import read_from, read_last_lines
+from xcray.service.routes.datasets import dataset_fields as members_of_dataset
+from xcray.service.routes.jobs import job_fields
 from xcray.service.schemas import DatasetView, JobView
 
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -31,10 +31,10 @@ STUB = "import json, pathlib, sys; (pathlib.Path(sys.argv[1]).parent / 'outcome.
 
 
 class Service(NamedTuple):
-    """A served app, its rooms, a client, and a data set that is READY."""
+    """A served app, its app_state, a client, and a data set that is READY."""
 
     http: httpx.Client
-    rooms: Rooms
+    app_state: AppState
     app: FastAPI
     data: str
 
@@ -50,10 +50,10 @@ def made(home: Path) -> FastAPI:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     app = made(tmp_path / "home")
-    rooms: Rooms = app.state.rooms
-    data = rooms.store.add_dataset("news", str(tmp_path / "nowhere"), stats={"n_labels": 4}).id
+    app_state: AppState = app.state.app_state
+    data = app_state.store.add_dataset("news", str(tmp_path / "nowhere"), stats={"n_labels": 4}).id
     with client_of(app) as http:
-        yield Service(http, rooms, app, data)
+        yield Service(http, app_state, app, data)
 
 
 def submit(service: Service, key: str | None = None, **more: Any) -> httpx.Response:
@@ -158,7 +158,7 @@ def test_a_key_goes_for_raw_bodies_too(service: Service) -> None:
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
     assert again.json()["id"] == first.json()["id"]
     assert send(b"1 1:1\n", "name=b&format=svmlight").status_code == 409
-    assert not list((service.rooms.home.path / "uploads").iterdir())
+    assert not list((service.app_state.home.path / "uploads").iterdir())
 
 
 def test_strange_keys_are_refused(service: Service) -> None:
@@ -174,8 +174,10 @@ def test_strange_keys_are_refused(service: Service) -> None:
 
 
 def test_who_has_the_newest_is_told_so(service: Service) -> None:
-    publish(service.rooms.registry_of("default"), "docs", service.rooms.home.path / "staged")
-    service.rooms.registry_of("default").sets("docs").put("files", ["csv"])
+    publish(
+        service.app_state.registry_of("default"), "docs", service.app_state.home.path / "staged"
+    )
+    service.app_state.registry_of("default").label_sets("docs").put("files", ["csv"])
     job = submit(service).json()["id"]
     model = "/v1/models/docs"
     for path in (
@@ -190,8 +192,8 @@ def test_who_has_the_newest_is_told_so(service: Service) -> None:
         *(
             f"{model}/versions/1",
             f"{model}/versions/1/card",
-            f"{model}/sets",
-            f"{model}/sets/files",
+            f"{model}/label-sets",
+            f"{model}/label-sets/files",
         ),
     ):
         first = service.http.get(path)
@@ -207,16 +209,20 @@ def test_who_has_the_newest_is_told_so(service: Service) -> None:
 def test_an_etag_changes_with_what_can_be_seen(service: Service) -> None:
     path = f"/v1/jobs/{submit(service).json()['id']}"
     seen = [service.http.get(path).headers["etag"]]
-    job = service.rooms.store.claim("me", lease_seconds=3600)
+    job = service.app_state.store.claim_job("me", lease_seconds=3600)
     assert job is not None
     seen.append(service.http.get(path).headers["etag"])
-    service.rooms.store.heartbeat(job.id, job.attempt, lease_seconds=3600)
+    service.app_state.store.heartbeat(job.id, job.attempt, lease_seconds=3600)
     assert service.http.get(path).headers["etag"] == seen[-1]
-    service.rooms.store.append(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1})
+    service.app_state.store.append_event(
+        job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1}
+    )
     seen.append(service.http.get(path).headers["etag"])
     service.http.post(f"{path}/stop")
     seen.append(service.http.get(path).headers["etag"])
-    service.rooms.store.finish(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
+    service.app_state.store.finish_attempt(
+        job.id, job.attempt, FAILED, reason="MEMORY", message="too large"
+    )
     seen.append(service.http.get(path).headers["etag"])
     assert len(set(seen)) == len(seen)
 
@@ -250,32 +256,32 @@ def test_jobs_change_only_as_they_were_seen(service: Service) -> None:
 
 def test_the_store_itself_compares(service: Service) -> None:
     """What happens between the look and the change counts too."""
-    job = service.rooms.store.get(submit(service).json()["id"])
-    service.rooms.store.request_stop(job.id)
+    job = service.app_state.store.get_job(submit(service).json()["id"])
+    service.app_state.store.request_stop(job.id)
     for change in (
-        service.rooms.store.request_stop,
-        service.rooms.store.resume,
-        service.rooms.store.delete,
+        service.app_state.store.request_stop,
+        service.app_state.store.resume_job,
+        service.app_state.store.delete_job,
     ):
         with pytest.raises(Conflict, match="has changed since") as changed:
             change(job.id, if_events=job.events)
         assert changed.value.code == "PRECONDITION"
-    service.rooms.store.update_dataset(service.data, stats={})
+    service.app_state.store.update_dataset(service.data, stats={})
     with pytest.raises(Conflict, match="has changed since"):
-        service.rooms.store.delete_dataset(service.data, if_version=1)
-    service.rooms.store.delete_dataset(service.data, if_version=2)
+        service.app_state.store.delete_dataset(service.data, if_version=1)
+    service.app_state.store.delete_dataset(service.data, if_version=2)
     with pytest.raises(NotFound):
-        service.rooms.store.delete_dataset(service.data, if_version=2)
+        service.app_state.store.delete_dataset(service.data, if_version=2)
 
 
 def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None:
-    registry = service.rooms.registry_of("default")
+    registry = service.app_state.registry_of("default")
     for seed in (1, 2):
-        publish(registry, "docs", service.rooms.home.path / f"staged{seed}", seed=seed)
+        publish(registry, "docs", service.app_state.home.path / f"staged{seed}", seed=seed)
     model, alias, a_set = (
         "/v1/models/docs",
         "/v1/models/docs/aliases/live",
-        "/v1/models/docs/sets/files",
+        "/v1/models/docs/label-sets/files",
     )
 
     def put(path: str, body: Any, etag: str) -> int:
@@ -304,8 +310,10 @@ def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None
 
 
 def test_of_many_that_saw_the_same_one_may_change(service: Service) -> None:
-    publish(service.rooms.registry_of("default"), "docs", service.rooms.home.path / "staged")
-    path = "/v1/models/docs/sets/files"
+    publish(
+        service.app_state.registry_of("default"), "docs", service.app_state.home.path / "staged"
+    )
+    path = "/v1/models/docs/label-sets/files"
     service.http.put(path, json={"labels": ["csv"]})
     headers = {"If-Match": service.http.get(path).headers["etag"]}
     with ThreadPoolExecutor(8) as threads:
@@ -321,7 +329,7 @@ def test_of_many_that_saw_the_same_one_may_change(service: Service) -> None:
 def test_data_sets_are_deleted_as_they_were_seen(service: Service) -> None:
     path = f"/v1/datasets/{service.data}"
     old = service.http.get(path).headers["etag"]
-    service.rooms.store.update_dataset(service.data, stats={"n_labels": 5})
+    service.app_state.store.update_dataset(service.data, stats={"n_labels": 5})
     assert service.http.delete(path, headers={"If-Match": old}).status_code == 412
     assert (
         service.http.delete(
@@ -341,11 +349,11 @@ def listed(service: Service, query: str) -> list[str]:
 
 
 def test_jobs_are_found_by_what_they_are(service: Service) -> None:
-    other = service.rooms.store.add_dataset("other", "nowhere").id
+    other = service.app_state.store.add_dataset("other", "nowhere").id
     submit(service, name="a", model="x")
     second = submit(service, name="b", model="y").json()
     submit(service, name="c", model="x", dataset=other)
-    service.rooms.store.submit({}, name="d", kind="predict", model="x")
+    service.app_state.store.submit({}, name="d", kind="predict", model="x")
     service.http.post(f"/v1/jobs/{second['id']}/stop")
     for query, names in {
         "": ["d", "c", "b", "a"],
@@ -413,17 +421,17 @@ def test_pages_stay_right_while_jobs_come_and_go(service: Service) -> None:
 def test_lists_hold_what_the_views_describe(service: Service) -> None:
     """Lists are written without making a checked view of each entry; so that is done here."""
     submit(service, timeout_seconds=60, expires_seconds=600, max_attempts=2)
-    job = service.rooms.store.claim("me", lease_seconds=3600)
+    job = service.app_state.store.claim_job("me", lease_seconds=3600)
     assert job is not None
-    service.rooms.store.append(
+    service.app_state.store.append_event(
         job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1, "rate": 0.5}
     )
     for found in service.http.get("/v1/jobs").json()["jobs"]:
         assert JobView.model_validate(found, strict=True).model_dump(mode="json") == found
         assert found == service.http.get(f"/v1/jobs/{found['id']}").json()
-    assert set(members(job)) == set(JobView.model_fields)
-    assert str(service.rooms.home.path) not in json.dumps(members(job))
-    record = service.rooms.store.get_dataset(service.data)
+    assert set(job_fields(job)) == set(JobView.model_fields)
+    assert str(service.app_state.home.path) not in json.dumps(job_fields(job))
+    record = service.app_state.store.get_dataset(service.data)
     assert set(members_of_dataset(record)) == set(DatasetView.model_fields)
 
 
@@ -448,7 +456,7 @@ def test_logs_come_in_whole_lines(service: Service) -> None:
     job = submit(service).json()["id"]
     path = f"/v1/jobs/{job}/logs"
     assert service.http.get(path).text == ""
-    log = service.rooms.home.log(job)
+    log = service.app_state.home.log(job)
     log.write_text("".join(f"line {n} ä\n" for n in range(300)))
     tail = service.http.get(f"{path}?tail=2")
     assert tail.text == "line 298 ä\nline 299 ä\n"
@@ -480,18 +488,18 @@ def test_logs_come_in_whole_lines(service: Service) -> None:
 
 def test_pieces_of_strange_logs(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert last_lines(log, 5).text == following(log, 0, 10).text == ""
+    assert read_last_lines(log, 5).text == read_from(log, 0, 10).text == ""
     log.write_bytes("ääää\n".encode() * 3)
     for limit in range(1, 9):  # a line longer than the piece is cut between characters
         text, offset = "", 0
-        while (piece := following(log, offset, limit)).end > offset:
+        while (piece := read_from(log, offset, limit)).end > offset:
             text, offset = text + piece.text, piece.end
         assert text == log.read_text() or limit == 1
     log.write_bytes(b"\xff\xfe\nok\n")
-    assert following(log, 0, 100).text == "\\xff\\xfe\nok\n"
+    assert read_from(log, 0, 100).text == "\\xff\\xfe\nok\n"
     log.write_bytes(b"x" * 3_000_000 + b"\nend\n")
-    assert last_lines(log, 1).text == "end\n"
-    assert len(last_lines(log, 5).text) == 1 << 20
+    assert read_last_lines(log, 1).text == "end\n"
+    assert len(read_last_lines(log, 5).text) == 1 << 20
 
 
 # Streams
@@ -508,12 +516,12 @@ def events_of(answer: httpx.Response) -> list[tuple[int, str]]:
 def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path) -> None:
     first = made(tmp_path / "home")
     with client_of(first) as http:
-        store = first.state.rooms.store
+        store = first.state.app_state.store
         data = store.add_dataset("news", "nowhere").id
         job_id = http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"]
-        job = store.claim("me", lease_seconds=3600)
+        job = store.claim_job("me", lease_seconds=3600)
         assert job is not None
-        store.append(job.id, job.attempt, "phase", {"phase": "TRAINING"})
+        store.append_event(job.id, job.attempt, "phase", {"phase": "TRAINING"})
         with http.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             assert (stream.headers["x-accel-buffering"], stream.headers["cache-control"]) == (
@@ -529,7 +537,7 @@ def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path)
     with client_of(made(tmp_path / "home")) as http:
         second = http
         store = made_store(tmp_path / "home")
-        store.finish(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
+        store.finish_attempt(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
         rest = events_of(
             second.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(seen[-1])})
         )
@@ -551,8 +559,8 @@ def test_a_deleted_job_ends_its_stream(service: Service) -> None:
     with service.http.stream("GET", f"/v1/jobs/{job}/events") as stream:
         lines = stream.iter_lines()
         assert next(line for line in lines if line.startswith("id: ")) == "id: 1"
-        service.rooms.store.request_stop(job)
-        service.rooms.store.delete(job)
+        service.app_state.store.request_stop(job)
+        service.app_state.store.delete_job(job)
         assert not [line for line in lines if line.startswith("event: progress")]
     assert (
         service.http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1"}).status_code
@@ -561,5 +569,5 @@ def test_a_deleted_job_ends_its_stream(service: Service) -> None:
 
 
 def test_etags_belong_to_a_version_of_xcray() -> None:
-    assert tag(3) != tag(4)
-    assert tag(3).startswith('"3-')
+    assert counter_etag(3) != counter_etag(4)
+    assert counter_etag(3).startswith('"3-')

@@ -1,4 +1,4 @@
-"""What a connection may hold before a request is seen: heads without end, requests ahead of answers, broken framing."""
+"""Connection limits: endless headers, pipelined requests, invalid framing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.live_service import client_of, publish, raw, settings_for
 from xcray.errors import Unavailable
 from xcray.service.app import create_app
-from xcray.service.http.connection_limits import AHEAD, HEADERS_READ
+from xcray.service.http.connection_limits import MAX_HEADER_BYTES_READ, MAX_PIPELINED_REQUESTS
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 PATIENCE = 300.0  # seconds until a wait is given up
@@ -38,7 +38,7 @@ def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[
     sent, answer = 0, b""
     with socket.socket() as connection:
         connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, HEADERS_READ
+            socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_HEADER_BYTES_READ
         )  # else the system takes megabytes, as it likes
         connection.settimeout(PATIENCE)
         connection.connect((parts.host, parts.port or 80))
@@ -69,23 +69,26 @@ def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[
     ids=["one header", "many headers", "path", "chunk extension", "trailer"],
 )
 def test_what_does_not_end_is_refused_early(url: str, begin: bytes, piece: bytes) -> None:
-    sent, found = sent_until_closed(url, begin, piece, 100 * HEADERS_READ)
-    assert sent < 50 * HEADERS_READ  # what lies in the buffers of the system counts as sent
+    sent, found = sent_until_closed(url, begin, piece, 100 * MAX_HEADER_BYTES_READ)
+    assert (
+        sent < 50 * MAX_HEADER_BYTES_READ
+    )  # what lies in the buffers of the system counts as sent
     assert found in (0, 400, 404, 414, 431)
     assert httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE).status_code == 200
 
 
 def test_a_head_below_the_bound_is_the_guards(url: str) -> None:
     answer = raw(
-        url, GET + b"Connection: close\r\nX-Big: " + b"a" * (HEADERS_READ // 2) + b"\r\n\r\n"
+        url,
+        GET + b"Connection: close\r\nX-Big: " + b"a" * (MAX_HEADER_BYTES_READ // 2) + b"\r\n\r\n",
     )
     assert status(answer) == 431
     assert b"HEADERS_TOO_LARGE" in answer
 
 
 def test_a_body_of_many_small_chunks_is_no_head(url: str) -> None:
-    chunks = b"".join(b"1\r\n \r\n" for _ in range(HEADERS_READ)) + b"0\r\n\r\n"
-    assert len(chunks) > 5 * HEADERS_READ
+    chunks = b"".join(b"1\r\n \r\n" for _ in range(MAX_HEADER_BYTES_READ)) + b"0\r\n\r\n"
+    assert len(chunks) > 5 * MAX_HEADER_BYTES_READ
     answer = raw(url, CHUNKED.replace(b"chunked\r\n", b"chunked\r\nConnection: close\r\n") + chunks)
     assert status(answer) == 400
     assert b"EMPTY_BODY" in answer
@@ -120,7 +123,7 @@ def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
         raise Unavailable("so slow")
 
     app = create_app(settings_for(tmp_path / "home"), opener=slow)
-    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     body = b'{"instances": [{"text": "a"}]}'
     first = b"POST /v1/models/docs:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     first += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -129,7 +132,7 @@ def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
         with socket.create_connection(
             (parts.host, parts.port or 80), timeout=PATIENCE
         ) as connection:
-            connection.sendall(first + (GET + b"\r\n") * (AHEAD + 10))
+            connection.sendall(first + (GET + b"\r\n") * (MAX_PIPELINED_REQUESTS + 10))
             try:
                 assert connection.recv(100) == b""  # closed, while the first still waits
             except ConnectionResetError:

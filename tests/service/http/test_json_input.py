@@ -1,4 +1,7 @@
-"""Rows J1 to J28 of the bad-input table for predictions: status and code, no echo, no path, no 5xx; and what is good passes."""
+"""Rows J1 to J28 of the bad-input table for predictions: status and code.
+
+Responses contain no input and no paths, and are never 5xx. Valid input passes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.robustness.badinput.predict import (
 from tests.support.live_service import LABELS, client_of, plain_model, raw, settings_for, text_model
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.service.http.strict_json import HUGE, BadJSON, loads
+from xcray.service.http.strict_json import HUGE_INTEGER, BadJSON, loads
 
 
 class Place(NamedTuple):
@@ -42,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     app = create_app(
         settings_for(home, predict_body_bytes=1_000_000, max_instances=64, max_top_k=100)
     )
-    registry: Registry = app.state.rooms.registry
+    registry: Registry = app.state.app_state.registry
     text_model(home / "a")
     plain_model(home / "b")
     text_model(home / "c")
@@ -250,6 +253,6 @@ def test_hostile_strings_take_linear_time(text: bytes) -> None:
 
 
 def test_huge_integers_are_clamped_not_computed() -> None:
-    assert loads(b"[1" + b"0" * 1_000_000 + b"]") == [HUGE]
-    assert loads(b"-" + b"9" * 301) == -HUGE
+    assert loads(b"[1" + b"0" * 1_000_000 + b"]") == [HUGE_INTEGER]
+    assert loads(b"-" + b"9" * 301) == -HUGE_INTEGER
     assert loads(b"1" + b"0" * 299) == 10**299

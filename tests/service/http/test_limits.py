@@ -1,4 +1,4 @@
-"""Limits of callers and of connections: rates, places, memory of bodies, clients that are too slow, files within quotas."""
+"""Limits of callers and connections: rates, concurrency, body memory, slow clients, quotas."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fastapi import FastAPI
 from tests.support.live_service import PATIENCE, client_of, serving, settings_for
 from tests.support.raw_requests import ask
 from xcray.errors import Unavailable
-from xcray.jobs.store.tokens import Limits, new_token
+from xcray.jobs.store.tokens import KeyLimits, create_token
 from xcray.service.app import create_app
-from xcray.service.http.auth import ANYBODY, Caller
-from xcray.service.http.limits import ACCOUNTS, Bucket, Limited, Limiter, network_of
+from xcray.service.http.auth import ANONYMOUS, Caller
+from xcray.service.http.limits import MAX_ACCOUNTS, Limiter, RateLimited, TokenBucket, network_of
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 
@@ -43,7 +43,7 @@ class Clock:
 
 
 def test_a_bucket_holds_a_minute_and_fills_evenly() -> None:
-    bucket = Bucket(60, 0.0)
+    bucket = TokenBucket(60, 0.0)
     assert [bucket.take(1, 0.0) for _ in range(60)] == [0.0] * 60
     assert bucket.take(1, 0.0) == pytest.approx(1.0)
     assert bucket.take(1, 1.0) == 0.0
@@ -55,11 +55,11 @@ def test_a_bucket_holds_a_minute_and_fills_evenly() -> None:
 
 
 def test_more_than_is_left_is_taken_once_and_paid_for() -> None:
-    bucket = Bucket(100, 0.0)
+    bucket = TokenBucket(100, 0.0)
     assert bucket.take(1000, 0.0) == 0.0
     assert bucket.take(1, 0.0) == pytest.approx((900 + 1) * 60 / 100)
     assert bucket.take(1, 541.0) == 0.0
-    assert Bucket(0, 0.0).take(1, 5.0) > 0
+    assert TokenBucket(0, 0.0).take(1, 5.0) > 0
 
 
 def limiter(clock: Clock, home: Path, **changes: Any) -> Limiter:
@@ -69,18 +69,18 @@ def limiter(clock: Clock, home: Path, **changes: Any) -> Limiter:
 def test_callers_do_not_pay_for_each_other(tmp_path: Path) -> None:
     clock = Clock()
     room = limiter(clock, tmp_path, requests_per_minute=5)
-    own = Caller(key_id="key_a", limits=Limits(requests_per_minute=2))
+    own = Caller(key_id="key_a", limits=KeyLimits(requests_per_minute=2))
     for caller, address, most in (
-        (ANYBODY, "10.0.0.1", 5),
-        (ANYBODY, "10.0.0.2", 5),
+        (ANONYMOUS, "10.0.0.1", 5),
+        (ANONYMOUS, "10.0.0.2", 5),
         (own, "10.0.0.1", 2),
     ):
         for _ in range(most):
             room.admit(caller, address).close()
-        with pytest.raises(Limited) as caught:
+        with pytest.raises(RateLimited) as caught:
             room.admit(caller, address)
         assert caught.value.details["retry_after"] == 60 // most
-    changed = Caller(key_id="key_a", limits=Limits(requests_per_minute=9))
+    changed = Caller(key_id="key_a", limits=KeyLimits(requests_per_minute=9))
     for _ in range(9):
         room.admit(changed, "10.0.0.1").close()
 
@@ -91,35 +91,35 @@ def test_an_ipv6_machine_is_one_caller(tmp_path: Path) -> None:
     )
     assert network_of("10.0.0.1") == "10.0.0.1"
     room = limiter(Clock(), tmp_path, requests_per_minute=1)
-    room.admit(ANYBODY, "2001:db8::1")
-    with pytest.raises(Limited):
-        room.admit(ANYBODY, "2001:db8::2")
+    room.admit(ANONYMOUS, "2001:db8::1")
+    with pytest.raises(RateLimited):
+        room.admit(ANONYMOUS, "2001:db8::2")
 
 
 def test_places_and_memory_are_given_back(tmp_path: Path) -> None:
-    room = limiter(Clock(), tmp_path, requests_at_once=2, bodies_bytes=1000)
-    first, second = room.admit(ANYBODY, "a"), room.admit(ANYBODY, "a")
-    with pytest.raises(Limited) as caught:
-        room.admit(ANYBODY, "a")
+    room = limiter(Clock(), tmp_path, max_concurrent_requests=2, max_body_memory_bytes=1000)
+    first, second = room.admit(ANONYMOUS, "a"), room.admit(ANONYMOUS, "a")
+    with pytest.raises(RateLimited) as caught:
+        room.admit(ANONYMOUS, "a")
     assert caught.value.code == "CONCURRENCY"
-    first.hold(600)
-    second.hold(400)
+    first.hold_bytes(600)
+    second.hold_bytes(400)
     with pytest.raises(Unavailable) as full:
-        second.hold(1)
+        second.hold_bytes(1)
     assert full.value.code == "BUSY"
     first.close()
-    second.hold(600)
+    second.hold_bytes(600)
     second.close()
-    assert room.held == 0
-    room.admit(ANYBODY, "a")
+    assert room.held_bytes == 0
+    room.admit(ANONYMOUS, "a")
 
 
 def test_accounts_are_bounded(tmp_path: Path) -> None:
     room = limiter(Clock(), tmp_path)
-    held = room.admit(ANYBODY, "first")
-    for number in range(ACCOUNTS + 50):
-        room.admit(ANYBODY, f"address {number}").close()
-    assert len(room._accounts) == ACCOUNTS
+    held = room.admit(ANONYMOUS, "first")
+    for number in range(MAX_ACCOUNTS + 50):
+        room.admit(ANONYMOUS, f"address {number}").close()
+    assert len(room._accounts) == MAX_ACCOUNTS
     assert "first" in room._accounts  # it is still asking
     held.close()
 
@@ -128,9 +128,9 @@ def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
     app = create_app(settings_for(own_home))
     (bounds,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
     bounds.now = Clock()
-    made = new_token()
+    made = create_token()
     limits = {"requests_per_minute": 3, "instances_per_minute": 4}
-    app.state.rooms.store.add_key(
+    app.state.app_state.store.add_key(
         "default", "n", ["admin"], made.digest, key_id=made.key_id, limits=limits
     )
     own = {"authorization": f"Bearer {made.token}"}
@@ -161,7 +161,11 @@ def slow(own_home: Path) -> Iterator[str]:
     """A service that waits but little."""
     app = create_app(
         settings_for(
-            own_home, head_seconds=0.3, body_seconds=0.5, body_rate=100_000, connections=20
+            own_home,
+            header_timeout_seconds=0.3,
+            body_idle_timeout_seconds=0.5,
+            min_body_bytes_per_second=100_000,
+            connections=20,
         )
     )
     with serving(app) as url:
@@ -239,7 +243,9 @@ def test_a_byte_now_and_then_does_not_keep_a_connection(
 
 def test_connections_are_bounded_and_the_others_unharmed(own_home: Path) -> None:
     """Twenty at once: the client's and nineteen that say nothing; who comes after them hears so at once."""
-    with client_of(create_app(settings_for(own_home, head_seconds=600, connections=20))) as client:
+    with client_of(
+        create_app(settings_for(own_home, header_timeout_seconds=600, connections=20))
+    ) as client:
         client.get("/healthz")
         idle = [connected(str(client.base_url)) for _ in range(40)]
 
@@ -260,7 +266,7 @@ def test_connections_are_bounded_and_the_others_unharmed(own_home: Path) -> None
 
 
 def test_bodies_together_are_bounded(own_home: Path) -> None:
-    app = create_app(settings_for(own_home, bodies_bytes=150_000))
+    app = create_app(settings_for(own_home, max_body_memory_bytes=150_000))
     with client_of(app) as http:
         parts = httpx.URL(str(http.base_url))
         head = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
@@ -270,7 +276,7 @@ def test_bodies_together_are_bounded(own_home: Path) -> None:
                 each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs
             ]
             wait_for(
-                lambda: limits.held >= 90_000
+                lambda: limits.held_bytes >= 90_000
             )  # asked before, the other body would be held, and this one refused
             answer = poll(
                 lambda: http.post(
@@ -402,26 +408,26 @@ def test_uploads_of_a_tenant_are_bounded_together(
             http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
         )  # 40,000 are kept for that one
     wait_for(lambda: there(own_home) == [first])
-    app.state.rooms.uploads.remove(first)
+    app.state.app_state.uploads.remove(first)
     assert http.post("/v1/uploads", content=b"x" * 60_000, headers=OCTETS).status_code == 201
 
 
 def test_data_sets_of_a_tenant_are_counted(own_home: Path) -> None:
     app = create_app(settings_for(own_home, tenant_datasets=1))
-    app.state.rooms.store.add_dataset("a", "/none")
+    app.state.app_state.store.add_dataset("a", "/none")
 
     async def asked() -> None:
         told = await ask(app, "POST", "/v1/datasets", body=b'{"name": "b", "format": "synthetic"}')
         assert (told.status, told.code) == (507, "DATASET_QUOTA")
 
     asyncio.run(asked())
-    assert len(app.state.rooms.store.list_datasets()[0]) == 1
+    assert len(app.state.app_state.store.list_datasets()[0]) == 1
 
 
 def test_jobs_that_wait_are_bounded_by_key(own_home: Path, tmp_path: Path) -> None:
     app = create_app(settings_for(own_home), check_spec=lambda spec: spec)
-    store = app.state.rooms.store
-    made = new_token()
+    store = app.state.app_state.store
+    made = create_token()
     store.add_key(
         "default", "n", ["submit"], made.digest, key_id=made.key_id, limits={"max_queued": 1}
     )
@@ -437,4 +443,4 @@ def test_jobs_that_wait_are_bounded_by_key(own_home: Path, tmp_path: Path) -> No
         assert (told.code, "retry-after" in told.headers) == ("QUOTA", True)
 
     asyncio.run(asked())
-    assert [job.key_id for job in store.list()[0]] == [made.key_id]
+    assert [job.key_id for job in store.list_jobs()[0]] == [made.key_id]

@@ -1,4 +1,7 @@
-"""The OpenAPI description: whole, true, and under names that stay. `python -m tests.support.openapi` tries it with many more requests."""
+"""The OpenAPI description is complete, correct and has stable names.
+
+`python -m tests.support.openapi` tests it with many more requests.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from tests.support.live_service import client_of, settings_for
 from tests.support.openapi import explore, service
 from xcray.service.app import create_app
-from xcray.service.openapi import LINKS, MORE
+from xcray.service.openapi import EXTRA_STATUSES, LINKS
 
 OPERATIONS = """
 batch_output batch_output_file batch_submit datasets_create datasets_delete datasets_index datasets_show datasets_upload
@@ -28,7 +31,7 @@ predict_predict
 def description(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     app = create_app(settings_for(tmp_path_factory.mktemp("described") / "home"))
     found: dict[str, Any] = app.openapi()
-    app.state.rooms.store.close()
+    app.state.app_state.store.close()
     return found
 
 
@@ -44,7 +47,7 @@ def test_names_stay(description: dict[str, Any]) -> None:
 
 def test_tables_speak_of_operations_that_there_are(description: dict[str, Any]) -> None:
     found = operations(description)
-    assert set(MORE) <= set(found)
+    assert set(EXTRA_STATUSES) <= set(found)
     for link in LINKS:
         links = found[link.source]["responses"][str(link.status)]["links"]
         parameters = {parameter["name"] for parameter in found[link.target].get("parameters", [])}
@@ -98,7 +101,7 @@ def test_wrong_methods_are_told_the_right_ones(tmp_path: Path) -> None:
         for path, allowed in (
             ("/v1/jobs", "GET, POST"),
             ("/v1/jobs/job_x", "DELETE, GET"),
-            ("/v1/models/m/sets/s", "DELETE, GET, PUT"),
+            ("/v1/models/m/label-sets/s", "DELETE, GET, PUT"),
         ):
             answer: httpx.Response = http.patch(path)
             assert (answer.status_code, answer.json()["code"], answer.headers["allow"]) == (

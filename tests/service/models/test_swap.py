@@ -1,4 +1,7 @@
-"""One version takes over from another while requests come: none fails, each has one version's answer, corrupt ones stay out."""
+"""Version swaps under load: no request fails, each reply is from one version.
+
+Corrupt versions are never used.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ from tests.support.live_service import client_of, publish, settings_for, text_mo
 from xcray.errors import Corrupt, NotFound, Refused, Unavailable
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.model.traffic_split import Route, chosen, point
+from xcray.model.traffic_split import TrafficSplit, hash_point, pick_version
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
-from xcray.service.models.cache import PredictorCache, Wanted, open_predictor
-from xcray.service.models.loading import FIRST_PAUSE
-from xcray.service.observability.metrics import Gauges
+from xcray.service.app_state import AppState
+from xcray.service.models.cache import ModelCache, ModelTarget, open_predictor
+from xcray.service.models.loading import FIRST_RETRY_SECONDS
+from xcray.service.observability.metrics import Metrics
 
 BODY = {"instances": [{"text": "read rows of a csv file"}], "top_k": 4}
 SWAPS = int(os.environ.get("SWAPS", "20"))  # by hand: 1000
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Clock that advances only when a test advances it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,18 +47,21 @@ class Clock:
         return self.now
 
 
-class Place(NamedTuple):
-    """A cache over a registry with versions 1 and 2 of docs; `opened` lists what was loaded, `gate` lets loading go on."""
+class CacheSetup(NamedTuple):
+    """A cache over a registry with versions 1 and 2 of docs.
+
+    `opened` lists what was loaded; `gate` lets loading continue.
+    """
 
     registry: Registry
-    cache: PredictorCache
+    cache: ModelCache
     clock: Clock
     opened: list[int]
     gate: threading.Event
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[CacheSetup]:
     registry, clock, opened, gate = Registry(tmp_path / "models"), Clock(), [], threading.Event()
     gate.set()
 
@@ -66,32 +72,32 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
     for version in (1, 2):
         publish(registry, "docs", tmp_path / f"m{version}", seed=version)
-    cache = PredictorCache(
+    cache = ModelCache(
         lambda tenant: registry,
-        Gauges(),
+        Metrics(),
         4,
         opener,
-        swap_seconds=60.0,
-        linger_seconds=5.0,
+        swap_timeout_seconds=60.0,
+        unload_delay_seconds=5.0,
         clock=clock,
     )
-    yield Place(registry, cache, clock, opened, gate)
+    yield CacheSetup(registry, cache, clock, opened, gate)
     gate.set()
     cache.close()
 
 
-def wanted(reference: str, key: str = "") -> Wanted:
-    """As a request of the tenant default asks."""
-    return Wanted("default", reference, key)
+def target(reference: str, key: str = "") -> ModelTarget:
+    """Return a target of the tenant default."""
+    return ModelTarget("default", reference, key)
 
 
-def settle(cache: PredictorCache) -> None:
-    """Wait for swaps that were begun."""
-    cache._swapper.submit(lambda: None).result(300)
+def settle(cache: ModelCache) -> None:
+    """Wait for swaps that were started."""
+    cache._swap_pool.submit(lambda: None).result(300)
 
 
 def damage(registry: Registry, version: int, file: str = "bias.arrow") -> Callable[[], int]:
-    """Flip a bit of a published version; what is returned mends it."""
+    """Flip a bit of a published version; return a function that repairs it."""
     path = registry.root / "docs" / "versions" / str(version) / file
     before = path.read_bytes()
     content = bytearray(before)
@@ -100,69 +106,77 @@ def damage(registry: Registry, version: int, file: str = "bias.arrow") -> Callab
     return lambda: path.write_bytes(before)
 
 
-def test_the_old_version_answers_until_the_new_one_is_loaded(place: Place, tmp_path: Path) -> None:
-    assert place.cache.get(wanted("docs")).version == 2
+def test_the_old_version_answers_until_the_new_one_is_loaded(
+    place: CacheSetup, tmp_path: Path
+) -> None:
+    assert place.cache.get(target("docs")).version == 2
     place.gate.clear()
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    assert [place.cache.get(wanted("docs")).version for _ in range(5)] == [2] * 5
+    assert [place.cache.get(target("docs")).version for _ in range(5)] == [2] * 5
     assert place.opened == [2]
     place.gate.set()
     settle(place.cache)
-    assert place.cache.get(wanted("docs")).version == 3
+    assert place.cache.get(target("docs")).version == 3
     assert place.opened == [2, 3]
 
 
-def test_after_the_bound_requests_wait_for_the_new_version(place: Place, tmp_path: Path) -> None:
-    place.cache.get(wanted("docs"))
+def test_after_the_bound_requests_wait_for_the_new_version(
+    place: CacheSetup, tmp_path: Path
+) -> None:
+    place.cache.get(target("docs"))
     place.gate.clear()
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    assert place.cache.get(wanted("docs")).version == 2
+    assert place.cache.get(target("docs")).version == 2
     place.clock.now = 60.5
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(place.cache.get, wanted("docs"))
+        late = pool.submit(place.cache.get, target("docs"))
         assert not late.done()
         place.gate.set()
         assert late.result(300).version == 3
 
 
-def test_a_look_swaps_what_nobody_asks_for(place: Place, tmp_path: Path) -> None:
-    """As another replica's change is found, before the first request would see it."""
+def test_a_look_swaps_what_nobody_asks_for(place: CacheSetup, tmp_path: Path) -> None:
+    """A change by another replica is applied before the first request needs it."""
     place.registry.set_alias("docs", "prod", 1)
-    assert place.cache.get(wanted("docs@prod")).version == 1
+    assert place.cache.get(target("docs@prod")).version == 1
     Registry(place.registry.root).set_alias("docs", "prod", 2)
-    place.cache.look()
+    place.cache.poll()
     settle(place.cache)
     assert place.opened == [1, 2]
-    assert place.cache.get(wanted("docs@prod")).version == 2
+    assert place.cache.get(target("docs@prod")).version == 2
 
 
-def test_what_was_replaced_is_unmapped(place: Place, tmp_path: Path) -> None:
-    """Drained: as long as a request holds it, it is there; then its pages go, by the kernel's own list of them."""
+def test_what_was_replaced_is_unmapped(place: CacheSetup, tmp_path: Path) -> None:
+    """A version stays mapped while a request holds it, then its pages are released.
+
+    The kernel's list of mapped pages is checked.
+    """
 
     def mapped(version: int) -> bool:
         return f"docs/versions/{version}/" in Path("/proc/self/maps").read_text()
 
     place.registry.set_alias("docs", "prod", 1)
-    held = place.cache.get(wanted("docs@prod"))
+    held = place.cache.get(target("docs@prod"))
     gone = weakref.ref(held)
     assert mapped(1)
     place.registry.set_alias("docs", "prod", 2)
-    place.cache.moved("default", "docs")
+    place.cache.refresh_name("default", "docs")
     settle(place.cache)
-    assert place.cache.get(wanted("docs@prod")).version == 2
+    assert place.cache.get(target("docs@prod")).version == 2
     place.clock.now = 4.0
-    place.cache.look()
-    assert place.cache.held("default") == {
+    place.cache.poll()
+    assert place.cache.loaded_versions("default") == {
         ("docs", 1),
         ("docs", 2),
     }  # going back at once would be quick
     place.clock.now = 10.0
-    place.cache.look()
-    assert place.cache.held("default") == {("docs", 2)}
+    place.cache.poll()
+    assert place.cache.loaded_versions("default") == {("docs", 2)}
+    # requests that hold it finish
     assert held.predictor.predict(["a csv file"], 1).labels.shape == (
         1,
         1,
-    )  # whoever holds it finishes
+    )
     assert mapped(1)
     del held
     gc.collect()
@@ -171,115 +185,115 @@ def test_what_was_replaced_is_unmapped(place: Place, tmp_path: Path) -> None:
     assert mapped(2)
 
 
-def test_going_back_at_once_loads_nothing(place: Place) -> None:
+def test_going_back_at_once_loads_nothing(place: CacheSetup) -> None:
     place.registry.set_alias("docs", "prod", 1)
     for version in (1, 2, 1, 2, 1):
         place.registry.set_alias("docs", "prod", version)
-        place.cache.moved("default", "docs")
+        place.cache.refresh_name("default", "docs")
         settle(place.cache)
-        assert place.cache.get(wanted("docs@prod")).version == version
+        assert place.cache.get(target("docs@prod")).version == version
     assert sorted(place.opened) == [1, 2]
 
 
-def test_deleting_what_answers_harms_nobody(place: Place) -> None:
-    held = place.cache.get(wanted("docs"))
+def test_deleting_what_answers_harms_nobody(place: CacheSetup) -> None:
+    held = place.cache.get(target("docs"))
     place.registry.delete("docs", 2)
-    place.cache.moved("default", "docs")
+    place.cache.refresh_name("default", "docs")
     assert held.predictor.predict(["a csv file"], 4).labels.shape == (1, 4)
     settle(place.cache)
-    assert place.cache.get(wanted("docs")).version == 1
-    place.cache.look()
-    assert place.cache.held("default") == {("docs", 1)}
+    assert place.cache.get(target("docs")).version == 1
+    place.cache.poll()
+    assert place.cache.loaded_versions("default") == {("docs", 1)}
     with pytest.raises(NotFound):
-        place.cache.get(wanted("docs:2"))
+        place.cache.get(target("docs:2"))
 
 
-def test_a_corrupt_version_does_not_take_over(place: Place, tmp_path: Path) -> None:
-    place.cache.get(wanted("docs"))
+def test_a_corrupt_version_does_not_take_over(place: CacheSetup, tmp_path: Path) -> None:
+    place.cache.get(target("docs"))
     place.cache.check()
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    mend = damage(place.registry, 3)
+    repair = damage(place.registry, 3)
     for _ in range(3):
-        assert place.cache.get(wanted("docs")).version == 2
+        assert place.cache.get(target("docs")).version == 2
         settle(place.cache)
     place.clock.now = 1000.0  # a version that can't be had is not waited for
-    assert place.cache.get(wanted("docs")).version == 2
+    assert place.cache.get(target("docs")).version == 2
     settle(place.cache)
     states = {state.version: state for state in place.cache.states("default", "docs")}
     assert states[3].state == "CORRUPT"
     assert "bias.arrow" in states[3].reason
-    assert Registry(place.registry.root).corrupt("docs").keys() == {3}
+    assert Registry(place.registry.root).corrupt_versions("docs").keys() == {3}
     with pytest.raises(Unavailable, match="version 3 of model docs can't be loaded"):
         place.cache.check()
     with pytest.raises(Corrupt):
-        place.cache.get(wanted("docs:3"))
-    mend()
-    place.clock.now += 10 * FIRST_PAUSE
-    place.cache.look()
+        place.cache.get(target("docs:3"))
+    repair()
+    place.clock.now += 10 * FIRST_RETRY_SECONDS
+    place.cache.poll()
     settle(place.cache)
-    assert place.cache.get(wanted("docs")).version == 3
+    assert place.cache.get(target("docs")).version == 3
     place.cache.check()
-    assert place.registry.corrupt("docs") == {}
+    assert place.registry.corrupt_versions("docs") == {}
 
 
-def test_a_new_process_takes_an_earlier_version(place: Place, tmp_path: Path) -> None:
-    """Which has answered nothing yet: by what the alias led to before."""
+def test_a_new_process_takes_an_earlier_version(place: CacheSetup, tmp_path: Path) -> None:
+    """A process without history uses a version that the alias pointed to before."""
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
     place.registry.set_alias("docs", "prod", 1)
     place.registry.set_alias("docs", "prod", 3)
     damage(place.registry, 3)
-    assert place.cache.get(wanted("docs@prod")).version == 1
-    assert place.cache.get(wanted("docs")).version == 2
+    assert place.cache.get(target("docs@prod")).version == 1
+    assert place.cache.get(target("docs")).version == 2
     with pytest.raises(Unavailable):
         place.cache.check()
     damage(place.registry, 1)
     damage(place.registry, 2)
-    fresh = PredictorCache(lambda tenant: place.registry, Gauges(), 4)
+    fresh = ModelCache(lambda tenant: place.registry, Metrics(), 4)
     with pytest.raises(Corrupt, match="version 3 of model docs can't be loaded"):
-        fresh.get(wanted("docs"))
+        fresh.get(target("docs"))
     fresh.close()
 
 
-def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: Place) -> None:
+def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: CacheSetup) -> None:
     path = place.registry.root / "docs" / "aliases.json"
     place.registry.set_alias("docs", "prod", 1)
-    assert place.cache.get(wanted("docs@prod")).version == 1
+    assert place.cache.get(target("docs@prod")).version == 1
     whole = path.read_text()
     path.write_text("{")
-    assert place.cache.get(wanted("docs@prod")).version == 1
-    with pytest.raises(Unavailable, match="not as they should be"):
+    assert place.cache.get(target("docs@prod")).version == 1
+    with pytest.raises(Unavailable, match="can.t be updated"):
         place.cache.check()
-    with pytest.raises(Corrupt) as told:
-        place.cache.get(wanted("docs@beta"))
-    assert told.value.code == "REGISTRY"
+    with pytest.raises(Corrupt) as caught:
+        place.cache.get(target("docs@beta"))
+    assert caught.value.code == "REGISTRY"
     path.write_text(whole)
-    place.cache.look()
+    place.cache.poll()
     place.cache.check()
 
 
 def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: CacheSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def find(reference: str) -> int:
-        return (await place.cache.find(wanted(reference))).version
+        return (await place.cache.find(target(reference))).version
 
     assert asyncio.run(find("docs")) == 2
-    monkeypatch.setattr("xcray.model.registry.SETTLED", -1e9)
+    monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", -1e9)
     assert asyncio.run(find("docs")) == 2
 
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(Registry, "stamp", broken)
+    monkeypatch.setattr(Registry, "change_token", broken)
     assert asyncio.run(find("docs")) == 2
-    with pytest.raises(Corrupt) as told:
+    with pytest.raises(Corrupt) as caught:
         asyncio.run(find("docs@prod"))
-    assert told.value.code == "REGISTRY"
+    assert caught.value.code == "REGISTRY"
 
 
-def test_unreadable_files_are_no_internal_error(place: Place, tmp_path: Path) -> None:
-    """What the system refuses, and what nobody foresaw, is this version's trouble."""
-    place.cache.get(wanted("docs"))
+def test_unreadable_files_are_no_internal_error(place: CacheSetup, tmp_path: Path) -> None:
+    """System errors and unexpected errors affect only the version."""
+    place.cache.get(target("docs"))
     for number, error in enumerate(
         (PermissionError(13, "no"), MemoryError(), RuntimeError("unforeseen")), 3
     ):
@@ -287,71 +301,78 @@ def test_unreadable_files_are_no_internal_error(place: Place, tmp_path: Path) ->
         def refuse(path: Path, error: Exception = error) -> Predictor:
             raise error
 
-        place.cache._loader.open = refuse
+        place.cache._loader.opener = refuse
         publish(place.registry, "docs", tmp_path / f"m{number}", seed=number)
-        place.cache.get(wanted("docs"))
+        place.cache.get(target("docs"))
         settle(place.cache)
-        assert place.cache.get(wanted("docs")).version == 2
-        with pytest.raises(Corrupt) as told:
-            place.cache.get(wanted(f"docs:{number}"))
-        assert told.value.code == "UNREADABLE"
-    assert place.registry.corrupt("docs") == {}  # its files may be sound
+        assert place.cache.get(target("docs")).version == 2
+        with pytest.raises(Corrupt) as caught:
+            place.cache.get(target(f"docs:{number}"))
+        assert caught.value.code == "UNREADABLE"
+    assert place.registry.corrupt_versions("docs") == {}  # its files may be sound
 
 
-def test_splits_answer_by_key_and_do_without_what_is_corrupt(place: Place, tmp_path: Path) -> None:
-    route = Route.of([(1, 0.7), (2, 0.3)])
-    place.registry.set_route("docs", "prod", route)
+def test_splits_answer_by_key_and_do_without_what_is_corrupt(
+    place: CacheSetup, tmp_path: Path
+) -> None:
+    route = TrafficSplit.from_weights([(1, 0.7), (2, 0.3)])
+    place.registry.set_traffic_split("docs", "prod", route)
     keys = [f"k{i}" for i in range(300)]
-    expected = [route.split[chosen(route.split, point("docs@prod", key))].version for key in keys]
+    expected = [
+        route.shares[pick_version(route.shares, hash_point("docs@prod", key))].version
+        for key in keys
+    ]
     for _ in range(2):
-        assert [place.cache.get(wanted("docs@prod", key)).version for key in keys] == expected
+        assert [place.cache.get(target("docs@prod", key)).version for key in keys] == expected
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
     damage(place.registry, 3)
-    place.registry.set_route("docs", "prod", Route.of([(1, 0.5), (3, 0.5)]))
-    place.cache.moved("default", "docs")
+    place.registry.set_traffic_split(
+        "docs", "prod", TrafficSplit.from_weights([(1, 0.5), (3, 0.5)])
+    )
+    place.cache.refresh_name("default", "docs")
     settle(place.cache)
-    assert {place.cache.get(wanted("docs@prod", key)).version for key in keys} == {1}
+    assert {place.cache.get(target("docs@prod", key)).version for key in keys} == {1}
     with pytest.raises(Unavailable):
         place.cache.check()
 
 
-def test_a_version_moved_under_another_number_is_found_out(place: Place) -> None:
-    """Both are whole models with valid checksums; they are not what was published under their numbers."""
+def test_a_version_moved_under_another_number_is_found_out(place: CacheSetup) -> None:
+    """Both are complete models with valid checksums, but published under other numbers."""
     versions = place.registry.root / "docs" / "versions"
     os.rename(versions / "1", versions / "x")
     os.rename(versions / "2", versions / "1")
     os.rename(versions / "x", versions / "2")
     for version in (1, 2):
         with pytest.raises(Corrupt):
-            place.cache.get(wanted(f"docs:{version}"))
-    assert "another model" in place.registry.corrupt("docs")[1]
+            place.cache.get(target(f"docs:{version}"))
+    assert "the model differs" in place.registry.corrupt_versions("docs")[1]
 
 
-def test_loads_are_held_and_followed_by_every_process(place: Place, tmp_path: Path) -> None:
+def test_loads_are_held_and_followed_by_every_process(place: CacheSetup, tmp_path: Path) -> None:
     for name in "abcd":
         publish(place.registry, name, tmp_path / name)
-    other = PredictorCache(lambda tenant: place.registry, Gauges(), 2, linger_seconds=0.0)
+    other = ModelCache(lambda tenant: place.registry, Metrics(), 2, unload_delay_seconds=0.0)
     assert place.cache.load("default", "docs").version == 2
-    other.look()
-    assert other.held("default") == {("docs", 2)}
+    other.poll()
+    assert other.loaded_versions("default") == {("docs", 2)}
     for name in "abcd":
-        other.get(wanted(name))
-    assert ("docs", 2) in other.held("default")  # others came and went
-    assert len(other.held("default")) == 2
+        other.get(target(name))
+    assert ("docs", 2) in other.loaded_versions("default")  # others came and went
+    assert len(other.loaded_versions("default")) == 2
     other.load("default", "a")
-    with pytest.raises(Refused) as told:
+    with pytest.raises(Refused) as caught:
         other.load("default", "b")
-    assert told.value.code == "MODELS_LOADED"
-    other.look()
+    assert caught.value.code == "MODELS_LOADED"
+    other.poll()
     place.cache.unload("default", "docs")
-    assert place.cache.held("default") == set()
-    other.look()
-    assert other.held("default") == {("a", 1)}
+    assert place.cache.loaded_versions("default") == set()
+    other.poll()
+    assert other.loaded_versions("default") == {("a", 1)}
     place.cache.load("default", "docs")
     place.cache.unload("default", "docs:2")  # what `docs` means now
-    assert place.cache.held("default") == set()
-    assert place.registry.kept("docs")[0] == []
-    assert other.get(wanted("docs")).version == 2  # the next request loads it again
+    assert place.cache.loaded_versions("default") == set()
+    assert place.registry.pinned("docs")[0] == []
+    assert other.get(target("docs")).version == 2  # the next request loads it again
     with pytest.raises(NotFound):
         place.cache.load("default", "nothing")
     other.close()
@@ -359,22 +380,27 @@ def test_loads_are_held_and_followed_by_every_process(place: Place, tmp_path: Pa
 
 def test_tenants_have_models_of_their_own(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
-    rooms: Rooms = app.state.rooms
-    publish(rooms.registry_of("default"), "docs", tmp_path / "a", seed=1)
-    publish(rooms.registry_of("acme"), "docs", tmp_path / "b", seed=2)
-    ours, theirs = (rooms.predictors.get(Wanted(tenant, "docs")) for tenant in ("default", "acme"))
-    assert ours.answerer != theirs.answerer
+    app_state: AppState = app.state.app_state
+    publish(app_state.registry_of("default"), "docs", tmp_path / "a", seed=1)
+    publish(app_state.registry_of("acme"), "docs", tmp_path / "b", seed=2)
+    ours, theirs = (
+        app_state.model_cache.get(ModelTarget(tenant, "docs")) for tenant in ("default", "acme")
+    )
+    assert ours.served_by != theirs.served_by
     assert (tmp_path / "home" / "tenants" / "acme" / "models" / "docs" / "versions" / "1").is_dir()
-    assert rooms.registries.tenants() == ["default", "acme"]
+    assert app_state.registries.tenants() == ["default", "acme"]
     with pytest.raises(NotFound):
-        rooms.predictors.get(Wanted("third", "docs"))
-    rooms.predictors.close()
+        app_state.model_cache.get(ModelTarget("third", "docs"))
+    app_state.model_cache.close()
 
 
 def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
-    """Publishing, moving aliases, splits, deletes and load at once: each reply's labels are those of the version that it names."""
-    app = create_app(settings_for(tmp_path / "home", linger_seconds=0.05))
-    registry: Registry = app.state.rooms.registry
+    """Publishing, moving aliases, splits, deletes and load at once.
+
+    The labels of each reply are those of the version that it names.
+    """
+    app = create_app(settings_for(tmp_path / "home", unload_delay_seconds=0.05))
+    registry: Registry = app.state.app_state.registry
     hashes: dict[int, str] = {}
     staged = tmp_path / "staged"
 
@@ -426,7 +452,7 @@ def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
                     and number not in seen
                     and not any(each.done() for each in asking)
                 ):
-                    assert time.monotonic() < ends, "nobody sees what was published"
+                    assert time.monotonic() < ends, "the published version is not picked up"
                     time.sleep(0.01)  # however slow those who ask: they see some versions
         finally:
             done.set()
@@ -438,7 +464,7 @@ def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
 
 def test_over_http_a_corrupt_version_is_shown_and_refused(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
-    registry: Registry = app.state.rooms.registry
+    registry: Registry = app.state.app_state.registry
     for number in (1, 2):
         publish(registry, "docs", tmp_path / "staged", seed=number)
     registry.set_alias("docs", "prod", 1)
@@ -467,15 +493,15 @@ def test_over_http_a_corrupt_version_is_shown_and_refused(tmp_path: Path) -> Non
             "only",
         }
         assert http.get("/readyz").status_code == 200
-        with pytest.raises(Unavailable) as told:
-            app.state.rooms.checks["MODEL"]()
-        assert told.value.code == "MODEL"
+        with pytest.raises(Unavailable) as caught:
+            app.state.app_state.checks["MODEL"]()
+        assert caught.value.code == "MODEL"
 
 
 def test_aliases_over_http(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     for number in (1, 2, 3):
-        publish(app.state.rooms.registry, "docs", tmp_path / "staged", seed=number)
+        publish(app.state.app_state.registry, "docs", tmp_path / "staged", seed=number)
     path = "/v1/models/docs/aliases/prod"
     with client_of(app) as http:
         for body, code in (
@@ -505,9 +531,9 @@ def test_aliases_over_http(tmp_path: Path) -> None:
                 for _ in range(3)
             ]
             (versions[key],) = {answer.json()["model"]["version"] for answer in answers}
-        route = Route.of([(1, 0.5), (2, 0.5)])
+        route = TrafficSplit.from_weights([(1, 0.5), (2, 0.5)])
         assert versions == {
-            key: route.split[chosen(route.split, point("docs@prod", key))].version
+            key: route.shares[pick_version(route.shares, hash_point("docs@prod", key))].version
             for key in versions
         }
         assert http.post("/v1/models/docs:3:load").json() == {
@@ -516,7 +542,7 @@ def test_aliases_over_http(tmp_path: Path) -> None:
             "version": 3,
         }
         assert http.post("/v1/models/docs:unload").status_code == 204
-        assert app.state.rooms.predictors.held("default") == set()
+        assert app.state.app_state.model_cache.loaded_versions("default") == set()
         assert http.delete(path).status_code == 204
         assert http.post("/v1/models/docs@prod:predict", json=BODY).status_code == 404
         assert http.get(path + "/shadow").status_code == 404

@@ -1,4 +1,4 @@
-"""Figures and logs: names as Prometheus has them, as many series for ten thousand jobs as for one, a page that lists them all."""
+"""Metrics and logs: Prometheus naming, a fixed number of series, and the documented list."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.live_service import LABELS, TEXTS, client_of, publish, settings_for
 from xcray.errors import InputError
-from xcray.index.search_result import Answer
+from xcray.index.search_result import SearchResult
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.metric_deltas import Tally, bucket_of, reason_class
+from xcray.jobs.store.metric_deltas import AttemptMetrics, bucket_label, classify_reason
 from xcray.model.registry import Registry
 from xcray.schedule.events import Task
 from xcray.service.app import create_app
 from xcray.service.observability import request_log as logs
-from xcray.service.observability.metrics import MOST_CODES, Gauges
-from xcray.service.observability.probe import Lately
+from xcray.service.observability.metrics import MAX_CODES, Metrics
+from xcray.service.observability.probe import BackgroundProbe
 from xcray.service.observability.store_metrics import StoreCollector
-from xcray.service.prediction.encode import predict_reply
-from xcray.service.prediction.offload import heavily
-from xcray.telemetry.logging import JSONLines, TextLines, Whereabouts, log_runner, visible
+from xcray.service.prediction.encode import encode_predict_reply
+from xcray.service.prediction.offload import run_in_heavy_thread
+from xcray.telemetry.logging import (
+    JSONFormatter,
+    LogContext,
+    TextFormatter,
+    configure_runner_logging,
+    escape_invisible,
+)
 from xcray.telemetry.progress import Progress
 from xcray.workers.pool import WorkerStatus
-from xcray.workers.run_metrics import Vitals
+from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import DONE, DUPLICATE, LOST, Span
 
 ROOT = Path(__file__).parents[3]
@@ -80,14 +86,14 @@ def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def shown(store: JobStore) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """What a store's figures are now."""
-    return samples(Gauges(StoreCollector(store.figures, patience=300.0)).text())
+    return samples(Metrics(StoreCollector(store.read_statistics, timeout=300.0)).render())
 
 
 # Figures
 
 
 def test_names_follow_the_conventions_and_help_says_whose_they_are(store: JobStore) -> None:
-    text = Gauges(StoreCollector(store.figures, patience=300.0)).text().decode()
+    text = Metrics(StoreCollector(store.read_statistics, timeout=300.0)).render().decode()
     families = [
         each
         for each in text_string_to_metric_families(text)
@@ -136,13 +142,13 @@ def test_waits_ends_and_losses_are_counted_with_the_change_itself(
 ) -> None:
     job, _ = store.submit({"a": 1}, name="x")
     clock.now += 7.0
-    assert shown(store)["xcray_jobs_waiting_oldest_seconds", ()] == 7.0
-    store.claim("me", lease_seconds=10.0)
-    store.lose(job.id, 1)
+    assert shown(store)["xcray_jobs_oldest_pending_seconds", ()] == 7.0
+    store.claim_job("me", lease_seconds=10.0)
+    store.mark_lost(job.id, 1)
     clock.now += 400.0
-    again = store.claim("me", lease_seconds=10.0)
+    again = store.claim_job("me", lease_seconds=10.0)
     assert again is not None
-    store.finish(job.id, again.attempt, FAILED, reason="SOME_READERS_CODE", message="no")
+    store.finish_attempt(job.id, again.attempt, FAILED, reason="SOME_READERS_CODE", message="no")
     found = shown(store)
     assert found["xcray_job_queue_wait_seconds_bucket", (("le", "10.0"),)] == 1
     assert found["xcray_job_queue_wait_seconds_bucket", (("le", "900.0"),)] == 2
@@ -151,41 +157,42 @@ def test_waits_ends_and_losses_are_counted_with_the_change_itself(
     assert found["xcray_job_attempts_lost_total", ()] == 1
     assert (
         found[
-            "xcray_jobs_ended_total", (("kind", "train"), ("reason", "INPUT"), ("status", "FAILED"))
+            "xcray_jobs_completed_total",
+            (("kind", "train"), ("reason", "INPUT"), ("status", "FAILED")),
         ]
         == 1
     )
     assert found["xcray_jobs", (("status", "FAILED"),)] == 1
-    assert found["xcray_jobs_waiting_oldest_seconds", ()] == 0
+    assert found["xcray_jobs_oldest_pending_seconds", ()] == 0
 
 
 def test_a_clock_that_jumps_back_makes_no_negative_wait(store: JobStore, clock: Clock) -> None:
     store.submit({"a": 1}, name="x")
     clock.now -= 3600.0
-    assert store.figures().waiting <= 0.0
-    store.claim("me", lease_seconds=10.0)
+    assert store.read_statistics().longest_wait <= 0.0
+    store.claim_job("me", lease_seconds=10.0)
     assert shown(store)["xcray_job_queue_wait_seconds_sum", ()] == 0.0
 
 
 def test_buckets_and_classes_of_reasons() -> None:
-    assert [bucket_of(seconds) for seconds in (0.0, 0.5, 0.6, 86400.0, 1e9)] == [
+    assert [bucket_label(seconds) for seconds in (0.0, 0.5, 0.6, 86400.0, 1e9)] == [
         "0.5",
         "0.5",
         "1.0",
         "86400.0",
         "+Inf",
     ]
-    assert [reason_class(reason) for reason in (None, "POISON", "K_RANGE")] == [
+    assert [classify_reason(reason) for reason in (None, "CRASH_LOOP", "K_RANGE")] == [
         "NONE",
-        "POISON",
+        "CRASH_LOOP",
         "INPUT",
     ]
 
 
 def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore) -> None:
     job, _ = store.submit({"a": 1}, name="x")
-    store.claim("me", lease_seconds=10.0)
-    tally = Tally()
+    store.claim_job("me", lease_seconds=10.0)
+    tally = AttemptMetrics()
     told = {
         "workers": 4,
         "workers_wanted": 6,
@@ -194,15 +201,15 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
         "object_store_bytes": 7,
     }
     told |= {"counted": {"classes_solved": 10.0}}
-    tally.hear(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=told))
-    store.append(
-        job.id, 1, "progress", {"vitals": told, "eta": 90.0}, counted=tally.news()
+    tally.update(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=told))
+    store.append_event(
+        job.id, 1, "progress", {"vitals": told, "eta": 90.0}, increments=tally.pending()
     )  # and the answer was lost: the news stay
-    news = tally.news()
-    tally.know(news)
+    news = tally.pending()
+    tally.acknowledge(news)
     assert list(news.values()) == [10.0]
-    assert tally.news() == {}
-    tally.hear(
+    assert tally.pending() == {}
+    tally.update(
         Progress(
             "TRAINING",
             2,
@@ -222,8 +229,8 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
         "nodes_lost": 1,
         "batches_copied": 3.0,
     }
-    tally.hear(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": lost}))
-    store.append(job.id, 1, "phase", {"phase": "MERGING"}, counted=tally.news())
+    tally.update(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": lost}))
+    store.append_event(job.id, 1, "phase", {"phase": "MERGING"}, increments=tally.pending())
     found = shown(store)
     assert found["xcray_classes_solved_total", ()] == 12.0
     assert found["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
@@ -231,18 +238,18 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
     assert found["xcray_worker_seconds_wasted_total", (("outcome", "lost"),)] == 0.5
     assert [
         found[f"xcray_{name}_total", ()]
-        for name in ("batches_copied", "workers_lost", "nodes_lost")
+        for name in ("batches_speculative", "workers_lost", "nodes_lost")
     ] == [3.0, 1.0, 1.0]
     assert (
         found["xcray_workers", ()],
-        found["xcray_workers_wanted", ()],
+        found["xcray_workers_desired", ()],
         found["xcray_workers_busy_share", ()],
     ) == (4, 6, 0.5)
-    assert (found["xcray_certified_gap_ratio", ()], found["xcray_object_store_bytes", ()]) == (
+    assert (found["xcray_max_relative_duality_gap", ()], found["xcray_object_store_bytes", ()]) == (
         0.01,
         7,
     )
-    store.finish(job.id, 1, SUCCEEDED)
+    store.finish_attempt(job.id, 1, SUCCEEDED)
     assert shown(store)["xcray_workers", ()] == 0
 
 
@@ -260,12 +267,12 @@ def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
         "params": {},
     }
     job, _ = store.submit(spec, name="tiny")
-    store.claim("me", lease_seconds=60.0)
+    store.claim_job("me", lease_seconds=60.0)
     assert run_attempt(store, home, job.id, 1, lease_seconds=60.0) == SUCCEEDED
     found = shown(store)
     told = [
         event.data["vitals"]
-        for event in store.events(job.id)
+        for event in store.list_events(job.id)
         if event.kind == "progress" and "vitals" in event.data
     ]
     store.close()
@@ -277,8 +284,8 @@ def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
 
 def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> None:
     job, _ = store.submit({"a": 1}, name="x", tenant="t0")
-    store.claim("me", lease_seconds=10.0)
-    store.finish(job.id, 1, SUCCEEDED)
+    store.claim_job("me", lease_seconds=10.0)
+    store.finish_attempt(job.id, 1, SUCCEEDED)
     store.submit({"a": 1}, name="x", tenant="t0")
     before = set(shown(store))
     with store._database.write() as connection:
@@ -301,16 +308,24 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
 
 
 def test_vitals_see_the_last_half_minute() -> None:
-    vitals, task = Vitals(2, 10), Task(0, (), 0.0)
-    assert vitals.told() == {"workers": 2, "workers_wanted": 2, "busy_share": None, "counted": {}}
+    vitals, task = RunMetrics(2, 10), Task(0, (), 0.0)
+    assert vitals.snapshot() == {
+        "workers": 2,
+        "workers_wanted": 2,
+        "busy_share": None,
+        "counted": {},
+    }
     musters = iter(
-        [WorkerStatus(4, 2, stored=100), WorkerStatus(4, 3, lost=1, nodes_lost=1, stored=200)]
+        [
+            WorkerStatus(4, 2, stored_bytes=100),
+            WorkerStatus(4, 3, lost=1, nodes_lost=1, stored_bytes=200),
+        ]
     )
-    vitals.follow(lambda: next(musters))
+    vitals.set_worker_source(lambda: next(musters))
     for begin, seconds, outcome in ((0.0, 10.0, DONE), (0.0, 5.0, LOST), (90.0, 10.0, DONE)):
-        vitals.span(Span("w", task, begin, seconds, outcome))
-    vitals.span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
-    told = vitals.told()
+        vitals.add_span(Span("w", task, begin, seconds, outcome))
+    vitals.add_span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
+    told = vitals.snapshot()
     assert told["busy_share"] == pytest.approx(
         10.0 / (2 * 30.0), abs=1e-4
     )  # of the seconds 70 to 100, two workers
@@ -324,14 +339,14 @@ def test_vitals_see_the_last_half_minute() -> None:
         "batches_copied": 1.0,
     }
     assert (told["workers"], told["workers_wanted"], told["object_store_bytes"]) == (2, 4, 100)
-    told = vitals.told()
+    told = vitals.snapshot()
     assert (told["workers"], told["object_store_bytes"]) == (3, 200)
     assert (told["counted"]["workers_lost"], told["counted"]["nodes_lost"]) == (1, 1)
-    vitals.follow(lambda: WorkerStatus(2, 2))
+    vitals.set_worker_source(lambda: WorkerStatus(2, 2))
     for epoch in (5, 6, 4, 7):  # 5 were done by an earlier attempt; back from 6 to 4, and on
-        vitals.reach_epoch(epoch)
-    assert vitals.told()["counted"]["epochs"] == 2
-    assert vitals.told()["counted"]["rows_trained"] == 20
+        vitals.set_epochs(epoch)
+    assert vitals.snapshot()["counted"]["epochs"] == 2
+    assert vitals.snapshot()["counted"]["rows_trained"] == 20
 
 
 def test_a_store_that_hangs_delays_no_scrape() -> None:
@@ -342,39 +357,40 @@ def test_a_store_that_hangs_delays_no_scrape() -> None:
         raise InputError("too late")
 
     before = set(threading.enumerate())
-    gauges = Gauges(StoreCollector(hang, patience=0.01))
+    gauges = Metrics(StoreCollector(hang, timeout=0.01))
     for _ in range(3):
-        found = samples(gauges.text())
-        assert found["xcray_store_figures_age_seconds", ()] == float("inf")
+        found = samples(gauges.render())
+        assert found["xcray_store_metrics_age_seconds", ()] == float("inf")
         assert not any(name.startswith("xcray_jobs") for name, _ in found)
     assert (
-        sum(thread.name == "xcray-figures" for thread in set(threading.enumerate()) - before) == 1
+        sum(thread.name == "xcray-store-metrics" for thread in set(threading.enumerate()) - before)
+        == 1
     )  # one waits, not three
     held.set()
 
 
 def test_lately_asks_once_and_tells_how_old_an_answer_is() -> None:
     clock, asked = Clock(), list[int]()
-    question = Lately("xcray-test", lambda: asked.append(1) or len(asked), clock)
-    assert question.soon(2.0, 10.0).value == 1
+    question = BackgroundProbe("xcray-test", lambda: asked.append(1) or len(asked), clock)
+    assert question.get(2.0, 10.0).value == 1
     clock.now += 1.0
-    assert question.soon(2.0, 10.0) == (1, None, 1.0, 0.0)
+    assert question.get(2.0, 10.0) == (1, None, 1.0, 0.0)
     clock.now += 2.0
-    assert question.soon(2.0, 10.0).value == 2
+    assert question.get(2.0, 10.0).value == 2
     assert len(asked) == 2
 
 
 def test_codes_of_refusals_are_bounded() -> None:
-    gauges = Gauges()
-    for i in range(3 * MOST_CODES):
-        gauges.refused(429, f"CODE{i}")
-    gauges.refused(404, "NOT_FOUND")
+    gauges = Metrics()
+    for i in range(3 * MAX_CODES):
+        gauges.count_rejection(429, f"CODE{i}")
+    gauges.count_rejection(404, "NOT_FOUND")
     codes = {
         dict(labels)["code"]
-        for name, labels in samples(gauges.text())
-        if name == "xcray_http_refusals_total"
+        for name, labels in samples(gauges.render())
+        if name == "xcray_http_rejected_requests_total"
     }
-    assert len(codes) == MOST_CODES + 1
+    assert len(codes) == MAX_CODES + 1
     assert "OTHER" in codes
     assert "NOT_FOUND" not in codes
 
@@ -393,20 +409,20 @@ def test_a_prediction_moves_its_figures(tmp_path: Path) -> None:
         found = samples(http.get("/metrics").content)
     assert (
         found["xcray_predict_instances_total", ()]
-        == found["xcray_predict_exact_total", ()]
+        == found["xcray_predict_certified_instances_total", ()]
         == 2 * len(TEXTS)
     )
     assert found["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
-    assert found["xcray_predict_seconds_count", ()] == 2
+    assert found["xcray_predict_duration_seconds_count", ()] == 2
     assert (
-        found["xcray_model_finds_total", (("how", "waited"),)] == 1
+        found["xcray_model_cache_requests_total", (("result", "miss"),)] == 1
     )  # the first had to wait, the other did not
-    assert found["xcray_model_finds_total", (("how", "mapped"),)] == 1
+    assert found["xcray_model_cache_requests_total", (("result", "hit"),)] == 1
     assert found["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
-    assert found["xcray_http_requests_under_way", ()] == 1  # this one
-    assert found["xcray_store_seconds_count", (("door", "read"),)] > 0
+    assert found["xcray_http_requests_in_progress", ()] == 1  # this one
+    assert found["xcray_store_transaction_duration_seconds_count", (("mode", "read"),)] > 0
     assert found["xcray_disk_free_bytes", ()] > 0
-    assert found["xcray_check_failing", (("check", "DRAINING"),)] == 0
+    assert found["xcray_readiness_check_failing", (("check", "DRAINING"),)] == 0
     assert ("process_resident_memory_bytes", ()) in found or sys.platform != "linux"
 
 
@@ -437,15 +453,15 @@ def lines_of(formatter: logging.Formatter, event: str, **extra: Any) -> list[str
     ],
 )
 def test_each_event_is_one_line_in_both_forms(text: str) -> None:
-    where = Whereabouts("job_1", 2)
-    where.at("TRAINING")
-    (line,) = lines_of(JSONLines(where), text, model=text)
+    where = LogContext("job_1", 2)
+    where.set_phase("TRAINING")
+    (line,) = lines_of(JSONFormatter(where), text, model=text)
     entry = json.loads(line)
     assert (entry["job"], entry["attempt"], entry["phase"]) == ("job_1", 2, "TRAINING")
     assert (entry["event"], entry["model"]) == (text[:256], text[:256])
-    (line,) = lines_of(TextLines(where), text, model=text)
+    (line,) = lines_of(TextFormatter(where), text, model=text)
     assert line.endswith(f"job=job_1 attempt=2 phase=TRAINING model={line.rpartition('model=')[2]}")
-    assert line == visible(line)
+    assert line == escape_invisible(line)
     assert len(line) < 4000
 
 
@@ -458,7 +474,7 @@ def test_a_runners_log_is_text_for_people_and_json_when_asked(
         for form, begins in ((None, "20"), ("json", '{"time"')):
             if form:
                 monkeypatch.setenv("XCRAY_LOG_FORMAT", form)
-            log_runner(tmp_path / f"{form}.log", Whereabouts("job_1", 1))
+            configure_runner_logging(tmp_path / f"{form}.log", LogContext("job_1", 1))
             logging.getLogger("xcray.jobs").info("hello")
             assert (tmp_path / f"{form}.log").read_text().startswith(begins)
             assert (tmp_path / f"{form}.log").stat().st_mode & 0o777 == 0o600
@@ -475,7 +491,7 @@ def test_a_runners_log_is_text_for_people_and_json_when_asked(
 def test_a_request_says_who_asked_and_never_with_what(tmp_path: Path) -> None:
     stream = StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JSONLines(logs.context))
+    handler.setFormatter(JSONFormatter(logs.log_context))
     level = logs.LOGGER.level
     logs.LOGGER.addHandler(handler)
     logs.LOGGER.setLevel(logging.DEBUG)
@@ -520,7 +536,7 @@ def test_heavy_work_is_done_one_piece_at_a_time_without_the_collector() -> None:
         return gc.isenabled(), logs.REQUEST_ID.get()
 
     async def all_of_them() -> list[tuple[bool, str]]:
-        return list(await asyncio.gather(*(heavily(work) for _ in range(8))))
+        return list(await asyncio.gather(*(run_in_heavy_thread(work) for _ in range(8))))
 
     assert asyncio.run(all_of_them()) == [(False, "req_heavy")] * 8
     assert most == [1]
@@ -539,7 +555,7 @@ def test_an_error_of_heavy_work_keeps_nothing_of_the_body() -> None:
 
     async def ask() -> InputError:
         with pytest.raises(InputError) as caught:
-            await heavily(work)
+            await run_in_heavy_thread(work)
         return caught.value
 
     error = asyncio.run(ask())
@@ -557,15 +573,15 @@ def test_a_large_reply_written_in_pieces_is_the_same(
 ) -> None:
     from tests.support.live_service import text_model
     from xcray.predict import Predictor
-    from xcray.service.models.loading import Loaded
-    from xcray.service.prediction import encode as replies
+    from xcray.service.models.loading import LoadedModel
+    from xcray.service.prediction import encode
 
-    loaded = Loaded("default", "m", 1, Predictor(text_model(tmp_path / "m")))
+    loaded = LoadedModel("default", "m", 1, Predictor(text_model(tmp_path / "m")))
     n, k = 7, len(LABELS)
     rng = np.random.default_rng(0)
-    answer = loaded.predictor.answer(list(TEXTS) + list(TEXTS)[:3], k)
-    assert isinstance(answer, Answer)
+    answer = loaded.predictor.search(list(TEXTS) + list(TEXTS)[:3], k)
+    assert isinstance(answer, SearchResult)
     shares = rng.random((n, k))
-    whole = predict_reply(loaded, answer, True, shares)
-    monkeypatch.setattr(replies, "AT_ONCE", 2 * k)
-    assert predict_reply(loaded, answer, True, shares) == whole
+    whole = encode_predict_reply(loaded, answer, True, shares)
+    monkeypatch.setattr(encode, "LABELS_PER_CHUNK", 2 * k)
+    assert encode_predict_reply(loaded, answer, True, shares) == whole

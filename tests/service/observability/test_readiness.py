@@ -1,4 +1,4 @@
-"""Readiness that means ready: each reason, told at once whatever hangs, and liveness that depends on nothing."""
+"""Readiness reports each reason at once, even if checks hang; liveness has no dependencies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import sqlalchemy as sa
 from tests.support.live_service import client_of, publish, settings_for
 from xcray.errors import Unavailable
 from xcray.jobs.database.schema import HEAD
-from xcray.jobs.store.metric_deltas import LOOKS
-from xcray.jobs.store.statistics import StoreFigures
+from xcray.jobs.store.metric_deltas import QUEUE_POLLS
+from xcray.jobs.store.statistics import StoreStatistics
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.models import preloading
-from xcray.service.observability.checks import Idle
-from xcray.service.observability.readiness import HANGS, STALE, Readiness
+from xcray.service.observability.checks import StalledQueueCheck
+from xcray.service.observability.readiness import HANG_SECONDS, STALE_SECONDS, Readiness
 
 PATIENCE = (
     600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
@@ -64,20 +64,20 @@ def test_what_hangs_has_failed_and_holds_up_nobody() -> None:
         lambda: draining[0],
         clock,
     )
-    while "RAY" in readiness.standing().degraded:
-        assert "STORE" in asyncio.run(readiness.look()).reasons  # not known yet: not ready
+    while "RAY" in readiness.status().degraded:
+        assert "STORE" in asyncio.run(readiness.refresh()).reasons  # not known yet: not ready
     for _ in range(3):
-        clock.now += HANGS
-        assert asyncio.run(readiness.look()).reasons == ["STORE"]
+        clock.now += HANG_SECONDS
+        assert asyncio.run(readiness.refresh()).reasons == ["STORE"]
     assert sum(thread.name == "xcray-check-STORE" for thread in threading.enumerate()) == 1
     held.set()
-    while readiness.standing().reasons:
+    while readiness.status().reasons:
         threading.Event().wait(0.01)
     draining[0] = True
-    assert readiness.standing() == (["DRAINING"], [])
-    clock.now += STALE  # nobody looked for long: what was found then says nothing now
-    assert readiness.standing() == (["DRAINING", "STORE"], ["RAY"])
-    assert readiness.failing() == {"DRAINING": True, "STORE": True, "RAY": True}
+    assert readiness.status() == (["DRAINING"], [])
+    clock.now += STALE_SECONDS  # nobody looked for long: what was found then says nothing now
+    assert readiness.status() == (["DRAINING", "STORE"], ["RAY"])
+    assert readiness.failing_checks() == {"DRAINING": True, "STORE": True, "RAY": True}
 
 
 def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
@@ -89,33 +89,33 @@ def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
             raise Unavailable("no")
 
     readiness = Readiness({"STORE": check}, {}, lambda: False, clock)
-    readiness.patience = PATIENCE
-    assert asyncio.run(readiness.look()).reasons == []
-    readiness.patience = 0.05
+    readiness.timeout = PATIENCE
+    assert asyncio.run(readiness.refresh()).reasons == []
+    readiness.timeout = 0.05
     fails[0] = True
-    assert asyncio.run(readiness.look()).reasons == []  # under way, for less than HANGS
-    clock.now += HANGS
-    assert readiness.standing().reasons == ["STORE"]
+    assert asyncio.run(readiness.refresh()).reasons == []  # under way, for less than HANGS
+    clock.now += HANG_SECONDS
+    assert readiness.status().reasons == ["STORE"]
     fails[0] = False
     turn.release()
-    while readiness.standing().reasons:
+    while readiness.status().reasons:
         threading.Event().wait(0.01)
 
 
 def test_a_store_that_stands_still_makes_it_unready_and_not_dead(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0))
-    store, held = app.state.rooms.store, threading.Event()
+    store, held = app.state.app_state.store, threading.Event()
     with client_of(app) as http:
         assert told(http) == {"ready": True, "reasons": [], "degraded": []}
-        app.state.rooms.readiness.patience = 0.05
-        ping, figures = store.ping, store.figures
-        store.ping = store.figures = lambda: held.wait(PATIENCE) and None
+        app.state.app_state.readiness.timeout = 0.05
+        ping, read_statistics = store.ping, store.read_statistics
+        store.ping = store.read_statistics = lambda: held.wait(PATIENCE) and None
         eventually(
             http, reasons=["STORE"], degraded=["RUNNER"]
         )  # whether anybody runs jobs can't be known either
         assert http.get("/healthz").json()["status"] == "ok"
         assert http.get("/metrics").status_code == 200
-        store.ping, store.figures = ping, figures
+        store.ping, store.read_statistics = ping, read_statistics
         held.set()
         eventually(http, ready=True, degraded=[])
 
@@ -123,7 +123,7 @@ def test_a_store_that_stands_still_makes_it_unready_and_not_dead(tmp_path: Path)
 @pytest.mark.parametrize("grace", [0.0, 60.0])
 def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) -> None:
     app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=grace))
-    engine = sa.create_engine(app.state.rooms.store.url)
+    engine = sa.create_engine(app.state.app_state.store.url)
 
     def at(revision: str, oldest: str) -> None:
         with engine.begin() as connection:
@@ -158,7 +158,7 @@ def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() 
             raise Unavailable("no")
 
     def stands() -> tuple[list[str], list[str]]:
-        reasons, degraded = asyncio.run(readiness.look(PATIENCE))
+        reasons, degraded = asyncio.run(readiness.refresh(PATIENCE))
         return reasons, degraded
 
     readiness = Readiness(
@@ -176,7 +176,12 @@ def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() 
         assert stands() == (["DISK"], ["STORE", "RAY"])
         clock.now += 59.0
         assert stands() == (["DISK"], ["STORE", "RAY"])
-        assert readiness.failing() == {"DRAINING": False, "STORE": True, "DISK": True, "RAY": True}
+        assert readiness.failing_checks() == {
+            "DRAINING": False,
+            "STORE": True,
+            "DISK": True,
+            "RAY": True,
+        }
         clock.now += 1.0
         assert stands() == (["STORE", "DISK"], ["RAY"])
 
@@ -184,7 +189,7 @@ def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() 
 def test_models_that_are_wanted_before_requests_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preloading, "AGAIN", 0.02)
+    monkeypatch.setattr(preloading, "RETRY_SECONDS", 0.02)
     registry = Registry(tmp_path / "home" / "models")
     publish(registry, "first", tmp_path / "a")
     app = create_app(settings_for(tmp_path / "home", preload=("first", "second:1")))
@@ -192,7 +197,7 @@ def test_models_that_are_wanted_before_requests_come(
         eventually(http, reasons=["MODELS"])
         publish(registry, "second", tmp_path / "b", seed=1)
         eventually(http, ready=True)
-        assert {name for name, _ in app.state.rooms.predictors.held("default")} == {
+        assert {name for name, _ in app.state.app_state.model_cache.loaded_versions("default")} == {
             "first",
             "second",
         }
@@ -200,7 +205,9 @@ def test_models_that_are_wanted_before_requests_come(
 
 def test_jobs_that_wait_and_nobody_looks() -> None:
     clock, looks, waiting = Clock(), [0.0], [5.0]
-    idle = Idle(lambda: StoreFigures({}, waiting[0], (), ((LOOKS, {}, looks[0]),)), 60.0, clock)
+    idle = StalledQueueCheck(
+        lambda: StoreStatistics({}, waiting[0], (), ((QUEUE_POLLS, {}, looks[0]),)), 60.0, clock
+    )
     idle.check()
     clock.now += 59.0
     idle.check()

@@ -1,4 +1,4 @@
-"""Traces, with an exporter in memory: requests by their routes, and a job as one trace from its submission to its phases."""
+"""Traces with an in-memory exporter: requests by route, and one trace per job."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 def spans() -> Iterator[InMemorySpanExporter]:
     """Traces that are on, and where the spans go."""
     exporter = InMemorySpanExporter()
-    assert tracing.switch_on("test", SimpleSpanProcessor(exporter))
+    assert tracing.enable_tracing("test", SimpleSpanProcessor(exporter))
     yield exporter
-    tracing.switch_off()
+    tracing.disable_tracing()
 
 
 def named(exporter: InMemorySpanExporter, name: str) -> Any:
@@ -69,13 +69,13 @@ def good(spec: Any, *, out: Path, progress: Any, **_: Any) -> TrainResult:
 
 
 def test_without_being_asked_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not tracing.switch_on("test")
+    assert not tracing.enable_tracing("test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert not tracing.switch_on("test")
+    assert not tracing.enable_tracing("test")
     with tracing.span("x") as span:
         assert span is None
-        assert (tracing.carried(), tracing.trace_id()) == ({}, None)
+        assert (tracing.trace_headers(), tracing.current_trace_id()) == ({}, None)
     assert tracing.span("x") is tracing.span("y", job_id="z")  # nothing is made
 
 
@@ -84,7 +84,7 @@ def test_asked_for_without_the_extra_it_says_so(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.resources", None)
-    assert not tracing.switch_on("test")
+    assert not tracing.enable_tracing("test")
     assert "xcray[telemetry]" in caplog.text
 
 
@@ -106,10 +106,10 @@ def test_spans_go_to_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyP
             "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}"
         )
         monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-        assert tracing.switch_on("xcray")
+        assert tracing.enable_tracing("xcray")
         with tracing.span("hello", job_id="job_1"):
-            assert tracing.trace_id()
-        tracing.switch_off()
+            assert tracing.current_trace_id()
+        tracing.disable_tracing()
         collector.shutdown()
     ((path, body),) = got
     assert path == "/v1/traces"
@@ -176,10 +176,13 @@ def test_a_job_is_one_trace_from_its_submission_to_its_phases(
     later = (
         InMemorySpanExporter()
     )  # the service has ended, and its traces with it; the runner is another process
-    assert tracing.switch_on("test", SimpleSpanProcessor(later))
-    claimed = store.claim("test", lease_seconds=60)
+    assert tracing.enable_tracing("test", SimpleSpanProcessor(later))
+    claimed = store.claim_job("test", lease_seconds=60)
     assert claimed is not None
-    assert run_attempt(store, home, claimed.id, 1, training=good, lease_seconds=60.0) == SUCCEEDED
+    assert (
+        run_attempt(store, home, claimed.id, 1, train_function=good, lease_seconds=60.0)
+        == SUCCEEDED
+    )
     store.close()
     submitted = next(each for each in spans.get_finished_spans() if each.name == "POST /v1/jobs")
     attempt, queue = named(later, "attempt"), named(later, "queue")

@@ -1,4 +1,4 @@
-"""The quick reader of predict requests against the law: whatever it takes, the strict reader takes, and understands the same."""
+"""The fast decoder of predict requests: it accepts a subset of what the strict decoder accepts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.robustness.badinput.predict import CASES
 from tests.support.live_service import plain_model, text_model
 from xcray.arrays import CSR
 from xcray.errors import InputError
-from xcray.service.http.body import parse
+from xcray.service.http.body import parse_body
 from xcray.service.prediction import fast_decode as quick
-from xcray.service.prediction.instances import rows_of, taken
+from xcray.service.prediction.instances import to_csr, to_rows
 from xcray.service.schemas import PredictRequest
 
 MOST = 64
 
 
-def strictly(body: bytes) -> quick.Ask:
-    """What the law finds."""
-    return quick.strictly(parse(PredictRequest, body))
+def strictly(body: bytes) -> quick.PredictQuery:
+    """Return the result of the strict decoder."""
+    return quick.to_query(parse_body(PredictRequest, body))
 
 
-def plain(ask: quick.Ask) -> list[Any]:
-    """A request as comparable values; repr tells -0.0 from 0.0."""
+def plain(ask: quick.PredictQuery) -> list[Any]:
+    """Return a request as comparable values; repr distinguishes -0.0 from 0.0."""
     rows = [
         (
             each.text,
@@ -42,8 +42,8 @@ def plain(ask: quick.Ask) -> list[Any]:
 
 
 def agree(body: bytes) -> bool:
-    """Whether the quick reader took it; if so, the law must say the same."""
-    found = quick.read(body, MOST)
+    """Return whether the fast decoder accepted the body; if so, the strict result must be equal."""
+    found = quick.decode_fast(body, MOST)
     if found is not None:
         assert plain(found) == plain(strictly(body))
     return found is not None
@@ -128,7 +128,7 @@ PIECES += [
 
 
 def test_mutated_requests_are_never_understood_otherwise() -> None:
-    """Pieces cut out, doubled and put in anywhere: 30,000 bodies, some of which are good."""
+    """Pieces are cut out, doubled and inserted anywhere: 30,000 bodies, some of them valid."""
     rng, took = random.Random(7), 0
     seeds = [
         json.dumps(
@@ -164,12 +164,12 @@ def test_mutated_requests_are_never_understood_otherwise() -> None:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.status in (400, 422)], ids=lambda case: case.id
 )
-def test_what_the_law_refuses_is_left_to_it(case: Any) -> None:
-    """Bad requests of the table: refused by the law itself, or only later, by the model."""
+def test_what_the_strict_decoder_refuses_is_left_to_it(case: Any) -> None:
+    """Invalid requests are refused by the strict decoder, or later by the model."""
     try:
         strictly(case.content)
     except InputError:
-        assert quick.read(case.content, MOST) is None
+        assert quick.decode_fast(case.content, MOST) is None
 
 
 TWICE = [
@@ -185,11 +185,11 @@ TWICE = [
 
 @pytest.mark.parametrize("body", TWICE)
 def test_keys_given_twice_and_nulls_are_left_to_the_law(body: bytes) -> None:
-    assert quick.read(body, MOST) is None
+    assert quick.decode_fast(body, MOST) is None
 
 
-def test_ordinary_requests_are_taken() -> None:
-    """The strict reader is many times slower: what clients send must not come to it."""
+def test_ordinary_requests_are_decoded_fast() -> None:
+    """The strict decoder is many times slower, so usual requests must not need it."""
     for body in (
         b'{"instances": [{"text": "say \\"hello\\" \\\\ \\u00e9 \xc3\xa9"}], "top_k": 5}',
         b'{"top_k":1,"instances":[{"values":[1,2.5,-0.0,1e-3],"indices":[4,3,2,1]}],"certificate":true,"deadline_ms":2}',
@@ -197,13 +197,14 @@ def test_ordinary_requests_are_taken() -> None:
     ):
         assert agree(body)
     assert (
-        quick.read(json.dumps({"instances": [{"text": "a"}] * (MOST + 1)}).encode(), MOST) is None
+        quick.decode_fast(json.dumps({"instances": [{"text": "a"}] * (MOST + 1)}).encode(), MOST)
+        is None
     )
 
 
 def ask(*rows: dict[str, Any]) -> list[quick.InstanceLike]:
-    """Instances as the quick reader gives them."""
-    found = quick.read(json.dumps({"instances": rows}).encode(), MOST)
+    """Return instances as decoded by the fast decoder."""
+    found = quick.decode_fast(json.dumps({"instances": rows}).encode(), MOST)
     assert found is not None
     return list(found.instances)
 
@@ -223,7 +224,7 @@ def test_rows_all_at_once_are_the_rows_one_by_one(tmp_path: Any) -> None:
         [good[1], good[1]],
         [*good, {"values": [0, 1, 0, 0, 2, 0]}],
     ):
-        found, expected = taken(model, ask(*rows)), rows_of(model, ask(*rows))
+        found, expected = to_rows(model, ask(*rows)), to_csr(model, ask(*rows))
         assert isinstance(found, CSR)
         for one, other in zip(found, expected, strict=True):
             assert np.array_equal(one, other)
@@ -246,13 +247,13 @@ def test_a_fault_among_good_rows_is_named_with_its_place(
 ) -> None:
     model, good = plain_model(tmp_path / "model", 6), {"indices": [5, 1], "values": [1, 1]}
     with pytest.raises(InputError) as caught:
-        taken(model, ask(good, row, good))
+        to_rows(model, ask(good, row, good))
     assert (caught.value.code, caught.value.details["loc"]) == (code, "instances[1]")
 
 
 def test_texts_stay_texts_and_mixtures_become_rows(tmp_path: Any) -> None:
     model = text_model(tmp_path / "model")
-    assert taken(model, ask({"text": "a csv file"}, {"text": ""})) == ["a csv file", ""]
-    mixed = taken(model, ask({"text": "a csv file"}, {"indices": [1], "values": [2.0]}))
+    assert to_rows(model, ask({"text": "a csv file"}, {"text": ""})) == ["a csv file", ""]
+    mixed = to_rows(model, ask({"text": "a csv file"}, {"indices": [1], "values": [2.0]}))
     assert isinstance(mixed, CSR)
     assert mixed.n_rows == 2

@@ -1,8 +1,9 @@
-"""The Open Inference Protocol v2: conformance to its objects, and the same answers, bit for bit, as /v1 predict gives.
+"""The Open Inference Protocol v2: conformance, and results bit-identical to those of /v1 predict.
 
-The schemas below state the facts of https://github.com/kserve/open-inference-protocol (specification/protocol/inference_rest.md and
-open_inference_rest.yaml: which members each object has and which are required), and of the extensions for binary tensors and model
-repositories as documented for Triton (docs/protocol/extension_binary_data.md, extension_model_repository.md).
+The schemas below follow https://github.com/kserve/open-inference-protocol (inference_rest.md and
+open_inference_rest.yaml in specification/protocol: the members of each object and which are
+required), and the extensions for binary tensors and model repositories as documented for Triton
+(extension_binary_data.md and extension_model_repository.md in docs/protocol).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 
 from tests.support.live_service import TEXTS, client_of, plain_model, publish, settings_for
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
+from xcray.service.app_state import AppState
 
 INFER = "/v2/models/docs/infer"
 FEATURES = 6
@@ -28,7 +29,7 @@ STRING, INTEGERS = {"type": "string"}, {"type": "array", "items": {"type": "inte
 
 
 def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An object of the protocol."""
+    """Return the schema of an object of the protocol."""
     return {
         "type": "object",
         "required": [*required],
@@ -73,26 +74,26 @@ DATATYPES = {
 SIZES = {"BOOL": "?", "INT64": "<i8", "FP64": "<f8"}
 
 
-class Place(NamedTuple):
-    """A served app with a model that reads text, docs, in two versions, and one over numbered features, plain."""
+class Service(NamedTuple):
+    """A served app with a text model "docs" in two versions and a feature model "plain"."""
 
     http: httpx.Client
-    rooms: Rooms
+    app_state: AppState
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = tmp_path_factory.mktemp("inference") / "home"
     app = create_app(settings_for(home, max_instances=8))
-    rooms: Rooms = app.state.rooms
-    registry = rooms.registry_of("default")
+    app_state: AppState = app.state.app_state
+    registry = app_state.registry_of("default")
     publish(registry, "docs", home / "one", seed=1)
     publish(registry, "docs", home / "two", seed=2)
     plain_model(home / "plain", FEATURES)
     registry.publish("plain", home / "plain")
-    registry.sets("docs").put("files", ["csv", "json"])
+    registry.label_sets("docs").put("files", ["csv", "json"])
     with client_of(app) as http:
-        yield Place(http, rooms)
+        yield Service(http, app_state)
 
 
 def text(*texts: str) -> dict[str, Any]:
@@ -107,8 +108,8 @@ def sparse(indptr: list[int], indices: list[int], values: list[float]) -> list[d
     ]
 
 
-def told(answer: httpx.Response) -> dict[str, Any]:
-    """The outputs of a reply by name, its schema checked, as nested lists."""
+def outputs_of(answer: httpx.Response) -> dict[str, Any]:
+    """Return the outputs of a reply by name, as nested lists, after checking its schema."""
     assert answer.status_code == 200, answer.text
     length = int(answer.headers.get("inference-header-content-length", len(answer.content)))
     body = json.loads(answer.content[:length])
@@ -129,7 +130,7 @@ def told(answer: httpx.Response) -> dict[str, Any]:
 
 
 def elements(datatype: str, data: bytes) -> list[Any]:
-    """Elements of a binary tensor."""
+    """Return the elements of a binary tensor."""
     if datatype != "BYTES":
         return np.frombuffer(data, SIZES[datatype]).tolist()
     out = []
@@ -141,7 +142,7 @@ def elements(datatype: str, data: bytes) -> list[Any]:
 
 
 def v1(
-    place: Place, model: str, instances: list[dict[str, Any]], **more: Any
+    place: Service, model: str, instances: list[dict[str, Any]], **more: Any
 ) -> list[dict[str, Any]]:
     answer = place.http.post(f"/v1/models/{model}:predict", json={"instances": instances, **more})
     assert answer.status_code == 200, answer.text
@@ -149,12 +150,12 @@ def v1(
 
 
 def same(found: dict[str, Any], predictions: list[dict[str, Any]]) -> None:
-    """The same labels and the same bits of scores."""
+    """Check for equal labels and bit-identical scores."""
     assert found["labels"] == [one["labels"] for one in predictions]
     assert found["scores"] == [one["scores"] for one in predictions]
 
 
-def test_health_and_metadata(place: Place) -> None:
+def test_health_and_metadata(place: Service) -> None:
     assert place.http.get("/v2/health/live").json() == {"live": True}
     assert place.http.get("/v2/health/ready").json() == {"live": True, "ready": True}
     server = place.http.get("/v2").json()
@@ -172,17 +173,17 @@ def test_health_and_metadata(place: Place) -> None:
         }
 
 
-def test_readiness_follows_the_service(place: Place) -> None:
-    place.rooms.draining = True
+def test_readiness_follows_the_service(place: Service) -> None:
+    place.app_state.draining = True
     try:
         answer = place.http.get("/v2/health/ready")
         assert (answer.status_code, answer.json()) == (503, {"live": True, "ready": False})
         assert place.http.get("/v2/health/live").status_code == 200
     finally:
-        place.rooms.draining = False
+        place.app_state.draining = False
 
 
-def test_texts_are_answered_as_by_v1(place: Place) -> None:
+def test_texts_are_answered_as_by_v1(place: Service) -> None:
     body = {"id": "42", "inputs": [text(*TEXTS)], "parameters": {"top_k": 3}}
     answer = place.http.post(INFER, json=body)
     assert (answer.json()["id"], answer.json()["model_name"], answer.json()["model_version"]) == (
@@ -190,25 +191,25 @@ def test_texts_are_answered_as_by_v1(place: Place) -> None:
         "docs",
         "2",
     )
-    found = told(answer)
+    found = outputs_of(answer)
     same(found, v1(place, "docs", [{"text": each} for each in TEXTS], top_k=3))
-    model = place.rooms.predictors.get(wanted("docs")).predictor.model
+    model = place.app_state.model_cache.get(target("docs")).predictor.model
     assert [[model.label_name(j) for j in row] for row in found["label_ids"]] == found["labels"]
-    older = told(place.http.post("/v2/models/docs/versions/1/infer", json=body))
+    older = outputs_of(place.http.post("/v2/models/docs/versions/1/infer", json=body))
     same(older, v1(place, "docs:1", [{"text": each} for each in TEXTS], top_k=3))
     column = {**text(*TEXTS), "shape": [len(TEXTS), 1]}
-    assert told(place.http.post(INFER, json={**body, "inputs": [column]})) == found
+    assert outputs_of(place.http.post(INFER, json={**body, "inputs": [column]})) == found
     nested = {**column, "data": [[each] for each in TEXTS]}
-    assert told(place.http.post(INFER, json={**body, "inputs": [nested]})) == found
+    assert outputs_of(place.http.post(INFER, json={**body, "inputs": [nested]})) == found
 
 
-def wanted(reference: str) -> Any:
-    from xcray.service.models.cache import Wanted
+def target(reference: str) -> Any:
+    from xcray.service.models.cache import ModelTarget
 
-    return Wanted("default", reference)
+    return ModelTarget("default", reference)
 
 
-def test_rows_are_answered_as_by_v1(place: Place) -> None:
+def test_rows_are_answered_as_by_v1(place: Service) -> None:
     instances = [
         {"indices": [4, 0, 2], "values": [0.1, 1.5, -2.0]},
         {"indices": [], "values": []},
@@ -216,16 +217,21 @@ def test_rows_are_answered_as_by_v1(place: Place) -> None:
     ]
     expected = v1(place, "plain", instances)
     inputs = sparse([0, 3, 3, 4], [4, 0, 2, 5], [0.1, 1.5, -2.0, 3.25])
-    same(told(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected)
-    same(told(place.http.post("/v2/models/plain/infer", json={"inputs": inputs[::-1]})), expected)
+    same(outputs_of(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected)
+    same(
+        outputs_of(place.http.post("/v2/models/plain/infer", json={"inputs": inputs[::-1]})),
+        expected,
+    )
     dense = [[1.5, 0, -2.0, 0, 0.1, 0], [0] * 6, [0, 0, 0, 0, 0, 3.25]]
     expected = v1(place, "plain", [{"values": row} for row in dense])
     for data in (dense, [value for row in dense for value in row]):
         inputs = [{"name": "dense", "datatype": "FP32", "shape": [3, 6], "data": data}]
-        same(told(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected)
+        same(
+            outputs_of(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected
+        )
 
 
-def test_filters_and_outputs(place: Place) -> None:
+def test_filters_and_outputs(place: Service) -> None:
     texts = [{"text": each} for each in TEXTS]
     for options in (
         {"allow": ["csv", "io"]},
@@ -236,11 +242,13 @@ def test_filters_and_outputs(place: Place) -> None:
         listed = {
             name: [value] if isinstance(value, str) else value for name, value in options.items()
         }
-        found = told(place.http.post(INFER, json={"inputs": [text(*TEXTS)], "parameters": options}))
+        found = outputs_of(
+            place.http.post(INFER, json={"inputs": [text(*TEXTS)], "parameters": options})
+        )
         same(found, v1(place, "docs", texts, **listed))
     for outputs in (["scores"], ["exact", "labels"], []):
         body = {"inputs": [text(*TEXTS)], "outputs": [{"name": name} for name in outputs]}
-        found = told(place.http.post(INFER, json=body))
+        found = outputs_of(place.http.post(INFER, json=body))
         assert [*found] == outputs
         assert found.get("exact", [True]) == [True] * len(found.get("exact", [True]))
     refused = place.http.post(
@@ -252,7 +260,7 @@ def test_filters_and_outputs(place: Place) -> None:
 def binary(
     inputs: list[dict[str, Any]], tensors: list[bytes], **more: Any
 ) -> tuple[bytes, dict[str, str]]:
-    """A body with binary tensors, and its headers."""
+    """Return a body with binary tensors, and its headers."""
     named = [
         {**each, "parameters": {"binary_data_size": len(data)}}
         for each, data in zip(inputs, tensors, strict=True)
@@ -269,14 +277,14 @@ def without_data(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if name != "data"} for each in tensors]
 
 
-def test_binary_tensors(place: Place) -> None:
+def test_binary_tensors(place: Service) -> None:
     strings = b"".join(struct.pack("<I", len(each)) + each for each in (t.encode() for t in TEXTS))
     body, headers = binary(
         without_data([text(*TEXTS)]), [strings], parameters={"binary_data_output": True, "top_k": 2}
     )
     answer = place.http.post(INFER, content=body, headers=headers)
     assert answer.headers["content-type"] == "application/octet-stream"
-    same(told(answer), v1(place, "docs", [{"text": each} for each in TEXTS], top_k=2))
+    same(outputs_of(answer), v1(place, "docs", [{"text": each} for each in TEXTS], top_k=2))
 
     inputs = sparse([0, 2, 3], [4, 0, 5], [0.1, 1.5, 3.25])
     tensors = [
@@ -289,7 +297,7 @@ def test_binary_tensors(place: Place) -> None:
         {"name": "exact", "parameters": {"binary_data": True}},
     ]
     body, headers = binary(without_data(inputs), tensors, outputs=outputs)
-    found = told(place.http.post("/v2/models/plain/infer", content=body, headers=headers))
+    found = outputs_of(place.http.post("/v2/models/plain/infer", content=body, headers=headers))
     rows = [{"indices": [4, 0], "values": [0.1, 1.5]}, {"indices": [5], "values": [3.25]}]
     same(found, v1(place, "plain", rows))
     assert found["exact"] == [True, True]
@@ -338,7 +346,7 @@ def test_binary_tensors(place: Place) -> None:
         ),
     ],
 )
-def test_wrong_tensors_are_refused(place: Place, inputs: list[dict[str, Any]], code: str) -> None:
+def test_wrong_tensors_are_refused(place: Service, inputs: list[dict[str, Any]], code: str) -> None:
     answer = place.http.post("/v2/models/plain/infer", json={"inputs": inputs})
     jsonschema.validate(answer.json(), ERROR)
     assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
@@ -359,7 +367,7 @@ def test_wrong_tensors_are_refused(place: Place, inputs: list[dict[str, Any]], c
     ],
 )
 def test_wrong_binary_sizes_are_refused(
-    place: Place, sizes: list[int], told_length: str | None, code: str
+    place: Service, sizes: list[int], told_length: str | None, code: str
 ) -> None:
     head = {
         "inputs": [{**without_data([text("a")])[0], "parameters": {"binary_data_size": sizes[0]}}]
@@ -386,13 +394,13 @@ def test_wrong_binary_sizes_are_refused(
         (b"\x01\0\0\0\xff", "ENCODING"),
     ],
 )
-def test_wrong_strings_are_refused(place: Place, tensor: bytes, code: str) -> None:
+def test_wrong_strings_are_refused(place: Service, tensor: bytes, code: str) -> None:
     body, headers = binary(without_data([text("a")]), [tensor])
     answer = place.http.post(INFER, content=body, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
 
 
-def test_binary_numbers_must_be_finite(place: Place) -> None:
+def test_binary_numbers_must_be_finite(place: Service) -> None:
     tensors = [
         np.array(data, dtype).tobytes()
         for data, dtype in (([0, 1], "<i8"), ([1], "<i4"), ([np.nan], "<f4"))
@@ -417,7 +425,7 @@ def test_binary_numbers_must_be_finite(place: Place) -> None:
     ],
 )
 def test_errors_are_the_protocols(
-    place: Place, path: str, body: dict[str, Any], status: int, code: str
+    place: Service, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
     answer = place.http.post(path, json=body)
     jsonschema.validate(answer.json(), ERROR)
@@ -428,8 +436,8 @@ def test_errors_are_the_protocols(
     ), answer.text
 
 
-def test_bodies_are_bounded(place: Place) -> None:
-    huge = place.rooms.settings.predict_body_bytes + 1
+def test_bodies_are_bounded(place: Service) -> None:
+    huge = place.app_state.settings.predict_body_bytes + 1
     answer = place.http.post(
         INFER, content=b" " * huge, headers={"Content-Type": "application/json"}
     )
@@ -440,7 +448,7 @@ def test_bodies_are_bounded(place: Place) -> None:
     )
 
 
-def test_the_model_repository(place: Place) -> None:
+def test_the_model_repository(place: Service) -> None:
     def index(**body: Any) -> dict[tuple[str, str], str]:
         found = place.http.post("/v2/repository/index", json=body).json()
         jsonschema.validate(found, INDEX)

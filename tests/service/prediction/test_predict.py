@@ -1,4 +1,4 @@
-"""Predictions over HTTP: filters, deadlines, certificates, probabilities; replies as described; what moves meanwhile."""
+"""Predictions over HTTP: filters, deadlines, certificates, probabilities, and model changes."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ from tests.support.live_service import (
 )
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.model.traffic_split import Route
+from xcray.model.traffic_split import TrafficSplit
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
+from xcray.service.app_state import AppState
 from xcray.service.http import auth
-from xcray.service.models.cache import PredictorCache, Wanted
-from xcray.service.prediction.encode import FEW, names_of
-from xcray.service.routes.predict import PredictDoor
+from xcray.service.models.cache import ModelCache, ModelTarget
+from xcray.service.prediction.encode import MAX_SCALAR_LOOKUPS, to_label_names
+from xcray.service.prediction.fast_path import PredictFastPath
 from xcray.service.schemas import PredictReply
 
 PREDICT = "/v1/models/docs:predict"
 
 
-class Place(NamedTuple):
-    """A served app with a model that reads text."""
+class Service(NamedTuple):
+    """A served app with a text model."""
 
     http: httpx.Client
-    rooms: Rooms
+    app_state: AppState
     predictor: Predictor
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = tmp_path_factory.mktemp("predict") / "home"
     app = create_app(settings_for(home))
-    rooms: Rooms = app.state.rooms
-    publish(rooms.registry, "docs", home / "staged")
-    rooms.registry.sets("docs").put("files", ["csv", "json", "gone"])
+    app_state: AppState = app.state.app_state
+    publish(app_state.registry, "docs", home / "staged")
+    app_state.registry.label_sets("docs").put("files", ["csv", "json", "gone"])
     with client_of(app) as http:
-        yield Place(http, rooms, Predictor(Model.open(rooms.registry.resolve("docs"))))
+        yield Service(http, app_state, Predictor(Model.open(app_state.registry.resolve("docs"))))
 
 
-def wanted(reference: str) -> Wanted:
-    """As a request of the tenant default asks."""
-    return Wanted("default", reference)
+def target(reference: str) -> ModelTarget:
+    """Return a target of the tenant default."""
+    return ModelTarget("default", reference)
 
 
-def answers(place: Place, **more: Any) -> list[dict[str, Any]]:
-    """Predictions of all texts."""
+def answers(place: Service, **more: Any) -> list[dict[str, Any]]:
+    """Return the predictions of all texts."""
     found = place.http.post(PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more})
     assert found.status_code == 200, found.text
     return list(found.json()["predictions"])
@@ -79,8 +79,8 @@ def answers(place: Place, **more: Any) -> list[dict[str, Any]]:
         {"allow": ["csv", "io"], "deadline_ms": 1000, "certificate": True},
     ],
 )
-def test_replies_are_what_the_description_says(place: Place, more: dict[str, Any]) -> None:
-    """The bytes are written without a schema; it must allow them, hold nothing else, and the values must be the predictor's own."""
+def test_replies_are_what_the_description_says(place: Service, more: dict[str, Any]) -> None:
+    """The encoded bytes must match the schema, and the values those of the predictor."""
     answer = place.http.post(
         PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more}
     )
@@ -89,7 +89,7 @@ def test_replies_are_what_the_description_says(place: Place, more: dict[str, Any
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-content-type-options"] == "nosniff"
     among = place.predictor.filter(more.get("allow"))
-    found = place.predictor.answer(list(TEXTS), more.get("top_k", 5), allow=among)
+    found = place.predictor.search(list(TEXTS), more.get("top_k", 5), allow=among)
     assert [one.scores for one in reply.predictions] == found.scores.tolist()
     assert [one.labels for one in reply.predictions] == [
         [LABELS[j] for j in row] for row in found.labels
@@ -100,7 +100,7 @@ def test_replies_are_what_the_description_says(place: Place, more: dict[str, Any
             assert one.certificate.exact is bool(found.exact[i])
 
 
-def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Place) -> None:
+def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Service) -> None:
     for more, expected in (
         ({"allow": ["io", "csv"]}, {"io", "csv"}),
         ({"deny": ["io"]}, {"csv", "json", "socket"}),
@@ -111,11 +111,11 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Place) -> None:
             assert [set(one["labels"]) for one in answers(place, top_k=100, **more)] == [
                 expected
             ] * len(TEXTS)
-    place.rooms.registry.sets("docs").put("files", ["socket"])
+    place.app_state.registry.label_sets("docs").put("files", ["socket"])
     assert {label for one in answers(place, allow=["set:files"]) for label in one["labels"]} == {
         "socket"
     }
-    place.rooms.registry.sets("docs").put("files", ["csv", "json", "gone"])
+    place.app_state.registry.label_sets("docs").put("files", ["csv", "json", "gone"])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Place) -> None:
     ],
 )
 def test_what_can_not_be_had_is_refused(
-    place: Place, more: dict[str, Any], status: int, code: str
+    place: Service, more: dict[str, Any], status: int, code: str
 ) -> None:
     answer = place.http.post(PREDICT, json={"instances": [{"text": "a"}], **more})
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
@@ -144,8 +144,8 @@ def test_what_can_not_be_had_is_refused(
         assert "calibrate" in answer.json()["detail"]
 
 
-def test_many_at_once_get_their_own_answers(place: Place) -> None:
-    """Computed together or not, with other numbers of labels and rows between them."""
+def test_many_at_once_get_their_own_answers(place: Service) -> None:
+    """With and without batching, with different numbers of labels and rows."""
     asked = [
         {"instances": [{"text": text}] * (1 + i % 3), "top_k": 1 + i % 4}
         for i, text in enumerate(TEXTS * 30)
@@ -171,7 +171,7 @@ def test_sparse_rows_of_several_requests_are_joined(tmp_path: Path) -> None:
         for row in dense
     ]
     expected = predictor.predict(dense, 3).scores.tolist()
-    app.state.rooms.registry.publish("rows", tmp_path / "staged")
+    app.state.app_state.registry.publish("rows", tmp_path / "staged")
     with client_of(app) as http, ThreadPoolExecutor(16) as pool:
         path = "/v1/models/rows:predict"
         found = list(
@@ -182,10 +182,10 @@ def test_sparse_rows_of_several_requests_are_joined(tmp_path: Path) -> None:
     assert [reply["predictions"][0]["scores"] for reply in found] == expected
 
 
-def test_the_door_and_the_route_behind_it_are_the_same(
+def test_the_fast_path_and_the_route_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the door FastAPI's own route answers: the same bytes, the same problems, the same figures."""
+    """Without the fast path, the FastAPI route returns the same bytes, problems and metrics."""
     bodies = [
         b'{"instances": [{"text": "a csv file"}]}',
         b'{"instances": []}',
@@ -193,63 +193,68 @@ def test_the_door_and_the_route_behind_it_are_the_same(
         b'{"instances": [{"text": "a"}], "top_k": 0}',
     ]
 
-    def told(app: FastAPI) -> list[Any]:
+    def replies_of(app: FastAPI) -> list[Any]:
         with client_of(app) as http:
             headers = {"Content-Type": "application/json", "X-Request-ID": "same"}
             replies = [http.post(PREDICT, content=body, headers=headers) for body in bodies]
-            counted = [
+            locate_and_count = [
                 line
                 for line in http.get("/metrics").text.splitlines()
                 if line.startswith("xcray_http_requests_total")
             ]
             return [
                 [(one.status_code, one.content, one.headers["content-type"]) for one in replies],
-                counted,
+                locate_and_count,
             ]
 
     def app_of(name: str) -> FastAPI:
         app = create_app(settings_for(tmp_path / name))
-        publish(app.state.rooms.registry, "docs", tmp_path / f"{name}.staged")
+        publish(app.state.app_state.registry, "docs", tmp_path / f"{name}.staged")
         return app
 
-    with_door = told(app_of("a"))
+    with_fast_path = replies_of(app_of("a"))
     monkeypatch.setattr(
-        PredictDoor, "__call__", lambda self, scope, receive, send: self._app(scope, receive, send)
+        PredictFastPath,
+        "__call__",
+        lambda self, scope, receive, send: self._app(scope, receive, send),
     )
-    assert told(app_of("b")) == with_door
-    assert '/v1/models/{reference}:predict",status="2xx"' in with_door[1][0] + with_door[1][1]
+    assert replies_of(app_of("b")) == with_fast_path
+    assert (
+        '/v1/models/{reference}:predict",status="2xx"'
+        in with_fast_path[1][0] + with_fast_path[1][1]
+    )
 
 
-def test_the_door_asks_who_calls(tmp_path: Path) -> None:
-    async def nobody(request: Request) -> auth.Caller:
+def test_the_fast_path_authenticates(tmp_path: Path) -> None:
+    async def authenticate(request: Request) -> auth.Caller:
         return auth.Caller("other", frozenset({"read"}))
 
-    app = create_app(settings_for(tmp_path / "home"), authenticate=nobody)
-    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    app = create_app(settings_for(tmp_path / "home"), authenticate=authenticate)
+    publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     with client_of(app) as http:
         answer = http.post(PREDICT, json={"instances": [{"text": "a"}]})
         assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
 
 
-def test_a_full_desk_refuses_at_once_and_recovers(tmp_path: Path) -> None:
-    """A predictor that stands still: what waits is bounded by rows, the rest hears when to come again, nothing is lost."""
+def test_a_full_batcher_refuses_at_once_and_recovers(tmp_path: Path) -> None:
+    """A predictor that blocks: waiting rows are bounded, other requests get a retry time."""
     reached, go = threading.Event(), threading.Event()
 
     class Slow(Predictor):
-        """Answers once the test says so."""
+        """A predictor that returns when the test allows it."""
 
-        def answer(self, rows: Any, k: int = 5, **how: Any) -> Any:
+        def search(self, rows: Any, k: int = 5, **how: Any) -> Any:
             reached.set()
             assert go.wait(300)
-            return super().answer(rows, k, **how)
+            return super().search(rows, k, **how)
 
-    def opened(path: Path) -> Predictor:
+    def open_and_record(path: Path) -> Predictor:
         return Slow(Model.open(path))
 
     app = create_app(
-        settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0), opener=opened
+        settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0), opener=open_and_record
     )
-    publish(app.state.rooms.registry, "docs", tmp_path / "staged")
+    publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     body = {"instances": [{"text": "a"}] * 4}
     with client_of(app) as http, ThreadPoolExecutor(12) as pool:
         first = pool.submit(http.post, PREDICT, json=body)
@@ -259,16 +264,16 @@ def test_a_full_desk_refuses_at_once_and_recovers(tmp_path: Path) -> None:
         assert len(refused) == 10
         assert all(one.result().headers["retry-after"] == "1" for one in refused)
         assert http.get("/healthz").status_code == 200
-        assert app.state.rooms.desk.rows == 8
+        assert app.state.app_state.batcher.pending_rows == 8
         go.set()
         assert first.result().status_code == 200
         assert sorted(one.result().status_code for one in others) == [200] + [503] * 10
         assert http.post(PREDICT, json=body).status_code == 200
-        assert app.state.rooms.desk.rows == 0
+        assert app.state.app_state.batcher.pending_rows == 0
 
 
 def wait_for_refusal(one: Any, go: threading.Event, others: list[Any]) -> bool:
-    """Whether a request was refused while the first still waits: ten of eleven are."""
+    """Return whether a request was refused while the first still waits: ten of eleven are."""
     while not one.done() and sum(each.done() for each in others) < 10:
         go.wait(0.01)
     return bool(one.done() and one.result().status_code == 503)
@@ -278,61 +283,61 @@ def test_references_are_remembered_until_something_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(settings_for(tmp_path / "home"))
-    rooms: Rooms = app.state.rooms
+    app_state: AppState = app.state.app_state
     for seed in (1, 2):
-        publish(rooms.registry, "docs", tmp_path / f"m{seed}", seed=seed)
+        publish(app_state.registry, "docs", tmp_path / f"m{seed}", seed=seed)
     looked: list[str] = []
-    route = Registry.route
+    route = Registry.resolve_split
 
-    def counted(self: Registry, reference: str) -> tuple[str, Route]:
+    def locate_and_count(self: Registry, reference: str) -> tuple[str, TrafficSplit]:
         looked.extend(
             [reference] if ":" not in reference else []
         )  # not those that a loading asks for
         return route(self, reference)
 
-    monkeypatch.setattr(Registry, "route", counted)
-    monkeypatch.setattr("xcray.model.registry.SETTLED", 1e6)
-    rooms.predictors.get(wanted("docs"))
-    rooms.predictors.get(wanted("docs"))
+    monkeypatch.setattr(Registry, "resolve_split", locate_and_count)
+    monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", 1e6)
+    app_state.model_cache.get(target("docs"))
+    app_state.model_cache.get(target("docs"))
     before = len(looked)
-    rooms.predictors.get(wanted("docs"))
+    app_state.model_cache.get(target("docs"))
     assert len(looked) == before + 1  # too young to be trusted
-    monkeypatch.setattr("xcray.model.registry.SETTLED", 0.0)
+    monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", 0.0)
     for _ in range(3):
-        assert rooms.predictors.get(wanted("docs")).version == 2
+        assert app_state.model_cache.get(target("docs")).version == 2
     assert len(looked) == before + 2
-    rooms.registry.set_alias("docs", "prod", 1)
-    assert rooms.predictors.get(wanted("docs@prod")).version == 1
-    assert rooms.predictors.get(wanted("docs")).version == 2
-    rooms.registry.delete("docs", 2)
-    assert rooms.predictors.get(wanted("docs")).version == 1
-    rooms.predictors.close()
+    app_state.registry.set_alias("docs", "prod", 1)
+    assert app_state.model_cache.get(target("docs@prod")).version == 1
+    assert app_state.model_cache.get(target("docs")).version == 2
+    app_state.registry.delete("docs", 2)
+    assert app_state.model_cache.get(target("docs")).version == 1
+    app_state.model_cache.close()
 
 
 def test_versions_deleted_elsewhere_are_let_go(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
-    rooms: Rooms = app.state.rooms
-    publish(rooms.registry, "docs", tmp_path / "a", seed=1)
-    publish(rooms.registry, "docs", tmp_path / "b", seed=2)
-    cache = PredictorCache(rooms.registry_of, rooms.gauges, 4)
-    assert [cache.get(wanted(f"docs:{version}")).version for version in (1, 2)] == [1, 2]
-    Registry(rooms.home.models).delete("docs", 1)
-    cache.look()
-    assert cache.held("default") == {("docs", 2)}
+    app_state: AppState = app.state.app_state
+    publish(app_state.registry, "docs", tmp_path / "a", seed=1)
+    publish(app_state.registry, "docs", tmp_path / "b", seed=2)
+    cache = ModelCache(app_state.registry_of, app_state.metrics, 4)
+    assert [cache.get(target(f"docs:{version}")).version for version in (1, 2)] == [1, 2]
+    Registry(app_state.home.models).delete("docs", 1)
+    cache.poll()
+    assert cache.loaded_versions("default") == {("docs", 2)}
     cache.close()
 
 
-@pytest.mark.parametrize("rows", [0, 1, FEW, FEW + 1])
+@pytest.mark.parametrize("rows", [0, 1, MAX_SCALAR_LOOKUPS, MAX_SCALAR_LOOKUPS + 1])
 def test_names_are_the_same_by_either_way(tmp_path: Path, rows: int) -> None:
     names = text_model(tmp_path / "model", labels=["é \U0001f600", '"', "", "d"]).label_names
     labels = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) % 4
-    assert names_of(names, labels) == [[names[int(j)].as_py() for j in row] for row in labels]
+    assert to_label_names(names, labels) == [[names[int(j)].as_py() for j in row] for row in labels]
 
 
 def test_strange_names_arrive_whole(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     labels = ['say "hi"\\', "é\u2028\U0001f600", "<script>", "tab\there"]
-    publish(app.state.rooms.registry, "docs", tmp_path / "staged", labels=labels)
+    publish(app.state.app_state.registry, "docs", tmp_path / "staged", labels=labels)
     with client_of(app) as http:
         content = http.post(
             PREDICT, json={"instances": [{"text": "a csv file"}], "top_k": 4}

@@ -1,4 +1,4 @@
-"""A shadow answers along: after the reply, without delaying or failing one; what does not fit is dropped; figures add up."""
+"""Shadow versions: computed after the reply without affecting it; excess copies are dropped."""
 
 from __future__ import annotations
 
@@ -15,53 +15,56 @@ from tests.support.live_service import TEXTS, client_of, plain_model, publish, s
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.model.traffic_split import Route, point
+from xcray.model.traffic_split import TrafficSplit, hash_point
 from xcray.predict import Predictor
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
-from xcray.service.http.edge import _Answer
-from xcray.service.models.loading import Loaded
-from xcray.service.observability.metrics import Gauges
-from xcray.service.prediction.shadow import MOST, Copy, Shadows, figures
+from xcray.service.app_state import AppState
+from xcray.service.http.edge import _SendWithHeaders
+from xcray.service.models.loading import LoadedModel
+from xcray.service.observability.metrics import Metrics
+from xcray.service.prediction.shadow import MAX_WAITING, ShadowCopy, ShadowRunner, shadow_statistics
 
 PREDICT = "/v1/models/docs@prod:predict"
 BODY = {"instances": [{"text": text} for text in TEXTS], "top_k": 2}
 
 
-class Place(NamedTuple):
-    """A service with versions 1 and 2 of docs; prod is version 1 with a shadow of version 2."""
+class Service(NamedTuple):
+    """A service with versions 1 and 2 of docs; prod is version 1 with version 2 as its shadow."""
 
     http: httpx.Client
-    rooms: Rooms
+    app_state: AppState
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[Service]:
     app = create_app(settings_for(tmp_path / "home"))
-    rooms: Rooms = app.state.rooms
+    app_state: AppState = app.state.app_state
     for version in (1, 2):
-        publish(rooms.registry, "docs", tmp_path / "staged", seed=version)
-    rooms.registry.set_route("docs", "prod", Route.of([(1, 1.0)], (2, 1.0)))
+        publish(app_state.registry, "docs", tmp_path / "staged", seed=version)
+    app_state.registry.set_traffic_split(
+        "docs", "prod", TrafficSplit.from_weights([(1, 1.0)], (2, 1.0))
+    )
     with client_of(app) as http:
-        yield Place(http, rooms)
+        yield Service(http, app_state)
 
 
-def shown(place: Place) -> Any:
-    """What is told of the shadow, once all copies are computed."""
-    place.rooms.shadows.settle()
+def shadow_view(place: Service) -> Any:
+    """Return the shadow view after all copies are computed."""
+    place.app_state.shadows.wait_until_idle()
     return place.http.get("/v1/models/docs/aliases/prod/shadow").json()
 
 
-def test_agreement_is_what_both_would_say(place: Place) -> None:
+def test_agreement_is_what_both_would_say(place: Service) -> None:
     for _ in range(3):
         assert place.http.post(PREDICT, json=BODY).json()["model"]["version"] == 1
-    told = shown(place)
+    view = shadow_view(place)
     ours, theirs = (
-        Predictor(Model.open(place.rooms.registry.resolve(f"docs:{version}"))) for version in (1, 2)
+        Predictor(Model.open(place.app_state.registry.resolve(f"docs:{version}")))
+        for version in (1, 2)
     )
     a, b = ours.predict(list(TEXTS), 2).labels, theirs.predict(list(TEXTS), 2).labels
-    (pair,) = told["pairs"]
-    assert (told["shadow"], pair["answered"], pair["shadow"]) == (
+    (pair,) = view["pairs"]
+    assert (view["shadow"], pair["answered"], pair["shadow"]) == (
         {"version": 2, "weight": 1.0},
         1,
         2,
@@ -78,24 +81,28 @@ def test_agreement_is_what_both_would_say(place: Place) -> None:
     assert "docs" not in metrics
 
 
-def test_figures_are_kept_for_every_process(place: Place) -> None:
+def test_figures_are_kept_for_every_process(place: Service) -> None:
     place.http.post(PREDICT, json=BODY)
-    shown(place)
-    again = JobStore(place.rooms.settings.store_url)
-    assert [sums["rows"] for sums in figures(again, "default", "docs@prod").values()] == [4.0]
-    assert figures(again, "other", "docs@prod") == {}
+    shadow_view(place)
+    again = JobStore(place.app_state.settings.store_url)
+    assert [sums["rows"] for sums in shadow_statistics(again, "default", "docs@prod").values()] == [
+        4.0
+    ]
+    assert shadow_statistics(again, "other", "docs@prod") == {}
     again.close()
 
 
-def test_a_shadow_that_fails_fails_alone(place: Place, tmp_path: Path) -> None:
-    """It does not read text: every copy is beyond it."""
+def test_a_shadow_that_fails_fails_alone(place: Service, tmp_path: Path) -> None:
+    """The shadow does not read text, so every copy fails."""
     plain_model(tmp_path / "plain")
-    place.rooms.registry.publish("docs", tmp_path / "plain")
-    place.rooms.registry.set_route("docs", "prod", Route.of([(1, 1.0)], (3, 1.0)))
-    place.rooms.predictors.moved("default", "docs")
-    place.rooms.predictors._swapper.submit(lambda: None).result(300)
+    place.app_state.registry.publish("docs", tmp_path / "plain")
+    place.app_state.registry.set_traffic_split(
+        "docs", "prod", TrafficSplit.from_weights([(1, 1.0)], (3, 1.0))
+    )
+    place.app_state.model_cache.refresh_name("default", "docs")
+    place.app_state.model_cache._swap_pool.submit(lambda: None).result(300)
     assert place.http.post(PREDICT, json=BODY).status_code == 200
-    (pair,) = shown(place)["pairs"]
+    (pair,) = shadow_view(place)["pairs"]
     assert (pair["shadow"], pair["failed"], pair["requests"], pair["top1_agreement"]) == (
         3,
         1,
@@ -105,68 +112,68 @@ def test_a_shadow_that_fails_fails_alone(place: Place, tmp_path: Path) -> None:
 
 
 def test_a_shadow_that_stands_still_delays_nobody_and_drops(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go = threading.Event(), threading.Event()
-    compared = Shadows._compared
+    compared = ShadowRunner._compare
 
-    def slow(self: Shadows, copy: Copy) -> Any:
+    def slow(self: ShadowRunner, copy: ShadowCopy) -> Any:
         reached.set()
         assert go.wait(300)
         return compared(self, copy)
 
-    monkeypatch.setattr(Shadows, "_compared", slow)
+    monkeypatch.setattr(ShadowRunner, "_compare", slow)
     try:
         assert place.http.post(PREDICT, json=BODY).status_code == 200
         assert reached.wait(300)  # the reply was here before the shadow had answered
-        for _ in range(MOST + 5):
+        for _ in range(MAX_WAITING + 5):
             assert place.http.post(PREDICT, json=BODY).status_code == 200
     finally:
         go.set()
-    (pair,) = shown(place)["pairs"]
-    assert (pair["requests"], pair["dropped"]) == (MOST, 6)
+    (pair,) = shadow_view(place)["pairs"]
+    assert (pair["requests"], pair["dropped"]) == (MAX_WAITING, 6)
 
 
-def test_copies_are_given_after_the_reply(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last byte is handed to the server before the copy is handed to the shadow."""
+def test_copies_are_given_after_the_reply(place: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last byte is passed to the server before the copy is submitted."""
     order: list[str] = []
-    send = _Answer.__call__
+    send = _SendWithHeaders.__call__
 
-    async def sent(self: _Answer, message: Any) -> None:
+    async def sent(self: _SendWithHeaders, message: Any) -> None:
         await send(self, message)
         order.append(message["type"])
 
-    monkeypatch.setattr(_Answer, "__call__", sent)
-    monkeypatch.setattr(Shadows, "offer", lambda self, copy: order.append("copy"))
+    monkeypatch.setattr(_SendWithHeaders, "__call__", sent)
+    monkeypatch.setattr(ShadowRunner, "submit", lambda self, copy: order.append("copy"))
     assert place.http.post(PREDICT, json=BODY).status_code == 200
     assert place.http.get("/healthz").status_code == 200
     assert order[:3] == ["http.response.start", "http.response.body", "copy"]
 
 
-def test_a_share_gets_copies_by_key(place: Place) -> None:
-    """Another hash than the one that splits: a tenth of the shadow is not a tenth of the canary's clients."""
-    route = Route.of([(1, 1.0)], (2, 0.25))
-    place.rooms.registry.set_route("docs", "prod", route)
-    place.rooms.predictors.moved("default", "docs")
+def test_a_share_gets_copies_by_key(place: Service) -> None:
+    """The hash differs from that of the split: a tenth of the copies is not the canary's tenth."""
+    route = TrafficSplit.from_weights([(1, 1.0)], (2, 0.25))
+    place.app_state.registry.set_traffic_split("docs", "prod", route)
+    place.app_state.model_cache.refresh_name("default", "docs")
     keys = [f"k{i}" for i in range(60)]
     for key in keys:
         assert (
             place.http.post(PREDICT, json=BODY, headers={"X-Routing-Key": key}).status_code == 200
         )
-    expected = sum(point("shadow docs@prod", key) < 0.25 for key in keys)
+    expected = sum(hash_point("shadow docs@prod", key) < 0.25 for key in keys)
     assert 0 < expected < 60
-    assert shown(place)["pairs"][0]["requests"] == expected
+    assert shadow_view(place)["pairs"][0]["requests"] == expected
 
 
 def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
     plain_model(tmp_path / "staged")
     registry = Registry(tmp_path / "models")
     registry.publish("rows", tmp_path / "staged")
-    loaded = Loaded("default", "rows", 1, Predictor(Model.open(registry.resolve("rows"))))
-    shadows = Shadows(lambda tenant: registry, Gauges())
+    loaded = LoadedModel("default", "rows", 1, Predictor(Model.open(registry.resolve("rows"))))
+    shadows = ShadowRunner(lambda tenant: registry, Metrics())
     rows = np.eye(6, dtype=np.float32)
-    shadows.offer(
-        Copy(
+    shadows.submit(
+        ShadowCopy(
             "rows@a",
             loaded,
             loaded,
@@ -179,19 +186,19 @@ def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
             0.5,
         )
     )
-    shadows.settle()
+    shadows.wait_until_idle()
 
     class Broken:
         """A store that does not answer."""
 
-        def count_all(self, counted: Any) -> None:
+        def increment_all(self, counted: Any) -> None:
             raise OSError("gone")
 
     store = JobStore(f"sqlite:///{tmp_path / 'x.db'}")
     with pytest.raises(OSError, match="gone"):
         shadows.flush(Broken())  # type: ignore[arg-type]
     shadows.flush(store)
-    (sums,) = figures(store, "default", "rows@a").values()
+    (sums,) = shadow_statistics(store, "default", "rows@a").values()
     assert (sums["top1"], sums["overlap"], sums["rows"], sums["answer_seconds"]) == (
         6.0,
         6.0,
@@ -199,8 +206,8 @@ def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
         0.5,
     )
     shadows.close()
-    shadows.offer(
-        Copy(
+    shadows.submit(
+        ShadowCopy(
             "rows@a",
             loaded,
             loaded,

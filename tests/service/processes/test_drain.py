@@ -1,4 +1,7 @@
-"""SIGTERM under load, with real processes: who was let in is answered, who comes later is told, and the process ends well."""
+"""SIGTERM under load, with real processes.
+
+Accepted requests are answered, later clients get an error, and the process exits with 0.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from tests.support.live_service import TEXTS, publish, settings_for
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.processes.server import Server
-from xcray.service.processes.sockets import admit_no_more, listen
+from xcray.service.processes.sockets import listen, stop_accepting
 
 SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 BODY = {"instances": [{"text": text} for text in TEXTS]}
@@ -84,7 +87,7 @@ def asked(url: str, path: str) -> httpx.Response:
 def may_be_reset() -> set[str]:
     """What else clients may be told here: where the kernel takes no filters, those who connect in the last instant are reset."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        if admit_no_more(listener):
+        if stop_accepting(listener):
             return set()
     without.say(
         "filters of sockets (SO_ATTACH_FILTER)",
@@ -170,14 +173,18 @@ def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> No
 def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", drain_seconds=600.0))
     server = Server(app, app.state.settings, lambda: None)
-    assert (app.state.rooms.draining, server.should_exit) == (False, False)
+    assert (app.state.app_state.draining, server.should_exit) == (False, False)
     server.handle_exit(signal.SIGTERM, None)
-    assert (app.state.rooms.draining, server.should_exit, server.force_exit) == (True, False, False)
+    assert (app.state.app_state.draining, server.should_exit, server.force_exit) == (
+        True,
+        False,
+        False,
+    )
     server.handle_exit(signal.SIGTERM, None)
     assert (server.should_exit, server.force_exit) == (True, False)
     server.handle_exit(signal.SIGTERM, None)
     assert server.force_exit
-    app.state.rooms.store.close()
+    app.state.app_state.store.close()
 
 
 def test_a_drain_ends_by_itself_when_its_seconds_are_over(
@@ -196,14 +203,14 @@ def test_a_drain_ends_by_itself_when_its_seconds_are_over(
         assert await server.on_tick(1)
 
     asyncio.run(story())
-    app.state.rooms.store.close()
+    app.state.app_state.store.close()
 
 
 def test_who_is_connected_and_has_not_asked_yet_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client may be on a busy machine: it has a connection, as far as it knows, and must not be told that it has none."""
-    monkeypatch.setattr("xcray.service.processes.server.LATE", PATIENCE)
+    monkeypatch.setattr("xcray.service.processes.server.SILENT_CONNECTION_SECONDS", PATIENCE)
     app, ready = create_app(settings_for(tmp_path / "home")), threading.Event()
     with contextlib.closing(listen(app.state.settings)) as listener:
         server = Server(app, app.state.settings, ready.set)
@@ -226,7 +233,7 @@ def test_a_listener_that_admits_no_more_still_gives_who_waits() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address, timeout=PATIENCE) as early:
-            held = admit_no_more(listener)
+            held = stop_accepting(listener)
             assert held or may_be_reset()
             with socket.socket() as late:
                 late.settimeout(0.3)

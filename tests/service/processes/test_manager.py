@@ -1,4 +1,4 @@
-"""Several processes on one port: who is started again when; and one real service of two that loses one, answers, drains."""
+"""Worker processes on one port: the restart policy, and a real service with two workers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ from xcray.jobs.home import Home
 from xcray.jobs.supervision.launch import ProcessLauncher
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.service.processes.manager import LASTING, Child, Keeper, check_workers
-from xcray.service.processes.sockets import listen, reserve
+from xcray.service.processes.manager import (
+    STABLE_SECONDS,
+    WorkerHandle,
+    WorkerManager,
+    check_workers,
+)
+from xcray.service.processes.sockets import listen, reserve_address
 from xcray.service.settings import Settings
 from xcray.system.processes import lower_priority
 
@@ -63,19 +68,19 @@ class Stage:
         self.now = 0.0
         self.all = []
         self.buried = []
-        self.keeper = Keeper(count, self.spawn, lambda: self.now, self.buried.append)
+        self.keeper = WorkerManager(count, self.spawn, lambda: self.now, self.buried.append)
 
     all: list[Puppet]
-    buried: list[Child]
+    buried: list[WorkerHandle]
 
-    def spawn(self, place: int) -> Child:
+    def spawn(self, place: int) -> WorkerHandle:
         self.all.append(Puppet(place, 100 + len(self.all)))
         return self.all[-1]
 
     def step(self, now: float) -> list[int]:
         """The places of workers started by then, that had not been before."""
         before, self.now = len(self.all), now
-        self.keeper.step()
+        self.keeper.poll_workers()
         return [each.place for each in self.all[before:]]
 
 
@@ -85,7 +90,7 @@ def test_a_worker_is_started_again_at_once_and_then_later_and_later() -> None:
     for puppet in stage.all:
         puppet.answers = True
     assert stage.step(1.0) == []
-    assert (stage.keeper.alive, stage.keeper.still_born) == (2, False)
+    assert (stage.keeper.ready_count, stage.keeper.failed_at_start) == (2, False)
     waits, now = [], 100.0
     stage.all[1].exit = -9
     for _ in range(9):
@@ -100,7 +105,7 @@ def test_a_worker_is_started_again_at_once_and_then_later_and_later() -> None:
         each.pid for each in stage.all if each.exit is not None
     ][:9]
     stage.all[-1].exit, stage.all[-1].answers = None, True
-    now += LASTING
+    now += STABLE_SECONDS
     stage.all[-1].exit = 1
     assert stage.step(now) == [1]  # it lasted: at once again
 
@@ -108,24 +113,24 @@ def test_a_worker_is_started_again_at_once_and_then_later_and_later() -> None:
 def test_none_is_started_while_all_shall_end() -> None:
     stage = Stage(2)
     stage.step(0.0)
-    stage.keeper.ending = True
+    stage.keeper.is_stopping = True
     stage.keeper.signal(signal.SIGTERM)
     assert [each.heard for each in stage.all] == [[signal.SIGTERM]] * 2
     stage.all[0].exit = 0
     assert stage.step(1.0) == []
-    assert not stage.keeper.ended
+    assert not stage.keeper.has_ended
     stage.all[1].exit = 0
     assert stage.step(2.0) == []
-    assert stage.keeper.ended
+    assert stage.keeper.has_ended
 
 
 def test_a_first_worker_that_never_answers_is_seen() -> None:
     stage = Stage(1)
     stage.step(0.0)
-    assert not stage.keeper.still_born
+    assert not stage.keeper.failed_at_start
     stage.all[0].exit = 1
     stage.step(0.1)
-    assert stage.keeper.still_born
+    assert stage.keeper.failed_at_start
 
 
 def test_missing_workers_are_told() -> None:
@@ -137,14 +142,14 @@ def test_missing_workers_are_told() -> None:
 
 def test_an_address_is_kept_for_those_who_share_it(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    with reserve(settings) as held:
+    with reserve_address(settings) as held:
         port = held.getsockname()[1]
-        with listen(settings, beside=held) as one, listen(settings, beside=held) as two:
+        with listen(settings, reserved=held) as one, listen(settings, reserved=held) as two:
             for listener in (one, two):
                 listener.listen()
                 assert listener.getsockname()[1] == port
             taken = settings_for(tmp_path, port=port)
-            for attempt in (listen, reserve):
+            for attempt in (listen, reserve_address):
                 with pytest.raises(Conflict, match="--port 0"):
                     attempt(taken)
             with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE):
@@ -163,7 +168,7 @@ def test_only_the_leader_builds_and_it_sees_what_others_accept(tmp_path: Path) -
     settings = settings_for(tmp_path / "home", workers=2)
     with (
         client_of(create_app(settings, **how)) as leader,
-        client_of(create_app(settings, leads=False, **how)) as other,
+        client_of(create_app(settings, leader_eligible=False, **how)) as other,
     ):
         quick = other.post("/v1/datasets", json={"name": "quick", "format": "pydocs"}).json()["id"]
         eventually(lambda: leader.get(f"/v1/datasets/{quick}").json()["status"] == "READY")
@@ -192,7 +197,7 @@ def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 SERVE = """
 import sys
 from pathlib import Path
-from xcray.service.server import serve
+from xcray.service.processes.server import serve
 from xcray.service.settings import Settings
 serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, workers=2))
 """
@@ -292,7 +297,7 @@ def test_runners_stand_back_for_predictions(
     launcher = ProcessLauncher(Home(tmp_path / "home"), nice=Settings().job_nice)
     launcher.launch(SimpleNamespace(id="job_1", attempt=1))  # type: ignore[arg-type]  # all that is looked at
     assert begun[0][-2:] == ["--nice", "10"]
-    assert [each.job_id for each in launcher.tend()] == ["job_1"]
+    assert [each.job_id for each in launcher.poll()] == ["job_1"]
 
 
 def test_a_runner_stands_back_with_its_session(
@@ -315,16 +320,16 @@ def test_a_runner_stands_back_with_its_session(
 
 def test_workers_are_a_setting() -> None:
     assert (Settings().workers, Settings(workers=3).workers) == (1, 3)
-    assert Settings(predict_threads=5, workers=2).threads == 5
-    assert Settings(workers=256).threads == 1
+    assert Settings(predict_threads=5, workers=2).prediction_threads == 5
+    assert Settings(workers=256).prediction_threads == 1
 
 
 def test_threads_share_what_the_allocator_keeps() -> None:
     """In a process of its own: threads that free what they held leave it to each other, by the allocator's own account."""
     program = (
         "import ctypes, sys, threading\n"
-        "from xcray.system.malloc import share_arenas\n"
-        "told = share_arenas()\n"
+        "from xcray.system.malloc import limit_arenas\n"
+        "told = limit_arenas()\n"
         "barrier = threading.Barrier(8)\n"
         "def work():\n"
         "    held = [bytes(1000) for _ in range(1000)]\n"

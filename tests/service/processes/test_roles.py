@@ -1,4 +1,4 @@
-"""Who answers and who runs jobs as processes of their own: on a file one of each, on PostgreSQL any number, over one home."""
+"""Serving and job-running processes of one home: one each on a file, any number on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def keeper_of(url: str) -> str:
     store = JobStore(url)
     with store._database.read() as connection:
         owner = connection.execute(
-            sa.select(DUTIES.c.owner).where(DUTIES.c.name == "house")
+            sa.select(DUTIES.c.owner).where(DUTIES.c.name == "maintenance")
         ).scalar()
     store.close()
     return str(owner)
@@ -127,10 +127,13 @@ def test_settings_name_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from xcray.service.settings import Settings
 
     home = Home(tmp_path)
-    assert (Settings(home=tmp_path).store_url, Settings(home=tmp_path).shares_store) == (
+    assert (Settings(home=tmp_path).store_url, Settings(home=tmp_path).has_shared_store) == (
         home.store_url,
         False,
     )
     monkeypatch.setenv("XCRAY_STORE", "postgresql+psycopg://db/xcray")
     settings = Settings(home=tmp_path)
-    assert (settings.store_url, settings.shares_store) == ("postgresql+psycopg://db/xcray", True)
+    assert (settings.store_url, settings.has_shared_store) == (
+        "postgresql+psycopg://db/xcray",
+        True,
+    )

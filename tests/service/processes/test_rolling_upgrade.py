@@ -1,5 +1,9 @@
-"""An upgrade without downtime: the next release changes the schema under programs that answer and train, and nobody notices; a
-release after that, which would cut them off, is refused until it is forced, and even then they answer predictions for a while."""
+"""Rolling upgrade without downtime.
+
+The next release changes the schema while older programs serve and train without errors. A later
+release that is incompatible with them is refused unless forced. Even then they serve predictions
+for a while.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,12 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
 from xcray.jobs.database.engine import Database
 from xcray.jobs.database.schema import HEAD
-from xcray.jobs.database.upgrade import Steps, bring_up, look
+from xcray.jobs.database.upgrade import MigrationScripts, inspect_store, upgrade_database
 from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
 from xcray.jobs.states import RUNNING, SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.tokens import new_token
+from xcray.jobs.store.tokens import create_token
 from xcray.model.registry import Registry
 
 ADDS = f'oldest = "{HEAD}"'
@@ -42,7 +46,9 @@ EXPAND = (
         'op.create_table("places", sa.Column("id", sa.Text, primary_key=True))',
         ADDS,
     ),
-    NextStep('online.index("jobs_colour", "jobs", ["colour"])', f"{ADDS}\nin_transaction = False"),
+    NextStep(
+        'online.create_index("jobs_colour", "jobs", ["colour"])', f"{ADDS}\nin_transaction = False"
+    ),
 )
 CONTRACT = NextStep(
     'op.drop_column("keys", "revoked")', f'oldest = "{int(HEAD) + 3:04}"'
@@ -76,7 +82,7 @@ def upgraded(url: str, folder: Path, *, forced: bool = False) -> None:
     """The same by a call, of any release."""
     database = Database(url)
     try:
-        bring_up(database, forced=forced, steps=Steps(folder, newest(folder)))
+        upgrade_database(database, force=forced, scripts=MigrationScripts(folder, newest(folder)))
     finally:
         database.close()
 
@@ -146,8 +152,8 @@ def train(http: httpx.Client, data: str, n: int) -> list[str]:
 
 def ended(store: JobStore, jobs: list[str], home: Path) -> list[tuple[str, int]]:
     """Status and attempt of jobs, once they have ended."""
-    until(lambda: all(store.get(job).status in TERMINAL for job in jobs), home)
-    return [(store.get(job).status, store.get(job).attempt) for job in jobs]
+    until(lambda: all(store.get_job(job).status in TERMINAL for job in jobs), home)
+    return [(store.get_job(job).status, store.get_job(job).attempt) for job in jobs]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -167,7 +173,7 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
         release(tmp_path / "following", *EXPAND),
         release(tmp_path / "after", *EXPAND, CONTRACT),
     )
-    store, made, data = JobStore(address or Home(home).store_url), new_token(), new_id("ds")
+    store, made, data = JobStore(address or Home(home).store_url), create_token(), new_id("ds")
     store.add_key("default", "clients", ["admin"], made.digest, key_id=made.key_id)
     shutil.copytree(tiny.path, Home(home).dataset(data))
     store.add_dataset("tiny", str(Home(home).dataset(data)), dataset_id=data)
@@ -178,7 +184,7 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
         until(lambda: clients.http.get("/readyz").status_code == 200, home)
         with clients.asking():
             jobs = train(clients.http, data, 2)
-            until(lambda: store.get(jobs[0]).status == RUNNING, home)
+            until(lambda: store.get_job(jobs[0]).status == RUNNING, home)
             clients.more("/v1/models/m:predict", 5, home)
             found = upgraded_by_the_next_program(following, home, address)
             assert (found["before"], found["revision"], found["oldest"]) == (
@@ -192,7 +198,7 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
             with pytest.raises(Conflict, match="roll out the release between first") as caught:
                 upgraded(store.url, after)
             assert caught.value.code == "SCHEMA_IN_USE"
-            assert look(store.url)["revision"] == newest(following)
+            assert inspect_store(store.url)["revision"] == newest(following)
             JobStore(
                 store.url, upgrade=False
             ).close()  # a program of before begins and works, as after `helm rollback`
@@ -200,7 +206,7 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
         assert clients.failed() == {}
         upgraded(store.url, after, forced=True)
         _only_predictions(clients, home)
-    with pytest.raises(Conflict, match="serves programs from") as caught:
+    with pytest.raises(Conflict, match="supports programs from") as caught:
         JobStore(store.url, upgrade=False)
     assert caught.value.code == "SCHEMA_NEWER"
     store.close()
@@ -220,5 +226,5 @@ def _only_predictions(clients: Clients, home: Path) -> None:
         clients.http.post("/v1/jobs", json={"dataset": "ds_1", "model": "m"}),
     ):
         assert (answer.status_code, answer.json().get("code")) == (503, "SCHEMA_NEWER"), answer.text
-    stranger = {"Authorization": f"Bearer {new_token().token}"}
+    stranger = {"Authorization": f"Bearer {create_token().token}"}
     assert clients.http.post("/v1/models/m:predict", json=ROWS, headers=stranger).status_code == 503

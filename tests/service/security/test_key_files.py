@@ -1,4 +1,4 @@
-"""Keys whose secret was made elsewhere, as by a Kubernetes Secret: taken over by their hash, once, and rotated with a grace."""
+"""Keys created elsewhere, such as a Kubernetes Secret: import by hash, and rotation with grace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from tests.support.live_service import client_of, settings_for
 from xcray.cli.main import main
 from xcray.errors import ParameterError
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.tokens import TOKEN, digest_of, given_token, new_token, read_token
+from xcray.jobs.store.tokens import (
+    TOKEN_PATTERN,
+    create_token,
+    import_token,
+    parse_token,
+    secret_digest,
+)
 from xcray.service.app import create_app
 
 
@@ -29,10 +35,10 @@ def test_what_helm_can_draw_is_a_key() -> None:
     assert 43 * 5.954 >= 256  # bits of 43 out of 62 characters
     for seed in range(2000):
         token = sprig(seed)
-        made = given_token(f"{token}\n")
-        assert read_token(token) == (made.key_id, made.digest)
+        made = import_token(f"{token}\n")
+        assert parse_token(token) == (made.key_id, made.digest)
         assert made.token == token
-    assert all(given_token(each.token) == each for each in (new_token() for _ in range(2000)))
+    assert all(import_token(each.token) == each for each in (create_token() for _ in range(2000)))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,7 @@ def test_what_helm_can_draw_is_a_key() -> None:
 )
 def test_weak_secrets_are_refused_and_not_told(secret: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        given_token(f"xck_{'a' * 20}_{secret}")
+        import_token(f"xck_{'a' * 20}_{secret}")
     assert caught.value.code == "SECRET"
     assert len(secret) < 3 or secret not in str(caught.value)
 
@@ -124,7 +130,7 @@ def test_a_hook_puts_the_key_of_a_secret_into_a_store_just_made_and_does_so_once
     assert first["id"] == again["id"] == f"key_{token[4:24]}"
     assert "key" not in first
     store = place.store()
-    assert [key.digest for key in store.list_keys()] == [digest_of(token[25:])]
+    assert [key.digest for key in store.list_keys()] == [secret_digest(token[25:])]
     assert [
         (entry.action, entry.subject, entry.detail["by"]) for entry in store.list_audit()[0]
     ] == [("key.create", first["id"], "command line")]
@@ -286,12 +292,12 @@ def test_a_secret_is_made_without_a_store_for_its_owner_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["keys", "secret"]) == 0
-    assert TOKEN.fullmatch(capsys.readouterr().out.strip())
+    assert TOKEN_PATTERN.fullmatch(capsys.readouterr().out.strip())
     file = tmp_path / "key"
     assert main(["keys", "secret", str(file)]) == 0
     told = capsys.readouterr()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert given_token(file.read_text()).token[25:] not in told.out + told.err
+    assert import_token(file.read_text()).token[25:] not in told.out + told.err
     before = file.read_text()
     assert main(["keys", "secret", str(file)]) == 1
     assert file.read_text() == before

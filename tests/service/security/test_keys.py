@@ -1,4 +1,4 @@
-"""Keys: what they are, how long what is known of them is believed, commands and routes that make and revoke them, the audit log."""
+"""Keys: scopes, lookup cache, commands and routes to create and revoke them, and the audit log."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from xcray.errors import InputError, ParameterError, Unavailable, XcrayError
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.keys import Key
 from xcray.jobs.store.tokens import (
-    TOKEN,
+    TOKEN_PATTERN,
     NewToken,
     check_limits,
     check_scopes,
-    new_token,
-    read_span,
-    read_token,
+    create_token,
+    parse_duration,
+    parse_token,
 )
 from xcray.service.app import create_app
-from xcray.service.http.audit import REFUSALS, Auditor
+from xcray.service.http.audit import MAX_REFUSALS_PER_MINUTE, Auditor
 from xcray.service.http.auth import (
-    ANYBODY,
-    FRESH,
-    STALE,
-    TOUCH,
+    ANONYMOUS,
+    EXPIRY_SECONDS,
+    REFRESH_SECONDS,
+    TOUCH_SECONDS,
     Authenticator,
     Caller,
     Unauthorised,
@@ -44,15 +44,15 @@ from xcray.service.settings import Settings, check_address
 
 
 def test_a_token_has_256_bits_and_its_record_none_of_them() -> None:
-    made = new_token()
-    assert TOKEN.fullmatch(made.token)
-    assert read_token(made.token) == (made.key_id, made.digest)
+    made = create_token()
+    assert TOKEN_PATTERN.fullmatch(made.token)
+    assert parse_token(made.token) == (made.key_id, made.digest)
     secret = (
         made.token.rsplit("_", 1)[1] if made.token.count("_") == 2 else made.token.split("_", 2)[2]
     )
     assert len(secret) * 6 >= 256
     assert secret not in made.digest
-    assert len({new_token().token for _ in range(100)}) == 100
+    assert len({create_token().token for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_a_token_has_256_bits_and_its_record_none_of_them() -> None:
         "xck_",
         "xck_a_b",
         "Bearer x",
-        new_token().token[:-1],
-        new_token().token + "a",
+        create_token().token[:-1],
+        create_token().token + "a",
         "\u0660" * 68,
     ],
 )
 def test_what_is_no_token_is_not_read(token: str) -> None:
-    assert read_token(token) is None
+    assert parse_token(token) is None
 
 
 def test_scopes_limits_and_spans_are_checked() -> None:
     assert check_scopes(["submit", "read", "submit"]) == ["read", "submit"]
-    assert read_span("90d") == 90 * 86_400
+    assert parse_duration("90d") == 90 * 86_400
     assert check_limits({"max_queued": 0, "upload_bytes": 5}) == {
         "max_queued": 0,
         "upload_bytes": 5,
@@ -81,8 +81,8 @@ def test_scopes_limits_and_spans_are_checked() -> None:
     for wrong in (
         lambda: check_scopes([]),
         lambda: check_scopes(["root"]),
-        lambda: read_span("9 days"),
-        lambda: read_span("0d"),
+        lambda: parse_duration("9 days"),
+        lambda: parse_duration("0d"),
     ):
         with pytest.raises(ParameterError):
             wrong()
@@ -116,7 +116,7 @@ class Keys:
         self, scopes: tuple[str, ...] = ("read",), expires: float | None = None, **limits: int
     ) -> NewToken:
         """A new key."""
-        made = new_token()
+        made = create_token()
         self.records[made.digest] = Key(
             made.key_id, "mine", "n", scopes, made.digest, "", expires, None, None, dict(limits)
         )
@@ -155,7 +155,7 @@ class Place:
     def __init__(self, **how: Any) -> None:
         self.keys = Keys()
         self.clock = Clock()
-        self.who = Authenticator(self.keys, steady=self.clock, now=self.clock, **how)
+        self.who = Authenticator(self.keys, clock=self.clock, wall_clock=self.clock, **how)
 
     async def ask(self, token: str) -> Caller:
         """Who bears this key."""
@@ -184,10 +184,10 @@ def test_a_key_is_asked_about_once_while_it_is_fresh() -> None:
             made.key_id,
             7,
         )
-        assert first.may("read")
-        assert first.may("models")
-        assert not first.may("predict")
-        assert not first.may("admin")
+        assert first.has_scope("read")
+        assert first.has_scope("models")
+        assert not first.has_scope("predict")
+        assert not first.has_scope("admin")
 
     run(test)
 
@@ -197,11 +197,11 @@ def test_a_revoked_key_is_refused_within_five_seconds() -> None:
         made = place.keys.add()
         await place.ask(made.token)
         place.keys.records[made.digest].revoked = "now"
-        place.clock.seconds += STALE
+        place.clock.seconds += EXPIRY_SECONDS
         with pytest.raises(Unauthorised, match="revoked"):
             await place.ask(made.token)
 
-    assert STALE <= 5.0
+    assert EXPIRY_SECONDS <= 5.0
     run(test)
 
 
@@ -209,16 +209,16 @@ def test_all_replicas_hear_of_a_revocation(tmp_path: Path) -> None:
     """Two services on one store: what one of them revokes, both refuse within the time that anything is believed."""
     url = f"sqlite:///{tmp_path / 'xcray.db'}"
     stores = [JobStore(url), JobStore(url)]
-    made = new_token()
+    made = create_token()
     stores[0].add_key("default", "n", ["read"], made.digest, key_id=made.key_id)
     clock = Clock()
 
     async def test() -> None:
-        replicas = [Authenticator(store, steady=clock) for store in stores]
+        replicas = [Authenticator(store, clock=clock) for store in stores]
         for who in replicas:
             assert (await who(request_with(f"Bearer {made.token}"))).key_id == made.key_id
         stores[0].revoke_key(made.key_id)
-        clock.seconds += STALE
+        clock.seconds += EXPIRY_SECONDS
         for who in replicas:
             with pytest.raises(Unauthorised, match="revoked"):
                 await who(request_with(f"Bearer {made.token}"))
@@ -233,9 +233,9 @@ def test_what_is_no_longer_fresh_is_asked_behind_the_scenes() -> None:
         made = place.keys.add()
         await place.ask(made.token)
         place.keys.records[made.digest].revoked = "now"
-        place.clock.seconds += FRESH
+        place.clock.seconds += REFRESH_SECONDS
         await place.ask(made.token)  # believed once more, and asked about
-        while place.who._asking:
+        while place.who._pending:
             await asyncio.sleep(0.001)
         with pytest.raises(Unauthorised, match="revoked"):
             await place.ask(made.token)
@@ -259,7 +259,7 @@ def test_keys_outlive_a_store_that_is_away_for_a_while_only() -> None:
         made, other = place.keys.add(), place.keys.add()
         await place.ask(made.token)
         place.keys.away = True
-        place.clock.seconds += STALE + 9
+        place.clock.seconds += EXPIRY_SECONDS + 9
         assert (await place.ask(made.token)).key_id == made.key_id
         with pytest.raises(Unavailable):
             await place.ask(other.token)  # nobody knows it
@@ -267,20 +267,20 @@ def test_keys_outlive_a_store_that_is_away_for_a_while_only() -> None:
         with pytest.raises(Unavailable):
             await place.ask(made.token)
 
-    run(test, grace=10.0)
+    run(test, grace_seconds=10.0)
 
 
 def test_everybody_is_admitted_until_there_is_a_key_and_never_again() -> None:
     async def test(place: Place) -> None:
-        assert await place.who(request_with()) is ANYBODY
-        assert place.who.peek(request_with()) is ANYBODY
+        assert await place.who(request_with()) is ANONYMOUS
+        assert place.who.peek(request_with()) is ANONYMOUS
         made = place.keys.add()
-        place.clock.seconds += FRESH
+        place.clock.seconds += REFRESH_SECONDS
         with pytest.raises(Unauthorised, match="xcray keys create"):
             await place.who(request_with())
         assert place.who.peek(request_with()) is None
         place.keys.records[made.digest].revoked = "now"
-        place.clock.seconds += STALE
+        place.clock.seconds += EXPIRY_SECONDS
         with pytest.raises(Unauthorised):
             await place.who(request_with())
 
@@ -293,7 +293,7 @@ def test_a_public_address_admits_nobody_without_a_key() -> None:
             await place.who(request_with())
         assert place.who.peek(request_with()) is None
 
-    run(test, admits_all=False)
+    run(test, admits_everyone=False)
 
 
 def test_what_is_no_key_is_refused_without_a_word_about_why() -> None:
@@ -302,7 +302,7 @@ def test_what_is_no_key_is_refused_without_a_word_about_why() -> None:
         swapped = f"{made.token[:24]}{other.token[24:]}"  # the id of one, the secret of another
         said = set()
         for given in (
-            f"Bearer {new_token().token}",
+            f"Bearer {create_token().token}",
             f"Bearer {swapped}",
             f"Bearer {made.token[:-1]}",
             "Bearer ",
@@ -328,8 +328,8 @@ def test_use_is_noted_now_and_then() -> None:
         made = place.keys.add()
         for _ in range(20):
             await place.ask(made.token)
-            place.clock.seconds += STALE
-        assert place.keys.touched == -(-int(20 * STALE) // int(TOUCH))
+            place.clock.seconds += EXPIRY_SECONDS
+        assert place.keys.touched == -(-int(20 * EXPIRY_SECONDS) // int(TOUCH_SECONDS))
 
     run(test)
 
@@ -436,8 +436,8 @@ def until_refused(http: httpx.Client, own: dict[str, str]) -> None:
 
 
 def test_admin_asks_for_any_tenant_others_do_not(http: httpx.Client, app: FastAPI) -> None:
-    made = new_token()
-    store: JobStore = app.state.rooms.store
+    made = create_token()
+    store: JobStore = app.state.app_state.store
     store.add_key("t", "n", ["submit"], made.digest, key_id=made.key_id)
     job, _ = store.submit({}, name="n", tenant="t")
     own = {"Authorization": f"Bearer {made.token}"}
@@ -454,7 +454,7 @@ def test_changes_and_refusals_are_written_down(
 ) -> None:
     content = {"Content-Type": "application/octet-stream", "X-Request-ID": "mine-1"}
     upload = http.post("/v1/uploads", content=b"{}", headers=content).json()["id"]
-    job, _ = app.state.rooms.store.submit({}, name="n")
+    job, _ = app.state.app_state.store.submit({}, name="n")
     assert http.post(f"/v1/jobs/{job.id}/stop").status_code == 200
     assert http.get("/v1/jobs").status_code == 200  # a question: not written down
     assert http.post("/v1/jobs/job_none/stop").status_code == 404  # nothing changed
@@ -484,7 +484,7 @@ def test_a_flood_of_strangers_is_counted_not_written() -> None:
     class Store:
         """Takes entries."""
 
-        def record(self, *entry: Any) -> None:
+        def record_audit(self, *entry: Any) -> None:
             """See the store."""
             entries.append(entry)
 
@@ -501,13 +501,13 @@ def test_a_flood_of_strangers_is_counted_not_written() -> None:
             "client": ("10.0.0.1", 1),
         }
         for _ in range(1000):
-            await auditor.refused(scope, "no")
+            await auditor.record_refusal(scope, "no")
         clock.seconds += 60
-        await auditor.refused(scope, "no")
+        await auditor.record_refusal(scope, "no")
 
     asyncio.run(flood())
-    assert len(entries) == REFUSALS + 1
-    assert entries[-1][4]["unwritten"] == 1000 - REFUSALS
+    assert len(entries) == MAX_REFUSALS_PER_MINUTE + 1
+    assert entries[-1][4]["unwritten"] == 1000 - MAX_REFUSALS_PER_MINUTE
     assert len(entries[0][4]["path"]) <= 80
     assert entries[0][4]["path"].isprintable()
 
@@ -548,7 +548,7 @@ def test_public_addresses_need_a_key_and_tls() -> None:
         ({"tls_certfile": Path("c")}, True, "TLS"),
     ):
         settings = Settings(**{**public, **given})
-        assert not settings.admits_all
+        assert not settings.admits_everyone
         if code is None:
             check_address(settings, lambda has=has_keys: has)  # type: ignore[misc]
             continue

@@ -1,4 +1,4 @@
-"""Secrets stay where they belong (T2, T14): a service with keys and a Ray token trains, and neither is found anywhere else."""
+"""Secrets do not leak (T2, T14): a service with keys and a Ray token runs a training."""
 
 from __future__ import annotations
 
@@ -175,10 +175,10 @@ def test_rays_token_goes_by_header_alone(
             """See `Cluster`."""
             return info
 
-    monkeypatch.setattr(launch, "_client", lambda _: Dashboard())
+    monkeypatch.setattr(launch, "_job_client", lambda _: Dashboard())
     store = JobStore(Home(own_home).store_url)
     store.submit({"pool": "ray"}, name="n", job_id="job_a")
-    job: Job | None = store.claim("me", lease_seconds=10)
+    job: Job | None = store.claim_job("me", lease_seconds=10)
     assert job is not None
     RayJobLauncher(Home(own_home), Joined()).launch(job)  # type: ignore[arg-type]  # the one method that launching needs
     assert CANARY not in json.dumps(asked, default=str)

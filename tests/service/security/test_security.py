@@ -1,4 +1,4 @@
-"""Threats: who may do what at every route, names that climb, headers and browsers, logs and replies that tell too much."""
+"""Threats: permissions of each route, path traversal, headers and browsers, information leaks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fastapi import FastAPI
 from tests.support.live_service import publish, settings_for
 from tests.support.raw_requests import Told, ask, operations
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.tokens import NewToken, new_token
+from xcray.jobs.store.tokens import NewToken, create_token
 from xcray.service.app import create_app
-from xcray.service.http.audit import ACTIONS, SAFE
-from xcray.service.observability.request_log import log_to
+from xcray.service.http.audit import ACTIONS, SAFE_METHODS
+from xcray.service.observability.request_log import configure_logging
 
 # Who may do what (T3). A route that is not named here fails the first test.
 
@@ -56,10 +56,10 @@ NEEDS: Final[dict[str, str]] = {
     "GET /v1/models/{name}/aliases/{alias}/shadow": "read",
     "POST /v1/models/{reference}:load": "submit",
     "POST /v1/models/{reference}:unload": "submit",
-    "GET /v1/models/{name}/sets": "models",
-    "GET /v1/models/{name}/sets/{set}": "models",
-    "PUT /v1/models/{name}/sets/{set}": "submit",
-    "DELETE /v1/models/{name}/sets/{set}": "submit",
+    "GET /v1/models/{name}/label-sets": "models",
+    "GET /v1/models/{name}/label-sets/{set}": "models",
+    "PUT /v1/models/{name}/label-sets/{set}": "submit",
+    "DELETE /v1/models/{name}/label-sets/{set}": "submit",
     "GET /v2": "open",
     "GET /v2/health/live": "open",
     "GET /v2/health/ready": "open",
@@ -100,10 +100,10 @@ class Place:
 
     def __init__(self, home: Path, **changes: Any) -> None:
         self.app: FastAPI = create_app(settings_for(home, **changes))
-        self.rooms = self.app.state.rooms
-        self.store: JobStore = self.rooms.store
+        self.app_state = self.app.state.app_state
+        self.store: JobStore = self.app_state.store
         self.tokens = {scope: self.key([scope]) for scope in WITH_KEY}
-        self.tokens["wrong"] = new_token().token
+        self.tokens["wrong"] = create_token().token
         self.tokens["expired"] = self.key(["admin"], expires=time.time() - 1)
         self.tokens["revoked"] = self.key(["admin"])
         self.store.revoke_key(f"key_{self.tokens['revoked'].split('_')[1]}")
@@ -111,7 +111,7 @@ class Place:
 
     def key(self, scopes: list[str], tenant: str = "default", expires: float | None = None) -> str:
         """The token of a new key."""
-        made: NewToken = new_token()
+        made: NewToken = create_token()
         self.store.add_key(tenant, "n", scopes, made.digest, key_id=made.key_id, expires=expires)
         return made.token
 
@@ -172,9 +172,9 @@ def filled(template: str, what: str) -> str:
 def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> None:
     job, _ = place.store.submit({}, name="n")
     data = place.store.add_dataset("docs", str(tmp_path / "none"), status="READY")
-    publish(place.rooms.registry_of("default"), "docs", tmp_path / "staged")
-    place.rooms.registry_of("default").sets("docs").put("mine", ["csv"])
-    place.rooms.registry_of("default").set_alias("docs", "prod", 1)
+    publish(place.app_state.registry_of("default"), "docs", tmp_path / "staged")
+    place.app_state.registry_of("default").label_sets("docs").put("mine", ["csv"])
+    place.app_state.registry_of("default").set_alias("docs", "prod", 1)
     real = {
         "job_id": job.id,
         "dataset_id": data.id,
@@ -214,7 +214,7 @@ def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> 
                 bodies["alias"]
                 if "/aliases/" in path
                 else bodies["set"]
-                if "/sets/" in path
+                if "/label-sets/" in path
                 else None,
             )
             told = await place.ask(
@@ -242,14 +242,14 @@ def test_things_of_another_tenant_do_not_exist(place: Place, tmp_path: Path) -> 
         return cells
 
     assert asyncio.run(asked()) >= 30
-    assert place.store.get(job.id).status == "PENDING"
-    assert place.rooms.registry_of("default").versions("docs") == [1]
-    assert place.rooms.registry_of("default").aliases("docs")["prod"] == 1
-    assert place.rooms.registry_of("default").sets("docs").get("mine").labels == ("csv",)
+    assert place.store.get_job(job.id).status == "PENDING"
+    assert place.app_state.registry_of("default").versions("docs") == [1]
+    assert place.app_state.registry_of("default").aliases("docs")["prod"] == 1
+    assert place.app_state.registry_of("default").label_sets("docs").get("mine").labels == ("csv",)
 
 
 def test_every_change_has_a_name_in_the_audit_log(place: Place) -> None:
-    unsafe = {operation for operation in operations(place.app) if operation[0] not in SAFE}
+    unsafe = {operation for operation in operations(place.app) if operation[0] not in SAFE_METHODS}
     assert unsafe - set(ACTIONS) == set(), "name what it does in xcray/service/http/audit.py"
     assert set(ACTIONS) - unsafe == set()
 
@@ -332,9 +332,9 @@ NAMED: Final = (
     ("GET", "/v1/models/{}/versions/1"),
     ("PUT", "/v1/models/{}/aliases/prod"),
     ("PUT", "/v1/models/docs/aliases/{}"),
-    ("PUT", "/v1/models/docs/sets/{}"),
-    ("GET", "/v1/models/docs/sets/{}"),
-    ("DELETE", "/v1/models/docs/sets/{}"),
+    ("PUT", "/v1/models/docs/label-sets/{}"),
+    ("GET", "/v1/models/docs/label-sets/{}"),
+    ("DELETE", "/v1/models/docs/label-sets/{}"),
     ("GET", "/v1/jobs/{}"),
     ("GET", "/v1/jobs/{}/logs"),
     ("DELETE", "/v1/jobs/{}"),
@@ -358,7 +358,7 @@ IN_BODIES: Final = (
 
 def test_no_name_leaves_the_home(place: Place, tmp_path: Path, own_home: Path) -> None:
     assert len(CLIMBING) >= 40
-    publish(place.rooms.registry_of("default"), "docs", tmp_path / "staged")
+    publish(place.app_state.registry_of("default"), "docs", tmp_path / "staged")
     before = tree(tmp_path)
 
     async def climb() -> None:
@@ -499,7 +499,7 @@ def test_strangers_hear_little(place: Place) -> None:
             assert (
                 json.loads((await place.ask(role, "GET", "/healthz")).body)["version"] is not None
             ) is version
-        place.rooms.draining = True
+        place.app_state.draining = True
         assert json.loads((await place.ask("admin", "GET", "/readyz")).body)["reasons"]
         assert json.loads((await place.ask("none", "GET", "/readyz")).body)["reasons"] == []
 
@@ -523,7 +523,7 @@ HOSTILE: Final = (
 
 def test_each_event_is_one_line_that_can_be_read(place: Place) -> None:
     stream = io.StringIO()
-    log_to(stream, "info")
+    configure_logging(stream, "info")
 
     async def asked() -> int:
         for text in HOSTILE:
@@ -542,7 +542,7 @@ def test_each_event_is_one_line_that_can_be_read(place: Place) -> None:
     try:
         count = asyncio.run(asked())
     finally:
-        log_to(None, "warning")
+        configure_logging(None, "warning")
     lines = stream.getvalue().split("\n")
     assert lines.pop() == ""
     entries = [json.loads(line) for line in lines]
@@ -559,7 +559,7 @@ def test_replies_tell_nothing_of_the_server(
             f"{own_home}/xcray.db: SELECT secret FROM keys; {place.tokens['admin']} {socket.gethostname()}"
         )
 
-    monkeypatch.setattr(place.store, "get", broken)
+    monkeypatch.setattr(place.store, "get_job", broken)
     secrets = [
         str(own_home),
         "SELECT",

@@ -1,4 +1,4 @@
-"""A model with probabilities: fitted on rows it has not seen, measured on others, its answers the same bits as before."""
+"""Calibrated models: fitted on held-out rows, measured on others, with unchanged answers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.storage.atomic import file_digests
 from xcray.training import TrainSpec, train
-from xcray.training.calibration import fit as probabilities
-from xcray.training.calibration.apply import calibrate
-from xcray.training.calibration.fit import calibrated, sides
+from xcray.training.calibration import fit as calibration_fit
+from xcray.training.calibration.fit import fit_calibration, split_rows
+from xcray.training.edit.calibrate import calibrate
 from xcray.training.edit.operations import remove_labels, rename_labels
-from xcray.training.report.render import draw_report, figures
-from xcray.training.strategies import foresee
+from xcray.training.report.render import draw_report, summarize_model
+from xcray.training.strategies import estimate_training
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, mad
         one, two = before.predict(data.test.X, k), after.predict(data.test.X, k)
         np.testing.assert_array_equal(one.labels, two.labels)
         np.testing.assert_array_equal(one.scores, two.scores)
-        told = after.probabilities(two)
-        assert told.shape == two.scores.shape
-        assert ((told > 0) & (told < 1)).all()
+        calibrated_values = after.probabilities(two)
+        assert calibrated_values.shape == two.scores.shape
+        assert ((calibrated_values > 0) & (calibrated_values < 1)).all()
     assert {
         name: value for name, value in made.measures.items() if not name.startswith("ECE")
     } == plain.measures
@@ -86,8 +86,8 @@ def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, mad
 
 def test_the_report_is_of_rows_that_took_no_part(data: Dataset, made: Model) -> None:
     assert data.test is not None
-    rows, left_out, side = sides(data.test.X, data.train.X, 0)
-    facts, predictor = made.calibrated, Predictor(made)
+    rows, left_out, side = split_rows(data.test.X, data.train.X, 0)
+    facts, predictor = made.calibration_facts, Predictor(made)
     assert facts["rows"] == {
         "fitted": int(side.sum()),
         "measured": int((~side).sum()),
@@ -95,10 +95,13 @@ def test_the_report_is_of_rows_that_took_no_part(data: Dataset, made: Model) -> 
     }
     assert 0.4 < side.mean() < 0.6
     top = predictor.predict(data.test.X, 5)
-    right, told = matches(top, data.test.Y)[rows[~side]], predictor.probabilities(top)[rows[~side]]
+    right, predicted = (
+        matches(top, data.test.Y)[rows[~side]],
+        predictor.probabilities(top)[rows[~side]],
+    )
     for k in (1, 3, 5):
         own = facts["report"][str(k)]
-        expected = naive.ece(told[:, :k].ravel().tolist(), right[:, :k].ravel().tolist(), 15)
+        expected = naive.ece(predicted[:, :k].ravel().tolist(), right[:, :k].ravel().tolist(), 15)
         assert own["ece"] == made.measures[f"ECE@{k}"] == pytest.approx(expected, abs=1e-9)
         assert own["ece"] < 0.5 * own["ece_sigmoid"]
         assert own["ece"] < 4 * own["floor"]
@@ -115,11 +118,11 @@ def test_the_new_model_shares_files_and_has_a_hash_of_its_own(
         assert (made.path / name).stat().st_ino == (plain.path / name).stat().st_ino
     assert set(made.manifest["files"]) == {*plain.manifest["files"], CALIBRATION}
     assert made.manifest["files"] == file_digests(made.path, skip=["manifest.json"])
-    assert made.calibrated["model"] == plain.sha256 != made.sha256
+    assert made.calibration_facts["model"] == plain.sha256 != made.sha256
     assert made.calibration is not None
-    assert plain.calibrated == {}
+    assert plain.calibration_facts == {}
     other = calibrate(made.path, data.path, tmp_path / "other", seed=5)
-    assert other.calibrated["model"] == plain.sha256
+    assert other.calibration_facts["model"] == plain.sha256
     assert other.sha256 not in (made.sha256, plain.sha256)
     again = calibrate(other.path, data.path, tmp_path / "again")
     assert (again.sha256, again.measures) == (made.sha256, made.measures)
@@ -137,7 +140,7 @@ def test_training_with_calibrate_gives_the_same_model(
     assert result.measures == made.measures
     assert "CALIBRATING" in result.report["seconds"]
     found = Model.open(result.model_path, verify=True)
-    assert found.calibrated["report"] == made.calibrated["report"]
+    assert found.calibration_facts["report"] == made.calibration_facts["report"]
 
 
 def test_files_are_copied_where_they_can_not_be_linked(
@@ -183,28 +186,28 @@ def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
         return TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
 
     seen = csr_from(np.concatenate([X[:300], rng.normal(size=(50, 4)).astype(np.float32)]))
-    first, facts = calibrated(query, csr_from(X), pattern_from(Y), counts, seen)
+    first, facts = fit_calibration(query, csr_from(X), pattern_from(Y), counts, seen)
     assert facts["rows"]["left_out"] == 300
     assert facts["rows"]["fitted"] + facts["rows"]["measured"] == 600
     lies = Y.copy()
     lies[:300] = 1 - lies[:300]
-    second, same = calibrated(query, csr_from(X), pattern_from(lies), counts, seen)
+    second, same = fit_calibration(query, csr_from(X), pattern_from(lies), counts, seen)
     assert second.sha256 == first.sha256  # what the labels of those rows are makes no difference
     assert same["report"] == facts["report"]
-    third, _ = calibrated(query, csr_from(X), pattern_from(lies), counts, None)
+    third, _ = fit_calibration(query, csr_from(X), pattern_from(lies), counts, None)
     assert third.sha256 != first.sha256
 
 
 def test_copies_of_a_row_stay_on_one_side(rng: np.random.Generator) -> None:
     rows = rng.normal(size=(200, 6)).astype(np.float32)
     X = csr_from(rows[np.concatenate([np.arange(200), rng.integers(0, 200, size=300)])])
-    kept, left_out, side = sides(X, None, 4)
+    kept, left_out, side = split_rows(X, None, 4)
     assert (kept.tolist(), left_out) == (list(range(500)), 0)
     dense = X.to_scipy().toarray()
     for i in range(200):
         assert len(set(side[(dense == rows[i]).all(axis=1)].tolist())) == 1
     assert 60 < side[:200].sum() < 140
-    assert (sides(X, None, 5)[2] != side).any()
+    assert (split_rows(X, None, 5)[2] != side).any()
 
 
 def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: Path) -> None:
@@ -218,11 +221,11 @@ def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: P
         calibrate(plain.path, later.path, tmp_path / "out")
     assert caught.value.code == "NO_HELD_OUT"
     found = calibrate(plain.path, later.path, tmp_path / "out", part="train")
-    assert (found.calibrated["part"], found.calibrated["dataset_hash"]) == (
+    assert (found.calibration_facts["part"], found.calibration_facts["dataset_hash"]) == (
         "train",
         later.content_hash,
     )
-    counts = [bin_["most"] for bin_ in found.calibrated["bins"]]
+    counts = [bin_["most"] for bin_ in found.calibration_facts["bins"]]
     assert (
         counts[-1] == data.label_counts.max()
     )  # rows of the training, not of the data set that calibrates
@@ -261,12 +264,14 @@ def test_a_training_that_can_not_be_calibrated(tmp_path: Path) -> None:
 
 def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data.test is not None
-    wanted = probabilities.memory(data)
-    assert wanted == probabilities.AN_ANSWER * 30 * data.test.n_rows
+    wanted = calibration_fit.calibration_bytes(data)
+    assert wanted == calibration_fit.BYTES_PER_CANDIDATE * 30 * data.test.n_rows
     with monkeypatch.context() as patch:
-        patch.setattr(probabilities, "AN_ANSWER", 10_000)
+        patch.setattr(calibration_fit, "BYTES_PER_CANDIDATE", 10_000)
         plain, more = (
-            foresee(TrainSpec(str(data.path), pool="serial", calibrate=on), probe=0.0)
+            estimate_training(
+                TrainSpec(str(data.path), pool="serial", calibrate=on), probe_seconds=0.0
+            )
             for on in (False, True)
         )
     assert plain.driver < 10_000 * 30 * data.test.n_rows <= more.driver
@@ -275,12 +280,12 @@ def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) 
     scores = np.random.default_rng(0).normal(size=(len(rows), 30))
     order = np.argsort(-scores, axis=1).astype(np.int32)
     top = TopK(order, np.take_along_axis(scores, order, 1))
-    calibrated(
+    fit_calibration(
         lambda *_: top, X, Y, data.label_counts, None
     )  # kernels are compiled and loaded before memory is measured
     tracemalloc.start()
     try:
-        calibrated(lambda *_: top, X, Y, data.label_counts, None)
+        fit_calibration(lambda *_: top, X, Y, data.label_counts, None)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -296,24 +301,24 @@ def test_other_names_keep_probabilities_other_labels_do_not(
     assert made.calibration is not None
     assert renamed.calibration.sha256 == made.calibration.sha256
     assert renamed.measures == made.measures
-    assert renamed.calibrated["model"] not in (
+    assert renamed.calibration_facts["model"] not in (
         plain.sha256,
         renamed.sha256,
     )  # the hash of the scores with the new names
     fewer = Model.open(remove_labels(made.path, tmp_path / "fewer", [first]).model_path)
-    assert (fewer.calibration, fewer.calibrated) == (None, {})
+    assert (fewer.calibration, fewer.calibration_facts) == (None, {})
     assert not [name for name in fewer.measures if name.startswith("ECE")]
 
 
 def test_the_report_draws_it(plain: Model, made: Model, tmp_path: Path) -> None:
     found = draw_report(made.path, tmp_path / "report")
     assert min(png_size(tmp_path / "report" / found["pictures"]["calibration"])) >= 300
-    assert found["calibration"] == made.calibrated
-    assert "calibration" not in figures(plain)
+    assert found["calibration"] == made.calibration_facts
+    assert "calibration" not in summarize_model(plain)
     for one in found["calibration"]["report"].values():
         for groups, error in (("groups", "ece"), ("groups_sigmoid", "ece_sigmoid")):
-            count, told, true = np.array(one[groups]).T
-            assert (count * np.abs(told - true)).sum() / count.sum() == pytest.approx(one[error])
+            count, mean, true = np.array(one[groups]).T
+            assert (count * np.abs(mean - true)).sum() / count.sum() == pytest.approx(one[error])
 
 
 # the command line
@@ -326,11 +331,11 @@ def test_from_the_command_line(
         code = cli.main([str(argument) for argument in arguments])
         return code, capsys.readouterr().out
 
-    code, told = run("calibrate", plain.path, data.path, "-o", tmp_path / "new")
+    code, output = run("calibrate", plain.path, data.path, "-o", tmp_path / "new")
     assert code == 0
-    assert "ECE of sigmoid(score)" in told
+    assert "ECE of sigmoid(score)" in output
     assert Model.open(tmp_path / "new").sha256 == made.sha256
-    code, told = run(
+    code, output = run(
         "calibrate",
         plain.path,
         data.path,
@@ -340,8 +345,8 @@ def test_from_the_command_line(
         tmp_path / "home",
         "--json",
     )
-    assert (code, json.loads(told)["model"]) == (0, "text:1")
-    code, told = run(
+    assert (code, json.loads(output)["model"]) == (0, "text:1")
+    code, output = run(
         "calibrate",
         "text",
         data.path,
@@ -353,7 +358,7 @@ def test_from_the_command_line(
         "1",
         "--json",
     )
-    assert (code, json.loads(told)["model"]) == (0, "text:2")
+    assert (code, json.loads(output)["model"]) == (0, "text:2")
     assert (
         read_manifest(tmp_path / "home/models/text/versions/2")["stages"][0]["calibration"]["seed"]
         == 1
@@ -401,5 +406,6 @@ def test_from_the_command_line(
     )[1]
     assert " % " in lines
     assert (
-        "exact: no other label is allowed" in lines or "exact: no other label comes nearer" in lines
+        "exact: no other label is allowed" in lines
+        or "exact: all other labels score at least" in lines
     )

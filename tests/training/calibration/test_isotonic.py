@@ -1,4 +1,4 @@
-"""Curves from scores to probabilities, and the measures that judge them: naive twins, simulated truths, refusals."""
+"""Calibration curves and the measures that judge them: naive twins, simulations, refusals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from xcray import metrics
 from xcray.errors import Corrupt, InputError, ParameterError, ShapeMismatch
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.storage.arrow import write_table
-from xcray.training.calibration import isotonic as curves
-from xcray.training.calibration.isotonic import LEAST, Answers, fit, fitted, frequency_bins
+from xcray.training.calibration import isotonic
+from xcray.training.calibration.isotonic import (
+    MIN_ANSWERS,
+    RankedLabels,
+    fit_curves,
+    fit_curves_of,
+    frequency_bins,
+)
 
 FEW = st.lists(
     st.tuples(st.integers(-8, 8).map(lambda n: n / 4), st.booleans()), min_size=1, max_size=40
@@ -35,7 +41,7 @@ def simulated(
     by_place: float = 0.0,
     k: int = 10,
     labels: int = 200,
-) -> tuple[Answers, Any, Any]:
+) -> tuple[RankedLabels, Any, Any]:
     """Answers whose truth is known: P(right) = sigmoid(2 score - 1 + by_bin [frequent label] + by_place [first place]).
 
     Labels 100 and up are frequent (1000 training rows instead of 10). Gives answers, counts, and the true probabilities.
@@ -44,7 +50,7 @@ def simulated(
     chosen = rng.integers(0, labels, size=(rows, k)).astype(np.int32)
     truth = sigmoid(2 * scores - 1 + by_bin * (chosen >= 100) + by_place * (np.arange(k) == 0))
     counts = np.where(np.arange(labels) >= 100, 1000, 10)
-    return Answers(chosen, scores, rng.random((rows, k)) < truth), counts, truth
+    return RankedLabels(chosen, scores, rng.random((rows, k)) < truth), counts, truth
 
 
 def calibration(**changes: Any) -> Calibration:
@@ -65,28 +71,30 @@ def calibration(**changes: Any) -> Calibration:
 @given(pairs=FEW, n_bins=st.integers(1, 20))
 @settings(max_examples=150, deadline=None)
 def test_ece_is_the_naive_one_in_any_order(pairs: list[tuple[float, bool]], n_bins: int) -> None:
-    told, right = sigmoid([score for score, _ in pairs]), np.array([r for _, r in pairs])
-    found = metrics.ece(told, right, n_bins)
-    assert found == pytest.approx(naive.ece(told.tolist(), right.tolist(), n_bins), abs=1e-12)
-    order = np.random.default_rng(len(pairs)).permutation(len(told))
-    assert metrics.ece(told[order], right[order], n_bins) == pytest.approx(found, abs=1e-12)
-    groups = metrics.reliability(told, right, n_bins)
-    assert groups.answers.sum() == len(told)
-    assert (np.diff(groups.told) > 0).all()
+    predicted, right = sigmoid([score for score, _ in pairs]), np.array([r for _, r in pairs])
+    found = metrics.ece(predicted, right, n_bins)
+    assert found == pytest.approx(naive.ece(predicted.tolist(), right.tolist(), n_bins), abs=1e-12)
+    order = np.random.default_rng(len(pairs)).permutation(len(predicted))
+    assert metrics.ece(predicted[order], right[order], n_bins) == pytest.approx(found, abs=1e-12)
+    groups = metrics.reliability(predicted, right, n_bins)
+    assert groups.counts.sum() == len(predicted)
+    assert (np.diff(groups.predicted) > 0).all()
 
 
 def test_ece_by_hand() -> None:
-    told, right = [[0.1, 0.1], [0.7, 0.9]], [[False, True], [True, True]]
-    assert metrics.ece(told, right, 2) == pytest.approx((abs(0.2 - 1) + abs(1.6 - 2)) / 4)
-    assert metrics.ece(told, right, 1) == pytest.approx(abs(1.8 - 3) / 4)
-    assert metrics.brier(told, right) == pytest.approx((0.01 + 0.81 + 0.09 + 0.01) / 4)
+    predicted, right = [[0.1, 0.1], [0.7, 0.9]], [[False, True], [True, True]]
+    assert metrics.ece(predicted, right, 2) == pytest.approx((abs(0.2 - 1) + abs(1.6 - 2)) / 4)
+    assert metrics.ece(predicted, right, 1) == pytest.approx(abs(1.8 - 3) / 4)
+    assert metrics.brier(predicted, right) == pytest.approx((0.01 + 0.81 + 0.09 + 0.01) / 4)
     assert metrics.ece([], [], 15) == metrics.brier([], []) == metrics.ece_floor([]) == 0
 
 
 def test_the_floor_is_what_a_perfect_forecast_shows(rng: np.random.Generator) -> None:
-    told = rng.beta(0.5, 2, size=(2000, 3))
-    shown = np.mean([metrics.ece(told, rng.random(told.shape) < told) for _ in range(60)])
-    assert metrics.ece_floor(told) == pytest.approx(shown, rel=0.06)
+    predicted = rng.beta(0.5, 2, size=(2000, 3))
+    shown = np.mean(
+        [metrics.ece(predicted, rng.random(predicted.shape) < predicted) for _ in range(60)]
+    )
+    assert metrics.ece_floor(predicted) == pytest.approx(shown, rel=0.06)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +117,7 @@ def test_what_is_no_probability_is_refused(wrong: tuple[Any, Any]) -> None:
 @settings(max_examples=150, deadline=None)
 def test_a_curve_is_isotonic_regression_with_two_thoughts(pairs: list[tuple[float, bool]]) -> None:
     scores, right = np.array([s for s, _ in pairs]), np.array([r for _, r in pairs])
-    xs, ys = curves._curve(scores, right)
+    xs, ys = isotonic._fit_curve(scores, right)
     expected = naive.isotonic([*scores, scores.max(), scores.min()], [*right, 0, 1])
     for score, value in expected.items():
         assert np.interp(score, xs, ys) == pytest.approx(float(value), abs=1e-9)
@@ -119,7 +127,7 @@ def test_a_curve_is_isotonic_regression_with_two_thoughts(pairs: list[tuple[floa
 
 
 def test_a_curve_of_nothing_says_nothing() -> None:
-    xs, ys = curves._curve(np.empty(0), np.empty(0, bool))
+    xs, ys = isotonic._fit_curve(np.empty(0), np.empty(0, bool))
     assert (xs.tolist(), ys.tolist()) == ([0], [0.5])
 
 
@@ -129,9 +137,9 @@ def test_a_curve_of_nothing_says_nothing() -> None:
 def test_bins_hold_equally_many_right_answers(rng: np.random.Generator) -> None:
     counts = rng.integers(1, 500, size=300)
     labels = rng.integers(0, 300, size=(2000, 5)).astype(np.int32)
-    answers = Answers(labels, np.zeros(labels.shape), rng.random(labels.shape) < 0.4)
+    answers = RankedLabels(labels, np.zeros(labels.shape), rng.random(labels.shape) < 0.4)
     bins = frequency_bins(answers, counts, 4)
-    right = np.bincount(bins[labels[answers.right]])
+    right = np.bincount(bins[labels[answers.correct]])
     assert len(right) == 4
     assert right.min() > 0.9 * right.max()
     order = np.argsort(counts)
@@ -144,10 +152,10 @@ def test_thin_bins_are_merged(rng: np.random.Generator) -> None:
     for n_bins in (2, 8):
         bins = frequency_bins(answers, counts, n_bins, (1, 2))
         for begin, end in ((0, 1), (1, None)):
-            part = answers.between(begin + 1, end)
+            part = answers.at_places(begin + 1, end)
             for b in range(int(bins.max()) + 1):
-                own = part.right[bins[part.labels] == b]
-                assert int(bins.max()) == 0 or min(own.sum(), (~own).sum()) >= LEAST
+                own = part.correct[bins[part.labels] == b]
+                assert int(bins.max()) == 0 or min(own.sum(), (~own).sum()) >= MIN_ANSWERS
     assert (
         frequency_bins(answers, counts, 8, (1, 2)).max() == 0
     )  # 60 first places: no two curves have 50 right ones each
@@ -158,44 +166,47 @@ def test_thin_bins_are_merged(rng: np.random.Generator) -> None:
 
 def test_what_is_not_in_the_data_is_not_fitted(rng: np.random.Generator) -> None:
     answers, counts, truth = simulated(rng, 4000)
-    found = fit(answers, counts)
+    found = fit_curves(answers, counts)
     assert (found.n_bins, len(found.places)) == (1, 0)
-    assert np.abs(found.of(answers.labels, answers.scores) - truth).mean() < 0.02
+    assert np.abs(found.estimate(answers.labels, answers.scores) - truth).mean() < 0.02
 
 
 def test_frequency_and_place_are_found(rng: np.random.Generator) -> None:
     answers, counts, truth = simulated(rng, 6000, by_bin=1.5, by_place=-1.5)
-    found = fit(answers, counts)
+    found = fit_curves(answers, counts)
     assert found.n_bins >= 2
     assert found.places[:2].tolist() == [1, 2]
     fresh, _, true = simulated(rng, 4000, by_bin=1.5, by_place=-1.5)
-    told = found.of(fresh.labels, fresh.scores)
-    assert np.abs(told - true).mean() < 0.03
-    assert metrics.ece(told[:, :1], fresh.right[:, :1]) < 2.5 * metrics.ece_floor(told[:, :1])
-    plain = fitted(answers, np.zeros_like(found.bins), ())
-    assert (
-        metrics.brier(told, fresh.right)
-        < metrics.brier(plain.of(fresh.labels, fresh.scores), fresh.right) - 0.005
+    predicted = found.estimate(fresh.labels, fresh.scores)
+    assert np.abs(predicted - true).mean() < 0.03
+    assert metrics.ece(predicted[:, :1], fresh.correct[:, :1]) < 2.5 * metrics.ece_floor(
+        predicted[:, :1]
     )
-    assert np.abs(truth - found.of(answers.labels, answers.scores)).mean() < 0.03
+    plain = fit_curves_of(answers, np.zeros_like(found.bins), ())
+    assert (
+        metrics.brier(predicted, fresh.correct)
+        < metrics.brier(plain.estimate(fresh.labels, fresh.scores), fresh.correct) - 0.005
+    )
+    assert np.abs(truth - found.estimate(answers.labels, answers.scores)).mean() < 0.03
 
 
 def test_the_choice_does_not_depend_on_who_asks(rng: np.random.Generator) -> None:
     answers, counts, _ = simulated(rng, 800, by_bin=1.0)
-    assert fit(answers, counts, 3).sha256 == fit(answers, counts, 3).sha256
+    assert fit_curves(answers, counts, 3).sha256 == fit_curves(answers, counts, 3).sha256
 
 
 def test_too_few_right_answers(rng: np.random.Generator) -> None:
     answers, counts, _ = simulated(rng, 300)
-    right = np.zeros_like(answers.right)
-    right[: LEAST - 1, 0] = True
+    right = np.zeros_like(answers.correct)
+    right[: MIN_ANSWERS - 1, 0] = True
     with pytest.raises(
-        InputError, match=f"{LEAST - 1} held-out answers are right, calibration needs {LEAST}"
+        InputError,
+        match=f"{MIN_ANSWERS - 1} held-out answers are correct, calibration needs {MIN_ANSWERS}",
     ) as caught:
-        fit(answers._replace(right=right), counts)
+        fit_curves(answers._replace(correct=right), counts)
     assert caught.value.code == "TOO_FEW_ANSWERS"
-    right[LEAST - 1, 0] = True
-    assert fit(answers._replace(right=right), counts).problem(len(counts)) is None
+    right[MIN_ANSWERS - 1, 0] = True
+    assert fit_curves(answers._replace(correct=right), counts).find_problem(len(counts)) is None
 
 
 # reading curves
@@ -203,43 +214,43 @@ def test_too_few_right_answers(rng: np.random.Generator) -> None:
 
 def test_of_reads_the_curve_of_bin_and_place(rng: np.random.Generator) -> None:
     found = calibration()
-    assert (found.problem(4), found.n_bins) == (None, 2)
+    assert (found.find_problem(4), found.n_bins) == (None, 2)
     labels = rng.integers(0, 4, size=(50, 3))
     scores = rng.normal(scale=2, size=(50, 3))
     for filtered in (False, True):
-        told = found.of(labels, scores, filtered=filtered)
+        predicted = found.estimate(labels, scores, filtered=filtered)
         for i, j in np.ndindex(labels.shape):
             group = 0 if filtered else 1 if j == 0 else 2
             lo, hi = found.starts[2 * group + found.bins[labels[i, j]] :][:2]
             expected = naive.read(
                 found.scores[lo:hi].tolist(), found.probabilities[lo:hi].tolist(), scores[i, j]
             )
-            assert told[i, j] == pytest.approx(expected, abs=1e-12)
-    assert found.of(np.zeros((0, 5), int), np.zeros((0, 5))).shape == (0, 5)
-    with pytest.raises(ShapeMismatch, match="rows x places"):
-        found.of(labels[0], scores[0])
+            assert predicted[i, j] == pytest.approx(expected, abs=1e-12)
+    assert found.estimate(np.zeros((0, 5), int), np.zeros((0, 5))).shape == (0, 5)
+    with pytest.raises(ShapeMismatch, match="rows x ranks"):
+        found.estimate(labels[0], scores[0])
 
 
 def test_a_probability_does_not_depend_on_how_many_labels_are_asked_for(
     rng: np.random.Generator,
 ) -> None:
     answers, counts, _ = simulated(rng, 500, by_place=1.0)
-    found = fit(answers, counts)
-    whole = found.of(answers.labels, answers.scores)
+    found = fit_curves(answers, counts)
+    whole = found.estimate(answers.labels, answers.scores)
     for k in (1, 3):
         np.testing.assert_array_equal(
-            found.of(answers.labels[:, :k], answers.scores[:, :k]), whole[:, :k]
+            found.estimate(answers.labels[:, :k], answers.scores[:, :k]), whole[:, :k]
         )
 
 
 def test_a_higher_score_is_never_less_likely(rng: np.random.Generator) -> None:
     answers, counts, _ = simulated(rng, 1000, by_bin=1.0, by_place=1.0)
-    found, scores = fit(answers, counts), np.linspace(-5, 5, 400)[:, None]
+    found, scores = fit_curves(answers, counts), np.linspace(-5, 5, 400)[:, None]
     for label in (0, 150):
         for place in (0, 1, 5):
             rows = np.full((400, place + 1), label)
-            told = found.of(rows, np.repeat(scores, place + 1, axis=1))[:, place]
-            assert (np.diff(told) >= 0).all()
+            predicted = found.estimate(rows, np.repeat(scores, place + 1, axis=1))[:, place]
+            assert (np.diff(predicted) >= 0).all()
 
 
 # the file
@@ -261,11 +272,11 @@ def test_there_and_back(tmp_path: Any) -> None:
         ({"bins": np.array([0, 1, 2, 0], np.int32)}, "bins"),
         ({"bins": np.array([0, -1, 1, 0], np.int32)}, "bins"),
         ({"bins": np.array([0, 1, 1], np.int32)}, "3 labels, not for 4"),
-        ({"places": np.array([2, 3])}, "places"),
-        ({"places": np.array([1, 1])}, "places"),
-        ({"starts": np.array([0, 2, 2, 5, 8, 9, 11])}, "one or more knots"),
-        ({"starts": np.array([0, 2, 3, 5, 8, 9])}, "curves"),
-        ({"starts": np.array([0, 2, 3, 5, 8, 9, 12])}, "as many"),
+        ({"places": np.array([2, 3])}, "ranks"),
+        ({"places": np.array([1, 1])}, "ranks"),
+        ({"starts": np.array([0, 2, 2, 5, 8, 9, 11])}, "lacks knots for a curve"),
+        ({"starts": np.array([0, 2, 3, 5, 8, 9])}, "lacks knots for a curve"),
+        ({"starts": np.array([0, 2, 3, 5, 8, 9, 12])}, "one score and one probability per knot"),
         ({"scores": np.array([1.0, 1, 0, -2, 2, -1, 0, 3, 0, -1, 1])}, "ascend"),
         ({"scores": np.array([-1.0, np.inf, 0, -2, 2, -1, 0, 3, 0, -1, 1])}, "ascend"),
         ({"scores": np.array([-1.0, 1, np.nan, -2, 2, -1, 0, 3, 0, -1, 1])}, "ascend"),

@@ -1,4 +1,4 @@
-"""How large a deployment must be: by N, D, K and nnz, held against what sets really took; and by a sample of labels."""
+"""Deployment sizing: formulas compared with measured sets, and sampling of labels."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from xcray.errors import ParameterError
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers import make_solver, newton
 from xcray.training import TrainSpec
-from xcray.training.capacity.cost_formulas import newton_bytes, takes_newton
+from xcray.training.capacity.cost_formulas import newton_bytes, uses_newton
 from xcray.training.capacity.deployment import (
-    MOST,
-    SIZES_ALONE,
-    WEIGHTS_ALONE,
-    Data,
-    Wishes,
-    measured,
-    rows_of_labels,
-    size,
+    FORMULA_SECONDS_RANGE,
+    FORMULA_WEIGHTS_RANGE,
+    MAX_LABEL_SHARE,
+    rows_per_label,
+    size_from_dataset,
+    size_from_numbers,
 )
+from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
 from xcray.training.capacity.preflight import (
-    Paces,
-    Shape,
-    entries_of_labels,
+    MeasuredRates,
+    TrainingShape,
+    entries_per_label,
     estimate,
-    mapped,
-    newton_of,
-    norm_of,
-    reckoned,
+    estimate_from,
+    mapped_bytes,
+    mean_sq_norm,
+    newton_extra_bytes,
 )
 
 CHART = Path(__file__).parents[3] / "helm" / "xcray"
@@ -92,26 +91,34 @@ KNOWN = {
 TEXT = ("bibtex", "cooking", "gutenberg_lcsh", "gnd_tibkat", "lshtc1", "wiki", "amazon")
 
 
-def data_of(known: Known) -> Data:
+def data_of(known: Known) -> DatasetShape:
     """The sizes alone."""
     nnz = int(known.rows * known.per_row)
     sizes = (known.rows, known.features, known.labels, nnz)
-    return Data(*sizes, known.labels_per_row, known.held_out, norm=known.norm)
+    return DatasetShape(*sizes, known.labels_per_row, known.held_out, mean_sq_norm=known.norm)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_sizes_alone_foresee_what_sets_really_took(name: str) -> None:
     known = KNOWN[name]
-    found = size(data_of(known), Wishes(cluster=False, cores=1))
-    assert SIZES_ALONE.low <= known.core / found.training.core_seconds <= SIZES_ALONE.high
-    assert WEIGHTS_ALONE.low <= known.weights / found.training.weights <= WEIGHTS_ALONE.high
+    found = size_from_numbers(data_of(known), DeploymentOptions(cluster=False, cores=1))
+    assert (
+        FORMULA_SECONDS_RANGE.low
+        <= known.core / found.training.core_seconds
+        <= FORMULA_SECONDS_RANGE.high
+    )
+    assert (
+        FORMULA_WEIGHTS_RANGE.low
+        <= known.weights / found.training.weights
+        <= FORMULA_WEIGHTS_RANGE.high
+    )
     assert found.core_hours.low <= known.core / 3600 <= found.core_hours.high
     assert found.weights.low <= known.weights <= found.weights.high
     if known.files is not None:
         assert 0.85 <= known.files / (found.training.mapped / 1e6) <= 1.15
 
 
-def test_ways_are_told_apart_as_the_solver_does(tiny: Dataset) -> None:
+def test_methods_are_chosen_as_the_solver_does(tiny: Dataset) -> None:
     """Long rows of few features take Newton's way: by the numbers, and by the solver that looks at the rows."""
     solver = make_solver("ppdsparse", {})
     rng, Y = np.random.default_rng(0), pattern(np.arange(41), np.arange(40) % 3, 3)
@@ -119,17 +126,27 @@ def test_ways_are_told_apart_as_the_solver_does(tiny: Dataset) -> None:
         X = csr_from((scale * rng.normal(size=(40, 8))).astype(np.float32))
         problem = solver.load(X, transpose(X), transpose_pattern(Y)).problem
         norm = float(np.square(X.data.astype(np.float64)).sum()) / 40
-        assert takes_newton(solver, 8, norm) == newton.suits(problem, solver._objective())
-        assert takes_newton(solver, 8, norm) == (scale == 3.0)
-    assert newton_of(solver, tiny.train) in (0, newton_bytes(tiny.train.n_rows, tiny.n_features))
-    assert newton_of(make_solver("pdsparse", {}), tiny.train) == 0
+        assert uses_newton(solver, 8, norm) == newton.is_suitable(problem, solver._objective())
+        assert uses_newton(solver, 8, norm) == (scale == 3.0)
+    assert newton_extra_bytes(solver, tiny.train) in (
+        0,
+        newton_bytes(tiny.train.n_rows, tiny.n_features),
+    )
+    assert newton_extra_bytes(make_solver("pdsparse", {}), tiny.train) == 0
 
 
 def test_dense_rows_are_foreseen_by_their_length() -> None:
     """Embeddings of length 1 take descent, standardised features Newton's way, whose work is with the square of the features."""
-    unit = size(Data(10_000, 384, 100, 3_840_000, norm=1.0), Wishes(cluster=False)).training
-    standard = size(Data(10_000, 384, 100, 3_840_000), Wishes(cluster=False)).training
-    wide = size(Data(10_000, 768, 100, 7_680_000), Wishes(cluster=False)).training
+    unit = size_from_numbers(
+        DatasetShape(10_000, 384, 100, 3_840_000, mean_sq_norm=1.0),
+        DeploymentOptions(cluster=False),
+    ).training
+    standard = size_from_numbers(
+        DatasetShape(10_000, 384, 100, 3_840_000), DeploymentOptions(cluster=False)
+    ).training
+    wide = size_from_numbers(
+        DatasetShape(10_000, 768, 100, 7_680_000), DeploymentOptions(cluster=False)
+    ).training
     assert unit.core_seconds < standard.core_seconds
     assert wide.core_seconds > 2.5 * standard.core_seconds
     assert standard.worker > newton_bytes(10_000, 384)
@@ -144,46 +161,49 @@ def test_it_is_the_formula_of_preflight(tiny: Dataset) -> None:
         frozen(np.arange(tiny.n_labels), np.int32),
     )
     numbers = (train.n_rows, tiny.n_features, tiny.n_labels, train.X.nnz)
-    shape = Shape(
+    shape = TrainingShape(
         *numbers,
-        entries_of_labels(train),
+        entries_per_label(train),
         solver.cost_terms(train.X, train.XT, train.YT),
-        mapped(tiny),
+        mapped_bytes(tiny),
     )
-    assert reckoned(spec, shape, solver, every, 2, Paces()) == estimate(
-        spec, tiny, solver, every, workers=2, probe=0.0
+    assert estimate_from(spec, shape, solver, every, 2, MeasuredRates()) == estimate(
+        spec, tiny, solver, every, workers=2, probe_seconds=0.0
     )
 
 
 def test_labels_are_drawn_with_the_mean_and_the_most_that_are_said() -> None:
     for name in TEXT:
         data = data_of(KNOWN[name])
-        counts = rows_of_labels(data)
+        counts = rows_per_label(data)
         assert counts.sum() == pytest.approx(data.rows * data.labels_per_row, rel=0.01)
-        assert counts[0] == pytest.approx(max(MOST * data.rows, counts.mean()))
+        assert counts[0] == pytest.approx(max(MAX_LABEL_SHARE * data.rows, counts.mean()))
         assert (np.diff(counts) <= 0).all()
 
 
 def test_more_of_anything_needs_no_less() -> None:
-    data, wishes = Data(100_000, 50_000, 10_000, 5_000_000), Wishes()
-    first = size(data, wishes)
+    data, wishes = DatasetShape(100_000, 50_000, 10_000, 5_000_000), DeploymentOptions()
+    first = size_from_numbers(data, wishes)
     for name in ("rows", "features", "labels", "entries"):
-        more = size(data._replace(**{name: 2 * getattr(data, name)}), wishes)
+        more = size_from_numbers(data._replace(**{name: 2 * getattr(data, name)}), wishes)
         assert more.home >= first.home, name
         assert more.pods["worker"].memory >= first.pods["worker"].memory, name
     for name in ("jobs", "models", "versions"):
         assert (
-            size(data, wishes._replace(**{name: 2})).home
-            >= size(data, wishes._replace(**{name: 1})).home
+            size_from_numbers(data, wishes._replace(**{name: 2})).home
+            >= size_from_numbers(data, wishes._replace(**{name: 1})).home
         )
-    assert size(data, wishes._replace(processes=4)).pods["api"].memory > first.pods["api"].memory
+    assert (
+        size_from_numbers(data, wishes._replace(processes=4)).pods["api"].memory
+        > first.pods["api"].memory
+    )
 
 
 def test_worker_pods_follow_from_the_hours_that_are_wanted() -> None:
     data = data_of(KNOWN["amazon"])
     numbers = []
     for hours in (4.0, 1.0, 0.25):
-        found = size(data, Wishes(hours=hours))
+        found = size_from_numbers(data, DeploymentOptions(hours=hours))
         assert found.hours < hours * 1.1  # publishing comes on top
         assert found.training.workers == found.pods["worker"].number * 4
         numbers.append(found.pods["worker"].number)
@@ -193,43 +213,43 @@ def test_worker_pods_follow_from_the_hours_that_are_wanted() -> None:
 
 @pytest.mark.parametrize("solver", ["dismec", "l2svm", "dsmlr", "lbfgs", "lc"])
 def test_other_solvers_have_a_size_too(solver: str) -> None:
-    found = size(data_of(KNOWN["cooking"]), Wishes(), solver)
+    found = size_from_numbers(data_of(KNOWN["cooking"]), DeploymentOptions(), solver)
     assert found.core_hours.value > 0
     assert found.training.worker > 0
 
 
-def test_what_can_not_be_is_refused_with_the_mend() -> None:
-    good = Data(1000, 100, 10, 5000)
+def test_what_can_not_be_is_refused_with_a_fix() -> None:
+    good = DatasetShape(1000, 100, 10, 5000)
     for change, words in (
-        ({"entries": 100_001}, "nnz counts"),
+        ({"entries": 100_001}, "nnz is the number of nonzero"),
         ({"labels_per_row": 11.0}, "mean number"),
         ({"rows": 0}, "from 1"),
-        ({"overlap": 1.5}, "a share"),
+        ({"postings_share": 1.5}, "a share"),
         ({"labels_per_row": float("nan")}, "labels_per_row"),
-        ({"norm": 0.0}, "norm"),
+        ({"mean_sq_norm": 0.0}, "norm"),
     ):
         with pytest.raises(ParameterError, match=words):
-            size(good._replace(**change), Wishes())  # type: ignore[arg-type]
+            size_from_numbers(good._replace(**change), DeploymentOptions())  # type: ignore[arg-type]
     for change in ({"cores": 0}, {"hours": 0.0}, {"hours": float("inf")}, {"versions": 0}):
         with pytest.raises(ParameterError):
-            size(good, Wishes()._replace(**change))  # type: ignore[arg-type]
+            size_from_numbers(good, DeploymentOptions()._replace(**change))  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="--estimate"):
-        size(good, Wishes(), "pdsparse")
+        size_from_numbers(good, DeploymentOptions(), "pdsparse")
 
 
 def test_the_command_tells_people_and_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["size", *AT, "--hours", "1"]) == 0
+    assert main(["plan", *AT, "--hours", "1"]) == 0
     told = capsys.readouterr().out
     assert "core hours" in told
     assert "sizes alone" in told
-    assert main(["size", *AT, "--json"]) == 0
+    assert main(["plan", *AT, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["training"]["weights"] > 1e8
     assert set(found["pods"]) == {"api", "runner", "head", "worker"}
-    assert main(["size", *AT, "--mode", "serving"]) == 2
-    assert main(["size", *AT, "--json", "--values"]) == 2
-    assert main(["size", *AT, "--param", "nothing=1"]) == 2
-    assert main(["size", "--rows", "10", "--labels", "2"]) == 2
+    assert main(["plan", *AT, "--mode", "serving"]) == 2
+    assert main(["plan", *AT, "--json", "--values"]) == 2
+    assert main(["plan", *AT, "--param", "nothing=1"]) == 2
+    assert main(["plan", "--rows", "10", "--labels", "2"]) == 2
     assert "--measure" in capsys.readouterr().err
 
 
@@ -237,29 +257,31 @@ def test_labels_of_a_data_set_are_solved_instead(
     tiny: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All are, where there is time for all: then the weights are those of the model to the last one."""
-    found = measured(tiny.path, Wishes(cluster=False, cores=1), seconds=60.0)
+    found = size_from_dataset(tiny.path, DeploymentOptions(cluster=False, cores=1), seconds=60.0)
     solver, train = make_solver("ppdsparse", {}), tiny.train
     every = frozen(np.arange(tiny.n_labels), np.int32)
     block = solver.solve(solver.load(train.X, train.XT, train.YT), every)
     assert found.weights.low == pytest.approx(found.weights.high)
     assert found.training.weights == pytest.approx(block.W.nnz, abs=len(every))
-    assert found.training.mapped == mapped(tiny)
+    assert found.training.mapped == mapped_bytes(tiny)
     assert 0 < found.core_hours.low < found.core_hours.value < found.core_hours.high
     assert (
-        main(["size", "--measure", str(tiny.path), "--seconds", "0.5", "--mode", "all-in-one"]) == 0
+        main(["plan", "--measure", str(tiny.path), "--seconds", "0.5", "--mode", "all-in-one"]) == 0
     )
     assert "labels solved here" in capsys.readouterr().out
     with pytest.raises(ParameterError, match="--estimate"):
-        measured(tiny.path, Wishes(), "pdsparse")
+        size_from_dataset(tiny.path, DeploymentOptions(), "pdsparse")
     with pytest.raises(ParameterError, match="seconds"):
-        measured(tiny.path, Wishes(), seconds=0.0)
+        size_from_dataset(tiny.path, DeploymentOptions(), seconds=0.0)
 
 
 @pytest.mark.parametrize("solver", ["dsmlr", "lbfgs"])
 def test_of_solvers_of_all_labels_a_pass_is_what_counts(solver: str, tiny: Dataset) -> None:
-    found = measured(tiny.path, Wishes(cluster=False, cores=1), solver, seconds=0.2)
+    found = size_from_dataset(
+        tiny.path, DeploymentOptions(cluster=False, cores=1), solver, seconds=0.2
+    )
     assert found.core_hours.low < found.core_hours.value < found.core_hours.high
-    assert norm_of(tiny.train) > 0
+    assert mean_sq_norm(tiny.train) > 0
 
 
 def unknown_keys(given: Any, known: Any, path: str = "") -> list[str]:
@@ -277,13 +299,13 @@ def unknown_keys(given: Any, known: Any, path: str = "") -> list[str]:
 def test_values_are_ones_that_the_chart_takes(
     mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["size", *AT, "--mode", mode, "--replicas", "3", "--hours", "0.5", "--values"]) == 0
+    assert main(["plan", *AT, "--mode", mode, "--replicas", "3", "--hours", "0.5", "--values"]) == 0
     values = yaml.safe_load(capsys.readouterr().out)
     assert unknown_keys(values, yaml.safe_load((CHART / "values.yaml").read_text())) == []
     if not helm.helms():
         say(
             "helm",
-            "values of `xcray size` were held against the keys of values.yaml, and not rendered",
+            "values of `xcray plan` were held against the keys of values.yaml, and not rendered",
         )
         return
     more = {"store": {"existingSecret": "store"}} if mode == "cluster" else {}

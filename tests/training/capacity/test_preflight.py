@@ -1,5 +1,4 @@
-"""What a training will take, told before it starts: formulas against what solvers really hold, limits as the system tells them,
-refusals with figures, and the report's comparison with what happened."""
+"""Preflight estimates: formulas compared with real solvers, system limits, and refusals."""
 
 from __future__ import annotations
 
@@ -18,25 +17,25 @@ from xcray.cli.main import app
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Refused
-from xcray.index.packed import BUDGET
+from xcray.index.packed import BUFFER_BYTES
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS, make_solver
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system import memory
+from xcray.system.units import format_bytes, parse_bytes
 from xcray.training import TrainSpec, train
-from xcray.training.block_store import Parts
-from xcray.training.capacity import monitor as watch
-from xcray.training.capacity import preflight
-from xcray.training.capacity.monitor import Watch
+from xcray.training.block_store import BlockStore
+from xcray.training.capacity import monitor, preflight
+from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import (
-    check,
-    entries_of_labels,
+    check_fits,
+    entries_per_label,
     estimate,
-    limits_of,
+    memory_limits,
     merge_budget,
     worker_bytes,
 )
-from xcray.training.strategies import foresee
+from xcray.training.strategies import estimate_training
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -70,7 +69,7 @@ def held(value: Any, given: set[int]) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in SOLVERS if SOLVERS[name].family == "scatter")
+    "name", sorted(name for name in SOLVERS if SOLVERS[name].family == "independent")
 )
 def test_a_worker_holds_what_is_foreseen(middle: Dataset, name: str) -> None:
     """The formula, fitted on made-up problems, against the arrays of a real worker."""
@@ -90,24 +89,24 @@ def test_a_worker_holds_what_is_foreseen(middle: Dataset, name: str) -> None:
 def test_entries_of_labels_are_counted(middle: Dataset) -> None:
     X, Y = middle.train.X.to_scipy(), middle.train.Y.to_scipy()
     expected = (Y.T @ np.diff(X.indptr)).astype(float)
-    assert entries_of_labels(middle.train).tolist() == expected.tolist()
+    assert entries_per_label(middle.train).tolist() == expected.tolist()
 
 
 def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
     """Within a third of what is trained: weights, parts and model; and every figure is compared in the report."""
-    found = foresee(
-        spec(middle), probe=600.0
+    found = estimate_training(
+        spec(middle), probe_seconds=600.0
     )  # as long as it takes: by itself it ends early on a slow machine
     assert found.probed >= 20
     report = train(spec(middle), run_dir=tmp_path / "run", out=tmp_path / "model").report
-    told, compared = report["preflight"]["estimate"], report["preflight"]["compared"]
+    estimated, compared = report["preflight"]["estimate"], report["preflight"]["compared"]
     model = Model.open(tmp_path / "model")
     assert compared["weights"]["actual"] == model.nnz
     assert found.weights == pytest.approx(model.nnz, rel=0.35)
     assert found.model == pytest.approx(model.n_bytes, rel=0.4)
     assert found.parts == pytest.approx(compared["parts"]["actual"], rel=0.4)
     assert {"weights", "model", "parts", "seconds", "core_seconds", "memory"} <= set(compared)
-    assert all(row["estimated"] == told[name] for name, row in compared.items())
+    assert all(row["estimated"] == estimated[name] for name, row in compared.items())
     assert compared["parts"]["actual"] == sum(
         p.stat().st_size for p in (tmp_path / "run").glob("part-*.arrow")
     )
@@ -121,7 +120,14 @@ def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
 def test_what_is_done_is_not_foreseen_again(middle: Dataset) -> None:
     solver = make_solver("ppdsparse", {})
     whole, rest = (
-        estimate(spec(middle), middle, solver, frozen(np.arange(n), np.int32), workers=1, probe=0.0)
+        estimate(
+            spec(middle),
+            middle,
+            solver,
+            frozen(np.arange(n), np.int32),
+            workers=1,
+            probe_seconds=0.0,
+        )
         for n in (middle.n_labels, 10)
     )
     assert (whole.weights, whole.model) == (rest.weights, rest.model)
@@ -134,7 +140,12 @@ def test_places_of_workers(middle: Dataset) -> None:
     def of(**changes: Any) -> preflight.Estimate:
         solver = make_solver("ppdsparse", {})
         return estimate(
-            spec(middle, **changes), middle, solver, frozen([0], np.int32), workers=3, probe=0.0
+            spec(middle, **changes),
+            middle,
+            solver,
+            frozen([0], np.int32),
+            workers=3,
+            probe_seconds=0.0,
         )
 
     here, own, beside, away = (
@@ -145,9 +156,11 @@ def test_places_of_workers(middle: Dataset) -> None:
     )
     assert [e.place for e in (here, own, beside, away)] == ["here", "beside", "beside", "elsewhere"]
     assert here.memory == here.driver + 3 * here.worker
-    assert own.driver == here.driver + preflight.RAY_DRIVER
-    assert own.memory == own.driver + 3 * (own.worker + preflight.PROCESS) + preflight.RAY
-    assert beside.memory == own.memory - preflight.RAY
+    assert own.driver == here.driver + preflight.RAY_DRIVER_BYTES
+    assert (
+        own.memory == own.driver + 3 * (own.worker + preflight.PROCESS_BYTES) + preflight.RAY_BYTES
+    )
+    assert beside.memory == own.memory - preflight.RAY_BYTES
     assert away.memory == away.driver
 
 
@@ -166,31 +179,33 @@ def test_too_little_memory_is_refused_with_figures(middle: Dataset, tmp_path: Pa
 def test_a_limit_of_address_space_counts_what_is_only_reserved(
     middle: Dataset, tmp_path: Path
 ) -> None:
-    found = foresee(spec(middle), probe=0.0)._replace(reserved=10**9, mapped=10**8)
+    found = estimate_training(spec(middle), probe_seconds=0.0)._replace(
+        reserved=10**9, mapped=10**8
+    )
     for limit, wanted in (
         ("machine", 0),
         ("cgroup", 0),
         ("RLIMIT_DATA", 10**9),
         ("RLIMIT_AS", 10**9 + 10**8),
     ):
-        check(found, {limit: found.memory + wanted}, tmp_path, tmp_path)
+        check_fits(found, {limit: found.memory + wanted}, tmp_path, tmp_path)
         with pytest.raises(Refused, match=limit):
-            check(found, {limit: found.memory + wanted - 1}, tmp_path, tmp_path)
+            check_fits(found, {limit: found.memory + wanted - 1}, tmp_path, tmp_path)
 
 
 def test_too_little_disk_is_refused_before_and_under_way(
     middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = foresee(spec(middle), probe=0.0)
+    found = estimate_training(spec(middle), probe_seconds=0.0)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk))
-    check(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
+    check_fits(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
     monkeypatch.setattr(
         preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk - 1)
     )
     with pytest.raises(
-        Refused, match="make room, choose another place, or make the model smaller"
+        Refused, match="free some space, choose another disk, or make the model smaller"
     ) as caught:
-        check(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
+        check_fits(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
     assert caught.value.code == "DISK"
     assert caught.value.details == {"needed": found.disk, "available": found.disk - 1}
 
@@ -200,47 +215,54 @@ def test_the_disk_is_watched_by_the_weights_that_come(
 ) -> None:
     """Half of the labels are done, with more weights than foreseen: the other half is expected to have as many."""
     K, D = middle.n_labels, middle.n_features
-    parts = Parts(tmp_path / "run", {}, n_labels=K, n_features=D)
+    parts = BlockStore(tmp_path / "run", {}, n_labels=K, n_features=D)
     labels = frozen(np.arange(0, K, 2), np.int32)
     rows = frozen(np.tile(np.arange(D), len(labels)), np.int32)
     W = preflight.csr(np.arange(len(labels) + 1) * D, rows, np.ones(len(rows)), D)
-    found = foresee(spec(middle), probe=0.0)
-    watched = Watch(found, np.ones(K), parts, tmp_path / "run", tmp_path / "model")
-    monkeypatch.setattr(watch, "SECONDS", -1.0)
+    found = estimate_training(spec(middle), probe_seconds=0.0)
+    watched = ResourceMonitor(found, np.ones(K), parts, tmp_path / "run", tmp_path / "model")
+    monkeypatch.setattr(monitor, "POLL_SECONDS", -1.0)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1000))
-    watched.look()  # nothing is known yet
+    watched.poll()  # nothing is known yet
     parts.commit(
-        Block(
+        SolvedLabels(
             labels,
             W,
             frozen(np.zeros(len(labels)), np.float64),
             np.zeros(len(labels), [("label", np.int32)]),
         )
     )
-    expected = 8 * D * K / 2 + 16 * D * K + preflight.PART_LABEL * K / 2 + preflight.MODEL_LABEL * K
+    expected = (
+        8 * D * K / 2
+        + 16 * D * K
+        + preflight.PART_BYTES_PER_LABEL * K / 2
+        + preflight.MODEL_BYTES_PER_LABEL * K
+    )
     with pytest.raises(
         Refused, match=f"by the {D * K // 2:,} weights of {K // 2} finished labels"
     ) as caught:
-        watched.look()
+        watched.poll()
     assert caught.value.details["needed"] == pytest.approx(expected, rel=1e-6)
     monkeypatch.setattr(
         preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, int(expected) + 1000)
     )
-    watched.look()
+    watched.poll()
 
 
 def test_merging_keeps_within_what_is_left(
     middle: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "available", lambda: {"machine": 1 << 40})
-    assert merge_budget(spec(middle)) == BUDGET
-    assert merge_budget(spec(middle), 10**10) == 8 * 10**10 // preflight.PASSES
-    monkeypatch.setattr(preflight, "available", lambda: {"machine": 1 << 40, "cgroup": 100 << 20})
+    monkeypatch.setattr(preflight, "available_bytes", lambda: {"machine": 1 << 40})
+    assert merge_budget(spec(middle)) == BUFFER_BYTES
+    assert merge_budget(spec(middle), 10**10) == 8 * 10**10 // preflight.MAX_MERGE_PASSES
+    monkeypatch.setattr(
+        preflight, "available_bytes", lambda: {"machine": 1 << 40, "cgroup": 100 << 20}
+    )
     assert merge_budget(spec(middle), 10**10) == (100 << 20) // 8
-    monkeypatch.setattr(preflight, "available", lambda: {"machine": 0})
+    monkeypatch.setattr(preflight, "available_bytes", lambda: {"machine": 0})
     assert merge_budget(spec(middle)) == 4 << 20
-    monkeypatch.setattr(preflight, "available", dict)
-    assert merge_budget(spec(middle)) == BUDGET
+    monkeypatch.setattr(preflight, "available_bytes", dict)
+    assert merge_budget(spec(middle)) == BUFFER_BYTES
 
 
 def system(folder: Path, files: dict[str, str]) -> Path:
@@ -311,7 +333,7 @@ def test_limits_of_control_groups(
     monkeypatch.setattr(
         memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     )
-    assert memory.available() == {
+    assert memory.available_bytes() == {
         "machine": 5000 << 10,
         **({} if cgroup is None else {"cgroup": cgroup}),
     }
@@ -330,13 +352,13 @@ def test_limits_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         memory.resource, "getrlimit", lambda which: (4000 << 10, resource.RLIM_INFINITY)
     )
-    assert memory.available() == {
+    assert memory.available_bytes() == {
         "machine": 5000 << 10,
         "RLIMIT_AS": 1000 << 10,
         "RLIMIT_DATA": 3000 << 10,
     }
-    assert memory.anonymous() == 600 << 10
-    assert memory.footprint() is None
+    assert memory.anonymous_bytes() == 600 << 10
+    assert memory.process_memory() is None
 
 
 def test_without_proc_something_is_known_or_nothing_is_refused(
@@ -347,16 +369,16 @@ def test_without_proc_something_is_known_or_nothing_is_refused(
     monkeypatch.setattr(
         memory.resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     )
-    assert set(memory.available()) <= {"machine"}
+    assert set(memory.available_bytes()) <= {"machine"}
     monkeypatch.setattr(memory.os, "sysconf_names", {})
-    assert memory.available() == {}
-    assert (memory.anonymous(), memory.footprint()) == (None, None)
+    assert memory.available_bytes() == {}
+    assert (memory.anonymous_bytes(), memory.process_memory()) == (None, None)
 
 
 def test_footprint_of_this_process() -> None:
-    before = memory.footprint()
+    before = memory.process_memory()
     kept = np.ones(8 << 20)  # 64 MiB, more than an allocator keeps of what was freed
-    after = memory.footprint()
+    after = memory.process_memory()
     assert before is not None
     assert after is not None
     assert after.anonymous - before.anonymous >= 0.9 * kept.nbytes
@@ -379,19 +401,19 @@ def test_footprint_of_this_process() -> None:
     ],
 )
 def test_amounts_of_memory(text: int | str, size: int) -> None:
-    assert memory.parse_bytes(text) == size
+    assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "GiB", "-4GB", "4 parsecs", "nan", "0", 0, -1, True, "1e99", "4GiB; rm"]
 )
 def test_what_is_no_amount_of_memory(text: Any) -> None:
-    with pytest.raises(ParameterError, match="no amount of memory: write bytes"):
+    with pytest.raises(ParameterError, match="not a valid size: write bytes"):
         TrainSpec("d", memory_limit=text)
 
 
 def test_sizes_for_people() -> None:
-    assert [memory.human(n) for n in (0, 1023, 1536, 10 << 20, 150 << 20, 3 << 40, 1 << 60)] == [
+    assert [format_bytes(n) for n in (0, 1023, 1536, 10 << 20, 150 << 20, 3 << 40, 1 << 60)] == [
         *("0 bytes", "1023 bytes", "1.5 KiB", "10.0 MiB", "150 MiB", "3.0 TiB", "1048576 TiB")
     ]
 
@@ -407,9 +429,9 @@ def test_the_command_line_tells_and_refuses(middle: Dataset, tmp_path: Path) -> 
         "--pool",
         "serial",
     ]
-    told = runner.invoke(app, [*asked, "--json"])
-    assert told.exit_code == 0
-    assert json.loads(told.stdout)["estimate"]["workers"] == 1
+    result = runner.invoke(app, [*asked, "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["estimate"]["workers"] == 1
     assert "disk for the model" in runner.invoke(app, asked).stdout
     refused = runner.invoke(app, [*asked, "--memory-limit", "1MB"])
     assert isinstance(refused.exception, Refused)
@@ -417,6 +439,6 @@ def test_the_command_line_tells_and_refuses(middle: Dataset, tmp_path: Path) -> 
 
 
 def test_limits_of_a_spec(middle: Dataset) -> None:
-    limits = limits_of(spec(middle, memory_limit="100GiB"))
+    limits = memory_limits(spec(middle, memory_limit="100GiB"))
     assert 90 << 30 < limits["memory_limit"] < 100 << 30
-    assert "memory_limit" not in limits_of(spec(middle))
+    assert "memory_limit" not in memory_limits(spec(middle))

@@ -1,4 +1,4 @@
-"""What labels take, from a drawn sample: the total, and that its range holds the truth as often as it says."""
+"""Sampled totals of label costs: the total, and the coverage of its range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from xcray.arrays import Float64, Int32
-from xcray.training.capacity.sampling import Draw, Range, Sample, draw, strata, stretched, total
+from xcray.training.capacity.sampling import (
+    Draw,
+    Range,
+    Sample,
+    draw_labels,
+    estimate_total,
+    make_strata,
+    scale_to_total,
+)
 
 
 def costs_of(n: int = 3000) -> Float64:
@@ -25,29 +33,29 @@ def drawn(costs: Float64, truth: Float64, seconds: float, seed: int) -> Sample:
         at[0] += took
         return took, float(len(labels))
 
-    return draw(costs, take, seconds, seed, clock=lambda: at[0])
+    return draw_labels(costs, take, seconds, seed, clock=lambda: at[0])
 
 
 def test_strata_part_the_labels_by_cost() -> None:
     costs = costs_of()
-    groups = strata(costs)
+    groups = make_strata(costs)
     assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(len(costs)))
     assert all(costs[a].max() <= costs[b].min() for a, b in pairwise(groups))
     shares = [np.sqrt(costs[group]).sum() for group in groups]
     assert max(shares) < 1.5 * min(shares)
-    assert [len(group) for group in strata(np.zeros(3))] == [1, 1, 1]
-    assert strata(np.empty(0)) == []
+    assert [len(group) for group in make_strata(np.zeros(3))] == [1, 1, 1]
+    assert make_strata(np.empty(0)) == []
 
 
 def test_all_labels_are_no_sample() -> None:
     costs = costs_of(200)
     sample = drawn(costs, 2.0 * costs, 1e9, 0)
-    assert sample.labels == 200
-    found = total(sample)
+    assert sample.n_labels == 200
+    found = estimate_total(sample)
     assert found == pytest.approx((2.0 * costs.sum(),) * 3)
-    noisy = total(sample, floor=0.1)
+    noisy = estimate_total(sample, floor=0.1)
     assert noisy.low < found.low <= found.high < noisy.high
-    assert total(sample, 1).value == pytest.approx(200)
+    assert estimate_total(sample, 1).value == pytest.approx(200)
 
 
 def test_the_range_holds_the_truth_nine_times_of_ten() -> None:
@@ -56,7 +64,7 @@ def test_the_range_holds_the_truth_nine_times_of_ten() -> None:
     for seed in range(150):
         truth = 3.0 * costs**1.1 * rng.lognormal(0.0, 0.6, len(costs))
         sample = drawn(costs, truth, 0.08 * truth.sum(), seed)
-        found = total(sample)
+        found = estimate_total(sample)
         held += found.low <= truth.sum() <= found.high
         widths.append(found.high / found.low)
     assert 0.82 * 150 <= held
@@ -68,7 +76,7 @@ def test_more_time_tells_more() -> None:
     truth = costs * rng.lognormal(0.0, 0.8, len(costs))
     widths = []
     for share in (0.02, 0.2, 0.7):
-        found = total(drawn(costs, truth, share * truth.sum(), 3))
+        found = estimate_total(drawn(costs, truth, share * truth.sum(), 3))
         widths.append(found.high / found.low)
     assert widths == sorted(widths, reverse=True)
 
@@ -76,21 +84,23 @@ def test_more_time_tells_more() -> None:
 def test_strata_too_dear_to_be_drawn_widen_the_range() -> None:
     costs = np.array([0.01] * 50 + [100.0] * 2)
     sample = drawn(costs, costs, 1.0, 0)
-    assert max(each.foreseen for each in sample.draws) < 1.0
-    found = total(sample)
+    assert max(each.expected for each in sample.draws) < 1.0
+    found = estimate_total(sample)
     assert found.high / found.low > 1.5
     assert found.value == pytest.approx(costs.sum())
 
 
 def test_nothing_drawn_is_no_estimate() -> None:
     with pytest.raises(ValueError, match="nothing"):
-        total(Sample((3,), (1.0,), []))
-    assert total(Sample((3,), (3.0,), [Draw(0, 1, 1.0, (2.0,))])).value == pytest.approx(6.0)
+        estimate_total(Sample((3,), (1.0,), []))
+    assert estimate_total(Sample((3,), (3.0,), [Draw(0, 1, 1.0, (2.0,))])).value == pytest.approx(
+        6.0
+    )
 
 
 def test_weights_are_stretched_to_a_total() -> None:
     weights = np.array([1.0, 2.0, 50.0])
-    assert stretched(weights, 60.0, 40.0).sum() == pytest.approx(60.0, rel=1e-6)
-    assert stretched(weights, 60.0, 40.0).max() == 40.0
-    assert stretched(weights, 1e6, 40.0).sum() == pytest.approx(120.0)
-    assert Range(2.0, 1.0, 4.0).over(2.0) == Range(1.0, 0.5, 2.0)
+    assert scale_to_total(weights, 60.0, 40.0).sum() == pytest.approx(60.0, rel=1e-6)
+    assert scale_to_total(weights, 60.0, 40.0).max() == 40.0
+    assert scale_to_total(weights, 1e6, 40.0).sum() == pytest.approx(120.0)
+    assert Range(2.0, 1.0, 4.0).relative_to(2.0) == Range(1.0, 0.5, 2.0)

@@ -1,4 +1,4 @@
-"""Labels of an existing model changed: what is trained equals a training from scratch, everything else keeps its bytes."""
+"""Label edits: trained labels equal a training from scratch, all others keep their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
 from xcray.model.model import Model, write_model
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
-from xcray.training.edit.apply import Running
+from xcray.training.edit.apply import EditOptions
 from xcray.training.edit.operations import (
     add_labels,
     merge_labels,
@@ -28,7 +28,7 @@ from xcray.training.edit.operations import (
 )
 from xcray.workers.pool import StopFlag
 
-SERIAL = Running(pool="serial")
+SERIAL = EditOptions(pool="serial")
 EMPTY = 38  # of the tiny set: a label without a training row
 
 
@@ -94,11 +94,11 @@ def some(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return trained(with_labels(tiny, [(str(k), [k]) for k in range(30)], folder / "data"), folder)
 
 
-@pytest.mark.parametrize("how", [SERIAL, Running(workers=3)], ids=["serial", "threads"])
+@pytest.mark.parametrize("how", [SERIAL, EditOptions(workers=3)], ids=["serial", "threads"])
 def test_adding_the_missing_labels_gives_the_whole_model(
-    tiny: Dataset, whole: Model, some: Model, tmp_path: Path, how: Running
+    tiny: Dataset, whole: Model, some: Model, tmp_path: Path, how: EditOptions
 ) -> None:
-    result = add_labels(some.path, tiny.path, tmp_path / "new", how=how)
+    result = add_labels(some.path, tiny.path, tmp_path / "new", options=how)
     new, names = Model.open(result.model_path), [str(k) for k in range(30, 40) if k != EMPTY]
     expected = remove_labels(whole.path, tmp_path / "expected", [str(EMPTY)], dataset=tiny.path)
     assert new.sha256 == result.sha256 == expected.sha256
@@ -152,7 +152,7 @@ def test_labels_without_a_training_row_are_not_added(
     missing = [str(k) for k in range(30, 40) if data.label_counts[k] == 0]
     assert "39" in missing
     assert len(missing) < 10
-    new = Model.open(add_labels(some.path, data.path, tmp_path / "new", how=SERIAL).model_path)
+    new = Model.open(add_labels(some.path, data.path, tmp_path / "new", options=SERIAL).model_path)
     assert new.label_names.to_pylist()[30:] == [
         str(k) for k in range(30, 40) if str(k) not in missing
     ]
@@ -261,8 +261,8 @@ def test_renaming_changes_names_alone(whole: Model, tmp_path: Path) -> None:
 
 
 def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_path: Path) -> None:
-    one = add_labels(some.path, tiny.path, tmp_path / "one", how=SERIAL)
-    two = add_labels(some.path, tiny.path, tmp_path / "two", how=Running(workers=2))
+    one = add_labels(some.path, tiny.path, tmp_path / "one", options=SERIAL)
+    two = add_labels(some.path, tiny.path, tmp_path / "two", options=EditOptions(workers=2))
     assert one.sha256 == two.sha256
     for name in ("weights.arrow", "bias.arrow", "index/lists.arrow", "labels.arrow"):
         assert (one.model_path / name).read_bytes() == (two.model_path / name).read_bytes()
@@ -325,7 +325,7 @@ CASES: dict[str, tuple[Any, type[XcrayError], str]] = {
     "remove all": (
         lambda m, d, o: remove_labels(m, o, [str(k) for k in range(30)]),
         InputError,
-        "no label would be left",
+        "no label would remain",
     ),
     "retrain nothing": (
         lambda m, d, o: retrain_labels(m, d, o, []),
@@ -392,7 +392,7 @@ CASES: dict[str, tuple[Any, type[XcrayError], str]] = {
     "no such data": (lambda m, d, o: add_labels(m, d / "x", o), NotFound, "no data set"),
     "no such model": (lambda m, d, o: remove_labels(m / "x", o, ["1"]), NotFound, "no model"),
     "another pool": (
-        lambda m, d, o: add_labels(m, d, o, how=Running(pool="ray")),
+        lambda m, d, o: add_labels(m, d, o, options=EditOptions(pool="ray")),
         XcrayError,
         "serial, threads",
     ),
@@ -400,7 +400,7 @@ CASES: dict[str, tuple[Any, type[XcrayError], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_names_the_mend_and_leaves_nothing(
+def test_bad_input_names_the_fix_and_leaves_nothing(
     tiny: Dataset, some: Model, tmp_path: Path, case: str
 ) -> None:
     act, error, message = CASES[case]
@@ -450,7 +450,9 @@ def test_labels_of_a_solver_that_trains_all_together_are_not_trained_alone(
     tiny: Dataset, some: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PPDSparseSolver, "joint", True)
-    with pytest.raises(InputError, match=r"trains all labels together.*train the model anew"):
+    with pytest.raises(
+        InputError, match=r"trains all labels together.*train the whole model again"
+    ):
         retrain_labels(some.path, tiny.path, tmp_path / "out", ["1"], SERIAL)
     assert list(tmp_path.iterdir()) == []
     assert Model.open(remove_labels(some.path, tmp_path / "less", ["1"]).model_path).n_labels == 29
@@ -488,33 +490,37 @@ def test_other_features_are_refused(tiny: Dataset, some: Model, tmp_path: Path) 
 
 
 def test_a_stopped_change_goes_on_where_it_was(tiny: Dataset, some: Model, tmp_path: Path) -> None:
-    stop, told = StopFlag(), list[Progress]()
-    first = Running("serial", run_dir=tmp_path / "run")
+    stop, steps = StopFlag(), list[Progress]()
+    first = EditOptions("serial", run_dir=tmp_path / "run")
 
     def look(step: Progress) -> None:
-        told.append(step)
+        steps.append(step)
         if step.done > 2 and not stop.is_set():
             stop.set()
 
     with pytest.raises(Stopped, match="finished batches are kept"):
         add_labels(
-            some.path, tiny.path, tmp_path / "out", how=replace(first, progress=look, stop=stop)
+            some.path, tiny.path, tmp_path / "out", options=replace(first, progress=look, stop=stop)
         )
     assert not (tmp_path / "out").exists()
-    kept = told[-1].done
-    told.clear()
+    kept = steps[-1].done
+    steps.clear()
     whole = add_labels(
-        some.path, tiny.path, tmp_path / "out", how=replace(first, progress=told.append)
+        some.path, tiny.path, tmp_path / "out", options=replace(first, progress=steps.append)
     )
-    assert kept <= min(step.done for step in told if step.phase == "TRAINING" and step.done)
-    assert whole.sha256 == add_labels(some.path, tiny.path, tmp_path / "again", how=SERIAL).sha256
+    assert kept <= min(step.done for step in steps if step.phase == "TRAINING" and step.done)
+    assert (
+        whole.sha256 == add_labels(some.path, tiny.path, tmp_path / "again", options=SERIAL).sha256
+    )
 
 
 def test_a_stop_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path) -> None:
     stop = StopFlag()
-    how = Running(pool="serial", stop=stop, progress=lambda p: stop.set() if p.done > 2 else None)
+    how = EditOptions(
+        pool="serial", stop=stop, progress=lambda p: stop.set() if p.done > 2 else None
+    )
     with pytest.raises(Stopped):
-        add_labels(some.path, tiny.path, tmp_path / "out", how=how)
+        add_labels(some.path, tiny.path, tmp_path / "out", options=how)
     assert list(tmp_path.iterdir()) == []
     assert Model.open(some.path).sha256 == some.sha256
 

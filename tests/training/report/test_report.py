@@ -1,4 +1,4 @@
-"""The report of a training: from the class table and the timeline in the model to pictures, on the command line and over REST."""
+"""Training reports: from the model's class table and timeline to pictures, by CLI and REST."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.events import Task
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms
+from xcray.service.app_state import AppState
 from xcray.training import Progress, TrainResult, TrainSpec, train
 from xcray.training.report.render import draw_report
-from xcray.training.report.summary import certified
-from xcray.training.report.timeline import document, read_timeline
+from xcray.training.report.summary import certified_classes
+from xcray.training.report.timeline import read_timeline, timeline_document
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import Span, Timeline
 
@@ -39,7 +39,7 @@ def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainRes
     """A model of two threads, of which none copied what the other was late with; its run directory is gone."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xcray.schedule.label_scheduler.MARGIN", 1e9)
+        patch.setattr("xcray.schedule.label_scheduler.COPY_MARGIN_SECONDS", 1e9)
         spec = TrainSpec(str(tiny.path), pool="threads", workers=2, name="tiny")
         result = train(spec, run_dir=folder / "run", out=folder / "model")
     shutil.rmtree(folder / "run")
@@ -90,19 +90,19 @@ def test_each_class_has_its_seconds_worker_and_certificate(
 def test_a_resumed_training_knows_what_earlier_attempts_took(tiny: Dataset, tmp_path: Path) -> None:
     stop, spec = StopFlag(), TrainSpec(str(tiny.path), pool="serial")
 
-    def progress(told: Progress) -> None:
-        if told.phase == "TRAINING" and told.done > 5:
+    def progress(step: Progress) -> None:
+        if step.phase == "TRAINING" and step.done > 5:
             stop.set()
 
     with pytest.raises(Stopped):
         train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress, stop=stop)
-    so_far = document(read_timeline(tmp_path / "run"))
+    so_far = timeline_document(read_timeline(tmp_path / "run"))
     assert 5 < so_far["classes"] < tiny.n_labels
     model = Model.open(train(spec, run_dir=tmp_path / "run", out=tmp_path / "model").model_path)
     assert (
         model.classes.column("seconds").null_count == model.classes.column("worker").null_count == 0
     )
-    whole = document(model.timeline)
+    whole = timeline_document(model.timeline)
     assert [each["attempt_of_run"] for each in whole["attempts"]] == [1, 2]
     assert whole["classes"] == tiny.n_labels
     assert sum(model.classes.column("seconds").to_pylist()) == pytest.approx(whole["core_seconds"])
@@ -113,14 +113,14 @@ def test_certificates_of_records() -> None:
         [(3, 2, 0.01, 1.0), (3, 2, 0.011, 1.0), (0, 0, 0.0, 0.0), (2, -1, 0.0, 0.0)],
         [("positives", "i4"), ("rounds", "i4"), ("gap", "f8"), ("null", "f8")],
     )
-    assert certified(records, 0.01).tolist() == [
+    assert certified_classes(records, 0.01).tolist() == [
         True,
         False,
         True,
         False,
     ]  # the last one was not solved
     joint = np.array([(1, 1), (2, 0)], [("positives", "i4"), ("certified", "u1")])
-    assert certified(joint, 0.01).tolist() == [True, False]
+    assert certified_classes(joint, 0.01).tolist() == [True, False]
 
 
 def test_parts_by_frequency_add_up_to_the_measures(trained: TrainResult, tiny: Dataset) -> None:
@@ -200,7 +200,9 @@ def test_commands_draw_and_tell(
     assert "certificates.png" in capsys.readouterr().out
     assert (trained.model_path.parent / "model.report" / "report.md").is_file()
     assert run("timeline", trained.model_path, "--png", tmp_path / "t.png", "--json") == 0
-    assert read(capsys) == json.loads(json.dumps(document(read_timeline(trained.model_path))))
+    assert read(capsys) == json.loads(
+        json.dumps(timeline_document(read_timeline(trained.model_path)))
+    )
     assert min(png_size(tmp_path / "t.png")) >= 300
     assert run("timeline", trained.model_path) == 0
     out = capsys.readouterr().out.splitlines()
@@ -213,7 +215,7 @@ def test_commands_draw_and_tell(
 class Served(NamedTuple):
     """A service with a client."""
 
-    rooms: Rooms
+    app_state: AppState
     client: Client
 
 
@@ -221,15 +223,15 @@ class Served(NamedTuple):
 def served(tmp_path: Path) -> Iterator[Served]:
     """A service that nothing trains in."""
     app = create_app(settings_for(tmp_path / "home"))
-    app.state.rooms.store.add_dataset("ready", str(tmp_path / "nowhere"))
+    app.state.app_state.store.add_dataset("ready", str(tmp_path / "nowhere"))
     with serving(app) as url, Client(url, timeout=600.0) as client:
-        yield Served(app.state.rooms, client)
+        yield Served(app.state.app_state, client)
 
 
 def running(served: Served) -> tuple[str, int]:
     """A job that runs: its id and attempt."""
     job = served.client.jobs.submit(dataset="ready", model="tiny")
-    claimed = served.rooms.store.claim("test", lease_seconds=60)
+    claimed = served.app_state.store.claim_job("test", lease_seconds=60)
     assert claimed is not None
     assert claimed.id == job["id"]
     return claimed.id, claimed.attempt
@@ -247,7 +249,7 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
     for ask in (jobs.timeline, lambda one: list(jobs.classes(one))):
         with pytest.raises(NotFound, match=job):
             ask(job)
-    folder = served.rooms.home.run(job)
+    folder = served.app_state.home.run(job)
     folder.mkdir(parents=True)
     with Timeline(folder) as record:
         record.add(Span("w-0", Task(4, (7, 9), 1.0), 0.5, 2.0, "done"))
@@ -257,10 +259,12 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
             (4, 2, 2.5)
         ]
 
-    expected = json.loads(json.dumps({"job": job, **document(read_timeline(trained.model_path))}))
+    expected = json.loads(
+        json.dumps({"job": job, **timeline_document(read_timeline(trained.model_path))})
+    )
     shutil.copytree(trained.model_path, tmp_path / "staged")
-    version = served.rooms.registry.publish("tiny", tmp_path / "staged")
-    served.rooms.store.finish(
+    version = served.app_state.registry.publish("tiny", tmp_path / "staged")
+    served.app_state.store.finish_attempt(
         job, attempt, SUCCEEDED, result={"model": "tiny", "version": version, "measures": {}}
     )
     shutil.rmtree(folder)
@@ -299,11 +303,11 @@ def test_pages_of_classes_and_bad_queries(
 ) -> None:
     job, attempt = running(served)
     shutil.copytree(trained.model_path, tmp_path / "staged")
-    version = served.rooms.registry.publish("tiny", tmp_path / "staged")
-    served.rooms.store.finish(
+    version = served.app_state.registry.publish("tiny", tmp_path / "staged")
+    served.app_state.store.finish_attempt(
         job, attempt, SUCCEEDED, result={"model": "tiny", "version": version, "measures": {}}
     )
-    ask, sizes, token = served.client._connection.ask, [], None
+    ask, sizes, token = served.client._connection.request, [], None
     while True:
         page = ask("GET", f"/v1/jobs/{job}/classes", query={"limit": 9, "page_token": token})
         sizes.append(len(page["classes"]))
@@ -319,6 +323,6 @@ def test_pages_of_classes_and_bad_queries(
     for noun, query in [*bad, ("timeline", {"limit": 0}), ("timeline", {"limit": 20_001})]:
         with pytest.raises(InputError):
             ask("GET", f"/v1/jobs/{job}/{noun}", query=query)
-    served.rooms.registry.delete("tiny", version)
+    served.app_state.registry.delete("tiny", version)
     with pytest.raises(NotFound):
         served.client.jobs.timeline(job)

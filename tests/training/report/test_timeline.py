@@ -1,4 +1,4 @@
-"""The timeline of a training: read, added up, thinned to a bounded document, shared out among classes."""
+"""Timelines: read, summed, thinned to a bounded document, distributed over classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 from tests.support.report_data import batch, table
 from xcray.errors import NotFound
 from xcray.storage.arrow import write_table
-from xcray.training.report.timeline import COLUMNS, class_costs, document, plain, read_timeline
+from xcray.training.report.timeline import (
+    COLUMNS,
+    class_costs,
+    normalize_timeline,
+    read_timeline,
+    timeline_document,
+)
 
 ENTRY = {
     "attempt_of_run",
@@ -58,7 +64,7 @@ def test_a_document_by_hand():
         batch("w-2", 2.5, 0.5, "duplicate", task=2),
         batch("w-2", 1.0, 1.0, task=3, attempt_of_run=2),
     ]
-    found = document(table(*rows))
+    found = timeline_document(table(*rows))
     assert found["attempts"] == [
         {"attempt_of_run": 1, "begins": 0.0, "first": 0.5, "span": 2.5, "workers": 2},
         {"attempt_of_run": 2, "begins": 2.5, "first": 1.0, "span": 1.0, "workers": 1},
@@ -97,7 +103,7 @@ def test_a_document_by_hand():
 @pytest.mark.parametrize("limit", [10_000, 300, 60, 12, 3])
 def test_thinned_documents_are_bounded_and_their_sums_exact(rng, limit):
     whole = busy_run(rng, 6, 60)
-    found = document(whole, limit)
+    found = timeline_document(whole, limit)
     assert set(found["batches"][0]) == ENTRY
     assert len(found["batches"]) <= limit
     assert found["thinned"] == (limit < whole.num_rows)
@@ -123,7 +129,7 @@ def test_what_lies_far_apart_is_not_one_entry():
         batch(started=100.0 + t, seconds=1.0) for t in range(10)
     ]
     rows.insert(5, batch(started=4.9, seconds=0.1, outcome="lost"))
-    found = document(table(*rows), limit=10)
+    found = timeline_document(table(*rows), limit=10)
     assert len(found["batches"]) <= 10
     assert not [e for e in found["batches"] if e["started"] < 50 < e["ended"]]
     assert [e["batches"] for e in found["batches"] if e["outcome"] == "lost"] == [1]
@@ -142,11 +148,11 @@ def test_former_timelines_and_none(tmp_path):
         }
     )
     assert (
-        plain(former).to_pylist()[0] | {"attempt_of_run": 1, "outcome": "done"}
-        == plain(former).to_pylist()[0]
+        normalize_timeline(former).to_pylist()[0] | {"attempt_of_run": 1, "outcome": "done"}
+        == normalize_timeline(former).to_pylist()[0]
     )
-    assert plain(former).schema == pa.schema(COLUMNS)
-    empty = document(plain(former).slice(0, 0))
+    assert normalize_timeline(former).schema == pa.schema(COLUMNS)
+    empty = timeline_document(normalize_timeline(former).slice(0, 0))
     assert (empty["batches"], empty["workers"], empty["makespan"], empty["busy_share"]) == (
         [],
         [],

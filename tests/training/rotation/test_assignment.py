@@ -1,4 +1,4 @@
-"""Crews of trainings whose blocks go round: workers that leave before their node goes, and some that come later; no bit changes."""
+"""Shard assignment of rotation trainings: workers that leave and join without changing any bit."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 from tests.support.rotation_toy import Ran, Toy, ToyWork, plan_of, trained
 from xcray.solvers import make_solver
-from xcray.system.cores import cores
+from xcray.system.cores import available_cores
 from xcray.training import TrainSpec
-from xcray.training.strategies import way_of
-from xcray.training.strategy import Setting
-from xcray.workers.local_group import SerialTeam
+from xcray.training.strategies import make_strategy
+from xcray.training.strategy import TrainingContext
+from xcray.workers.local_group import SerialGroup
 from xcray.workers.ray import cluster_state as ray_nodes
 
 NOW = -1e9  # seconds until a node goes that is overdue
 
 
-class Moving(SerialTeam):
+class Moving(SerialGroup):
     """A team some of whose places are on nodes that go and come. began: how many are there from the start."""
 
     def __init__(self, work: Any, workers: int, began: int | None = None) -> None:
@@ -35,24 +35,24 @@ class Moving(SerialTeam):
     def _start(self, workers: tuple[str, ...]) -> None:
         """Those that it began with, at first."""
         super()._start(
-            workers if self._lives or not set(self._began) < set(workers) else self._began
+            workers if self._live or not set(self._began) < set(workers) else self._began
         )
 
-    def leaving(self) -> dict[str, float]:
+    def draining_workers(self) -> dict[str, float]:
         """As the test says."""
-        return {worker: seconds for worker, seconds in self.going.items() if worker in self._lives}
+        return {worker: seconds for worker, seconds in self.going.items() if worker in self._live}
 
-    def invite(self) -> list[str]:
+    def poll_new_workers(self) -> list[str]:
         """Those for whom there is room."""
-        came = [worker for worker in self.room if worker not in self._lives]
+        came = [worker for worker in self.room if worker not in self._live]
         if came:
             self._start(tuple(came))
             self.told.append(f"came {' '.join(came)}")
         return came
 
-    def dismiss(self, *workers: str) -> None:
+    def release(self, *workers: str) -> None:
         """And what they made goes with their node, a moment later."""
-        super().dismiss(*workers)
+        super().release(*workers)
         self.told.append(f"left {' '.join(workers)}")
 
 
@@ -86,7 +86,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def run(folder: Any, team: Moving, tell: Tell, order: str = "ring", **changes: Any) -> Ran:
     """A training with something that happens."""
     plan = plan_of(order=order, **changes)
-    return trained(folder, team, work=ToyWork(), plan=plan, tell=tell.tell, record=tell.record)
+    return trained(
+        folder, team, work=ToyWork(), plan=plan, on_progress=tell.tell, record=tell.record
+    )
 
 
 @pytest.mark.parametrize("order", ["ring", "sync"])
@@ -142,7 +144,7 @@ def test_who_comes_later_gets_shards_at_the_next_rest_and_no_bit_changes(alone, 
     ran = run(tmp_path, team, tell, order)
     assert ran.bits == alone.bits
     assert team.told == ["came worker-2 worker-3"]
-    assert tell.notes == ["worker-2, worker-3 came"]
+    assert tell.notes == ["worker-2, worker-3 joined"]
     assert {"worker-2", "worker-3"} <= tell.workers
     assert ran.told.moved >= 2
 
@@ -174,7 +176,7 @@ def test_seconds_of_training_count_once_whoever_leaves(tmp_path):
     """What the checkpoint says of time is of attempts before this one, not of this one."""
     team, began = Moving(ToyWork(Toy(pause=0.01)), 2), time.monotonic()
     tell = Tell(4.3, lambda: team.going.update({"worker-1": NOW}))
-    ran = trained(tmp_path, team, work=ToyWork(Toy(pause=0.01)), tell=tell.tell)
+    ran = trained(tmp_path, team, work=ToyWork(Toy(pause=0.01)), on_progress=tell.tell)
     took = time.monotonic() - began
     seconds = [entry["seconds"] for entry in ran.told.history]
     assert team.told == ["left worker-1"]
@@ -186,12 +188,14 @@ def test_seconds_of_training_count_once_whoever_leaves(tmp_path):
 def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_path, monkeypatch):
     """Nobody asks a cluster for an estimate; a number that was named is taken; there are no more workers than shards."""
     asked = list[str]()
-    monkeypatch.setattr(ray_nodes, "cores_at", lambda address: asked.append(address) or 6)
+    monkeypatch.setattr(ray_nodes, "cluster_cores_at", lambda address: asked.append(address) or 6)
     spec = TrainSpec(str(tiny.path), solver="dsmlr", pool="ray", ray_address="10.0.0.1:6379")
 
     def workers(spec: TrainSpec, **more: Any) -> int:
-        return way_of(
-            Setting(spec, tiny, make_solver("dsmlr", dict(spec.params)), tmp_path, "job", **more)
+        return make_strategy(
+            TrainingContext(
+                spec, tiny, make_solver("dsmlr", dict(spec.params)), tmp_path, "job", **more
+            )
         ).workers
 
     assert workers(spec) == 6
@@ -201,6 +205,6 @@ def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_pat
     assert (
         workers(spec, cluster=False)
         == workers(replace(spec, ray_address=None))
-        == min(cores(), 2 * cores())
+        == min(available_cores(), 2 * available_cores())
     )
     assert len(asked) == 2

@@ -1,4 +1,4 @@
-"""Checkpoints of a training whose blocks go round: whole or not taken, written by workers or, where they can't, by the driver."""
+"""Checkpoints of rotation trainings: complete or not used, written by workers or by the driver."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from xcray.errors import Conflict, Corrupt
-from xcray.solvers.rotation_contract import Weights
-from xcray.training.checkpoints import KEPT, Checkpoints, read_arrays, write_arrays
-from xcray.training.rotation.shard_worker import ShardHand, packed, unpacked
-from xcray.workers.local_group import SerialTeam
+from xcray.solvers.rotation_contract import WeightBlock
+from xcray.training.checkpoints import N_KEPT, Checkpoints, read_arrays, write_arrays
+from xcray.training.rotation.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
+from xcray.workers.local_group import SerialGroup
 from xcray.workers.rpc import WorkerLost
 
 HOMES = ("worker-0", "worker-0", "worker-1")
 BLOCKS = 4
 
 
-class Blind(ShardHand):
+class Blind(ShardWorker):
     """A hand on a node that sees no run directory."""
 
     def save_shard(self, shard, directory, name):
@@ -48,32 +48,32 @@ class Shard:
 class Work:
     """Hands that hold such shards, without any data."""
 
-    made = None
+    solver = None
 
-    def __init__(self, kind=ShardHand) -> None:
+    def __init__(self, kind=ShardWorker) -> None:
         self._kind = kind
 
-    def hand(self, worker, stopped):
+    def create_worker(self, worker, stopped):
         hand = self._kind(self, stopped)
         hand._locals = {shard: Shard(shard) for shard, home in enumerate(HOMES) if home == worker}
-        hand.keep()
+        hand.take_snapshots()
         return hand
 
     def warm_up(self):
         """Nothing to compile."""
 
 
-def block(number: int, seed: int = 0) -> Weights:
+def block(number: int, seed: int = 0) -> WeightBlock:
     """Random weights of three labels, with some state."""
     rng = np.random.default_rng([seed, number])
     W = rng.normal(size=(6, 3)).astype(np.float32)
-    return Weights(3 * number, 3 * number + 3, W, (W * W, np.zeros((0, 3), np.float32)))
+    return WeightBlock(3 * number, 3 * number + 3, W, (W * W, np.zeros((0, 3), np.float32)))
 
 
-@pytest.fixture(params=[ShardHand, Blind], ids=["seen", "blind"])
+@pytest.fixture(params=[ShardWorker, Blind], ids=["seen", "blind"])
 def team(request):
     """Two workers, open."""
-    team = SerialTeam(Work(request.param), 2)
+    team = SerialGroup(Work(request.param), 2)
     team.open()
     yield team
     team.close()
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_corrupt(tmp_path, harm):
 
 def test_blocks_are_packed_and_unpacked():
     was = block(2)
-    found = unpacked(packed(was))
+    found = arrays_to_block(block_to_arrays(was))
     assert (found.lo, found.hi, len(found.state)) == (6, 9, 2)
     assert all(
         np.array_equal(a, b)
@@ -133,8 +133,8 @@ def test_what_is_saved_is_loaded(team, tmp_path):
     kept = opened(tmp_path)
     assert kept.newest() is None
     save(kept, team, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
-    for life in team._lives.values():  # what shards have computed since does not count
-        for shard in life.hand._locals.values():
+    for life in team._live.values():  # what shards have computed since does not count
+        for shard in life.state._locals.values():
             shard.b = shard.b + 1.0
     found = opened(tmp_path).newest()
     assert found.note == {"epoch": 7, "history": [{"objective": 0.1}]}
@@ -144,7 +144,7 @@ def test_what_is_saved_is_loaded(team, tmp_path):
         assert np.array_equal(team.fetch(handle).W, block(j, 1).W)
     for shard, home in enumerate(HOMES):
         assert np.array_equal(
-            team._lives[home].hand._locals[shard].b, np.linspace(shard, shard + 1, 5)
+            team._live[home].state._locals[shard].b, np.linspace(shard, shard + 1, 5)
         )
 
 
@@ -160,7 +160,7 @@ def test_older_ones_go_when_newer_ones_are_durable(team, tmp_path):
     for number in range(1, 5):
         save(kept, team, number)
     names = sorted(path.name for path in (tmp_path / "kept").iterdir())
-    assert names == [f"rest-{number:06d}" for number in range(5 - KEPT, 5)] + ["run.json"]
+    assert names == [f"rest-{number:06d}" for number in range(5 - N_KEPT, 5)] + ["run.json"]
     kept.clear()
     assert kept.newest() is None
 
@@ -193,7 +193,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp
 def test_a_checkpoint_that_broke_off_is_not_there(team, tmp_path):
     kept = opened(tmp_path)
     save(kept, team, 1)
-    team.lose("worker-1")
+    team.simulate_loss("worker-1")
     with pytest.raises(WorkerLost, match="worker-1"):
         kept.write(
             team,
@@ -228,7 +228,7 @@ def test_time_decides_when_the_next_is_due(tmp_path):
     assert not Checkpoints(tmp_path / "b", {}, seconds=1e9).due
     large = Checkpoints(tmp_path / "c", {}, seconds=1e-9)
     assert large.due
-    large._took = 1e9  # the last one took long: the next waits ten times as long
+    large._write_seconds = 1e9  # the last one took long: the next waits ten times as long
     assert not large.due
 
 

@@ -1,4 +1,4 @@
-"""DS-MLR as it goes round: what is told is true, the same bits wherever it is done, and the same optimum in any order."""
+"""DS-MLR by rotation: correct metrics, the same bits anywhere, the same optimum in any order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import Stopped
 from xcray.metrics import precision_at_k
 from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.training.rotation.shard_worker import Rows, ShardWork, rows_of
+from xcray.training.rotation.shard_worker import ShardSource, ShardWorkerSpec, make_shard_source
 from xcray.workers.pool import StopFlag
 
 
@@ -89,17 +89,17 @@ def test_a_stop_and_a_resume_change_no_bit(tiny, alone, tmp_path):
             stop.set()
 
     with pytest.raises(Stopped):
-        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, tell=tell)
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=tell)
     assert trained_dsmlr(tiny, tmp_path, "serial", 3).block.digest() == alone.block.digest()
 
 
 @pytest.fixture(scope="module")
 def long(tiny, tmp_path_factory) -> float:
     """The objective after many epochs of stochastic steps, with a rest after each."""
-    return trained_dsmlr(tiny, tmp_path_factory.mktemp("long"), epochs=20, pairs=0).told.objective
+    return trained_dsmlr(tiny, tmp_path_factory.mktemp("long"), epochs=20, history=0).told.objective
 
 
-MERGED, TWO = ({"mode": mode, "rest_every": 4} for mode in ("both", "two"))
+MERGED, TWO = ({"passes": passes, "sync_every": 4} for passes in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ MERGED, TWO = ({"mode": mode, "rest_every": 4} for mode in ("both", "two"))
 )
 def test_other_orders_and_one_lap_an_epoch_or_two_come_to_the_same(tiny, long, tmp_path, changes):
     """Between rests, b of the merged form is a lap behind."""
-    found = trained_dsmlr(tiny, tmp_path, "threads", 2, epochs=20, pairs=0, **changes).told
+    found = trained_dsmlr(tiny, tmp_path, "threads", 2, epochs=20, history=0, **changes).told
     assert found.objective == pytest.approx(long, rel=0.01)
-    assert len(found.history) <= 20 / changes.get("rest_every", 1)
+    assert len(found.history) <= 20 / changes.get("sync_every", 1)
 
 
 def test_the_merged_form_goes_another_way_in_fewer_laps(tiny, tmp_path):
     merged, two = ([], [])
     objectives = [
         trained_dsmlr(
-            tiny, tmp_path / how["mode"], epochs=4, pairs=0, record=spans.append, **how
+            tiny, tmp_path / str(how["passes"]), epochs=4, history=0, record=spans.append, **how
         ).told.objective
         for spans, how in ((merged, MERGED), (two, TWO))
     ]
@@ -126,7 +126,7 @@ def test_the_merged_form_goes_another_way_in_fewer_laps(tiny, tmp_path):
     assert 1.5 < len(two) / len(merged) < 1.7  # 4 laps of steps and 4 of sums; 4 laps and a look
 
 
-EXACT = {"finish": 1e9, "epochs": 9}  # exact gradients take over after the second epoch
+EXACT = {"lbfgs_switch_tol": 1e9, "epochs": 9}  # exact gradients take over after the second epoch
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished,
             stop.set()
 
     with pytest.raises(Stopped):
-        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, tell=tell, **EXACT)
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=tell, **EXACT)
     assert (
         trained_dsmlr(tiny, tmp_path, "serial", 2, **EXACT).block.digest()
         == finished.block.digest()
@@ -187,7 +187,7 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
         if standing.epoch > 5.2:
             jump[0] = 1e6
 
-    model = trained_dsmlr(tiny, tmp_path, tell=tell, max_seconds=1e5, **EXACT)
+    model = trained_dsmlr(tiny, tmp_path, on_progress=tell, max_seconds=1e5, **EXACT)
     assert model.told.epochs == 5
     assert model.told.objective == finished.told.history[4]["objective"]
     assert model.told.objective == pytest.approx(
@@ -207,8 +207,8 @@ def test_dense_rows_go_round_as_well(tiny, tmp_path, rng):
 def test_shards_are_all_rows_with_labels_once(tiny):
     """And their weights add up to 1, those of watched rows too."""
     train, test = tiny.train, tiny.test
-    rows = rows_of(train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0)
-    cuts = [rows.cut(shard) for shard in range(GRID.shards)]
+    rows = make_shard_source(train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0)
+    cuts = [rows.cut_shard(shard) for shard in range(GRID.shards)]
     labelled = np.flatnonzero(np.diff(train.Y.indptr) > 0)
     assert np.array_equal(np.sort(np.concatenate([shard.rows for shard, _ in cuts])), labelled)
     assert sum(shard.weights.sum() for shard, _ in cuts) == pytest.approx(1.0)
@@ -218,10 +218,10 @@ def test_shards_are_all_rows_with_labels_once(tiny):
 @pytest.mark.parametrize("watch", [0, 7, 10**6])
 def test_some_rows_are_watched_or_none(tiny, watch):
     train, test = tiny.train, tiny.test
-    rows = rows_of(
-        train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, watch=watch
+    rows = make_shard_source(
+        train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, max_held_out=watch
     )
-    seen = [rows.cut(shard)[1] for shard in range(GRID.shards)]
+    seen = [rows.cut_shard(shard)[1] for shard in range(GRID.shards)]
     if not watch:
         assert seen == [None] * GRID.shards
         return
@@ -231,13 +231,15 @@ def test_some_rows_are_watched_or_none(tiny, watch):
 
 
 def test_a_directory_of_other_content_is_not_taken(tiny):
-    rows = rows_of(tiny.train.X, tiny.train.Y, None, None, grid=GRID, seed=0, bias=0.0)
-    right = ShardWork(DSMLRSolver(), rows.how, tiny.n_features, str(tiny.path), tiny.content_hash)
-    assert isinstance(right.open(), Rows)
+    rows = make_shard_source(tiny.train.X, tiny.train.Y, None, None, grid=GRID, seed=0, bias=0.0)
+    right = ShardWorkerSpec(
+        DSMLRSolver(), rows.split, tiny.n_features, str(tiny.path), tiny.content_hash
+    )
+    assert isinstance(right.open(), ShardSource)
     for wrong in (
         ("", ""),
         (str(tiny.path), "0" * 64),
         ("/nowhere/to/be/found", tiny.content_hash),
     ):
-        assert ShardWork(DSMLRSolver(), rows.how, tiny.n_features, *wrong).open() is None
-    assert ShardWork(DSMLRSolver(), rows.how, tiny.n_features).open() is None
+        assert ShardWorkerSpec(DSMLRSolver(), rows.split, tiny.n_features, *wrong).open() is None
+    assert ShardWorkerSpec(DSMLRSolver(), rows.split, tiny.n_features).open() is None

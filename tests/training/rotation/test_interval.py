@@ -1,4 +1,4 @@
-"""One stretch over a team: the same bits wherever shards are, nothing changed that is kept, and a clean end when it breaks off."""
+"""One rotation interval: same bits for any assignment, unchanged inputs, clean interruption."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from xcray.errors import DataError, Stopped
-from xcray.schedule.rotation import ORDERS, Circulate
-from xcray.schedule.shard_assignment import homes_by_speed
-from xcray.solvers.rotation_contract import Step, Told
-from xcray.training.rotation.interval import TIME, rotate, speeds_of
-from xcray.training.rotation.rebalancing import Speeds
-from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.schedule.rotation import ORDERS, RotationSchedule
+from xcray.schedule.shard_assignment import assign_by_speed
+from xcray.solvers.rotation_contract import PassMetrics, Step
+from xcray.training.rotation.interval import TIME_LIMIT, measured_speeds, run_interval
+from xcray.training.rotation.rebalancing import WorkerSpeeds
+from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import Errand, WorkerLost, errands, run
+from xcray.workers.rpc import Call, WorkerLost, call, call_many
 from xcray.workers.timeline import DONE, LOST
 
 SHARDS, BLOCKS = 5, 7
 VERBS = ("update", "sum", "update", "sum")
-TEAMS = {"serial": SerialTeam, "threads": ThreadTeam}
+TEAMS = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
 class Hand:
@@ -32,20 +32,20 @@ class Hand:
         self._stopped = stopped
         self.kept = dict[int, float]()
 
-    def visit(
+    def pass_block(
         self, block: np.ndarray, shards: tuple[int, ...], step: Step, owned: bool
     ) -> tuple[np.ndarray | None, list[Any]]:
         """In a lap of updates the block changes, in a lap of sums the shards do."""
         told, after = [], block if owned else block.copy()
         for shard in shards:
             b = self.kept.get(shard, 1.0 + shard)
-            if step.verb == "update":
+            if step.kind == "update":
                 after *= 0.75
                 after += b * step.rate
             else:
                 self.kept[shard] = 0.5 * b + float(after.sum())
-            told.append((shard, Told(float(after @ after), None), 0.25))
-        return after if step.verb == "update" else None, told
+            told.append((shard, PassMetrics(float(after @ after), None), 0.25))
+        return after if step.kind == "update" else None, told
 
     def long(self) -> tuple[None, None]:
         """Work until it is told to stop."""
@@ -66,16 +66,16 @@ class Slow(Hand):
 
     seen = 0
 
-    def visit(self, *args: Any) -> tuple[Any, Any]:
+    def pass_block(self, *args: Any) -> tuple[Any, Any]:
         """See `Hand`."""
         self.seen += 1
-        return super().visit(*args) if self.seen <= 3 else self.long()
+        return super().pass_block(*args) if self.seen <= 3 else self.long()
 
 
 class Broken(Hand):
     """Its visits fail."""
 
-    def visit(self, *args: Any) -> tuple[Any, Any]:
+    def pass_block(self, *args: Any) -> tuple[Any, Any]:
         """See `Hand`."""
         raise DataError("BAD_ROW", "what a row")
 
@@ -86,7 +86,7 @@ class Work:
     def __init__(self, kind: type[Hand] = Hand) -> None:
         self._kind = kind
 
-    def hand(self, worker: str, stopped: Any) -> Hand:
+    def create_worker(self, worker: str, stopped: Any) -> Hand:
         """A hand without any shard's state."""
         return self._kind(stopped)
 
@@ -108,11 +108,11 @@ def start(team: Any) -> list[Any]:
 
 def turn(team: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
     """One stretch of four laps over even homes."""
-    homes = homes or homes_by_speed(np.ones(SHARDS), dict.fromkeys(team.workers, 1.0))
-    schedule = Circulate(homes, BLOCKS, len(VERBS), order=order)
+    homes = homes or assign_by_speed(np.ones(SHARDS), dict.fromkeys(team.workers, 1.0))
+    schedule = RotationSchedule(homes, BLOCKS, len(VERBS), order=order)
     steps = [Step(verb, 1 + lap // 2, 0.5) for lap, verb in enumerate(VERBS)]
     how = {"stop": StopFlag(), **how}
-    return rotate(schedule, team, how.pop("blocks", None) or start(team), steps, **how)
+    return run_interval(schedule, team, how.pop("blocks", None) or start(team), steps, **how)
 
 
 def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
@@ -170,8 +170,8 @@ def test_every_cell_comes_once_a_lap_and_everything_is_told(order):
     }
     assert cells == dict.fromkeys(range(SHARDS), BLOCKS * len(VERBS))
     assert stretch.squared == last
-    assert set(stretch.makers) <= set(team.workers)
-    assert sorted(span.task.id for span in spans) == list(range(100, 100 + stretch.visits))
+    assert set(stretch.locations) <= set(team.workers)
+    assert sorted(span.task.id for span in spans) == list(range(100, 100 + stretch.n_passes))
     assert {span.outcome for span in spans} == {DONE}
     assert {span.task.labels[0] for span in spans} == set(range(BLOCKS))
     assert shares == sorted(shares)
@@ -190,7 +190,9 @@ def test_what_was_handed_in_is_not_changed():
 def test_no_laps_are_a_rest():
     team = opened("serial", 1)
     blocks = start(team)
-    stretch = rotate(Circulate(["worker-0"], BLOCKS, 0), team, blocks, [], stop=StopFlag())
+    stretch = run_interval(
+        RotationSchedule(["worker-0"], BLOCKS, 0), team, blocks, [], stop=StopFlag()
+    )
     assert stretch.blocks == blocks
 
 
@@ -205,11 +207,11 @@ def test_it_breaks_off_within_a_slice_and_the_hands_are_there(reason):
             turn(
                 team, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append
             )
-        assert run(team, Errand("worker-1", "hello")).told == "hello"
+        assert call(team, Call("worker-1", "hello")).result == "hello"
     finally:
         team.close()
         timer.join()
-    assert (raised.value.code == TIME) == (reason == "time")
+    assert (raised.value.code == TIME_LIMIT) == (reason == "time")
     assert [span.outcome for span in spans].count(DONE) == 6
 
 
@@ -218,7 +220,7 @@ def test_a_lost_worker_is_told_with_what_it_was_at():
 
     def lose(share: float) -> None:
         if 0.3 < share < 0.4 and len(spans) < 1000:
-            team.lose("worker-1")
+            team.simulate_loss("worker-1")
 
     with pytest.raises(WorkerLost) as raised:
         turn(team, record=spans.append, tick=lose)
@@ -229,12 +231,14 @@ def test_a_lost_worker_is_told_with_what_it_was_at():
 def test_things_lost_with_a_node_are_a_loss():
     team = opened("serial", 2)
     blocks = start(team)
-    made = run(team, Errand("worker-1", "visit", blocks[3], (4,), Step("update", 1, 1.0), False))
-    team.lose("worker-1", with_things=True)
+    made = call(
+        team, Call("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False)
+    )
+    team.simulate_loss("worker-1", with_objects=True)
     team.wait(0.0)
     team.replace("worker-1")
     with pytest.raises(WorkerLost) as raised:
-        turn(team, blocks=[*blocks[:3], made.bulk, *blocks[4:]])
+        turn(team, blocks=[*blocks[:3], made.ref, *blocks[4:]])
     assert raised.value.workers == ()
 
 
@@ -245,42 +249,42 @@ def test_what_a_visit_raises_is_raised():
 
 def test_errands_come_back_in_order_and_stale_replies_are_dropped():
     team = opened("serial", 2)
-    team.ask("worker-0", "hello")
-    asks = [Errand(f"worker-{n % 2}", "hello") for n in range(9)]
-    assert [answer.worker for answer in errands(team, asks)] == [ask.worker for ask in asks]
+    team.submit("worker-0", "hello")
+    asks = [Call(f"worker-{n % 2}", "hello") for n in range(9)]
+    assert [answer.worker for answer in call_many(team, asks)] == [ask.worker for ask in asks]
 
 
 def test_speeds_are_costs_done_in_a_second():
     team = opened("serial", 2)
     stretch = turn(team, homes=["worker-0"] * 4 + ["worker-1"])
     costs = np.array([1.0, 1.0, 1.0, 1.0, 8.0])
-    assert speeds_of(stretch.paces, costs) == {"worker-0": 4.0, "worker-1": 32.0}
+    assert measured_speeds(stretch.paces, costs) == {"worker-0": 4.0, "worker-1": 32.0}
 
 
 def test_shards_move_when_a_worker_is_slow_and_come_back_when_it_is_not():
     """One figure counts half; who has no shards is given some again, in time."""
     costs, even, crew = np.ones(8), ("a",) * 4 + ("b",) * 4, ("a", "b")
-    speeds = Speeds()
-    speeds.learn({"a": 1.0, "b": 1.0}, crew)
-    assert speeds.better(even, costs, 10) is None
-    speeds.learn({"a": 1.0, "b": 1 / 9}, crew)  # now it counts as a third
-    found = speeds.better(even, costs, 10)
+    speeds = WorkerSpeeds()
+    speeds.update({"a": 1.0, "b": 1.0}, crew)
+    assert speeds.better_assignment(even, costs, 10) is None
+    speeds.update({"a": 1.0, "b": 1 / 9}, crew)  # now it counts as a third
+    found = speeds.better_assignment(even, costs, 10)
     assert found == ("a",) * 6 + ("b",) * 2
-    speeds.learn({"a": 1.0, "b": 1e-6}, crew)
-    assert speeds.better(found, costs, 10) == ("a",) * 8
+    speeds.update({"a": 1.0, "b": 1e-6}, crew)
+    assert speeds.better_assignment(found, costs, 10) == ("a",) * 8
     for _ in range(12):
-        speeds.learn({"a": 1.0}, crew)
-    assert speeds.better(("a",) * 8, costs, 10) == even
+        speeds.update({"a": 1.0}, crew)
+    assert speeds.better_assignment(("a",) * 8, costs, 10) == even
 
 
 def test_shards_do_not_move_for_little():
     costs, even, crew = np.ones(8), ("a",) * 4 + ("b",) * 4, ("a", "b")
-    speeds = Speeds()
-    speeds.learn({"a": 1000.0, "b": 100.0}, crew)
-    assert speeds.better(even, costs, 10) is None  # a few hundredths of a second
-    assert speeds.better(even, costs, 1000) is not None
+    speeds = WorkerSpeeds()
+    speeds.update({"a": 1000.0, "b": 100.0}, crew)
+    assert speeds.better_assignment(even, costs, 10) is None  # a few hundredths of a second
+    assert speeds.better_assignment(even, costs, 1000) is not None
     speeds.forget("b")
-    speeds.learn({"a": 1000.0}, crew)  # nothing is known of the new one
-    assert speeds.better(even, costs, 10**6) is None
-    speeds.learn({"a": 1000.0, "b": 800.0}, crew)
-    assert speeds.better(even, costs, 10**6) is None  # a tenth
+    speeds.update({"a": 1000.0}, crew)  # nothing is known of the new one
+    assert speeds.better_assignment(even, costs, 10**6) is None
+    speeds.update({"a": 1000.0, "b": 800.0}, crew)
+    assert speeds.better_assignment(even, costs, 10**6) is None  # a tenth

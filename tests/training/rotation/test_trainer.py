@@ -1,4 +1,4 @@
-"""Trainings whose blocks go round: the same bits on any workers, through stops, losses, damage and moved shards."""
+"""Rotation trainer: same bits on any workers, through stops, losses, damage and moved shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.support.rotation_toy import GRID, LABELS, Ran, Toy, ToyWork, plan_of, trained
 from xcray.errors import Conflict, DataError, Refused, Stopped, Unavailable
 from xcray.training.rotation import trainer as descents
-from xcray.workers.local_group import SerialTeam, ThreadTeam
+from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import DONE, LOST
 
@@ -59,11 +59,13 @@ def test_shards_that_move_at_every_rest_change_no_bit(alone, tmp_path, monkeypat
     def speeds(paces, costs):
         return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
-    monkeypatch.setattr(descents, "speeds_of", speeds)
+    monkeypatch.setattr(descents, "measured_speeds", speeds)
     ran = trained(tmp_path, "threads", 2, plan=plan_of(checkpoint_seconds=0.0))
     assert ran.told.moved >= 5
     assert ran.bits == alone.bits
-    assert trained(tmp_path / "fixed", "threads", 2, plan=plan_of(move=False)).told.moved == 0
+    assert (
+        trained(tmp_path / "fixed", "threads", 2, plan=plan_of(move_shards=False)).told.moved == 0
+    )
 
 
 @pytest.mark.parametrize("order", ["uniform", "shortest"])
@@ -109,7 +111,7 @@ def test_without_watched_rows_nothing_is_held_out(tmp_path):
 
 
 def test_stretches_of_more_epochs_rest_less_often(tmp_path):
-    told = trained(tmp_path, plan=plan_of(rest_every=4)).told
+    told = trained(tmp_path, plan=plan_of(sync_every=4)).told
     assert [entry["epoch"] for entry in told.history] == [4, 6]
 
 
@@ -137,7 +139,7 @@ def test_going_back_from_the_first_rest_is_the_start(alone, tmp_path):
 def test_going_back_has_an_end(tmp_path):
     """Where no rate is small enough, as with data that is not finite: the blocks are those of the last rest that counts."""
     told = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).told
-    assert (told.epochs, len(told.history)) == (1, 1 + descents.BACKS)
+    assert (told.epochs, len(told.history)) == (1, 1 + descents.MAX_ROLLBACKS)
     assert told.reason.startswith("it went back 25 times")
     assert told.objective == told.history[0]["objective"]
 
@@ -145,10 +147,10 @@ def test_going_back_has_an_end(tmp_path):
 DRIVER = """
 import sys, time
 from pathlib import Path
-from tests.rotating import Toy, ToyWork, plan_of, trained
+from tests.support.rotation_toy import Toy, ToyWork, plan_of, trained
 def tell(standing):
     time.sleep(600 if standing.newest.get("epoch", 0) >= 5 else 0)  # whoever is to kill it may be late
-trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), tell=tell)
+trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), on_progress=tell)
 """
 
 
@@ -164,7 +166,9 @@ def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(alone, tmp_pat
     driver.kill()
     driver.wait()
     began = []
-    ran = trained(tmp_path, tell=lambda standing: began.append(standing.newest.get("epoch", 0)))
+    ran = trained(
+        tmp_path, on_progress=lambda standing: began.append(standing.newest.get("epoch", 0))
+    )
     assert began[0] >= 2
     assert ran.bits == alone.bits
 
@@ -189,7 +193,7 @@ def stopped_at(
     """A training that is stopped in the middle of a stretch."""
     halt = Halt(rests)
     with pytest.raises(Stopped):
-        trained(folder, team, 2, work, plan_of(**changes), stop=halt.stop, tell=halt.tell)
+        trained(folder, team, 2, work, plan_of(**changes), stop=halt.stop, on_progress=halt.tell)
 
 
 @pytest.mark.parametrize("rests", range(6))
@@ -202,7 +206,7 @@ def test_a_stop_at_any_rest_and_a_resume_change_no_bit(alone, tmp_path, rests, s
         tmp_path,
         "threads",
         3,
-        tell=lambda standing: entries.append(standing.newest.get("epoch", 0)),
+        on_progress=lambda standing: entries.append(standing.newest.get("epoch", 0)),
     )
     assert entries[0] >= rests
     assert ran.bits == alone.bits
@@ -220,7 +224,7 @@ def test_who_is_told_how_far_it_is_may_stop_it(alone, tmp_path, ahead):
             raise Stopped("enough")
 
     with pytest.raises(Stopped, match="enough"):
-        trained(tmp_path, "threads", 2, tell=tell)
+        trained(tmp_path, "threads", 2, on_progress=tell)
     assert (tmp_path / "rest-000002").is_dir()
     assert trained(tmp_path).bits == alone.bits
 
@@ -273,7 +277,7 @@ def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(alone, tmp
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     notes = []
-    ran = trained(tmp_path, tell=lambda standing: notes.append(standing.note))
+    ran = trained(tmp_path, on_progress=lambda standing: notes.append(standing.note))
     assert ran.bits == alone.bits
     assert ran.told.damaged == ["rest-000004"]
     assert [note for note in notes if note] == [
@@ -310,7 +314,7 @@ class Lossy:
         self.notes += [standing.note] if standing.note else []
         done = standing.newest.get("epoch", 0)
         if done in self._losses and done + 0.2 < standing.epoch < done + 0.9:
-            self.team.lose(self._losses.pop(done), with_things=self._things)
+            self.team.simulate_loss(self._losses.pop(done), with_objects=self._things)
 
 
 @pytest.mark.parametrize("things", [False, True], ids=["worker", "node"])
@@ -318,13 +322,13 @@ class Lossy:
 def test_losses_change_no_bit(alone, tmp_path, seconds, things):
     """Without a checkpoint it begins anew; with one it goes on from there."""
     work, spans = ToyWork(Toy(pause=0.002)), []
-    lossy = Lossy(ThreadTeam(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, things)
+    lossy = Lossy(ThreadGroup(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, things)
     ran = trained(
         tmp_path,
         lossy.team,
         work=work,
         plan=plan_of(checkpoint_seconds=seconds),
-        tell=lossy.tell,
+        on_progress=lossy.tell,
         record=spans.append,
     )
     assert ran.bits == alone.bits
@@ -336,23 +340,23 @@ def test_losses_change_no_bit(alone, tmp_path, seconds, things):
 
 def test_a_worker_lost_while_blocks_are_delivered(alone, tmp_path):
     work, found = ToyWork(), []
-    team = SerialTeam(work, 2)
+    team = SerialGroup(work, 2)
 
     def deliver(block):
         found.append(block)
         if len(found) == 2:
-            team.lose("worker-1", with_things=True)
+            team.simulate_loss("worker-1", with_objects=True)
 
     told = trained(tmp_path, team, work=work, deliver=deliver).told
     assert Ran(told, found).bits == alone.bits
 
 
-class Never(SerialTeam):
+class Never(SerialGroup):
     """A team in which nobody takes a lost one's place, after the first hands."""
 
     def replace(self, *lost: str, at_once: bool = False) -> None:
         """See `Team`."""
-        if self._lives:
+        if self._live:
             raise Unavailable("there is no CPU")
         super().replace(*lost, at_once=at_once)
 
@@ -360,7 +364,7 @@ class Never(SerialTeam):
 def test_where_no_one_takes_the_place_the_others_do_the_work(alone, tmp_path):
     work = ToyWork()
     lossy = Lossy(Never(work, 3), {1: "worker-1", 3: "worker-0"}, things=True)
-    assert trained(tmp_path, lossy.team, work=work, tell=lossy.tell).bits == alone.bits
+    assert trained(tmp_path, lossy.team, work=work, on_progress=lossy.tell).bits == alone.bits
     assert lossy.notes == [
         "worker-1 was lost: going on from the last checkpoint",
         "worker-0 was lost: going on from the last checkpoint",
@@ -369,21 +373,21 @@ def test_where_no_one_takes_the_place_the_others_do_the_work(alone, tmp_path):
 
 def test_losses_without_end_end(tmp_path):
     work = ToyWork()
-    team = SerialTeam(work, 2)
+    team = SerialGroup(work, 2)
 
     def lose(standing):
         if 0.2 < standing.epoch < 0.9:
-            team.lose("worker-0")
+            team.simulate_loss("worker-0")
 
     with pytest.raises(Unavailable, match="one after the other"):
-        trained(tmp_path, team, work=work, tell=lose)
+        trained(tmp_path, team, work=work, on_progress=lose)
 
 
 def test_what_a_solver_raises_is_raised(tmp_path, monkeypatch):
     def broken(self, history):
         raise DataError("BAD", "no judgement")
 
-    monkeypatch.setattr(Toy, "judge", broken)
+    monkeypatch.setattr(Toy, "decide", broken)
     with pytest.raises(DataError, match="no judgement"):
         trained(tmp_path)
 
@@ -401,7 +405,7 @@ def test_when_the_time_is_up_the_last_rest_is_delivered(alone, tmp_path, rests, 
         if standing.newest.get("epoch", 0) == rests and standing.epoch > rests:
             jump[0] = 1e6
 
-    ran = trained(tmp_path, plan=plan_of(max_seconds=1e5), tell=tell)
+    ran = trained(tmp_path, plan=plan_of(max_seconds=1e5), on_progress=tell)
     assert (ran.told.epochs, len(ran.told.history), ran.told.reason) == (
         rests,
         rests,
@@ -418,7 +422,7 @@ def test_no_time_at_all_is_refused(tmp_path):
 
 def test_progress_ascends_and_knows_its_end(tmp_path):
     seen = []
-    trained(tmp_path, tell=seen.append)
+    trained(tmp_path, on_progress=seen.append)
     assert all(earlier.epoch <= later.epoch for earlier, later in pairwise(seen))
     assert (seen[-1].epoch, seen[-1].epochs, seen[-1].eta) == (6.0, 6, 0.0)
     assert {standing.newest.get("epoch") for standing in seen} == {None, 1, 2, 3, 4, 5, 6}

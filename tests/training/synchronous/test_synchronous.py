@@ -1,4 +1,4 @@
-"""Solvers of the family "rounds": one suite for all of them, and the rounds themselves."""
+"""Synchronous solvers: one suite for all of them, and the synchronous calls themselves."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.support.synchronous_toy import problem, train, weights
 from xcray.errors import ParameterError, Stopped, Unavailable
 from xcray.solvers.lbfgs import LBFGSSolver
 from xcray.solvers.lc import LCSolver
-from xcray.solvers.synchronous_contract import best_of, ranges, top
-from xcray.workers.local_group import SerialTeam, ThreadTeam
-from xcray.workers.synchronous_calls import LOSSES, TeamRounds
+from xcray.solvers.synchronous_contract import merge_top_k, split_ranges, top_k
+from xcray.workers.local_group import SerialGroup, ThreadGroup
+from xcray.workers.synchronous_calls import MAX_LOSSES_PER_WORKER, SynchronousCalls
 
 LAM = 0.02
 SOLVERS = [LBFGSSolver(lam=LAM, tolerance=1e-7), LCSolver(lam=LAM, tolerance=1e-7)]
@@ -132,7 +132,7 @@ def test_the_objective_never_rises_and_is_that_of_the_weights(solver):
         heard.append((told.objective, naive.objective(W, X, Y, c, LAM), told.number))
         return False
 
-    found = train(solver, (X, Y, c), 2, tell=tell)
+    found = train(solver, (X, Y, c), 2, on_round=tell)
     told, true, numbers = np.array(heard).T
     assert told == pytest.approx(true, rel=1e-12)
     assert (np.diff(told) <= 1e-14).all()
@@ -144,17 +144,17 @@ def test_the_objective_never_rises_and_is_that_of_the_weights(solver):
 def test_held_out_rows_are_watched(solver):
     X, Y, c = problem(9)
     held = problem(10, n=31)
-    solver = type(solver)(lam=LAM, watch_every=2)
+    solver = type(solver)(lam=LAM, eval_every=2)
     heard = []
 
     def tell(told, parts):
         heard.append((told, np.concatenate([part.W for part in parts()], axis=1)))
         return told.number == 4
 
-    found = train(solver, (X, Y, c), 3, watched=held, tell=tell)
-    assert found.reason == "told that it is enough"
-    assert [told.watched is None for told, _ in heard] == [True, False, True, False]
-    watched, W = heard[-1][0].watched, heard[-1][1]
+    found = train(solver, (X, Y, c), 3, watched=held, on_round=tell)
+    assert found.reason == "stopped by the caller"
+    assert [told.held_out is None for told, _ in heard] == [True, False, True, False]
+    watched, W = heard[-1][0].held_out, heard[-1][1]
     scores = held[0] @ W
     assert watched.loss == pytest.approx(naive.objective(W, *held, 0.0), rel=1e-12)
     assert watched.rows.tolist() == list(range(31))
@@ -178,9 +178,11 @@ def test_a_stop_is_heard_inside_a_verb_and_between_two(solver):
     for patience in (0, 7, 40):
         asked = iter(range(10**6))
         work = roundwork.work_of(solver, rows, 2)
-        team = SerialTeam(work, 2)
+        team = SerialGroup(work, 2)
         team.open()
-        rounds = TeamRounds(team, lambda patience=patience, asked=asked: next(asked) > patience)
+        rounds = SynchronousCalls(
+            team, lambda patience=patience, asked=asked: next(asked) > patience
+        )
         with pytest.raises(Stopped):
             solver.train(rounds, 8, 5)
 
@@ -188,7 +190,7 @@ def test_a_stop_is_heard_inside_a_verb_and_between_two(solver):
 @each_solver
 @pytest.mark.parametrize(
     "wrong",
-    [{"lam": 0.0}, {"tolerance": 0.0}, {"bias": -1.0}, {"watch_every": -1}, {"prune": -0.1}],
+    [{"lam": 0.0}, {"tolerance": 0.0}, {"bias": -1.0}, {"eval_every": -1}, {"prune": -0.1}],
 )
 def test_parameters_have_ranges(solver, wrong):
     with pytest.raises(ParameterError, match=next(iter(wrong))):
@@ -216,7 +218,7 @@ class Hands:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    def hand(self, worker, stopped):
+    def create_worker(self, worker, stopped):
         self.made.append(worker)
         return Hand(worker)
 
@@ -224,12 +226,12 @@ class Hands:
         """Nothing is compiled."""
 
 
-@pytest.mark.parametrize("kind", [SerialTeam, ThreadTeam])
+@pytest.mark.parametrize("kind", [SerialGroup, ThreadGroup])
 def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
     team = kind(Hands(), 3)
     team.open()
     try:
-        rounds = TeamRounds(team)
+        rounds = SynchronousCalls(team)
         answers = rounds.call("say", rounds.put("all"), each=["a", "b", "c"])
         assert rounds.size == 3
         assert [told[0] for _, told in answers] == ["worker-0", "worker-1", "worker-2"]
@@ -247,7 +249,7 @@ def test_a_lost_worker_is_replaced_and_asked_again():
     hands = Hands()
     team = Losing(hands, 3, {"worker-1": 2})
     team.open()
-    rounds = TeamRounds(team)
+    rounds = SynchronousCalls(team)
     answers = rounds.call("say", 7)
     assert [told for _, told in answers] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
     assert hands.made.count("worker-1") == 3
@@ -255,11 +257,11 @@ def test_a_lost_worker_is_replaced_and_asked_again():
 
 
 def test_a_worker_lost_between_two_rounds_is_replaced_before_the_next():
-    team = SerialTeam(Hands(), 2)
+    team = SerialGroup(Hands(), 2)
     team.open()
-    rounds = TeamRounds(team)
+    rounds = SynchronousCalls(team)
     rounds.call("say")
-    team.lose("worker-0")
+    team.simulate_loss("worker-0")
     assert [told for _, told in rounds.call("say")] == [("worker-0", 1), ("worker-1", 2)]
 
 
@@ -267,14 +269,14 @@ def test_losses_without_end_are_given_up():
     team = Losing(Hands(), 2, {"worker-0": 1000}, every=1)
     team.open()
     with pytest.raises(Unavailable, match="were lost in one round"):
-        TeamRounds(team).call("say")
-    assert team.left["worker-0"] == 1000 - (LOSSES * 2 + 1)
+        SynchronousCalls(team).call("say")
+    assert team.left["worker-0"] == 1000 - (MAX_LOSSES_PER_WORKER * 2 + 1)
 
 
 def test_what_a_verb_raises_ends_the_round_and_not_the_next():
-    team = SerialTeam(Hands(), 2)
+    team = SerialGroup(Hands(), 2)
     team.open()
-    rounds = TeamRounds(team)
+    rounds = SynchronousCalls(team)
     with pytest.raises(ParameterError, match="no"):
         rounds.call("fail")
     assert [told for _, told in rounds.call("say")] == [("worker-0", 1), ("worker-1", 1)]
@@ -286,12 +288,12 @@ def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
     work = roundwork.work_of(solver, rows, 2)
     team = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
     team.open()
-    found = solver.train(TeamRounds(team), 8, 5)
+    found = solver.train(SynchronousCalls(team), 8, 5)
     assert team.left == {"worker-0": 0, "worker-1": 0}
     assert weights(found).tobytes() == weights(train(solver, rows, 2)).tobytes()
 
 
-class Losing(SerialTeam):
+class Losing(SerialGroup):
     """Loses workers as often as it is told, one `every` few times that it waits."""
 
     def __init__(self, work, workers, losses, every=3):
@@ -305,19 +307,19 @@ class Losing(SerialTeam):
         for worker, left in self.left.items():
             if left and self._waits % self._every == 2 % self._every:
                 self.left[worker] -= 1
-                self.lose(worker)
+                self.simulate_loss(worker)
         return super().wait(seconds)
 
 
 def test_ranges_are_even_and_whole():
-    assert ranges(7, 3) == [(0, 2), (2, 4), (4, 7)]
-    assert ranges(2, 3) == [(0, 0), (0, 1), (1, 2)]
+    assert split_ranges(7, 3) == [(0, 2), (2, 4), (4, 7)]
+    assert split_ranges(2, 3) == [(0, 0), (0, 1), (1, 2)]
 
 
 def test_the_best_of_parts_are_the_best_of_all():
     S = np.random.default_rng(0).integers(0, 6, (50, 9)).astype(float)  # many equal ones
-    whole = top(S, 0, 4)
-    parts = best_of([top(S[:, :2], 0, 4), top(S[:, 2:7], 2, 4), top(S[:, 7:], 7, 4)], 4)
+    whole = top_k(S, 0, 4)
+    parts = merge_top_k([top_k(S[:, :2], 0, 4), top_k(S[:, 2:7], 2, 4), top_k(S[:, 7:], 7, 4)], 4)
     assert (
         parts.labels.tolist()
         == whole.labels.tolist()

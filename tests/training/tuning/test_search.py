@@ -1,4 +1,4 @@
-"""Hyper-parameter paths: order of points, what each gives, the choice, resuming, and the final model."""
+"""Hyper-parameter search: order of points, results, choice, resuming, and the final model."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.storage.arrow import read_table
 from xcray.storage.atomic import read_json
 from xcray.training import Progress, TrainSpec, train
-from xcray.training.tuning import evaluate as points
-from xcray.training.tuning.grid import key_of, plan, rescale
-from xcray.training.tuning.search import PathResult, PathSpec, choose, train_path
+from xcray.training.tuning import evaluate
+from xcray.training.tuning.grid import dual_scale, params_key, plan_points
+from xcray.training.tuning.search import TuneResult, TuneSpec, choose_point, tune
 from xcray.workers.pool import StopFlag
 
 GRID = {"lam": (0.1, 0.01), "C": (1.0,)}
 
 
-def spec_of(data: Dataset, grid: Any = None, **more: Any) -> PathSpec:
+def spec_of(data: Dataset, grid: Any = None, **more: Any) -> TuneSpec:
     """A serial path over a small grid."""
-    return PathSpec(TrainSpec(str(data.path), pool="serial"), grid or GRID, **more)
+    return TuneSpec(TrainSpec(str(data.path), pool="serial"), grid or GRID, **more)
 
 
 @pytest.fixture(scope="module")
-def done(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> PathResult:
+def done(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
     """A finished path."""
     folder = tmp_path_factory.mktemp("path")
-    return train_path(spec_of(tiny), run_dir=folder / "run", out=folder / "out")
+    return tune(spec_of(tiny), run_dir=folder / "run", out=folder / "out")
 
 
 def test_the_order_starts_sparse_and_goes_to_neighbours() -> None:
-    order = plan({"C": [1, 10, 100], "lam": [0.1, 0.001, 0.01], "tau": [1]})
+    order = plan_points({"C": [1, 10, 100], "lam": [0.1, 0.001, 0.01], "tau": [1]})
     assert order[0].params == {"lam": 0.1, "tau": 1.0, "C": 1.0}
     assert order[0].start is None
     assert len({json.dumps(point.params) for point in order}) == 9
@@ -59,37 +59,37 @@ def test_the_order_starts_sparse_and_goes_to_neighbours() -> None:
 
 
 def test_distances_are_in_decades_and_nothing_has_its_place() -> None:
-    order = plan({"lam": [0.0, 1.0, 0.1]})
+    order = plan_points({"lam": [0.0, 1.0, 0.1]})
     assert [point.params["lam"] for point in order] == [1.0, 0.1, 0.0]
     assert [point.start for point in order] == [None, 0, 1]
-    far = plan({"C": [1, 1000, 900, 2]})
+    far = plan_points({"C": [1, 1000, 900, 2]})
     assert [(point.params["C"], point.start) for point in far] == [
         (1, None),
         (2, 0),
         (900, 1),
         (1000, 2),
     ]
-    assert [point.params for point in plan({"lam": [0.0]})] == [{"lam": 0.0}]
+    assert [point.params for point in plan_points({"lam": [0.0]})] == [{"lam": 0.0}]
 
 
 def test_duals_grow_with_the_root_of_c() -> None:
-    assert rescale({"lam": 0.1, "C": 1.0}, {"lam": 0.01, "C": 4.0}) == 2.0
-    assert rescale({"lam": 0.1}, {"lam": 0.01}) == 1.0
+    assert dual_scale({"lam": 0.1, "C": 1.0}, {"lam": 0.01, "C": 4.0}) == 2.0
+    assert dual_scale({"lam": 0.1}, {"lam": 0.01}) == 1.0
 
 
 def test_repeated_values_are_one_point_and_keys_are_of_values() -> None:
-    assert len(plan({"lam": [0.1, 0.1], "C": [1, 1.0]})) == 1
+    assert len(plan_points({"lam": [0.1, 0.1], "C": [1, 1.0]})) == 1
     assert (
-        plan({"lam": [0.1], "C": [1]})[0].key
-        == plan({"C": [1.0], "lam": [0.1]})[0].key
-        == key_of({"lam": 0.1, "C": 1.0})
+        plan_points({"lam": [0.1], "C": [1]})[0].key
+        == plan_points({"C": [1.0], "lam": [0.1]})[0].key
+        == params_key({"lam": 0.1, "C": 1.0})
     )
 
 
 def test_points_are_solved_on_one_part_and_measured_on_the_other(
-    tiny: Dataset, done: PathResult, tmp_path: Path
+    tiny: Dataset, done: TuneResult, tmp_path: Path
 ) -> None:
-    held = points.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    held = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
     mask = HashSplit(0.2, 0).mask(0, tiny.train.n_rows)
     assert held.test is not None
     for split, chosen in ((held.train, ~mask), (held.test, mask)):
@@ -100,7 +100,9 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(
         params = point["params"]
         spec = TrainSpec(str(held.path), pool="serial", params=params)
         alone = train(
-            spec, run_dir=tmp_path / key_of(params) / "run", out=tmp_path / key_of(params) / "model"
+            spec,
+            run_dir=tmp_path / params_key(params) / "run",
+            out=tmp_path / params_key(params) / "model",
         )
         if (
             point["start"] is None
@@ -111,7 +113,7 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(
 
 
 def test_the_best_point_makes_the_final_model(
-    tiny: Dataset, done: PathResult, tmp_path: Path
+    tiny: Dataset, done: TuneResult, tmp_path: Path
 ) -> None:
     best = max(point["measures"]["P@1"] for point in done.points)
     (chosen,) = [point for point in done.points if point["chosen"]]
@@ -131,17 +133,20 @@ def test_the_best_point_makes_the_final_model(
     ]
 
 
-def test_all_points_are_told(done: PathResult) -> None:
-    told = read_json(done.path / "path.json")
-    assert told["points"] == done.points
-    assert [told[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == [
+def test_all_points_are_reported(done: TuneResult) -> None:
+    report = read_json(done.path / "path.json")
+    assert report["points"] == done.points
+    assert [report[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == [
         "P@1",
         0.2,
         0,
         True,
         done.chosen,
     ]
-    assert (told["model"], told["grid"]) == (done.model.sha256, {"lam": [0.1, 0.01], "C": [1.0]})
+    assert (report["model"], report["grid"]) == (
+        done.model.sha256,
+        {"lam": [0.1, 0.01], "C": [1.0]},
+    )
     table = read_table(done.path / "path.arrow")
     assert table.num_rows == len(done.points) == 2
     assert table.column("chosen").to_pylist().count(True) == 1
@@ -156,11 +161,11 @@ def test_equal_measures_take_the_sparser() -> None:
         {"measures": {"P@1": value}, "nnz": nnz}
         for value, nnz in ((0.5, 9), (0.6, 8), (0.6, 7), (0.6, 7), (0.4, 1))
     ]
-    assert choose(results, "P@1") == 2
+    assert choose_point(results, "P@1") == 2
 
 
 def test_a_stopped_path_keeps_its_points_and_goes_on(
-    tiny: Dataset, done: PathResult, tmp_path: Path
+    tiny: Dataset, done: TuneResult, tmp_path: Path
 ) -> None:
     stop = StopFlag()
 
@@ -169,7 +174,7 @@ def test_a_stopped_path_keeps_its_points_and_goes_on(
             stop.set()
 
     with pytest.raises(Stopped, match="finished batches are kept"):
-        train_path(
+        tune(
             spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=look, stop=stop
         )
     kept = {
@@ -178,9 +183,9 @@ def test_a_stopped_path_keeps_its_points_and_goes_on(
     }
     assert len(kept) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-    told: list[Progress] = []
-    result = train_path(
-        spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=told.append
+    steps_seen: list[Progress] = []
+    result = tune(
+        spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=steps_seen.append
     )
     for name, when in kept.items():
         assert (tmp_path / "run" / "points" / name / "result.json").stat().st_mtime_ns == when
@@ -193,16 +198,16 @@ def test_a_stopped_path_keeps_its_points_and_goes_on(
         for point in done.points
     ]
     assert result.model.sha256 == done.model.sha256
-    steps = [step for step in told if step.phase == "POINTS"]
+    steps = [step for step in steps_seen if step.phase == "POINTS"]
     assert all(a.done <= b.done for a, b in pairwise(steps))
     assert {step.total for step in steps[1:]} == {2 * tiny.n_labels}
 
 
 def test_a_wider_grid_solves_only_the_new_points(tiny: Dataset, tmp_path: Path) -> None:
-    first = train_path(spec_of(tiny, {"C": [1]}), run_dir=tmp_path / "run", out=tmp_path / "first")
+    first = tune(spec_of(tiny, {"C": [1]}), run_dir=tmp_path / "run", out=tmp_path / "first")
     found = list((tmp_path / "run" / "points").glob("*/result.json"))
     before = found[0].stat().st_mtime_ns
-    second = train_path(
+    second = tune(
         spec_of(tiny, {"C": [1, 3], "lam": [0.01]}),
         run_dir=tmp_path / "run",
         out=tmp_path / "second",
@@ -210,15 +215,13 @@ def test_a_wider_grid_solves_only_the_new_points(tiny: Dataset, tmp_path: Path) 
     assert len(first.points) == 1
     assert len(second.points) == 2
     assert found[0].stat().st_mtime_ns == before
-    with pytest.raises(Conflict, match="another path"):
-        train_path(
-            spec_of(tiny, {"C": [1]}, seed=1), run_dir=tmp_path / "run", out=tmp_path / "third"
-        )
+    with pytest.raises(Conflict, match="another search"):
+        tune(spec_of(tiny, {"C": [1]}, seed=1), run_dir=tmp_path / "run", out=tmp_path / "third")
 
 
-def test_threads_give_the_same_points(tiny: Dataset, done: PathResult, tmp_path: Path) -> None:
-    spec = PathSpec(TrainSpec(str(tiny.path), pool="threads", workers=3), GRID)
-    result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+def test_threads_give_the_same_points(tiny: Dataset, done: TuneResult, tmp_path: Path) -> None:
+    spec = TuneSpec(TrainSpec(str(tiny.path), pool="threads", workers=3), GRID)
+    result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert [point["measures"] for point in result.points] == [
         point["measures"] for point in done.points
     ]
@@ -243,18 +246,18 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
         return whole(self, local, labels, stopped, start=start, keep_duals=keep_duals)
 
     monkeypatch.setattr(PPDSparseSolver, "solve", seen)
-    bench = points.Bench(
+    bench = evaluate.PointEvaluator(
         spec_of(tiny).train,
-        points.hold_out(tiny, 0.2, 0, tmp_path / "held"),
+        evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held"),
         tmp_path / "points",
         StopFlag(),
     )
-    first, second = plan(GRID)
-    assert bench.result(first, None)["start"] is None
-    duals = points.read_duals(tmp_path / "points" / first.key / "duals")
+    first, second = plan_points(GRID)
+    assert bench.evaluate(first, None)["start"] is None
+    duals = evaluate.read_duals(tmp_path / "points" / first.key / "duals")
     assert duals is not None
-    assert duals.shape == (tiny.n_labels, bench.held.train.n_rows)
-    assert bench.result(second, first)["start"] == first.params
+    assert duals.shape == (tiny.n_labels, bench.data.train.n_rows)
+    assert bench.evaluate(second, first)["start"] == first.params
     cold, warm = [
         [one for one in given if one[0] == point.params["lam"]] for point in (first, second)
     ]
@@ -263,16 +266,16 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
     for _, labels, start, keep in warm:
         assert keep
         assert all(np.array_equal(start.row(i)[1], duals.row(k)[1]) for i, k in enumerate(labels))
-    bench.forget([first, second], 1)
-    assert points.read_duals(tmp_path / "points" / first.key / "duals") is None
+    bench.remove_duals([first, second], 1)
+    assert evaluate.read_duals(tmp_path / "points" / first.key / "duals") is None
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray")
 def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:
-    spec = PathSpec(TrainSpec(str(tiny.path), pool="ray", workers=2), GRID)
-    result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    cold = train_path(spec_of(tiny, warm=False), run_dir=tmp_path / "cold", out=tmp_path / "serial")
+    spec = TuneSpec(TrainSpec(str(tiny.path), pool="ray", workers=2), GRID)
+    result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    cold = tune(spec_of(tiny, warm=False), run_dir=tmp_path / "cold", out=tmp_path / "serial")
     assert [point["start"] for point in result.points] == [None, None]
     assert [point["measures"] for point in result.points] == [
         point["measures"] for point in cold.points
@@ -281,10 +284,10 @@ def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:
 
 
 def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
-    cold = train_path(spec_of(tiny, warm=False), run_dir=tmp_path / "run", out=tmp_path / "out")
-    held = points.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    cold = tune(spec_of(tiny, warm=False), run_dir=tmp_path / "run", out=tmp_path / "out")
+    held = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
     for point in cold.points:
-        folder = tmp_path / key_of(point["params"])
+        folder = tmp_path / params_key(point["params"])
         alone = train(
             TrainSpec(str(held.path), pool="serial", params=point["params"]),
             run_dir=folder / "run",
@@ -299,17 +302,17 @@ def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
 
 def test_the_measure_may_need_a_k_of_its_own(tiny: Dataset, tmp_path: Path) -> None:
     spec = spec_of(tiny, {"C": [1]}, select="nDCG@7")
-    result = train_path(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert "nDCG@7" in result.points[0]["measures"]
     assert "nDCG@7" in result.model.measures
 
 
 @pytest.mark.parametrize(
-    ("change", "mend"),
+    ("change", "fix"),
     [
         ({"grid": {}}, "at least one value"),
         ({"grid": {"lam": []}}, "at least one value of lam"),
-        ({"grid": {"eps": [0.1]}}, "it runs over lam, tau, C"),
+        ({"grid": {"eps": [0.1]}}, "it can contain lam, tau, C"),
         ({"grid": {"C": [0]}}, "C must be greater than"),
         ({"grid": {"lam": [-1]}}, "lam must be finite and at least 0"),
         ({"grid": {"lam": [float("nan")]}}, "lam must be finite"),
@@ -322,20 +325,20 @@ def test_the_measure_may_need_a_k_of_its_own(tiny: Dataset, tmp_path: Path) -> N
         ({"holdout": "x"}, "between 0 and 1"),
     ],
 )
-def test_bad_paths_name_the_mend(change: dict[str, Any], mend: str) -> None:
+def test_bad_paths_name_the_fix(change: dict[str, Any], fix: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        PathSpec(TrainSpec("d"), **{"grid": GRID, **change})
-    assert mend in str(caught.value)
+        TuneSpec(TrainSpec("d"), **{"grid": GRID, **change})
+    assert fix in str(caught.value)
 
 
 def test_a_fixed_parameter_is_not_in_the_grid() -> None:
     with pytest.raises(ParameterError, match="lam is in the grid and among the fixed"):
-        PathSpec(TrainSpec("d", params={"lam": 0.1}), GRID)
+        TuneSpec(TrainSpec("d", params={"lam": 0.1}), GRID)
 
 
 def test_a_split_with_an_empty_side_is_refused(tiny: Dataset, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="0 to measure on; choose another share"):
-        train_path(spec_of(tiny, holdout=1e-9), run_dir=tmp_path / "run", out=tmp_path / "out")
+        tune(spec_of(tiny, holdout=1e-9), run_dir=tmp_path / "run", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "run" / "held").exists()
 
@@ -344,7 +347,7 @@ def test_path_from_the_command_line(
     tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
-        "path",
+        "tune",
         str(tiny.path),
         "--lam",
         "0.1",
@@ -374,5 +377,5 @@ def test_path_from_the_command_line(
     assert not (tmp_path / "out.run").exists()
     assert main([*words, "--out", str(tmp_path / "out"), "--json"]) == 1
     assert "exists already" in capsys.readouterr().err
-    assert main(["path", str(tiny.path), "--out", str(tmp_path / "other"), "--json"]) == 2
+    assert main(["tune", str(tiny.path), "--out", str(tmp_path / "other"), "--json"]) == 2
     assert "at least one value" in json.loads(capsys.readouterr().err)["message"]

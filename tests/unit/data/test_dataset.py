@@ -1,4 +1,4 @@
-"""The data set directory: what is written is what is read; nothing half-made is ever seen; damage is named."""
+"""The data set directory: round trips, atomic publication, and detection of damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo corpus: rules on a small tree, promises on the real standard library."""
+"""The demo corpus: its rules on a small tree, and its properties on the real standard library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from xcray.data import demo as pydocs
-from xcray.data.demo import Document, PydocsParams, documents, read
+from xcray.data.demo import Document, PydocsParams, documents, read_corpus
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError
 
@@ -60,7 +60,7 @@ def silent(rows):
 
 @pytest.fixture
 def corpus(tmp_path):
-    return read([tree(tmp_path, SOURCES)], ALL)
+    return read_corpus([tree(tmp_path, SOURCES)], ALL)
 
 
 def test_documents_and_labels(corpus):
@@ -97,7 +97,7 @@ def test_rare_labels_go_and_documents_without_labels_too(tmp_path):
 
 
 def test_packages_choose(tmp_path):
-    found = read(
+    found = read_corpus(
         [tree(tmp_path, SOURCES)], PydocsParams(packages=("again",), min_label_documents=1)
     )
     assert [document.id for document in found.documents] == ["again:same"]
@@ -110,7 +110,7 @@ def test_reading_runs_nothing(tmp_path):
             "danger_of_import.py": '"""This module must never be imported."""\nraise SystemExit("imported")\n'
         },
     )
-    assert len(read([tmp_path], ALL).documents) == 1
+    assert len(read_corpus([tmp_path], ALL).documents) == 1
     assert "danger_of_import" not in sys.modules
 
 
@@ -130,14 +130,14 @@ def test_public_names(parts, public):
 
 def test_clear_errors(tmp_path):
     with pytest.raises(NotFound, match="no directory nowhere"):
-        read([tmp_path / "nowhere"])
+        read_corpus([tmp_path / "nowhere"])
     with pytest.raises(ParameterError, match="min_words"):
         PydocsParams(min_words=0)
 
 
 @pytest.fixture(scope="module")
 def standard_library():
-    return read(
+    return read_corpus(
         [pydocs.default_roots()[0]],
         PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
     )
@@ -160,7 +160,7 @@ def test_the_standard_library_documents_what_the_demo_asks(standard_library):
 
 
 def test_documents_are_distinct_and_in_a_fixed_order(standard_library):
-    again = read(
+    again = read_corpus(
         [pydocs.default_roots()[0]],
         PydocsParams(packages=("csv", "_pydecimal", "xml", "tempfile", "gzip")),
     )

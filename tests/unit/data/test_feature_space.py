@@ -1,4 +1,4 @@
-"""`xcray data build --like`: new rows in the feature space of something that exists."""
+"""`xcray data build --like`: new rows in the feature space of an existing model or data set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEW = [
 
 
 def written(path: Path, documents: list[tuple[str, list[str]]]) -> Path:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path.write_text(
         "".join(json.dumps({"text": text, "labels": labels}) + "\n" for text, labels in documents)
     )
@@ -39,12 +39,12 @@ def written(path: Path, documents: list[tuple[str, list[str]]]) -> Path:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Dataset:
-    """A small set of texts."""
+    """Build a small data set of texts."""
     return build("jsonl", {"train": written(tmp_path / "old.jsonl", OLD)}, tmp_path / "old")
 
 
 def options(like: Path, **more: Any) -> BuildOptions:
-    """Options with the features of something."""
+    """Return options with the features of `like`."""
     return replace(BuildOptions.from_dict(more), like=str(like))
 
 
@@ -113,14 +113,14 @@ def test_what_does_not_fit_is_said(old: Dataset, tiny: Dataset, tmp_path: Path) 
         {"train": written(tmp_path / "new.jsonl", NEW)},
     )
     cases: list[tuple[str, Any, BuildOptions, type[Exception], str]] = [
-        ("svmlight", sources, options(old.path), ParameterError, "made from text"),
-        ("jsonl", texts, options(tiny.path), ParameterError, "not made from text"),
+        ("svmlight", sources, options(old.path), ParameterError, "built from text"),
+        ("jsonl", texts, options(tiny.path), ParameterError, "not built from text"),
         (
             "jsonl",
             texts,
             options(old.path, text={"min_df": 2}),
             ParameterError,
-            "leave the text options out",
+            "leave out the text options",
         ),
         ("svmlight", sources, options(tiny.path, n_features=7), ParameterError, "give only one"),
         ("synthetic", {}, options(tiny.path), ParameterError, "synthetic.features=200"),
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_said(old: Dataset, tiny: Dataset, tmp_path: Path) 
             build(format, source, tmp_path / "out", given)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "manifest.json").write_text("{}")
-    with pytest.raises(Corrupt, match="no model and no data set"):
+    with pytest.raises(Corrupt, match="not a model or data set"):
         build("jsonl", texts, tmp_path / "out", options(tmp_path / "odd"))
     assert not (tmp_path / "out").exists()
 

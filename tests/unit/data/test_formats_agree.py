@@ -1,4 +1,4 @@
-"""What is written in any format is read as it was: the same rows give the same content hash, drawn at random."""
+"""Random rows written in any format are read back with the same content hash."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ FEW = settings(
 
 
 def made(folder: Path, name: str, format: str, data: bytes, options: Mapping[str, Any]) -> Dataset:
-    """The data set of a file."""
+    """Build the data set of a file."""
     path = folder / f"{name}.{format}"
     path.write_bytes(data)
     return build(format, {"train": path}, folder / f"{name}-out", BuildOptions.from_dict(options))
 
 
 def line(labels: set[int], features: dict[int, float], base: int) -> str:
-    """A row in svmlight."""
+    """Return a row in svmlight."""
     pairs = [f"{index + base}:{value!r}" for index, value in features.items()]
     return " ".join([",".join(map(str, labels)), *pairs])
 

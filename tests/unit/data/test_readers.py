@@ -1,4 +1,4 @@
-"""Readers: equal to scikit-learn on good files, equal to the careful parser on any file, the same set from any format."""
+"""Readers agree with scikit-learn on valid files, and the kernel with the strict parser on all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 import xcray.data.readers.blocks as source_room
 import xcray.data.readers.svmlight as svmlight_room
 from xcray.data.build import BuildOptions, build
-from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.error_log import DataErrors, ErrorCollector
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.svmlight import read_svmlight
 from xcray.data.readers.xc import read_xc
@@ -54,9 +54,9 @@ NUMBERS = [
 
 
 def read(data: bytes, path: Path, **options: Any) -> tuple[Any, ...]:
-    """Everything a reading gives: rows, errors, warnings."""
+    """Return the rows, errors and warnings of a reading."""
     path.write_bytes(data)
-    tally = Tally(keep=1000, skip=True)
+    tally = ErrorCollector(max_errors=1000, skip_bad=True)
     rows, fatal = [], None
     try:
         for X, Y in read_svmlight(path, ReadOptions(**options), tally):
@@ -78,7 +78,7 @@ def read(data: bytes, path: Path, **options: Any) -> tuple[Any, ...]:
 def careful(
     data: bytes, path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> tuple[Any, ...]:
-    """The same reading with the kernel refusing every line."""
+    """Read a file with a kernel that refuses every line."""
     with monkeypatch.context() as patch:
         patch.setattr(
             svmlight_room,
@@ -157,7 +157,7 @@ def test_values_are_python_floats(number: float, form: str, tmp_path: Path) -> N
     text = repr(number) if form == "r" else format(number, form)
     path = tmp_path / "f"
     path.write_text(f"0 1:{text}\n")
-    ((X, _),) = read_svmlight(path, ReadOptions(), Tally())
+    ((X, _),) = read_svmlight(path, ReadOptions(), ErrorCollector())
     with np.errstate(over="ignore", under="ignore"):
         expected = np.array([float(text)]).astype(np.float32)
     assert X.data.view(np.int32).tolist() == expected.view(np.int32).tolist()
@@ -170,14 +170,17 @@ def test_values_are_python_floats(number: float, form: str, tmp_path: Path) -> N
 )
 @settings(max_examples=800, deadline=None, suppress_health_check=UNHURT)
 def test_values_between_two_floats(number: float, nudge: int, digits: int, tmp_path: Path) -> None:
-    """Half-way between two float32 the last bit of the float64 decides, so an inexact product is seen."""
+    """Half-way between two float32, the last bit of the float64 decides.
+
+    An inexact product would be detected.
+    """
     between = (
         float(np.float32(number)) + float(np.nextafter(np.float32(number), np.float32(np.inf)))
     ) / 2
     between += nudge * float(np.spacing(between))
     path = tmp_path / "f"
     path.write_text(f"0 1:{between:.{digits}g}\n")
-    ((X, _),) = read_svmlight(path, ReadOptions(), Tally())
+    ((X, _),) = read_svmlight(path, ReadOptions(), ErrorCollector())
     assert X.data[0] == np.float32(float(f"{between:.{digits}g}"))
 
 
@@ -185,7 +188,7 @@ def test_values_between_two_floats(number: float, nudge: int, digits: int, tmp_p
 def test_hard_values(text: str, tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text(f"0 1:{text}\n")
-    ((X, _),) = read_svmlight(path, ReadOptions(), Tally())
+    ((X, _),) = read_svmlight(path, ReadOptions(), ErrorCollector())
     assert X.data.view(np.int32)[0] == np.float32(float(text)).view(np.int32)
 
 
@@ -237,8 +240,8 @@ def test_what_scikit_learn_writes(tmp_path: Path) -> None:
 def test_blocks_do_not_matter(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = lines(40, 2).replace(b"\n", b" # note\n", 3) + b"\n\n" + lines(3, 3) + b"1 7:0.5"
     expected = read(data, tmp_path / "f")
-    monkeypatch.setattr(source_room, "BLOCK", block)
-    monkeypatch.setattr(source_room, "HEAD", max(block, 16))
+    monkeypatch.setattr(source_room, "BLOCK_BYTES", block)
+    monkeypatch.setattr(source_room, "HEAD_BYTES", max(block, 16))
     assert read(data, tmp_path / "f") == expected
     assert [error["line"] for error in expected[1]] == [41, 42]
     assert len(expected[0]) == 44
@@ -380,7 +383,7 @@ def test_synthetic_sets_are_reproducible(tmp_path: Path) -> None:
 
 def test_xc_sizes_come_from_the_header(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("2 10 8\n1 0:1\n,\n")
-    tally = Tally(skip=True)
+    tally = ErrorCollector(skip_bad=True)
     (chunk,) = read_xc(tmp_path / "f", ReadOptions(), tally)
     assert (chunk[0].n_cols, chunk[1].n_cols, tally.n_bad) == (10, 8, 1)
 
@@ -423,7 +426,7 @@ def test_files_that_are_not_there(format: str, tmp_path: Path) -> None:
 def test_errors_stay_in_file_order(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"1 1:1\n1 x:1\n1 1:1\n\n1 1:y\n1 1:1\n")
     with pytest.raises(DataErrors) as caught:
-        list(read_svmlight(tmp_path / "f", ReadOptions(), Tally()))
+        list(read_svmlight(tmp_path / "f", ReadOptions(), ErrorCollector()))
     assert [(error.code, error.line) for error in caught.value.errors] == [
         ("SVM_BAD_INDEX", 2),
         ("SVM_BLANK_LINE", 4),

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from xcray.data import synthetic
-from xcray.data.synthetic import SyntheticParams, chunks, make
+from xcray.data.synthetic import SyntheticParams, generate, generate_chunks
 from xcray.errors import ParameterError
 
 SMALL = SyntheticParams(rows=5000, features=700, labels=90, nnz_per_row=12, seed=3)
 
 
 def stacked(params, size):
-    """The arrays of all chunks, one after the other, with lengths for indptr."""
-    parts = list(chunks(params, size))
+    """Return the arrays of all chunks, concatenated, with lengths instead of indptr."""
+    parts = list(generate_chunks(params, size))
     return [np.concatenate([column(x, y) for x, y in parts]) for column in COLUMNS]
 
 
@@ -34,20 +34,22 @@ def test_rows_do_not_depend_on_the_chunk_size(size):
 
 
 def test_rows_do_not_depend_on_how_many_follow():
-    X, Y = make(SMALL)
-    few_X, few_Y = make(SyntheticParams(rows=100, features=700, labels=90, nnz_per_row=12, seed=3))
+    X, Y = generate(SMALL)
+    few_X, few_Y = generate(
+        SyntheticParams(rows=100, features=700, labels=90, nnz_per_row=12, seed=3)
+    )
     np.testing.assert_array_equal(few_X.data, X.data[: few_X.nnz])
     np.testing.assert_array_equal(few_Y.indices, Y.indices[: few_Y.nnz])
 
 
 def test_seed_makes_other_rows():
-    X, _ = make(SMALL)
-    other, _ = make(SyntheticParams(rows=5000, features=700, labels=90, nnz_per_row=12, seed=4))
+    X, _ = generate(SMALL)
+    other, _ = generate(SyntheticParams(rows=5000, features=700, labels=90, nnz_per_row=12, seed=4))
     assert X.nnz != other.nnz or (X.indices != other.indices).any()
 
 
 def test_canonical_unit_rows():
-    X, Y = make(SMALL)
+    X, Y = generate(SMALL)
     assert X.shape == (5000, 700)
     assert Y.shape == (5000, 90)
     np.testing.assert_allclose(np.sqrt(X.to_scipy().power(2).sum(axis=1)), 1.0, rtol=1e-5)
@@ -59,7 +61,7 @@ def test_canonical_unit_rows():
 
 
 def test_frequencies_follow_their_power_laws():
-    X, Y = make(
+    X, Y = generate(
         SyntheticParams(
             rows=40_000, features=2000, labels=500, signal=0.0, label_noise=0.0, labels_per_row=1
         )
@@ -85,7 +87,7 @@ def test_a_linear_model_learns_it_and_noise_costs():
             label_exponent=0.3,
             label_noise=noise,
         )
-        X, Y = make(params)
+        X, Y = generate(params)
         S = X.to_scipy()
         y = Y.indices  # one draw a row, so one label a row
         return RidgeClassifier().fit(S[:2000], y[:2000]).score(S[2000:], y[2000:])
@@ -96,7 +98,7 @@ def test_a_linear_model_learns_it_and_noise_costs():
 
 
 def test_no_rows():
-    X, Y = make(SyntheticParams(rows=0, features=7, labels=3))
+    X, Y = generate(SyntheticParams(rows=0, features=7, labels=3))
     assert (X.shape, Y.shape) == ((0, 7), (0, 3))
 
 
@@ -119,5 +121,5 @@ def test_values_out_of_range(bad):
 
 def test_chunks_of_nothing():
     with pytest.raises(ParameterError, match="rows_per_chunk"):
-        next(chunks(SMALL, 0))
-    assert synthetic.BLOCK == 4096  # part of the definition of the data
+        next(generate_chunks(SMALL, 0))
+    assert synthetic.BLOCK_ROWS == 4096  # part of the definition of the data

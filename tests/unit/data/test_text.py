@@ -19,10 +19,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from tests.naive import text as naive
 from xcray.arrays import CSR, frozen
 from xcray.data.text import tokenizer as terms
-from xcray.data.text.pipeline import TextParams, TextPipeline, empty_rows
-from xcray.data.text.vocabulary import table_of, words_of
+from xcray.data.text.pipeline import TextParams, TextPipeline, count_empty_rows
+from xcray.data.text.vocabulary import build_vocabulary, string_bytes
 from xcray.errors import Corrupt, DataError, NotFound, ParameterError
-from xcray.kernels.vocabulary import Vocabulary, Words, fill, first_lost
+from xcray.kernels.vocabulary import Vocabulary, Words, fill, first_unreachable
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import sha256_arrays, write_json
 
@@ -36,7 +36,7 @@ TEXTS = [
 
 
 def dense(X: CSR):
-    """The rows as a dense array."""
+    """Return the rows as a dense array."""
     return X.to_scipy().toarray()
 
 
@@ -92,7 +92,7 @@ def test_identifiers_plurals_and_aliases():
     params = TextParams(
         split_identifiers=True, fold_plurals=True, aliases=(("dict", "dictionary"),)
     )
-    split = terms.tokenizer(params)
+    split = terms.make_tokenizer(params)
     assert split("DictReader rows") == ["dictionary", "reader", "row", "dictreader"]
     assert split("max_iter HTTPError2 xml CSV") == [
         "max",
@@ -106,12 +106,12 @@ def test_identifiers_plurals_and_aliases():
     ]
     plurals = ["box", "class", "dictionary", "cache", "status", "this", "axis"]
     assert split("boxes classes dictionaries caches status this axis") == plurals
-    bigrams = terms.tokenizer(TextParams(split_identifiers=True, ngram_max=2))
+    bigrams = terms.make_tokenizer(TextParams(split_identifiers=True, ngram_max=2))
     assert bigrams("read maxIter") == ["read", "max", "iter", "read max", "max iter", "maxiter"]
 
 
 def test_unicode_is_normalised():
-    split = terms.tokenizer(TextParams())
+    split = terms.make_tokenizer(TextParams())
     assert split("cafe\u0301 ﬁle") == split("café file") == ["café", "file"]
     assert split("zero\u200bwidth soft\u00adhyphen lone\ud800surrogate") == [
         "zerowidth",
@@ -128,7 +128,7 @@ def test_lone_surrogates_reach_the_disk_as_nothing(tmp_path):
 
 def test_unknown_words_give_an_empty_row():
     X = TextPipeline.fit(TEXTS).transform(["xyzzy", "rows", ""])
-    assert empty_rows(X) == 2
+    assert count_empty_rows(X) == 2
     assert X.data.dtype == np.float32
     assert TextPipeline.fit(TEXTS).transform([]).shape == (0, len(TextPipeline.fit(TEXTS).terms))
 
@@ -164,7 +164,7 @@ def test_fingerprint_tells_pipelines_apart():
 
 
 def spoiled(change):
-    """A spoiler that rewrites text.json."""
+    """Return a function that rewrites text.json."""
 
     def apply(path):
         head = json.loads((path / "text.json").read_text())
@@ -175,7 +175,7 @@ def spoiled(change):
 
 
 def rewritten(name, change):
-    """A spoiler that rewrites an Arrow file."""
+    """Return a function that rewrites an Arrow file."""
 
     def apply(path):
         write_table(path / name, change(pa.table(read_table(path / name))))
@@ -271,7 +271,10 @@ def test_spoiled_content_is_seen_when_verified_and_harms_nothing_when_not(tmp_pa
 
 
 def test_slots_that_lead_nowhere_harm_nothing(tmp_path):
-    """Without verification a damaged table is found out term by term: what it names is compared, inside the words only."""
+    """Without verification, a damaged table is detected when a term is looked up.
+
+    The lookup compares the term and stays inside the stored words.
+    """
     pipeline = TextPipeline.fit(TEXTS)
     words, slots, seed = pipeline.vocabulary
     high = slots & np.uint64(0xFFFFFFFF00000000)
@@ -279,11 +282,11 @@ def test_slots_that_lead_nowhere_harm_nothing(tmp_path):
         lost = Vocabulary(
             words, frozen(np.where(slots > 0, high | np.uint64(number), slots), np.uint64), seed
         )
-        assert first_lost(lost) == 0
+        assert first_unreachable(lost) == 0
     full = Vocabulary(words, frozen(np.full(len(slots), 1, np.uint64), np.uint64), seed)
-    assert first_lost(full) == 0  # and it ends, though no slot is empty
+    assert first_unreachable(full) == 0  # and it ends, though no slot is empty
     far = Words(frozen(np.full(len(words.offsets), 2**40), np.int64), words.letters)
-    assert first_lost(Vocabulary(far, slots, seed)) == 0
+    assert first_unreachable(Vocabulary(far, slots, seed)) == 0
 
 
 def test_a_directory_of_an_older_version_is_read(tmp_path):
@@ -313,7 +316,10 @@ def test_opening_copies_nothing(tmp_path):
 
 
 def test_fingerprint_stays_what_it_was():
-    """Models and data sets name it; the text of the terms, their lengths in characters, frequencies and parameters."""
+    """Models and data sets store the fingerprint, so it must not change.
+
+    It covers the terms, their lengths in characters, frequencies and parameters.
+    """
     pipeline = TextPipeline.fit(TEXTS, TextParams(min_df=2))
     names = pipeline.terms.to_pylist()
     lengths = np.array([len(name) for name in names], np.int64)
@@ -384,12 +390,12 @@ def test_equals_the_naive_twin_to_the_bit(params, texts, others):
 @settings(max_examples=200, deadline=None)
 @given(RULES, ANY_TEXT)
 def test_terms_are_those_of_the_naive_twin(params, text):
-    assert sorted(terms.tokenizer(params)(text)) == sorted(naive.terms(params, text))
+    assert sorted(terms.make_tokenizer(params)(text)) == sorted(naive.terms(params, text))
 
 
 @pytest.mark.parametrize("sublinear", [False, True])
 def test_long_texts_and_many_texts(sublinear):
-    """More texts and letters than one compiled call takes, and a term more often than the table of logarithms reaches."""
+    """The inputs exceed the texts and bytes of one compiled call, and the table of logarithms."""
     texts = [f"row{i % 97} file{i % 31} rows" for i in range(2600)] + [
         "rows " * 5000 + "file1",
         "",
@@ -404,20 +410,23 @@ def test_long_texts_and_many_texts(sublinear):
 
 
 def test_terms_that_collide_get_another_seed():
-    """The first seed under which no term lies too far is taken: these all belong into the first 100 of 2801 slots under seed 0."""
-    words = words_of(pa.array([f"t{i}" for i in range(60_000)], pa.large_string()))
+    """The first seed without long collision chains is used.
+
+    Under seed 0, all these terms hash into the first 100 of 2801 slots.
+    """
+    words = string_bytes(pa.array([f"t{i}" for i in range(60_000)], pa.large_string()))
     place = [home(words.letters, start, stop, 0, 2801) for start, stop in pairwise(words.offsets)]
     crowd = [f"t{i}" for i in range(60_000) if place[i] < 100][:1400]
     terms = pa.array(crowd, pa.large_string())
     assert len(crowd) == 1400
-    assert not fill(words_of(terms), 0, np.zeros(2801, np.uint64))
-    table = table_of(terms)
+    assert not fill(string_bytes(terms), 0, np.zeros(2801, np.uint64))
+    table = build_vocabulary(terms)
     assert table.seed == 1
-    assert first_lost(table) == -1
+    assert first_unreachable(table) == -1
 
 
 def home(letters, start, stop, seed, n):
-    """The slot of n in which a word is looked for first, in Python's whole numbers."""
+    """Return the first slot of n for a word, computed with Python integers."""
     state, wide = 0xCBF29CE484222325 ^ seed * 0x100000001B3, 2**64
     for byte in letters[start:stop].tolist():
         state = (state ^ byte) * 0x100000001B3 % wide
@@ -427,10 +436,13 @@ def home(letters, start, stop, seed, n):
 
 
 def test_any_strings_make_a_table():
-    assert first_lost(table_of(pa.array([], pa.large_string()))) == -1
-    assert first_lost(table_of(pa.array(["b", "a", "", "ab", "é"], pa.large_string()))) == -1
+    assert first_unreachable(build_vocabulary(pa.array([], pa.large_string()))) == -1
     assert (
-        first_lost(table_of(pa.array(["a", "b", "a"], pa.large_string()))) == 2
+        first_unreachable(build_vocabulary(pa.array(["b", "a", "", "ab", "é"], pa.large_string())))
+        == -1
+    )
+    assert (
+        first_unreachable(build_vocabulary(pa.array(["a", "b", "a"], pa.large_string()))) == 2
     )  # a name twice is found as the first of them
 
 

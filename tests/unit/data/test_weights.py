@@ -1,4 +1,4 @@
-"""Weights of training rows: kept in the data set and its hash, felt by every way of training, refused with a mend."""
+"""Weights of training rows: stored and hashed with the data set, used by every solver, validated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
-from xcray.data.weights import checked, read_weights, weigh
+from xcray.data.weights import check_weights, read_weights, set_weights
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError, ShapeMismatch
 from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -17,7 +17,7 @@ from xcray.training.tuning.evaluate import hold_out
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A small data set."""
+    """Build a small data set."""
     options = BuildOptions.from_dict(
         {"test_fraction": 0.2, "synthetic": {"rows": 300, "features": 80, "labels": 12}}
     )
@@ -26,8 +26,10 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def weighted(data):
-    """The same with weights from 0.5 to 2."""
-    return weigh(data, np.linspace(0.5, 2.0, data.train.n_rows), data.path.parent / "weighted")
+    """Build the same data set with weights from 0.5 to 2."""
+    return set_weights(
+        data, np.linspace(0.5, 2.0, data.train.n_rows), data.path.parent / "weighted"
+    )
 
 
 def test_weights_are_part_of_the_data_set_and_of_its_hash(data, weighted):
@@ -39,10 +41,10 @@ def test_weights_are_part_of_the_data_set_and_of_its_hash(data, weighted):
     assert again.test.weights is None
     assert again.content_hash != data.content_hash
     assert again.train.content_hash == data.train.content_hash
-    other = weigh(again, np.ones(data.train.n_rows), data.path.parent / "other")
+    other = set_weights(again, np.ones(data.train.n_rows), data.path.parent / "other")
     assert len({data.content_hash, again.content_hash, other.content_hash}) == 3
     assert (
-        weigh(other, again.train.weights, data.path.parent / "back").content_hash
+        set_weights(other, again.train.weights, data.path.parent / "back").content_hash
         == again.content_hash
     )
 
@@ -106,16 +108,16 @@ def test_bad_weights_name_the_row_and_leave_nothing(data, tmp_path, bad):
     weights = np.ones(data.train.n_rows)
     weights[7] = bad
     with pytest.raises(InputError, match="row 7 has weight"):
-        weigh(data, weights, tmp_path / "out")
+        set_weights(data, weights, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bad_sizes_places_and_files(data, weighted, tmp_path):
-    with pytest.raises(ShapeMismatch, match="one weight for each row"):
-        checked(np.ones(3), 4)
+    with pytest.raises(ShapeMismatch, match="one weight per row"):
+        check_weights(np.ones(3), 4)
     with pytest.raises(Conflict):
-        weigh(data, np.ones(data.train.n_rows), weighted.path)
-    copy = weigh(data, np.ones(data.train.n_rows), tmp_path / "copy")
+        set_weights(data, np.ones(data.train.n_rows), weighted.path)
+    copy = set_weights(data, np.ones(data.train.n_rows), tmp_path / "copy")
     (copy.path / "train" / "weights.arrow").write_bytes(
         b"x" * (copy.path / "train" / "weights.arrow").stat().st_size
     )

@@ -1,4 +1,4 @@
-"""Models that have most of their weights: searched by plain rows, to the bit what the lists answer; from file to reply."""
+"""Models with mostly nonzero weights: dense rows return the same bits as lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.naive import normaliser as naive_sum
 from tests.naive import search as naive
 from tests.support.live_service import client_of, settings_for
 from xcray.arrays import CSR, csr_from
-from xcray.index.log_partition import Normaliser
+from xcray.index.log_partition import LogPartition
 from xcray.index.search import SearchIndex
 from xcray.kernels.search import dense as kernels
 from xcray.model.model import Model, write_model
@@ -39,7 +39,7 @@ def test_hard_cases_by_plain_rows(name: str) -> None:
 
 
 def full(n_labels: int, n_features: int, share: float = 1.0, seed: int = 0) -> tuple[CSR, Any]:
-    """Weights with this share of all cells, and biases."""
+    """Return weights with this share of nonzero cells, and biases."""
     rng = np.random.default_rng(seed)
     W = np.where(
         rng.random((n_labels, n_features)) < share, rng.normal(size=(n_labels, n_features)), 0
@@ -48,7 +48,7 @@ def full(n_labels: int, n_features: int, share: float = 1.0, seed: int = 0) -> t
 
 
 def rows(n: int, n_features: int, share: float, seed: int = 1) -> CSR:
-    """Rows with this share of all cells."""
+    """Return rows with this share of nonzero cells."""
     rng = np.random.default_rng(seed)
     return csr_from(
         np.where(rng.random((n, n_features)) < share, rng.normal(size=(n, n_features)), 0).astype(
@@ -87,9 +87,9 @@ def test_every_shape_gives_the_bits_of_the_lists(
         np.testing.assert_array_equal(found.scores.view(np.int64), expected.scores.view(np.int64))
         assert found.exact.all()
     for index in (one, two):
-        told = Normaliser(index).of(X, threads=2)
+        values = LogPartition(index).compute(X, threads=2)
         np.testing.assert_allclose(
-            told, naive_sum.log_normaliser(naive.all_scores(X, W, b)), rtol=1e-13, atol=1e-13
+            values, naive_sum.log_normaliser(naive.all_scores(X, W, b)), rtol=1e-13, atol=1e-13
         )
 
 
@@ -127,13 +127,13 @@ def test_from_the_file_to_the_reply(n_labels: int, n_features: int, tmp_path: Pa
     scores = naive.all_scores(X, W, b)
     expected = naive.best(scores, 5)
     predictor = Predictor(model)
-    answer = predictor.answer(X, 5, probabilities=True)
+    answer = predictor.search(X, 5, probabilities=True)
     np.testing.assert_array_equal(answer.labels, expected.labels)
     np.testing.assert_array_equal(answer.scores.view(np.int64), expected.scores.view(np.int64))
     parts = predictor.explain(csr_from(X.to_scipy()[0]), int(expected.labels[0, 0]))
     assert (parts.score, parts.rank) == (expected.scores[0, 0], 1)
     app = create_app(settings_for(tmp_path / "home"))
-    app.state.rooms.registry.publish("dense", model.path)
+    app.state.app_state.registry.publish("dense", model.path)
     instances = [{"values": row} for row in X.to_scipy().toarray().tolist()]
     with client_of(app) as http:
         reply = http.post(
@@ -152,6 +152,6 @@ def test_one_signature_each() -> None:
     W, b = full(9, 8)
     index = SearchIndex.build(W, b)
     index.query(rows(3, 8, 0.5), 2)
-    Normaliser(index).of(rows(3, 8, 0.5))
-    for kernel in (kernels.spread, kernels.add_rows, kernels.search_dense):
+    LogPartition(index).compute(rows(3, 8, 0.5))
+    for kernel in (kernels.scatter_weights, kernels.add_rows, kernels.search_dense):
         assert len(kernel.signatures) <= 1, kernel

@@ -1,4 +1,4 @@
-"""The search against its naive twin: the same labels, the same bits of the scores, in the same order."""
+"""The inverted index against its naive twin: the same labels, bits of scores, and order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.naive import search
 from xcray.arrays import CSR, TopK, csr, csr_from
 from xcray.errors import InputError, NotFound, ParameterError, ShapeMismatch
-from xcray.index.inverted import ROWS_A_CALL, InvertedIndex
+from xcray.index.inverted import ROWS_PER_CALL, InvertedIndex
 
 TINY = float(np.float32(1e-45))  # the smallest denormal
 VALUES = st.sampled_from(
@@ -22,7 +22,7 @@ BIASES = st.sampled_from([0.0, -0.0, 1.0, -1.0, -1.0, 0.25, TINY, -3e38])
 
 
 def same(found: TopK, expected: TopK) -> None:
-    """Equal labels and equal bits, the sign of zero included."""
+    """Check for equal labels and equal bits, including the sign of zero."""
     np.testing.assert_array_equal(found.labels, expected.labels)
     np.testing.assert_array_equal(
         found.scores.view(np.int64), np.ascontiguousarray(expected.scores).view(np.int64)
@@ -32,7 +32,7 @@ def same(found: TopK, expected: TopK) -> None:
 def sparse(
     rng: np.random.Generator, rows: int, columns: int, density: float, values: Any = None
 ) -> CSR:
-    """A random matrix; values from a normal distribution, or drawn from a few, which makes ties."""
+    """Return a random matrix with normal values, or values from a few, which makes ties."""
     cells = rng.random((rows, columns)) < density
     drawn = (
         rng.normal(size=(rows, columns)) if values is None else rng.choice(values, (rows, columns))
@@ -42,7 +42,7 @@ def sparse(
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[CSR, CSR, Any, int]:
-    """Queries, weights, biases and k: small, signed, tied, empty, dense, denormal and huge."""
+    """Draw queries, weights, biases and k: small, signed, tied, empty, dense, denormal and huge."""
     n, n_features, n_labels = (
         draw(st.integers(0, 4)),
         draw(st.integers(1, 6)),
@@ -116,7 +116,7 @@ def test_untouched_labels_beat_touched_ones_with_negative_scores() -> None:
     assert top.scores.tolist() == [[0, 0, 0]]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3, 2 * ROWS_A_CALL + 5])
+@pytest.mark.parametrize("rows", [0, 1, 3, 2 * ROWS_PER_CALL + 5])
 def test_answers_do_not_depend_on_threads_or_batches(rng: np.random.Generator, rows: int) -> None:
     W, X = sparse(rng, 300, 40, 0.05), sparse(rng, rows, 40, 0.1)
     index = InvertedIndex.build(W, rng.normal(size=300).astype(np.float32))
@@ -161,7 +161,7 @@ def test_answers_are_read_only(rng: np.random.Generator) -> None:
 
 
 def raw(indptr: list[int], indices: list[int], data: list[float], n_cols: int = 5) -> CSR:
-    """A CSR with whatever is in it."""
+    """Return a CSR without validation."""
     return csr(indptr, indices, data, n_cols)
 
 
@@ -196,7 +196,7 @@ def test_options_out_of_range_are_refused() -> None:
     for options in ({"k": 0}, {"k": -1}, {"threads": 0}):
         with pytest.raises(ParameterError, match="at least 1"):
             index.query(X, **options)
-    with pytest.raises(NotFound, match="labels 0 to 0"):
+    with pytest.raises(NotFound, match="are 0 to 0"):
         index.score(X, 1)
     with pytest.raises(ShapeMismatch, match="no row 1"):
         index.rank(X, 0, 1)

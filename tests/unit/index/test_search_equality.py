@@ -1,4 +1,4 @@
-"""The search against brute force, on models and queries made to break it: labels, bits of scores, order, certificate."""
+"""The search against brute force on adversarial models: labels, score bits, certificate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from xcray.arrays import CSR, TopK, csr, csr_from
 from xcray.errors import InputError, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
-from xcray.index.search_result import Answer
+from xcray.index.search_result import SearchResult
 
 VALUES = st.sampled_from(
     [
@@ -64,7 +64,7 @@ BIASES = st.sampled_from([0.0, -0.0, 1.0, -1.0, -1.0, 0.25, TINY, -3e38, 1e30])
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Case, Asked]:
-    """Small queries, weights and biases, drawn one by one; k; some labels, or all; with a deadline, or none."""
+    """Draw small queries, weights and biases, k, a filter or none, a deadline or none."""
     n, n_features, n_labels = (
         draw(st.integers(0, 4)),
         draw(st.integers(1, 6)),
@@ -133,13 +133,13 @@ def test_many_counts_what_it_compared() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> Case:
-    """A model on which pruning pays."""
+    """Return a model on which pruning pays."""
     return trained(np.random.default_rng(17))
 
 
 @pytest.fixture(scope="module")
 def scores(model: Case) -> Any:
-    """Every score of every row of `model`, by brute force."""
+    """Return every score of every row of `model`, by brute force."""
     return naive.all_scores(model.X, model.W, model.b)
 
 
@@ -180,7 +180,7 @@ def test_callers_at_the_same_time_do_not_disturb_each_other(model: Case) -> None
         {"k": 1},
         {"k": 5},
         {"k": 100},
-        {"k": 5, "among": deny},
+        {"k": 5, "label_filter": deny},
         {"k": 7, "threads": 2},
     ]
     expected = [index.query(model.X, **kind).top for kind in kinds]
@@ -200,7 +200,7 @@ def test_a_view_of_rows_is_searched_as_itself(model: Case) -> None:
 
 
 def test_rows_after_hard_rows_are_searched_as_if_alone() -> None:
-    """What a query leaves in working memory must not reach the next: dense, empty, huge and tiny rows in turn."""
+    """Working memory of one query must not affect the next: dense, empty, huge and tiny rows."""
     rng = np.random.default_rng(23)
     W = drawn(rng, 3_000, 200, 12, learned, skew=1.0)
     b = biases(rng, 3_000)
@@ -222,7 +222,7 @@ def test_rows_after_hard_rows_are_searched_as_if_alone() -> None:
 def test_a_deadline_never_makes_an_answer_dishonest(
     model: Case, scores: Any, k: int, deadline_ms: float
 ) -> None:
-    """However early it was stopped: k labels, their exact scores, and a gap that nothing left out can belie."""
+    """Stopped at any time: k labels, their exact scores, and a gap that no label contradicts."""
     asked = Asked(k, None, 1, deadline_ms)
     answer = asked.of(searcher(model.W, model.b), model.X, model.W.n_rows)
     assert answer.labels.shape == (model.X.n_rows, k)
@@ -254,7 +254,7 @@ def test_filters_of_any_size_leave_the_order_of_the_rest(
         denied = index.query(
             model.X,
             k,
-            among=LabelFilter.of(n_labels, deny=np.setdiff1d(np.arange(n_labels), allowed)),
+            label_filter=LabelFilter.of(n_labels, deny=np.setdiff1d(np.arange(n_labels), allowed)),
         )
         assert same(denied.top, naive.best(scores, k, allowed))
 
@@ -265,7 +265,7 @@ def test_denying_the_best_again_and_again_walks_down_the_ranking(model: Case) ->
     found: list[int] = []
     while len(found) < 40:
         among = LabelFilter.of(model.W.n_rows, deny=found) if found else None
-        found.append(int(index.query(X, 1, among=among).labels[0, 0]))
+        found.append(int(index.query(X, 1, label_filter=among).labels[0, 0]))
     assert found == ranking
 
 
@@ -323,12 +323,12 @@ def test_best_other_by_hand() -> None:
     assert naive.best(scores, 2, [2, 1, 1]).labels.tolist() == [[2, 1], [1, 2]]
 
 
-def spoilt(answer: Answer, **parts: Any) -> Answer:
-    """The answer with one part changed in its first row."""
+def spoilt(answer: SearchResult, **parts: Any) -> SearchResult:
+    """Return the result with one part changed in its first row."""
     changed = {name: part.copy() for name, part in answer._asdict().items()}
     for name, change in parts.items():
         changed[name][0] = change(changed[name][0])
-    return Answer(**changed)
+    return SearchResult(**changed)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_the_judge_finds_what_is_wrong(parts: dict[str, Any], says: str) -> None
     scores = naive.all_scores(X, W, b)
     top = InvertedIndex.build(W, b).query(X, 5)
     gap = top.scores[:, -1] - naive.best_other(scores, top.labels)
-    good = Answer(*top, np.full(4, True), np.full(4, 3000), np.zeros(4, np.int64), gap)
+    good = SearchResult(*top, np.full(4, True), np.full(4, 3000), np.zeros(4, np.int64), gap)
     assert differences(good, scores, Asked(5)) == []
     assert any(says in line for line in differences(spoilt(good, **parts), scores, Asked(5)))
 

@@ -1,4 +1,7 @@
-"""Damage of every kind to a model directory is seen when it is opened; `benchmarks.soak.corruption` flips ten thousand bits."""
+"""Damage of every kind to a model directory is detected when it is opened.
+
+`benchmarks.soak.corruption` flips ten thousand bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of labels: kept by name for all versions of a model, looked up by filters, over REST and the command line."""
+"""Label sets: stored by name for all versions of a model, used by filters, REST and CLI."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from xcray.index.filters import LabelFilter
 from xcray.model.model import Model, write_model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
-from xcray.predict.labels import KEPT, positions
+from xcray.predict.labels import MAX_FILTERS, positions_by_name
 from xcray.service.app import create_app
 
 NAMES = [
@@ -38,7 +38,7 @@ NAMES = [
 
 @pytest.fixture
 def predictor(tmp_path: Path, rng: np.random.Generator) -> Predictor:
-    """A random model with awkward names."""
+    """Return a random model with awkward names."""
     W = csr_from(rng.normal(size=(len(NAMES), 5)).astype(np.float32))
     about: dict[str, Any] = {
         "solver": "ppdsparse",
@@ -55,7 +55,7 @@ def predictor(tmp_path: Path, rng: np.random.Generator) -> Predictor:
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
-    """One version of `docs`."""
+    """Return a registry with one version of `docs`."""
     out = Registry(tmp_path / "registry")
     publish(out, "docs", tmp_path / "staged")
     return out
@@ -65,18 +65,20 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def test_there_and_back(registry: Registry) -> None:
-    sets = registry.sets("docs")
+    sets = registry.label_sets("docs")
     assert sets.names() == []
     kept = sets.put("safe", ["csv", "io", "csv", "gone"])
     assert (kept.name, kept.labels) == ("safe", ("csv", "io", "gone"))
     sets.put("all", iter(["json"]))
     assert sets.names() == ["all", "safe"]
-    assert sets("safe") == Registry(registry.root).sets("docs")("safe") == ("csv", "io", "gone")
+    assert (
+        sets("safe") == Registry(registry.root).label_sets("docs")("safe") == ("csv", "io", "gone")
+    )
     sets.put("safe", ["json"])
     assert sets("safe") == ("json",)  # at once, though it was read a moment ago
     sets.delete("safe")
     assert sets.names() == ["all"]
-    with pytest.raises(NotFound, match="no set of labels 'safe'; there are: all"):
+    with pytest.raises(NotFound, match="no label set 'safe'; there are: all"):
         sets.get("safe")
     told = [
         (line["action"], line.get("set"), line.get("labels")) for line in registry.history("docs")
@@ -94,41 +96,41 @@ def test_there_and_back(registry: Registry) -> None:
 def test_what_is_parsed_is_kept_until_the_file_changes(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sets = registry.sets("docs")
+    sets = registry.label_sets("docs")
     sets.put("safe", ["csv"])
     path = registry.root / "docs" / "sets" / "safe.json"
     os.utime(path, (1_000_000_000, 1_000_000_000))  # long ago
     first = sets.get("safe")
-    assert registry.sets("docs").get("safe") is first
+    assert registry.label_sets("docs").get("safe") is first
     other = Registry(registry.root)
-    other.sets("docs").put("safe", ["json"])
+    other.label_sets("docs").put("safe", ["json"])
     assert sets("safe") == ("json",)
 
 
 @pytest.mark.parametrize("wrong", ["", "../x", "UPPER", "a/b", ".hidden", "con", "x" * 65])
 def test_names_of_sets_are_names(registry: Registry, wrong: str) -> None:
     for ask in (
-        registry.sets("docs").get,
-        registry.sets("docs").delete,
-        lambda name: registry.sets("docs").put(name, ["csv"]),
+        registry.label_sets("docs").get,
+        registry.label_sets("docs").delete,
+        lambda name: registry.label_sets("docs").put(name, ["csv"]),
     ):
         with pytest.raises(ParameterError, match="name of a set"):
             ask(wrong)
 
 
 def test_what_is_no_list_of_names(registry: Registry) -> None:
-    sets: Any = registry.sets("docs")
+    sets: Any = registry.label_sets("docs")
     for wrong, says in (
         ([], "no label"),
         ("csv", "not one text"),
         ([1], "not 1"),
         ([None], "None"),
-        ([""], "names of labels"),
+        ([""], "label names"),
     ):
         with pytest.raises(ParameterError, match=says):
             sets.put("safe", wrong)
     with pytest.raises(NotFound, match="no model 'nobody'"):
-        registry.sets("nobody").put("safe", ["csv"])
+        registry.label_sets("nobody").put("safe", ["csv"])
     assert sets.names() == []
     sets.put("safe", ["csv"])
     path = registry.root / "docs" / "sets" / "safe.json"
@@ -138,13 +140,13 @@ def test_what_is_no_list_of_names(registry: Registry) -> None:
         '{"schema_version": 1, "labels": [1], "changed": ""}',
     ):
         path.write_text(content)
-        with pytest.raises(Corrupt, match="put it again"):
+        with pytest.raises(Corrupt, match="write it again"):
             sets.get("safe")
 
 
 def test_readers_see_whole_sets_while_they_change(registry: Registry) -> None:
     sets, versions = (
-        registry.sets("docs"),
+        registry.label_sets("docs"),
         [tuple(f"{n}-{i}" for i in range(200)) for n in range(4)],
     )
     sets.put("safe", versions[0])
@@ -192,12 +194,12 @@ def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Gen
     plain = predictor.filter(["set:odd"])
     assert plain is not None
     assert plain.labels.tolist() == [1]
-    assert predictor.unknown(kept["good"]) == ["unheard of"]
+    assert predictor.unknown_labels(kept["good"]) == ["unheard of"]
     ready = LabelFilter.of(len(NAMES), [1, 2])
     assert predictor.filter(ready) is ready
     rows = rng.normal(size=(20, 5)).astype(np.float32)
     scores = search.all_scores(csr_from(rows), predictor.model.W, predictor.model.b)
-    answer = predictor.answer(rows, 3, allow=predictor.filter(["set:good", "law"], [3], sets=sets))
+    answer = predictor.search(rows, 3, allow=predictor.filter(["set:good", "law"], [3], sets=sets))
     allowed = np.array([0, 2, 4])
     for i in range(20):
         best = allowed[np.argsort(-scores[i, allowed], kind="stable")]
@@ -210,8 +212,8 @@ def test_filters_that_say_nothing_or_name_nothing(predictor: Predictor) -> None:
         (["nobody"], NotFound, "no label 'nobody'"),
         (["set:nobody"], NotFound, "no label and no set 'set:nobody'"),
         (["set:UP/.."], NotFound, "no label and no set"),
-        ([8], NotFound, "labels 0 to 7"),
-        ([-1], NotFound, "labels 0 to 7"),
+        ([8], NotFound, "are 0 to 7"),
+        ([-1], NotFound, "are 0 to 7"),
         ([1.5], ParameterError, "a number or a name"),
         ([True], ParameterError, "a number or a name"),
         ([["art"]], ParameterError, "a number or a name"),
@@ -223,7 +225,7 @@ def test_filters_that_say_nothing_or_name_nothing(predictor: Predictor) -> None:
             predictor.filter(asked)
     with pytest.raises(ParameterError, match="no label is allowed"):
         predictor.filter(["law"], ["law"])
-    with pytest.raises(ParameterError, match="ready LabelFilter"):
+    with pytest.raises(ParameterError, match="a LabelFilter can.t be combined"):
         predictor.filter(LabelFilter.of(8, [1]), [2])
 
 
@@ -238,7 +240,7 @@ def test_the_filters_made_last_are_remembered(
     assert first is not None
     assert second is not None
     assert (first.labels.tolist(), second.labels.tolist()) == ([4], [4, 7])
-    for number in range(KEPT):
+    for number in range(MAX_FILTERS):
         predictor.filter([number % 8], [] if number < 8 else None)
     assert (
         predictor.filter(["law", "set:s"], [2], sets=lambda _: kept) is not second
@@ -246,13 +248,17 @@ def test_the_filters_made_last_are_remembered(
 
 
 def test_positions_of_many_names(predictor: Predictor) -> None:
-    found = positions(predictor.model, {"art", "math", "nobody", ""})
+    found = positions_by_name(predictor.model, {"art", "math", "nobody", ""})
     assert {name: at.tolist() for name, at in found.items()} == {
         "": [6],
         "art": [0, 3],
         "math": [7],
     }
-    assert positions(predictor.model, []) == {} == positions(predictor.model, ["nobody"])
+    assert (
+        positions_by_name(predictor.model, [])
+        == {}
+        == positions_by_name(predictor.model, ["nobody"])
+    )
 
 
 # over REST, and by the command line
@@ -260,21 +266,24 @@ def test_positions_of_many_names(predictor: Predictor) -> None:
 
 def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     app = create_app(settings_for(tmp_path / "home"))
-    registry: Registry = app.state.rooms.registry
+    registry: Registry = app.state.app_state.registry
     publish(registry, "docs", tmp_path / "one")
     publish(registry, "docs", tmp_path / "two", labels=("csv", "json", "xml", "io"))
     with client_of(app) as http:
         url = str(http.base_url)
-        assert http.get("/v1/models/docs/sets").json() == {"sets": []}
-        put = http.put("/v1/models/docs/sets/files", json={"labels": ["csv", "socket", "io"]})
+        assert http.get("/v1/models/docs/label-sets").json() == {"sets": []}
+        put = http.put("/v1/models/docs/label-sets/files", json={"labels": ["csv", "socket", "io"]})
         assert put.status_code == 200
         assert (put.json()["labels"], put.json()["version"], put.json()["unknown"]) == (
             ["csv", "socket", "io"],
             2,
             ["socket"],
         )
-        assert http.get("/v1/models/docs/sets/files", params={"version": 1}).json()["unknown"] == []
-        listed = http.get("/v1/models/docs/sets").json()["sets"]
+        assert (
+            http.get("/v1/models/docs/label-sets/files", params={"version": 1}).json()["unknown"]
+            == []
+        )
+        listed = http.get("/v1/models/docs/label-sets").json()["sets"]
         assert [(one["name"], one["n_labels"]) for one in listed] == [("files", 3)]
         for body, status in (
             ({}, 422),
@@ -282,10 +291,15 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
             ({"labels": [1]}, 422),
             ({"labels": ["a"], "x": 1}, 422),
         ):
-            assert http.put("/v1/models/docs/sets/files", json=body).status_code == status
-        assert http.put("/v1/models/nobody/sets/files", json={"labels": ["a"]}).status_code == 404
-        assert http.get("/v1/models/docs/sets/none").json()["code"] == "NO_SET"
-        assert http.get("/v1/models/docs/sets/files", params={"version": 9}).status_code == 404
+            assert http.put("/v1/models/docs/label-sets/files", json=body).status_code == status
+        assert (
+            http.put("/v1/models/nobody/label-sets/files", json={"labels": ["a"]}).status_code
+            == 404
+        )
+        assert http.get("/v1/models/docs/label-sets/none").json()["code"] == "NO_SET"
+        assert (
+            http.get("/v1/models/docs/label-sets/files", params={"version": 9}).status_code == 404
+        )
         with Client(url) as client:
             assert client.models.sets("docs") == listed
             assert client.models.get_set("docs", "files", version=1)["version"] == 1
@@ -307,24 +321,24 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
             code = cli.main([*arguments, "--server", url])
             return code, capsys.readouterr().out
 
-        assert run("models", "sets", "put", "docs", "web", "xml", "json")[0] == 0
-        assert run("models", "sets", "show", "docs", "web")[1].split() == ["xml", "json"]
-        code, told = run("models", "sets", "list", "docs", "--json")
+        assert run("models", "label-sets", "put", "docs", "web", "xml", "json")[0] == 0
+        assert run("models", "label-sets", "show", "docs", "web")[1].split() == ["xml", "json"]
+        code, told = run("models", "label-sets", "list", "docs", "--json")
         assert (code, [one["name"] for one in json.loads(told)["sets"]]) == (0, ["files", "web"])
         told = run("predict", "docs", TEXTS[0], "-k", "4", "--allow", "set:web", "--json")[1]
         assert sorted(one["label"] for one in json.loads(told)["predictions"][0]["labels"]) == [
             "json",
             "xml",
         ]
-        assert run("models", "sets", "delete", "docs", "web")[0] == 0
-        assert run("models", "sets", "show", "docs", "web")[0] == 2
-        assert run("models", "sets", "put", "docs", "web")[0] == 2
-        assert http.delete("/v1/models/docs/sets/files").status_code == 204
-        assert http.delete("/v1/models/docs/sets/files").status_code == 404
+        assert run("models", "label-sets", "delete", "docs", "web")[0] == 0
+        assert run("models", "label-sets", "show", "docs", "web")[0] == 2
+        assert run("models", "label-sets", "put", "docs", "web")[0] == 2
+        assert http.delete("/v1/models/docs/label-sets/files").status_code == 204
+        assert http.delete("/v1/models/docs/label-sets/files").status_code == 404
     directory = str(
         registry.resolve("docs:1")
     )  # a version's directory knows the sets of its name, without any server
-    registry.sets("docs").put("net", ["socket"])
+    registry.label_sets("docs").put("net", ["socket"])
     assert cli.main(["predict", directory, TEXTS[0], "--allow", "set:net", "--json"]) == 0
     assert [
         one["label"] for one in json.loads(capsys.readouterr().out)["predictions"][0]["labels"]

@@ -1,4 +1,4 @@
-"""The model directory: what is written is what is read, and no damaged byte goes unseen."""
+"""The model directory: round trips, and detection of every damaged byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import transpose
 from xcray.model import directory
 from xcray.model.diff import diff
-from xcray.model.linked_copy import with_lists
+from xcray.model.linked_copy import with_packed_lists
 from xcray.model.model import Model, write_model
 from xcray.storage.arrow import write_matrix, write_table
 from xcray.storage.atomic import file_digests, sha256_file
@@ -28,7 +28,7 @@ TEXTS = ["read rows of a csv file", "write rows to a file", "parse a date"]
 
 
 def parts(**changes: Any) -> dict[str, Any]:
-    """Everything `write_model` wants, for a model of 3 labels and 4 features."""
+    """Return the arguments of `write_model` for a model of 3 labels and 4 features."""
     W = csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 4)
     return {
         "W": W,
@@ -45,7 +45,7 @@ def parts(**changes: Any) -> dict[str, Any]:
 
 
 def text_model(path: Path) -> Model:
-    """A model with a text pipeline and a class report."""
+    """Write a model with a text pipeline and a class report."""
     text = TextPipeline.fit(TEXTS)
     W = csr_from(np.linspace(-1, 1, 8 * len(text.terms), dtype=np.float32).reshape(8, -1))
     labels, classes = [f"label-{i}" for i in range(8)], pa.table({"gap": np.arange(8) / 8})
@@ -303,14 +303,14 @@ def test_files_of_another_model_are_seen(tmp_path: Path) -> None:
 
 
 def resealed(path: Path, **changes: Any) -> None:
-    """Change a manifest as its owner could: all checksums right, the content wrong."""
+    """Change a manifest as its owner could: valid checksums, invalid content."""
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["seal"]
     manifest.update(changes)
     manifest["files"] = (
         changes["files"] if "files" in changes else file_digests(path, skip=["manifest.json"])
     )
-    (path / "manifest.json").write_text(directory.sealed(manifest))
+    (path / "manifest.json").write_text(directory.seal_manifest(manifest))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         "features.arrow": pa.table({"term": pa.array(list("abcd"), pa.large_string())}),
         "index/lists.arrow": pa.table(
             {"starts": pa.array([[0] * 5], pa.large_list(pa.int64()))}
-        ).replace_schema_metadata({"layout": packed.LAYOUT}),
+        ).replace_schema_metadata({"layout": packed.LAYOUT_VERSION}),
     }.items():
         path = tmp_path / name.replace("/", "-")
         write_model(path, **parts())
@@ -485,7 +485,7 @@ def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
     assert model.manifest["partial"] == {"missing": 2}
     card = (tmp_path / "m" / "card.md").read_text()
     assert "A partial model" in card
-    assert "before 2 of 3 labels" in card
+    assert "before 2 of 3\n> labels" in card
     whole = write_model(tmp_path / "whole", **parts())
     assert "partial" not in whole.manifest
     assert "partial" not in (tmp_path / "whole" / "card.md").read_text()
@@ -495,7 +495,10 @@ def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
 
 
 def first_format(path: Path) -> Path:
-    """A model directory as the first format had it: all weights by feature where the lists are now."""
+    """Rewrite a model directory in the first format.
+
+    It has all weights by feature instead of packed lists.
+    """
     model = write_model(path, **parts())
     (path / "index/lists.arrow").unlink()
     write_matrix(path / "index/postings.arrow", transpose(model.W))
@@ -507,7 +510,7 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = Model.open(first_format(tmp_path / "old"))
-    new = with_lists(old, tmp_path / "new")
+    new = with_packed_lists(old, tmp_path / "new")
     today = write_model(tmp_path / "today", **parts())
     X = csr([0, 2, 3, 3], [0, 2, 3], [1.0, -0.5, 2.0], 4)
     for model in (old, Model.open(new.path)):
@@ -515,7 +518,7 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(
         for ours, expected in zip(model.search.query(X, 3), today.search.query(X, 3), strict=True):
             assert np.array_equal(ours, expected)
     monkeypatch.setattr(
-        packed, "LAYOUT", "another"
+        packed, "LAYOUT_VERSION", "another"
     )  # lists of another xcray: made anew too, never misread
     assert np.array_equal(
         Model.open(new.path).search.query(X, 3).scores, today.search.query(X, 3).scores
@@ -532,20 +535,25 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(
 def test_lists_that_point_outside_are_refused_in_spite_of_right_checksums(
     tmp_path: Path, n_labels: int
 ) -> None:
-    """Every byte of the lists set to 0 or 255, one after the other: refused, or as harmless as a smaller or larger weight is."""
+    """Set every byte of the lists to 0 or 255, one after the other.
+
+    The model is refused, or the change is as harmless as a smaller or larger weight.
+    """
     rng = np.random.default_rng(n_labels)
     labels = np.sort(rng.choice(n_labels, 5, replace=False))
     lengths = np.zeros(n_labels, np.int64)
     lengths[labels] = 2
     W = csr(np.concatenate([[0], np.cumsum(lengths)]), np.tile([0, 1], 5), rng.normal(size=10), 2)
-    lists, order = packed.read(_written(tmp_path / "l.arrow", W), W.shape)
+    lists, order = packed.read_lists(_written(tmp_path / "l.arrow", W), W.shape)
     refused = 0
     for place in range(int(lists.starts[-1]) * 4):
         for value in (0, 255):
             blocks = lists.blocks.copy()
             blocks[place] = value
             try:
-                packed.check(lists._replace(blocks=frozen(blocks, np.uint8)), order, "lists.arrow")
+                packed.check_lists(
+                    lists._replace(blocks=frozen(blocks, np.uint8)), order, "lists.arrow"
+                )
             except Corrupt:
                 refused += 1
                 continue
@@ -558,10 +566,10 @@ def test_lists_that_point_outside_are_refused_in_spite_of_right_checksums(
             assert search.query(csr([0, 2], [0, 1], [1.0, 1.0], 2), 5).labels.shape == (1, 5)
     assert refused > 20
     with pytest.raises(Corrupt, match="order"):
-        packed.check(lists, frozen(np.zeros(n_labels), np.int32), "lists.arrow")
+        packed.check_lists(lists, frozen(np.zeros(n_labels), np.int32), "lists.arrow")
 
 
 def _written(path: Path, W: CSR) -> Path:
-    """Lists on disk."""
-    packed.write(path, W, np.zeros(W.n_rows, np.float32))
+    """Write packed lists to disk."""
+    packed.write_lists(path, W, np.zeros(W.n_rows, np.float32))
     return path

@@ -1,4 +1,4 @@
-"""Models in object storage: pushed whole or not at all, pulled verified, whatever breaks; on S3's protocol and on files."""
+"""Models in object storage: atomic pushes and verified pulls under faults, on S3 and on files."""
 
 from __future__ import annotations
 
@@ -24,36 +24,39 @@ from xcray.errors import (
     Unavailable,
     XcrayError,
 )
-from xcray.model.directory import read_manifest, sealed
+from xcray.model.directory import read_manifest, seal_manifest
 from xcray.model.model import Model
 from xcray.model.objectstore import client as objects
 from xcray.model.objectstore import transfer
-from xcray.model.objectstore.client import Place
-from xcray.model.objectstore.pull import pull_into, pull_to
-from xcray.model.objectstore.remote_registry import latest, names, push, versions
-from xcray.model.objectstore.transfer import checked
+from xcray.model.objectstore.client import StoragePath
+from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
+from xcray.model.objectstore.remote_registry import latest_version, list_versions, model_names, push
+from xcray.model.objectstore.transfer import check_files
 from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Door]:
-    """One S3 for the tests of this file; each has folders of its own."""
+    """Start one S3 server for the tests of this file; each test has its own folders."""
     with s3() as door:
         yield door
 
 
 @pytest.fixture
 def door(server: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    """The environment of a process that may use it; small pieces, so that small models travel in many; no long waits."""
+    """Set the environment of an S3 client.
+
+    Pieces are small, so that small models travel in many, and retries are fast.
+    """
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS["aws_access_key_id"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS["aws_secret_access_key"])
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(objects, "PAUSE", 0.001)
-    monkeypatch.setattr(transfer, "PIECE", 300)
+    monkeypatch.setattr(objects, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 300)
     server.requests.clear()
     yield server
     server.fault = None
@@ -61,7 +64,7 @@ def door(server: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
 
 @pytest.fixture(params=["s3", "file"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A folder of models, empty."""
+    """Return the URI of an empty folder."""
     if request.param == "file":
         return f"file://{tmp_path / 'store'}"
     request.getfixturevalue("door")
@@ -70,36 +73,36 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    """A model directory."""
+    """Write a model directory."""
     return text_model(tmp_path / "news")
 
 
 def code_of(error: pytest.ExceptionInfo[XcrayError]) -> str:
-    """The code of what was raised."""
+    """Return the code of the raised error."""
     return error.value.code
 
 
-def pushed(uri: str, model: Model, number: int | None = None) -> Place:
-    """A model, pushed as `news`; its folder."""
+def pushed(uri: str, model: Model, number: int | None = None) -> StoragePath:
+    """Push a model as `news`, and return its folder."""
     return (
-        Place.at(uri)
+        StoragePath.parse(uri)
         / "news"
-        / push(model.path, Place.at(uri) / "news", number).shown.rsplit("/", 1)[1]
+        / push(model.path, StoragePath.parse(uri) / "news", number).uri.rsplit("/", 1)[1]
     )
 
 
 def test_a_model_goes_there_and_comes_back_byte_for_byte(
     uri: str, model: Model, tmp_path: Path
 ) -> None:
-    done = push(model.path, Place.at(uri) / "news")
+    done = push(model.path, StoragePath.parse(uri) / "news")
     assert (done.number, done.moved.kept) == (1, 0)
-    assert done.shown == f"{uri}/news/1-{read_manifest(model.path)['seal']}"
+    assert done.uri == f"{uri}/news/1-{read_manifest(model.path)['seal']}"
     registry = Registry(tmp_path / "models")
-    (pulled,) = pull_to(registry, f"{uri}/news", alias=["prod"])
+    (pulled,) = pull_to_registry(registry, f"{uri}/news", alias=["prod"])
     assert (pulled.name, pulled.number, pulled.sha256) == ("news", 1, model.sha256)
     assert file_digests(pulled.path) == file_digests(model.path)
     assert Model.open(registry.resolve("news@prod")).sha256 == model.sha256
-    assert registry.history("news")[0]["source"] == done.shown
+    assert registry.history("news")[0]["source"] == done.uri
     assert [
         path.name for path in (registry.root / "news").iterdir() if path.name.endswith(".part")
     ] == []
@@ -107,35 +110,40 @@ def test_a_model_goes_there_and_comes_back_byte_for_byte(
 
 def test_again_nothing_travels(uri: str, model: Model, tmp_path: Path) -> None:
     pushed(uri, model)
-    assert push(model.path, Place.at(uri) / "news").moved.sent == 0
+    assert push(model.path, StoragePath.parse(uri) / "news").moved.sent == 0
     registry = Registry(tmp_path / "models")
-    (first,) = pull_to(registry, uri)
-    (second,) = pull_to(registry, uri)
+    (first,) = pull_to_registry(registry, uri)
+    (second,) = pull_to_registry(registry, uri)
     assert first.moved is not None
     assert (second.moved, second.path) == (None, first.path)
     assert registry.versions("news") == [1]
-    assert pull_into(tmp_path / "m", f"{uri}/news").moved is not None
-    assert pull_into(tmp_path / "m", f"{uri}/news").moved is None
+    assert pull_to_directory(tmp_path / "m", f"{uri}/news").moved is not None
+    assert pull_to_directory(tmp_path / "m", f"{uri}/news").moved is None
 
 
 def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_path: Path) -> None:
     other = text_model(tmp_path / "other", seed=1)
     pushed(uri, model)
     pushed(uri, other)
-    assert [(each.number, each.seal) for each in versions(Place.at(uri) / "news")] == [
+    assert [
+        (each.number, each.seal) for each in list_versions(StoragePath.parse(uri) / "news")
+    ] == [
         (1, read_manifest(model.path)["seal"]),
         (2, read_manifest(other.path)["seal"]),
     ]
-    push(model.path, Place.at(uri) / "sport")
-    assert names(Place.at(uri)) == ["news", "sport"]
+    push(model.path, StoragePath.parse(uri) / "sport")
+    assert model_names(StoragePath.parse(uri)) == ["news", "sport"]
     registry = Registry(tmp_path / "models")
-    assert [(each.name, each.number) for each in pull_to(registry, uri)] == [
+    assert [(each.name, each.number) for each in pull_to_registry(registry, uri)] == [
         ("news", 2),
         ("sport", 1),
     ]
-    assert [each.number for each in pull_to(registry, f"{uri}/news:1")] == [1]
+    assert [each.number for each in pull_to_registry(registry, f"{uri}/news:1")] == [1]
     assert [
-        each.sha256 for each in pull_to(registry, latest(Place.at(uri) / "news").place.shown)
+        each.sha256
+        for each in pull_to_registry(
+            registry, latest_version(StoragePath.parse(uri) / "news").path.uri
+        )
     ] == [other.sha256]
     for wrong, kind in (
         ("news:3", NotFound),
@@ -144,7 +152,7 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
         ("news:x", ParameterError),
     ):
         with pytest.raises(kind):
-            pull_to(registry, f"{uri}/{wrong}")
+            pull_to_registry(registry, f"{uri}/{wrong}")
 
 
 def test_a_number_is_never_another_model(uri: str, model: Model, tmp_path: Path) -> None:
@@ -156,22 +164,24 @@ def test_a_number_is_never_another_model(uri: str, model: Model, tmp_path: Path)
     registry = Registry(tmp_path / "models")
     registry.publish("news", text_model(tmp_path / "own", seed=2).path, number=3)
     with pytest.raises(Conflict, match="--name"):
-        pull_to(registry, f"{uri}/news:3")
-    assert [each.number for each in pull_to(registry, f"{uri}/news:3", name="theirs")] == [3]
+        pull_to_registry(registry, f"{uri}/news:3")
+    assert [each.number for each in pull_to_registry(registry, f"{uri}/news:3", name="theirs")] == [
+        3
+    ]
 
 
 def test_what_was_pushed_by_half_is_no_model_and_is_completed(
     uri: str, model: Model, tmp_path: Path
 ) -> None:
     place = pushed(uri, model)
-    place.files.delete_file((place / "manifest.json").path)
-    place.files.delete_file((place / "bias.arrow").path)
+    place.filesystem.delete_file((place / "manifest.json").path)
+    place.filesystem.delete_file((place / "bias.arrow").path)
     with pytest.raises(NotFound) as error:
-        pull_to(Registry(tmp_path / "models"), place.shown)
+        pull_to_registry(Registry(tmp_path / "models"), place.uri)
     assert code_of(error) == "HALF_PUSHED"
-    with pytest.raises(NotFound, match="no whole model"):
-        pull_to(Registry(tmp_path / "models"), f"{uri}/news")
-    done = push(model.path, Place.at(uri) / "news")
+    with pytest.raises(NotFound, match="no complete model"):
+        pull_to_registry(Registry(tmp_path / "models"), f"{uri}/news")
+    done = push(model.path, StoragePath.parse(uri) / "news")
     assert done.moved.sent == (model.path / "bias.arrow").stat().st_size
     assert done.number == 1
 
@@ -186,10 +196,10 @@ def test_a_damaged_object_is_refused_by_name_and_sent_again(
     weights.write(bytes(raw))
     registry = Registry(tmp_path / "models")
     with pytest.raises(Corrupt, match=r"weights\.arrow"):
-        pull_to(registry, uri)
+        pull_to_registry(registry, uri)
     assert registry.names() == []
-    push(model.path, Place.at(uri) / "news", again=True)
-    assert pull_to(registry, uri)[0].sha256 == model.sha256
+    push(model.path, StoragePath.parse(uri) / "news", resend_all=True)
+    assert pull_to_registry(registry, uri)[0].sha256 == model.sha256
 
 
 def test_a_cut_object_and_a_missing_one_are_told_apart(
@@ -199,10 +209,10 @@ def test_a_cut_object_and_a_missing_one_are_told_apart(
     bias = place / "bias.arrow"
     bias.write(bias.read(1 << 20)[:-1])
     with pytest.raises(Corrupt, match="bytes"):
-        pull_into(tmp_path / "m", uri)
-    place.files.delete_file(bias.path)
+        pull_to_directory(tmp_path / "m", uri)
+    place.filesystem.delete_file(bias.path)
     with pytest.raises(Corrupt, match="missing"):
-        pull_into(tmp_path / "m", uri)
+        pull_to_directory(tmp_path / "m", uri)
     assert not (tmp_path / "m").exists()
 
 
@@ -212,8 +222,8 @@ def test_a_damaged_model_is_not_pushed(uri: str, model: Model) -> None:
     raw[-100] ^= 1
     path.write_bytes(bytes(raw))
     with pytest.raises(Corrupt, match=r"weights\.arrow"):
-        push(model.path, Place.at(uri) / "news")
-    assert versions(Place.at(uri) / "news") == []
+        push(model.path, StoragePath.parse(uri) / "news")
+    assert list_versions(StoragePath.parse(uri) / "news") == []
 
 
 @pytest.mark.parametrize("kept", [0, 300, 700])
@@ -225,7 +235,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
     staged = tmp_path / "models" / "news" / f".pull-{manifest['seal'][:32]}.part"
     staged.mkdir(parents=True)
     (staged / "weights.arrow").write_bytes((model.path / "weights.arrow").read_bytes()[:kept])
-    (pulled,) = pull_to(Registry(tmp_path / "models"), place.shown)
+    (pulled,) = pull_to_registry(Registry(tmp_path / "models"), place.uri)
     assert pulled.moved is not None
     assert pulled.moved.kept == kept
     assert file_digests(pulled.path) == file_digests(model.path)
@@ -237,7 +247,7 @@ def test_a_wrong_beginning_is_fetched_again(uri: str, model: Model, tmp_path: Pa
     staged.mkdir(parents=True)
     (staged / "weights.arrow").write_bytes(b"\1" * 500)
     (staged / "bias.arrow").write_bytes(b"\1" * 100_000)
-    (pulled,) = pull_to(Registry(tmp_path / "models"), uri)
+    (pulled,) = pull_to_registry(Registry(tmp_path / "models"), uri)
     assert file_digests(pulled.path) == file_digests(model.path)
 
 
@@ -245,7 +255,7 @@ def test_several_pull_at_once_into_one_registry(uri: str, model: Model, tmp_path
     pushed(uri, model)
 
     def pull(_: int) -> bool:
-        return pull_to(Registry(tmp_path / "models"), uri)[0].moved is not None
+        return pull_to_registry(Registry(tmp_path / "models"), uri)[0].moved is not None
 
     with ThreadPoolExecutor(6) as pool:
         assert sum(pool.map(pull, range(6))) == 1
@@ -256,16 +266,19 @@ def test_what_was_pinned_comes_and_nothing_else(uri: str, model: Model, tmp_path
     pushed(uri, model)
     for pin in (model.sha256, read_manifest(model.path)["seal"].upper()):
         shutil.rmtree(tmp_path / "models", ignore_errors=True)
-        assert pull_to(Registry(tmp_path / "models"), uri, pinned=pin)[0].sha256 == model.sha256
+        assert (
+            pull_to_registry(Registry(tmp_path / "models"), uri, pinned=pin)[0].sha256
+            == model.sha256
+        )
     shutil.rmtree(tmp_path / "models")
-    with pytest.raises(Corrupt, match="not the model that was asked for"):
-        pull_to(Registry(tmp_path / "models"), uri, pinned="0" * 64)
+    with pytest.raises(Corrupt, match="not the requested model"):
+        pull_to_registry(Registry(tmp_path / "models"), uri, pinned="0" * 64)
     with pytest.raises(ParameterError):
-        pull_to(Registry(tmp_path / "models"), uri, pinned="abc")
+        pull_to_registry(Registry(tmp_path / "models"), uri, pinned="abc")
 
 
 def test_a_manifest_from_elsewhere_is_not_believed(uri: str, model: Model, tmp_path: Path) -> None:
-    place = Place.at(uri) / "evil"
+    place = StoragePath.parse(uri) / "evil"
     manifest = read_manifest(model.path)
     del manifest["seal"]
     entry = {"bytes": 3, "sha256": "0" * 64}
@@ -280,13 +293,13 @@ def test_a_manifest_from_elsewhere_is_not_believed(uri: str, model: Model, tmp_p
         "",
     ):
         (place / "manifest.json").write(
-            sealed({**manifest, "files": {**manifest["files"], name: entry}}).encode()
+            seal_manifest({**manifest, "files": {**manifest["files"], name: entry}}).encode()
         )
         with pytest.raises(Corrupt):
-            pull_into(tmp_path / "m", place.shown)
-    (place / "manifest.json").write(sealed({**manifest, "schema_version": 99}).encode())
+            pull_to_directory(tmp_path / "m", place.uri)
+    (place / "manifest.json").write(seal_manifest({**manifest, "schema_version": 99}).encode())
     with pytest.raises(Corrupt, match="use the xcray that wrote it"):
-        pull_into(tmp_path / "m", place.shown)
+        pull_to_directory(tmp_path / "m", place.uri)
     assert not list(tmp_path.glob("**/outside"))
 
 
@@ -302,16 +315,16 @@ def test_a_manifest_from_elsewhere_is_not_believed(uri: str, model: Model, tmp_p
 )
 def test_claims_of_files_are_checked(files: Any) -> None:
     with pytest.raises(Corrupt):
-        checked(files, "m")
+        check_files(files, "m")
 
 
 def test_a_disk_that_is_too_small_is_told_before(
     uri: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed(uri, model)
-    monkeypatch.setattr(transfer, "SPARE", 1 << 60)
+    monkeypatch.setattr(transfer, "SPARE_DISK_BYTES", 1 << 60)
     with pytest.raises(Refused, match="are free"):
-        pull_into(tmp_path / "m", uri)
+        pull_to_directory(tmp_path / "m", uri)
 
 
 def test_a_connection_that_breaks_is_taken_up_again(
@@ -319,7 +332,7 @@ def test_a_connection_that_breaks_is_taken_up_again(
 ) -> None:
     pushed(uri := f"s3://{BUCKET}/cut", model)
     door.fault = cut_once("weights.arrow", 100)
-    (pulled,) = pull_to(Registry(tmp_path / "models"), uri)
+    (pulled,) = pull_to_registry(Registry(tmp_path / "models"), uri)
     assert file_digests(pulled.path) == file_digests(model.path)
 
 
@@ -335,10 +348,10 @@ def test_a_storage_that_answers_no_more_is_told_and_what_came_is_kept(
 
     door.fault = broken
     with pytest.raises(Unavailable) as error:
-        pull_to(Registry(tmp_path / "models"), uri)
+        pull_to_registry(Registry(tmp_path / "models"), uri)
     assert code_of(error) == "STORAGE_AWAY"
     door.fault = None
-    (pulled,) = pull_to(Registry(tmp_path / "models"), uri)
+    (pulled,) = pull_to_registry(Registry(tmp_path / "models"), uri)
     assert pulled.moved is not None
     assert pulled.moved.kept > 0
 
@@ -346,7 +359,7 @@ def test_a_storage_that_answers_no_more_is_told_and_what_came_is_kept(
 def test_an_object_replaced_while_it_is_read_is_seen(
     door: Door, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "AHEAD", 1)
+    monkeypatch.setattr(transfer, "PIECES_AHEAD", 1)
     place = pushed(uri := f"s3://{BUCKET}/replaced", model)
     weights = place / "weights.arrow"
     other = bytes(reversed(weights.read(1 << 20)))
@@ -363,7 +376,7 @@ def test_an_object_replaced_while_it_is_read_is_seen(
 
     door.fault = replacing
     with pytest.raises(Corrupt, match=r"weights\.arrow"):
-        pull_to(Registry(tmp_path / "models"), uri)
+        pull_to_registry(Registry(tmp_path / "models"), uri)
     assert len(seen) > 2
     assert Registry(tmp_path / "models").names() == []
 
@@ -371,17 +384,17 @@ def test_an_object_replaced_while_it_is_read_is_seen(
 def test_large_files_travel_in_parts(
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 1 << 20)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
     content = os.urandom(12 << 20)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "big").write_bytes(content)
-    place, files = Place.at(f"s3://{BUCKET}/large"), file_digests(tmp_path / "m")
-    transfer.send(tmp_path / "m", files, b"{}", place)
+    place, files = StoragePath.parse(f"s3://{BUCKET}/large"), file_digests(tmp_path / "m")
+    transfer.upload_files(tmp_path / "m", files, b"{}", place)
     assert (
         sum(method == "PUT" and path.endswith("/large/big") for method, path in door.requests) > 1
     )
     door.requests.clear()
-    transfer.fetch(place, files, tmp_path / "n")
+    transfer.download_files(place, files, tmp_path / "n")
     assert (
         sum(method == "GET" and path.endswith("/large/big") for method, path in door.requests) == 12
     )
@@ -392,8 +405,8 @@ def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(
     door: Door, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for act in (
-        lambda uri: push(model.path, Place.at(uri) / "news"),
-        lambda uri: names(Place.at(uri)),
+        lambda uri: push(model.path, StoragePath.parse(uri) / "news"),
+        lambda uri: model_names(StoragePath.parse(uri)),
     ):
         with pytest.raises(NotFound, match="no bucket") as error:
             act("s3://no-such-bucket/models")
@@ -406,13 +419,13 @@ def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(
         ]
 
     monkeypatch.setattr(door, "_behind", denied)
-    with pytest.raises(Unavailable, match="not open to us") as error:
-        names(Place.at(f"s3://{BUCKET}/x"))
+    with pytest.raises(Unavailable, match="denies access") as error:
+        model_names(StoragePath.parse(f"s3://{BUCKET}/x"))
     assert code_of(error) == "STORAGE_DENIED"
     assert "AKIASECRET" not in str(error.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(Unavailable) as error:
-        names(Place.at(f"s3://{BUCKET}/x"))
+        model_names(StoragePath.parse(f"s3://{BUCKET}/x"))
     assert code_of(error) == "STORAGE_AWAY"
 
 
@@ -430,7 +443,7 @@ def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(
 )
 def test_a_uri_that_can_not_be_is_refused_without_its_secrets(uri: str) -> None:
     with pytest.raises(ParameterError) as error:
-        Place.at(uri)
+        StoragePath.parse(uri)
     assert "secret" not in str(error.value).replace("AWS_SECRET_ACCESS_KEY", "").replace(
         "secret_key", ""
     )
@@ -446,7 +459,7 @@ def test_the_commands(
     (pulled,) = json.loads(capsys.readouterr().out)["models"]
     assert (pulled["name"], pulled["number"], pulled["sha256"]) == ("news", 1, model.sha256)
     assert cli.main(["models", "push", "news:1", uri, "--home", str(home)]) == 0
-    assert "was there already" in capsys.readouterr().out
+    assert "existed already" in capsys.readouterr().out
     assert cli.main(["models", "remote", uri, "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)["models"]
     assert (listed["model"], listed["version"], listed["whole"], listed["sha256"]) == (

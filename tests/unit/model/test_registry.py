@@ -1,4 +1,4 @@
-"""The registry: numbers are given out once, versions never change, aliases move at once, names are data."""
+"""The registry: numbers are used once, versions are immutable, aliases move atomically."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.storage.atomic import file_digests, write_json
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    """Return three versions of `news`, whose first bias is their number."""
+    out = Registry(tmp_path / "registry")
+    for number in (1, 2, 3):
+        assert out.publish("news", staged(tmp_path / f"staged-{number}", number)) == number
+    return out
 
 
 def test_publish_moves_the_model_in(registry: Registry, tmp_path: Path) -> None:

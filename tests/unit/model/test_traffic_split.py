@@ -1,4 +1,7 @@
-"""Splits: equal keys meet the same version, shares are those of the hashes; earlier and later programs read each other."""
+"""Traffic splits: equal keys get the same version, and shares match the hashes.
+
+Older and newer versions of xcray read each other's files.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ import pytest
 from tests.support.staged_models import staged
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
 from xcray.model.registry import Registry
-from xcray.model.traffic_split import Route, Share, chosen, point
+from xcray.model.traffic_split import TrafficSplit, VersionShare, hash_point, pick_version
 from xcray.storage.atomic import read_json, write_json
 
 KEYS = [f"client-{i}" for i in range(40_000)]
-POINTS = [point("news@prod", key) for key in KEYS]
+POINTS = [hash_point("news@prod", key) for key in KEYS]
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
-    """Three versions of `news`."""
+    """Return three versions of `news`."""
     out = Registry(tmp_path / "registry")
     for number in (1, 2, 3):
         assert out.publish("news", staged(tmp_path / f"staged-{number}", number)) == number
@@ -30,11 +33,13 @@ def registry(tmp_path: Path) -> Registry:
 
 @pytest.mark.parametrize("weights", [(0.9, 0.1), (0.5, 0.5), (0.99, 0.01), (0.2, 0.3, 0.5)])
 def test_shares_are_those_of_the_hashes(weights: tuple[float, ...]) -> None:
-    """40,000 fixed keys: within four standard deviations of what their number allows, and the same in every run."""
-    split = Route.of([(number + 1, weight) for number, weight in enumerate(weights)]).split
+    """40,000 fixed keys: within four standard deviations, and equal in every run."""
+    split = TrafficSplit.from_weights(
+        [(number + 1, weight) for number, weight in enumerate(weights)]
+    ).shares
     counts = [0] * len(weights)
     for at in POINTS:
-        counts[chosen(split, at)] += 1
+        counts[pick_version(split, at)] += 1
     for count, weight in zip(counts, weights, strict=True):
         assert abs(count / len(POINTS) - weight) < 4 * math.sqrt(
             weight * (1 - weight) / len(POINTS)
@@ -42,27 +47,33 @@ def test_shares_are_those_of_the_hashes(weights: tuple[float, ...]) -> None:
 
 
 def test_points_are_the_same_everywhere() -> None:
-    """The first 53 bits of BLAKE2b-64, keyed by the reference. A change of these would move every sticky client."""
-    assert [round(point("news@prod", key), 12) for key in ("a", "b", "é")] == [
+    """The point is the first 53 bits of BLAKE2b-64, keyed by the reference.
+
+    A change would move every sticky client.
+    """
+    assert [round(hash_point("news@prod", key), 12) for key in ("a", "b", "é")] == [
         0.329372309844,
         0.975673824853,
         0.770436986406,
     ]
-    assert point("news@prod", "a") != point("news@beta", "a")
+    assert hash_point("news@prod", "a") != hash_point("news@beta", "a")
     assert all(0.0 <= at < 1.0 for at in POINTS)
 
 
 def test_weight_that_moves_moves_only_the_keys_between() -> None:
-    small, large = Route.of([(3, 0.9), (4, 0.1)]).split, Route.of([(3, 0.7), (4, 0.3)]).split
-    moved = [(chosen(small, at), chosen(large, at)) for at in POINTS]
+    small, large = (
+        TrafficSplit.from_weights([(3, 0.9), (4, 0.1)]).shares,
+        TrafficSplit.from_weights([(3, 0.7), (4, 0.3)]).shares,
+    )
+    moved = [(pick_version(small, at), pick_version(large, at)) for at in POINTS]
     assert (1, 0) not in moved  # who had the new version keeps it
     assert abs(moved.count((0, 1)) / len(moved) - 0.2) < 0.01
 
 
 def test_the_last_version_answers_at_the_very_end() -> None:
-    """Weights in floating point may sum to a little less than one."""
-    split = (Share(1, 0.1), Share(2, 0.2), Share(3, 0.7 - 1e-9))
-    assert chosen(split, 1.0 - 2.0**-53) == 2
+    """Weights in floating point can sum to slightly less than one."""
+    split = (VersionShare(1, 0.1), VersionShare(2, 0.2), VersionShare(3, 0.7 - 1e-9))
+    assert pick_version(split, 1.0 - 2.0**-53) == 2
 
 
 @pytest.mark.parametrize(
@@ -84,38 +95,45 @@ def test_bad_splits_are_refused(
     split: list[tuple[int, float]], shadow: tuple[int, float] | None
 ) -> None:
     with pytest.raises(ParameterError) as told:
-        Route.of(split, shadow)
+        TrafficSplit.from_weights(split, shadow)
     assert told.value.code == "SPLIT"
 
 
 def test_an_alias_may_lead_to_several(registry: Registry) -> None:
-    route = Route.of([(1, 0.25), (2, 0.75)], (3, 0.1))
-    registry.set_route("news", "prod", route)
-    assert registry.route("news@prod") == ("news", route)
-    assert registry.locate("news@prod") == ("news", 2)
+    route = TrafficSplit.from_weights([(1, 0.25), (2, 0.75)], (3, 0.1))
+    registry.set_traffic_split("news", "prod", route)
+    assert registry.resolve_split("news@prod") == ("news", route)
+    assert registry.resolve_version("news@prod") == ("news", 2)
     assert registry.aliases("news") == {"prod": 2, "latest": 3}
-    assert registry.routes("news") == {"prod": route}
+    assert registry.traffic_splits("news") == {"prod": route}
     for version in (1, 2, 3):
         with pytest.raises(Conflict, match="in use as prod"):
             registry.delete("news", version)
     registry.set_alias("news", "prod", 1)
-    assert (registry.route("news@prod"), registry.routes("news")) == (("news", Route.to(1)), {})
-    assert registry.previous("news", "prod") == [2]
+    assert (registry.resolve_split("news@prod"), registry.traffic_splits("news")) == (
+        ("news", TrafficSplit.single(1)),
+        {},
+    )
+    assert registry.previous_versions("news", "prod") == [2]
     registry.delete("news", 2)
-    assert registry.previous("news", "prod") == []
+    assert registry.previous_versions("news", "prod") == []
     with pytest.raises(NotFound, match="news:9"):
-        registry.set_route("news", "prod", Route.of([(1, 0.5), (9, 0.5)]))
+        registry.set_traffic_split("news", "prod", TrafficSplit.from_weights([(1, 0.5), (9, 0.5)]))
 
 
 def test_registries_of_earlier_programs_are_read(registry: Registry, tmp_path: Path) -> None:
-    """The file as it was before splits, letter by letter."""
+    """The file is byte-identical to one from before traffic splits."""
     path = registry.root / "news" / "aliases.json"
     path.write_text(
         '{\n  "aliases": {\n    "champion": 2\n  },\n  "highest": 3,\n  "schema_version": 1\n}\n'
     )
     assert registry.aliases("news") == {"champion": 2, "latest": 3}
-    assert registry.route("news@champion") == ("news", Route.to(2))
-    assert (registry.digest("news", 2), registry.corrupt("news"), registry.kept("news")) == (
+    assert registry.resolve_split("news@champion") == ("news", TrafficSplit.single(2))
+    assert (
+        registry.published_sha256("news", 2),
+        registry.corrupt_versions("news"),
+        registry.pinned("news"),
+    ) == (
         None,
         {},
         ([], {}),
@@ -125,38 +143,41 @@ def test_registries_of_earlier_programs_are_read(registry: Registry, tmp_path: P
 
 
 def test_earlier_programs_read_ours(registry: Registry) -> None:
-    """They know `aliases` alone, keep what they do not know, and move an alias away from its split by writing its number."""
-    registry.set_route("news", "prod", Route.of([(1, 0.9), (2, 0.1)]))
+    """Earlier versions read only `aliases` and preserve unknown keys.
+
+    They move an alias away from its split by writing its number.
+    """
+    registry.set_traffic_split("news", "prod", TrafficSplit.from_weights([(1, 0.9), (2, 0.1)]))
     state: dict[str, Any] = json.loads((registry.root / "news" / "aliases.json").read_text())
     assert (state["schema_version"], state["aliases"]) == (1, {"prod": 1})
     write_json(registry.root / "news" / "aliases.json", {**state, "aliases": {"prod": 2}})
-    assert registry.route("news@prod") == ("news", Route.to(2))
+    assert registry.resolve_split("news@prod") == ("news", TrafficSplit.single(2))
 
 
 def test_a_split_that_can_not_be_read_is_told(registry: Registry) -> None:
-    registry.set_route("news", "prod", Route.of([(1, 0.9), (2, 0.1)]))
+    registry.set_traffic_split("news", "prod", TrafficSplit.from_weights([(1, 0.9), (2, 0.1)]))
     path = registry.root / "news" / "aliases.json"
     for damaged in ([[1, 0.9]], [[1]], "x", [[1, "a"], [2, 0.1]]):
         write_json(path, {**read_json(path), "routes": {"prod": {"split": damaged}}})
         with pytest.raises(Corrupt, match="split of alias prod can't be read"):
-            registry.route("news@prod")
+            registry.resolve_split("news@prod")
 
 
 def test_what_is_corrupt_kept_and_published_is_remembered(registry: Registry) -> None:
     registry.mark_corrupt("news", 2, "weights.arrow differs")
-    assert Registry(registry.root).corrupt("news") == {2: "weights.arrow differs"}
+    assert Registry(registry.root).corrupt_versions("news") == {2: "weights.arrow differs"}
     lines = len(registry.history("news"))
     registry.mark_corrupt("news", 2, "weights.arrow differs")
     assert len(registry.history("news")) == lines  # nothing changed
     registry.mark_corrupt("news", 2, None)
-    assert registry.corrupt("news") == {}
-    registry.keep("news@latest")
-    registry.keep("news:1")
-    assert registry.kept("news") == (["news:1", "news@latest"], {})
-    registry.let_go("news:1")
-    registry.let_go("news")
-    registry.let_go("news")
-    assert registry.kept("news") == ([], {"news:1": 1, "news": 2})
-    assert registry.digest("news", 1) is not None
+    assert registry.corrupt_versions("news") == {}
+    registry.pin("news@latest")
+    registry.pin("news:1")
+    assert registry.pinned("news") == (["news:1", "news@latest"], {})
+    registry.unload("news:1")
+    registry.unload("news")
+    registry.unload("news")
+    assert registry.pinned("news") == ([], {"news:1": 1, "news": 2})
+    assert registry.published_sha256("news", 1) is not None
     registry.delete("news", 1)
-    assert registry.digest("news", 1) is None
+    assert registry.published_sha256("news", 1) is None

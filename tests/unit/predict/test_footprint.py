@@ -1,4 +1,4 @@
-"""What predicting needs: the core libraries alone, nothing copied on opening, nothing left after closing."""
+"""Footprint of predictions: core libraries only, no copies on opening, no leaks on closing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ sys.path.insert(0, HERE)
 
 
 def bare(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process that finds the core libraries and xcray, and nothing else that is installed."""
+    """Run code in a process that finds only the core libraries and xcray."""
     command = [sys.executable, "-c", BARE + code, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=900, check=False, cwd=ROOT.parent
@@ -80,7 +80,7 @@ def bare(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model that reads text."""
+    """Return a model that reads text."""
     text = TextPipeline.fit(TEXTS)
     W = csr_from(np.random.default_rng(0).normal(size=(3, text.n_features)).astype(np.float32))
     names = {"label_names": ["csv", "time", "café"], "feature_names": text.terms}
@@ -98,7 +98,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_core_install_predicts(model: Path) -> None:
-    """Texts, sparse and dense rows, names and reasons: with the core libraries the answers of this process."""
+    """Texts, sparse and dense rows, names, explanations: same results as in this process."""
     code = """
 import json
 import numpy as np
@@ -109,7 +109,7 @@ texts = json.loads(sys.argv[2])
 X = model.text.transform(texts)
 dense = np.zeros(X.shape, np.float32)
 dense[np.repeat(np.arange(X.n_rows), np.diff(X.indptr)), X.indices] = X.data
-answers = [predictor.named(predictor.predict(rows, 2)) for rows in (texts, X, dense)]
+answers = [predictor.scored_labels(predictor.predict(rows, 2)) for rows in (texts, X, dense)]
 reason = predictor.explain(texts[0], "csv").as_dict()
 print(json.dumps([answers, reason, sorted(asked), sorted(m for m in sys.modules if m.startswith("xcray."))]))
 """
@@ -117,7 +117,7 @@ print(json.dumps([answers, reason, sorted(asked), sorted(m for m in sys.modules 
     assert done.returncode == 0, done.stderr
     answers, reason, asked, loaded = json.loads(done.stdout)
     predictor = Predictor(Model.open(model))
-    expected = json.loads(json.dumps(predictor.named(predictor.predict(TEXTS, 2))))
+    expected = json.loads(json.dumps(predictor.scored_labels(predictor.predict(TEXTS, 2))))
     assert answers == [expected] * 3
     assert reason == json.loads(json.dumps(predictor.explain(TEXTS[0], "csv").as_dict()))
     assert set(asked) & set(EXTRAS) <= {"scipy"}  # which numba looks for and does without
@@ -162,7 +162,7 @@ def test_what_lacks_an_extra_says_which(code: str, extra: str) -> None:
 
 
 def test_every_module_of_an_extra_is_told_apart() -> None:
-    """The table of errors.py and pyproject.toml name the same: each extra brings what the table says it does."""
+    """The extras in errors.py and in pyproject.toml match."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brought = {
         "sqlalchemy": "SQLAlchemy",
@@ -188,7 +188,7 @@ def test_opening_copies_nothing(model: Path) -> None:
 
 
 def open_files() -> dict[str, int]:
-    """How many times each file of this process is open or mapped, where the system tells."""
+    """Return how often each file of this process is open or mapped, if the system reports it."""
     found: dict[str, int] = {}
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -204,26 +204,26 @@ def open_files() -> dict[str, int]:
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_model_that_is_let_go_leaves_no_file_open_or_mapped(model: Path, verify: bool) -> None:
-    """Ten openings with answers: then as many files are open and mapped as before, and Arrow holds no byte more."""
+    """After ten openings, no more files are open or mapped, and Arrow holds no more memory."""
 
     def use() -> Any:
         predictor = Predictor(Model.open(model, verify=verify))
-        return predictor.named(predictor.predict(TEXTS, 2))
+        return predictor.scored_labels(predictor.predict(TEXTS, 2))
 
-    def held() -> tuple[dict[str, int], int]:
+    def resources() -> tuple[dict[str, int], int]:
         gc.collect()
         mine = {name: n for name, n in open_files().items() if str(model.parent) in name}
         return mine, pa.total_allocated_bytes()
 
     first = use()
-    before = held()
+    before = resources()
     assert before[0] == {}
     kept = Predictor(Model.open(model, verify=verify))
-    assert held()[0]  # an open model is seen
+    assert resources()[0]  # an open model is seen
     del kept
     for _ in range(10):
         assert use() == first
-    assert held() == before
+    assert resources() == before
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, np.bool_, list])

@@ -1,4 +1,4 @@
-"""The predictor: anything a person has in hand goes in, labels with reasons come out, the parts sum to the score."""
+"""The predictor: all input types, explanations, and parts that sum to the score."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from xcray.errors import InputError, NotCalibrated, NotFound, ParameterError, Sh
 from xcray.model.calibration import Calibration
 from xcray.model.linked_copy import with_calibration
 from xcray.model.model import Model, write_model
-from xcray.predict import Contribution, Predictor, Scored, answer_table
+from xcray.predict import Contribution, Predictor, ScoredLabel, to_arrow
 
 FACTS: dict[str, Any] = {
     "rows": {"fitted": 1, "measured": 1, "left_out": 0},
@@ -35,7 +35,7 @@ TEXTS = [
 
 
 def model(path: Path, W: Any, b: Any, **more: Any) -> Model:
-    """A model of these weights, with made-up names where none are given."""
+    """Return a model of these weights, with generated names if none are given."""
     W = csr_from(W)
     names = {
         "label_names": [f"label-{i}" for i in range(W.n_rows)],
@@ -51,14 +51,14 @@ def model(path: Path, W: Any, b: Any, **more: Any) -> Model:
 
 @pytest.fixture
 def random(tmp_path: Path, rng: np.random.Generator) -> Predictor:
-    """A predictor over a random model of 50 labels and 30 features."""
+    """Return a predictor over a random model of 50 labels and 30 features."""
     W = np.where(rng.random((50, 30)) < 0.3, rng.normal(size=(50, 30)), 0).astype(np.float32)
     return Predictor(model(tmp_path / "random", W, rng.normal(size=50)))
 
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Predictor:
-    """A predictor of texts: label `csv` likes csv and rows, label `time` likes time and date."""
+    """Return a predictor of texts: label `csv` likes csv and rows, `time` likes time and date."""
     text = TextPipeline.fit(TEXTS)
     weight = {"csv": (2, 0), "rows": (1, -0.5), "time": (-1, 2), "date": (0, 1.5)}
     W = np.array(
@@ -113,15 +113,17 @@ def test_k_is_clipped_to_the_labels(random: Predictor) -> None:
 
 
 def test_texts_in_names_out(reader: Predictor) -> None:
-    answers = reader.named(reader.predict(["csv rows", "what time is it", "of unknown words"], k=2))
+    answers = reader.scored_labels(
+        reader.predict(["csv rows", "what time is it", "of unknown words"], k=2)
+    )
     assert [[scored.label for scored in row] for row in answers] == [
         ["csv", "time"],
         ["time", "csv"],
         ["csv", "time"],
     ]
-    assert answers[2] == [Scored("csv", -0.25), Scored("time", -0.5)]
-    assert reader.named(reader.predict("csv rows", k=2)) == answers[:1]
-    assert reader.named(reader.predict(("csv rows",), k=2)) == answers[:1]
+    assert answers[2] == [ScoredLabel("csv", -0.25), ScoredLabel("time", -0.5)]
+    assert reader.scored_labels(reader.predict("csv rows", k=2)) == answers[:1]
+    assert reader.scored_labels(reader.predict(("csv rows",), k=2)) == answers[:1]
 
 
 def test_a_saved_and_opened_model_reads_text_the_same(reader: Predictor) -> None:
@@ -132,7 +134,7 @@ def test_a_saved_and_opened_model_reads_text_the_same(reader: Predictor) -> None
 @pytest.mark.parametrize(
     ("rows", "code", "says"),
     [
-        (["some text"], "NO_TEXT", "no text pipeline: give rows of 30 features"),
+        (["some text"], "NO_TEXT", "no text pipeline: use rows of 30 features"),
         ("some text", "NO_TEXT", "no text pipeline"),
         (np.zeros((1, 29)), "SHAPE_MISMATCH", "n_features=30"),
         (sp.csr_matrix((1, 31)), "SHAPE_MISMATCH", "n_features=30"),
@@ -167,7 +169,7 @@ def test_options_out_of_range(random: Predictor) -> None:
         random.explain(np.zeros((1, 30)), 50)
     with pytest.raises(NotFound, match="no label 'sys'"):
         random.explain(np.zeros((1, 30)), "sys")
-    with pytest.raises(ShapeMismatch, match="one row, this is 2"):
+    with pytest.raises(ShapeMismatch, match="one row, got 2"):
         random.explain(np.zeros((2, 30)), 0)
 
 
@@ -237,8 +239,8 @@ def test_evaluate_measures_the_best_labels(random: Predictor, rng: np.random.Gen
 
 def test_answers_as_arrow(random: Predictor, rng: np.random.Generator) -> None:
     rows = np.where(rng.random((6, 30)) < 0.4, rng.normal(size=(6, 30)), 0).astype(np.float32)
-    answer = random.answer(rows, 4)
-    table, named = random.table(answer), random.named(answer.top)
+    answer = random.search(rows, 4)
+    table, named = random.table(answer), random.scored_labels(answer.top)
     assert table.column_names == [
         "labels",
         "scores",
@@ -251,16 +253,16 @@ def test_answers_as_arrow(random: Predictor, rng: np.random.Generator) -> None:
     assert table.column("scores").to_pylist() == answer.scores.tolist()
     assert table.column("exact").to_pylist() == [True] * 6
     assert table.column("labels_scored").to_pylist() == answer.labels_scored.tolist()
-    told = rng.random((6, 4))
-    numbered = answer_table(
-        answer._replace(bound_gap=np.array([0.5, np.inf, -1, np.nan, 0, 2])), None, told
+    probabilities = rng.random((6, 4))
+    numbered = to_arrow(
+        answer._replace(bound_gap=np.array([0.5, np.inf, -1, np.nan, 0, 2])), None, probabilities
     )
     assert numbered.column("labels").to_pylist() == answer.labels.tolist()
-    assert numbered.column("probabilities").to_pylist() == told.tolist()
+    assert numbered.column("probabilities").to_pylist() == probabilities.tolist()
     assert numbered.column("bound_gap").to_pylist() == [0.5, None, -1, None, 0, 2]
     with pytest.raises(ShapeMismatch, match="probabilities"):
-        answer_table(answer, None, told[:, :3])
-    nothing = random.table(random.answer(np.zeros((0, 30)), 4))
+        to_arrow(answer, None, probabilities[:, :3])
+    nothing = random.table(random.search(np.zeros((0, 30)), 4))
     assert (nothing.num_rows, nothing.schema) == (0, table.schema)
 
 
@@ -283,20 +285,20 @@ def test_probabilities_of_a_calibrated_model(
         )
     )
     rows = rng.normal(size=(9, 30)).astype(np.float32)
-    answer = calibrated.answer(rows, 3)
-    np.testing.assert_array_equal(answer.scores, random.answer(rows, 3).scores)
-    told = calibrated.probabilities(answer)
+    answer = calibrated.search(rows, 3)
+    np.testing.assert_array_equal(answer.scores, random.search(rows, 3).scores)
+    probabilities = calibrated.probabilities(answer)
     clipped = np.clip(answer.scores, -1, 1)
-    np.testing.assert_allclose(told[:, 0], 0.55 + 0.05 * clipped[:, 0])
-    np.testing.assert_allclose(told[:, 1:], 0.25 + 0.05 * clipped[:, 1:])
+    np.testing.assert_allclose(probabilities[:, 0], 0.55 + 0.05 * clipped[:, 0])
+    np.testing.assert_allclose(probabilities[:, 1:], 0.25 + 0.05 * clipped[:, 1:])
     np.testing.assert_allclose(
         calibrated.probabilities(answer.top, filtered=True), 0.5 + 0.4 * clipped
     )
     assert [
-        [one.probability for one in row] for row in calibrated.named(answer, told)
-    ] == told.tolist()
-    assert {one.probability for row in calibrated.named(answer) for one in row} == {None}
-    assert calibrated.table(answer).column("probabilities").to_pylist() == told.tolist()
+        [one.probability for one in row] for row in calibrated.scored_labels(answer, probabilities)
+    ] == probabilities.tolist()
+    assert {one.probability for row in calibrated.scored_labels(answer) for one in row} == {None}
+    assert calibrated.table(answer).column("probabilities").to_pylist() == probabilities.tolist()
     assert (
         calibrated.table(answer, filtered=True).column("probabilities").to_pylist()
         == (0.5 + 0.4 * clipped).tolist()

@@ -1,4 +1,4 @@
-"""Scatter: decisions only, driven by hand and by a simulated clock."""
+"""LabelScheduler: pure decisions, tested by hand and on a simulated clock."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from benchmarks.cluster.simulation import Outcome, Simulation, heavy_tailed
 from xcray.schedule.events import (
     Cancel,
+    Cancelled,
     Done,
     Drain,
     Finish,
-    GivenUp,
     Joined,
     Left,
     Lost,
     Run,
     Tick,
 )
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.label_scheduler import LabelScheduler
 
 POWER_LAW = 0.1 / np.arange(1, 20_001) ** 0.9  # seconds
 
@@ -36,7 +36,7 @@ def runs(commands):
 def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **options) -> Outcome:
     """Workers of `speeds` from the start, or as `joins` says; the schedule knows `guess`, by default the truth."""
     joins = joins or {f"w{n}": (0.0, speed) for n, speed in enumerate(speeds)}
-    schedule = Scatter(
+    schedule = LabelScheduler(
         range(len(cost)), cost if guess is None else guess, workers=len(joins), **options
     )
     outcome = Simulation(schedule, cost, overhead).run(joins, ends)
@@ -45,7 +45,7 @@ def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **
 
 
 def test_dearest_first_ties_as_given():
-    schedule = Scatter([4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], depth=1)
+    schedule = LabelScheduler([4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], depth=1)
     assert runs(schedule.on(Joined("a"))) == [("a", (5,))]
     assert runs(schedule.on(Done("a", 0, 9.0))) == [("a", (7,))]
     assert runs(schedule.on(Done("a", 1, 3.0))) == [("a", (4,))]
@@ -56,7 +56,9 @@ def test_dearest_first_ties_as_given():
 
 
 def test_with_values_the_most_valuable_go_first_whatever_they_cost():
-    schedule = Scatter([4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], values=[2.0, 1.0, 3.0, 2.0], depth=1)
+    schedule = LabelScheduler(
+        [4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], values=[2.0, 1.0, 3.0, 2.0], depth=1
+    )
     given, pending = [], schedule.on(Joined("a"))
     while not isinstance(command := pending.pop(0), Finish):
         given += command.task.labels
@@ -65,7 +67,7 @@ def test_with_values_the_most_valuable_go_first_whatever_they_cost():
 
 
 def test_a_joint_solver_has_one_task_with_all_labels_in_order_of_cost():
-    schedule = Scatter(range(5000), [1.0] * 5000, joint=True, workers=3)
+    schedule = LabelScheduler(range(5000), [1.0] * 5000, joint=True, workers=3)
     assert runs(schedule.on(Joined("a"))) == [("a", tuple(range(5000)))]
     assert schedule.on(Joined("b")) == []
     assert schedule.on(Tick(), 1e6) == []  # and no copy
@@ -73,7 +75,7 @@ def test_a_joint_solver_has_one_task_with_all_labels_in_order_of_cost():
 
 
 def test_a_worker_holds_two_batches_while_plenty_is_left_and_one_in_the_tail():
-    schedule = Scatter(range(400), [1.0] * 400, batch_seconds=1.0)
+    schedule = LabelScheduler(range(400), [1.0] * 400, batch_seconds=1.0)
     assert len(runs(schedule.on(Joined("a")))) == 1
     held = [len(runs(schedule.on(Done("a", task_id, 1.0)))) for task_id in range(400)]
     assert held[0] == 2
@@ -82,7 +84,7 @@ def test_a_worker_holds_two_batches_while_plenty_is_left_and_one_in_the_tail():
 
 
 def test_batches_grow_with_the_measured_rate_and_end_in_single_labels():
-    schedule = Scatter(range(1000), [0.02] * 1000, batch_seconds=1.0)
+    schedule = LabelScheduler(range(1000), [0.02] * 1000, batch_seconds=1.0)
     sizes, pending = [], schedule.on(Joined("a"))
     while not isinstance(command := pending.pop(0), Finish):
         sizes.append(len(command.task.labels))
@@ -101,26 +103,26 @@ def test_batches_of_cheap_labels_do_not_get_smaller_than_their_message_is_worth(
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 0.25), (100, 0.25), (200, 0.5), (1000, 1.0)])
 def test_many_workers_get_longer_batches(workers, seconds):
-    schedule = Scatter(range(1_000_000), np.full(1_000_000, 0.01), workers=workers, depth=1)
+    schedule = LabelScheduler(range(1_000_000), np.full(1_000_000, 0.01), workers=workers, depth=1)
     schedule.on(Joined("a"))
     task = schedule.on(Done("a", 0, seconds / 4))[0].task
     assert task.cost == pytest.approx(seconds, abs=0.011)
 
 
 def test_a_lost_workers_batches_run_again_first():
-    schedule = Scatter(range(6), [6, 5, 4, 3, 2, 1], depth=1)
+    schedule = LabelScheduler(range(6), [6, 5, 4, 3, 2, 1], depth=1)
     schedule.on(Joined("a"))
     assert runs(schedule.on(Joined("b"))) == [("b", (1,))]
     assert schedule.on(Lost("a")) == []
     again = schedule.on(Done("b", 1, 1.0))
     assert runs(again) == [("b", (0,))]
     assert again[0].task.attempt == 2
-    assert not schedule.expects("a", 0)
+    assert not schedule.is_expected("a", 0)
     assert schedule.on(Done("a", 0, 1.0)) == []  # a result from the dead changes nothing
 
 
 def test_a_batch_that_loses_three_workers_fails():
-    schedule = Scatter([0], [1.0])
+    schedule = LabelScheduler([0], [1.0])
     for worker in "abc":
         schedule.on(Joined(worker))
         last = schedule.on(Lost(worker))
@@ -128,7 +130,7 @@ def test_a_batch_that_loses_three_workers_fails():
 
 
 def test_batches_that_waited_behind_the_one_under_way_are_not_to_blame():
-    schedule = Scatter(range(400), [1.0] * 400, batch_seconds=1.0, max_attempts=2)
+    schedule = LabelScheduler(range(400), [1.0] * 400, batch_seconds=1.0, max_attempts=2)
     schedule.on(Joined("a"))
     assert len(runs(schedule.on(Done("a", 0, 1.0)))) == 2  # 1 under way, 2 waits
     schedule.on(Joined("b"))
@@ -146,17 +148,17 @@ def test_batches_that_waited_behind_the_one_under_way_are_not_to_blame():
 
 
 def test_who_left_as_planned_is_blamed_for_nothing():
-    schedule = Scatter([0], [1.0], max_attempts=1)
+    schedule = LabelScheduler([0], [1.0], max_attempts=1)
     for worker in "abcd":
         assert runs(schedule.on(Joined(worker))) == [(worker, (0,))]
         assert schedule.on(Left(worker)) == []
 
 
 def test_unknown_workers_and_late_joins():
-    schedule = Scatter([0], [1.0])
+    schedule = LabelScheduler([0], [1.0])
     assert schedule.on(Lost("nobody")) == []
     assert schedule.on(Left("nobody")) == []
-    assert schedule.on(GivenUp("nobody", 0)) == []
+    assert schedule.on(Cancelled("nobody", 0)) == []
     schedule.on(Joined("a"))
     assert schedule.on(Joined("a")) == []
     assert schedule.on(Joined("b")) == []
@@ -165,11 +167,11 @@ def test_unknown_workers_and_late_joins():
 
 
 def test_nothing_to_do_finishes():
-    assert Scatter([], []).on(Joined("a")) == [Finish()]
+    assert LabelScheduler([], []).on(Joined("a")) == [Finish()]
 
 
 def test_drain_gives_nothing_more_out_and_waits_for_what_is_in_flight():
-    schedule = Scatter(range(6), [6, 5, 4, 3, 2, 1], depth=1)
+    schedule = LabelScheduler(range(6), [6, 5, 4, 3, 2, 1], depth=1)
     schedule.on(Joined("a"))
     schedule.on(Joined("b"))
     assert schedule.on(Drain()) == []
@@ -181,7 +183,7 @@ def test_drain_gives_nothing_more_out_and_waits_for_what_is_in_flight():
 
 def slow_task():
     """b, at first as fast as a, sits on its second task; a has done all the rest and idles."""
-    schedule = Scatter(range(4), [1.0] * 4, depth=1)
+    schedule = LabelScheduler(range(4), [1.0] * 4, depth=1)
     schedule.on(Joined("a"), 0.0)
     schedule.on(Joined("b"), 0.0)
     schedule.on(Done("a", 0, 1.0), 1.0)
@@ -198,10 +200,10 @@ def test_a_task_that_is_late_is_copied_once_and_the_first_result_counts():
     assert (copy[0].task.id, copy[0].task.attempt) == (3, 2)
     schedule.on(Joined("c"), 3.3)
     assert schedule.on(Tick(), 9.0) == []  # one copy is enough
-    assert schedule.expects("a", 3)
-    assert schedule.expects("b", 3)
+    assert schedule.is_expected("a", 3)
+    assert schedule.is_expected("b", 3)
     assert schedule.on(Done("a", 3, 1.0), 9.1) == [Cancel("b", 3), Finish()]
-    assert not schedule.expects("b", 3)
+    assert not schedule.is_expected("b", 3)
     assert schedule.done_labels == 4
 
 
@@ -215,7 +217,7 @@ def test_a_copy_that_loses_its_worker_costs_nothing_and_may_be_made_again():
 
 
 def test_who_lost_a_race_is_free_when_it_says_so():
-    schedule = Scatter(range(5), [1.0, 1.0, 1.0, 1.0, 10.0], depth=1)
+    schedule = LabelScheduler(range(5), [1.0, 1.0, 1.0, 1.0, 10.0], depth=1)
     given = [runs(schedule.on(Joined(worker), 0.0)) for worker in "abc"]
     assert given == [[("a", (4,))], [("b", (0,))], [("c", (1,))]]
     assert runs(schedule.on(Done("b", 1, 1.0), 1.0)) == [("b", (2,))]
@@ -234,13 +236,13 @@ def test_who_lost_a_race_is_free_when_it_says_so():
 
 def test_state_is_json_and_goes_on_where_it_was():
     terms = np.random.default_rng(0).random((60, 3))
-    schedule = Scatter(range(60), terms, [1.0, 2.0, 1.0], values=terms[:, 0])
+    schedule = LabelScheduler(range(60), terms, [1.0, 2.0, 1.0], values=terms[:, 0])
     for worker in "ab":
         schedule.on(Joined(worker))
     for task_id in range(20):
         schedule.on(Done("ab"[task_id % 2], task_id, 0.5))
     state = json.loads(json.dumps(schedule.state()))
-    again = Scatter.restore(state)
+    again = LabelScheduler.restore(state)
     assert again.total_labels == schedule.total_labels - schedule.done_labels
     assert again.total_cost == pytest.approx(schedule.total_cost - schedule.done_cost)
     assert json.loads(json.dumps(again.state()))["model"] == state["model"]
@@ -257,10 +259,11 @@ def test_state_is_json_and_goes_on_where_it_was():
 )
 def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
     """Random joins, departures, losses, completions in any order, cancellations heeded or too late, restores: every label is
-    done exactly once, no batch is in more than two places, and while labels are left somebody works on them."""
+    done exactly once, no batch is in more than two places, and while labels are left somebody
+    works on them."""
     random, done, names = Random(seed), [], iter(range(10**9))
     values = [random.random() for _ in costs] if by_value else None
-    schedule = Scatter(
+    schedule = LabelScheduler(
         range(len(costs)), costs, values=values, max_attempts=10**9, workers=random.randint(1, 8)
     )
     held, off, now, commands = {}, set(), 0.0, []
@@ -284,7 +287,7 @@ def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
             label
             for w in held
             for t in held[w].values()
-            if schedule.expects(w, t.id)
+            if schedule.is_expected(w, t.id)
             for label in t.labels
         ]
         assert all(wanted.count(label) <= 2 for label in wanted)
@@ -304,7 +307,9 @@ def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
         elif fate < 0.22:
             assert sorted([*done, *schedule.state()["labels"]]) == list(range(len(costs)))
             schedule, off = (
-                Scatter.restore(json.loads(json.dumps(schedule.state())), max_attempts=10**9),
+                LabelScheduler.restore(
+                    json.loads(json.dumps(schedule.state())), max_attempts=10**9
+                ),
                 set(),
             )
             held = {}
@@ -312,9 +317,9 @@ def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
         elif held[worker]:
             task = held[worker].pop(random.choice(sorted(held[worker])))
             if (worker, task.id) in off and random.random() < 0.5:
-                commands = schedule.on(GivenUp(worker, task.id), now)
+                commands = schedule.on(Cancelled(worker, task.id), now)
             else:
-                done += task.labels if schedule.expects(worker, task.id) else ()
+                done += task.labels if schedule.is_expected(worker, task.id) else ()
                 commands = schedule.on(Done(worker, task.id, random.random()), now)
         else:
             commands = []
@@ -351,7 +356,7 @@ def test_one_slow_worker_does_not_hold_the_others(seed):
 
 
 def test_a_worker_four_times_slower_gets_smaller_batches():
-    schedule = Scatter(range(10_000), [0.01] * 10_000, batch_seconds=1.0, depth=1, workers=2)
+    schedule = LabelScheduler(range(10_000), [0.01] * 10_000, batch_seconds=1.0, depth=1, workers=2)
     sizes = {"fast": [], "slow": []}
     tasks = {c.worker: c.task for name in sizes for c in schedule.on(Joined(name))}
     for turn in range(40):
@@ -394,7 +399,7 @@ def test_the_fit_sorts_what_is_left_again():
     terms = np.zeros((1000, 2))
     terms[:500, 0], terms[500:, 1] = np.linspace(1.0, 2.0, 500), np.linspace(1.0, 2.0, 500)
     truth = terms @ [0.01, 1.0]
-    schedule = Scatter(range(1000), terms, [0.01, 0.01], batch_seconds=0.5)
+    schedule = LabelScheduler(range(1000), terms, [0.01, 0.01], batch_seconds=0.5)
     given, pending = [], schedule.on(Joined("a"))
     while not isinstance(command := pending.pop(0), Finish):
         given += command.task.labels
@@ -405,7 +410,7 @@ def test_the_fit_sorts_what_is_left_again():
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
 def test_seconds_that_cannot_be_right_teach_nothing(wrong):
-    schedule = Scatter(range(10), [1.0] * 10, depth=1)
+    schedule = LabelScheduler(range(10), [1.0] * 10, depth=1)
     schedule.on(Joined("a"))
     schedule.on(Done("a", 0, wrong))
     assert schedule.total_cost == 10.0

@@ -1,4 +1,4 @@
-"""Where workers go and how many there are to be: decisions only, and the same on a simulated clock."""
+"""Placement and autoscaling: pure decisions, also on a simulated clock."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from benchmarks.cluster.simulation import heavy_tailed
 from xcray.schedule.autoscaling import (
     IDLE_SECONDS,
     Forecast,
-    Staff,
-    Thrift,
-    given_back,
-    workers_wanted,
+    ScalingPolicy,
+    WorkerCounts,
+    desired_workers,
+    workers_to_release,
 )
-from xcray.schedule.events import Cleared, Done, Finish, Joined, Lost, Run
-from xcray.schedule.label_scheduler import Scatter
-from xcray.schedule.placement import A_CPU, Need, Node, places, room, side_by_side
+from xcray.schedule.events import Done, Finish, Joined, Lost, NodeLost, Run
+from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.schedule.placement import (
+    ONE_CPU,
+    Node,
+    ResourceRequest,
+    free_slots,
+    group_by_node,
+    place_workers,
+)
 
 NODES = st.lists(
     st.builds(
@@ -29,7 +36,7 @@ NODES = st.lists(
         st.uuids().map(str),
         st.integers(0, 9).map(float),
         st.integers(0, 64).map(float),
-        leaving=st.booleans(),
+        excluded=st.booleans(),
     ),
     max_size=6,
     unique_by=lambda node: node.id,
@@ -47,10 +54,10 @@ def test_a_node_takes_no_more_than_it_has_and_none_is_opened_without_need(
     nodes, cpus, memory, count, random: Random
 ):
     """No node is overfilled; workers go where there is room while there is; all but the last opened are full."""
-    need = Need(float(cpus), float(memory))
+    need = ResourceRequest(float(cpus), float(memory))
     ours = {node.id: random.randrange(3) for node in nodes if random.random() < 0.3}
-    seats = places(nodes, need, count, ours=ours, home=nodes[0].id if nodes else "")
-    rooms, taken = {node.id: room(node, need) for node in nodes}, Counter(seats)
+    seats = place_workers(nodes, need, count, placed=ours, driver_node=nodes[0].id if nodes else "")
+    rooms, taken = {node.id: free_slots(node, need) for node in nodes}, Counter(seats)
     assert all(taken[node] <= rooms[node] for node in taken)
     assert len(seats) == min(count, sum(rooms.values()))
     assert sum(taken[node] < rooms[node] for node in taken) <= 1
@@ -65,19 +72,31 @@ def test_a_node_takes_no_more_than_it_has_and_none_is_opened_without_need(
 
 def test_workers_go_where_others_are_then_to_the_drivers_node_then_to_the_smallest_that_takes_them():
     nodes = [Node("a", 4.0), Node("b", 2.0), Node("c", 16.0), Node("d", 3.0)]
-    assert places(nodes, A_CPU, 8, ours={"b": 1}, home="a") == ["b"] * 2 + ["a"] * 4 + ["d"] * 2
-    assert places([Node("head", 0.0), Node("a", 1.0)], A_CPU, 2, ours={}, home="head") == ["a"]
-    assert places([Node("a", 8.0, leaving=True), Node("b", 1.0)], A_CPU, 4, ours={"a": 3}) == ["b"]
+    assert (
+        place_workers(nodes, ONE_CPU, 8, placed={"b": 1}, driver_node="a")
+        == ["b"] * 2 + ["a"] * 4 + ["d"] * 2
+    )
+    assert place_workers(
+        [Node("head", 0.0), Node("a", 1.0)], ONE_CPU, 2, placed={}, driver_node="head"
+    ) == ["a"]
+    assert place_workers(
+        [Node("a", 8.0, excluded=True), Node("b", 1.0)], ONE_CPU, 4, placed={"a": 3}
+    ) == ["b"]
 
 
 def test_memory_opens_another_node_and_so_do_object_stores_while_there_are_others():
     big, small = Node("big", 8.0, 64.0, 10.0), Node("small", 8.0, 8.0, 10.0)
-    assert Counter(places([big, small], Need(memory=4.0), 12, ours={"small": 1})) == {
+    assert Counter(
+        place_workers([big, small], ResourceRequest(memory=4.0), 12, placed={"small": 1})
+    ) == {
         "small": 2,
         "big": 8,
     }
-    assert Counter(places([big, small], Need(store=2.0), 6, ours={})) == {"big": 5, "small": 1}
-    assert Counter(places([big, small], Need(store=2.0), 16, ours={})) == {
+    assert Counter(place_workers([big, small], ResourceRequest(store=2.0), 6, placed={})) == {
+        "big": 5,
+        "small": 1,
+    }
+    assert Counter(place_workers([big, small], ResourceRequest(store=2.0), 16, placed={})) == {
         "big": 8,
         "small": 8,
     }  # what does not fit is written
@@ -90,8 +109,8 @@ def test_what_goes_round_crosses_nodes_no_more_often_than_there_are_nodes():
         nodes[a] != nodes[b] for a, b in zip(order, [*order[1:], order[0]], strict=True)
     )  # noqa: E731
     assert crossings(workers) == 12
-    assert crossings(side_by_side(workers, nodes)) == 3
-    assert side_by_side(workers, {}) == workers
+    assert crossings(group_by_node(workers, nodes)) == 3
+    assert group_by_node(workers, {}) == workers
 
 
 @given(
@@ -105,12 +124,12 @@ def test_what_goes_round_crosses_nodes_no_more_often_than_there_are_nodes():
 def test_never_fewer_than_there_are_nor_more_than_have_work(
     seconds, labels, ready, asked, free, most
 ):
-    outlook, thrift = Forecast(seconds, labels, ready, ()), Thrift(1.0, 60.0)
-    wanted = workers_wanted(outlook, Staff(ready, asked, free), most, thrift)
+    outlook, thrift = Forecast(seconds, labels, ready, ()), ScalingPolicy(1.0, 60.0)
+    wanted = desired_workers(outlook, WorkerCounts(ready, asked, free), most, thrift)
     assert wanted >= ready
     assert wanted <= max(ready, min(most, ready + max(labels, not ready)))
-    more = workers_wanted(
-        outlook._replace(seconds=seconds + 1000.0), Staff(ready, asked, free), most, thrift
+    more = desired_workers(
+        outlook._replace(seconds=seconds + 1000.0), WorkerCounts(ready, asked, free), most, thrift
     )
     assert more >= wanted
     if wanted > ready + free and wanted > 1:
@@ -118,17 +137,18 @@ def test_never_fewer_than_there_are_nor_more_than_have_work(
 
 
 def test_the_first_is_asked_for_whatever_the_job_is_and_those_that_would_come_too_late_are_not():
-    thrift = Thrift(1.0, 60.0)
-    assert workers_wanted(Forecast(0.01, 5, 0, ()), Staff(0, 0, 0), 8, thrift) == 1
+    thrift = ScalingPolicy(1.0, 60.0)
+    assert desired_workers(Forecast(0.01, 5, 0, ()), WorkerCounts(0, 0, 0), 8, thrift) == 1
     assert (
-        workers_wanted(Forecast(300.0, 5000, 4, ()), Staff(4, 0, 8), 100, thrift) == 12
+        desired_workers(Forecast(300.0, 5000, 4, ()), WorkerCounts(4, 0, 8), 100, thrift) == 12
     )  # there is room: a second pays
-    assert workers_wanted(Forecast(3000.0, 5000, 4, ()), Staff(4, 0, 0), 100, thrift) == 46
+    assert desired_workers(Forecast(3000.0, 5000, 4, ()), WorkerCounts(4, 0, 0), 100, thrift) == 46
     assert (
-        workers_wanted(Forecast(3000.0, 3, 4, ()), Staff(4, 0, 0), 100, thrift) == 7
+        desired_workers(Forecast(3000.0, 3, 4, ()), WorkerCounts(4, 0, 0), 100, thrift) == 7
     )  # nobody but three has anything to do
     assert (
-        workers_wanted(Forecast(250.0, 5000, 4, ()), Staff(4, 46, 0, 30.0), 100, thrift) == 4
+        desired_workers(Forecast(250.0, 5000, 4, ()), WorkerCounts(4, 46, 0, 30.0), 100, thrift)
+        == 4
     )  # those asked for are called off
 
 
@@ -136,7 +156,7 @@ def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
     nodes = {f"{node}{n}": node for node in "abc" for n in range(4)}
     idle = ("a0", "b0", "b1", "b2", "b3", "c0", "c1")
     since, later = dict.fromkeys(idle, 0.0), 2 * IDLE_SECONDS
-    assert given_back(Forecast(9.0, 0, 5, idle), since, nodes, later) == [
+    assert workers_to_release(Forecast(9.0, 0, 5, idle), since, nodes, later) == [
         "b0",
         "b1",
         "b2",
@@ -145,10 +165,10 @@ def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
         "c1",
     ]
     assert (
-        given_back(Forecast(9.0, 1, 5, idle), since, nodes, later) == []
+        workers_to_release(Forecast(9.0, 1, 5, idle), since, nodes, later) == []
     )  # something is left to give out
-    assert given_back(Forecast(9.0, 0, 5, idle), since, nodes, IDLE_SECONDS / 2) == []
-    assert given_back(Forecast(9.0, 0, 40, idle), since, nodes, later) == [
+    assert workers_to_release(Forecast(9.0, 0, 5, idle), since, nodes, IDLE_SECONDS / 2) == []
+    assert workers_to_release(Forecast(9.0, 0, 40, idle), since, nodes, later) == [
         "b0"
     ]  # late batches may be copied
 
@@ -156,7 +176,7 @@ def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
 def test_a_batch_is_not_to_blame_for_nodes_that_vanish_but_for_workers_that_crash():
     """Its holder is lost four times: with its node, and it goes on; alone, and the third time ends it."""
     for node_went, end in ((True, None), (False, "3 workers were lost")):
-        schedule, failed = Scatter([7], [1.0]), None
+        schedule, failed = LabelScheduler([7], [1.0]), None
         for n in range(4):
             (run,) = schedule.on(Joined(f"w{n}"))
             assert isinstance(run, Run)
@@ -165,7 +185,7 @@ def test_a_batch_is_not_to_blame_for_nodes_that_vanish_but_for_workers_that_cras
             if failed is not None:
                 break
             if node_went:
-                schedule.on(Cleared(f"w{n}"))
+                schedule.on(NodeLost(f"w{n}"))
         assert (failed or "")[:18] == (end or "")[:18]
         if end is None:
             (run,) = schedule.on(Joined("last"))

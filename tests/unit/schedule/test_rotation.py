@@ -1,4 +1,4 @@
-"""Circulate: decisions only, driven by a world that runs visits in any order workers could; judged by plain nested loops."""
+"""RotationSchedule: passes run in any order that workers allow, compared with nested loops."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from hypothesis import strategies as st
 from xcray.errors import ParameterError
 from xcray.schedule.events import Done, Finish, Lost
 from xcray.schedule.nomad import Nomad
-from xcray.schedule.rotation import ORDERS, Circulate, Visit
+from xcray.schedule.rotation import ORDERS, BlockPass, RotationSchedule
 
 
 class World:
     """Workers that run their visits one after the other, in the order given, each at any time; what happens is written down.
 
-    Shards and blocks hold numbers that change in a way that depends on the order in which they meet.
+    Shards and blocks hold numbers that change in a way that depends on the order in which they
+    meet.
     """
 
-    def __init__(self, homes, blocks, laps, *, ahead=2, **options):
+    def __init__(self, homes, blocks, sweeps, *, ahead=2, **options):
         self.homes = homes
         self.blocks = blocks
-        self.laps = laps
+        self.sweeps = sweeps
         self.ahead = ahead
-        self.circulate = Circulate(homes, blocks, laps, ahead=ahead, **options)
+        self.schedule = RotationSchedule(homes, blocks, sweeps, max_in_flight=ahead, **options)
         self.queues = {worker: deque() for worker in homes}
         self.by_shard = [[] for _ in homes]
-        self.by_block = [[] for _ in range(blocks)]  # (partner, lap), in order
+        self.by_block = [[] for _ in range(blocks)]  # (partner, sweep), in order
         self.shard_values, self.block_values = start(len(homes), blocks)
         self.issued = []
         self.finish = None
-        self.obey(self.circulate.begin())
+        self.obey(self.schedule.start())
 
     def obey(self, commands):
         """Take commands, and look at each."""
@@ -52,21 +53,21 @@ class World:
             self.queues[command.worker].append(command)
             self.issued.append(command)
             assert len(self.queues[command.worker]) <= self.ahead
-        self.circulate.check()
+        self.schedule.check()
 
     def run_one(self, worker):
         """A worker ends its oldest visit: every cell is judged by what has happened so far."""
         visit = self.queues[worker].popleft()
         for shard in visit.shards:
             assert (
-                len(self.by_shard[shard]) // self.blocks == visit.lap
-            )  # all blocks have passed it in the laps before
-            assert len(self.by_block[visit.block]) // len(self.homes) == visit.lap
-            assert (visit.block, visit.lap) not in self.by_shard[shard]
-            self.by_shard[shard].append((visit.block, visit.lap))
-            self.by_block[visit.block].append((shard, visit.lap))
+                len(self.by_shard[shard]) // self.blocks == visit.sweep
+            )  # all blocks have passed it in the sweeps before
+            assert len(self.by_block[visit.block]) // len(self.homes) == visit.sweep
+            assert (visit.block, visit.sweep) not in self.by_shard[shard]
+            self.by_shard[shard].append((visit.block, visit.sweep))
+            self.by_block[visit.block].append((shard, visit.sweep))
             meet(self.shard_values, self.block_values, shard, visit.block)
-        self.obey(self.circulate.on(Done(worker, visit.id, 1.0)))
+        self.obey(self.schedule.on(Done(worker, visit.id, 1.0)))
         return visit
 
     def run(self, choose):
@@ -77,14 +78,16 @@ class World:
             self.run_one(choose(busy))
         assert self.finish == Finish()
         assert not any(self.queues.values())
-        every = sorted((block, lap) for block in range(self.blocks) for lap in range(self.laps))
+        every = sorted(
+            (block, sweep) for block in range(self.blocks) for sweep in range(self.sweeps)
+        )
         assert all(sorted(met) == every for met in self.by_shard)
         assert (
-            self.circulate.done_cells
-            == self.circulate.total_cells
-            == len(self.homes) * self.blocks * self.laps
+            self.schedule.done_cells
+            == self.schedule.total_cells
+            == len(self.homes) * self.blocks * self.sweeps
         )
-        assert self.circulate.under_way() == []
+        assert self.schedule.running_passes() == []
         return self
 
 
@@ -102,16 +105,16 @@ def meet(shard_values, block_values, shard, block):
     block_values[block] = (0.9 * block_values[block] + 1.3 * old) % 5.0
 
 
-def nested_loops(shards, blocks, laps):
-    """The judge of ring and sync: laps, steps, blocks. What each shard and each block met, and their numbers at the end."""
+def nested_loops(shards, blocks, sweeps):
+    """The judge of ring and sync: sweeps, steps, blocks. What each shard and each block met, and their numbers at the end."""
     by_shard, by_block = [[] for _ in range(shards)], [[] for _ in range(blocks)]
     shard_values, block_values = start(shards, blocks)
-    for lap in range(laps):
+    for sweep in range(sweeps):
         for step in range(shards):
             for block in range(blocks):
                 shard = (block * shards // blocks + step) % shards
-                by_shard[shard].append((block, lap))
-                by_block[block].append((shard, lap))
+                by_shard[shard].append((block, sweep))
+                by_block[block].append((shard, sweep))
                 meet(shard_values, block_values, shard, block)
     return by_shard, by_block, shard_values, block_values
 
@@ -135,7 +138,7 @@ def grids(draw):
     nodes = {f"w{w}": f"n{random.randrange(n_nodes)}" for w in range(workers)} if n_nodes else None
     shape = {
         "blocks": draw(st.integers(1, 12)),
-        "laps": draw(st.integers(1, 3)),
+        "sweeps": draw(st.integers(1, 3)),
         "ahead": draw(st.integers(1, 3)),
     }
     return homes, {**shape, "nodes": nodes, "seed": draw(st.integers(0, 99))}, random
@@ -163,7 +166,7 @@ def test_ring_and_sync_are_the_nested_loops_to_the_bit(grid, order):
     homes, options, random = grid
     world = World(homes, order=order, **options).run(any_worker(random))
     by_shard, by_block, shard_values, block_values = nested_loops(
-        len(homes), options["blocks"], options["laps"]
+        len(homes), options["blocks"], options["sweeps"]
     )
     assert world.by_shard == by_shard
     assert world.by_block == by_block
@@ -191,7 +194,7 @@ def test_sync_issues_no_step_before_all_have_made_the_one_before(grid):
                 assert len(visit.shards) == 1
                 step = len(world.by_block[visit.block])
                 assert sum(map(len, world.by_block)) // blocks == step
-                assert visit.lap == step // n
+                assert visit.sweep == step // n
         world.run_one(choose([worker for worker, queue in world.queues.items() if queue]))
 
 
@@ -221,7 +224,7 @@ def test_blocks_do_not_gather_before_a_slow_worker():
         busy = [worker for worker, queue in world.queues.items() if queue]
         world.run_one(next((worker for worker in reversed(busy) if worker != "w5"), "w5"))
         last = Counter(f"w{met[-1][0]}" for met in world.by_block if met)
-        most |= last + Counter(visit.worker for visit in world.circulate.under_way())
+        most |= last + Counter(visit.worker for visit in world.schedule.running_passes())
     assert max(most.values()) == most["w4"] == 3 * 4 + 2
     assert world.by_shard == nested_loops(8, 32, 3)[0]
 
@@ -229,7 +232,7 @@ def test_blocks_do_not_gather_before_a_slow_worker():
 def test_a_visit_covers_the_shards_of_a_worker():
     """Four workers of four shards, sixteen blocks: a block passes a worker in one visit, but for the blocks that start there."""
     world = World(homes_of(16, 4), 16, 3, order="ring").run(lambda busy: busy[0])
-    lengths = Counter(len(visit.shards) for visit in world.issued if visit.lap == 1)
+    lengths = Counter(len(visit.shards) for visit in world.issued if visit.sweep == 1)
     assert lengths[4] >= 3 * 16
     assert sum(lengths.values()) <= 5 * 16
 
@@ -246,8 +249,8 @@ def test_with_nodes_a_block_passes_all_workers_of_a_node_before_the_next(grid, o
     world = World(homes, order=order, **options).run(any_worker(random))
     node = (lambda worker: options["nodes"][worker]) if options["nodes"] else (lambda worker: "all")
     for block in range(options["blocks"]):
-        for lap in range(options["laps"]):
-            tour = [node(v.worker) for v in world.issued if (v.block, v.lap) == (block, lap)]
+        for sweep in range(options["sweeps"]):
+            tour = [node(v.worker) for v in world.issued if (v.block, v.sweep) == (block, sweep)]
             moves = 1 + sum(a != b for a, b in pairwise(tour))
             assert moves == len(set(tour)) == len({node(worker) for worker in homes})
 
@@ -262,12 +265,12 @@ def test_tours_of_a_node_are_in_random_order():
 
 
 def test_without_room_anywhere_a_block_waits_for_who_has_room_first():
-    circulate = Circulate(homes_of(2, 2), 5, 1, order="uniform", ahead=1)
-    first = circulate.begin()
+    schedule = RotationSchedule(homes_of(2, 2), 5, 1, order="uniform", max_in_flight=1)
+    first = schedule.start()
     assert sorted(visit.worker for visit in first) == ["w0", "w1"]
-    (second,) = circulate.on(Done("w0", first[0].id, 1.0))
+    (second,) = schedule.on(Done("w0", first[0].id, 1.0))
     assert second.worker == "w0"  # a block that waited; the one that is done has to wait for w1
-    (third,) = circulate.on(Done("w1", first[1].id, 1.0))
+    (third,) = schedule.on(Done("w1", first[1].id, 1.0))
     assert third.worker == "w1"
     assert third.block not in {first[1].block, second.block}
 
@@ -278,13 +281,15 @@ def test_a_full_queue_is_drawn_again_and_the_shortest_is_preferred():
     for shortest in (False, True):
         seen = Counter()
         for seed in range(300):
-            nomad = Nomad(homes_of(6, 6), 20, 1, ahead=3, shortest=shortest, seed=seed, nodes=None)
+            nomad = Nomad(
+                homes_of(6, 6), 20, 1, max_in_flight=3, shortest=shortest, seed=seed, nodes=None
+            )
             taken = [
-                nomad.take(f"w{w}", 0)
+                nomad.next_pass(f"w{w}", 0)
                 for w, load in enumerate([3, 2, 1, 1, 2, 1])
                 for _ in range(load)
             ]
-            seen[nomad.passed(taken[-1])[0]] += 1
+            seen[nomad.complete_pass(taken[-1])[0]] += 1
         goals[shortest] = seen
     assert set(goals[True]) == {"w2", "w3"}
     assert set(goals[False]) == {"w1", "w2", "w3", "w4"}
@@ -302,7 +307,7 @@ def test_the_same_seed_and_the_same_events_give_the_same_visits(order):
 
 
 def test_a_worker_is_never_idle_while_a_block_could_come():
-    """With all workers alike and blocks enough, the first lap takes little more than blocks x shards / workers rounds."""
+    """With all workers alike and blocks enough, the first sweep takes little more than blocks x shards / workers rounds."""
     world = World(homes_of(8, 8), 32, 1, order="shortest")
     rounds = 0
     while world.finish is None:
@@ -317,30 +322,30 @@ def test_a_worker_is_never_idle_while_a_block_could_come():
 def test_a_lost_worker_ends_the_stretch(order):
     world = World(homes_of(6, 3), 6, 2, order=order)
     world.run_one("w0")
-    circulate = world.circulate
-    visits = circulate.under_way()
-    assert circulate.on(Lost("nobody")) == []
-    (finish,) = circulate.on(Lost("w1"))
+    schedule = world.schedule
+    visits = schedule.running_passes()
+    assert schedule.on(Lost("nobody")) == []
+    (finish,) = schedule.on(Lost("w1"))
     assert finish == Finish("w1 was lost")
-    assert all(circulate.on(Done(visit.worker, visit.id, 1.0)) == [] for visit in visits)
-    assert circulate.on(Lost("w2")) == []
-    assert circulate.state()["reason"] == "w1 was lost"
-    assert circulate.done_cells == sum(map(len, world.by_shard))
-    circulate.check()
+    assert all(schedule.on(Done(visit.worker, visit.id, 1.0)) == [] for visit in visits)
+    assert schedule.on(Lost("w2")) == []
+    assert schedule.state()["reason"] == "w1 was lost"
+    assert schedule.done_cells == sum(map(len, world.by_shard))
+    schedule.check()
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_it_does_not_know_changes_nothing(order):
     world = World(homes_of(4, 2), 4, 1, order=order)
-    circulate, before = world.circulate, world.circulate.state()
-    visit = circulate.under_way()[0]
+    schedule, before = world.schedule, world.schedule.state()
+    visit = schedule.running_passes()[0]
     other = "w1" if visit.worker == "w0" else "w0"
-    assert circulate.on(Done("nobody", visit.id, 1.0)) == []
-    assert circulate.on(Done(other, visit.id, 1.0)) == []
-    assert circulate.on(Done(visit.worker, 999, 1.0)) == []
-    assert circulate.state() == before
+    assert schedule.on(Done("nobody", visit.id, 1.0)) == []
+    assert schedule.on(Done(other, visit.id, 1.0)) == []
+    assert schedule.on(Done(visit.worker, 999, 1.0)) == []
+    assert schedule.state() == before
     world.run(lambda busy: busy[-1])
-    assert circulate.on(Done(visit.worker, visit.id, 1.0)) == []  # said twice
+    assert schedule.on(Done(visit.worker, visit.id, 1.0)) == []  # said twice
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -348,20 +353,20 @@ def test_state_is_json_and_tells_where_everything_is(order):
     world = World(homes_of(4, 2), 3, 2, order=order)
     seen = []
     while world.finish is None:
-        state = json.loads(json.dumps(world.circulate.state()))
+        state = json.loads(json.dumps(world.schedule.state()))
         assert [
-            Visit(**{**v, "shards": tuple(v["shards"])}) for v in state["under_way"]
-        ] == world.circulate.under_way()
-        assert state["block_laps"] == [len(met) // 4 for met in world.by_block]
-        ahead = [sum(shard in v["shards"] for v in state["under_way"]) for shard in range(4)]
-        assert state["shard_laps"] == [
+            BlockPass(**{**v, "shards": tuple(v["shards"])}) for v in state["in_flight"]
+        ] == world.schedule.running_passes()
+        assert state["block_sweeps"] == [len(met) // 4 for met in world.by_block]
+        ahead = [sum(shard in v["shards"] for v in state["in_flight"]) for shard in range(4)]
+        assert state["shard_sweeps"] == [
             (len(met) + ahead[s]) // 3 for s, met in enumerate(world.by_shard)
         ]
         seen.append(state["done_cells"])
         world.run_one(next(worker for worker, queue in world.queues.items() if queue))
     assert seen == sorted(seen)
-    end = world.circulate.state()
-    assert (end["order"], end["done_cells"], end["block_laps"], end["shard_laps"]) == (
+    end = world.schedule.state()
+    assert (end["order"], end["done_cells"], end["block_sweeps"], end["shard_sweeps"]) == (
         order,
         24,
         [2] * 3,
@@ -369,31 +374,31 @@ def test_state_is_json_and_tells_where_everything_is(order):
     )
 
 
-def test_no_laps_are_over_before_they_begin():
-    circulate = Circulate(["a"], 3, 0)
-    assert circulate.begin() == [Finish()]
-    assert circulate.on(Done("a", 0, 1.0)) == []
+def test_no_sweeps_are_over_before_they_begin():
+    schedule = RotationSchedule(["a"], 3, 0)
+    assert schedule.start() == [Finish()]
+    assert schedule.on(Done("a", 0, 1.0)) == []
 
 
 @pytest.mark.parametrize(
     ("homes", "blocks", "options", "says"),
     [
-        (["a", "b", "a"], 2, {}, "a is the home of shards 0..0 and of 2"),
+        (["a", "b", "a"], 2, {}, "a owns shards 0..0 and 2"),
         ([], 2, {}, "0 shards"),
         (["a"], 0, {}, "0 blocks"),
-        (["a"], 1, {"ahead": 0}, "0 visits ahead"),
-        (["a"], 1, {"laps": -1}, "-1 laps"),
+        (["a"], 1, {"max_in_flight": 0}, "max_in_flight 0"),
+        (["a"], 1, {"sweeps": -1}, "-1 sweeps"),
         (["a"], 1, {"order": "zigzag"}, "sync, ring, uniform, shortest"),
     ],
 )
 def test_what_cannot_be_is_refused(homes, blocks, options, says):
     with pytest.raises(ParameterError, match=says):
-        Circulate(homes, blocks, **{"laps": 1, **options})
+        RotationSchedule(homes, blocks, **{"sweeps": 1, **options})
 
 
 def test_workers_that_are_on_no_node_are_refused():
-    with pytest.raises(ParameterError, match="w1 is on no node"):
-        Circulate(["w0", "w1"], 2, 1, order="uniform", nodes={"w0": "n"})
+    with pytest.raises(ParameterError, match="w1 has no node"):
+        RotationSchedule(["w0", "w1"], 2, 1, order="uniform", nodes={"w0": "n"})
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -401,23 +406,26 @@ def test_check_sees_a_block_in_two_places_and_books_that_do_not_agree(order):
     def begun():
         world = World(homes_of(4, 4), 16, 2, order=order)
         world.run_one("w0")
-        return world.circulate
+        return world.schedule
 
-    circulate = begun()
-    first, second = circulate.under_way()[:2]
-    circulate._held[first.worker][first.id] = first._replace(block=second.block)
+    schedule = begun()
+    first, second = schedule.running_passes()[:2]
+    schedule._in_flight[first.worker][first.id] = first._replace(block=second.block)
     with pytest.raises(AssertionError, match="two places"):
-        circulate.check()
-    circulate = begun()
-    circulate._held[first.worker] |= {90: first._replace(block=90), 91: first._replace(block=91)}
-    with pytest.raises(AssertionError, match="more visits"):
-        circulate.check()
-    circulate = begun()
-    for held in circulate._held.values():
+        schedule.check()
+    schedule = begun()
+    schedule._in_flight[first.worker] |= {
+        90: first._replace(block=90),
+        91: first._replace(block=91),
+    }
+    with pytest.raises(AssertionError, match="too many passes"):
+        schedule.check()
+    schedule = begun()
+    for held in schedule._in_flight.values():
         held.clear()
-    with pytest.raises(AssertionError, match="nothing is under way"):
-        circulate.check()
-    circulate = begun()
-    circulate._held["w1"].popitem()  # a visit that nobody knows of any more
+    with pytest.raises(AssertionError, match="nothing is in flight"):
+        schedule.check()
+    schedule = begun()
+    schedule._in_flight["w1"].popitem()  # a visit that nobody knows of any more
     with pytest.raises(AssertionError):
-        circulate.check()
+        schedule.check()

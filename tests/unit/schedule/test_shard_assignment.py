@@ -1,4 +1,4 @@
-"""Homes by speed: the least time that any cut into consecutive shards takes, found by trying them all."""
+"""Shard assignment by speed: the least time of any cut into consecutive shards, by brute force."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xcray.errors import ParameterError
-from xcray.schedule.shard_assignment import homes_by_speed
+from xcray.schedule.shard_assignment import assign_by_speed
 
 
 def slowest(costs, speeds, homes):
@@ -39,7 +39,7 @@ def test_no_cut_is_better(n_shards, n_workers, seed):
     costs = [random.choice([1.0, 2.0, 0.0, random.random()]) for _ in range(n_shards)]
     costs[random.randrange(n_shards)] = 1.0
     speeds = {f"w{w}": random.choice([1.0, 0.25, 0.01 + random.random()]) for w in range(n_workers)}
-    homes = homes_by_speed(costs, speeds)
+    homes = assign_by_speed(costs, speeds)
     assert len(homes) == n_shards
     assert [name for name in speeds if name in homes] == list(
         dict.fromkeys(homes)
@@ -49,30 +49,30 @@ def test_no_cut_is_better(n_shards, n_workers, seed):
 
 
 def test_alike_workers_share_alike():
-    assert homes_by_speed([1.0] * 6, dict.fromkeys("abc", 2.0)) == tuple("aabbcc")
-    assert homes_by_speed([1.0] * 4, dict.fromkeys("abc", 1.0)) == tuple(
+    assert assign_by_speed([1.0] * 6, dict.fromkeys("abc", 2.0)) == tuple("aabbcc")
+    assert assign_by_speed([1.0] * 4, dict.fromkeys("abc", 1.0)) == tuple(
         "abbc"
     )  # not aabb and nothing for c
 
 
 def test_a_worker_four_times_slower_gets_a_quarter_of_the_shards():
-    homes = homes_by_speed([1.0] * 26, {"a": 1.0, "slow": 0.25, "c": 1.0, "d": 1.0})
+    homes = assign_by_speed([1.0] * 26, {"a": 1.0, "slow": 0.25, "c": 1.0, "d": 1.0})
     assert [homes.count(name) for name in ("a", "slow", "c", "d")] == [8, 2, 8, 8]
 
 
 def test_a_worker_that_would_hold_up_the_others_gets_nothing():
-    assert homes_by_speed([1.0, 1.0], {"a": 1.0, "b": 0.25}) == ("a", "a")
+    assert assign_by_speed([1.0, 1.0], {"a": 1.0, "b": 0.25}) == ("a", "a")
 
 
 def test_shards_of_unknown_cost_are_counted():
-    assert homes_by_speed([0.0] * 4, {"a": 1.0, "b": 1.0}) == tuple("aabb")
+    assert assign_by_speed([0.0] * 4, {"a": 1.0, "b": 1.0}) == tuple("aabb")
 
 
 def test_many_shards_and_workers_of_any_speed_come_near_the_ideal():
     random = Random(0)
     costs = [0.5 + random.random() for _ in range(4000)]
     speeds = {f"w{w}": 0.2 + random.random() for w in range(200)}
-    assert slowest(costs, speeds, homes_by_speed(costs, speeds)) <= 1.05 * sum(costs) / sum(
+    assert slowest(costs, speeds, assign_by_speed(costs, speeds)) <= 1.05 * sum(costs) / sum(
         speeds.values()
     )
 
@@ -89,4 +89,4 @@ def test_many_shards_and_workers_of_any_speed_come_near_the_ideal():
 )
 def test_what_cannot_be_is_refused(costs, speeds):
     with pytest.raises(ParameterError, match="give costs >= 0 and speeds > 0"):
-        homes_by_speed(costs, speeds)
+        assign_by_speed(costs, speeds)

@@ -14,16 +14,16 @@ from xcray.arrays import csr_from, frozen, pattern
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.training import softmax as kernel
 from xcray.solvers import quasi_newton
-from xcray.solvers.dsmlr import DSMLRSolver, Grid, Rest, Step
+from xcray.solvers.dsmlr import DSMLRSolver, Grid, Step, SyncState
 from xcray.solvers.multinomial import (
     Shard,
-    shard_of,
+    append_constant,
+    label_targets,
+    make_shard,
     shard_rows,
-    targets_of,
     total_weight,
-    with_constant,
 )
-from xcray.solvers.shard_state import SLICE
+from xcray.solvers.shard_state import SLICE_MULTIPLICATIONS
 
 N, D, K = 40, 7, 6
 
@@ -55,7 +55,7 @@ def passed(solver, local, block, verb, epoch=1, rate=1.0):
 def blocks_of(W, n_blocks):
     """Weights in blocks, without state."""
     ends = [K * j // n_blocks for j in range(n_blocks + 1)]
-    start = DSMLRSolver().start
+    start = DSMLRSolver().initial_block
     return [
         start(lo, hi, D)._replace(W=np.ascontiguousarray(W[:, lo:hi], np.float32))
         for lo, hi in itertools.pairwise(ends)
@@ -110,12 +110,12 @@ def test_a_lap_of_sums_makes_b_and_the_loss_exact(dense, n_blocks):
         .astype(np.float64)
     )
     solver = DSMLRSolver()
-    local = solver.local(shard(X, Y, c, dense=dense), 3, Grid(1, n_blocks), None)
+    local = solver.make_shard_state(shard(X, Y, c, dense=dense), 3, Grid(1, n_blocks), None)
     told = [passed(solver, local, block, "sum")[1] for block in blocks_of(W, n_blocks)]
-    assert [each.lap is None for each in told] == [True] * (n_blocks - 1) + [False]
+    assert [each.sweep is None for each in told] == [True] * (n_blocks - 1) + [False]
     assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=2e-6)
-    assert told[-1].lap.shard == 3
-    assert told[-1].lap.loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-6)
+    assert told[-1].sweep.shard == 3
+    assert told[-1].sweep.loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-6)
     assert sum(each.squared for each in told) == pytest.approx((W**2).sum(), rel=1e-12)
 
 
@@ -128,14 +128,14 @@ def test_sums_that_would_overflow_do_not():
         .astype(np.float64)
     )
     solver = DSMLRSolver()
-    local = solver.local(shard(X, Y, c), 0, Grid(1, 3), None)
+    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 3), None)
     for block in blocks_of(W, 3):
         passed(solver, local, block, "sum")
     assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=1e-5)
     after, _ = passed(
         solver,
         local,
-        solver.start(0, 2, D)._replace(W=np.full((D, 2), 3000.0, np.float32)),
+        solver.initial_block(0, 2, D)._replace(W=np.full((D, 2), 3000.0, np.float32)),
         "update",
     )
     assert np.isfinite(after.W).all()
@@ -147,7 +147,7 @@ def test_gathered_gradients_are_those_of_the_objective(dense):
     W = np.random.default_rng(4).normal(size=(D, K)).astype(np.float32).astype(np.float64)
     solver, halves = DSMLRSolver(), (np.arange(0, 25), np.arange(25, N))
     locals_ = [
-        solver.local(shard(X, Y, c, rows, dense), s, Grid(2, 2), None)
+        solver.make_shard_state(shard(X, Y, c, rows, dense), s, Grid(2, 2), None)
         for s, rows in enumerate(halves)
     ]
     for verb in ("sum", "curvature"):
@@ -168,9 +168,9 @@ def test_steps_are_those_of_the_naive_twin(adaptive, summed):
     W, h, b = rng.normal(size=(D, hi - lo)), rng.uniform(0.5, 1.0, D), rng.normal(size=N)
     norm, order = rng.uniform(0.0, 0.2, D), rng.permutation(N)
     want, wanted_h = naive.steps(W, h, b, X, Y[:, lo:hi], c, order, 0.7, norm, 0.5, adaptive)
-    local = DSMLRSolver().local(shard(X, Y, c), 0, Grid(1, 1), None)
+    local = DSMLRSolver().make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
     local.rows.b[:] = b
-    rule = kernel.Rule(np.float32(0.7), frozen(norm, np.float32), np.float32(0.5), adaptive)
+    rule = kernel.StepRule(np.float32(0.7), frozen(norm, np.float32), np.float32(0.5), adaptive)
     W, h = W.astype(np.float32), h.astype(np.float32)
     kernel.steps(local.rows, order, lo, W, h, rule, summed)
     assert pytest.approx(want, rel=1e-4, abs=1e-5) == W
@@ -181,11 +181,11 @@ def test_steps_are_those_of_the_naive_twin(adaptive, summed):
 def test_an_epoch_takes_the_whole_norm_once():
     """Where targets are the probabilities, rows pull at nothing, and what is left of an epoch is the norm's share of each row."""
     X, _, c = problem(6)
-    solver = DSMLRSolver(lam=0.01, steps="sqrt", pairs=0)
+    solver = DSMLRSolver(lam=0.01, steps="sqrt", history=0)
     Y = np.full((N, K), 1.0 / K)
-    local = solver.local(shard(X, Y, c), 0, Grid(1, 1), None)
+    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
     tiny = 1e-5  # so that scores, and with them probabilities, hardly move
-    block = solver.start(0, K, D)._replace(W=np.full((D, K), tiny, np.float32))
+    block = solver.initial_block(0, K, D)._replace(W=np.full((D, K), tiny, np.float32))
     local.rows.b[:] = naive.exact_b(block.W.astype(np.float64), X)
     after, _ = passed(solver, local, block, "update", rate=0.01)
     rate = 0.01 * N / ((X**2).sum() / N)
@@ -201,7 +201,7 @@ def test_batches_of_dense_rows_step_against_their_gradient():
     )
     norm = frozen(np.full(D, 0.01), np.float32)
     after = W.copy()
-    kernel.batch_step(G, N, after, h, kernel.Rule(np.float32(0.5), norm, np.float32(1.0), True))
+    kernel.batch_step(G, N, after, h, kernel.StepRule(np.float32(0.5), norm, np.float32(1.0), True))
     size = 0.5 / np.sqrt(1.0 + (G.astype(np.float64) ** 2).sum(axis=1))
     assert h == pytest.approx(1.0 + (G.astype(np.float64) ** 2).sum(axis=1), rel=1e-6)
     assert after == pytest.approx(
@@ -213,12 +213,12 @@ def test_the_best_labels_of_watched_rows_are_kept_across_blocks():
     X, Y, c = problem(8)
     W = np.round(np.random.default_rng(8).normal(size=(D, K)), 1)  # so that scores tie
     solver = DSMLRSolver()
-    local = solver.local(shard(X, Y, c), 0, Grid(1, 3), shard(X, Y, c))
+    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 3), shard(X, Y, c))
     for _ in range(2):  # a lap leaves nothing behind
         told = [passed(solver, local, block, "observe")[1] for block in blocks_of(W, 3)]
-    found, S = told[-1].lap, (X @ W).astype(np.float32)
+    found, S = told[-1].sweep, (X @ W).astype(np.float32)
     assert found.labels.shape == (N, 5)
-    assert found.watched_loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-5)
+    assert found.held_out_loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-5)
     for i in range(N):
         assert found.scores[i] == pytest.approx(np.sort(S[i])[::-1][:5], abs=1e-5)
         assert (np.diff(found.labels[i])[np.diff(found.scores[i]) == 0.0] > 0).all()
@@ -228,8 +228,8 @@ def test_the_best_labels_of_watched_rows_are_kept_across_blocks():
 def test_a_block_that_is_not_owned_is_not_written():
     X, Y, c = problem(9)
     solver = DSMLRSolver()
-    local = solver.local(shard(X, Y, c), 0, Grid(1, 1), None)
-    block = solver.start(0, K, D)
+    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
+    block = solver.initial_block(0, K, D)
     arrays = (block.W, *block.state)
     for array in arrays:
         array.flags.writeable = False
@@ -244,13 +244,17 @@ def test_a_block_that_is_not_owned_is_not_written():
 def test_a_visit_stops_between_slices():
     X, Y, c = problem()
     solver = DSMLRSolver()
-    local = solver.local(shard(X, Y, c), 0, Grid(1, 1), None)
+    local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
     for verb in ("both", "sum", "gradient"):
         with pytest.raises(Stopped):
             solver.step(
-                local, solver.start(0, K, D), Step(verb, 1, 1.0), owned=False, stopped=lambda: True
+                local,
+                solver.initial_block(0, K, D),
+                Step(verb, 1, 1.0),
+                owned=False,
+                stopped=lambda: True,
             )
-    assert SLICE < 1e9  # a slice is a part of a second
+    assert SLICE_MULTIPLICATIONS < 1e9  # a slice is a part of a second
 
 
 def test_shards_split_the_rows():
@@ -267,7 +271,7 @@ def test_rows_without_labels_are_left_out_and_targets_add_up():
     Y = pattern([0, 2, 2, 3, 6], [0, 4, 2, 0, 1, 3], 5)
     weights = np.array([1.0, 9.0, 2.0, 3.0], np.float32)
     total = total_weight(Y, weights)
-    found = shard_of(X, Y, np.arange(4), total=total, weights=weights, bias=0.5)
+    found = make_shard(X, Y, np.arange(4), total=total, weights=weights, bias=0.5)
     assert total == 6.0
     assert found.rows.tolist() == [0, 2, 3]
     assert found.weights.tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
@@ -279,14 +283,14 @@ def test_rows_without_labels_are_left_out_and_targets_add_up():
         [6, 7, 8, 0.5],
         [9, 10, 11, 0.5],
     ]
-    assert targets_of(Y).data.tolist() == pytest.approx([0.5, 0.5, 1.0, 1 / 3, 1 / 3, 1 / 3])
-    assert with_constant(X, 0.0) is X
+    assert label_targets(Y).data.tolist() == pytest.approx([0.5, 0.5, 1.0, 1 / 3, 1 / 3, 1 / 3])
+    assert append_constant(X, 0.0) is X
 
 
 def test_rows_with_few_zeros_are_kept_dense():
     X, Y, _ = problem(dense=True)
-    full = shard_of(csr_from(X), _labels(Y), np.arange(N), total=float(N))
-    thin = shard_of(csr_from(problem()[0]), _labels(Y), np.arange(N), total=float(N))
+    full = make_shard(csr_from(X), _labels(Y), np.arange(N), total=float(N))
+    thin = make_shard(csr_from(problem()[0]), _labels(Y), np.arange(N), total=float(N))
     assert full.dense is not None
     assert full.dense == pytest.approx(X)
     assert thin.dense is None
@@ -311,58 +315,60 @@ def test_the_grid_gives_every_worker_two_shards_and_blocks_that_travel():
 
 def rest(epoch, objective, **more):
     """A rest at the first rate."""
-    return Rest(epoch, more.pop("rate", 1.0), objective, **more)
+    return SyncState(epoch, more.pop("rate", 1.0), objective, **more)
 
 
 def test_the_judge_goes_back_when_the_objective_rose():
     solver = DSMLRSolver()
-    assert solver.judge([rest(1, 2.0)])[:3] == (1.0, None, False)
-    assert solver.judge([rest(1, 2.0), rest(2, 2.5)])[:3] == (0.5, None, True)
-    assert solver.judge([rest(1, float("inf"))])[:3] == (0.5, None, True)
-    after = solver.judge([rest(1, 2.0), rest(2, 2.5, back=True), rest(2, 1.5, rate=0.5)])
+    assert solver.decide([rest(1, 2.0)])[:3] == (1.0, None, False)
+    assert solver.decide([rest(1, 2.0), rest(2, 2.5)])[:3] == (0.5, None, True)
+    assert solver.decide([rest(1, float("inf"))])[:3] == (0.5, None, True)
+    after = solver.decide([rest(1, 2.0), rest(2, 2.5, rolled_back=True), rest(2, 1.5, rate=0.5)])
     assert after[:4] == (0.5, None, False, None)
-    assert solver.judge([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).turn == "enter"
-    assert DSMLRSolver(pairs=0).judge([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).turn is None
+    assert solver.decide([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).lbfgs_action == "enter"
+    assert (
+        DSMLRSolver(history=0).decide([rest(1, 2.0), rest(2, 2.5, rate=0.01)]).lbfgs_action is None
+    )
 
 
 def test_the_judge_lets_exact_gradients_take_over_and_ends():
-    solver = DSMLRSolver(finish=0.05, tolerance=1e-3)
-    assert solver.judge([rest(1, 1.0), rest(2, 0.9)]).turn is None
-    assert solver.judge([rest(1, 1.0), rest(2, 0.97)]).turn == "enter"
+    solver = DSMLRSolver(lbfgs_switch_tol=0.05, tolerance=1e-3)
+    assert solver.decide([rest(1, 1.0), rest(2, 0.9)]).lbfgs_action is None
+    assert solver.decide([rest(1, 1.0), rest(2, 0.97)]).lbfgs_action == "enter"
     assert (
         "less than 0.001"
-        in DSMLRSolver(pairs=0, tolerance=1e-3).judge([rest(1, 1.0), rest(2, 0.9995)]).stop
+        in DSMLRSolver(history=0, tolerance=1e-3).decide([rest(1, 1.0), rest(2, 0.9995)]).stop
     )
-    assert solver.judge([rest(1, 1.0), rest(500, 0.9)]).stop == "all 500 epochs are done"
+    assert solver.decide([rest(1, 1.0), rest(500, 0.9)]).stop == "all 500 epochs are done"
     base = [rest(1, 1.0), rest(2, 0.97)]
     trial = {"length": 1.0, "slope": -0.1}
-    assert solver.judge([*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")
-    assert solver.judge([*base, rest(3, 0.9699999, **trial)])[2:] == (
+    assert solver.decide([*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")
+    assert solver.decide([*base, rest(3, 0.9699999, **trial)])[2:] == (
         True,
         "retry",
         0.5,
     )  # less than Armijo asks for
-    assert solver.judge([*base, rest(3, float("nan"), **trial)])[2:] == (True, "retry", 0.5)
-    stuck = solver.judge([*base, rest(3, 1.0, length=1e-4, slope=-0.1)])
-    assert stuck.back
+    assert solver.decide([*base, rest(3, float("nan"), **trial)])[2:] == (True, "retry", 0.5)
+    stuck = solver.decide([*base, rest(3, 1.0, length=1e-4, slope=-0.1)])
+    assert stuck.roll_back
     assert stuck.length == 0.0
     assert "single precision" in stuck.stop
     slow = [rest(3 + i, 0.9 - 1e-5 * i, length=1.0, slope=-1e-9) for i in range(6)]
-    assert "less than 0.001" in solver.judge([*base, *slow]).stop
+    assert "less than 0.001" in solver.decide([*base, *slow]).stop
 
 
 def test_the_judge_hears_of_held_out_rows():
-    solver = DSMLRSolver(patience=2)
+    solver = DSMLRSolver(early_stopping_rounds=2)
     falling = [
         rest(i + 1, 1.0 / (i + 1), held_out=loss) for i, loss in enumerate((3.0, 2.0, 2.1, 2.2))
     ]
-    assert "held-out" in solver.judge(falling).stop
-    assert solver.judge(falling[:3]).stop is None
-    assert DSMLRSolver().judge(falling).stop is None
+    assert "held-out" in solver.decide(falling).stop
+    assert solver.decide(falling[:3]).stop is None
+    assert DSMLRSolver().decide(falling).stop is None
 
 
 def test_parameters_are_checked():
-    for wrong in ({"lam": 0.0}, {"mode": "three"}, {"order": "star"}, {"epochs": 0}, {"pairs": -1}):
+    for wrong in ({"lam": 0.0}, {"passes": 3}, {"order": "star"}, {"epochs": 0}, {"history": -1}):
         with pytest.raises(ParameterError):
             DSMLRSolver(**wrong)
 
@@ -370,7 +376,7 @@ def test_parameters_are_checked():
 def test_exported_labels_lose_small_weights_and_keep_their_bias():
     solver = DSMLRSolver(bias=2.0, prune=0.1)
     W = np.array([[0.5, 0.05], [-0.2, 0.0], [0.25, -0.5]], np.float32)
-    block = solver.export(solver.start(4, 6, 3)._replace(W=W), np.array([7, 8]))
+    block = solver.export(solver.initial_block(4, 6, 3)._replace(W=W), np.array([7, 8]))
     assert block.labels.tolist() == [4, 5]
     assert block.W.to_scipy().toarray().tolist() == [[0.5, pytest.approx(-0.2)], [0.0, 0.0]]
     assert block.bias.tolist() == [0.5, -1.0]
@@ -390,24 +396,24 @@ def test_split_vectors_take_the_direction_of_the_two_loops(m, whole):
     M = (
         np.linalg.inv(C + 100 * 0.01 * np.eye(D))
         if whole
-        else np.diag((C + 100 * 0.01) ** -quasi_newton.POWER)
+        else np.diag((C + 100 * 0.01) ** -quasi_newton.DIAGONAL_POWER)
     )
     memories = []
     for lo, hi in itertools.pairwise(ends):
-        part = quasi_newton.begin(
+        part = quasi_newton.start_history(
             lo, hi, np.zeros((D, hi - lo), np.float32), np.float32(g[:, lo:hi]), np.float32(C), 0.01
         )
         pairs = [tuple(np.float32(each[:, lo:hi]) for each in vectors) for vectors in (S, Y)]
         memories.append(part._replace(S=pairs[0], Y=pairs[1]))
     coefs, slope = quasi_newton.coefficients(
-        quasi_newton.total([quasi_newton.products(each) for each in memories])
+        quasi_newton.sum_products([quasi_newton.products(each) for each in memories])
     )
-    aims = [quasi_newton.aimed(each, coefs) for each in memories]
+    aims = [quasi_newton.with_direction(each, coefs) for each in memories]
     want = naive.two_loops(g, S, Y, M)
-    assert np.hstack([each.aim for each in aims]) == pytest.approx(want, rel=2e-4, abs=2e-4)
+    assert np.hstack([each.direction for each in aims]) == pytest.approx(want, rel=2e-4, abs=2e-4)
     assert slope == pytest.approx((g * want).sum(), rel=1e-4)
     assert slope < 0.0
-    assert np.hstack([quasi_newton.moved(each, 0.5) for each in aims]) == pytest.approx(
+    assert np.hstack([quasi_newton.weights_at_step(each, 0.5) for each in aims]) == pytest.approx(
         0.5 * want, rel=1e-3, abs=2e-4
     )
 
@@ -415,13 +421,13 @@ def test_split_vectors_take_the_direction_of_the_two_loops(m, whole):
 def test_a_memory_keeps_the_last_pairs_and_travels_as_a_block():
     rng = np.random.default_rng(20)
     points = [rng.normal(size=(D, 2)).astype(np.float32) for _ in range(5)]
-    memory = quasi_newton.begin(2, 4, points[0], points[0], np.ones(D, np.float32), 0.5)
+    memory = quasi_newton.start_history(2, 4, points[0], points[0], np.ones(D, np.float32), 0.5)
     for point in points[1:]:
-        memory = quasi_newton.remember(memory, point, point, 0.5, 3)
+        memory = quasi_newton.update_history(memory, point, point, 0.5, 3)
     assert len(memory.S) == len(memory.Y) == 3
     assert memory.S[-1] == pytest.approx(points[4] - points[3])
     assert memory.Y[-1] == pytest.approx(1.5 * (points[4] - points[3]), rel=1e-5)
-    again = quasi_newton.memory_of(quasi_newton.as_weights(memory))
+    again = quasi_newton.unpack(quasi_newton.pack(memory))
     for one, other in zip(
         again[2:6] + again.S + again.Y, memory[2:6] + memory.S + memory.Y, strict=True
     ):
@@ -431,25 +437,25 @@ def test_a_memory_keeps_the_last_pairs_and_travels_as_a_block():
 def test_pairs_without_curvature_are_passed_over():
     rng = np.random.default_rng(21)
     g, s = rng.normal(size=(D, 2)).astype(np.float32), rng.normal(size=(D, 2)).astype(np.float32)
-    memory = quasi_newton.begin(0, 2, np.zeros_like(g), g, np.ones(D, np.float32), 1e-9)._replace(
-        S=(s,), Y=(-s,)
-    )
+    memory = quasi_newton.start_history(
+        0, 2, np.zeros_like(g), g, np.ones(D, np.float32), 1e-9
+    )._replace(S=(s,), Y=(-s,))
     coefs, slope = quasi_newton.coefficients(quasi_newton.products(memory))
-    assert quasi_newton.aimed(memory, coefs).aim == pytest.approx(-g, rel=1e-4)
+    assert quasi_newton.with_direction(memory, coefs).direction == pytest.approx(-g, rel=1e-4)
     assert slope == pytest.approx(-float((g.astype(np.float64) ** 2).sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize("steps", ["adaptive", "sqrt"])
-@pytest.mark.parametrize("mode", ["both", "two"])
-def test_steps_alone_come_near_the_optimum_without_tuning(steps, mode):
+@pytest.mark.parametrize("passes", [1, 2])
+def test_steps_alone_come_near_the_optimum_without_tuning(steps, passes):
     """Plain nested loops over a grid of 3 x 2: no schedule, no team."""
     X, Y, c = problem(30)
-    solver = DSMLRSolver(lam=0.01, pairs=0, steps=steps, mode=mode)
+    solver = DSMLRSolver(lam=0.01, history=0, steps=steps, passes=passes)
     parts = [shard(X, Y, c, rows) for rows in np.array_split(np.arange(N), 3)]
-    locals_ = [solver.local(part, s, Grid(3, 2), None) for s, part in enumerate(parts)]
-    blocks = [solver.start(lo, hi, D) for lo, hi in ((0, 3), (3, K))]
+    locals_ = [solver.make_shard_state(part, s, Grid(3, 2), None) for s, part in enumerate(parts)]
+    blocks = [solver.initial_block(lo, hi, D) for lo, hi in ((0, 3), (3, K))]
     for epoch in range(1, 41):
-        for verb in solver.laps(1, False):
+        for verb in solver.sweep_kinds(1, False):
             for s, local in enumerate(locals_):
                 for j in range(2):
                     blocks[j] = solver.step(local, blocks[j], Step(verb, epoch, 1.0), owned=s > 0)[

@@ -19,11 +19,13 @@ LAM = 0.01
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 @pytest.mark.parametrize("cells", [1, 7, 1 << 19])  # one row at a time, a few, all
 def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
-    monkeypatch.setattr(lbfgs, "CELLS", cells)
+    monkeypatch.setattr(lbfgs, "MAX_SCORES", cells)
     X, Y, c = problem(0, n=40, d=6, k=4)
     work = work_of(LBFGSSolver(lam=LAM), (X, Y, c), 3, sparse)
     W = np.random.default_rng(1).normal(size=(6, 4))
-    answers = [work.hand(f"worker-{worker}", lambda: False).gradient(W) for worker in range(3)]
+    answers = [
+        work.create_worker(f"worker-{worker}", lambda: False).gradient(W) for worker in range(3)
+    ]
     loss, G = sum(loss for _, loss in answers), sum(G for G, _ in answers)
     assert loss == pytest.approx(naive.objective(W, X, Y, c, 0.0), rel=1e-12)
     h = 1e-5
@@ -38,7 +40,7 @@ def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
 
 def test_scores_of_any_size_give_finite_sums():
     X, Y, c = problem(1)
-    hand = work_of(LBFGSSolver(), (1e3 * X, Y, c), 1).hand("worker-0", lambda: False)
+    hand = work_of(LBFGSSolver(), (1e3 * X, Y, c), 1).create_worker("worker-0", lambda: False)
     G, loss = hand.gradient(1e3 * np.random.default_rng(0).normal(size=(8, 5)))
     assert np.isfinite(G).all()
     assert np.isfinite(loss)
@@ -54,7 +56,7 @@ def test_it_ends_after_max_iterations_or_when_nothing_more_is_to_be_had():
     short = train(LBFGSSolver(lam=LAM, max_iterations=3), rows)
     assert (short.last.number, short.reason) == (3, "after max_iterations")
     whole = train(LBFGSSolver(lam=LAM, tolerance=1e-300), rows)
-    assert whole.reason == "no step brings more in double precision"
+    assert whole.reason == "no step improves the objective in double precision"
     assert np.linalg.norm(naive.gradient(weights(whole), *rows, LAM)) < 1e-6
 
 
@@ -72,7 +74,7 @@ def test_the_gradient_bounds_the_distance_to_the_optimum():
 def test_weights_are_handed_over_in_ranges(monkeypatch):
     rows = problem(5)
     whole = weights(train(LBFGSSolver(lam=LAM), rows))
-    monkeypatch.setattr(lbfgs, "WEIGHTS", 17)  # 8 features: two labels at most
+    monkeypatch.setattr(lbfgs, "PART_WEIGHTS", 17)  # 8 features: two labels at most
     found = train(LBFGSSolver(lam=LAM), rows)
     assert [(part.lo, part.hi) for part in found.parts()] == [(0, 1), (1, 3), (3, 5)]
     assert weights(found).tobytes() == whole.tobytes()

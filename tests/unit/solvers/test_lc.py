@@ -10,7 +10,7 @@ from tests.naive import multinomial as naive
 from tests.support.synchronous_toy import problem, train, weights, work_of
 from xcray.solvers import lc, poisson
 from xcray.solvers.lc import LCSolver
-from xcray.solvers.synchronous_contract import Part
+from xcray.solvers.synchronous_contract import LabelWeights
 
 LAM = 0.05
 
@@ -22,14 +22,16 @@ def class_value(w, k, X, Y, c, b, lam):
 
 def solve(rows, W, b, lam=LAM, sparse=True, **settings):
     """One round of one worker with all labels."""
-    hand = work_of(LCSolver(lam=lam, **settings), rows, 1, sparse).hand("worker-0", lambda: False)
-    return hand.solve(Part(0, W.shape[1], W), b, np.zeros(len(W)))
+    hand = work_of(LCSolver(lam=lam, **settings), rows, 1, sparse).create_worker(
+        "worker-0", lambda: False
+    )
+    return hand.solve(LabelWeights(0, W.shape[1], W), b, np.zeros(len(W)))
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 @pytest.mark.parametrize("cells", [1, 200, 1 << 21])  # one class at a time, two, all
 def test_each_class_is_solved_as_if_alone(sparse, cells, monkeypatch):
-    monkeypatch.setattr(lc, "CELLS", cells)
+    monkeypatch.setattr(lc, "MAX_CELLS", cells)
     X, Y, c = rows = problem(0)
     b = np.random.default_rng(0).normal(-1.5, 0.5, len(X))
     part, told = solve(rows, np.zeros((8, 5)), b, sparse=sparse, inner=1e-9, inner_steps=50)
@@ -45,9 +47,11 @@ def test_each_class_is_solved_as_if_alone(sparse, cells, monkeypatch):
     G = np.stack([(c * np.exp(b) - c * Y[:, k]) @ X for k in range(5)], axis=1)
     assert told.gradient == pytest.approx(float((G**2).sum()))
     S = X @ part.W
-    assert told.sums.most + np.log(told.sums.total) == pytest.approx(np.log(np.exp(S).sum(axis=1)))
+    assert told.sums.max_score + np.log(told.sums.total) == pytest.approx(
+        np.log(np.exp(S).sum(axis=1))
+    )
     assert told.sums.linear == pytest.approx(float((c[:, None] * Y * S).sum()))
-    assert told.sums.squared == pytest.approx(float((part.W**2).sum()))
+    assert told.sums.squared_norm == pytest.approx(float((part.W**2).sum()))
     assert told.sums.weights == pytest.approx(part.W.sum(axis=1))
 
 
@@ -77,15 +81,15 @@ def test_steps_that_are_too_long_are_halved_instead_of_overflowing():
 
 def test_a_step_that_overflows_counts_as_one_that_does_not_fall():
     X, Y, c = problem(3)
-    seen = lc._Seen(work_of(LCSolver(), (X, Y, c), 1)._shards[0])
-    task = poisson._Task(
-        poisson.Problem(seen.rows, seen.targets(0, 5), c, np.full(len(X), -1.6), LAM),
+    seen = lc._RowData(work_of(LCSolver(), (X, Y, c), 1)._shards[0])
+    task = poisson._PoissonTask(
+        poisson.PoissonProblem(seen.rows, seen.targets(0, 5), c, np.full(len(X), -1.6), LAM),
         np.zeros((8, 5)),
         lambda: None,
     )
     going = np.arange(5)
     V = -1e6 * task.gradient(going)
-    sizes = task.search(
+    sizes = task.line_search(
         going, V, seen.rows.scores(V), np.einsum("jk,jk->k", task.gradient(going), V)
     )
     assert (sizes > 0).all()
@@ -119,9 +123,9 @@ def test_b_follows_the_mean_that_is_taken_off():
     X, Y, c = rows = problem(6)
     W, mean = np.random.default_rng(6).normal(size=(8, 5)), np.random.default_rng(7).normal(size=8)
     b = -np.log(np.exp(X @ W).sum(axis=1))
-    hand = work_of(LCSolver(lam=LAM), rows, 1).hand("worker-0", lambda: False)
-    moved, told = hand.solve(Part(0, 5, W), b, mean)
-    centred, same = hand.solve(Part(0, 5, W - mean[:, None]), b + X @ mean, np.zeros(8))
+    hand = work_of(LCSolver(lam=LAM), rows, 1).create_worker("worker-0", lambda: False)
+    moved, told = hand.solve(LabelWeights(0, 5, W), b, mean)
+    centred, same = hand.solve(LabelWeights(0, 5, W - mean[:, None]), b + X @ mean, np.zeros(8))
     assert moved.W == pytest.approx(centred.W, abs=1e-12)
     assert told.gradient == pytest.approx(same.gradient)
     assert told.gradient == pytest.approx(

@@ -36,7 +36,7 @@ def test_optimum_is_the_naive_twins(lam, tau, C, weighted):
         else np.ones(X.n_rows, np.float32)
     )
     local = solver.load(X, transpose(X), transpose_pattern(Y), weights)
-    assert newton.suits(local.problem, solver._objective())
+    assert newton.is_suitable(local.problem, solver._objective())
     block = solver.solve(local, ALL)
     dense, W = X.to_scipy().toarray().astype(float), block.W.to_scipy().toarray().astype(float)
     for label in np.flatnonzero(block.records["positives"]):
@@ -56,7 +56,7 @@ def test_it_agrees_with_dual_coordinate_descent(monkeypatch):
     X, Y = long_rows(2)
     solver = PPDSparseSolver(eps=0.001, max_rounds=2000, max_sweeps=200)
     by_newton = solved(solver, X, Y)
-    monkeypatch.setattr(newton, "FEW", 0)
+    monkeypatch.setattr(newton, "MAX_FEATURES", 0)
     by_descent = solved(solver, X, Y)
     assert by_newton.records["positives"].tolist() == by_descent.records["positives"].tolist()
     assert by_newton.records["null"] == pytest.approx(by_descent.records["null"])
@@ -68,15 +68,17 @@ def test_it_agrees_with_dual_coordinate_descent(monkeypatch):
 
 def test_short_rows_many_features_and_the_hinge_are_left_to_the_kernel():
     X, Y = long_rows(3)
-    assert newton.suits(local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver()._objective())
-    assert not newton.suits(
+    assert newton.is_suitable(
+        local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver()._objective()
+    )
+    assert not newton.is_suitable(
         local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(loss="hinge")._objective()
     )
-    assert not newton.suits(
+    assert not newton.is_suitable(
         local_of(PPDSparseSolver(), X, Y).problem, PPDSparseSolver(C=1e-4)._objective()
     )
     short = problem(3)
-    assert not newton.suits(
+    assert not newton.is_suitable(
         local_of(PPDSparseSolver(), *short).problem, PPDSparseSolver()._objective()
     )
 
@@ -86,16 +88,16 @@ def test_bits_do_not_depend_on_batches_or_chunks(monkeypatch):
     solver = PPDSparseSolver()
     local = local_of(solver, X, Y)
     whole = solver.solve(local, ALL)
-    monkeypatch.setattr(newton, "CHUNK", 500)
+    monkeypatch.setattr(newton, "CHUNK_MULTIPLICATIONS", 500)
     for label in ALL:
-        alone = solver.solve(local.sibling(), ALL[label : label + 1])
+        alone = solver.solve(local.clone_for_thread(), ALL[label : label + 1])
         assert alone.W.data.tobytes() == whole.W.row(label)[1].tobytes()
         assert alone.bias[0] == whole.bias[label]
 
 
 def test_a_stop_is_seen_between_chunks(monkeypatch):
     X, Y = long_rows(5)
-    monkeypatch.setattr(newton, "CHUNK", 500)
+    monkeypatch.setattr(newton, "CHUNK_MULTIPLICATIONS", 500)
     answers = iter([False] * 20 + [True])
     with pytest.raises(Stopped):
         PPDSparseSolver().solve(local_of(PPDSparseSolver(), X, Y), ALL, lambda: next(answers))

@@ -16,11 +16,11 @@ from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.kernels.training import dynamic_csr as growing
 from xcray.kernels.training.pdsparse import project
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers import SOLVERS, make_solver
 from xcray.solvers import dual_checkpoint as kept
-from xcray.solvers.pdsparse import PDSparseSolver, _table
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.pdsparse import PDSparseSolver, _empty_table
+from xcray.solvers.solved_labels import SolvedLabels
 
 
 def problem(
@@ -42,7 +42,7 @@ def local_of(solver: PDSparseSolver, X: CSR, Y: Pattern):
     return solver.load(X, transpose(X), transpose_pattern(Y))
 
 
-def solved(solver: PDSparseSolver, X: CSR, Y: Pattern) -> Block:
+def solved(solver: PDSparseSolver, X: CSR, Y: Pattern) -> SolvedLabels:
     """All labels, solved."""
     return solver.solve(local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32))
 
@@ -53,7 +53,7 @@ def dense(X: CSR, Y: Pattern) -> tuple[np.ndarray, list[list[int]]]:
 
 
 def objectives(
-    block: Block, X: CSR, Y: Pattern, solver: PDSparseSolver
+    block: SolvedLabels, X: CSR, Y: Pattern, solver: PDSparseSolver
 ) -> tuple[float, float, float]:
     """The naive primal at the block's weights, the gap and the null objective it claims."""
     rows, labels = dense(X, Y)
@@ -63,7 +63,7 @@ def objectives(
     return found, float(block.records["gap"].sum()), float(block.records["null"].sum())
 
 
-def assert_same(a: Block, b: Block) -> None:
+def assert_same(a: SolvedLabels, b: SolvedLabels) -> None:
     """The same bits."""
     assert a.digest() == b.digest()
 
@@ -327,12 +327,12 @@ def test_common_features_of_many_labels_grow_tables():
 
 def test_growing_matrix_equals_a_dense_one():
     rng = np.random.default_rng(13)
-    table, held = _table(3), np.zeros((3, 200))
+    table, held = _empty_table(3), np.zeros((3, 200))
     for turn in range(300):
         j, n = int(rng.integers(3)), int(rng.integers(1, 6))
         columns = rng.choice(200 if j else 6, n, replace=False).astype(np.int32)
         changes = rng.choice([0.0, 0.5, -0.5, 1.0], n)
-        assert growing.has_room(table, np.array([j], np.int32), n)
+        assert growing.has_capacity(table, np.array([j], np.int32), n)
         growing.add(table, j, columns, changes, 0.7, 0.6)
         held[j, columns] += 0.7 * changes
         if turn % 100 == 99:
@@ -343,10 +343,10 @@ def test_growing_matrix_equals_a_dense_one():
     check(table, np.stack([np.zeros(200), np.arange(200) < 50, np.zeros(200)]), 0.6)
 
 
-def check(table: growing.Table, held: np.ndarray, edge: float) -> None:
+def check(table: growing.DynamicRows, held: np.ndarray, edge: float) -> None:
     """The table's entries are those of `held`, the strong ones first, and each is found."""
     for j in range(len(held)):
-        lo, n, strong = table.begin[j], table.size[j], table.strong[j]
+        lo, n, strong = table.begin[j], table.size[j], table.n_large[j]
         columns, values = table.columns[lo : lo + n], table.values[lo : lo + n]
         assert len(set(columns.tolist())) == n
         dense_row = np.zeros(held.shape[1])
@@ -360,10 +360,10 @@ def check(table: growing.Table, held: np.ndarray, edge: float) -> None:
 
 
 def test_full_pools_are_noticed():
-    table = _table(1)
+    table = _empty_table(1)
     wide = np.zeros(1, np.int32)
-    assert growing.has_room(table, wide, 1000)
-    assert not growing.has_room(table, wide, 1 << 17)
+    assert growing.has_capacity(table, wide, 1000)
+    assert not growing.has_capacity(table, wide, 1 << 17)
 
 
 # ---- as a solver ----
@@ -373,8 +373,8 @@ def test_same_bits_in_slices_and_with_small_pools(monkeypatch):
     X, Y = problem(14, n=200, d=60, k=20)
     solver = PDSparseSolver()
     whole = solved(solver, X, Y)
-    monkeypatch.setattr("xcray.solvers.pdsparse.SLICE", 53)
-    monkeypatch.setattr("xcray.solvers.pdsparse.FIRST_ROOM", 8)
+    monkeypatch.setattr("xcray.solvers.pdsparse.SLICE_ENTRIES", 53)
+    monkeypatch.setattr("xcray.solvers.pdsparse.INITIAL_CAPACITY", 8)
     assert_same(solved(solver, X, Y), whole)
 
 
@@ -386,7 +386,7 @@ def test_other_seed_same_optimum():
 
 
 def test_stop_is_seen_and_leaves_nothing(monkeypatch):
-    monkeypatch.setattr("xcray.solvers.pdsparse.SLICE", 50)
+    monkeypatch.setattr("xcray.solvers.pdsparse.SLICE_ENTRIES", 50)
     X, Y = problem(16)
     solver, turns = PDSparseSolver(), count()
     local = local_of(solver, X, Y)
@@ -398,13 +398,13 @@ def test_stop_is_seen_and_leaves_nothing(monkeypatch):
 
 @pytest.mark.parametrize("stop_after", [1, 2, 4])
 def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after):
-    monkeypatch.setattr("xcray.solvers.pdsparse.KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
     X, Y = problem(17, n=150, d=40, k=12)
     solver = PDSparseSolver(eps=1e-3, max_passes=500)
     whole, labels = solved(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32)
     assert whole.records["rounds"].max() > 5
     local = local_of(solver, X, Y)
-    local.keep = tmp_path
+    local.checkpoint_dir = tmp_path
     saved, write = [], kept.write_table
     monkeypatch.setattr(
         kept, "write_table", lambda path, table: saved.append(path) or write(path, table)
@@ -412,8 +412,8 @@ def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after)
     with pytest.raises(Stopped):
         solver.solve(local, labels, lambda: len(saved) >= stop_after)
     fresh = local_of(solver, X, Y)
-    fresh.keep = tmp_path
-    _, state = kept.Kept(tmp_path / "pdsparse.arrow", 0.0).load()
+    fresh.checkpoint_dir = tmp_path
+    _, state = kept.DualCheckpoint(tmp_path / "pdsparse.arrow", 0.0).load()
     assert state["passes"][0] == stop_after
     saved.clear()
     assert_same(solver.solve(fresh, labels), whole)
@@ -423,11 +423,11 @@ def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after)
 
 
 def test_damaged_kept_dual_is_set_aside(tmp_path, monkeypatch):
-    monkeypatch.setattr("xcray.solvers.pdsparse.KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
     X, Y = problem(18)
     solver = PDSparseSolver()
     local, labels = local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32)
-    local.keep = tmp_path
+    local.checkpoint_dir = tmp_path
     whole = solver.solve(local, labels)
     path = tmp_path / "pdsparse.arrow"
     content = bytearray(path.read_bytes())
@@ -448,7 +448,7 @@ def test_labels_come_back_in_the_order_asked_for_and_all_are_needed():
     )
     np.testing.assert_array_equal(turned.records, straight.records[order])
     for labels in ([0, 1], [0, 1, 2, 3, 4, 5, 5], [0, 1, 2, 3, 4, 5, 7]):
-        with pytest.raises(ParameterError, match="all labels at once"):
+        with pytest.raises(ParameterError, match="all labels together"):
             solver.solve(local, np.array(labels, np.int32))
 
 
@@ -495,7 +495,7 @@ def test_one_task_holds_all_labels():
     assert terms.shape == (Y.n_cols, len(solver.cost_rates))
     assert (terms >= 0.0).all()
     assert SOLVERS["pdsparse"].joint
-    schedule = Scatter(range(Y.n_cols), terms, solver.cost_rates, joint=solver.joint)
+    schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, joint=solver.joint)
     assert schedule.total_labels == Y.n_cols
 
 

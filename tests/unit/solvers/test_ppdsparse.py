@@ -146,7 +146,7 @@ def test_bits_do_not_depend_on_order_batches_or_neighbours():
     pieces = [
         solver.solve(local, order[:1]),
         solver.solve(local, order[1:7]),
-        solver.solve(local.sibling(), order[7:]),
+        solver.solve(local.clone_for_thread(), order[7:]),
     ]
     assert merge(pieces, 12, X.n_cols).digest() == whole.digest()
 
@@ -156,8 +156,8 @@ def test_bits_do_not_depend_on_the_slices(monkeypatch):
     X, Y = problem(8)
     solver = PPDSparseSolver(eps=1e-4)
     whole = solved(solver, X, Y)
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 37)
-    monkeypatch.setattr("xcray.solvers.ppdsparse.FIRST_ROOM", 1)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 37)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.INITIAL_CAPACITY", 1)
     looks = []
     sliced = solver.solve(
         local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32), lambda: bool(looks.append(1))
@@ -174,7 +174,7 @@ def test_another_seed_gives_other_bits_and_the_same_objective():
 
 
 def test_stop_between_slices_leaves_a_usable_worker(monkeypatch):
-    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE", 50)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 50)
     X, Y = problem(10)
     solver = PPDSparseSolver()
     local = local_of(solver, X, Y)
@@ -218,7 +218,7 @@ def test_cost_terms_count_what_they_say():
     scored = 3.0 * (1.0 - np.exp([-(1 + 2) / 3.0, -2 / 3.0, 0.0]))
     np.testing.assert_allclose(terms, np.stack([[4.0] * 3, scored, [30.0, 15.0, 0.0]], axis=1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xcray.solvers.ppdsparse.CHUNK", 1)
+        patch.setattr("xcray.solvers.ppdsparse.CHUNK_ROWS", 1)
         np.testing.assert_array_equal(solver.cost_terms(X, XT, YT), terms)
 
 

@@ -185,14 +185,14 @@ def test_a_warm_start_of_another_shape_is_refused():
     X, Y = problem(7)
     local = local_of(PPDSparseSolver(), X, Y)
     duals = PPDSparseSolver().solve(local, ALL, keep_duals=True).duals
-    with pytest.raises(ParameterError, match="a row of dual variables a label"):
+    with pytest.raises(ParameterError, match="one row of dual variables per label"):
         PPDSparseSolver().solve(local, ALL[:3], start=duals)
 
 
 def test_room_for_duals_grows(monkeypatch):
     X, Y = problem(8)
     whole = PPDSparseSolver().solve(local_of(PPDSparseSolver(), X, Y), ALL, keep_duals=True)
-    monkeypatch.setattr("xcray.solvers.ppdsparse.FIRST_ROOM", 1)
+    monkeypatch.setattr("xcray.solvers.ppdsparse.INITIAL_CAPACITY", 1)
     tight = PPDSparseSolver().solve(local_of(PPDSparseSolver(), X, Y), ALL, keep_duals=True)
     assert (tight.duals.data == whole.duals.data).all()
     assert (tight.duals.indices == whole.duals.indices).all()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from xcray.service.settings import Settings
-from xcray.system.cores import cores
-from xcray.training.capacity.preflight import workers_of
+from xcray.system.cores import available_cores
+from xcray.training.capacity.preflight import worker_count
 from xcray.training.spec import TrainSpec
 
 HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -35,21 +35,21 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_container_has_as_many_as_its_limit(tmp_path: Path, said: str, wanted: int) -> None:
     (tmp_path / "cpu.max").write_text(said)
-    assert cores(tmp_path / "cpu.max") == wanted
-    assert cores(tmp_path / "none") == HERE
+    assert available_cores(tmp_path / "cpu.max") == wanted
+    assert available_cores(tmp_path / "none") == HERE
 
 
 def test_what_an_operator_says_holds_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_CPU_COUNT", "7")
-    assert cores() == 7
-    assert Settings().threads == 7
-    assert Settings(workers=3).threads == 2
-    assert workers_of(TrainSpec(dataset="data", pool="threads")) == 7
-    assert workers_of(TrainSpec(dataset="data", pool="threads", workers=2)) == 2
+    assert available_cores() == 7
+    assert Settings().prediction_threads == 7
+    assert Settings(workers=3).prediction_threads == 2
+    assert worker_count(TrainSpec(dataset="data", pool="threads")) == 7
+    assert worker_count(TrainSpec(dataset="data", pool="threads", workers=2)) == 2
 
 
 @pytest.mark.parametrize("said", ["", "default", "0", "-1", "2.5", "many"])
 def test_nonsense_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setenv("PYTHON_CPU_COUNT", said)
-    assert cores() >= 1
-    assert cores(Path("/nowhere")) == HERE
+    assert available_cores() >= 1
+    assert available_cores(Path("/nowhere")) == HERE

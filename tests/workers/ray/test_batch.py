@@ -1,4 +1,4 @@
-"""Batch predictions on Ray: the bytes of one thread, through the death of a worker; and nodes that do not see the files."""
+"""Batch prediction on Ray: same bytes as one thread, after deaths and without shared files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ray as ray_module
 from tests.support.batch_inputs import D, digests, run, sparse, table_of, written
 from tests.support.live_service import plain_model
 from xcray.arrays import frozen
-from xcray.batch import BulkSpec, predict_bulk
+from xcray.batch import BatchPredictSpec, predict_batch
 from xcray.errors import DataError, Unavailable
 from xcray.workers.ray.pool import RayPool
 
@@ -72,21 +72,21 @@ def test_a_node_that_does_not_see_the_model_is_told_so(tmp_path, model, monkeypa
 
 def test_work_travels_and_opens_by_itself(tmp_path, model, monkeypatch):
     """An actor's life without the actor: relative paths are made whole before they travel."""
-    from xcray.batch.run import _Run
+    from xcray.batch.run import _BatchRun
     from xcray.workers.pool import StopFlag
 
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "in.parquet", table_of(sparse(20)))
-    spec = BulkSpec(os.path.relpath(model.path), "in.parquet", part_rows=7)
-    work = _Run(spec, tmp_path / "run", lambda _: None, StopFlag(), "test").work
+    spec = BatchPredictSpec(os.path.relpath(model.path), "in.parquet", part_rows=7)
+    work = _BatchRun(spec, tmp_path / "run", lambda _: None, StopFlag(), "test").task
     monkeypatch.chdir(tmp_path.parent)
     local = work.open()
     assert local is not None
     with nullcontext():
-        parts = work.received(work.solve(local, frozen([2, 0], "int32")))
+        parts = work.decode_result(work.solve(local, frozen([2, 0], "int32")))
     assert [(part.chunk, part.rows) for part in parts] == [(2, 6), (0, 7)]
-    predict_bulk(
-        BulkSpec(str(model.path), str(tmp_path / "in.parquet"), part_rows=7),
+    predict_batch(
+        BatchPredictSpec(str(model.path), str(tmp_path / "in.parquet"), part_rows=7),
         run_dir=tmp_path / "b",
         out=tmp_path / "out",
     )

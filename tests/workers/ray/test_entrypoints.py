@@ -1,4 +1,4 @@
-"""The doors of a Ray cluster: a training as a submitted job that is stopped and goes on, the service as a Ray Serve application."""
+"""Entry points of a Ray cluster: a training as a submitted job, the service on Ray Serve."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.support.live_service import client_of, publish, settings_for
 from xcray.data.dataset import Dataset
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.tokens import new_token
-from xcray.model.objectstore.client import Place
-from xcray.model.objectstore.pull import pull_into
-from xcray.model.objectstore.remote_registry import versions
+from xcray.jobs.store.tokens import create_token
+from xcray.model.objectstore.client import StoragePath
+from xcray.model.objectstore.pull import pull_to_directory
+from xcray.model.objectstore.remote_registry import list_versions
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
-from xcray.service.ray_serve import application, settings_of
-from xcray.workers.ray.local_cluster import ClusterInfo, LocalCluster, connect
+from xcray.service.ray_serve import application, replica_settings
+from xcray.workers.ray.local_cluster import ClusterInfo, ManagedLocalRay, connect
 from xcray.workers.ray.session import free_port
 
 PATIENCE = 600.0  # seconds: kernels may have to be compiled, on a slow machine
@@ -37,7 +37,9 @@ PATIENCE = 600.0  # seconds: kernels may have to be compiled, on a slow machine
 def cluster() -> Iterator[ClusterInfo]:
     """A Ray of our own with a dashboard and token authentication."""
     with tempfile.TemporaryDirectory(prefix="xr-") as folder:
-        kept = LocalCluster(folder, num_cpus=2, object_store_memory=100 << 20, grace=10 * PATIENCE)
+        kept = ManagedLocalRay(
+            folder, num_cpus=2, object_store_memory=100 << 20, grace=10 * PATIENCE
+        )
         try:
             yield kept.ensure(PATIENCE)
         finally:
@@ -87,15 +89,15 @@ def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
     )  # the latter where it was quicker than the stop
     client.submit_job(entrypoint=shlex.join(words), submission_id="second")
     assert ended(client, "second") == "SUCCEEDED", client.get_job_logs("second")
-    (remote,) = versions(Place.at(store) / "news")
+    (remote,) = list_versions(StoragePath.parse(store) / "news")
     client.submit_job(entrypoint=shlex.join(words), submission_id="third")
     client.submit_job(entrypoint=shlex.join([*words, "-p", "lam=0.5"]), submission_id="fourth")
     assert ended(client, "third") == "SUCCEEDED", client.get_job_logs("third")
     assert "nothing is left to train" in client.get_job_logs("third")
-    assert versions(Place.at(store) / "news") == [remote]
+    assert list_versions(StoragePath.parse(store) / "news") == [remote]
     assert ended(client, "fourth") == "FAILED"
     assert "exit code 1" in client.get_job_info("fourth").message
-    assert pull_into(tmp_path / "pulled", f"{store}/news").sha256
+    assert pull_to_directory(tmp_path / "pulled", f"{store}/news").sha256
 
 
 @pytest.mark.ray
@@ -105,7 +107,7 @@ def test_serve_answers_with_the_same_bytes(
 ) -> None:
     home = Home(own_home)
     publish(Registry(home.models), "news", tmp_path / "staged")
-    made = new_token()
+    made = create_token()
     with closing(JobStore(home.store_url)) as store:
         store.add_key("default", "reader", ["predict"], made.digest, key_id=made.key_id)
     port = free_port()
@@ -159,7 +161,7 @@ def test_serve_answers_with_the_same_bytes(
 
 
 def test_a_replica_is_closed_without_keys(own_home: Path) -> None:
-    settings = settings_of({"home": own_home})
-    assert not settings.admits_all
+    settings = replica_settings({"home": own_home})
+    assert not settings.admits_everyone
     with pytest.raises(ValueError, match="preload"):
         application({"preload": 3})

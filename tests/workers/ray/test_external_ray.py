@@ -1,4 +1,4 @@
-"""A Ray that others run: whether it is there, and what becomes of its jobs while it is not. Its dashboard is played by the test."""
+"""External Ray with a simulated dashboard: availability, and its jobs during an outage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, PENDING, RUNNING
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.supervision import launch
-from xcray.jobs.supervision.launch import Ended, RayJobLauncher
+from xcray.jobs.supervision.launch import RayJobLauncher, RunnerId
 from xcray.jobs.supervision.supervisor import Supervisor
 from xcray.workers.ray import session as ray_session
-from xcray.workers.ray.local_cluster import JoinedCluster
+from xcray.workers.ray.local_cluster import ExternalRay
 from xcray.workers.ray.session import check_dashboard, connect, free_port
 
 ON_RAY, HERE = {"dataset": "/x", "pool": "ray"}, {"dataset": "/x", "pool": "threads"}
@@ -113,14 +113,14 @@ def test_a_dashboard_that_hangs_or_is_not_there_is_said():
 def test_a_joined_cluster_needs_its_head_its_dashboard_and_its_token(tmp_path):
     with dashboard(WELL) as (_, url):
         head = url.removeprefix("http://")
-        cluster = JoinedCluster(head, url)
+        cluster = ExternalRay(head, url)
         assert cluster.ensure() == cluster.info()
         with pytest.raises(Unavailable, match="no Ray answers at"):
-            JoinedCluster(f"127.0.0.1:{free_port()}", url).ensure()
+            ExternalRay(f"127.0.0.1:{free_port()}", url).ensure()
         with pytest.raises(Unavailable, match="does not answer"):
-            JoinedCluster(head, f"http://127.0.0.1:{free_port()}").ensure()
+            ExternalRay(head, f"http://127.0.0.1:{free_port()}").ensure()
         with pytest.raises(Unavailable, match="is the Secret mounted") as caught:
-            JoinedCluster(head, url, tmp_path / "nothing").ensure()
+            ExternalRay(head, url, tmp_path / "nothing").ensure()
     assert caught.value.code == "RAY_REFUSED"
 
 
@@ -137,19 +137,19 @@ def test_while_ray_is_away_its_jobs_wait_in_their_order_and_others_pass_them_by(
     first, other, second = (submit(store, spec) for spec in (ON_RAY, HERE, ON_RAY))
     bare = submit(store, {"dataset": "/x"})  # a job that names no pool does not need Ray
     launcher = Launches()
-    supervisor = Supervisor(store, launcher, cap=9)
+    supervisor = Supervisor(store, launcher, max_running=9)
     launcher.pools_away = {"ray"}
     supervisor.step()
     until(lambda: len(launcher.asked) == 2)
     supervisor.step()
     assert sorted(launcher.asked) == sorted([(other, 1), (bare, 1)])
-    assert [store.get(each).attempt for each in (first, second)] == [0, 0]
+    assert [store.get_job(each).attempt for each in (first, second)] == [0, 0]
     launcher.pools_away = frozenset()
     supervisor.step()
     until(lambda: len(launcher.asked) == 4)
-    assert [store.get(each).status for each in (first, second)] == [RUNNING, RUNNING]
+    assert [store.get_job(each).status for each in (first, second)] == [RUNNING, RUNNING]
     events = [
-        next(event.seq for event in store.events(each) if event.data.get("status") == RUNNING)
+        next(event.seq for event in store.list_events(each) if event.data.get("status") == RUNNING)
         for each in (first, second)
     ]
     assert events == sorted(events)
@@ -160,15 +160,15 @@ def test_a_launch_that_finds_the_cluster_away_gives_the_job_its_place_back(store
     first, second = submit(store, ON_RAY), submit(store, ON_RAY)
     launcher = Launches()
     launcher.trouble = Unavailable("no Ray answers", code="RAY_UNREACHABLE")
-    supervisor = Supervisor(store, launcher, cap=1)
+    supervisor = Supervisor(store, launcher, max_running=1)
     supervisor.step()
     launcher.pools_away = {"ray"}  # the launch has found out
-    until(lambda: store.get(first).status == PENDING, tick=supervisor.step)
-    assert store.get(first).attempt == 1
+    until(lambda: store.get_job(first).status == PENDING, tick=supervisor.step)
+    assert store.get_job(first).attempt == 1
     launcher.trouble, launcher.pools_away = None, frozenset()
     until(lambda: len(launcher.asked) == 2, tick=supervisor.step)
     assert launcher.asked == [(first, 1), (first, 2)]  # at once, and before the second
-    assert store.get(second).status == PENDING
+    assert store.get_job(second).status == PENDING
     supervisor.stop()
 
 
@@ -182,17 +182,17 @@ def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same
     for attempt in range(1, 5):
         supervisor.step()
         until(lambda attempt=attempt: (job, attempt) in launcher.asked)
-        launcher.gone = [Ended(job, attempt)]
-        supervisor._gone += launcher.tend()
-        supervisor._collect(job, attempt)
-        supervisor._gone.clear()
-        found = store.get(job)
+        launcher.gone = [RunnerId(job, attempt)]
+        supervisor._ended_runners += launcher.poll()
+        supervisor._handle_exit(job, attempt)
+        supervisor._ended_runners.clear()
+        found = store.get_job(job)
         assert (found.status, found.reason) == (PENDING, "LAUNCH")
     supervisor.step()
-    assert store.lose(job, 5, max_attempts=2).status == PENDING  # the first loss of its own
-    assert store.claim("me", lease_seconds=60).attempt == 6
-    monkeypatch.setattr("xcray.jobs.store.attempts.MOST_LAUNCHES", 5)
-    assert store.lose(job, 6, max_attempts=2, spared={"ray"}).status == FAILED
+    assert store.mark_lost(job, 5, max_attempts=2).status == PENDING  # the first loss of its own
+    assert store.claim_job("me", lease_seconds=60).attempt == 6
+    monkeypatch.setattr("xcray.jobs.store.attempts.MAX_LAUNCH_ATTEMPTS", 5)
+    assert store.mark_lost(job, 6, max_attempts=2, unstable_pools={"ray"}).status == FAILED
     supervisor.stop()
 
 
@@ -201,63 +201,65 @@ def test_a_lease_that_runs_out_while_ray_is_shaken_costs_no_attempt(tmp_path):
     store = JobStore(
         f"sqlite:///{tmp_path / 'a.db'}",
         now=lambda: time.time() + ahead[0],
-        steady=lambda: time.monotonic() + ahead[0],
+        monotonic=lambda: time.monotonic() + ahead[0],
     )
     with closing(store):
         here, there = submit(store, HERE), submit(store, ON_RAY)
         for _ in range(2):
-            store.claim("me", lease_seconds=5)
-        store.expire(max_attempts=1, spared={"ray"})
+            store.claim_job("me", lease_seconds=5)
+        store.expire_jobs(max_attempts=1, unstable_pools={"ray"})
         ahead[0] += 10
-        store.expire(max_attempts=1, spared={"ray"})
-        assert [store.get(job).status for job in (here, there)] == [FAILED, PENDING]
+        store.expire_jobs(max_attempts=1, unstable_pools={"ray"})
+        assert [store.get_job(job).status for job in (here, there)] == [FAILED, PENDING]
 
 
 def test_a_joined_cluster_that_goes_and_comes_is_noticed_without_a_job(home, monkeypatch):
-    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
     with dashboard(WELL) as (server, url):
-        launcher = RayJobLauncher(home, JoinedCluster(url.removeprefix("http://"), url))
+        launcher = RayJobLauncher(home, ExternalRay(url.removeprefix("http://"), url))
 
         def told(away):
-            return lambda: (launcher.tend(), bool(launcher.away()) == away)[1]
+            return lambda: (launcher.poll(), bool(launcher.unavailable_pools()) == away)[1]
 
         until(told(False))
-        assert not launcher.shaken()
+        assert not launcher.unstable_pools()
         server.answers["/api/gcs_healthz"] = (503, b"")
         until(told(True))
         server.answers["/api/gcs_healthz"] = (200, b"success")
         until(told(False))
-        assert launcher.shaken() == {"ray"}  # leases of what went with it are still running out
-        monkeypatch.setattr(launch, "SHAKEN_SECONDS", 0.0)
-        assert not launcher.shaken()
+        assert launcher.unstable_pools() == {
+            "ray"
+        }  # leases of what went with it are still running out
+        monkeypatch.setattr(launch, "UNSTABLE_SECONDS", 0.0)
+        assert not launcher.unstable_pools()
 
 
 @pytest.mark.ray
 def test_a_job_that_a_new_cluster_never_heard_of_has_ended(home, store, monkeypatch):
-    monkeypatch.setattr(launch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
     submit(store, ON_RAY)
-    job = store.claim("me", lease_seconds=60)
+    job = store.claim_job("me", lease_seconds=60)
     taken = {"/api/jobs/": (200, b'{"job_id": "x", "submission_id": "x"}')}
     with dashboard({**WELL, **taken}) as (server, url):
-        launcher = RayJobLauncher(home, JoinedCluster(url.removeprefix("http://"), url))
+        launcher = RayJobLauncher(home, ExternalRay(url.removeprefix("http://"), url))
         launcher.launch(job)
-        assert launcher.runners() == [Ended(job.id, 1)]
+        assert launcher.list_runners() == [RunnerId(job.id, 1)]
         del server.answers["/api/jobs/"]  # another cluster: 404
-        assert until(lambda: launcher.tend()) == [Ended(job.id, 1)]
-        assert launcher.runners() == []
+        assert until(lambda: launcher.poll()) == [RunnerId(job.id, 1)]
+        assert launcher.list_runners() == []
 
 
 @pytest.mark.ray
 def test_a_dashboard_that_hangs_does_not_hold_a_launch_for_ever(home, store, monkeypatch):
-    monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "REQUEST_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(launch, "SUBMIT_SECONDS", 0.0)
     submit(store, ON_RAY)
-    job = store.claim("me", lease_seconds=60)
+    job = store.claim_job("me", lease_seconds=60)
     with dashboard(WELL) as (server, url):
-        cluster = JoinedCluster(url.removeprefix("http://"), url)
+        cluster = ExternalRay(url.removeprefix("http://"), url)
         monkeypatch.setattr(cluster, "ensure", cluster.info)  # it was well a moment ago
         server.gate.clear()
-        with pytest.raises(Unavailable, match="did not take the job") as caught:
+        with pytest.raises(Unavailable, match="did not accept the job") as caught:
             RayJobLauncher(home, cluster).launch(job)
         assert caught.value.code == "RAY_SUBMIT"
 
@@ -267,10 +269,10 @@ def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found
     home, store, monkeypatch
 ):
     """The second job's answer is lost: what Ray says of it counts."""
-    monkeypatch.setattr(launch, "SUBMIT_PAUSE", 0.0)
+    monkeypatch.setattr(launch, "SUBMIT_PAUSE_SECONDS", 0.0)
     for _ in range(2):
         submit(store, ON_RAY)
-    first, second = (store.claim("me", lease_seconds=60) for _ in range(2))
+    first, second = (store.claim_job("me", lease_seconds=60) for _ in range(2))
     refuses, takes = (500, b"no agent yet"), (200, b'{"job_id": "x", "submission_id": "x"}')
     known = json.dumps(
         {
@@ -282,9 +284,9 @@ def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found
         }
     ).encode()
     with dashboard({**WELL, "/api/jobs/": refuses}) as (server, url):
-        cluster = JoinedCluster(url.removeprefix("http://"), url)
+        cluster = ExternalRay(url.removeprefix("http://"), url)
         launcher, tries = RayJobLauncher(home, cluster), []
-        client = launch._client
+        client = launch._job_client
 
         def asked(info):
             tries.append(1)
@@ -292,7 +294,7 @@ def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found
                 server.answers["/api/jobs/"] = takes
             return client(info)
 
-        monkeypatch.setattr(launch, "_client", asked)
+        monkeypatch.setattr(launch, "_job_client", asked)
         launcher.launch(first)
         assert len(tries) > 4
         tries.clear()
@@ -301,4 +303,4 @@ def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found
             f"/api/jobs/{launch.submission_id(second)}": (200, known),
         }
         launcher.launch(second)
-        assert launcher.runners() == [Ended(first.id, 1), Ended(second.id, 1)]
+        assert launcher.list_runners() == [RunnerId(first.id, 1), RunnerId(second.id, 1)]

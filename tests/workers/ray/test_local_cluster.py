@@ -1,4 +1,7 @@
-"""xcray's own local Ray: started once, shared, sealed by a token, ended whole. Each test ends only what it started."""
+"""xcray's own local Ray: started once, shared, protected by a token, ended completely.
+
+Each test ends only what it started.
+"""
 
 import fcntl
 import inspect
@@ -24,17 +27,18 @@ import pytest
 from tests.support import missing_tools as without
 from xcray.errors import Unavailable
 from xcray.storage.atomic import read_json, write_json
+from xcray.system import processes
 from xcray.system.processes import descendants
 from xcray.workers.ray import local_cluster as ray_cluster
 from xcray.workers.ray import local_daemon as ray_keeper
 from xcray.workers.ray import session as ray_session
-from xcray.workers.ray.local_cluster import ClusterInfo, LocalCluster, connect, local_ray
+from xcray.workers.ray.local_cluster import ClusterInfo, ManagedLocalRay, connect, local_ray
 from xcray.workers.ray.session import (
     auth_environment,
     free_port,
-    reachable,
+    is_reachable,
+    make_short_root,
     set_environment,
-    short_root,
     write_token,
 )
 
@@ -62,7 +66,7 @@ def gone(pids, seconds=120.0):
 
 
 def alive(pid):
-    return pid in {each for each, _ in ray_keeper._processes()}
+    return pid in {each for each, _ in processes._processes()}
 
 
 def root_of(directory):
@@ -87,7 +91,7 @@ def before():
 def cluster(directory, before):
     """A cluster that was asked for by a process which has been killed since."""
     asker = subprocess.Popen([sys.executable, "-c", ASKER, str(directory)], start_new_session=True)
-    cluster = LocalCluster(directory, **SMALL)
+    cluster = ManagedLocalRay(directory, **SMALL)
     deadline = time.monotonic() + 300
     while not (directory / "asked").exists():
         assert asker.poll() is None
@@ -102,8 +106,8 @@ def cluster(directory, before):
 ASKER = """
 import sys, time
 from pathlib import Path
-from xcray.workers.ray.local_cluster import LocalCluster
-LocalCluster(sys.argv[1], num_cpus=1, object_store_memory=100 << 20).ensure()
+from xcray.workers.ray.local_cluster import ManagedLocalRay
+ManagedLocalRay(sys.argv[1], num_cpus=1, object_store_memory=100 << 20).ensure()
 Path(sys.argv[1], "asked").touch()
 time.sleep(600)
 """
@@ -121,9 +125,9 @@ def get(url, headers=None):
 
 def test_it_outlives_the_process_that_asked_for_it_and_is_found_again(cluster, directory):
     info = cluster.ensure()
-    assert info == LocalCluster(directory).info() == LocalCluster(directory).ensure()
+    assert info == ManagedLocalRay(directory).info() == ManagedLocalRay(directory).ensure()
     assert alive(info.pid)
-    assert reachable(info.address)
+    assert is_reachable(info.address)
 
 
 def test_only_the_bearer_of_the_token_gets_in(cluster):
@@ -143,7 +147,7 @@ def test_the_token_is_in_one_file_of_its_owner_and_shown_nowhere(cluster, direct
     assert stat.S_IMODE(info.token_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(root_of(directory).stat().st_mode) == 0o700
-    commands = [ray_keeper._command_line(pid).decode() for pid, _ in ray_keeper._processes()]
+    commands = [ray_keeper._command_line(pid).decode() for pid, _ in processes._processes()]
     assert any("gcs_server" in command for command in commands)
     files = [path for path in directory.iterdir() if path != info.token_path]
     shown = [path.read_text(errors="replace") for path in files]
@@ -182,7 +186,7 @@ def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
         env={**os.environ, "RAY_NUM_REDIS_GET_RETRIES": "1"},  # Ray tries twenty times, a second apart
     )  # fmt: skip
     assert reply.returncode != 0
-    assert "did not let us in" in reply.stderr
+    assert "refused the connection" in reply.stderr
     assert "in" not in reply.stdout.split()
 
 
@@ -227,7 +231,7 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
 
 
 def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path):
-    cluster = LocalCluster(tmp_path / "ray", **SMALL)
+    cluster = ManagedLocalRay(tmp_path / "ray", **SMALL)
     try:
         first = cluster.ensure()
         pids, root = [first.pid, *descendants(first.pid)], root_of(tmp_path / "ray")
@@ -257,7 +261,7 @@ def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
         ray_keeper, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     )
     monkeypatch.setattr(ray_keeper, "_reap", lambda _but: None)  # our own children are none of its
-    keeper = ray_keeper.Keeper(tmp_path, 1, 1, grace=100.0)
+    keeper = ray_keeper.LocalRayDaemon(tmp_path, 1, 1, grace=100.0)
     keeper.root.rmdir()
     keeper.ray = SimpleNamespace(poll=lambda: None, pid=0)
     assert keeper.watch() == 0
@@ -270,37 +274,37 @@ def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_pa
     """On a busy machine the thirty seconds that Ray allows itself may not do."""
     from ray._private import node
 
-    assert ray_session.SLOW in inspect.getsource(node.Node.__init__)
+    assert ray_session.SLOW_START_TEXT in inspect.getsource(node.Node.__init__)
     ended, held = [], list("ab")
 
     class Half:
         """A node whose start fails, and which has processes by then."""
 
         def __init__(self):
-            raise Exception(f"The current node {ray_session.SLOW}.")
+            raise Exception(f"The current node {ray_session.SLOW_START_TEXT}.")
 
         kill_all_processes = create_autospec(
             node.Node.kill_all_processes, side_effect=lambda self, **how: ended.append(self)
         )
 
     monkeypatch.setattr(Half, "__module__", node.__name__)
-    assert ray_session.patiently(lambda: Half() if len(ended) < 2 else "up") == "up"
+    assert ray_session.retry_slow_start(lambda: Half() if len(ended) < 2 else "up") == "up"
     with pytest.raises(Unavailable, match="busy") as caught:
-        ray_session.patiently(Half)
-    assert (caught.value.code, len(ended)) == ("RAY_START", 2 + ray_session.STARTS)
+        ray_session.retry_slow_start(Half)
+    assert (caught.value.code, len(ended)) == ("RAY_START", 2 + ray_session.MAX_STARTS)
     with pytest.raises(IndexError):
-        ray_session.patiently(lambda: held.pop(9))  # anything else is no matter of patience
+        ray_session.retry_slow_start(lambda: held.pop(9))  # anything else is no matter of patience
     monkeypatch.setattr(ray_keeper, "descendants", lambda _pid: [])
-    keeper = ray_keeper.Keeper(tmp_path, 1, 1, grace=1.0)
+    keeper = ray_keeper.LocalRayDaemon(tmp_path, 1, 1, grace=1.0)
     keeper.root.rmdir()
     keeper.ray = SimpleNamespace(poll=lambda: 1, returncode=1)
-    (tmp_path / "ray.log").write_text(f"Exception: The current node {ray_session.SLOW}.")
-    assert keeper._wait(1, tmp_path / "token", math.inf) == ""
+    (tmp_path / "ray.log").write_text(f"Exception: The current node {ray_session.SLOW_START_TEXT}.")
+    assert keeper._wait_until_ready(1, tmp_path / "token", math.inf) == ""
     (tmp_path / "ray.log").write_text("no such option")
     with pytest.raises(Unavailable, match="ended at its start"):
-        keeper._wait(1, tmp_path / "token", math.inf)
+        keeper._wait_until_ready(1, tmp_path / "token", math.inf)
     answers = iter(["", "", "127.0.0.1:1"])
-    monkeypatch.setattr(keeper, "_wait", lambda *_: next(answers))
+    monkeypatch.setattr(keeper, "_wait_until_ready", lambda *_: next(answers))
     begun = SimpleNamespace(Popen=lambda *_, **__: ended.append("ray"), DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(ray_keeper, "subprocess", begun)
     keeper.start(60.0)
@@ -313,7 +317,7 @@ def test_a_ray_of_ones_own_ends_with_the_block(before):
 
     environment, mine = settings_(), set(descendants(os.getpid()))
     with local_ray(num_cpus=1, object_store_memory=100 << 20) as address:
-        assert reachable(address)
+        assert is_reachable(address)
         assert ray.get(ray.remote(lambda: 1).remote(), timeout=300) == 1
         started = set(descendants(os.getpid())) - mine
         root = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
@@ -330,11 +334,12 @@ def test_a_port_is_free_given_once_and_none_of_those_that_the_system_deals_out(m
     ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first, last = map(int, ranges.read_text().split()) if ranges.exists() else (49_152, 65_535)
     assert (
-        not [port for port in given if first <= port <= last] or first < ray_session.QUIET_PORTS[-1]
+        not [port for port in given if first <= port <= last]
+        or first < ray_session.PRIVATE_PORTS[-1]
     )  # as a system was told to
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port := free_port()))
-        monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.QUIET_PORTS[0]))
+        monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.PRIVATE_PORTS[0]))
         assert free_port() != port
 
 
@@ -346,7 +351,7 @@ def test_nothing_listening_is_said_at_once():
 
 
 def test_a_start_that_fails_says_why(tmp_path):
-    cluster = LocalCluster(
+    cluster = ManagedLocalRay(
         tmp_path / "ray", num_cpus=1, object_store_memory=1
     )  # Ray refuses such a small store
     with pytest.raises(Unavailable, match=r"ray\.log") as caught:
@@ -367,7 +372,7 @@ time.sleep(0.3)
 
 def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
     """As after the death of its head: it has taken its address away and still ends its processes."""
-    cluster, keepers = LocalCluster(tmp_path, **SMALL), []
+    cluster, keepers = ManagedLocalRay(tmp_path, **SMALL), []
 
     def keeper():
         words = [sys.executable, "-c", KEEPER, str(tmp_path / "keeper.lock")]
@@ -385,7 +390,7 @@ def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
             {"address": "a:1", "dashboard": "d", "token_path": "t", "pid": keepers[-1].pid},
         )
 
-    monkeypatch.setattr(cluster, "_spawn", spawn)
+    monkeypatch.setattr(cluster, "_spawn_daemon", spawn)
     keeper()
     looks = cluster.info
     monkeypatch.setattr(
@@ -402,9 +407,9 @@ def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
 def test_who_only_looks_for_a_keeper_keeps_none_from_beginning(tmp_path):
     look, lock = (os.open(tmp_path / "keeper.lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
     fcntl.flock(look, fcntl.LOCK_SH)
-    assert not ray_cluster._becomes_keeper(lock, 0.0)
+    assert not ray_cluster._acquire_daemon_lock(lock, 0.0)
     threading.Timer(0.2, os.close, (look,)).start()
-    assert ray_cluster._becomes_keeper(lock, 300.0)
+    assert ray_cluster._acquire_daemon_lock(lock, 300.0)
     os.close(lock)
 
 
@@ -412,12 +417,12 @@ def test_a_long_temporary_folder_is_avoided_or_named(monkeypatch, tmp_path):
     long = tmp_path / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr(ray_session.tempfile, "gettempdir", lambda: str(long))
-    root = short_root()
-    assert len(str(root)) <= ray_session.LONGEST_ROOT
+    root = make_short_root()
+    assert len(str(root)) <= ray_session.MAX_ROOT_LENGTH
     root.rmdir()
     monkeypatch.setattr(ray_session.os.path, "isdir", lambda _: False)
     with pytest.raises(Unavailable, match="TMPDIR"):
-        short_root()
+        make_short_root()
 
 
 def test_settings_are_put_back(monkeypatch):
@@ -441,9 +446,9 @@ def test_descendants_are_found_over_generations_and_both_ways_agree(monkeypatch)
             time.sleep(0.02)
         assert child.pid in descendants(os.getpid())
         assert set(found) < set(descendants(os.getpid()))
-        assert (found[0], child.pid) in ray_keeper._processes()
+        assert (found[0], child.pid) in processes._processes()
         if shutil.which("ps"):
-            assert (found[0], child.pid) in ray_keeper._processes_by_ps()
+            assert (found[0], child.pid) in processes._processes_by_ps()
         else:
             without.say("ps", "the processes of a machine that has no /proc were not listed")
     finally:

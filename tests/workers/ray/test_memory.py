@@ -1,4 +1,4 @@
-"""One copy of the data a node: what Ray's workers hold of their own is small, and they say so."""
+"""One copy of the data per node: the private memory of Ray workers is small and reported."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.schedule.events import Joined
 from xcray.solvers import make_solver
-from xcray.system.memory import Footprint
-from xcray.training.capacity.preflight import PROCESS, worker_bytes
+from xcray.system.memory import MemoryUsage
+from xcray.training.capacity.preflight import PROCESS_BYTES, worker_bytes
 from xcray.workers.ray.pool import RayPool
-from xcray.workers.solver_task import SolverWork, shared_arrays
+from xcray.workers.solver_task import SolverTask, shared_arrays
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 MIB = 1 << 20
@@ -35,17 +35,17 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def test_workers_map_the_data_and_tell_what_they_hold(wide: Dataset) -> None:
-    work = SolverWork("ppdsparse", {}, str(wide.path), wide.content_hash)
+    work = SolverTask("ppdsparse", {}, str(wide.path), wide.content_hash)
     pool = RayPool(work, 2, nullcontext(), "memory", lambda: shared_arrays(wide))
-    assert pool.footprints() == {}
+    assert pool.memory_usage() == {}
     try:
         pool.open()
         joined = 0
         while joined < 2:
             joined += sum(isinstance(report, Joined) for report in pool.wait(1.0))
-        seen: dict[str, Footprint] = {}
+        seen: dict[str, MemoryUsage] = {}
         while len(seen) < 2:  # each is asked once, and its answer comes when it comes
-            seen |= pool.footprints()
+            seen |= pool.memory_usage()
             pool.wait(0.05)
     finally:
         pool.close()
@@ -55,5 +55,5 @@ def test_workers_map_the_data_and_tell_what_they_hold(wide: Dataset) -> None:
     scratch, _ = worker_bytes(make_solver("ppdsparse", {}), wide.train, 0)
     for held in seen.values():
         assert 0 < held.own <= held.proportional <= held.resident
-        assert held.anonymous < PROCESS + scratch + data // 2  # the data are not among it
-    assert pool.footprints() == {}
+        assert held.anonymous < PROCESS_BYTES + scratch + data // 2  # the data are not among it
+    assert pool.memory_usage() == {}

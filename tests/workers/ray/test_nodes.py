@@ -1,7 +1,8 @@
-"""Several nodes, really run: a training on two raylets, each a node of its own, one of which is killed; a node that comes.
+"""Real clusters of several nodes: a training on two raylets, one killed, and a node that joins.
 
-This is the quick form of `python -m benchmarks.cluster.nodes`, a command of its own, in namespaces where they are allowed. Nothing here is
-judged by the clock: workers of the node that stays are held until Ray has noticed what happened to the other.
+This is the quick form of `python -m benchmarks.cluster.nodes`, run as a command, in namespaces
+where possible. Nothing here depends on timing: workers of the remaining node are held until Ray
+has noticed what happened to the other one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pytest
 from benchmarks.cluster.nodes import verdict
 from tests.robustness.faults.stage import allowed
 from tests.support.missing_tools import say
-from xcray.cli.terminal.processes import snapshot
+from xcray.cli.terminal.processes import list_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
@@ -118,7 +119,7 @@ def until(holds: Any) -> None:
 
 def marked(mark: str) -> set[int]:
     """Processes whose environment carries a mark."""
-    return {each.pid for each in snapshot() if mark in environment_of(each.pid)}
+    return {each.pid for each in list_processes() if mark in environment_of(each.pid)}
 
 
 def environment_of(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Pools on a cluster of several nodes: one node is filled before another, nodes vanish and drain, and no bit changes."""
+"""Pools on several nodes: nodes are filled one by one, vanish and drain, and no bit changes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from benchmarks.cluster.autoscaling import LABEL, Sleeping
 from benchmarks.cluster.ray_store import several_nodes
 from tests.support.rotation_toy import Toy, ToyWork
 from tests.support.rotation_toy import trained as rotated
-from xcray.schedule.autoscaling import Thrift
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.autoscaling import ScalingPolicy
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
-from xcray.workers.driver import drive
+from xcray.workers.driver import run_schedule
 from xcray.workers.pool import Result, StopFlag
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import cluster_state as ray_nodes
 from xcray.workers.ray.pool import RayPool
-from xcray.workers.ray.worker_group import RayTeam
-from xcray.workers.solver_task import SolverWork, shared_arrays
+from xcray.workers.ray.worker_group import RayWorkerGroup
+from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Timeline, read_streams
 
 pytestmark = pytest.mark.ray
@@ -75,24 +75,24 @@ class Run:
         workers: int = 2,
         acts=(),
         seconds: float = 1.0,
-        thrift: Thrift | None = None,
+        thrift: ScalingPolicy | None = None,
     ):
         solver, t = PPDSparseSolver(), dataset.train
         costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
-        self.schedule = Scatter(
+        self.schedule = LabelScheduler(
             range(dataset.n_labels),
             seconds * costs / costs.sum(),
             batch_seconds=0.01,
             workers=workers,
         )
-        work = SolverWork("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
+        work = SolverTask("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
         self.pool = RayPool(
-            work, workers, nullcontext(), job, lambda: shared_arrays(dataset), thrift=thrift
+            work, workers, nullcontext(), job, lambda: shared_arrays(dataset), policy=thrift
         )
         self.acts, self.results, folder = dict(acts), list[Result](), folder / job
         folder.mkdir()
         with Timeline(folder, lambda: self.pool.nodes) as timeline:
-            drive(
+            run_schedule(
                 self.schedule,
                 self.pool,
                 commit=self._commit,
@@ -102,7 +102,7 @@ class Run:
             )
         self.rows = read_streams(folder).to_pylist()
         self.digest = merge(
-            [result.block for result in self.results], dataset.n_labels, dataset.n_features
+            [result.value for result in self.results], dataset.n_labels, dataset.n_features
         ).digest()
 
     def _commit(self, result: Result) -> None:
@@ -144,13 +144,13 @@ def node_named(cluster, short: str):
 
 def test_the_head_tells_what_is_read_of_it(cluster):
     """What has no public door in Ray, in the form that `ray_nodes` reads; see also test_ray_doors."""
-    told = ray_nodes.told_by_head()
+    told = ray_nodes.read_gcs()
     alive = {node["NodeID"]: node for node in told.nodes if node["Alive"]}
     assert len(alive) == 3
     assert told.draining == {}
     assert alive.keys() == told.free.keys()
     assert (
-        sum(free.get("CPU", 0.0) for free in told.free.values()) == 4.0 == ray_nodes.cores_there()
+        sum(free.get("CPU", 0.0) for free in told.free.values()) == 4.0 == ray_nodes.cluster_cores()
     )
     assert all(node.keys() >= {"NodeManagerAddress", "Resources"} for node in alive.values())
     assert all({"memory", "object_store_memory"} <= free.keys() for free in told.free.values())
@@ -181,13 +181,13 @@ def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp
         client = ray._private.worker.global_worker.gcs_client
         until_ms = int(time.time() * 1000) + LATER_MS
         assert client.drain_node(drained[0], PREEMPTION, "spot", until_ms)[0]
-        until(lambda: ray_nodes.told_by_head().draining == {drained[0]: until_ms})
-        assert ray_nodes.cores_there() == 2
+        until(lambda: ray_nodes.read_gcs().draining == {drained[0]: until_ms})
+        assert ray_nodes.cluster_cores() == 2
         run.linger(lambda: {"worker-2", "worker-3"} <= run.pool.nodes.keys())
 
     run = Run(tiny, tmp_path, "drained", acts={2: drain})
     assert run.digest == digest
-    assert run.pool.muster().lost == 0
+    assert run.pool.status().lost == 0
     assert not [row for row in run.rows if row["outcome"] == "lost"]
     assert {run.node_of(worker) for worker in ("worker-0", "worker-1")} == {drained[0][:12]}
     assert drained[0][:12] not in {run.node_of(worker) for worker in ("worker-2", "worker-3")}
@@ -204,7 +204,7 @@ def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_p
         dict[str, set[str]](),
     )
     alone = rotated(tmp_path / "alone", "serial", 1)
-    team = RayTeam(work, 4, nullcontext(), "round")
+    team = RayWorkerGroup(work, 4, nullcontext(), "round")
 
     def tell(standing) -> None:
         said.extend([standing.note] if standing.note else [])
@@ -214,10 +214,10 @@ def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_p
             assert client.drain_node(
                 drained[0], PREEMPTION, "spot", int(time.time() * 1000) + 1000
             )[0]
-            until(lambda: len(team.leaving()) == 2)
-        last["nodes"] = {team.nodes[worker].split("/")[1] for worker in team.present}
+            until(lambda: len(team.draining_workers()) == 2)
+        last["nodes"] = {team.nodes[worker].split("/")[1] for worker in team.available}
 
-    ran = rotated(tmp_path / "ray", team, work=work, tell=tell)
+    ran = rotated(tmp_path / "ray", team, work=work, on_progress=tell)
     assert ran.bits == alone.bits
     assert ran.told.lost == 0
     assert said[0].startswith("left before their node goes: worker-")
@@ -230,15 +230,15 @@ def test_a_node_that_vanishes_costs_neither_bits_nor_patience(
     cluster, tiny, tmp_path, digest, monkeypatch
 ):
     """Both workers at once; not one crash is allowed. Others come on the other node."""
-    monkeypatch.setattr(ray_actors, "REPLACEMENTS", 1)
+    monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
 
     def vanish(run: Run) -> None:
         victim = node_named(cluster, run.node_of("worker-0"))
         cluster.remove_node(victim, allow_graceful=False)
-        run.linger(lambda: run.pool.muster().lost_with_nodes == 2 and len(run.pool.nodes) >= 4)
+        run.linger(lambda: run.pool.status().lost_with_nodes == 2 and len(run.pool.nodes) >= 4)
 
     run = Run(tiny, tmp_path, "vanished", acts={2: vanish})
-    there = run.pool.muster()
+    there = run.pool.status()
     assert run.digest == digest
     assert (there.lost, there.lost_with_nodes) == (2, 2)
     assert run.node_of("worker-2") not in {run.node_of("worker-0")}
@@ -255,7 +255,7 @@ def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_
         nullcontext(),
         "thrifty",
         tuple,
-        thrift=Thrift(worker=0.1, node=1000.0),
+        policy=ScalingPolicy(worker_seconds=0.1, node_seconds=1000.0),
     )
     counts, results = [], list[Result]()
 
@@ -267,9 +267,9 @@ def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_
         ):  # the one at work, and one for a copy, wherever they came to be
             gate.touch()
 
-    schedule = Scatter(range(401), [100.0] + [LABEL] * 400, workers=8)
-    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=300.0)
+    schedule = LabelScheduler(range(401), [100.0] + [LABEL] * 400, workers=8)
+    run_schedule(schedule, pool, commit=results.append, stop=StopFlag(), tick=look, seconds=300.0)
     assert sorted(label for result in results for label in result.task.labels) == list(range(401))
     assert gate.exists(), counts[-1]
     assert 2 < max(counts) <= 4
-    assert pool.muster().lost == 0
+    assert pool.status().lost == 0

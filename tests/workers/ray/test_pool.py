@@ -1,4 +1,4 @@
-"""The Ray pool: same bits as serial for any number of workers, through deaths, and when nodes don't see the data."""
+"""Ray pool: same bits as serial for any number of workers, through deaths, without shared files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import ray as ray_module
 
 from xcray.errors import ParameterError, Stopped
 from xcray.schedule.events import Task
-from xcray.schedule.label_scheduler import Scatter
+from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
 from xcray.training import TrainSpec, train
-from xcray.workers.driver import drive
-from xcray.workers.pool import GaveUp, Result, StopFlag
+from xcray.workers.driver import run_schedule
+from xcray.workers.pool import Result, StopFlag, TaskCancelled
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
@@ -45,14 +45,14 @@ def test_the_model_is_the_same_for_any_number_of_workers(tiny, tmp_path, serial_
 def pool_and_schedule(dataset, workers=2, **parameters):
     """A Ray pool inside the test's own Ray, with small batches."""
     from xcray.workers.ray.pool import RayPool
-    from xcray.workers.solver_task import SolverWork, shared_arrays
+    from xcray.workers.solver_task import SolverTask, shared_arrays
 
     solver, t = PPDSparseSolver(**parameters), dataset.train
     costs = solver.cost_terms(t.X, t.XT, t.YT) @ solver.cost_rates
-    schedule = Scatter(
+    schedule = LabelScheduler(
         range(dataset.n_labels), costs / costs.sum(), batch_seconds=0.01, workers=workers
     )
-    work = SolverWork("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
+    work = SolverTask("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
     return (
         solver,
         RayPool(work, workers, nullcontext(), "test", lambda: shared_arrays(dataset)),
@@ -77,11 +77,11 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
             victim = pool._actors[result.worker]
             os.kill(ray_module.get(victim.pid.remote()), signal.SIGKILL)
 
-    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
     assert sorted(label for r in results for label in r.task.labels) == list(range(tiny.n_labels))
     assert len({r.worker for r in results}) >= 2
     assert (
-        merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest()
+        merge([r.value for r in results], tiny.n_labels, tiny.n_features).digest()
         == whole(solver, tiny).digest()
     )
 
@@ -101,7 +101,7 @@ def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
             results += pool.wait(0.5)
     finally:
         pool.close()
-    assert {r.block.digest() for r in results} == {whole(solver, tiny).digest()}
+    assert {r.value.digest() for r in results} == {whole(solver, tiny).digest()}
     spans = sorted((r.started, r.started + r.seconds) for r in results)
     assert all(earlier[1] <= later[0] + 1e-3 for earlier, later in pairwise(spans))
 
@@ -109,9 +109,9 @@ def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
 def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):
     solver, pool, schedule = pool_and_schedule(replace(tiny, path=Path("/nowhere/to/be/found")))
     results: list[Result] = []
-    drive(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
     assert (
-        merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest()
+        merge([r.value for r in results], tiny.n_labels, tiny.n_features).digest()
         == whole(solver, tiny).digest()
     )
 
@@ -123,7 +123,7 @@ def test_actors_have_readable_names_and_are_gone_after(tiny):
     def commit(_: Result) -> None:
         seen.extend(ray_module.util.list_named_actors())
 
-    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
     assert "xcray:test:worker-0" in seen
     assert not pool._actors
 
@@ -137,15 +137,15 @@ def test_a_stop_keeps_finished_batches(tiny):
         stop.set()
 
     with pytest.raises(Stopped):
-        drive(schedule, pool, commit=commit, stop=stop, tick=lambda: None)
+        run_schedule(schedule, pool, commit=commit, stop=stop, tick=lambda: None)
     assert committed
 
 
 def test_what_a_worker_raises_is_raised_here(tiny):
     _, pool, _ = pool_and_schedule(tiny)
-    schedule = Scatter([10**6], [1.0])  # no such label
+    schedule = LabelScheduler([10**6], [1.0])  # no such label
     with pytest.raises(ParameterError, match="label 1000000"):
-        drive(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
+        run_schedule(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
 
 
 def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
@@ -170,7 +170,11 @@ def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
             given_up += pool.wait(0.5)
     finally:
         pool.close()
-    assert [(type(r), r.task.id) for r in given_up] == [(GaveUp, 0), (GaveUp, 1), (GaveUp, 2)]
+    assert [(type(r), r.task.id) for r in given_up] == [
+        (TaskCancelled, 0),
+        (TaskCancelled, 1),
+        (TaskCancelled, 2),
+    ]
     assert given_up[0].worker == given_up[2].worker == "worker-0"
 
 
@@ -215,10 +219,10 @@ def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
         elif len(set(workers)) == 2 and len(pool._actors) == 2:
             pool.resize(1)
 
-    drive(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
+    run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
     assert workers[0] == "worker-0"
     assert set(workers) == {"worker-0", "worker-1"}
     assert (
-        merge([r.block for r in results], tiny.n_labels, tiny.n_features).digest()
+        merge([r.value for r in results], tiny.n_labels, tiny.n_features).digest()
         == whole(solver, tiny).digest()
     )

@@ -1,4 +1,4 @@
-"""What xcray asks of a Ray that Ray does not promise: here it is said at once when a release takes it away."""
+"""Private interfaces of Ray that xcray uses: these tests fail if a release of Ray removes one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NODE = "0" * 56
 
 
 def test_ray_still_has_what_no_public_door_leads_to():
-    """If this fails after an upgrade of Ray: `ray_nodes.told_by_head` and `ray_nodes.seat_at` are the two places to mend."""
+    """If this fails after an upgrade of Ray: `read_gcs` and `soft_affinity` are the two places to fix."""
     assert all(
         callable(getattr(state.state, name))
         for name in ("available_resources_per_node", "get_draining_nodes")
@@ -19,4 +19,4 @@ def test_ray_still_has_what_no_public_door_leads_to():
     assert (
         NodeAffinitySchedulingStrategy(NODE, soft=True, _spill_on_unavailable=True).node_id == NODE
     )
-    assert ray_nodes.seat_at(NODE).soft
+    assert ray_nodes.soft_affinity(NODE).soft

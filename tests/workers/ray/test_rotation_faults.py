@@ -1,4 +1,4 @@
-"""Trainings whose blocks go round, on Ray: actors killed in the middle, a node of two, and nodes that see no data."""
+"""Rotation trainings on Ray: killed actors, a lost node of two, and nodes without the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xcray.errors import Stopped
 from xcray.system.processes import descendants
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray.session import environment, local_ray
-from xcray.workers.ray.worker_group import RayTeam
+from xcray.workers.ray.worker_group import RayWorkerGroup
 from xcray.workers.timeline import DONE, LOST
 
 pytestmark = pytest.mark.ray
@@ -103,21 +103,21 @@ def on_ray(
     folder: Path, rests: int, act, order: str = "ring", work: ToyWork = WORK, job: str = "faults"
 ):
     """A training on two actors with one fault: it, its team, and what workers did."""
-    team, spans = RayTeam(work, 2, nullcontext(), job), []
+    team, spans = RayWorkerGroup(work, 2, nullcontext(), job), []
     fault = Fault(rests, lambda: act(team))
     ran = trained(
         folder,
         team,
         work=work,
         plan=plan_of(order=order, checkpoint_seconds=0.0),
-        tell=fault.tell,
+        on_progress=fault.tell,
         record=spans.append,
     )
     assert fault.done
     return ran, spans
 
 
-def kill_actor(team: RayTeam) -> None:
+def kill_actor(team: RayWorkerGroup) -> None:
     """kill -9 of the process of one worker."""
     os.kill(ray_module.get(team._actors["worker-1"].pid.remote()), signal.SIGKILL)
 
@@ -137,17 +137,17 @@ class Teams:
         self._job = job
         self.last = None
 
-    def __call__(self, work, workers: int) -> RayTeam:
+    def __call__(self, work, workers: int) -> RayWorkerGroup:
         """A team, not open."""
-        self.last = RayTeam(work, workers, nullcontext(), self._job)
+        self.last = RayWorkerGroup(work, workers, nullcontext(), self._job)
         return self.last
 
 
 def test_dsmlr_has_the_same_bits_after_a_kill_among_exact_gradients(cluster, tiny, tmp_path):
     """In the ring without a barrier; what blocks remember of exact gradients is in checkpoints too."""
-    teams, how = Teams("dsmlr"), {"finish": 1e9, "epochs": 6}
+    teams, how = Teams("dsmlr"), {"lbfgs_switch_tol": 1e9, "epochs": 6}
     fault = Fault(4, lambda: kill_actor(teams.last))
-    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, tell=fault.tell, **how)
+    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, on_progress=fault.tell, **how)
     assert fault.done
     assert model.told.lost == 1
     assert model.block.digest() == trained_dsmlr(tiny, tmp_path / "one", **how).block.digest()
@@ -158,7 +158,11 @@ def test_a_stop_ends_visits_on_ray_and_the_last_rest_is_saved(cluster, alone, tm
     fault = Fault(2, stop.set)
     with pytest.raises(Stopped):
         trained(
-            tmp_path, RayTeam(WORK, 2, nullcontext(), "stop"), work=WORK, stop=stop, tell=fault.tell
+            tmp_path,
+            RayWorkerGroup(WORK, 2, nullcontext(), "stop"),
+            work=WORK,
+            stop=stop,
+            on_progress=fault.tell,
         )
     assert [path.name for path in tmp_path.glob("rest-*")] == ["rest-000002"]
     assert trained(tmp_path, "threads", 3).bits == alone.bits
@@ -168,13 +172,19 @@ def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
     """DS-MLR itself: all labels are there once, and the objective is that of the training that lost nobody."""
     teams, spans = Teams("nomad"), []
     fault = Fault(3, lambda: kill_actor(teams.last))
-    how = {"order": "uniform", "epochs": 12, "pairs": 0, "tell": fault.tell, "record": spans.append}
+    how = {
+        "order": "uniform",
+        "epochs": 12,
+        "history": 0,
+        "on_progress": fault.tell,
+        "record": spans.append,
+    }
     model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, **how)
     assert fault.done
     assert model.told.lost == 1
     assert [entry["epoch"] for entry in model.told.history] == list(range(1, model.told.epochs + 1))
     assert model.told.objective == pytest.approx(
-        trained_dsmlr(tiny, tmp_path / "one", epochs=12, pairs=0).told.objective, rel=0.01
+        trained_dsmlr(tiny, tmp_path / "one", epochs=12, history=0).told.objective, rel=0.01
     )
     assert (
         sum(span.outcome == DONE for span in spans) >= 2 * model.told.epochs * GRID.blocks
@@ -209,7 +219,7 @@ def test_a_dead_node_costs_no_block(cluster, alone, tmp_path, order):
     with one_more_node(cluster) as node:
         places = []
 
-        def act(team: RayTeam) -> None:
+        def act(team: RayWorkerGroup) -> None:
             places.append(dict(team.nodes))
             kill(node)
             ray_module.kill(squatter)

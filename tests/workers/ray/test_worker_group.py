@@ -1,4 +1,4 @@
-"""What only Ray's team has to stand: several nodes, deaths of processes and nodes, silence; things that travel and are freed."""
+"""Ray's worker group: several nodes, deaths of processes and nodes, silence, object lifetimes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.rotation_toy import GRID, ToyWork
 from tests.support.worker_group_toy import LARGE, Work, ask, replies
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.events import Lost
-from xcray.schedule.rotation import Circulate
+from xcray.schedule.rotation import RotationSchedule
 from xcray.solvers.rotation_contract import Step
-from xcray.training.rotation.interval import rotate
+from xcray.training.rotation.interval import run_interval
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray import actors as ray_actors
-from xcray.workers.ray.worker_group import RayTeam
-from xcray.workers.rpc import Errand, errands, made
-from xcray.workers.worker_group import THING_LOST, Raised
+from xcray.workers.ray.worker_group import RayWorkerGroup
+from xcray.workers.rpc import Call, call_many, require_ref
+from xcray.workers.worker_group import OBJECT_LOST, CallFailed
 
 pytestmark = pytest.mark.ray
 BYTES = 4 * LARGE
@@ -49,7 +49,7 @@ def team(cluster, request):
 @contextmanager
 def opened(job: str, workers: int = 2, work=WORK, **options):
     """An open team."""
-    team = RayTeam(work, workers, nullcontext(), job, **options)
+    team = RayWorkerGroup(work, workers, nullcontext(), job, **options)
     team.open()
     try:
         yield team
@@ -72,7 +72,7 @@ def pid_of(team, worker: str) -> int:
 
 def places(handle) -> set[str]:
     """The nodes that have a copy of a thing, as teams name them."""
-    (found,) = ray.experimental.get_object_locations([handle.held]).values()
+    (found,) = ray.experimental.get_object_locations([handle.ref]).values()
     return {node[:12] for node in found["node_ids"]}
 
 
@@ -93,26 +93,26 @@ def alive(pid: int) -> bool:
 def test_the_next_thing_is_fetched_while_a_worker_works_and_the_driver_never_has_it(team, tmp_path):
     """A gate holds worker-1 at a verb; the argument of its next one, made on the other node, comes to its node meanwhile."""
     assert len(set(team.nodes.values())) == 2
-    thing = ask(team, "worker-0", "make", 3.0).bulk
+    thing = ask(team, "worker-0", "make", 3.0).ref
     assert places(thing) == {node_of(team, "worker-0")}
-    first = team.ask("worker-1", "pass_gate", str(tmp_path / "gate"))
-    second = team.ask("worker-1", "add", thing, 1.0)
+    first = team.submit("worker-1", "pass_gate", str(tmp_path / "gate"))
+    second = team.submit("worker-1", "add", thing, 1.0)
     until(lambda: node_of(team, "worker-1") in places(thing))
     assert team.wait(0.0) == []
     (tmp_path / "gate").touch()
     answers = replies(team, 2)
     assert [answer.ticket for answer in answers] == [first, second]
-    assert answers[1].told == 6.0
+    assert answers[1].result == 6.0
     assert places(thing) == {node_of(team, worker) for worker in team.workers}
-    assert places(answers[1].bulk) == {node_of(team, "worker-1")}
+    assert places(answers[1].ref) == {node_of(team, "worker-1")}
 
 
 def test_a_thing_is_freed_everywhere_when_its_handle_goes(team):
     """Things go round; in the end each node's store holds what it held before."""
     before = store_use()
-    things = [ask(team, "worker-0", "make", float(n)).bulk for n in range(4)]
+    things = [ask(team, "worker-0", "make", float(n)).ref for n in range(4)]
     for turn in range(4):
-        things = [ask(team, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).bulk for thing in things]
+        things = [ask(team, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).ref for thing in things]
     assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
     until(
         lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES
@@ -124,19 +124,19 @@ def test_a_thing_is_freed_everywhere_when_its_handle_goes(team):
 
 def test_kill_minus_nine_is_one_loss_and_what_was_made_is_kept(team):
     """The process dies with a verb under way and one waiting; neither is heard of again, and a new worker has its name."""
-    kept = ask(team, "worker-0", "make", 5.0).bulk
+    kept = ask(team, "worker-0", "make", 5.0).ref
     for verb in ("long", "history"):
-        team.ask("worker-0", verb)
-    other = team.ask("worker-1", "add", kept, 1.0)
+        team.submit("worker-0", verb)
+    other = team.submit("worker-1", "add", kept, 1.0)
     os.kill(pid_of(team, "worker-0"), signal.SIGKILL)
     found = replies(team, 2)
     assert [reply for reply in found if isinstance(reply, Lost)] == [Lost("worker-0")]
     assert [reply.ticket for reply in found if not isinstance(reply, Lost)] == [other]
     with pytest.raises(ParameterError, match="not replaced"):
-        team.ask("worker-0", "history")
+        team.submit("worker-0", "history")
     team.replace("worker-0")
-    assert ask(team, "worker-0", "history").told == []
-    assert ask(team, "worker-0", "add", kept, 1.0).told == 10.0
+    assert ask(team, "worker-0", "history").result == []
+    assert ask(team, "worker-0", "add", kept, 1.0).result == 10.0
     np.testing.assert_array_equal(team.fetch(kept), np.full(LARGE, 5.0, np.float32))
     assert team.wait(0.1) == []
 
@@ -160,11 +160,11 @@ def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monke
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead[0])
     monkeypatch.setattr(ray_actors, "time", clock)
     with opened("silent", silent_seconds=3600.0) as team:
-        team.ask("worker-0", "pass_gate", str(tmp_path / "gate"))
+        team.submit("worker-0", "pass_gate", str(tmp_path / "gate"))
         pid = pid_of(team, "worker-0")
         os.kill(pid, signal.SIGSTOP)
         while not (found := team.wait(0.1)):
-            other, _ = team._pulse._asked.get("worker-1", (ray.put(None), 0.0))
+            other, _ = team._liveness._pending.get("worker-1", (ray.put(None), 0.0))
             assert ray.wait([other], timeout=300)[
                 0
             ]  # who lives has answered before the clock goes on
@@ -174,17 +174,17 @@ def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monke
         team.replace("worker-0")
         if alive(pid):
             os.kill(pid, signal.SIGCONT)
-        assert ask(team, "worker-0", "history").told == []
+        assert ask(team, "worker-0", "history").result == []
         until(lambda: not alive(pid))
         assert team.wait(0.1) == []
 
 
 def test_the_death_of_an_idle_worker_is_noticed(cluster, monkeypatch):
-    monkeypatch.setattr(ray_actors, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(ray_actors, "PROBE_SECONDS", 0.1)
     with opened("idle") as team:
         os.kill(pid_of(team, "worker-1"), signal.SIGKILL)
         assert replies(team, 1) == [Lost("worker-1")]
-        assert ask(team, "worker-0", "history").told == []
+        assert ask(team, "worker-0", "history").result == []
 
 
 def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, monkeypatch):
@@ -196,22 +196,22 @@ def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, m
             if node.node_id.startswith(node_of(team, "worker-0"))
         )
         lost, kept = (
-            ask(team, "worker-0", "make", 1.0).bulk,
-            ask(team, "worker-1", "make", 2.0).bulk,
+            ask(team, "worker-0", "make", 1.0).ref,
+            ask(team, "worker-1", "make", 2.0).ref,
         )
         before = team.nodes
-        team.ask("worker-0", "long")
+        team.submit("worker-0", "long")
         cluster.remove_node(victim, allow_graceful=False)
         try:
-            ticket = team.ask("worker-1", "total", [kept, lost])
+            ticket = team.submit("worker-1", "total", [kept, lost])
             found = sorted(replies(team, 2), key=lambda reply: isinstance(reply, Lost))
             assert found[1] == Lost("worker-0")
-            assert isinstance(found[0], Raised)
-            assert (found[0].ticket, found[0].error.code) == (ticket, THING_LOST)
+            assert isinstance(found[0], CallFailed)
+            assert (found[0].ticket, found[0].error.code) == (ticket, OBJECT_LOST)
             with pytest.raises(Unavailable, match="last checkpoint") as caught:
                 team.fetch(lost)
-            assert caught.value.code == THING_LOST
-            assert ask(team, "worker-1", "total", [kept]).told == 2.0
+            assert caught.value.code == OBJECT_LOST
+            assert ask(team, "worker-1", "total", [kept]).result == 2.0
             with monkeypatch.context() as patch:
                 patch.setenv("XCRAY_RAY_NODE_SECONDS", "1")
                 with pytest.raises(
@@ -222,15 +222,17 @@ def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, m
                 Unavailable, match="no node has room"
             ):  # whatever a node takes to come: others can go on
                 team.replace("worker-0", at_once=True)
-            assert team.invite() == []
-            assert team.present == ("worker-1",)
+            assert team.poll_new_workers() == []
+            assert team.available == ("worker-1",)
         finally:
             cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-        until(lambda: team.invite() == ["worker-0"])  # it comes by itself once there is room
-        assert team.present == ("worker-0", "worker-1")
+        until(
+            lambda: team.poll_new_workers() == ["worker-0"]
+        )  # it comes by itself once there is room
+        assert team.available == ("worker-0", "worker-1")
         assert team.nodes["worker-0"] not in before.values()
         assert team.nodes["worker-1"] == before["worker-1"]
-        assert ask(team, "worker-0", "total", [kept]).told == 2.0
+        assert ask(team, "worker-0", "total", [kept]).result == 2.0
 
 
 def test_too_few_processors_are_said_and_nothing_is_left(cluster, monkeypatch):
@@ -247,14 +249,14 @@ def test_too_few_processors_are_said_and_nothing_is_left(cluster, monkeypatch):
 
 
 def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
-    monkeypatch.setattr(ray_actors, "REPLACEMENTS", 1)
+    monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
     with opened("doomed") as team:
         for _ in range(2):
-            team.ask("worker-0", "long")
+            team.submit("worker-0", "long")
             ray.kill(team._actors["worker-0"])
             assert replies(team, 1) == [Lost("worker-0")]
             team.replace("worker-0")
-        team.ask("worker-0", "long")
+        team.submit("worker-0", "long")
         ray.kill(team._actors["worker-0"])
         with pytest.raises(
             Unavailable, match="3 Ray workers were lost one after the other"
@@ -268,25 +270,31 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     """After laps of steps and a lap that only looks, each block is on one node, and the stores hold no more than the blocks."""
     work = ToyWork(n_features=WIDE)
     with opened("rotation", work=work) as team:
-        asks = [Errand(team.workers[b % 2], "start", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
+        asks = [
+            Call(team.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)
+        ]
         homes = [team.workers[0]] * 2 + [team.workers[1]] * 2
         list(
-            errands(
+            call_many(
                 team,
                 [
-                    Errand(worker, "hold", [s for s in range(4) if homes[s] == worker])
+                    Call(worker, "hold_shards", [s for s in range(4) if homes[s] == worker])
                     for worker in team.workers
                 ],
             )
         )
         before = sum(store_use().values())
-        blocks = [made(answer.bulk) for answer in errands(team, asks)]
+        blocks = [require_ref(answer.ref) for answer in call_many(team, asks)]
         steps = [Step(verb, 1, 1.0) for verb in ("update", "sum", "observe")]
-        stretch = rotate(
-            Circulate(homes, GRID.blocks, 3, order="ring"), team, blocks, steps, stop=StopFlag()
+        stretch = run_interval(
+            RotationSchedule(homes, GRID.blocks, 3, order="ring"),
+            team,
+            blocks,
+            steps,
+            stop=StopFlag(),
         )
         del blocks
-        for block, maker in enumerate(stretch.makers):
+        for block, maker in enumerate(stretch.locations):
             assert places(stretch.blocks[block]) == {node_of(team, maker)}
         until(
             lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4
@@ -294,7 +302,7 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
 
 
 def test_workers_tell_what_they_hold(team):
-    team.footprints()
+    team.memory_usage()
     found: dict[str, object] = {}
-    until(lambda: found.update(team.footprints()) or set(found) == set(team.workers))
+    until(lambda: found.update(team.memory_usage()) or set(found) == set(team.workers))
     assert all(held.anonymous > 10 << 20 for held in found.values())

@@ -1,4 +1,4 @@
-"""`xcray models sets`: labels kept under a name, for allow and deny lists of predictions."""
+"""`xcray models label-sets`: named sets of labels for the allow and deny lists of predictions."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xcray.cli.service.connect import ServerChoice, client_of
+from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
-from xcray.cli.training.labels import names_of
+from xcray.cli.training.labels import read_names
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
     from xcray.client.types import LabelSet
 
 app = typer.Typer(
-    name="sets",
-    help="Labels kept under a name of a server's model: --allow set:NAME, --deny set:NAME.",
+    name="label-sets",
+    help="Named label sets of a model on a server, for --allow set:NAME and --deny set:NAME.",
     no_args_is_help=True,
 )
 
-ModelOf = Annotated[str, typer.Argument(metavar="MODEL", help="A model of the server.")]
-SetName = Annotated[str, typer.Argument(metavar="SET", help="The name of a set.")]
+ServerModel = Annotated[str, typer.Argument(metavar="MODEL", help="Model on the server.")]
+SetName = Annotated[str, typer.Argument(metavar="SET", help="Name of a label set.")]
 
 
 @app.command("list")
-def index(model: ModelOf, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """The sets of a model."""
-    with client_of(server) as client:
+def list_sets(
+    model: ServerModel, server: ServerOption = None, json: output.JsonOption = False
+) -> None:
+    """List the label sets of a model."""
+    with make_client(server) as client:
         found = client.models.sets(model)
     if json:
-        output.emit({"sets": list(found)})
+        output.print_json({"sets": list(found)})
     else:
-        output.table(
+        output.print_table(
             ["set", "labels", "changed"],
             [[one["name"], one["n_labels"], one["changed"]] for one in found],
         )
@@ -41,70 +43,74 @@ def index(model: ModelOf, server: ServerChoice = None, json: output.AsJson = Fal
 
 @app.command()
 def show(
-    model: ModelOf,
+    model: ServerModel,
     name: SetName,
     version: Annotated[
-        int | None, typer.Option(min=1, help="Which version may lack labels. [default: the latest]")
+        int | None,
+        typer.Option(min=1, help="Version to check for missing labels. [default: the latest]"),
     ] = None,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """The labels of a set, and which of them the model lacks."""
-    with client_of(server) as client:
+    """Show the labels of a set, and those that the model lacks."""
+    with make_client(server) as client:
         found = client.models.get_set(model, name, version=version)
     if json:
-        output.emit(found)
+        output.print_json(found)
         return
     for label in found["labels"]:
-        output.say(label)
-    tell_unknown(model, found)
+        output.print_line(label)
+    print_unknown(model, found)
 
 
 @app.command()
 def put(
-    model: ModelOf,
+    model: ServerModel,
     name: SetName,
     labels: Annotated[
-        list[str] | None, typer.Argument(metavar="[LABEL]...", help="Names of labels.")
+        list[str] | None, typer.Argument(metavar="[LABEL]...", help="Label names.")
     ] = None,
     labels_file: Annotated[
-        Path | None, typer.Option(help="A file of label names, one a line.")
+        Path | None, typer.Option(help="File of label names, one per line.")
     ] = None,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Keep labels under a name, in place of what it had; the next request already sees them."""
-    named = names_of(labels, labels_file)
+    """Create or replace a label set; it applies from the next request on."""
+    named = read_names(labels, labels_file)
     if not named:
         raise InputError(
-            "name at least one label: xcray models sets put MODEL SET LABEL...", code="USAGE"
+            "give at least one label: xcray models label-sets put MODEL SET LABEL...", code="USAGE"
         )
-    with client_of(server) as client:
+    with make_client(server) as client:
         found = client.models.put_set(model, name, named)
     if json:
-        output.emit(found)
+        output.print_json(found)
         return
-    output.say(f"{name} of {model} has {found['n_labels']:,} labels")
-    tell_unknown(model, found)
+    output.print_line(f"{name} of {model} has {found['n_labels']:,} labels")
+    print_unknown(model, found)
 
 
 @app.command()
 def delete(
-    model: ModelOf, name: SetName, server: ServerChoice = None, json: output.AsJson = False
+    model: ServerModel, name: SetName, server: ServerOption = None, json: output.JsonOption = False
 ) -> None:
-    """Remove a set."""
-    with client_of(server) as client:
+    """Delete a label set."""
+    with make_client(server) as client:
         client.models.delete_set(model, name)
     if json:
-        output.emit({"model": model, "deleted": name})
+        output.print_json({"model": model, "deleted": name})
     else:
-        output.say(f"{model} has no set {name} any more")
+        output.print_line(f"set {name} of {model} deleted")
 
 
-def tell_unknown(model: str, found: LabelSet) -> None:
-    """A remark on labels that the model lacks."""
-    if found["unknown"]:
-        some = ", ".join(found["unknown"][:5]) + (", ..." if len(found["unknown"]) > 5 else "")
-        output.note(
-            f"{model}:{found['version']} lacks {len(found['unknown']):,} of them, which it passes over: {some}"
+def print_unknown(model: str, label_set: LabelSet) -> None:
+    """Print a note about labels that the model lacks."""
+    if label_set["unknown"]:
+        some = ", ".join(label_set["unknown"][:5]) + (
+            ", ..." if len(label_set["unknown"]) > 5 else ""
+        )
+        output.print_note(
+            f"{model}:{label_set['version']} lacks {len(label_set['unknown']):,} of these labels "
+            f"and ignores them: {some}"
         )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.models import label_sets as sets
+from xcray.cli.connect import ServerOption, locate_version, make_client
+from xcray.cli.models import label_sets
 from xcray.cli.models import object_storage as storage
 from xcray.cli.models.predict import ModelName, is_directory
-from xcray.cli.service.connect import ServerChoice, client_of, located
 from xcray.cli.terminal import output
-from xcray.cli.training.train import percent, show_measures
+from xcray.cli.training.train import format_percent, print_measures
 from xcray.errors import InputError, excerpt
 
 if TYPE_CHECKING:
@@ -22,79 +22,81 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="models",
-    help="Models: list, show, alias, card, upgrade, diff, sets, push, pull.",
+    help="Models: list, show, alias, card, upgrade, diff, label sets, push, pull.",
     no_args_is_help=True,
 )
-app.add_typer(sets.app, name="sets")
+app.add_typer(label_sets.app, name="label-sets")
 app.command("push")(storage.push)
 app.command("pull")(storage.pull)
 app.command("remote")(storage.remote)
 
-SHOWN = 20  # names of a list in a diff
+MAX_DIFF_NAMES = 20  # names of a list in a diff
 
 
 @app.command("list")
-def index(server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """All models of a server."""
-    with client_of(server) as client:
+def list_models(server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """List all models of a server."""
+    with make_client(server) as client:
         models = client.models.list()
     if json:
-        output.emit({"models": models})
+        output.print_json({"models": models})
         return
-    output.table(
+    output.print_table(
         ["model", "versions", "aliases", "labels", "P@1", "size"],
-        [line_of(model) for model in models],
+        [model_row(model) for model in models],
     )
 
 
-def line_of(model: Mapping[str, Any]) -> list[Any]:
-    """A model as a row."""
+def model_row(model: Mapping[str, Any]) -> list[Any]:
+    """Return the table row of a model."""
     latest = model["latest"]
     aliases = [
-        f"{alias}={shown(model, alias, version)}"
+        f"{alias}={format_alias(model, alias, version)}"
         for alias, version in sorted(model["aliases"].items())
     ]
     if latest is None:
         return [model["name"], len(model["versions"]), aliases, "", "", "corrupt"]
-    measured = percent(latest["measures"].get("P@1"))
+    measured = format_percent(latest["measures"].get("P@1"))
     return [
         model["name"],
         len(model["versions"]),
         aliases,
         latest["n_labels"],
         measured,
-        output.bytes_of(latest["n_bytes"]),
+        output.format_bytes(latest["n_bytes"]),
     ]
 
 
-def shown(model: Mapping[str, Any], alias: str, version: int) -> str:
-    """Where an alias leads: 3, or 3:90%+4:10%, and (5) for a shadow."""
+def format_alias(model: Mapping[str, Any], alias: str, version: int) -> str:
+    """Format the target of an alias: 3, or 3:90%+4:10%, with (5) for a shadow."""
     route = model.get("splits", {}).get(alias)
     if route is None:
         return str(version)
     split = route["split"]
-    told = (
+    target = (
         str(version)
         if len(split) == 1
         else "+".join(f"{each['version']}:{100 * each['weight']:.3g}%" for each in split)
     )
-    return told + (f" ({route['shadow']['version']})" if route["shadow"] else "")
+    return target + (f" ({route['shadow']['version']})" if route["shadow"] else "")
 
 
 @app.command()
-def show(model: ModelName, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """One model: sizes, measures, where it came from."""
-    found = of_directory(model) if is_directory(model, server) else of_server(model, server)
+def show(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """Show a model: sizes, measures, provenance."""
+    found = directory_info(model) if is_directory(model, server) else version_info(model, server)
     if json:
-        output.emit(found)
+        output.print_json(found)
         return
     measures = found.pop("measures")
-    output.pairs({name: value for name, value in found.items() if not isinstance(value, dict)})
-    show_measures(measures)
+    output.print_pairs(
+        {name: value for name, value in found.items() if not isinstance(value, dict)}
+    )
+    print_measures(measures)
 
 
-def of_directory(model: str) -> dict[str, Any]:
-    """The figures of a model directory."""
+def directory_info(model: str) -> dict[str, Any]:
+    """Return the facts of a model directory."""
     from xcray.model.model import Model
 
     opened = Model.open(model, verify=False)
@@ -108,77 +110,90 @@ def of_directory(model: str) -> dict[str, Any]:
         "n_bytes": opened.n_bytes,
         "text": opened.text is not None,
         **{name: opened.manifest[name] for name in kept if name in opened.manifest},
-        **more_of(opened),
+        **optional_info(opened),
         "measures": opened.measures,
     }
 
 
-def more_of(model: Model) -> dict[str, Any]:
-    """What only some models have to say: that they are partial, and what was done to earlier ones to make them."""
+def optional_info(model: Model) -> dict[str, Any]:
+    """Return facts that only some models have: missing labels, edits, calibration."""
     missing = model.manifest.get("partial", {}).get("missing", 0)
     partial = (
-        {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained: the time was up"}
+        {"partial": f"{missing:,} of {model.n_labels:,} labels were not trained (time limit)"}
         if missing
         else {}
     )
     steps = [f"{step['operation']} ({step['parent'][:16]})" for step in model.provenance]
-    return {**partial, **({"made by": steps} if steps else {}), **calibration_of(model.calibrated)}
-
-
-def calibration_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a calibrated model's probabilities are worth, in a line."""
-    if not found:
-        return {}
-    errors = ", ".join(
-        f"@{k} {percent(one['ece_sigmoid'])} -> {percent(one['ece'])}"
-        for k, one in found["report"].items()
-    )
     return {
-        "calibrated": f"ECE {errors} % on {found['rows']['measured']:,} rows (before: sigmoid of the score)"
+        **partial,
+        **({"edits": steps} if steps else {}),
+        **format_calibration(model.calibration_facts),
     }
 
 
-def of_server(model: str, server: str | None) -> dict[str, Any]:
-    """The figures of a version on a server."""
-    with client_of(server) as client:
-        return dict(client.models.version(*located(client, model)))
+def format_calibration(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the calibration of a model in one line."""
+    if not facts:
+        return {}
+    errors = ", ".join(
+        f"@{k} {format_percent(one['ece_sigmoid'])} -> {format_percent(one['ece'])}"
+        for k, one in facts["report"].items()
+    )
+    return {
+        "calibrated": f"ECE {errors} % on {facts['rows']['measured']:,} rows "
+        "(before: sigmoid of the score)"
+    }
+
+
+def version_info(model: str, server: str | None) -> dict[str, Any]:
+    """Return the facts of a version on a server."""
+    with make_client(server) as client:
+        return dict(client.models.version(*locate_version(client, model)))
 
 
 @app.command()
 def alias(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="A model of the server.")],
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to point.")],
+    model: Annotated[str, typer.Argument(metavar="NAME", help="Model on the server.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Alias to change.")],
     version: Annotated[
         int | None,
-        typer.Argument(metavar="[VERSION]", min=1, help="The version it should mean; or --split."),
+        typer.Argument(metavar="[VERSION]", min=1, help="Target version; or use --split."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(metavar="V=W,...", help="Several versions by weight: 3=0.9,4=0.1.")
+        str | None,
+        typer.Option(metavar="V=W,...", help="Target versions with weights: 3=0.9,4=0.1."),
     ] = None,
     shadow: Annotated[
         int | None,
-        typer.Option(metavar="VERSION", min=1, help="A version that answers along, unheard."),
+        typer.Option(
+            metavar="VERSION",
+            min=1,
+            help="Version that receives copies of requests; its responses are only compared.",
+        ),
     ] = None,
     share: Annotated[
-        float, typer.Option(help="Share of the requests of which the shadow gets copies.")
+        float, typer.Option(help="Share of the requests that are copied to the shadow.")
     ] = 1.0,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Lead an alias to a version, or to several by weight; the next request already sees it."""
+    """Point an alias to a version, or to several by weight, from the next request on."""
     if (version is None) == (split is None):
-        raise InputError("name a VERSION, or --split V=W,...; one of them", code="USAGE")
-    weights = {version: 1.0} if version is not None else weights_of(str(split))
-    with client_of(server) as client:
+        raise InputError("give either VERSION or --split V=W,...", code="USAGE")
+    weights = {version: 1.0} if version is not None else parse_split(str(split))
+    with make_client(server) as client:
         found = client.models.split_alias(model, alias, weights, shadow=shadow, share=share)
     if json:
-        output.emit(found)
+        output.print_json(found)
     else:
-        output.say(f"{model}@{alias} is version {shown(found, alias, found['aliases'][alias])}")
+        output.print_line(
+            f"{model}@{alias} points to version "
+            + format_alias(found, alias, found["aliases"][alias])
+        )
 
 
-def weights_of(split: str) -> dict[int, float]:
-    """3=0.9,4=0.1 as versions with weights. Raises InputError."""
+def parse_split(split: str) -> dict[int, float]:
+    """Parse 3=0.9,4=0.1 to versions with weights. Raises InputError."""
     try:
         pairs = [
             (int(version), float(weight))
@@ -186,26 +201,26 @@ def weights_of(split: str) -> dict[int, float]:
         ]
     except ValueError:
         raise InputError(
-            f"{excerpt(split)!r} is no split: write versions and weights like 3=0.9,4=0.1",
+            f"{excerpt(split)!r} is not a valid split: write versions and weights like 3=0.9,4=0.1",
             code="USAGE",
         ) from None
     if len(dict(pairs)) < len(pairs):
-        raise InputError("the split names a version twice: add its weights up", code="USAGE")
+        raise InputError("the split contains a version twice: add up its weights", code="USAGE")
     return dict(pairs)
 
 
 @app.command()
 def shadow(
-    model: Annotated[str, typer.Argument(metavar="NAME", help="A model of the server.")],
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="An alias with a shadow.")],
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    model: Annotated[str, typer.Argument(metavar="NAME", help="Model on the server.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Alias with a shadow.")],
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """How often the shadow of an alias agreed with who answered, and how long both took."""
-    with client_of(server) as client:
+    """Compare the shadow of an alias with the served version: agreement and latency."""
+    with make_client(server) as client:
         found = client.models.shadow(model, alias)
     if json:
-        output.emit(found)
+        output.print_json(found)
         return
     heads = [
         "answered",
@@ -223,8 +238,8 @@ def shadow(
             each["answered"],
             each["shadow"],
             each["rows"],
-            percent(each["top1_agreement"]),
-            percent(each["overlap"]),
+            format_percent(each["top1_agreement"]),
+            format_percent(each["overlap"]),
         ]
         + [
             f"{each[name]:.2f}" if each[name] is not None else ""
@@ -233,24 +248,24 @@ def shadow(
         + [each["failed"], each["dropped"]]
         for each in found["pairs"]
     ]
-    output.table(heads, rows)
+    output.print_table(heads, rows)
 
 
 @app.command()
 def load(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS of the server.")
+        str, typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS on the server.")
     ],
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Load a model ahead of requests, and hold it in every process of the server."""
-    with client_of(server) as client:
+    """Load a model in every process of the server, and keep it loaded."""
+    with make_client(server) as client:
         found = client.models.load(model)
     if json:
-        output.emit(found)
+        output.print_json(found)
     else:
-        output.say(f"{model}: version {found['version']} is loaded and held")
+        output.print_line(f"{model}: version {found['version']} is loaded")
 
 
 @app.command()
@@ -259,31 +274,31 @@ def unload(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="NAME (all its versions), NAME:VERSION or NAME@ALIAS of the server.",
+            help="NAME (all its versions), NAME:VERSION or NAME@ALIAS on the server.",
         ),
     ],
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Let go of a model in every process of the server; the next request loads it again."""
-    with client_of(server) as client:
+    """Unload a model in every process of the server; it is loaded again on the next request."""
+    with make_client(server) as client:
         client.models.unload(model)
     if json:
-        output.emit({"reference": model, "loaded": False})
+        output.print_json({"reference": model, "loaded": False})
     else:
-        output.say(f"{model} is not loaded any more")
+        output.print_line(f"{model} is unloaded")
 
 
 @app.command()
-def card(model: ModelName, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """The model card, in Markdown."""
+def card(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """Show the model card, in Markdown."""
     if is_directory(model, server):
         text = (Path(model) / "card.md").read_text(encoding="utf-8")
     else:
-        with client_of(server) as client:
-            text = client.models.card(*located(client, model))
+        with make_client(server) as client:
+            text = client.models.card(*locate_version(client, model))
     if json:
-        output.emit({"model": model, "card": text})
+        output.print_json({"model": model, "card": text})
     else:
         print(text.rstrip("\n"))
 
@@ -291,43 +306,46 @@ def card(model: ModelName, server: ServerChoice = None, json: output.AsJson = Fa
 @app.command()
 def upgrade(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model directory of any earlier format.")
+        Path, typer.Argument(metavar="MODEL", help="Model directory of an earlier format.")
     ],
-    output_directory: Annotated[
-        Path, typer.Argument(metavar="NEW", help="Where the upgraded one goes.")
-    ],
-    json: output.AsJson = False,
+    output_directory: Annotated[Path, typer.Argument(metavar="NEW", help="Directory to write.")],
+    json: output.JsonOption = False,
 ) -> None:
-    """A model directory in the present format, whose search needs no preparation when it is opened; content and sha256 stay."""
-    from xcray.model.linked_copy import with_lists
+    """Convert a model directory to the current format, which opens without preparation.
+
+    Content and sha256 stay the same.
+    """
+    from xcray.model.linked_copy import with_packed_lists
     from xcray.model.model import Model
 
-    made = with_lists(Model.open(model), output_directory)
+    made = with_packed_lists(Model.open(model), output_directory)
     if json:
-        output.emit({"model": str(made.path), "sha256": made.sha256, "bytes": made.n_bytes})
+        output.print_json({"model": str(made.path), "sha256": made.sha256, "bytes": made.n_bytes})
     else:
-        output.say(f"{made.path}: {made.n_bytes:,} bytes, sha256 {made.sha256}")
+        output.print_line(f"{made.path}: {made.n_bytes:,} bytes, sha256 {made.sha256}")
 
 
 @app.command()
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A model directory.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Model directory.")],
+    after: Annotated[
+        Path, typer.Argument(metavar="AFTER", help="Model directory to compare with.")
+    ],
     max_loss: Annotated[
         float | None,
-        typer.Option(help="End with 1 when P@1 falls by more than so many points: a gate for CI."),
+        typer.Option(help="Exit with 1 if P@1 drops by more than this many points (for CI)."),
     ] = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """What changed from one model directory to another: labels, weights, measures."""
+    """Compare two model directories: labels, weights, measures."""
     from xcray.model.diff import diff as compare
     from xcray.model.model import Model
 
     found = compare(Model.open(before, verify=False), Model.open(after, verify=False))
     if json:
-        output.emit(found.as_dict())
+        output.print_json(found.as_dict())
     else:
-        show_diff(found)
+        print_diff(found)
     old, new = found.measures.get("P@1", (None, None))
     lost = (
         max_loss is not None
@@ -338,25 +356,25 @@ def diff(
     raise typer.Exit(output.FAILURE if lost else output.OK)
 
 
-def show_diff(found: ModelDiff) -> None:
-    """A diff for people."""
-    output.pairs(
+def print_diff(diff: ModelDiff) -> None:
+    """Print a diff."""
+    output.print_pairs(
         {
-            "content": "the same" if found.same_content else "different",
-            "labels": f"{len(found.identical):,} identical, {len(found.changed):,} changed",
-            "added": some(found.added),
-            "removed": some(found.removed),
-            "weights": f"{found.nnz[0]:,} -> {found.nnz[1]:,}",
-            "features": f"{found.n_features[0]:,} -> {found.n_features[1]:,}",
+            "content": "the same" if diff.same_content else "different",
+            "labels": f"{len(diff.identical):,} identical, {len(diff.changed):,} changed",
+            "added": format_names(diff.added),
+            "removed": format_names(diff.removed),
+            "weights": f"{diff.nnz[0]:,} -> {diff.nnz[1]:,}",
+            "features": f"{diff.n_features[0]:,} -> {diff.n_features[1]:,}",
             **{
-                name: f"{percent(old)} -> {percent(new)}"
-                for name, (old, new) in found.measures.items()
+                name: f"{format_percent(old)} -> {format_percent(new)}"
+                for name, (old, new) in diff.measures.items()
             },
         }
     )
 
 
-def some(names: tuple[str, ...]) -> str:
-    """How many, and the first of them."""
-    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+def format_names(names: tuple[str, ...]) -> str:
+    """Format the number of names and the first of them."""
+    shown = ", ".join(names[:MAX_DIFF_NAMES]) + (", ..." if len(names) > MAX_DIFF_NAMES else "")
     return f"{len(names):,}" + (f": {shown}" if names else "")

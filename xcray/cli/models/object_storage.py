@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 URIS = "s3://bucket/folder, gs://bucket/folder or file:///folder"
 
-Home = Annotated[
+HomeOption = Annotated[
     Path | None,
-    typer.Option(envvar="XCRAY_HOME", help="The home whose models are meant. [default: ~/.xcray]"),
+    typer.Option(envvar="XCRAY_HOME", help="Home directory of the models. [default: ~/.xcray]"),
 ]
-Tenant = Annotated[str, typer.Option(help="Whose models these are in the home.")]
+TenantOption = Annotated[str, typer.Option(help="Tenant of the models in the home directory.")]
 
 
-def registry_of(home: Path | None, tenant: str) -> Registry:
-    """The models of a home."""
+def open_registry(home: Path | None, tenant: str) -> Registry:
+    """Open the model registry of a home directory."""
     from xcray.jobs.home import Home as HomeFolder
     from xcray.model.registry import Registry
 
@@ -36,42 +36,43 @@ def push(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model directory, or NAME, NAME:VERSION, NAME@ALIAS of the home.",
+            help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS in the home directory.",
         ),
     ],
-    uri: Annotated[
-        str, typer.Argument(metavar="URI", help=f"The folder of models it goes to: {URIS}.")
-    ],
+    uri: Annotated[str, typer.Argument(metavar="URI", help=f"Target folder of models: {URIS}.")],
     name: Annotated[
         str | None,
-        typer.Option(help="Its name there. [default: its own, or that of the directory]"),
+        typer.Option(help="Name in object storage. [default: its own, or that of the directory]"),
     ] = None,
-    again: Annotated[
+    resend_all: Annotated[
         bool,
         typer.Option(
-            "--again", help="Send all files, also those that are there: mends a damaged copy."
+            "--again", help="Send all files, including existing ones: repairs a damaged copy."
         ),
     ] = False,
-    home: Home = None,
-    tenant: Tenant = "default",
-    json: output.AsJson = False,
+    home: HomeOption = None,
+    tenant: TenantOption = "default",
+    json: output.JsonOption = False,
 ) -> None:
-    """Copy a model to object storage: its files, then its manifest. What is there already is not sent again."""
-    from xcray.model.objectstore.client import Place
+    """Copy a model to object storage: its files, then its manifest.
+
+    Files that already exist there are not sent again.
+    """
+    from xcray.model.objectstore.client import StoragePath
     from xcray.model.objectstore.remote_registry import push as send
 
     if Path(model).is_dir():
         source, number, called = Path(model), None, name or Path(model).resolve().name
     else:
-        registry = registry_of(home, tenant)
-        own, version = registry.locate(model)
+        registry = open_registry(home, tenant)
+        own, version = registry.resolve_version(model)
         source, called = registry.resolve(f"{own}:{version}"), name or own
         number = version if called == own else None
-    done = send(source, Place.at(uri) / called, number, again=again)
+    done = send(source, StoragePath.parse(uri) / called, number, resend_all=resend_all)
     if json:
-        output.emit(
+        output.print_json(
             {
-                "uri": done.shown,
+                "uri": done.uri,
                 "model": done.name,
                 "version": done.number,
                 "seal": done.seal,
@@ -79,91 +80,100 @@ def push(
             }
         )
     else:
-        told = (
-            f"{output.bytes_of(done.moved.sent)} sent" if done.moved.sent else "was there already"
+        status = (
+            f"{output.format_bytes(done.moved.sent)} sent" if done.moved.sent else "existed already"
         )
-        output.say(f"{done.shown} ({told})")
+        output.print_line(f"{done.uri} ({status})")
 
 
 def pull(
     uris: Annotated[
         list[str],
         typer.Argument(
-            metavar="URI...", help=f"A folder of models, a model in it, a version: {URIS}."
+            metavar="URI...", help=f"Folder of models, a model in it, or a version: {URIS}."
         ),
     ],
-    home: Home = None,
+    home: HomeOption = None,
     into: Annotated[
-        Path | None, typer.Option(help="A model directory to make, instead of a version in a home.")
+        Path | None,
+        typer.Option(help="Model directory to write, instead of a version in the home directory."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Another name for it here.")] = None,
+    name: Annotated[str | None, typer.Option(help="Local name of the model.")] = None,
     alias: Annotated[
-        list[str] | None, typer.Option(help="An alias to lead to it; repeat it.")
+        list[str] | None, typer.Option(help="Alias to point to it. Repeatable.")
     ] = None,
     sha256: Annotated[
         str | None,
-        typer.Option(metavar="HASH", help="Refuse anything but the model of this sha256 or seal."),
+        typer.Option(metavar="HASH", help="Expected sha256 or seal of the model."),
     ] = None,
-    tenant: Tenant = "default",
-    json: output.AsJson = False,
+    tenant: TenantOption = "default",
+    json: output.JsonOption = False,
 ) -> None:
-    """Copy models from object storage, every byte verified. Goes on where it was broken off; what is here already stays."""
-    from xcray.model.objectstore.pull import pull_into, pull_to
+    """Copy models from object storage and verify every byte.
+
+    An interrupted copy is continued; existing models are kept.
+    """
+    from xcray.model.objectstore.pull import pull_to_directory, pull_to_registry
 
     if len(uris) > 1 and (into or name or alias or sha256):
         raise InputError(
-            "--into, --name, --alias and --sha256 are for one URI; pull the others by themselves",
+            "--into, --name, --alias and --sha256 work with one URI; pull the others separately",
             code="USAGE",
         )
     if into is not None and (name or alias):
         raise InputError(
-            "--into makes a directory, which has no name and no aliases; or leave it out",
+            "--into writes a directory, which has no name and no aliases; omit one of the options",
             code="USAGE",
         )
     if into is not None:
-        done = [pull_into(into, uris[0], sha256)]
+        done = [pull_to_directory(into, uris[0], sha256)]
     else:
-        registry = registry_of(home, tenant)
+        registry = open_registry(home, tenant)
         done = [
             each
             for uri in uris
-            for each in pull_to(registry, uri, name=name, alias=alias or (), pinned=sha256)
+            for each in pull_to_registry(registry, uri, name=name, alias=alias or (), pinned=sha256)
         ]
     if json:
-        output.emit({"models": [as_dict(each) for each in done]})
+        output.print_json({"models": [pull_as_dict(each) for each in done]})
         return
     for each in done:
         what = str(each.path) if each.number is None else f"{each.name}:{each.number}"
-        told = (
-            "is here already"
+        status = (
+            "exists already"
             if each.moved is None
-            else f"{output.bytes_of(each.moved.sent)} fetched"
+            else f"{output.format_bytes(each.moved.sent)} fetched"
         )
-        output.say(f"{what} ({told}), sha256 {each.sha256[:16]}")
+        output.print_line(f"{what} ({status}), sha256 {each.sha256[:16]}")
 
 
-def as_dict(pulled: Pulled) -> dict[str, Any]:
-    """What came, for machines."""
+def pull_as_dict(pulled: Pulled) -> dict[str, Any]:
+    """Return a pulled model as a JSON-ready dictionary."""
     moved = None if pulled.moved is None else pulled.moved._asdict()
     return {**pulled._asdict(), "path": str(pulled.path), "moved": moved}
 
 
 def remote(
-    uri: Annotated[str, typer.Argument(metavar="URI", help=f"A folder of models: {URIS}.")],
-    json: output.AsJson = False,
+    uri: Annotated[str, typer.Argument(metavar="URI", help=f"Folder of models: {URIS}.")],
+    json: output.JsonOption = False,
 ) -> None:
-    """What models a folder of object storage holds."""
-    from xcray.model.objectstore.client import Place
-    from xcray.model.objectstore.remote_registry import aliases, is_whole, names, versions
+    """List the models in a folder of object storage."""
+    from xcray.model.objectstore.client import StoragePath
+    from xcray.model.objectstore.remote_registry import (
+        is_complete,
+        list_versions,
+        model_names,
+        read_aliases,
+    )
 
-    place = Place.at(uri)
+    place = StoragePath.parse(uri)
     found = []
-    for each in names(place):
-        led = {alias: route.primary for alias, route in aliases(place / each).items()}
-        for one in versions(place / each):
+    for each in model_names(place):
+        led = {alias: route.primary for alias, route in read_aliases(place / each).items()}
+        for one in list_versions(place / each):
             at = [alias for alias, number in led.items() if number == one.number]
-            whole = is_whole(one)
-            manifest = one.manifest()[0] if whole else {}
+            whole = is_complete(one)
+            manifest = one.read_manifest()[0] if whole else {}
             size = sum(entry["bytes"] for entry in manifest["files"].values()) if whole else None
             found.append(
                 {
@@ -175,21 +185,21 @@ def remote(
                     "n_bytes": size,
                     "created": manifest.get("created"),
                     "sha256": manifest.get("sha256"),
-                    "uri": one.place.shown,
+                    "uri": one.path.uri,
                 }
             )
     if json:
-        output.emit({"models": found})
+        output.print_json({"models": found})
         return
-    output.table(
+    output.print_table(
         ["model", "version", "aliases", "labels", "size", "sha256"],
-        [line_of(each) for each in found],
+        [version_row(each) for each in found],
     )
 
 
-def line_of(each: dict[str, Any]) -> list[Any]:
-    """A version as a row."""
-    size = output.bytes_of(each["n_bytes"]) if each["whole"] else "half pushed"
+def version_row(each: dict[str, Any]) -> list[Any]:
+    """Return the table row of a version."""
+    size = output.format_bytes(each["n_bytes"]) if each["whole"] else "incomplete"
     return [
         each["model"],
         each["version"],

@@ -1,4 +1,4 @@
-"""`xcray predict` and `xcray explain`: ask a model directory here, or a model of a server."""
+"""`xcray predict` and `xcray explain`: predictions of a model directory or a model on a server."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from xcray.cli.service.connect import ServerChoice, client_of
+from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
     from xcray.arrays import CSR
     from xcray.model.model import Model
-    from xcray.predict import Sets
+    from xcray.predict import SetLookup
 
-PROOF = ("exact", "labels_scored", "postings_read", "bound_gap")
-BATCH = 256  # instances of one request to a server
+CERTIFICATE_FIELDS = ("exact", "labels_scored", "postings_read", "bound_gap")
+BATCH_ROWS = 256  # instances of one request to a server
 
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A model directory, or NAME, NAME:VERSION, NAME@ALIAS of a server."
+        metavar="MODEL", help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS on a server."
     ),
 ]
-Allowed = Annotated[
+AllowOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="LABEL", help="Answer only this label, or those of set:NAME; repeat it."),
+    typer.Option(metavar="LABEL", help="Allow only this label, or those of set:NAME. Repeatable."),
 ]
-Denied = Annotated[
+DenyOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="LABEL", help="Never answer this label, or those of set:NAME; repeat it."),
+    typer.Option(metavar="LABEL", help="Exclude this label, or those of set:NAME. Repeatable."),
 ]
-WithProbabilities = Annotated[
+ProbabilitiesOption = Annotated[
     bool,
     typer.Option(
-        "--probabilities", help="How likely each label is right (calibrated and softmax models)."
+        "--probabilities",
+        help="Print the probability of each label (calibrated and softmax models).",
     ),
 ]
 
 
 def is_directory(model: str, server: str | None) -> bool:
-    """Whether to answer here: a directory was named and no server."""
+    """Return whether to predict locally: a model directory and no server were given."""
     return server is None and (Path(model) / "manifest.json").is_file()
 
 
-class Wanted(NamedTuple):
-    """How to answer: how many labels, among which, in what time, and what to tell of them."""
+class PredictOptions(NamedTuple):
+    """Options of a prediction: number of labels, filters, deadline, and additional output."""
 
     k: int
     allow: list[str] | None
@@ -64,89 +65,99 @@ def predict(
     model: ModelName,
     text: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="Texts; without any, lines of standard input."),
+        typer.Argument(metavar="[TEXT]...", help="Texts. [default: lines of standard input]"),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="Rows of an svmlight file instead of texts.")
+        Path | None, typer.Option(help="svmlight file with rows instead of texts.")
     ] = None,
     zero_based: Annotated[
-        bool, typer.Option("--zero-based", help="The file's feature indices start at 0.")
+        bool, typer.Option("--zero-based", help="Feature indices of the file start at 0.")
     ] = False,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many labels for each.")] = 5,
-    allow: Allowed = None,
-    deny: Denied = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of labels per input.")] = 5,
+    allow: AllowOption = None,
+    deny: DenyOption = None,
     deadline_ms: Annotated[
         float | None,
-        typer.Option(metavar="MS", help="Time for the answers; then the best found so far."),
+        typer.Option(
+            metavar="MS",
+            help="Time limit in milliseconds; after it the best labels found so far are printed.",
+        ),
     ] = None,
-    probabilities: WithProbabilities = False,
+    probabilities: ProbabilitiesOption = False,
     certificate: Annotated[
-        bool, typer.Option("--certificate", help="Whether each answer is proven, and what it took.")
+        bool,
+        typer.Option(
+            "--certificate", help="Print whether each prediction is proven exact, and its cost."
+        ),
     ] = False,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """The best labels with their scores, best first."""
+    """Predict the best labels with their scores, best first."""
     if file is not None and text:
         raise InputError("give texts or --file, not both", code="USAGE")
-    wanted = Wanted(k, allow or None, deny or None, deadline_ms, probabilities, certificate)
+    options = PredictOptions(
+        k, allow or None, deny or None, deadline_ms, probabilities, certificate
+    )
     if is_directory(model, server):
-        answers = predict_here(model, text, file, zero_based, wanted)
+        answers = predict_local(model, text, file, zero_based, options)
     else:
-        answers = predict_there(model, text, file, zero_based, wanted, server)
+        answers = predict_remote(model, text, file, zero_based, options, server)
     if json:
-        output.emit({"model": model, "predictions": list(answers)})
+        output.print_json({"model": model, "predictions": list(answers)})
         return
     for answer in answers:
-        show_answer(answer)
+        print_prediction(answer)
 
 
-def predict_here(
-    model: str, text: list[str] | None, file: Path | None, zero_based: bool, wanted: Wanted
+def predict_local(
+    model: str, text: list[str] | None, file: Path | None, zero_based: bool, options: PredictOptions
 ) -> Iterator[dict[str, Any]]:
-    """Answers of a model directory; sets are known when it lies in a registry."""
+    """Yield predictions of a model directory; label sets are available inside a registry."""
     from xcray.model.model import Model
     from xcray.predict import Predictor
 
     opened = Model.open(model, verify=False)
     predictor = Predictor(opened)
-    rows: Any = texts_of(text) if file is None else rows_of(file, zero_based, opened)
+    rows: Any = read_texts(text) if file is None else read_rows(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
-    among = predictor.filter(wanted.allow, wanted.deny, sets=sets_around(Path(model)))
-    answer = predictor.answer(
+    among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))
+    answer = predictor.search(
         rows,
-        wanted.k,
-        deadline_ms=wanted.deadline_ms,
+        options.k,
+        deadline_ms=options.deadline_ms,
         allow=among,
-        probabilities=wanted.probabilities,
+        probabilities=options.probabilities,
     )
-    told = (
+    probabilities = (
         predictor.probabilities(answer, filtered=among is not None).tolist()
-        if wanted.probabilities
+        if options.probabilities
         else None
     )
-    for i, (name, scored) in enumerate(zip(names, predictor.named(answer.top), strict=True)):
+    for i, (name, scored) in enumerate(
+        zip(names, predictor.scored_labels(answer.top), strict=True)
+    ):
         proof = (
-            {part: getattr(answer, part)[i].item() for part in PROOF}
-            if wanted.certificate
+            {part: getattr(answer, part)[i].item() for part in CERTIFICATE_FIELDS}
+            if options.certificate
             else None
         )
         yield entry(
             name,
             [one.label for one in scored],
             [one.score for one in scored],
-            told and told[i],
+            probabilities and probabilities[i],
             proof,
         )
 
 
-def sets_around(model: Path) -> Sets | None:
-    """The sets of a model directory that is a version in a registry: root/NAME/versions/N."""
+def find_label_sets(model: Path) -> SetLookup | None:
+    """Return the label sets of a model directory inside a registry: root/NAME/versions/N."""
     from xcray.model.registry import Registry
 
     versions = model.resolve().parent
     return (
-        Registry(versions.parent.parent).sets(versions.parent.name)
+        Registry(versions.parent.parent).label_sets(versions.parent.name)
         if versions.name == "versions"
         else None
     )
@@ -159,7 +170,7 @@ def entry(
     probabilities: list[float] | None,
     proof: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """One answer as it is told."""
+    """Return one prediction as JSON."""
     found = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
     for one, probability in zip(found, probabilities or (), strict=False):
         one["probability"] = probability
@@ -170,29 +181,29 @@ def entry(
     }
 
 
-def predict_there(
+def predict_remote(
     model: str,
     text: list[str] | None,
     file: Path | None,
     zero_based: bool,
-    wanted: Wanted,
+    options: PredictOptions,
     server: str | None,
 ) -> Iterator[dict[str, Any]]:
-    """Answers of a server, a batch of instances a request."""
+    """Yield predictions of a server, one batch of instances per request."""
     if file is None:
-        texts = texts_of(text)
+        texts = read_texts(text)
         named = [(each, {"text": each}) for each in texts]
     else:
         named = [
             (f"row {i + 1}", row)
-            for i, row in enumerate(instances_of(rows_of(file, zero_based, None)))
+            for i, row in enumerate(to_instances(read_rows(file, zero_based, None)))
         ]
-    how = {name: value for name, value in wanted._asdict().items() if name != "k"}
-    with client_of(server) as client:
-        for start in range(0, len(named), BATCH):
-            batch = named[start : start + BATCH]
+    how = {name: value for name, value in options._asdict().items() if name != "k"}
+    with make_client(server) as client:
+        for start in range(0, len(named), BATCH_ROWS):
+            batch = named[start : start + BATCH_ROWS]
             reply = client.predict(
-                model, [instance for _, instance in batch], top_k=wanted.k, **how
+                model, [instance for _, instance in batch], top_k=options.k, **how
             )
             for (name, _), found in zip(batch, reply["predictions"], strict=True):
                 yield entry(
@@ -204,26 +215,32 @@ def predict_there(
                 )
 
 
-def texts_of(given: Sequence[str] | None) -> list[str]:
-    """The texts of the command line, else the lines of standard input. Raises InputError when there are none."""
-    if given:
-        return list(given)
+def read_texts(texts: Sequence[str] | None) -> list[str]:
+    """Return the texts of the arguments, else of standard input.
+
+    Raises InputError if there are none.
+    """
+    if texts:
+        return list(texts)
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError(
             "give at least one text: xcray predict MODEL 'read rows of a csv file'", code="USAGE"
         )
     lines = [line.rstrip("\r\n") for line in sys.stdin]
     if not lines:
-        raise InputError("standard input is empty; give texts, one a line", code="USAGE")
+        raise InputError("standard input is empty; give texts, one per line", code="USAGE")
     return lines
 
 
-def rows_of(file: Path, zero_based: bool, model: Model | None) -> CSR:
-    """The rows of an svmlight file, as wide as the model when it is known. Raises DataError with file and line."""
+def read_rows(file: Path, zero_based: bool, model: Model | None) -> CSR:
+    """Read the rows of an svmlight file with the model's number of features, if known.
+
+    Raises DataError with file and line.
+    """
     import numpy as np
 
     from xcray.arrays import csr
-    from xcray.data.readers.error_log import Tally
+    from xcray.data.readers.error_log import ErrorCollector
     from xcray.data.readers.options import ReadOptions
     from xcray.data.readers.svmlight import read_svmlight
 
@@ -231,7 +248,7 @@ def rows_of(file: Path, zero_based: bool, model: Model | None) -> CSR:
     chunks = [
         X
         for X, _ in read_svmlight(
-            file, ReadOptions(zero_based=zero_based, n_features=width), Tally()
+            file, ReadOptions(zero_based=zero_based, n_features=width), ErrorCollector()
         )
     ]
     lengths = np.concatenate([np.diff(X.indptr) for X in chunks])
@@ -247,8 +264,8 @@ def rows_of(file: Path, zero_based: bool, model: Model | None) -> CSR:
     )
 
 
-def instances_of(rows: CSR) -> list[dict[str, Any]]:
-    """Rows as a request carries them."""
+def to_instances(rows: CSR) -> list[dict[str, Any]]:
+    """Return rows as request instances."""
     pairs = (rows.row(i) for i in range(rows.n_rows))
     return [
         {"indices": indices.tolist(), "values": [float(value) for value in values]}
@@ -256,31 +273,31 @@ def instances_of(rows: CSR) -> list[dict[str, Any]]:
     ]
 
 
-def show_answer(answer: dict[str, Any]) -> None:
-    """The input, and its labels below."""
-    output.say(answer["input"])
+def print_prediction(answer: dict[str, Any]) -> None:
+    """Print the input with its labels below."""
+    output.print_line(answer["input"])
     for place, found in enumerate(answer["labels"], 1):
         likely = f"  {100 * found['probability']:>5.1f} %" if "probability" in found else ""
-        output.say(f"  {place:>2}  {found['score']:>9.4f}{likely}  {found['label']}")
+        output.print_line(f"  {place:>2}  {found['score']:>9.4f}{likely}  {found['label']}")
     if "certificate" in answer:
-        output.say(f"      {proof_line(answer['certificate'])}")
+        output.print_line(f"      {format_certificate(answer['certificate'])}")
 
 
-def proof_line(proof: Mapping[str, Any]) -> str:
-    """A certificate in a line."""
+def format_certificate(proof: Mapping[str, Any]) -> str:
+    """Describe a certificate in one line."""
     gap = proof["bound_gap"]
     known = gap is not None and math.isfinite(gap)
     if proof["exact"]:
         what = (
-            f"exact: no other label comes nearer than {gap:.4f}"
+            f"exact: all other labels score at least {gap:.4f} lower"
             if known
             else "exact: no other label is allowed"
         )
     else:
         what = (
-            f"time was up: a label left out may be better by {-gap:.4f}"
+            f"deadline exceeded: another label can score up to {-gap:.4f} higher"
             if known
-            else "time was up: nothing is proven"
+            else "deadline exceeded: not proven exact"
         )
     return (
         f"{what}; {proof['labels_scored']:,} labels scored, {proof['postings_read']:,} weights read"
@@ -289,29 +306,29 @@ def proof_line(proof: Mapping[str, Any]) -> str:
 
 def explain(
     model: ModelName,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="One text.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to explain.")],
     label: Annotated[
         str | None,
-        typer.Option("--label", "-l", help="Explain this label. [default: the best one]"),
+        typer.Option("--label", "-l", help="Label to explain. [default: the best one]"),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many features to show.")] = 10,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of features to show.")] = 10,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Which words made the score of a label: what each adds, largest first."""
+    """Show the features that contribute most to the score of a label, largest first."""
     found = (
-        explain_here(model, text, label, top)
+        explain_local(model, text, label, top)
         if is_directory(model, server)
-        else explain_there(model, text, label, top, server)
+        else explain_remote(model, text, label, top, server)
     )
     if json:
-        output.emit(found)
+        output.print_json(found)
     else:
-        show_explanation(found)
+        print_explanation(found)
 
 
-def explain_here(model: str, text: str, label: str | None, top: int) -> dict[str, Any]:
-    """An explanation by a model directory."""
+def explain_local(model: str, text: str, label: str | None, top: int) -> dict[str, Any]:
+    """Return an explanation of a model directory."""
     from xcray.model.model import Model
     from xcray.predict import Predictor
 
@@ -322,22 +339,22 @@ def explain_here(model: str, text: str, label: str | None, top: int) -> dict[str
     return found
 
 
-def explain_there(
+def explain_remote(
     model: str, text: str, label: str | None, top: int, server: str | None
 ) -> dict[str, Any]:
-    """An explanation by a server."""
-    with client_of(server) as client:
+    """Return an explanation of a server."""
+    with make_client(server) as client:
         return dict(client.explain(model, text, label=label, top=top))
 
 
-def show_explanation(found: dict[str, Any]) -> None:
-    """The score as a sum."""
-    rank = f", rank {found['rank']:,}" if found.get("rank") else ""
-    output.say(f"{found['label']}: score {found['score']:.4f}{rank}")
-    for part in found["contributions"]:
-        output.say(f"  {part['contribution']:>+9.4f}  {part['feature']}")
-    if found.get("n_rest"):
-        output.say(f"  {found['rest']:>+9.4f}  {found['n_rest']} more")
-    output.say(f"  {found['bias']:>+9.4f}  (bias)")
-    if found.get("gap_to_top"):
-        output.say(f"it lacks {found['gap_to_top']:.4f} to the best label")
+def print_explanation(explanation: dict[str, Any]) -> None:
+    """Print the score as a sum of contributions."""
+    rank = f", rank {explanation['rank']:,}" if explanation.get("rank") else ""
+    output.print_line(f"{explanation['label']}: score {explanation['score']:.4f}{rank}")
+    for part in explanation["contributions"]:
+        output.print_line(f"  {part['contribution']:>+9.4f}  {part['feature']}")
+    if explanation.get("n_rest"):
+        output.print_line(f"  {explanation['rest']:>+9.4f}  {explanation['n_rest']} more")
+    output.print_line(f"  {explanation['bias']:>+9.4f}  (bias)")
+    if explanation.get("gap_to_top"):
+        output.print_line(f"{explanation['gap_to_top']:.4f} below the best label")

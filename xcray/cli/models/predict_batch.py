@@ -1,4 +1,4 @@
-"""`xcray predict-batch`: answer every row of a file, here or on a server; Parquet files come out."""
+"""`xcray predict-batch`: predict all rows of a file, locally or on a server, into Parquet files."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
+from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.models.predict import (
-    Allowed,
-    Denied,
+    AllowOption,
+    DenyOption,
     ModelName,
-    WithProbabilities,
+    ProbabilitiesOption,
+    find_label_sets,
     is_directory,
-    sets_around,
 )
-from xcray.cli.service.connect import ServerChoice, client_of
-from xcray.cli.service.jobs import follow_quietly, show
+from xcray.cli.service.jobs import follow_events, print_job
 from xcray.cli.terminal import output
-from xcray.cli.terminal.interrupt import resumable
-from xcray.cli.terminal.progress import duration
+from xcray.cli.terminal.interrupt import resumable_run
+from xcray.cli.terminal.progress import format_duration
 from xcray.errors import Conflict, InputError
 
 
@@ -28,75 +28,86 @@ def predict_batch(
     model: ModelName,
     file: Annotated[
         Path,
-        typer.Argument(metavar="INPUT", help="A file of rows, or a directory of Parquet files."),
+        typer.Argument(metavar="INPUT", help="File of rows, or directory of Parquet files."),
     ],
     out: Annotated[
         Path,
         typer.Argument(
-            metavar="OUTPUT", help="The directory of Parquet files to write; it must not exist."
+            metavar="OUTPUT", help="Directory of Parquet files to write; it must not exist."
         ),
     ],
     format: Annotated[
         str | None,
         typer.Option(
-            help="parquet, svmlight, xc, jsonl or text. [default: by the name of the input]"
+            help="Format: parquet, svmlight, xc, jsonl or text. [default: by the input name]"
         ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many labels for each row.")] = 5,
-    allow: Allowed = None,
-    deny: Denied = None,
-    probabilities: WithProbabilities = False,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of labels per row.")] = 5,
+    allow: AllowOption = None,
+    deny: DenyOption = None,
+    probabilities: ProbabilitiesOption = False,
     certificate: Annotated[
         bool,
-        typer.Option("--certificate", help="Whether each answer is proven, and by what margin."),
+        typer.Option(
+            "--certificate", help="Write whether each prediction is proven exact, and its gap."
+        ),
     ] = False,
     text_column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Parquet, jsonl: where the text is; several are joined."),
+        typer.Option(
+            metavar="NAME",
+            help="Parquet, jsonl: column of the text; several are joined. Repeatable.",
+        ),
     ] = None,
     indices_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Parquet, jsonl: lists of feature numbers.")
+        str | None,
+        typer.Option(metavar="NAME", help="Parquet, jsonl: column of feature index lists."),
     ] = None,
     values_column: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Parquet, jsonl: lists of their values; alone: of all features."
+            metavar="NAME",
+            help="Parquet, jsonl: column of value lists; without indices: of all features.",
         ),
     ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Parquet, jsonl: copied to the answers. [default: the row's number, from 0]",
+            help="Parquet, jsonl: id column, copied to the output. [default: row number from 0]",
         ),
     ] = None,
     zero_based: Annotated[
         bool, typer.Option("--zero-based", help="svmlight: feature indices start at 0.")
     ] = False,
     on_error: Annotated[
-        str, typer.Option(help="fail at a row that can't be read, or skip it and count.")
+        str, typer.Option(help="Handling of invalid rows: fail, or skip (and count them).")
     ] = "fail",
     part_rows: Annotated[
-        int, typer.Option(min=0, help="Rows of a part file; 0: chosen by the size of the input.")
+        int, typer.Option(min=0, help="Rows per output file; 0: chosen by the input size.")
     ] = 0,
     pool: Annotated[
         str | None,
-        typer.Option(help="serial, threads or ray. [default: threads; there: the server's]"),
+        typer.Option(help="Pool: serial, threads or ray. [default: threads, or set by the server]"),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
     ray_address: Annotated[
-        str | None, typer.Option(help="A running Ray; without one, --pool ray starts a local one.")
+        str | None,
+        typer.Option(help="Address of a running Ray. [default: --pool ray starts a local Ray]"),
     ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where finished parts are kept; the same one again resumes. [default: OUTPUT.run]"
+            help="Directory for finished parts; use it again to resume. [default: OUTPUT.run]"
         ),
     ] = None,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """The best labels of every row of a file. Ctrl-C keeps finished parts; the same command again does the rest."""
+    """Predict the best labels of every row of a file.
+
+    Ctrl-C keeps finished parts; the same command resumes.
+    """
     if out.exists():
         raise Conflict(f"{out} exists already; choose another output, or remove it first")
     asked: dict[str, Any] = {
@@ -116,71 +127,79 @@ def predict_batch(
         "zero_based": zero_based,
         "part_rows": part_rows,
     }
-    asked |= {"format": format or _format(file), "pool": pool, "workers": workers}
+    asked |= {"format": format or _infer_format(file), "pool": pool, "workers": workers}
     asked = {name: value for name, value in asked.items() if value is not None}
     if is_directory(model, server):
-        answer_here(model, file, out, {**asked, "k": k, "ray_address": ray_address}, run_dir, json)
+        run_local(model, file, out, {**asked, "k": k, "ray_address": ray_address}, run_dir, json)
         return
     if ray_address is not None or run_dir is not None:
         raise InputError(
-            "--ray-address and --run-dir are for model directories: a server has its own",
+            "--ray-address and --run-dir work with model directories only: a server uses its own",
             code="USAGE",
         )
-    answer_there(model, file, out, {**asked, "top_k": k}, server, json)
+    run_remote(model, file, out, {**asked, "top_k": k}, server, json)
 
 
-def _format(file: Path) -> str:
-    """The format that the name of the input tells. Raises ParameterError."""
-    from xcray.batch.spec import format_of
+def _infer_format(file: Path) -> str:
+    """Return the format from the file name. Raises ParameterError."""
+    from xcray.batch.spec import guess_format
 
-    return format_of(str(file))
+    return guess_format(str(file))
 
 
-def answer_here(
+def run_local(
     model: str, file: Path, out: Path, asked: dict[str, Any], run_dir: Path | None, as_json: bool
 ) -> None:
-    """Answer by a model directory, with progress, stopping at Ctrl-C. Raises Stopped with the way to resume."""
-    from xcray.batch import BulkSpec, predict_bulk
-    from xcray.batch.spec import sets_named
+    """Predict with a model directory, with progress and Ctrl-C handling.
 
-    sets = sets_around(Path(model))
+    Raises Stopped with a hint on how to resume.
+    """
+    from xcray.batch import BatchPredictSpec, predict_batch
+    from xcray.batch.spec import resolve_label_sets
+
+    sets = find_label_sets(Path(model))
     named = (
-        {} if sets is None else sets_named([*asked.get("allow", ()), *asked.get("deny", ())], sets)
+        {}
+        if sets is None
+        else resolve_label_sets([*asked.get("allow", ()), *asked.get("deny", ())], sets)
     )
-    spec = BulkSpec.from_dict({**asked, "model": model, "input": str(file), "label_sets": named})
+    spec = BatchPredictSpec.from_dict(
+        {**asked, "model": model, "input": str(file), "label_sets": named}
+    )
     kept = run_dir or out.with_name(f"{out.name}.run")
-    with resumable(lambda: f"finished parts are kept in {kept}", as_json) as (report, flag):
-        manifest = predict_bulk(spec, run_dir=kept, out=out, progress=report, stop=flag).manifest
+    with resumable_run(lambda: f"finished parts are kept in {kept}", as_json) as (report, flag):
+        manifest = predict_batch(spec, run_dir=kept, out=out, progress=report, stop=flag).manifest
     if run_dir is None:
-        shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the answers are there
-    told(out, manifest, as_json)
+        shutil.rmtree(kept, ignore_errors=True)  # not needed once the output exists
+    print_result(out, manifest, as_json)
 
 
-def answer_there(
+def run_remote(
     model: str, file: Path, out: Path, asked: dict[str, Any], server: str | None, as_json: bool
 ) -> None:
-    """Send the file, follow the job, fetch the answers. Ctrl-C leaves the job running."""
-    with client_of(server) as client:
+    """Upload the file, follow the job, download the results. Ctrl-C leaves the job running."""
+    with make_client(server) as client:
         job = client.jobs.predict(model, file=file, **asked)
         if not as_json:
-            output.note(
-                f"{job['id']}: Ctrl-C leaves it running; xcray jobs output {job['id']} {out} fetches the answers"
+            output.print_note(
+                f"{job['id']}: Ctrl-C leaves it running; "
+                f"xcray jobs output {job['id']} {out} downloads the results"
             )
-        ended = follow_quietly(client, job["id"], as_json)
+        ended = follow_events(client, job["id"], as_json)
         if ended["status"] != "SUCCEEDED":
             if as_json:
-                output.emit(ended)
+                output.print_json(ended)
             else:
-                show(ended)
+                print_job(ended)
             raise typer.Exit(output.FAILURE)
         client.jobs.download(job["id"], out)
-    told(out, ended["result"] or {}, as_json)
+    print_result(out, ended["result"] or {}, as_json)
 
 
-def told(out: Path, result: dict[str, Any], as_json: bool) -> None:
-    """Say what came out."""
+def print_result(out: Path, result: dict[str, Any], as_json: bool) -> None:
+    """Print the result."""
     if as_json:
-        output.emit(
+        output.print_json(
             {
                 "output": str(out),
                 **{name: value for name, value in result.items() if name != "output"},
@@ -188,12 +207,12 @@ def told(out: Path, result: dict[str, Any], as_json: bool) -> None:
         )
         return
     for reason in result["skipped_reasons"]:
-        output.note(f"skipped: {reason['message']}")
+        output.print_note(f"skipped: {reason['message']}")
     skipped = f", {result['skipped']:,} skipped" if result["skipped"] else ""
     parts = result["parts"] if isinstance(result["parts"], int) else len(result["parts"])
     report = result["report"]
     rate = f", {report['rows_per_second']:,.0f} rows/s" if report.get("rows_per_second") else ""
-    took = duration(sum(report["seconds"].values()))
-    output.say(
-        f"{out}: {result['answered']:,} rows answered{skipped}, {parts:,} files, in {took}{rate}"
+    took = format_duration(sum(report["seconds"].values()))
+    output.print_line(
+        f"{out}: {result['answered']:,} rows predicted{skipped}, {parts:,} files, in {took}{rate}"
     )

@@ -1,4 +1,4 @@
-"""`xcray health`: whether the service or the runner of this machine is alive. It loads little: health checks run it often."""
+"""`xcray health`: liveness of the local service or runner; imports little because it runs often."""
 
 from __future__ import annotations
 
@@ -12,76 +12,86 @@ import typer
 from xcray.cli.terminal import output
 from xcray.errors import ParameterError
 
-SECONDS = 5.0  # for one answer
-ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # who listens everywhere is asked here
+TIMEOUT_SECONDS = 5.0  # per response
+LOOPBACK_ADDRESSES = {
+    "": "127.0.0.1",
+    "0.0.0.0": "127.0.0.1",
+    "::": "::1",
+}  # a wildcard address is checked on loopback
 
 
 def health(
     ready: Annotated[
         bool,
-        typer.Option(
-            "--ready", help="Ask whether requests are welcome, not only whether it is alive."
-        ),
+        typer.Option("--ready", help="Check readiness, not only liveness."),
     ] = False,
     port: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65535, help="Its port. [default: XCRAY_PORT or 8000, and XCRAY_RUNNER_PORT]"
+            min=1,
+            max=65535,
+            help="Port to check. [default: XCRAY_PORT or 8000, and XCRAY_RUNNER_PORT]",
         ),
     ] = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Ask the service, or the runner, of this machine whether it lives: exit code 0 yes, 1 no. Needs no key."""
+    """Check the local service or runner. Exit code: 0 alive, 1 not. Needs no key."""
     path = "/readyz" if ready else "/healthz"
-    told = {f"{host}:{number}": answer(host, number, path) for host, number in places(port)}
-    good = any(said == "200" for said in told.values())
+    answers = {
+        f"{host}:{number}": probe(host, number, path) for host, number in find_endpoints(port)
+    }
+    good = any(status == "200" for status in answers.values())
     if json:
-        output.emit({"ok": good, "asked": path, "answers": told})
+        output.print_json({"ok": good, "asked": path, "answers": answers})
     else:
-        output.say(
-            f"{'ok' if good else 'failed'}: {path} of {', '.join(f'{place} said {said}' for place, said in told.items())}"
+        output.print_line(
+            f"{'ok' if good else 'failed'}: {path} of "
+            + ", ".join(f"{place} returned {status}" for place, status in answers.items())
         )
     raise typer.Exit(output.OK if good else output.FAILURE)
 
 
-def places(port: int | None) -> list[tuple[str, int]]:
-    """Hosts and ports where the service and the runner of this environment listen. Raises ParameterError for what is no port."""
+def find_endpoints(port: int | None) -> list[tuple[str, int]]:
+    """Return hosts and ports of the service and the runner of this environment.
+
+    Raises ParameterError if a port is invalid.
+    """
     host, runner = (
         os.environ.get(name, "").strip("[]") for name in ("XCRAY_HOST", "XCRAY_RUNNER_HOST")
     )
     if port is not None:
-        return [(ANY.get(host, host), port)]
+        return [(LOOPBACK_ADDRESSES.get(host, host), port)]
     found = [
-        (ANY.get(host, host), _number("XCRAY_PORT", 8000)),
-        (ANY.get(runner, runner), _number("XCRAY_RUNNER_PORT", 0)),
+        (LOOPBACK_ADDRESSES.get(host, host), _port_from_environment("XCRAY_PORT", 8000)),
+        (LOOPBACK_ADDRESSES.get(runner, runner), _port_from_environment("XCRAY_RUNNER_PORT", 0)),
     ]
     return [(name, number) for name, number in found if number]
 
 
-def answer(host: str, port: int, path: str) -> str:
-    """The status of the reply as text, or why there was none."""
+def probe(host: str, port: int, path: str) -> str:
+    """Return the status of the response as text, or the reason for a missing response."""
     try:
-        connection = _connection(host, port)
+        connection = _connect(host, port)
         try:
             connection.request("GET", path, headers={"Host": "localhost"})
             return str(connection.getresponse().status)
         finally:
             connection.close()
     except (OSError, HTTPException) as error:
-        return f"nothing ({type(error).__name__})"
+        return f"no response ({type(error).__name__})"
 
 
-def _connection(host: str, port: int) -> HTTPConnection:
-    """TLS where the service speaks it: it is this machine, so nobody's name is checked."""
+def _connect(host: str, port: int) -> HTTPConnection:
+    """Connect, with TLS if the service uses it; the certificate is not verified locally."""
     if not os.environ.get("XCRAY_TLS_CERTFILE"):
-        return HTTPConnection(host, port, timeout=SECONDS)
+        return HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return HTTPSConnection(host, port, timeout=SECONDS, context=context)
+    return HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
 
 
-def _number(name: str, default: int) -> int:
-    """A port from the environment."""
+def _port_from_environment(name: str, default: int) -> int:
+    """Return a port from an environment variable. Raises ParameterError."""
     value = os.environ.get(name) or str(default)
     if not (value.isascii() and value.isdecimal() and int(value) <= 65535):
         raise ParameterError(f"{name} is {value[:40]!r}: it must be a port, like 8000")

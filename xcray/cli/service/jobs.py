@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.service.connect import ServerChoice, client_of
+from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
-from xcray.cli.terminal.progress import Reporter, line_of, reporter, step_of
-from xcray.cli.training.report import Picture, told
-from xcray.cli.training.train import Parameters, partial_line, show_measures
+from xcray.cli.terminal.progress import Reporter, format_progress, make_reporter, progress_from_json
+from xcray.cli.training.report import PngOption, print_timeline
+from xcray.cli.training.train import ParameterOption, format_partial, print_measures
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,66 +27,72 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
 
 
 @app.command()
 def submit(
     dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="Id or name of a data set of the server.")
+        str, typer.Argument(metavar="DATASET", help="Id or name of a data set on the server.")
     ],
-    model: Annotated[str, typer.Option(help="The name under which the model is published.")],
-    solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
-    param: Parameters = None,
+    model: Annotated[str, typer.Option(help="Name to publish the model under.")],
+    solver: Annotated[str, typer.Option(help="Solver.")] = "ppdsparse",
+    param: ParameterOption = None,
     pool: Annotated[
-        str | None, typer.Option(help="serial, threads or ray. [default: the server's]")
+        str | None, typer.Option(help="Pool: serial, threads or ray. [default: set by the server]")
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
     max_seconds: Annotated[
         float | None,
         typer.Option(
             metavar="S",
-            help="Begin no class, or epoch, after so long; publish what is done, most frequent labels first.",
+            help="Time limit in seconds. No new label or epoch is started after it; the "
+            "finished labels (most frequent first) are published.",
         ),
     ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory the training may take, as 4GiB; it fails at once when it needs more.",
+            help="Memory limit, like 4GiB. The training fails at the start if it needs more.",
         ),
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit probabilities too, on the held-out part.")
+        bool, typer.Option("--calibrate", help="Also fit probabilities on the held-out rows.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="A readable name. [default: the model's]")
+        str | None, typer.Option(help="Name of the job. [default: name of the model]")
     ] = None,
-    priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
+    priority: Annotated[int, typer.Option(help="Priority; higher values run first.")] = 0,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Running time allowed, as 90m; then it FAILED."),
+        typer.Option(
+            metavar="TIME", help="Maximum running time, like 90m; after it the job is FAILED."
+        ),
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Time from now to have ended, as 2d; else it FAILED."),
+        typer.Option(
+            metavar="TIME", help="Deadline from now, like 2d; after it the job is FAILED."
+        ),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, help="How often its runner may vanish before it FAILED.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of lost attempts before the job is FAILED."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Idempotency key: the same one again gives the same job.")
+        str | None, typer.Option(help="Idempotency key; the same key returns the same job.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Stay and show its progress.")] = False,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Wait and show the progress.")] = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Queue a training."""
+    """Submit a training."""
     spec: dict[str, Any] = {
         "dataset": dataset,
         "model": model,
         "solver": solver,
-        "params": read(solver, param),
+        "params": parse_solver_parameters(solver, param),
         "workers": workers,
     }
     more = {
@@ -97,8 +103,8 @@ def submit(
         "calibrate": calibrate or None,
     }
     more |= {
-        "timeout_seconds": seconds_of(timeout),
-        "expires_seconds": seconds_of(expires),
+        "timeout_seconds": parse_seconds(timeout),
+        "expires_seconds": parse_seconds(expires),
         "max_attempts": max_attempts,
     }
     if memory_limit is not None:
@@ -106,176 +112,180 @@ def submit(
 
         more["memory_limit"] = parse_bytes(memory_limit)
     spec |= {name: value for name, value in more.items() if value is not None}
-    with client_of(server) as client:
+    with make_client(server) as client:
         job = client.jobs.submit(**spec, idempotency_key=key)
         if watch:
             raise typer.Exit(follow(client, job["id"], json))
     if json:
-        output.emit(job)
+        output.print_json(job)
     else:
-        output.say(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
+        output.print_line(f"{job['id']} {job['status']}; xcray jobs watch {job['id']}")
 
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def seconds_of(given: str | None) -> float | None:
-    """90, 90s, 15m, 2h or 7d as seconds. Raises InputError."""
-    if given is None:
+def parse_seconds(text: str | None) -> float | None:
+    """Parse 90, 90s, 15m, 2h or 7d to seconds. Raises InputError."""
+    if text is None:
         return None
-    number, unit = (given[:-1], given[-1]) if given[-1:] in UNITS else (given, "s")
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
     try:
         seconds = float(number) * UNITS[unit]
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
         raise InputError(
-            f"{given[:40]!r} is no time: write it like 90s, 15m, 2h or 7d", code="TIME"
+            f"{text[:40]!r} is not a valid time: write it like 90s, 15m, 2h or 7d", code="TIME"
         )
     return seconds
 
 
-def moment_of(given: str | None) -> str | None:
-    """A time, or how long ago it is, as the service reads it. Raises InputError."""
-    if given is None or "T" in given:
-        return given
-    ago = datetime.now(UTC) - timedelta(seconds=seconds_of(given) or 0.0)
+def parse_time(text: str | None) -> str | None:
+    """Return a time, or a time ago, in the format of the service. Raises InputError."""
+    if text is None or "T" in text:
+        return text
+    ago = datetime.now(UTC) - timedelta(seconds=parse_seconds(text) or 0.0)
     return ago.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def read(solver: str, given: list[str] | None) -> dict[str, Any]:
-    """Parameters with the types the solver declares: a request carries numbers, not strings. Raises ParameterError."""
+def parse_solver_parameters(solver: str, given: list[str] | None) -> dict[str, Any]:
+    """Return parameters with the types that the solver declares.
+
+    A request carries numbers, not strings. Raises ParameterError.
+    """
     from xcray.solvers import make_solver
 
-    values = output.assignments(given)
+    values = output.parse_assignments(given)
     checked = make_solver(solver, values).as_dict()
     return {name: checked[name] for name in values}
 
 
 @app.command("list")
-def index(
+def list_jobs(
     status: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED ones; may be given again."
+            help="Filter by status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. Repeatable."
         ),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="Only train, or predict.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only those of this name.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Only those that make or ask this model.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Only those of this data set, by its id.")
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Filter by kind: train or predict.")] = None,
+    name: Annotated[str | None, typer.Option(help="Filter by name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Filter by trained or used model.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Filter by data set id.")] = None,
     since: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only those submitted since: 2h or 7d ago, or 2026-01-31T12:00:00Z.",
+            help="Only jobs submitted since: 2h or 7d ago, or 2026-01-31T12:00:00Z.",
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=1000, help="At most so many, newest first.")
+        int, typer.Option(min=1, max=1000, help="Maximum number of jobs, newest first.")
     ] = 50,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     wanted = {
         "kind": kind,
         "name": name,
         "model": model,
         "dataset": dataset,
-        "created_after": moment_of(since),
+        "created_after": parse_time(since),
     }
-    with client_of(server) as client:
+    with make_client(server) as client:
         jobs = list(islice(client.jobs.list(status=status, page=limit, **wanted), limit))
     if json:
-        output.emit({"jobs": jobs})
+        output.print_json({"jobs": jobs})
         return
     rows = [
         [
             job["id"],
             job["name"],
             job["status"],
-            line_of(step_of(job["progress"], job["phase"])),
+            format_progress(progress_from_json(job["progress"], job["phase"])),
             job["created"],
         ]
         for job in jobs
     ]
-    output.table(["job", "name", "status", "progress", "created"], rows)
+    output.print_table(["job", "name", "status", "progress", "created"], rows)
 
 
 @app.command()
-def get(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """One job: its state, progress and result."""
-    with client_of(server) as client:
+def get(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """Show the state, progress and result of a job."""
+    with make_client(server) as client:
         found = client.jobs.get(job)
     if json:
-        output.emit(found)
+        output.print_json(found)
     else:
-        show(found)
+        print_job(found)
 
 
 @app.command()
-def watch(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """Follow a job to its end. Ctrl-C stops the watching, not the job. Ends with 0 when it SUCCEEDED."""
-    with client_of(server) as client:
+def watch(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """Follow a job until it ends; exit with 0 if it SUCCEEDED.
+
+    Ctrl-C stops watching, not the job.
+    """
+    with make_client(server) as client:
         raise typer.Exit(follow(client, job, json))
 
 
 @app.command("output")
-def fetch(
+def fetch_output(
     job: JobId,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The directory to write; it must not exist.")
+        Path, typer.Argument(metavar="DIR", help="Directory to write; it must not exist.")
     ],
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Fetch the answers of a batch prediction."""
-    with client_of(server) as client:
+    """Download the results of a batch prediction."""
+    with make_client(server) as client:
         client.jobs.download(job, folder)
         found = client.jobs.output(job)
     if json:
-        output.emit({"output": str(folder), **found})
+        output.print_json({"output": str(folder), **found})
     else:
-        output.say(f"{folder}: {found['answered']:,} rows answered, {len(found['parts']):,} files")
+        output.print_line(
+            f"{folder}: {found['answered']:,} rows predicted, {len(found['parts']):,} files"
+        )
 
 
-def follow_quietly(client: Client, job: str, as_json: bool) -> ClientJob:
-    """Show progress until the job has ended; the job as it is then."""
-    with reporter(quiet=as_json) as report:
+def follow_events(client: Client, job: str, as_json: bool) -> ClientJob:
+    """Show progress until the job has ended; return the job."""
+    with make_reporter(quiet=as_json) as report:
         for event in client.jobs.events(job):
-            tell(report, event)
+            report_event(report, event)
     return client.jobs.get(job)
 
 
 def follow(client: Client, job: str, as_json: bool) -> int:
-    """Show progress until the job has ended, and the job; the exit code."""
-    found = follow_quietly(client, job, as_json)
+    """Show progress until the job has ended, then the job; return the exit code."""
+    found = follow_events(client, job, as_json)
     if as_json:
-        output.emit(found)
+        output.print_json(found)
     else:
-        show(found)
+        print_job(found)
     return output.OK if found["status"] == "SUCCEEDED" else output.FAILURE
 
 
-def tell(report: Reporter, event: Mapping[str, Any]) -> None:
-    """Report an event of progress, or that the job waits or starts."""
+def report_event(report: Reporter, event: Mapping[str, Any]) -> None:
+    """Report a progress event, or that the job is pending or starts."""
     waits = event["kind"] == "status" and event["data"].get("status") in ("PENDING", "RUNNING")
     if event["kind"] == "progress" or waits:
-        report(step_of(event["data"]))
+        report(progress_from_json(event["data"]))
 
 
-def show(job: Mapping[str, Any]) -> None:
-    """A job for people."""
+def print_job(job: Mapping[str, Any]) -> None:
+    """Print a job."""
     lines = {
         "job": f"{job['id']} ({job['name']})",
         "status": job["status"]
         + (" (stop requested)" if job["stop_requested"] and job["status"] == "RUNNING" else ""),
-        "progress": line_of(step_of(job["progress"], job["phase"]))
+        "progress": format_progress(progress_from_json(job["progress"], job["phase"]))
         if job["status"] == "RUNNING"
         else None,
         "reason": job["reason"],
@@ -284,31 +294,32 @@ def show(job: Mapping[str, Any]) -> None:
         "finished": job["finished"],
     }
     result = job["result"] or {}
-    output.pairs({name: value for name, value in lines.items() if value is not None})
+    output.print_pairs({name: value for name, value in lines.items() if value is not None})
     if result.get("model"):
-        output.pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
+        output.print_pairs({"model": f"{result['model']}:{result.get('version', '')}".rstrip(":")})
     if result.get("output"):
-        output.say(
-            f"{result['answered']:,} rows answered; xcray jobs output {job['id']} DIR fetches the answers"
+        output.print_line(
+            f"{result['answered']:,} rows predicted; "
+            f"download them with: xcray jobs output {job['id']} DIR"
         )
     if result.get("partial"):
-        output.say(partial_line(result["partial"]))
+        output.print_line(format_partial(result["partial"]))
     if result.get("measures"):
-        show_measures(result["measures"])
+        print_measures(result["measures"])
 
 
 @app.command()
 def logs(
     job: JobId,
-    tail: Annotated[int, typer.Option(min=1, max=10_000, help="The last so many lines.")] = 200,
+    tail: Annotated[int, typer.Option(min=1, max=10_000, help="Number of lines.")] = 200,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Stay, and show more lines until the job has ended.")
+        bool, typer.Option("--follow", help="Continue to show new lines until the job has ended.")
     ] = False,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """The last lines of a job's log."""
-    with client_of(server) as client:
+    """Show the last lines of a job's log."""
+    with make_client(server) as client:
         if not follow:
             text = client.jobs.logs(job, tail=tail)
         else:
@@ -317,65 +328,71 @@ def logs(
                 if json:
                     text += piece
                 else:
-                    told_lines(piece)
+                    print_log(piece)
     if json:
-        output.emit({"job": job, "lines": text.splitlines()})
+        output.print_json({"job": job, "lines": text.splitlines()})
     elif not follow:
-        told_lines(text)
+        print_log(text)
 
 
-def told_lines(text: str) -> None:
-    """Lines of a log."""
+def print_log(text: str) -> None:
+    """Print the lines of a log."""
     for line in text.splitlines():
-        output.say(line)
+        output.print_line(line)
 
 
 @app.command()
 def timeline(
     job: JobId,
-    png: Picture = None,
+    png: PngOption = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=20_000, help="Entries to draw at most; neighbours become one.")
+        int,
+        typer.Option(
+            min=1, max=20_000, help="Maximum number of entries; adjacent entries are merged."
+        ),
     ] = 5000,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Which worker did what when, so far or to the end; it outlives the run's files with the model."""
-    with client_of(server) as client:
+    """Show which worker did what and when. It stays available with the model."""
+    with make_client(server) as client:
         found = client.jobs.timeline(job, limit=limit)
         name = client.jobs.get(job)["name"]
-    told(found, f"{name} ({job})", png, json)
+    print_timeline(found, f"{name} ({job})", png, json)
 
 
-def changed(job: Mapping[str, Any], as_json: bool) -> None:
-    """A job after it was asked to change."""
+def print_change(job: Mapping[str, Any], as_json: bool) -> None:
+    """Print a job after a change."""
     if as_json:
-        output.emit(job)
+        output.print_json(job)
     else:
-        asked = ", stop requested" if job["stop_requested"] else ""
-        output.say(f"{job['id']} {job['status']}{asked}")
+        note = ", stop requested" if job["stop_requested"] else ""
+        output.print_line(f"{job['id']} {job['status']}{note}")
 
 
 @app.command()
-def stop(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """Ask a job to stop; finished work is kept."""
-    with client_of(server) as client:
-        changed(client.jobs.stop(job), json)
+def stop(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """Request a job to stop. Finished work is kept."""
+    with make_client(server) as client:
+        print_change(client.jobs.stop(job), json)
 
 
 @app.command()
-def resume(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """Queue a stopped or failed job again; it does what is left."""
-    with client_of(server) as client:
-        changed(client.jobs.resume(job), json)
+def resume(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """Queue a stopped or failed job again; it continues from its finished work."""
+    with make_client(server) as client:
+        print_change(client.jobs.resume(job), json)
 
 
 @app.command()
-def delete(job: JobId, server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """Forget an ended job, its events, log and finished parts, and the answers of a batch prediction. The model stays."""
-    with client_of(server) as client:
+def delete(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """Delete an ended job with its events, log, finished parts and batch results.
+
+    The model is kept.
+    """
+    with make_client(server) as client:
         client.jobs.delete(job)
     if json:
-        output.emit({"deleted": job})
+        output.print_json({"deleted": job})
     else:
-        output.say(f"{job} is deleted")
+        output.print_line(f"{job} deleted")

@@ -1,5 +1,7 @@
-"""`xcray keys` and `xcray audit`: who may ask the service, and who changed what. Both work on the store itself, with or without a
-service that runs: whoever can read its files needs no key."""
+"""`xcray keys` and `xcray audit`: keys of the service and the audit log.
+
+Both access the store directly, with or without a running service; they need no key.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.service.store import Home, Store
+from xcray.cli.service.store import HomeOption, StoreOption
 from xcray.cli.terminal import output
 from xcray.errors import Conflict, InputError, NotFound, excerpt
 
@@ -22,82 +24,82 @@ if TYPE_CHECKING:
     from xcray.jobs.store.tokens import NewToken
 
 app = typer.Typer(
-    name="keys", help="Keys of the service: create, list, revoke.", no_args_is_help=True
+    name="keys", help="API keys of the service: create, list, revoke.", no_args_is_help=True
 )
 
 KeyId = Annotated[
-    str, typer.Argument(metavar="KEY", help="Its id, key_..., as `xcray keys list` shows it.")
+    str, typer.Argument(metavar="KEY", help="Key id (key_...), see `xcray keys list`.")
 ]
-BY = {"by": "command line"}  # in the audit log: whoever reads the store needs no key
-MOST_FILE = 4096  # bytes of a file with a key that are read
+AUDIT_DETAIL = {"by": "command line"}  # direct store access needs no key
+MAX_FILE_BYTES = 4096  # bytes of a file with a key that are read
 
 
 @app.command()
 def create(
     scopes: Annotated[
-        str, typer.Option(help="What it may do, with commas between: read, predict, submit, admin.")
+        str, typer.Option(help="Comma-separated scopes: read, predict, submit, admin.")
     ],
-    name: Annotated[str, typer.Option(help="What people know it by.")] = "key",
-    tenant: Annotated[str, typer.Option(help="Whose things it opens.")] = "default",
+    name: Annotated[str, typer.Option(help="Name of the key.")] = "key",
+    tenant: Annotated[str, typer.Option(help="Tenant of the key.")] = "default",
     expires: Annotated[
         str | None,
-        typer.Option(
-            metavar="SPAN", help="How long it is good: 90d, 12h. [default: until revoked]"
-        ),
+        typer.Option(metavar="SPAN", help="Lifetime, like 90d or 12h. [default: until revoked]"),
     ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=N",
-            help="max_running, max_queued (of the tenant), requests_per_minute, instances_per_minute, upload_bytes. Repeatable.",
+            help="Limit: max_running, max_queued (of the tenant), requests_per_minute, "
+            "instances_per_minute or upload_bytes. Repeatable.",
         ),
     ] = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(
-            help="A file with a key made elsewhere, as by `xcray keys secret`; it is not shown."
+            help="File with an existing key, see `xcray keys secret`; the key is not printed."
         ),
     ] = None,
     if_absent: Annotated[
         bool,
         typer.Option(
-            "--if-absent", help="With --secret-file: a key that is there already is left as it is."
+            "--if-absent", help="With --secret-file: do not change a key that already exists."
         ),
     ] = False,
     older_expire: Annotated[
         str | None,
         typer.Option(
-            metavar="SPAN", help="Older keys of this tenant and name end after so long: 24h."
+            metavar="SPAN",
+            help="Let older keys of this tenant and name expire after this time, like 24h.",
         ),
     ] = None,
-    home: Home = None,
-    store: Store = None,
-    json: output.AsJson = False,
+    home: HomeOption = None,
+    store: StoreOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Make a key and show it, this once. With the first key, a service asks everybody for one."""
-    from xcray.jobs.store.tokens import check_limits, check_scopes, new_token, read_span
+    """Create a key and show it once. After the first key, the service requires one."""
+    from xcray.jobs.store.tokens import check_limits, check_scopes, create_token, parse_duration
     from xcray.storage.atomic import check_name
 
     wanted: dict[str, Any] = {"tenant": check_name(tenant, "tenant"), "name": name}
     wanted["scopes"] = check_scopes(each.strip() for each in scopes.split(",") if each.strip())
-    wanted["limits"] = check_limits(dict(_limit(each) for each in limit or []))
-    wanted["expires"] = None if expires is None else time.time() + read_span(expires)
-    grace = None if older_expire is None else read_span(older_expire)
+    wanted["limits"] = check_limits(dict(_parse_limit(each) for each in limit or []))
+    wanted["expires"] = None if expires is None else time.time() + parse_duration(expires)
+    grace = None if older_expire is None else parse_duration(older_expire)
     if if_absent and secret_file is None:
         raise InputError(
-            "--if-absent needs --secret-file: a key made here is always a new one", code="USAGE"
+            "--if-absent needs --secret-file: a generated key is always new", code="USAGE"
         )
-    token = new_token() if secret_file is None else _token_in(secret_file)
-    with _opened(home, store) as opened:
-        key, new = _added(opened, token, wanted, if_absent)
+    token = create_token() if secret_file is None else _read_token(secret_file)
+    with _open_store(home, store) as opened:
+        key, new = _add_key(opened, token, wanted, if_absent)
         older = (
-            grace is not None and key.valid(time.time()) and key.name == name
-        )  # known by another name: it follows nobody
-        retired = _older_retired(opened, key, time.time() + (grace or 0)) if older else []
+            grace is not None and key.is_valid(time.time()) and key.name == name
+        )  # a key with another name replaces none
+        retired = _retire_older(opened, key, time.time() + (grace or 0)) if older else []
     if json:
-        output.emit(
+        output.print_json(
             {
-                **_shown(key),
+                **_key_as_dict(key),
                 "new": new,
                 "retired": retired,
                 **({"key": token.token} if secret_file is None else {}),
@@ -107,52 +109,59 @@ def create(
     facts: dict[str, Any] = {"id": key.id, "tenant": key.tenant, "scopes": ", ".join(key.scopes)}
     facts |= {"new": new} if secret_file is not None else {}
     facts |= {"retired": ", ".join(retired)} if grace is not None else {}
-    output.pairs(facts)
+    output.print_pairs(facts)
     if secret_file is None:
-        output.say(token.token)
-        output.note(
-            "keep it now: it is shown this once. Clients take it from XCRAY_KEY, or from a file named by XCRAY_KEY_FILE"
+        output.print_line(token.token)
+        output.print_note(
+            "save the key now, it is not shown again. Clients read it from XCRAY_KEY, or from "
+            "the file named by XCRAY_KEY_FILE"
         )
 
 
 @app.command()
 def secret(
     file: Annotated[
-        Path | None, typer.Argument(help="A file to make, for its owner only. [default: shown]")
+        Path | None,
+        typer.Argument(help="File to write, readable by its owner only. [default: print it]"),
     ] = None,
 ) -> None:
-    """Make up a key that no store knows yet, for a Kubernetes Secret; with `xcray keys create --secret-file` it opens something."""
-    from xcray.jobs.store.tokens import new_token
+    """Generate a key for a Kubernetes Secret.
 
-    token = new_token().token
+    It is valid once added by `xcray keys create --secret-file`.
+    """
+    from xcray.jobs.store.tokens import create_token
+
+    token = create_token().token
     if file is None:
-        output.say(token)
+        output.print_line(token)
         return
     try:
-        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as made:
-            made.write(token)
+        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as target:
+            target.write(token)
     except FileExistsError:
         raise Conflict(
-            f"{file.name} is there already: name another file, or remove it", code="EXISTS"
+            f"{file.name} exists already: choose another file, or remove it", code="EXISTS"
         ) from None
-    output.note(f"made {file.name}; now `xcray keys create --secret-file {file.name} --scopes ...`")
+    output.print_note(
+        f"made {file.name}; now `xcray keys create --secret-file {file.name} --scopes ...`"
+    )
 
 
 @app.command("list")
-def index(
-    tenant: Annotated[str | None, typer.Option(help="Only of this tenant.")] = None,
-    home: Home = None,
-    store: Store = None,
-    json: output.AsJson = False,
+def list_keys(
+    tenant: Annotated[str | None, typer.Option(help="Filter by tenant.")] = None,
+    home: HomeOption = None,
+    store: StoreOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """All keys, without their secrets."""
-    with _opened(home, store) as opened:
-        keys = [_shown(key) for key in opened.list_keys(tenant)]
+    """List all keys without their secrets."""
+    with _open_store(home, store) as opened:
+        keys = [_key_as_dict(key) for key in opened.list_keys(tenant)]
     if json:
-        output.emit({"keys": keys})
+        output.print_json({"keys": keys})
         return
     columns = ["id", "tenant", "name", "scopes", "created", "expires", "revoked", "last_used"]
-    output.table(
+    output.print_table(
         columns, [[", ".join(key[c]) if c == "scopes" else key[c] for c in columns] for key in keys]
     )
 
@@ -164,53 +173,55 @@ def revoke(
         str | None,
         typer.Option(
             metavar="SPAN",
-            help="Rather let it end after so long, as 24h: until then both old and new open.",
+            help="Let the key expire after this time, like 24h, instead of immediately.",
         ),
     ] = None,
-    home: Home = None,
-    store: Store = None,
-    json: output.AsJson = False,
+    home: HomeOption = None,
+    store: StoreOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Let a key open nothing any more; running services know within five seconds."""
-    from xcray.jobs.store.tokens import read_span
+    """Revoke a key. Running services stop accepting it within five seconds."""
+    from xcray.jobs.store.tokens import parse_duration
 
-    ends = None if after is None else time.time() + read_span(after)
-    with _opened(home, store) as opened:
+    ends = None if after is None else time.time() + parse_duration(after)
+    with _open_store(home, store) as opened:
         if ends is None:
             key = opened.revoke_key(key_id)
-            opened.record(key.tenant, None, "key.revoke", key.id, BY)
+            opened.record_audit(key.tenant, None, "key.revoke", key.id, AUDIT_DETAIL)
         else:
             found = [each for each in opened.list_keys() if each.id == key_id]
             if not found:
                 raise NotFound(
-                    f"there is no key {excerpt(key_id)!r}: list them with `xcray keys list`"
+                    f"key {excerpt(key_id)!r} does not exist: list keys with `xcray keys list`"
                 )
-            key = (_retired(opened, found, ends) or found)[0]
+            key = (_retire(opened, found, ends) or found)[0]
     if json:
-        output.emit(_shown(key))
+        output.print_json(_key_as_dict(key))
     elif ends is not None and key.revoked is None:
-        output.say(
-            f"{key.id} ({output.printable(key.name)}) opens nothing from {_shown(key)['expires']} on"
+        output.print_line(
+            f"{key.id} ({output.printable(key.name)}) expires at {_key_as_dict(key)['expires']}"
         )
     else:
-        output.say(f"{key.id} ({output.printable(key.name)}) opens nothing any more")
+        output.print_line(f"{key.id} ({output.printable(key.name)}) is revoked")
 
 
 def audit(
     tenant: Annotated[
-        str | None, typer.Option(help="Only what this tenant's callers did; - for strangers.")
+        str | None, typer.Option(help="Filter by tenant; - for unauthenticated callers.")
     ] = None,
     action: Annotated[
-        str | None, typer.Option(help="Only this action, like job.submit or login.refused.")
+        str | None, typer.Option(help="Filter by action, like job.submit or login.refused.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Entries, newest first.")] = 50,
-    home: Home = None,
-    store: Store = None,
-    json: output.AsJson = False,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum number of entries, newest first.")
+    ] = 50,
+    home: HomeOption = None,
+    store: StoreOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Who changed what, by which key and request, newest first."""
+    """Show who changed what, with key and request, newest first."""
     found: list[Any] = []
-    with _opened(home, store) as opened:
+    with _open_store(home, store) as opened:
         token = None
         while len(found) < limit:
             page, token = opened.list_audit(
@@ -220,105 +231,115 @@ def audit(
             if token is None:
                 break
     if json:
-        output.emit({"entries": [vars(entry) for entry in found]})
+        output.print_json({"entries": [vars(entry) for entry in found]})
         return
     columns = ["time", "tenant", "key_id", "action", "subject", "request_id"]
-    output.table(columns, [[getattr(entry, column) for column in columns] for entry in found])
+    output.print_table(columns, [[getattr(entry, column) for column in columns] for entry in found])
 
 
-def _token_in(file: Path) -> NewToken:
-    """The key that a file holds. Raises NotFound, ParameterError."""
-    from xcray.jobs.store.tokens import given_token
+def _read_token(file: Path) -> NewToken:
+    """Read a key from a file. Raises NotFound, ParameterError."""
+    from xcray.jobs.store.tokens import import_token
 
     try:
         with open(file, "rb") as source:
-            return given_token(source.read(MOST_FILE).decode("ascii", "replace"))
+            return import_token(source.read(MAX_FILE_BYTES).decode("ascii", "replace"))
     except OSError as error:
         raise NotFound(
-            f"{excerpt(str(file))!r} can't be read ({error.strerror}): name a file with a key",
+            f"{excerpt(str(file))!r} cannot be read ({error.strerror}): name a file with a key",
             code="NO_FILE",
         ) from None
 
 
-def _added(
-    opened: JobStore, token: NewToken, wanted: dict[str, Any], if_absent: bool
+def _add_key(
+    opened: JobStore, token: NewToken, fields: dict[str, Any], if_absent: bool
 ) -> tuple[Key, bool]:
-    """The record of a key, and whether it is new. One that is there stays as it is, also when it was revoked."""
+    """Add a key; return its record and whether it is new.
+
+    An existing key is not changed, even if it was revoked.
+    """
     try:
-        key = opened.add_key(**wanted, digest=token.digest, key_id=token.key_id)
+        key = opened.add_key(**fields, digest=token.digest, key_id=token.key_id)
     except Conflict:
         known = opened.find_key(token.digest)
         if not if_absent or known is None or known.id != token.key_id:
             raise
-        if not known.valid(time.time()):
-            output.note(
-                f"{known.id} was revoked or has expired, and stays so: to open anything, put another secret in its place"
+        if not known.is_valid(time.time()):
+            output.print_note(
+                f"{known.id} was revoked or has expired and is not changed: use another secret"
             )
         elif any(
-            wanted[name] != value
-            for name, value in _shown(known).items()
+            fields[name] != value
+            for name, value in _key_as_dict(known).items()
             if name in ("tenant", "name", "scopes", "limits")
         ):
-            output.note(
-                f"{known.id} is there with another tenant, name, scopes or limits, and stays so: they need another secret"
+            output.print_note(
+                f"{known.id} exists with another tenant, name, scopes or limits "
+                "and is not changed: use another secret"
             )
         return known, False
-    opened.record(
-        key.tenant, None, "key.create", key.id, {**BY, "name": key.name, "scopes": wanted["scopes"]}
+    opened.record_audit(
+        key.tenant,
+        None,
+        "key.create",
+        key.id,
+        {**AUDIT_DETAIL, "name": key.name, "scopes": fields["scopes"]},
     )
     return key, True
 
 
-def _older_retired(opened: JobStore, key: Key, ends: float) -> list[str]:
-    """Keys of the same tenant and name, made before this one, end at Unix second `ends`, or sooner; ids of those changed."""
+def _retire_older(opened: JobStore, key: Key, ends: float) -> list[str]:
+    """Retire older keys of the same tenant and name at Unix second `ends`; return their ids."""
     names = [each for each in opened.list_keys(key.tenant) if each.name == key.name]
     before = names[: [each.id for each in names].index(key.id)]
-    return [each.id for each in _retired(opened, before, ends)]
+    return [each.id for each in _retire(opened, before, ends)]
 
 
-def _retired(opened: JobStore, keys: list[Key], ends: float) -> list[Key]:
-    """Let keys end at Unix second `ends`; those changed."""
+def _retire(opened: JobStore, keys: list[Key], ends: float) -> list[Key]:
+    """Let keys expire at Unix second `ends`; return the changed keys."""
     changed = opened.retire_keys([key.id for key in keys], ends)
     for key in changed:
-        opened.record(key.tenant, None, "key.retire", key.id, {**BY, "expires": ends})
+        opened.record_audit(
+            key.tenant, None, "key.retire", key.id, {**AUDIT_DETAIL, "expires": ends}
+        )
     return changed
 
 
 @contextmanager
-def _opened(home: Path | None, store: str | None) -> Iterator[JobStore]:
-    """The store that is meant; where it lies in a home, an empty one is made when there is none."""
-    from xcray.cli.service.serve import settings_of
+def _open_store(home: Path | None, store: str | None) -> Iterator[JobStore]:
+    """Open the selected store; in a home directory an empty one is created if missing."""
+    from xcray.cli.service.serve import make_settings
     from xcray.jobs.home import Home as Folder
     from xcray.jobs.store.job_store import JobStore
 
-    settings = settings_of({"home": home, "store": store})
+    settings = make_settings({"home": home, "store": store})
     if settings.store is None:
         Folder(settings.home)
-    opened = JobStore(settings.store_url, upgrade=settings.store_upgrade)
+    job_store = JobStore(settings.store_url, upgrade=settings.store_upgrade)
     try:
-        yield opened
+        yield job_store
     finally:
-        opened.close()
+        job_store.close()
 
 
-def _limit(given: str) -> tuple[str, int]:
-    """NAME=N as a pair. Raises InputError."""
-    name, equals, number = given.partition("=")
+def _parse_limit(text: str) -> tuple[str, int]:
+    """Parse NAME=N. Raises InputError."""
+    name, equals, number = text.partition("=")
     if not equals or not (number.isascii() and number.isdecimal()):
         raise InputError(
-            f"--limit {excerpt(given)!r} is not NAME=N: write --limit requests_per_minute=600",
+            f"--limit {excerpt(text)!r} is not NAME=N: write --limit requests_per_minute=600",
             code="USAGE",
         )
     return name.strip(), int(number)
 
 
-def _shown(key: Key) -> dict[str, Any]:
-    """A key without its digest, times as people read them."""
-    from xcray.jobs.job import utc
+def _key_as_dict(key: Key) -> dict[str, Any]:
+    """Return a key without its digest, with formatted times."""
+    from xcray.jobs.job import format_utc
 
-    told = {name: value for name, value in vars(key).items() if name != "digest"}
+    fields = {name: value for name, value in vars(key).items() if name != "digest"}
     return {
-        **told,
+        **fields,
         "scopes": list(key.scopes),
-        "expires": None if key.expires is None else utc(key.expires),
+        "expires": None if key.expires is None else format_utc(key.expires),
     }

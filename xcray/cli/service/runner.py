@@ -1,4 +1,4 @@
-"""`xcray runner`: jobs run, data sets built, old things swept, without an API; until Ctrl-C."""
+"""`xcray runner`: run jobs, build data sets and apply retention without an API, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from xcray.cli.service.serve import settings_of
+from xcray.cli.service.serve import make_settings
 from xcray.cli.terminal import output
 
 
 def runner(
     home: Annotated[
         Path | None,
-        typer.Option(help="Folder shared with `xcray serve --no-runner`. [default: ~/.xcray]"),
+        typer.Option(
+            help="Home directory shared with `xcray serve --no-runner`. [default: ~/.xcray]"
+        ),
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="URL of a shared job store; without one, a file in the home.")
+        str | None,
+        typer.Option(help="URL of a shared job store. [default: a file in the home directory]"),
     ] = None,
     port: Annotated[
         int | None,
@@ -25,18 +28,22 @@ def runner(
             "--port",
             min=0,
             max=65535,
-            help="Port of health and figures; 0 takes a free one. [default: 0]",
+            help="Port of health and metrics; 0 selects a free one. [default: 0]",
         ),
     ] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="A running Ray; without one, jobs on ray start a local one.")
+        str | None,
+        typer.Option(help="Address of a running Ray. [default: jobs on ray start a local Ray]"),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error. [default: info]")
+        str | None, typer.Option(help="Log level: debug, info, warning or error. [default: info]")
     ] = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Run the jobs that `xcray serve --no-runner` accepts. Several may share a PostgreSQL store and a home. Logs go to stderr."""
+    """Run the jobs that `xcray serve --no-runner` accepts.
+
+    Several runners can share a PostgreSQL store and a home directory. Logs go to stderr.
+    """
     from xcray.service.processes.server import run_jobs
 
     given = {
@@ -46,18 +53,18 @@ def runner(
         "ray_address": ray_address,
         "log_level": log_level,
     }
-    settings = settings_of(given)
-    run_jobs(settings, ready=lambda url: announce(url, settings, json))
+    settings = make_settings(given)
+    run_jobs(settings, on_ready=lambda url: print_address(url, settings, json))
 
 
-def announce(url: str, settings: Any, as_json: bool) -> None:
-    """Say that jobs are run, and where health and figures are."""
+def print_address(url: str, settings: Any, as_json: bool) -> None:
+    """Print the addresses of health and metrics."""
     if as_json:
-        output.emit(
+        output.print_json(
             {"health": f"{url}/readyz", "metrics": f"{url}/metrics", "home": str(settings.home)}
         )
         return
-    output.pairs(
-        {"running jobs of": settings.home, "health": f"{url}/readyz", "figures": f"{url}/metrics"}
+    output.print_pairs(
+        {"running jobs in": settings.home, "health": f"{url}/readyz", "metrics": f"{url}/metrics"}
     )
-    output.say("Ctrl-C ends it")
+    output.print_line("press Ctrl-C to stop")

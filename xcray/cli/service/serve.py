@@ -1,4 +1,4 @@
-"""`xcray serve`: the service, until Ctrl-C."""
+"""`xcray serve`: run the service until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,40 +20,50 @@ def serve(
         str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. [default: 8000]")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port; 0 selects a free one. [default: 8000]"),
     ] = None,
     home: Annotated[
-        Path | None, typer.Option(help="Folder for data sets, jobs, models. [default: ~/.xcray]")
+        Path | None,
+        typer.Option(help="Home directory for data sets, jobs and models. [default: ~/.xcray]"),
     ] = None,
     pool: Annotated[
         str | None,
-        typer.Option(help="Pool of jobs that name none: serial, threads, ray. [default: threads]"),
+        typer.Option(help="Default pool of jobs: serial, threads or ray. [default: threads]"),
     ] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="A running Ray; without one, jobs on ray start a local one.")
+        str | None,
+        typer.Option(help="Address of a running Ray. [default: jobs on ray start a local Ray]"),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=256, help="Processes that answer, for more than one core. [default: 1]"
-        ),
+        typer.Option(min=1, max=256, help="Number of serving processes. [default: 1]"),
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error. [default: info]")
+        str | None, typer.Option(help="Log level: debug, info, warning or error. [default: info]")
     ] = None,
     runner: Annotated[
         bool,
-        typer.Option("--runner/--no-runner", help="Run jobs too, or leave them to `xcray runner`."),
+        typer.Option(
+            "--runner/--no-runner", help="Also run jobs, or leave them to `xcray runner`."
+        ),
     ] = True,
     store: Annotated[
-        str | None, typer.Option(help="URL of a shared job store; without one, a file in the home.")
+        str | None,
+        typer.Option(help="URL of a shared job store. [default: a file in the home directory]"),
     ] = None,
     insecure_dev: Annotated[
-        bool, typer.Option("--insecure-dev", help="Listen on a public address without keys.")
+        bool,
+        typer.Option(
+            "--insecure-dev", help="Listen on a public address without keys (closed networks only)."
+        ),
     ] = False,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Serve REST, docs and console. Settings not given here are read from XCRAY_HOST, XCRAY_PORT and so on. Logs go to stderr."""
+    """Serve the REST API, its documentation and the console.
+
+    Settings that are not options are read from XCRAY_HOST, XCRAY_PORT and so on. Logs go to stderr.
+    """
     from xcray.service.processes.server import serve as run
 
     given = {
@@ -65,22 +75,25 @@ def serve(
         "log_level": log_level,
     }
     given |= {"workers": workers, "store": store, "insecure_dev": insecure_dev or None}
-    settings = settings_of(given)
-    run(settings, runner=runner, ready=lambda url: announce(url, settings, json))
+    settings = make_settings(given)
+    run(settings, with_runner=runner, on_ready=lambda url: print_address(url, settings, json))
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Settings by arguments, None where one was not given. Raises ParameterError with the name of what is wrong."""
+def make_settings(options: Mapping[str, Any]) -> Settings:
+    """Return the settings for the given options; None means not given.
+
+    Raises ParameterError with the name of the invalid setting.
+    """
     from xcray.service.settings import Settings
 
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in options.items() if value is not None})
     except ValueError as error:
-        raise ParameterError(first_problem(error)) from None
+        raise ParameterError(describe_first_error(error)) from None
 
 
-def first_problem(error: ValueError) -> str:
-    """The first complaint of the settings, with the name it is about."""
+def describe_first_error(error: ValueError) -> str:
+    """Describe the first validation error with its setting."""
     found: list[dict[str, Any]] = getattr(error, "errors", list)()
     if not found:
         return str(error)
@@ -88,14 +101,14 @@ def first_problem(error: ValueError) -> str:
     return f"{name}: {found[0]['msg']} (--{name.replace('_', '-')} or XCRAY_{name.upper()})"
 
 
-def announce(url: str, settings: Any, as_json: bool) -> None:
-    """Say where it is, once it answers."""
+def print_address(url: str, settings: Any, as_json: bool) -> None:
+    """Print the address of the service once it responds."""
     if as_json:
-        output.emit(
+        output.print_json(
             {"url": url, "docs": f"{url}/docs", "home": str(settings.home), "pool": settings.pool}
         )
         return
-    output.pairs(
+    output.print_pairs(
         {"serving": url, "console": f"{url}/", "docs": f"{url}/docs", "home": settings.home}
     )
-    output.say("Ctrl-C ends it")
+    output.print_line("press Ctrl-C to stop")

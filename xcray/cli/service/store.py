@@ -1,4 +1,4 @@
-"""`xcray store`: the database of jobs, data sets and keys: look, upgrade, back up."""
+"""`xcray store`: check, upgrade, back up and clean the store of jobs, data sets and keys."""
 
 from __future__ import annotations
 
@@ -7,142 +7,159 @@ from typing import Annotated, Any
 
 import typer
 
-from xcray.cli.service.serve import settings_of
+from xcray.cli.service.serve import make_settings
 from xcray.cli.terminal import output
 
 app = typer.Typer(
     name="store", help="The job store: check, upgrade, backup, verify, sweep.", no_args_is_help=True
 )
 
-Home = Annotated[
-    Path | None, typer.Option(help="Folder of the service. [default: XCRAY_HOME or ~/.xcray]")
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(help="Home directory of the service. [default: XCRAY_HOME or ~/.xcray]"),
 ]
-Store = Annotated[
+StoreOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Another store than the home's. Rather set XCRAY_STORE: command lines are seen by everybody.",
+        help="URL of the store, if not in the home directory. Prefer XCRAY_STORE: other users "
+        "can see command lines.",
     ),
 ]
 
 
 @app.command()
-def check(home: Home = None, store: Store = None, json: output.AsJson = False) -> None:
-    """Say at which revision the store is, whether this xcray can use it as it is, and which programs do. Changes nothing."""
-    from xcray.jobs.database.upgrade import look
+def check(
+    home: HomeOption = None, store: StoreOption = None, json: output.JsonOption = False
+) -> None:
+    """Show the revision of the store, whether this xcray supports it, and its connected programs.
 
-    shown(look(address(home, store)), json)
+    Changes nothing.
+    """
+    from xcray.jobs.database.upgrade import inspect_store
+
+    print_facts(inspect_store(resolve_store_url(home, store)), json)
 
 
 @app.command()
 def upgrade(
-    home: Home = None,
-    store: Store = None,
+    home: HomeOption = None,
+    store: StoreOption = None,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also under programs at work that can't use the store after it."
+            "--force", help="Upgrade even if connected programs cannot use the upgraded store."
         ),
     ] = False,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Make the store one of this xcray's, or make an empty one, beside programs that use it; refused when these would have to end.
+    """Upgrade the store to the schema of this xcray, or create an empty one.
 
-    Each step is one transaction: a crash leaves whole ones. Programs that the store then still serves go on working.
+    Runs while programs use the store. It is refused if connected programs could not use the
+    upgraded store (see --force). Each step is one transaction, so a crash leaves complete steps
+    only.
     """
-    from xcray.jobs.database.upgrade import upgrade as bring
+    from xcray.jobs.database.upgrade import upgrade_store as bring
 
-    shown(bring(address(home, store), forced=force), json)
+    print_facts(bring(resolve_store_url(home, store), force=force), json)
 
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="The file to make.")],
-    home: Home = None,
-    store: Store = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a file that is there.")
-    ] = False,
-    json: output.AsJson = False,
+    file: Annotated[Path, typer.Argument(help="File to write.")],
+    home: HomeOption = None,
+    store: StoreOption = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing file.")] = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Copy the store (SQLite) to a file while the service runs. To restore: stop the service, and put the file in its place."""
+    """Copy the store (SQLite) to a file while the service runs.
+
+    To restore: stop the service and move the file back into place.
+    """
     from xcray.jobs.database.backup import back_up
 
-    shown(back_up(address(home, store), file, replace=replace), json)
+    print_facts(back_up(resolve_store_url(home, store), file, replace=replace), json)
 
 
 @app.command()
 def verify(
-    home: Home = None,
-    store: Store = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Compare every file with its SHA-256: reads all bytes.")
+    home: HomeOption = None,
+    store: StoreOption = None,
+    check_content: Annotated[
+        bool,
+        typer.Option("--whole", help="Also compare every file with its SHA-256 (reads all bytes)."),
     ] = False,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """After a restore: say which data sets, versions and aliases are named and not there. Ends with 1 when any is."""
+    """Find references to missing data sets, versions and aliases, as after a restore.
+
+    Exits with 1 if any is missing.
+    """
     from xcray.jobs.home import Home as Folder
     from xcray.jobs.store.job_store import JobStore
-    from xcray.jobs.supervision.integrity import verified
+    from xcray.jobs.supervision.integrity import verify_references
 
-    settings = settings_of({"home": home, "store": store})
+    settings = make_settings({"home": home, "store": store})
     opened = JobStore(settings.store_url, upgrade=False)
     try:
-        found = verified(opened, Folder(settings.home), whole=whole)
+        found = verify_references(opened, Folder(settings.home), check_content=check_content)
     finally:
         opened.close()
     if json:
-        output.emit(
+        output.print_json(
             {"looked": found.looked, "dangling": [each._asdict() for each in found.dangling]}
         )
     else:
         for each in found.dangling:
-            output.say(f"{each.kind} {each.what}: {each.why}")
-        output.pairs({**found.looked, "dangling": len(found.dangling)})
+            output.print_line(f"{each.kind} {each.what}: {each.why}")
+        output.print_pairs({**found.looked, "dangling": len(found.dangling)})
     if found.dangling:
         raise typer.Exit(output.FAILURE)
 
 
 @app.command()
 def sweep(
-    home: Home = None,
-    store: Store = None,
+    home: HomeOption = None,
+    store: StoreOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what files would go.")
+        bool, typer.Option("--dry-run", help="Only list the files that would be deleted.")
     ] = False,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Forget old jobs and remove what is kept no longer, as the service does by itself now and then; it may be running."""
+    """Delete old jobs and files past their retention, as the service does regularly.
+
+    The service can be running.
+    """
     from xcray.jobs.home import Home as Folder
     from xcray.jobs.store.job_store import JobStore
-    from xcray.service.processes.supervision import retention_of
+    from xcray.service.supervision import retention_of
 
-    settings = settings_of({"home": home, "store": store})
+    settings = make_settings({"home": home, "store": store})
     kept = JobStore(settings.store_url)
     try:
         retention = retention_of(settings, Folder(settings.home), kept)
-        things = list(retention.superfluous()) if dry_run else retention.turn()
+        things = list(retention.list_removable()) if dry_run else retention.sweep()
     finally:
         kept.close()
     if not json:
         for thing in things:
-            output.say(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")
+            output.print_line(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")
     total = {
         "removed": not dry_run,
         "files": len(things),
         "bytes": sum(thing.n_bytes for thing in things),
     }
-    shown(total | ({"things": [thing._asdict() for thing in things]} if json else {}), json)
+    print_facts(total | ({"things": [thing._asdict() for thing in things]} if json else {}), json)
 
 
-def address(home: Path | None, store: str | None) -> str:
-    """The store that is meant: named here, by XCRAY_STORE, or in the home."""
-    return settings_of({"home": home, "store": store}).store_url
+def resolve_store_url(home: Path | None, store: str | None) -> str:
+    """Return the store URL: from the option, XCRAY_STORE, or the home directory."""
+    return make_settings({"home": home, "store": store}).store_url
 
 
-def shown(facts: dict[str, Any], json: bool) -> None:
-    """What was found or done."""
+def print_facts(facts: dict[str, Any], json: bool) -> None:
+    """Print the result."""
     if json:
-        output.emit(facts)
+        output.print_json(facts)
     else:
-        output.pairs(facts)
+        output.print_pairs(facts)

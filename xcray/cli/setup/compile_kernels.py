@@ -1,4 +1,4 @@
-"""`xcray compile`: every kernel is compiled now, so that no training, answer or container has to wait for it later."""
+"""`xcray compile-kernels`: compile all kernels ahead of time, for containers and first runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WORDS: Final = (
 TOPICS: Final = ("csv", "json", "socket", "io")
 ROWS: Final = 400
 FEATURES: Final = 100
-MANY: Final = (
+MANY_LABELS: Final = (
     1 << 16
 ) + 1  # labels whose numbers take three bytes in lists: these have kernels of their own
 
 
 class Training(NamedTuple):
-    """One way to train: the data set by its name below, the solver, its parameters, and whether probabilities are fitted."""
+    """A training case: data set, solver, parameters, and whether it is calibrated."""
 
     data: str
     solver: str = "ppdsparse"
@@ -48,27 +48,30 @@ TRAININGS: Final = {
     "pdsparse-sampled": Training("sparse", "pdsparse", {"sample": 0.5}),
     "dsmlr": Training("single", "dsmlr", {"epochs": 30}),
     "dsmlr-two": Training(
-        "single", "dsmlr", {"epochs": 4, "mode": "two", "steps": "sqrt", "order": "uniform"}
+        "single", "dsmlr", {"epochs": 4, "passes": 2, "steps": "sqrt", "order": "uniform"}
     ),
     "lbfgs": Training("single", "lbfgs", {"max_iterations": 3}),
     "lc": Training("single", "lc", {"max_rounds": 3}),
 }
 
 
-def compile_kernels(json: output.AsJson = False) -> None:
-    """Compile the kernels of all solvers, readers and answers into numba's cache (NUMBA_CACHE_DIR, or beside the sources)."""
+def compile_kernels(json: output.JsonOption = False) -> None:
+    """Compile the kernels of all solvers, readers and searches into numba's cache.
+
+    The cache is NUMBA_CACHE_DIR, or next to the sources.
+    """
     from xcray import kernels
 
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="xcray-compile-") as folder:
-        for done in work(Path(folder)):
+        for done in compile_all(Path(folder)):
             if not json:
-                output.note(f"{time.monotonic() - started:6.1f} s  {done}")
+                output.print_note(f"{time.monotonic() - started:6.1f} s  {done}")
     place = os.environ.get("NUMBA_CACHE_DIR") or str(Path(kernels.__file__).parent / "__pycache__")
     count = sum(1 for _ in Path(place).glob("**/*.nbi"))
     seconds = time.monotonic() - started
     if json:
-        output.emit(
+        output.print_json(
             {
                 "kernels": count,
                 "place": place,
@@ -77,31 +80,32 @@ def compile_kernels(json: output.AsJson = False) -> None:
             }
         )
     else:
-        output.say(f"{count} kernels are compiled in {place}: {seconds:.0f} s")
+        output.print_line(f"{count} kernels are compiled in {place}: {seconds:.0f} s")
 
 
-def work(folder: Path) -> Iterator[str]:
-    """Small data sets are read, trained and asked in all the ways there are; yields the name of each that is done.
+def compile_all(folder: Path) -> Iterator[str]:
+    """Read, train and predict in all variants on small data sets; yield the name of each step.
 
-    One thing at a time, by one worker: numba's cache must not be filled with two signatures of a kernel at the same moment.
+    One step at a time with one worker: numba's cache must not receive two signatures of a kernel at
+    the same moment.
     """
     write_data(folder)
     yield "readers"
     for name, training in TRAININGS.items():
         train(folder, name, training)
-        ask(folder / name)
+        predict_all(folder / name)
         yield name
-    change(folder)
+    edit_labels(folder)
     yield "changed labels"
-    answer_files(folder)
+    predict_files(folder)
     yield "files of rows"
-    for labels, link in product((3000, MANY), ("identity", "softmax")):
-        ask(made_up(folder / f"{link}-{labels}", labels, link))
+    for labels, link in product((3000, MANY_LABELS), ("identity", "softmax")):
+        predict_all(write_random_model(folder / f"{link}-{labels}", labels, link))
         yield f"a model of {labels:,} labels, {link}"
 
 
 def write_data(folder: Path) -> None:
-    """A data set by each reader."""
+    """Build a data set with each reader."""
     from xcray.data.build import BuildOptions, build
 
     lines = [f"{i % 5},{(i + 1) % 5 + 5} {i % 9 + 1}:0.5 {i % 9 + 10}:1.25" for i in range(ROWS)]
@@ -131,7 +135,7 @@ def write_data(folder: Path) -> None:
 
 
 def train(folder: Path, name: str, training: Training) -> None:
-    """One training on threads, of one worker."""
+    """Run one training with one worker thread."""
     from xcray.training import TrainSpec
     from xcray.training import train as run
 
@@ -142,21 +146,21 @@ def train(folder: Path, name: str, training: Training) -> None:
     run(spec, run_dir=folder / f"{name}.run", out=folder / name)
 
 
-def ask(path: Path) -> None:
-    """Answers by every method there is for a model."""
+def predict_all(path: Path) -> None:
+    """Predict with every search method of a model."""
     from xcray.service.models.loading import open_predictor
 
     predictor = open_predictor(path)
     model = predictor.model
     queries = ["read rows"] if model.text is not None else [[1.0] * model.n_features]
     for k in (1, 5, 50):
-        predictor.answer(queries, k, probabilities=predictor.likely is not None)
-        predictor.answer(queries, k, deadline_ms=1000.0, allow=[0, 1, 2])
+        predictor.search(queries, k, probabilities=predictor.probability_source is not None)
+        predictor.search(queries, k, deadline_ms=1000.0, allow=[0, 1, 2])
     predictor.index.rank(predictor.features(queries), 0)
 
 
-def change(folder: Path) -> None:
-    """Labels removed and trained again."""
+def edit_labels(folder: Path) -> None:
+    """Merge, remove and retrain labels."""
     from xcray.training.edit.operations import add_labels, merge_labels, remove_labels
 
     merge_labels(folder / "texts", folder / "text", folder / "merged", ["csv", "json"], "csv")
@@ -164,17 +168,19 @@ def change(folder: Path) -> None:
     add_labels(folder / "fewer", folder / "text", folder / "again")
 
 
-def answer_files(folder: Path) -> None:
-    """Rows of a file, in the formats that have kernels."""
-    from xcray.batch import BulkSpec, predict_bulk
+def predict_files(folder: Path) -> None:
+    """Run batch predictions on the file formats that have kernels."""
+    from xcray.batch import BatchPredictSpec, predict_batch
 
     for name, kind in (("rows", "svmlight"), ("texts", "jsonl")):
-        spec = BulkSpec(str(folder / name), str(folder / f"rows.{kind}"), format=kind, workers=1)
-        predict_bulk(spec, run_dir=folder / f"{kind}.run", out=folder / f"answers-{kind}")
+        spec = BatchPredictSpec(
+            str(folder / name), str(folder / f"rows.{kind}"), format=kind, workers=1
+        )
+        predict_batch(spec, run_dir=folder / f"{kind}.run", out=folder / f"answers-{kind}")
 
 
-def made_up(path: Path, labels: int, link: str) -> Path:
-    """A model of random weights, too many for plain rows."""
+def write_random_model(path: Path, labels: int, link: str) -> Path:
+    """Write a model of random weights with too many labels for plain rows."""
     import numpy as np
 
     from xcray.arrays import csr

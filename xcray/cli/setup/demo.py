@@ -1,4 +1,4 @@
-"""`xcray demo`: the whole story in minutes: text in, a training on Ray through REST, exact answers out, nothing left behind."""
+"""`xcray demo`: end-to-end demo: build a data set, train on Ray through REST, predict, clean up."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from xcray.cli.models.predict import show_answer, show_explanation
-from xcray.cli.service.jobs import tell
+from xcray.cli.models.predict import print_explanation, print_prediction
+from xcray.cli.service.jobs import report_event
 from xcray.cli.terminal import output, processes
-from xcray.cli.terminal.progress import duration, reporter
-from xcray.cli.training.train import show_measures
+from xcray.cli.terminal.progress import format_duration, make_reporter
+from xcray.cli.training.train import print_measures
 from xcray.errors import NotFound, Unavailable, XcrayError
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ START_SECONDS = 60.0
 END_SECONDS = 60.0
 
 
-class Service(NamedTuple):
-    """A service of our own: its process, its address and its folder."""
+class DemoService(NamedTuple):
+    """The service of the demo: process, address and home directory."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -50,29 +50,30 @@ class Service(NamedTuple):
 
 def demo(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Stay up until Ctrl-C, to look around.")
+        bool, typer.Option("--keep", help="Keep the service running until Ctrl-C.")
     ] = False,
     home: Annotated[
-        Path | None, typer.Option(help="Use this folder and leave it. [default: a temporary one]")
+        Path | None, typer.Option(help="Home directory to use and keep. [default: a temporary one]")
     ] = None,
-    pool: Annotated[
-        str, typer.Option(help="Where classes are solved: ray, threads or serial.")
-    ] = "ray",
-    json: output.AsJson = False,
+    pool: Annotated[str, typer.Option(help="Pool: ray, threads or serial.")] = "ray",
+    json: output.JsonOption = False,
 ) -> None:
-    """Build a data set, train it on Ray through REST, measure it, ask five questions; minutes on two cores."""
+    """Build a data set, train it on Ray through REST, evaluate it, and predict five questions.
+
+    Takes a few minutes on two cores.
+    """
     from xcray.client import Client
 
     started = time.monotonic()
     with (
         interruptible(),
-        folder(home) as place,
-        service(place, pool, json) as running,
+        demo_home(home) as place,
+        running_service(place, pool, json) as running,
         Client(running.url) as client,
     ):
-        dataset = build(client, json)
-        job = train(client, dataset, running, pool, json)
-        answers = ask(client, json)
+        dataset = build_dataset(client, json)
+        job = train_model(client, dataset, running, pool, json)
+        answers = predict_questions(client, json)
         found = {
             "seconds": time.monotonic() - started,
             "url": running.url,
@@ -81,17 +82,19 @@ def demo(
             **answers,
         }
         if keep:
-            stay(running)
+            wait_for_interrupt(running)
     if json:
-        output.emit(found)
+        output.print_json(found)
         return
-    output.say(f"done in {duration(found['seconds'])}; everything that was started has ended")
-    output.say("next: xcray serve, or xcray data build pydocs DIR and xcray train DIR")
+    output.print_line(
+        f"done in {format_duration(found['seconds'])}; all started processes have exited"
+    )
+    output.print_line("next: xcray serve, or xcray data build pydocs DIR and xcray train DIR")
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does, so that what was started is ended too."""
+    """Treat SIGTERM as Ctrl-C, so that started processes are terminated."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -104,8 +107,8 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def folder(home: Path | None) -> Iterator[Path]:
-    """The folder that was named, or a temporary one that goes at the end."""
+def demo_home(home: Path | None) -> Iterator[Path]:
+    """Yield the given home directory, or a temporary one that is removed at the end."""
     if home is not None:
         yield home.absolute()
         return
@@ -117,8 +120,8 @@ def folder(home: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def service(home: Path, pool: str, quiet: bool) -> Iterator[Service]:
-    """A service on a free port, ended with everything that came from it."""
+def running_service(home: Path, pool: str, quiet: bool) -> Iterator[DemoService]:
+    """Run a service on a free port; terminate it with all its descendants at the end."""
     home.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
@@ -134,7 +137,7 @@ def service(home: Path, pool: str, quiet: bool) -> Iterator[Service]:
         "--log-level",
         "warning",
     ]
-    kept = "XCRAY_KERNELS"  # of an image; everything else that says how a service is, is not the demo's
+    kept = "XCRAY_KERNELS"  # set in images; other settings do not apply to the demo
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -150,42 +153,47 @@ def service(home: Path, pool: str, quiet: bool) -> Iterator[Service]:
             start_new_session=True,
         )  # a session of its own: Ctrl-C comes to us alone, and we end it in order
     try:
-        url = address(process, home)
+        url = wait_for_address(process, home)
         if not quiet:
-            output.pairs({"console": f"{url}/", "docs": f"{url}/docs", "log": home / "serve.log"})
-        yield Service(process, url, home)
+            output.print_pairs(
+                {"console": f"{url}/", "docs": f"{url}/docs", "log": home / "serve.log"}
+            )
+        yield DemoService(process, url, home)
     finally:
-        close(process, home, quiet)
+        stop_service(process, home, quiet)
 
 
-def address(process: subprocess.Popen[bytes], home: Path) -> str:
-    """Where the service answers, once it does. Raises Unavailable with the end of its log when it does not."""
+def wait_for_address(process: subprocess.Popen[bytes], home: Path) -> str:
+    """Return the address of the service once it responds.
+
+    Raises Unavailable with the end of its log if it does not start.
+    """
     from xcray.storage.atomic import read_json
 
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            told = read_json(home / "serve.json")
+            state = read_json(home / "serve.json")
         except NotFound:
             time.sleep(0.1)
             continue
-        if told["pid"] == process.pid:
-            return str(told["url"])
+        if state["pid"] == process.pid:
+            return str(state["url"])
         time.sleep(0.1)
     lines = (home / "serve.log").read_text(errors="replace").splitlines()
     raise Unavailable(
-        f"the service did not start: {lines[-1] if lines else 'it said nothing'}",
-        hint="xcray doctor looks for the reason",
+        f"the service did not start: {lines[-1] if lines else 'its log is empty'}",
+        hint="run xcray doctor to find the cause",
     )
 
 
-def close(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> None:
-    """End the service and see that nothing that came from it is left; what stays is ended by its id, and told."""
-    from xcray.workers.ray.local_cluster import LocalCluster
+def stop_service(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> None:
+    """Stop the service and its descendants; remaining processes are killed and reported."""
+    from xcray.workers.ray.local_cluster import ManagedLocalRay
 
-    cluster = LocalCluster(home / "ray")
+    cluster = ManagedLocalRay(home / "ray")
     ray = cluster.info()
-    ours = processes.family([process.pid, *([ray.pid] if ray else [])])
+    ours = processes.find_descendants([process.pid, *([ray.pid] if ray else [])])
     process.terminate()
     try:
         process.wait(END_SECONDS)
@@ -195,43 +203,47 @@ def close(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> None:
     try:
         cluster.stop()
     except XcrayError as error:
-        output.note(error.message)
-    left = processes.left_of(ours, seconds=10.0)
-    processes.end(left)
+        output.print_note(error.message)
+    left = processes.wait_for_exit(ours, seconds=10.0)
+    processes.kill_processes(left)
     if not quiet:
-        output.say(
+        output.print_line(
             f"ended {len(ours)} processes" + (f", {len(left)} of them by force" if left else "")
         )
 
 
-def build(client: Client, quiet: bool) -> Dataset:
-    """The documentation of this Python as a data set, made by the service."""
+def build_dataset(client: Client, quiet: bool) -> Dataset:
+    """Build a data set from the documentation of this Python, on the service."""
     if not quiet:
-        output.say()
-        output.say(
-            "building the data set: what the standard library and the installed packages say about themselves"
+        output.print_line()
+        output.print_line(
+            "building the data set from the documentation of the standard library and the "
+            "installed packages"
         )
     found = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
     if not quiet:
         stats = found["stats"]
         rows = ", ".join(f"{split['n_rows']:,} {part}" for part, split in stats["splits"].items())
-        output.say(
-            f"{found['id']}: {rows} documents, {stats['n_labels']:,} labels, {stats['n_features']:,} features"
+        output.print_line(
+            f"{found['id']}: {rows} documents, {stats['n_labels']:,} labels, "
+            f"{stats['n_features']:,} features"
         )
     return found
 
 
-def train(client: Client, dataset: Dataset, running: Service, pool: str, quiet: bool) -> Job:
-    """A training over REST, watched to its end. Raises Unavailable when it did not succeed."""
+def train_model(
+    client: Client, dataset: Dataset, running: DemoService, pool: str, quiet: bool
+) -> Job:
+    """Train over REST and follow the job. Raises Unavailable if it does not succeed."""
     submitted = client.jobs.submit(dataset=dataset["id"], model="pydocs", name="demo", pool=pool)
     if not quiet:
-        output.say()
-        output.say(f"training on the pool {pool!r}: {running.url}/v1/jobs/{submitted['id']}")
+        output.print_line()
+        output.print_line(f"training on the pool {pool!r}: {running.url}/v1/jobs/{submitted['id']}")
     shown = quiet or pool != "ray"
-    with reporter(quiet) as report:
+    with make_reporter(quiet) as report:
         for event in client.jobs.events(submitted["id"]):
             shown = shown or show_dashboard(running.home)
-            tell(report, event)
+            report_event(report, event)
     job = client.jobs.get(submitted["id"])
     if job["status"] != "SUCCEEDED":
         log = client.jobs.logs(job["id"], tail=20)
@@ -241,24 +253,24 @@ def train(client: Client, dataset: Dataset, running: Service, pool: str, quiet: 
             hint=log or None,
         )
     if not quiet:
-        output.say()
-        output.say("measured on documents that were held out:")
-        show_measures((job["result"] or {}).get("measures", {}))
+        output.print_line()
+        output.print_line("evaluated on held-out documents:")
+        print_measures((job["result"] or {}).get("measures", {}))
     return job
 
 
 def show_dashboard(home: Path) -> bool:
-    """Print the address of Ray's dashboard when there is one."""
-    from xcray.workers.ray.local_cluster import LocalCluster
+    """Print the address of Ray's dashboard, if it is running."""
+    from xcray.workers.ray.local_cluster import ManagedLocalRay
 
-    ray = LocalCluster(home / "ray").info()
+    ray = ManagedLocalRay(home / "ray").info()
     if ray is not None:
-        output.pairs({"Ray dashboard": ray.dashboard, "its token": f"in {ray.token_path}"})
+        output.print_pairs({"Ray dashboard": ray.dashboard, "its token": f"in {ray.token_path}"})
     return ray is not None
 
 
-def ask(client: Client, quiet: bool) -> dict[str, Any]:
-    """Five questions, and the words behind the first answer."""
+def predict_questions(client: Client, quiet: bool) -> dict[str, Any]:
+    """Predict five questions, and explain the first prediction."""
     reply = client.predict("pydocs", list(QUESTIONS), top_k=TOP)
     answers = []
     for question, found in zip(QUESTIONS, reply["predictions"], strict=True):
@@ -271,23 +283,24 @@ def ask(client: Client, quiet: bool) -> dict[str, Any]:
         )
     reason = client.explain("pydocs", QUESTIONS[0], top=5)
     if not quiet:
-        output.say()
-        output.say(
-            f"five questions for {reply['model']['name']} version {reply['model']['version']}:"
+        output.print_line()
+        output.print_line(
+            f"predictions for five questions by {reply['model']['name']} "
+            f"version {reply['model']['version']}:"
         )
         for answer in answers:
-            show_answer(answer)
-        output.say()
-        output.say(f"the words behind the first answer to {QUESTIONS[0]!r}:")
-        show_explanation(dict(reason))
-        output.say()
+            print_prediction(answer)
+        output.print_line()
+        output.print_line(f"explanation of the first prediction for {QUESTIONS[0]!r}:")
+        print_explanation(dict(reason))
+        output.print_line()
     return {"answers": answers, "explanation": dict(reason)}
 
 
-def stay(running: Service) -> None:
-    """Wait for Ctrl-C, or for the end of the service."""
-    output.note(f"{running.url}/ stays up until Ctrl-C")
+def wait_for_interrupt(running: DemoService) -> None:
+    """Wait for Ctrl-C or for the service to exit."""
+    output.print_note(f"{running.url}/ runs until Ctrl-C")
     try:
         running.process.wait()
     except KeyboardInterrupt:
-        output.note("ending")
+        output.print_note("stopping")

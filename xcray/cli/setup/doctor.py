@@ -1,4 +1,4 @@
-"""`xcray doctor`: what this machine can do, what is missing, and the mend for each."""
+"""`xcray doctor`: check this machine and report a fix for each problem."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Annotated, NamedTuple
 import typer
 
 from xcray.cli.terminal import output
-from xcray.system.cores import cores
+from xcray.system.cores import available_cores
 
 LIBRARIES = ("numpy", "numba", "pyarrow", "typer", "rich")
-EXTRAS = {  # by what they are for: the extra, and its libraries
+EXTRAS = {  # purpose -> extra and its libraries
     "service": ("serve", ("fastapi", "uvicorn", "SQLAlchemy", "httpx")),
     "scikit-learn": ("sklearn", ("scikit-learn", "scipy")),
 }
@@ -28,28 +28,28 @@ GB = 1e9
 
 
 class Check(NamedTuple):
-    """One line of the report. status: ok, warn or fail; mend: what to do, empty when all is well."""
+    """One line of the report. status: ok, warn or fail; fix: the remedy, empty if ok."""
 
     name: str
     status: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
-def graded(name: str, enough: bool, found: str, mend: str) -> Check:
-    """ok when there is enough, else a warning with its mend."""
-    return Check(name, "ok", found) if enough else Check(name, "warn", found, mend)
+def grade(name: str, enough: bool, found: str, fix: str) -> Check:
+    """Return ok if there is enough, else a warning with its fix."""
+    return Check(name, "ok", found) if enough else Check(name, "warn", found, fix)
 
 
 def check_python() -> Check:
-    """Which Python runs; an older one than 3.11 could not have read this file."""
+    """Report the Python version."""
     return Check(
         "python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
 
 
 def check_libraries() -> Check:
-    """The libraries xcray needs."""
+    """Check the required libraries."""
     found = {name: version_of(name) for name in LIBRARIES}
     missing = [name for name, number in found.items() if number is None]
     if missing:
@@ -57,13 +57,13 @@ def check_libraries() -> Check:
             "libraries",
             "fail",
             f"missing: {', '.join(missing)}",
-            "install again: pip install xcray",
+            "reinstall: pip install xcray",
         )
     return Check("libraries", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
 
 
 def check_extra(name: str) -> Check:
-    """The libraries of one extra, which predicting and training on threads do without."""
+    """Check the libraries of one extra; prediction and training on threads do not need them."""
     extra, libraries = EXTRAS[name]
     found = {library: version_of(library) for library in libraries}
     missing = [library for library, number in found.items() if number is None]
@@ -78,7 +78,7 @@ def check_extra(name: str) -> Check:
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version, or None."""
+    """Return the installed version, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -86,7 +86,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def check_ray() -> Check:
-    """Ray can be imported (looked for, not imported: that takes seconds)."""
+    """Check that Ray is installed, without importing it (that takes seconds)."""
     found = version_of("ray")
     if found is None or importlib.util.find_spec("ray") is None:
         return Check(
@@ -96,13 +96,13 @@ def check_ray() -> Check:
 
 
 def check_cores() -> Check:
-    """More than one core."""
-    n = cores()
-    return graded("cores", n > 1, str(n), "trainings solve one class at a time; give it more cores")
+    """Check for more than one core."""
+    n = available_cores()
+    return grade("cores", n > 1, str(n), "trainings solve one label at a time; use more cores")
 
 
 def free_memory() -> float | None:
-    """Bytes of memory that can be had, by the system and by the control group's limit; None when nobody says."""
+    """Return the available bytes by the system and the control group's limit, None if unknown."""
     found = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -115,49 +115,52 @@ def free_memory() -> float | None:
 
 
 def check_memory() -> Check:
-    """At least 2 GB free."""
+    """Check for at least 2 GB of free memory."""
     free = free_memory()
     if free is None:
         return Check(
-            "memory", "warn", "unknown", "this system does not say; 2 GB free is a good start"
+            "memory",
+            "warn",
+            "unknown",
+            "the system does not report it; 2 GB of free memory are recommended",
         )
-    return graded(
+    return grade(
         "memory",
         free >= 2 * GB,
         f"{free / GB:.1f} GB free",
-        "close other programs; a local Ray alone needs about 1 GB",
+        "close other programs; a local Ray needs about 1 GB",
     )
 
 
 def check_shared_memory() -> Check:
-    """Ray keeps its objects in /dev/shm."""
+    """Check /dev/shm, which holds the objects of Ray."""
     place = Path("/dev/shm")
     if not place.is_dir():
         return Check("shared memory", "ok", "not used by this system")
     free = shutil.disk_usage(place).free
-    mend = "Ray falls back to slow files: give /dev/shm 1 GB (docker run --shm-size=1g)"
-    return graded("shared memory", free >= 0.5 * GB, f"{free / GB:.1f} GB free", mend)
+    fix = "Ray falls back to slow files: give /dev/shm 1 GB (docker run --shm-size=1g)"
+    return grade("shared memory", free >= 0.5 * GB, f"{free / GB:.1f} GB free", fix)
 
 
 def check_disk(home: Path) -> Check:
-    """Room and the right to write where xcray keeps things."""
+    """Check free space and write permission of the home directory."""
     place = next(
         path for path in (home, *home.parents) if os.path.exists(path)
-    )  # Path.exists raises where we may not look
+    )  # Path.exists raises without permission
     free = shutil.disk_usage(place).free
     if not os.access(place, os.W_OK | os.X_OK):
         return Check(
             "disk",
             "fail",
-            f"{home} can't be written",
+            f"{home} cannot be written",
             "choose another: xcray serve --home DIR, or XCRAY_HOME=DIR",
         )
-    mend = "the service refuses uploads below 2 GB: make room, or choose another --home"
-    return graded("disk", free >= 3 * GB, f"{free / GB:.0f} GB free at {home}", mend)
+    fix = "the service rejects uploads below 2 GB: free disk space, or choose another --home"
+    return grade("disk", free >= 3 * GB, f"{free / GB:.0f} GB free at {home}", fix)
 
 
 def check_kernel_cache() -> Check:
-    """numba can keep compiled kernels; without, each process compiles anew."""
+    """Check that numba can store compiled kernels; otherwise each process compiles them again."""
     from xcray import kernels
 
     chosen = os.environ.get("NUMBA_CACHE_DIR")
@@ -165,18 +168,18 @@ def check_kernel_cache() -> Check:
     place = Path(chosen) if chosen else source
     existing = next(path for path in (place, *place.parents) if path.exists())
     if os.access(existing, os.W_OK):
-        baked, missed = os.environ.get("XCRAY_KERNELS"), len(kernels.missed())
-        told = (
+        baked, missed = os.environ.get("XCRAY_KERNELS"), len(kernels.unbaked_kernels())
+        detail = (
             f", from {baked}" + (f", and {missed} compiled here" if missed else "") if baked else ""
         )
-        return Check("kernel cache", "ok", f"{place}{told}")
-    mend = "each process compiles for a minute: set NUMBA_CACHE_DIR to a writable folder"
+        return Check("kernel cache", "ok", f"{place}{detail}")
+    fix = "each process compiles for a minute: set NUMBA_CACHE_DIR to a writable directory"
     fallback = not chosen and os.access(Path.home(), os.W_OK)  # numba's own second choice
-    return graded("kernel cache", fallback, f"{place} can't be written", mend)
+    return grade("kernel cache", fallback, f"{place} cannot be written", fix)
 
 
 def check_port(port: int) -> Check:
-    """The service's port is free."""
+    """Check that the port of the service is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -185,14 +188,14 @@ def check_port(port: int) -> Check:
             return Check(
                 "port",
                 "warn",
-                f"{port} is taken",
-                "something listens there (xcray serve?); use xcray serve --port 0",
+                f"{port} is in use",
+                "another process listens there (xcray serve?); use xcray serve --port 0",
             )
     return Check("port", "ok", f"{port} is free")
 
 
 def check_training() -> Check:
-    """A small training, from rows to answers."""
+    """Run a small training and a prediction."""
     from xcray.data.build import BuildOptions, build
     from xcray.training import TrainSpec, train
 
@@ -208,16 +211,16 @@ def check_training() -> Check:
         )
         seconds = time.monotonic() - started
     found = f"{seconds:.1f} s for 500 rows and 50 labels, model {result.sha256[:8]}"
-    return graded(
+    return grade(
         "training",
         seconds < 30,
         found,
-        "slow: other programs use the cores, or the kernels were compiled just now; try again",
+        "slow: other programs use the CPU, or the kernels were just compiled; try again",
     )
 
 
-def tried(name: str, check: Callable[[], Check]) -> Check:
-    """The check, or the failure it ended in."""
+def run_check(name: str, check: Callable[[], Check]) -> Check:
+    """Run a check; return its result, or its failure."""
     try:
         return check()
     except Exception as error:
@@ -225,18 +228,18 @@ def tried(name: str, check: Callable[[], Check]) -> Check:
             name,
             "fail",
             f"{type(error).__name__}: {error}",
-            "this should work; please report it with the output of xcray doctor --json",
+            "this is a bug; please report it with the output of xcray doctor --json",
         )
 
 
 def doctor(
     home: Annotated[
-        Path, typer.Option(envvar="XCRAY_HOME", help="The folder of the service.")
+        Path, typer.Option(envvar="XCRAY_HOME", help="Home directory of the service.")
     ] = Path("~/.xcray"),
-    port: Annotated[int, typer.Option(envvar="XCRAY_PORT", help="The port of the service.")] = 8000,
-    json: output.AsJson = False,
+    port: Annotated[int, typer.Option(envvar="XCRAY_PORT", help="Port of the service.")] = 8000,
+    json: output.JsonOption = False,
 ) -> None:
-    """Check this machine: one line a check with the mend. Ends with 1 when something must be mended."""
+    """Check this machine: one line per check, with a fix. Exits with 1 if a check failed."""
     extras = [*map(check_extra, EXTRAS), check_ray()]
     quick = [
         check_python(),
@@ -249,23 +252,23 @@ def doctor(
     checks = [
         *quick,
         check_disk(home.expanduser()),
-        tried("kernel cache", check_kernel_cache),
+        run_check("kernel cache", check_kernel_cache),
         check_port(port),
     ]
     if not json:
         for check in checks:
-            show(check)
-    checks.append(tried("training", check_training))
+            print_check(check)
+    checks.append(run_check("training", check_training))
     failed = any(check.status == "fail" for check in checks)
     if json:
-        output.emit({"ok": not failed, "checks": [check._asdict() for check in checks]})
+        output.print_json({"ok": not failed, "checks": [check._asdict() for check in checks]})
     else:
-        show(checks[-1])
+        print_check(checks[-1])
     raise typer.Exit(output.FAILURE if failed else output.OK)
 
 
-def show(check: Check) -> None:
-    """One line, and the mend below it."""
-    output.say(f"{check.status:<4}  {check.name:<13}  {check.found}")
-    if check.mend:
-        output.say(f"{'':<21}{check.mend}")
+def print_check(check: Check) -> None:
+    """Print one check and its fix."""
+    output.print_line(f"{check.status:<4}  {check.name:<13}  {check.found}")
+    if check.fix:
+        output.print_line(f"{'':<21}{check.fix}")

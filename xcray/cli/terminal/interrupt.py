@@ -1,4 +1,4 @@
-"""Ctrl-C twice: the first asks politely and keeps finished work, the second leaves at once."""
+"""Handling of Ctrl-C: the first stops gracefully and keeps finished work, the second exits."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from xcray.cli.terminal.output import note
-from xcray.cli.terminal.progress import Reporter, reporter
+from xcray.cli.terminal.output import print_note
+from xcray.cli.terminal.progress import Reporter, make_reporter
 from xcray.errors import Stopped
 
 if TYPE_CHECKING:
     from xcray.workers.pool import StopFlag
 
 
-class Flag(Protocol):
-    """Something that can be set to ask for a stop."""
+class StopRequest(Protocol):
+    """A flag that requests a stop when set."""
 
     def set(self) -> None:
-        """Ask for the stop."""
+        """Request the stop."""
 
 
 @contextmanager
-def stopping(flag: Flag) -> Iterator[None]:
-    """While this is open, the first SIGINT or SIGTERM sets `flag`; a second one acts as it did before."""
+def stop_on_interrupt(flag: StopRequest) -> Iterator[None]:
+    """Set `flag` on the first SIGINT or SIGTERM; then restore the previous handlers."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(number: int, frame: FrameType | None) -> None:
-        note("stopping: what is finished is kept; once more to leave at once")
+        print_note("stopping: finished work is kept; press Ctrl-C again to exit immediately")
         flag.set()
         restore()
 
@@ -46,19 +46,22 @@ def stopping(flag: Flag) -> Iterator[None]:
 
 
 @contextmanager
-def resumable(kept: Callable[[], str | None], quiet: bool) -> Iterator[tuple[Reporter, StopFlag]]:
-    """Work that shows progress, stops at Ctrl-C, and can go on later: gives what to report to, and the flag that stops.
+def resumable_run(
+    describe_kept: Callable[[], str | None], quiet: bool
+) -> Iterator[tuple[Reporter, StopFlag]]:
+    """Run with progress and Ctrl-C handling; yield the reporter and the stop flag.
 
-    kept: says after a stop what is kept, None for nothing. Raises Stopped with the way to resume.
+    describe_kept: returns after a stop what was kept, None for nothing. Raises Stopped with a hint
+    on how to resume.
     """
     from xcray.workers.pool import StopFlag
 
     flag = StopFlag()
     try:
-        with stopping(flag), reporter(quiet) as show:
+        with stop_on_interrupt(flag), make_reporter(quiet) as show:
             yield show, flag
     except Stopped as stopped:
-        told = kept()
+        kept = describe_kept()
         raise Stopped(
-            stopped.message, hint=told and f"{told}; the same command again does the rest"
+            stopped.message, hint=kept and f"{kept}; run the same command again to resume"
         ) from None

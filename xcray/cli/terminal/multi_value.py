@@ -1,4 +1,4 @@
-"""Options that take several values: `--lam 0.1 0.01` beside `--lam 0.1 --lam 0.01`."""
+"""Options that take several values: `--lam 0.1 0.01` as well as `--lam 0.1 --lam 0.01`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Any, ClassVar
 from typer.core import TyperCommand
 
 
-class Spreading(TyperCommand):
-    """A command some of whose options take all the words that follow them, up to the next option.
+class MultiValueCommand(TyperCommand):
+    """A command with options that take all following words, up to the next option.
 
-    SPREAD: the names of these options. `--` ends them.
+    MULTI_VALUE_OPTIONS: the names of these options. `--` ends them.
     """
 
-    SPREAD: ClassVar[frozenset[str]] = frozenset()
+    MULTI_VALUE_OPTIONS: ClassVar[frozenset[str]] = frozenset()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat such an option before each of its words, which is how the parser knows it."""
-        return super().parse_args(ctx, spread(args, self.SPREAD))
+        """Repeat these options before each of their values, then parse."""
+        return super().parse_args(ctx, repeat_options(args, self.MULTI_VALUE_OPTIONS))
 
 
-def spread(words: list[str], options: frozenset[str]) -> list[str]:
-    """`--lam 0.1 0.01` as `--lam 0.1 --lam 0.01` for each of `options`; negative numbers are values."""
+def repeat_options(words: list[str], options: frozenset[str]) -> list[str]:
+    """Expand `--lam 0.1 0.01` to `--lam 0.1 --lam 0.01` for each of `options`.
+
+    Negative numbers are values.
+    """
     out: list[str] = []
     current: str | None = None
     for place, word in enumerate(words):
@@ -38,5 +41,5 @@ def spread(words: list[str], options: frozenset[str]) -> list[str]:
 
 
 def _is_number(word: str) -> bool:
-    """Whether a word that starts with a dash is a number."""
+    """Return whether a word that starts with a dash is a number."""
     return word[1:2].isdigit() or word[1:2] == "."

@@ -1,4 +1,4 @@
-"""Results on stdout: tables and lines for people, one JSON document for machines. Errors and notes on stderr."""
+"""Command output: tables, lines or JSON on stdout; errors and notes on stderr."""
 
 from __future__ import annotations
 
@@ -14,49 +14,50 @@ from xcray.errors import InputError, NotFound, Stopped, XcrayError
 
 OK, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-AsJson = Annotated[
+JsonOption = Annotated[
     bool,
     typer.Option(
-        "--json", help="One JSON document on stdout; errors as JSON on stderr; no progress."
+        "--json",
+        help="Print one JSON document on stdout and errors as JSON on stderr, without progress.",
     ),
 ]
 
 
-def emit(document: Any) -> None:
-    """Write one JSON document to stdout; numbers that JSON can't hold become null."""
-    print(json.dumps(finite(document), indent=2, ensure_ascii=False, default=str))
+def print_json(document: Any) -> None:
+    """Write one JSON document to stdout; non-finite numbers become null."""
+    print(json.dumps(replace_non_finite(document), indent=2, ensure_ascii=False, default=str))
 
 
-def finite(value: Any) -> Any:
-    """The same document with null for NaN and infinity."""
+def replace_non_finite(value: Any) -> Any:
+    """Return the document with null for NaN and infinity."""
     if isinstance(value, Mapping):
-        return {str(name): finite(each) for name, each in value.items()}
+        return {str(name): replace_non_finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [replace_non_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def say(text: str = "") -> None:
-    """A line for people, on stdout."""
+def print_line(text: str = "") -> None:
+    """Write one line to stdout."""
     print(printable(text), flush=True)
 
 
-def note(text: str) -> None:
-    """A remark for people, on stderr, so that it never mixes with results."""
+def print_note(text: str) -> None:
+    """Write one line to stderr, so that notes never mix with results."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
 def printable(text: Any) -> str:
-    """Text that can't steer a terminal: names in data are data, their control characters arrive escaped."""
+    """Escape control characters, so that names in data cannot control the terminal."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
     )
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Rows below headers: aligned on a terminal, separated by tabs elsewhere."""
-    lines = [[cell(value) for value in row] for row in rows]
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows below headers: aligned on a terminal, tab-separated elsewhere."""
+    lines = [[format_cell(value) for value in row] for row in rows]
     if not sys.stdout.isatty():
         for line in ([*headers], *lines):
             print("\t".join(line))
@@ -71,15 +72,15 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     Console().print(drawn)
 
 
-def pairs(values: Mapping[str, Any]) -> None:
-    """One aligned line a value."""
+def print_pairs(values: Mapping[str, Any]) -> None:
+    """Write one aligned line per value."""
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
-        say(f"{name:<{width}}  {cell(value)}")
+        print_line(f"{name:<{width}}  {format_cell(value)}")
 
 
-def cell(value: Any) -> str:
-    """A value as people read it: thousands separated, floats with four digits, nothing as a dash."""
+def format_cell(value: Any) -> str:
+    """Format a value: thousands separators, floats with four digits, a dash for nothing."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -93,8 +94,8 @@ def cell(value: Any) -> str:
     return printable(value)
 
 
-def bytes_of(n: float) -> str:
-    """A number of bytes with its unit."""
+def format_bytes(n: float) -> str:
+    """Format a number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if n < 1000:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -102,29 +103,32 @@ def bytes_of(n: float) -> str:
     return f"{n:.1f} TB"
 
 
-def fail(problem: Mapping[str, Any], as_json: bool) -> None:
+def print_error(problem: Mapping[str, Any], as_json: bool) -> None:
     """Write an error to stderr: one line and its hint, or one JSON document."""
     if as_json:
-        print(json.dumps(finite(problem), ensure_ascii=False, default=str), file=sys.stderr)
+        print(
+            json.dumps(replace_non_finite(problem), ensure_ascii=False, default=str),
+            file=sys.stderr,
+        )
         return
-    note(f"error {problem['code']}: {problem['message']}")
+    print_note(f"error {problem['code']}: {problem['message']}")
     for line in problem.get("errors", [])[1:]:
-        note(f"  {line.get('message', line) if isinstance(line, Mapping) else line}")
+        print_note(f"  {line.get('message', line) if isinstance(line, Mapping) else line}")
     if problem.get("hint"):
-        note(f"  hint: {problem['hint']}")
+        print_note(f"  hint: {problem['hint']}")
 
 
-def status_of(error: XcrayError) -> int:
-    """The exit code: 2 when the caller can mend it, 130 when stopped on request, else 1."""
+def exit_code_of(error: XcrayError) -> int:
+    """Return the exit code: 2 for bad input, 130 for a requested stop, else 1."""
     if isinstance(error, Stopped):
         return INTERRUPTED
     return BAD_INPUT if isinstance(error, InputError | NotFound) else FAILURE
 
 
-def assignments(given: Sequence[str] | None) -> dict[str, str]:
-    """{"lam": "0.01"} of ["lam=0.01"]. Raises InputError for anything that is not NAME=VALUE."""
+def parse_assignments(pairs: Sequence[str] | None) -> dict[str, str]:
+    """Parse ["lam=0.01"] to {"lam": "0.01"}. Raises InputError if an item is not NAME=VALUE."""
     out = {}
-    for each in given or ():
+    for each in pairs or ():
         name, equals, value = each.partition("=")
         if not (equals and name.strip()):
             raise InputError(

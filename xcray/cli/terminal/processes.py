@@ -1,4 +1,4 @@
-"""Which processes came from ours: read from /proc, so that nothing is left running and nothing else is touched."""
+"""Descendants of a process, read from /proc, to wait for or kill only own processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PROC = Path("/proc")
 
 
 class Process(NamedTuple):
-    """A process by its id and its start time in clock ticks: ids are used again, the pair is not."""
+    """A process by its id and start time in clock ticks: ids are reused, the pair is unique."""
 
     pid: int
     started: int
 
 
-def snapshot() -> dict[Process, int]:
-    """All processes there are, zombies aside, with the ids of their parents; empty where there is no /proc."""
+def list_processes() -> dict[Process, int]:
+    """Return all running processes with their parent ids; empty on systems without /proc."""
     found = {}
     for place in PROC.glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):  # it may end while we look
@@ -31,9 +31,11 @@ def snapshot() -> dict[Process, int]:
     return found
 
 
-def family(roots: Iterable[int], everyone: dict[Process, int] | None = None) -> set[Process]:
-    """The processes with these ids, and all that came from them and still have their parents."""
-    everyone = snapshot() if everyone is None else everyone
+def find_descendants(
+    roots: Iterable[int], everyone: dict[Process, int] | None = None
+) -> set[Process]:
+    """Return the processes with these ids and all their descendants that still have parents."""
+    everyone = list_processes() if everyone is None else everyone
     wanted, out = set(roots), set()
     while more := {
         p
@@ -45,17 +47,17 @@ def family(roots: Iterable[int], everyone: dict[Process, int] | None = None) -> 
     return out
 
 
-def left_of(processes: Iterable[Process], seconds: float) -> set[Process]:
-    """Those that still live after at most so many seconds."""
+def wait_for_exit(processes: Iterable[Process], seconds: float) -> set[Process]:
+    """Wait for processes to exit; return those still running after `seconds`."""
     deadline = time.monotonic() + seconds
-    while (left := set(processes) & set(snapshot())) and time.monotonic() < deadline:
+    while (left := set(processes) & set(list_processes())) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left
 
 
-def end(processes: Iterable[Process]) -> None:
-    """End processes for good, each by its id."""
+def kill_processes(processes: Iterable[Process]) -> None:
+    """Kill processes, each by its id."""
     for process in processes:
-        if process in snapshot():
+        if process in list_processes():
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

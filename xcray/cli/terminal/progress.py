@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, a plain line every few seconds elsewhere. One face for trainings here and on a server."""
+"""Progress on stderr: bars on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from xcray.cli.terminal.output import printable
 from xcray.telemetry.progress import Progress
 
 
-def step_of(values: Mapping[str, Any], phase: str = "") -> Progress:
-    """A step from the progress of a job over REST; what is missing counts as nothing."""
+def progress_from_json(values: Mapping[str, Any], phase: str = "") -> Progress:
+    """Return the progress of a job from its JSON; missing fields count as zero."""
     return Progress(
         phase=str(values.get("phase") or phase),
         done=int(values.get("done") or 0),
@@ -26,8 +26,8 @@ def step_of(values: Mapping[str, Any], phase: str = "") -> Progress:
     )
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 12 s, 3 min 05 s, 2 h 10 min."""
+def format_duration(seconds: float) -> str:
+    """Format seconds: 12 s, 3 min 05 s, 2 h 10 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -38,20 +38,20 @@ def duration(seconds: float) -> str:
     )
 
 
-def line_of(step: Progress) -> str:
-    """`TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left`."""
+def format_progress(step: Progress) -> str:
+    """Format a step: `TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left`."""
     parts = [step.phase]
     if step.total:
         parts[0] += f" {step.done:,} of {step.total:,} ({100 * step.done // step.total} %)"
     if step.rate:
-        parts.append(pace(step.rate))
+        parts.append(format_rate(step.rate))
     if step.eta is not None:
-        parts.append(f"{duration(step.eta)} left")
+        parts.append(f"{format_duration(step.eta)} left")
     return ", ".join(printable(part) for part in [*parts, step.note] if part)
 
 
 class Reporter:
-    """Shows nothing; the face of those that do. Call it with each step."""
+    """Base class of progress reporters; it shows nothing. Call it with each step."""
 
     def __enter__(self) -> Self:
         return self
@@ -65,11 +65,11 @@ class Reporter:
         return None
 
     def __call__(self, step: Any) -> None:
-        """Take notice of a step: anything with the fields of `Progress`."""
+        """Show a step: any object with the fields of `Progress`."""
 
 
-class Lines(Reporter):
-    """A line when the phase changes, and every `every` seconds; no control codes."""
+class LineReporter(Reporter):
+    """Write a line when the phase changes and every `every` seconds, without control codes."""
 
     def __init__(
         self, stream: IO[str], every: float = 5.0, clock: Callable[[], float] = time.monotonic
@@ -82,17 +82,17 @@ class Lines(Reporter):
         self._told_all = False
 
     def __call__(self, step: Any) -> None:
-        """Write the step's line when it is time."""
+        """Write the step's line if it is due."""
         finished = bool(step.total) and step.done >= step.total
         waiting = self._told_all or (not finished and self._clock() < self._last + self._every)
         if step.phase == self._phase and waiting:
             return
         self._phase, self._last, self._told_all = step.phase, self._clock(), finished
-        print(line_of(step), file=self._stream, flush=True)
+        print(format_progress(step), file=self._stream, flush=True)
 
 
-class Bars(Reporter):
-    """One bar a phase, with rate and time left."""
+class BarReporter(Reporter):
+    """One progress bar per phase, with rate and time left."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -131,7 +131,7 @@ class Bars(Reporter):
         self._drawn.stop()
 
     def __call__(self, step: Any) -> None:
-        """Move the bar of the step's phase; earlier phases are over."""
+        """Update the bar of the step's phase; earlier phases are finished."""
         if step.phase not in self._bars:
             self._finish()
             self._bars[step.phase] = self._drawn.add_task(
@@ -152,19 +152,21 @@ class Bars(Reporter):
 
 
 def speed_of(step: Any) -> str:
-    """`830/s, 5 s left`, as far as known; and where a training goes in epochs, its note: the objective."""
-    left = f"{duration(step.eta)} left" if step.eta is not None else ""
+    """Format rate and time left; for trainings in epochs also the note (the objective)."""
+    left = f"{format_duration(step.eta)} left" if step.eta is not None else ""
     note = printable(step.note) if step.figures else ""
-    return ", ".join(part for part in (pace(step.rate) if step.rate else "", left, note) if part)
+    return ", ".join(
+        part for part in (format_rate(step.rate) if step.rate else "", left, note) if part
+    )
 
 
-def pace(rate: float) -> str:
-    """`830/s`; of slow things two digits."""
+def format_rate(rate: float) -> str:
+    """Format a rate: `830/s`, or two digits below 1/s."""
     return f"{rate:,.0f}/s" if rate >= 1.0 else f"{rate:.2g}/s"
 
 
-def reporter(quiet: bool) -> Reporter:
-    """What fits where stderr goes: nothing when `quiet`, bars on a terminal, lines elsewhere."""
+def make_reporter(quiet: bool) -> Reporter:
+    """Return the reporter for stderr: none if `quiet`, bars on a terminal, else lines."""
     if quiet:
         return Reporter()
-    return Bars() if sys.stderr.isatty() else Lines(sys.stderr)
+    return BarReporter() if sys.stderr.isatty() else LineReporter(sys.stderr)

@@ -1,4 +1,4 @@
-"""`xcray calibrate`: a model with probabilities, made from one with scores."""
+"""`xcray calibrate`: fit probabilities to the scores of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.training.train import percent
+from xcray.cli.training.train import format_percent
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,65 +22,73 @@ def calibrate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model directory; or NAME, NAME:VERSION, NAME@ALIAS of a service's home.",
+            help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS in the home directory of "
+            "a service.",
         ),
     ],
     dataset: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="A data set with held-out rows and the model's features."
+            metavar="DIR", help="Data set with held-out rows and the features of the model."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The model directory to write; it must not exist."),
+        typer.Option("--output", "-o", help="Model directory to write; it must not exist."),
     ] = None,
     publish: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Publish it as the next version of this name in the service's home instead.",
+            help="Publish as the next version of this name in the home directory instead.",
         ),
     ] = None,
     home: Annotated[
-        Path | None, typer.Option(help="The service's folder. [default: XCRAY_HOME, else ~/.xcray]")
+        Path | None,
+        typer.Option(help="Home directory of the service. [default: XCRAY_HOME, else ~/.xcray]"),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="test; or train, of a data set that the model was not trained on.")
+        str,
+        typer.Option(
+            help="Rows to use: test, or train for a data set that the model was not trained on."
+        ),
     ] = "test",
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, help="Another seed, another split into rows to fit and rows to measure on."
-        ),
+        typer.Option(min=0, help="Seed of the split into fitting and evaluation rows."),
     ] = 0,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Fit probabilities to a model's scores, on rows it was not trained on. Answers stay the same; files are shared."""
-    from xcray.training.calibration.apply import calibrate as make
+    """Fit probabilities to the scores of a model, on rows it was not trained on.
+
+    Rankings stay the same; files are shared with the source model.
+    """
+    from xcray.training.edit.calibrate import calibrate as make
 
     if (out is None) == (publish is None):
-        raise InputError("say where it goes: --output DIR, or --publish NAME", code="USAGE")
+        raise InputError("choose the target: --output DIR or --publish NAME", code="USAGE")
     source = (
         Path(model)
         if (Path(model) / "manifest.json").is_file()
-        else registry_of(home).resolve(model)
+        else open_registry(home).resolve(model)
     )
     if out is not None:
         made, where = make(source, dataset, out, part=part, seed=seed), str(out)
     else:
-        made, where = published(
-            make, source, dataset, registry_of(home), str(publish), part=part, seed=seed
+        made, where = calibrate_and_publish(
+            make, source, dataset, open_registry(home), str(publish), part=part, seed=seed
         )
     if json:
-        output.emit({"model": where, "sha256": made.sha256, "calibration": made.calibrated})
+        output.print_json(
+            {"model": where, "sha256": made.sha256, "calibration": made.calibration_facts}
+        )
         return
-    show(made.calibrated)
-    output.say(f"model {where}, sha256 {made.sha256[:16]}")
+    print_calibration(made.calibration_facts)
+    output.print_line(f"model {where}, sha256 {made.sha256[:16]}")
 
 
-def registry_of(home: Path | None) -> Registry:
-    """The models of the service on this machine."""
+def open_registry(home: Path | None) -> Registry:
+    """Open the model registry of the local service."""
     from xcray.jobs.home import Home
     from xcray.model.registry import Registry
     from xcray.service.settings import Settings
@@ -89,14 +97,14 @@ def registry_of(home: Path | None) -> Registry:
     return Registry(Home(Settings(**chosen).home).models)
 
 
-def published(
+def calibrate_and_publish(
     make: Any, source: Path, dataset: Path, registry: Registry, name: str, **how: Any
 ) -> tuple[Model, str]:
-    """Make it beside the registry and move it in; the model, and the reference it has now."""
+    """Calibrate in a staging directory and publish; return the model and its reference."""
     from xcray.model.model import Model
-    from xcray.storage.atomic import check_name, discard_directory, staging_directory
+    from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
 
-    staging = staging_directory(
+    staging = create_staging_directory(
         registry.root / check_name(name, "model name")
     )  # hidden, on the registry's file system
     try:
@@ -107,30 +115,35 @@ def published(
         discard_directory(staging)
 
 
-def show(facts: Mapping[str, Any]) -> None:
-    """What the probabilities are worth."""
+def print_calibration(facts: Mapping[str, Any]) -> None:
+    """Print the calibration errors."""
     rows = facts["rows"]
-    left = f", {rows['left_out']:,} left out: the training has the same" if rows["left_out"] else ""
+    left = (
+        f", {rows['left_out']:,} skipped: they occur in the training data"
+        if rows["left_out"]
+        else ""
+    )
     bins, places = len(facts["bins"]), facts["places"]
-    output.say(
-        f"fitted on {rows['fitted']:,} held-out rows, measured on {rows['measured']:,} others{left}"
+    output.print_line(
+        f"fitted on {rows['fitted']:,} held-out rows, "
+        f"evaluated on {rows['measured']:,} others{left}"
     )
     groups = (
-        f"places {', '.join(map(str, places[:-1]))} and {places[-1]} on apart"
+        f"separate ranks {', '.join(map(str, places[:-1]))}, and {places[-1]} onwards"
         if places
-        else "all places together"
+        else "all ranks together"
     )
-    output.say(f"{bins} bin{'s' if bins > 1 else ''} of labels by frequency, {groups}")
-    output.table(
+    output.print_line(f"{bins} bin{'s' if bins > 1 else ''} of labels by frequency, {groups}")
+    output.print_table(
         ["percent", *(f"@{k}" for k in facts["report"])],
         [
-            [name, *(percent(found[key]) for found in facts["report"].values())]
-            for name, key in SHOWN.items()
+            [name, *(format_percent(found[key]) for found in facts["report"].values())]
+            for name, key in REPORT_ROWS.items()
         ],
     )
 
 
-SHOWN = {
+REPORT_ROWS = {
     "ECE of sigmoid(score)": "ece_sigmoid",
     "ECE": "ece",
     "ECE of a perfect forecast": "floor",

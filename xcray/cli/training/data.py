@@ -1,4 +1,4 @@
-"""`xcray data`: build a data set directory from files, check a file, look at a data set."""
+"""`xcray data`: build, check and inspect data sets."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.service.connect import ServerChoice, client_of
+from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
     from xcray.data.dataset import Dataset
 
-app = typer.Typer(name="data", help="Data sets: build, check, look.", no_args_is_help=True)
+app = typer.Typer(name="data", help="Data sets: build, check, inspect.", no_args_is_help=True)
 
-FILELESS = ("pydocs", "synthetic")
-FORMATS = "svmlight, xc, jsonl, csv, tsv, parquet; or pydocs, synthetic, which need no file"
+FORMATS_WITHOUT_FILE = ("pydocs", "synthetic")
+FORMATS = "Input format: svmlight, xc, jsonl, csv, tsv, parquet; or pydocs, synthetic (no file)."
 
 Format = Annotated[str, typer.Argument(metavar="FORMAT", help=FORMATS)]
 ZeroBased = Annotated[
     bool, typer.Option("--zero-based", help="svmlight: feature indices start at 0.")
 ]
 TextFields = Annotated[
-    str | None, typer.Option(help="Fields joined to the text, with commas between. [default: text]")
+    str | None, typer.Option(help="Comma-separated fields to join as the text. [default: text]")
 ]
-LabelField = Annotated[
-    str | None, typer.Option(help="Field that holds the labels. [default: labels]")
-]
+LabelField = Annotated[str | None, typer.Option(help="Field with the labels. [default: labels]")]
 LabelSeparator = Annotated[
-    str | None, typer.Option(help="Between labels in one field. [default: |]")
+    str | None, typer.Option(help="Separator of labels in one field. [default: |]")
 ]
-LabelsFile = Annotated[Path | None, typer.Option(help="xc: labels in a file of their own.")]
-Features = Annotated[int | None, typer.Option(min=1, help="Number of features; more is an error.")]
-Labels = Annotated[int | None, typer.Option(min=1, help="Number of labels; more is an error.")]
+LabelsFile = Annotated[Path | None, typer.Option(help="xc: separate file with the labels.")]
+Features = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of features; more is an error.")
+]
+Labels = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of labels; more is an error.")
+]
 Options = Annotated[
     list[str] | None,
     typer.Option(
         "-o",
         "--option",
         metavar="NAME=VALUE",
-        help="Any other option; text.min_df=2 and synthetic.rows=1000 reach inside.",
+        help="Any other option; nested like text.min_df=2 or synthetic.rows=1000.",
     ),
 ]
 
@@ -54,27 +56,31 @@ def build(
     format: Format,
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="[INPUT] DIR", help="The file to read, and the directory to make."),
+        typer.Argument(
+            metavar="[INPUT] DIR", help="File to read, and data set directory to write."
+        ),
     ],
-    test: Annotated[Path | None, typer.Option(help="A file of held-out rows.")] = None,
+    test: Annotated[Path | None, typer.Option(help="File of held-out rows.")] = None,
     test_fraction: Annotated[
-        float | None, typer.Option(min=0.0, max=0.9, help="Share of rows to hold out by hash.")
+        float | None,
+        typer.Option(min=0.0, max=0.9, help="Share of rows to hold out, chosen by hash."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Another seed, another split.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the split.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="The data set's name. [default: that of the directory]")
+        str | None, typer.Option(help="Name of the data set. [default: name of the directory]")
     ] = None,
     label_names: Annotated[
-        Path | None, typer.Option(help="Label names, one a line, in the order of their ids.")
+        Path | None,
+        typer.Option(help="File of label names, one per line, in the order of their ids."),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave bad lines out and count them.")
+        bool, typer.Option("--skip-bad", help="Skip and count invalid lines.")
     ] = False,
     like: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A model or data set whose features (and text pipeline) to use as they are.",
+            help="Model or data set whose features (and text pipeline) are reused.",
         ),
     ] = None,
     zero_based: ZeroBased = False,
@@ -85,38 +91,43 @@ def build(
     label_field: LabelField = None,
     label_separator: LabelSeparator = None,
     option: Options = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Build a data set: xcray data build jsonl train.jsonl my-data --test test.jsonl"""
+    """Build a data set.
+
+    Example: xcray data build jsonl train.jsonl my-data --test test.jsonl
+    """
     from xcray.data.build import BuildOptions
     from xcray.data.build import build as make
 
     *inputs, target = paths
-    sources = sources_of(format, inputs, test)
+    sources = input_files(format, inputs, test)
     given = {
         "name": name,
         "test_fraction": test_fraction,
         "seed": seed,
         "label_names_file": label_names,
-        **reading(
+        **reading_options(
             zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator
         ),
         **({"skip_bad": True} if skip_bad else {}),
     }
-    options = BuildOptions.from_dict({**told(given), **nested(option)})
+    options = BuildOptions.from_dict({**given_options(given), **parse_options(option)})
     options = replace(options, like=None if like is None else str(like))
     if not json:
-        output.note(
+        output.print_note(
             f"building {target} from {', '.join(str(path) for path in sources.values()) or format}"
         )
-    show(make(format, sources, target, options), json)
+    print_dataset(make(format, sources, target, options), json)
 
 
-def sources_of(format: str, inputs: list[Path], test: Path | None) -> dict[str, Path]:
-    """The files by part. Raises InputError when there are too many, or too few."""
-    if format in FILELESS and (inputs or test):
-        raise InputError(f"{format} reads no file: xcray data build {format} DIR", code="USAGE")
-    if format not in FILELESS and len(inputs) != 1:
+def input_files(format: str, inputs: list[Path], test: Path | None) -> dict[str, Path]:
+    """Return the input files by part. Raises InputError if there are too many or too few."""
+    if format in FORMATS_WITHOUT_FILE and (inputs or test):
+        raise InputError(
+            f"{format} takes no input file: xcray data build {format} DIR", code="USAGE"
+        )
+    if format not in FORMATS_WITHOUT_FILE and len(inputs) != 1:
         raise InputError(
             f"give one input file and a directory: xcray data build {format} INPUT DIR",
             code="USAGE",
@@ -125,7 +136,7 @@ def sources_of(format: str, inputs: list[Path], test: Path | None) -> dict[str, 
     return sources if test is None else {**sources, "test": test}
 
 
-def reading(
+def reading_options(
     zero_based: bool,
     n_features: int | None,
     n_labels: int | None,
@@ -134,7 +145,7 @@ def reading(
     label_field: str | None,
     label_separator: str | None,
 ) -> dict[str, Any]:
-    """Reading options by the names the data room knows."""
+    """Return the reading options under their names in xcray.data."""
     return {
         "zero_based": zero_based or None,
         "n_features": n_features,
@@ -146,8 +157,8 @@ def reading(
     }
 
 
-def told(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, paths as strings."""
+def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, with paths as strings."""
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in values.items()
@@ -155,18 +166,18 @@ def told(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def nested(given: list[str] | None) -> dict[str, Any]:
-    """{"text": {"min_df": 2}} of ["text.min_df=2"]; values are read as JSON where they are JSON."""
+def parse_options(given: list[str] | None) -> dict[str, Any]:
+    """Parse ["text.min_df=2"] to {"text": {"min_df": 2}}; values are parsed as JSON if possible."""
     out: dict[str, Any] = {}
-    for name, value in output.assignments(given).items():
+    for name, value in output.parse_assignments(given).items():
         group, _, inner = name.rpartition(".")
         place = out.setdefault(group, {}) if group else out
-        place[inner] = value_of(value)
+        place[inner] = parse_value(value)
     return out
 
 
-def value_of(text: str) -> Any:
-    """A number, true, false, null or list when it reads as one, else the string."""
+def parse_value(text: str) -> Any:
+    """Return a number, true, false, null or list if the text is one, else the text."""
     try:
         return jsonlib.loads(text)
     except ValueError:
@@ -176,7 +187,7 @@ def value_of(text: str) -> Any:
 @app.command()
 def check(
     format: Format,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to read.")],
     zero_based: ZeroBased = False,
     n_features: Features = None,
     n_labels: Labels = None,
@@ -185,21 +196,26 @@ def check(
     label_field: LabelField = None,
     label_separator: LabelSeparator = None,
     option: Options = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Read a file for its errors alone: the first 20 and a summary. Ends with 2 when there are any."""
+    """Read a file and report its errors: the first 20 and a summary.
+
+    Exits with 2 if there are errors.
+    """
     from xcray.data.check import check as read
     from xcray.data.readers.options import ReadOptions
 
-    given = reading(
+    given = reading_options(
         zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator
     )
-    report = read(format, file, ReadOptions.from_dict({**told(given), **nested(option)}))
+    report = read(
+        format, file, ReadOptions.from_dict({**given_options(given), **parse_options(option)})
+    )
     if json:
-        output.emit({"good": report.good, **report.as_dict()})
+        output.print_json({"good": report.is_readable, **report.as_dict()})
     else:
         for error in report.errors:
-            output.say(
+            output.print_line(
                 f"{error['code']}: {error['message']}"
                 + (f" ({error['hint']})" if error.get("hint") else "")
             )
@@ -214,14 +230,14 @@ def check(
             "labels": report.labels,
             "entries": report.nnz,
         }
-        output.pairs(
+        output.print_pairs(
             {
                 **sizes,
                 "errors": f"{report.n_bad:,}{more}",
                 **{f"warning: {w}": n for w, n in report.warnings.items()},
             }
         )
-    raise typer.Exit(output.OK if report.good else output.BAD_INPUT)
+    raise typer.Exit(output.OK if report.is_readable else output.BAD_INPUT)
 
 
 @app.command()
@@ -229,108 +245,112 @@ def upload(
     format: Format,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="The file to send; none for pydocs and synthetic."),
+        typer.Argument(metavar="[FILE]", help="File to upload; none for pydocs and synthetic."),
     ] = None,
-    name: Annotated[str, typer.Option(help="The data set's name on the server.")] = "data",
-    test: Annotated[Path | None, typer.Option(help="A file of held-out rows.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the data set on the server.")] = "data",
+    test: Annotated[Path | None, typer.Option(help="File of held-out rows.")] = None,
     option: Options = None,
-    server: ServerChoice = None,
-    json: output.AsJson = False,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Make a data set on a server, from a file sent there, and wait until it is ready."""
-    sources = sources_of(format, [file] if file else [], test)
-    with client_of(server) as client:
+    """Upload a file, build a data set from it on the server, and wait until it is ready."""
+    sources = input_files(format, [file] if file else [], test)
+    with make_client(server) as client:
         if sources:
             made = client.datasets.upload(
-                sources["train"], name=name, format=format, test=test, options=nested(option)
+                sources["train"], name=name, format=format, test=test, options=parse_options(option)
             )
         else:
-            made = client.datasets.build(name, format, nested(option))
+            made = client.datasets.build(name, format, parse_options(option))
         ready = client.datasets.wait(made["id"])
     if json:
-        output.emit(ready)
+        output.print_json(ready)
     else:
         stats = ready["stats"]
-        output.say(
-            f"{ready['id']} {ready['name']} {ready['status']}: {stats['n_labels']:,} labels, {stats['n_features']:,} features"
+        output.print_line(
+            f"{ready['id']} {ready['name']} {ready['status']}: {stats['n_labels']:,} labels, "
+            f"{stats['n_features']:,} features"
         )
 
 
 @app.command("list")
-def index(server: ServerChoice = None, json: output.AsJson = False) -> None:
-    """The data sets of a server, newest first."""
-    with client_of(server) as client:
+def list_datasets(server: ServerOption = None, json: output.JsonOption = False) -> None:
+    """List the data sets of a server, newest first."""
+    with make_client(server) as client:
         found = list(client.datasets.list())
     if json:
-        output.emit({"datasets": found})
+        output.print_json({"datasets": found})
         return
     rows = [
         [each["id"], each["name"], each["status"], each["stats"].get("n_labels"), each["created"]]
         for each in found
     ]
-    output.table(["data set", "name", "status", "labels", "created"], rows)
+    output.print_table(["data set", "name", "status", "labels", "created"], rows)
 
 
 @app.command()
 def info(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Data set directory.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare every file with its checksum.")
+        bool, typer.Option("--verify", help="Verify the checksum of every file.")
     ] = False,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """What a data set holds: sizes, splits, frequent labels, where it came from."""
+    """Show a data set: sizes, splits, frequent labels, provenance."""
     from xcray.data.dataset import Dataset
 
-    show(Dataset.open(directory, verify=verify), json)
+    print_dataset(Dataset.open(directory, verify=verify), json)
 
 
 @app.command()
-def weigh(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A data set directory.")],
+def set_weights(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Data set directory.")],
     weights: Annotated[
         Path,
         typer.Argument(
-            metavar="WEIGHTS", help="A weight for each training row: .npy, or a number a line."
+            metavar="WEIGHTS", help="One weight per training row: .npy, or one number per line."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The data set directory to make.")],
-    json: output.AsJson = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Data set directory to write.")],
+    json: output.JsonOption = False,
 ) -> None:
-    """Give training rows weights: what their losses are multiplied by."""
+    """Set the sample weights of the training rows, which multiply their losses."""
     from xcray.data.dataset import Dataset
-    from xcray.data.weights import read_weights, weigh
+    from xcray.data.weights import read_weights, set_weights
 
-    show(weigh(Dataset.open(directory), read_weights(weights), out), json)
+    print_dataset(set_weights(Dataset.open(directory), read_weights(weights), out), json)
 
 
-def show(dataset: Dataset, as_json: bool) -> None:
-    """A data set's figures."""
-    figures = describe(dataset)
+def print_dataset(dataset: Dataset, as_json: bool) -> None:
+    """Print a data set."""
+    figures = dataset_summary(dataset)
     if as_json:
-        output.emit(figures)
+        output.print_json(figures)
         return
     lines = {
         "data set": f"{figures['name']} at {figures['path']}",
         "labels": figures["n_labels"],
         "features": f"{figures['n_features']:,}" + (" (tf-idf of text)" if figures["text"] else ""),
-        **{part: split_line(split) for part, split in figures["splits"].items()},
+        **{part: format_split(split) for part, split in figures["splits"].items()},
         "frequent labels": [f"{name} ({count:,})" for name, count in figures["frequent_labels"]],
         "skipped lines": figures["skipped"] or None,
-        "weights": "of training rows" if figures["weights"] else None,
+        "weights": "sample weights" if figures["weights"] else None,
         "content hash": figures["content_hash"],
     }
-    output.pairs({name: value for name, value in lines.items() if value is not None})
+    output.print_pairs({name: value for name, value in lines.items() if value is not None})
 
 
-def split_line(split: Mapping[str, Any]) -> str:
-    """`35,000 rows, 21.3 features and 3.1 labels each`."""
+def format_split(split: Mapping[str, Any]) -> str:
+    """Format a split: `35,000 rows, 21.3 features and 3.1 labels each`."""
     n = max(split["n_rows"], 1)
-    return f"{split['n_rows']:,} rows, {split['x_nnz'] / n:.1f} features and {split['y_nnz'] / n:.1f} labels each"
+    return (
+        f"{split['n_rows']:,} rows, {split['x_nnz'] / n:.1f} features "
+        f"and {split['y_nnz'] / n:.1f} labels each"
+    )
 
 
-def describe(dataset: Dataset) -> dict[str, Any]:
-    """A data set's figures, JSON-ready."""
+def dataset_summary(dataset: Dataset) -> dict[str, Any]:
+    """Return a JSON-ready summary of a data set."""
     import numpy as np
 
     counts = dataset.label_counts

@@ -1,4 +1,4 @@
-"""`xcray train --estimate`: what a training would take, without training."""
+"""`xcray train --estimate`: estimate the resources of a training."""
 
 from __future__ import annotations
 
@@ -8,36 +8,43 @@ from typing import Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.terminal.progress import duration
+from xcray.cli.terminal.progress import format_duration
 
 
-def show_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
-    """Print memory, disk and time foreseen for a training, and end. Raises Refused when it could not fit."""
-    from xcray.system.units import human
-    from xcray.training.capacity.preflight import check, limits_of
-    from xcray.training.strategies import foresee
+def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
+    """Print the estimated memory, disk and time of a training, and exit.
 
-    found, limits = foresee(spec), limits_of(spec)
+    Raises Refused if it cannot fit.
+    """
+    from xcray.system.units import format_bytes
+    from xcray.training.capacity.preflight import check_fits, memory_limits
+    from xcray.training.strategies import estimate_training
+
+    found, limits = estimate_training(spec), memory_limits(spec)
     if as_json:
-        output.emit({"estimate": found.as_dict(), "limits": limits})
+        output.print_json({"estimate": found.as_dict(), "limits": limits})
     else:
-        output.pairs(
+        output.print_pairs(
             {
-                "workers": f"{found.workers} of {human(found.worker + found.process)}",
-                "memory in all": human(found.memory),
-                "that can be had": ", ".join(
-                    f"{human(size)} ({name})" for name, size in limits.items()
+                "workers": f"{found.workers} of {format_bytes(found.worker + found.process)}",
+                "total memory": format_bytes(found.memory),
+                "available memory": ", ".join(
+                    f"{format_bytes(size)} ({name})" for name, size in limits.items()
                 )
-                or "not known",
-                "mapped data": human(found.mapped),
+                or "unknown",
+                "mapped data": format_bytes(found.mapped),
                 "weights": f"{found.weights:,}",
-                **({"disk for checkpoints": human(found.checkpoints)} if found.checkpoints else {}),
-                "disk for parts": human(found.parts),
-                "disk for the model": human(found.model),
-                "core time": duration(found.core_seconds),
-                "time": duration(found.seconds),
-                "known from": f"{found.probed} labels solved" if found.probed else "sizes alone",
+                **(
+                    {"disk for checkpoints": format_bytes(found.checkpoints)}
+                    if found.checkpoints
+                    else {}
+                ),
+                "disk for parts": format_bytes(found.parts),
+                "disk for the model": format_bytes(found.model),
+                "core time": format_duration(found.core_seconds),
+                "time": format_duration(found.seconds),
+                "based on": f"{found.probed} solved labels" if found.probed else "sizes alone",
             }
         )
-    check(found, limits, run_dir, out)
+    check_fits(found, limits, run_dir, out)
     raise typer.Exit

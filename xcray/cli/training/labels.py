@@ -1,4 +1,4 @@
-"""`xcray labels` and `xcray retrain`: labels of a model added, removed, merged, renamed, trained again."""
+"""`xcray labels` and `xcray retrain`: add, remove, merge, rename and retrain labels of a model."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.terminal.interrupt import resumable
-from xcray.cli.terminal.multi_value import Spreading
-from xcray.cli.training.train import report
+from xcray.cli.terminal.interrupt import resumable_run
+from xcray.cli.terminal.multi_value import MultiValueCommand
+from xcray.cli.training.train import print_result
 from xcray.errors import InputError, NotFound
 
 if TYPE_CHECKING:
     from xcray.training import TrainResult
-    from xcray.training.edit.apply import Running
+    from xcray.training.edit.apply import EditOptions
 
 app = typer.Typer(
     name="labels",
-    help="Labels of a model: add, remove, merge, rename. Other labels keep every byte.",
+    help="Labels of a model: add, remove, merge, rename. Other labels stay bit-identical.",
     no_args_is_help=True,
 )
 
 ModelDir = Annotated[
-    Path, typer.Argument(metavar="MODEL_DIR", help="A model directory; it is only read.")
+    Path, typer.Argument(metavar="MODEL_DIR", help="Model directory; it is not changed.")
 ]
 Out = Annotated[
     Path,
     typer.Option(
-        "--out", "-o", metavar="NEW_DIR", help="The model directory to write; it must not exist."
+        "--out", "-o", metavar="NEW_DIR", help="Model directory to write; it must not exist."
     ),
 ]
 DatasetDir = Annotated[
-    Path, typer.Option("--dataset", metavar="DIR", help="A data set with the model's features.")
+    Path, typer.Option("--dataset", metavar="DIR", help="Data set with the features of the model.")
 ]
-LabelsFile = Annotated[Path | None, typer.Option(help="A file of label names, one a line.")]
-PoolName = Annotated[str, typer.Option("--pool", help="threads or serial.")]
-Workers = Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")]
+LabelsFile = Annotated[Path | None, typer.Option(help="File of label names, one per line.")]
+PoolName = Annotated[str, typer.Option("--pool", help="Pool: threads or serial.")]
+Workers = Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")]
 RunDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where finished labels are kept; the same one again resumes. [default: NEW_DIR.run]"
+        help="Directory for finished labels; use it again to resume. [default: NEW_DIR.run]"
     ),
 ]
 
 
-class ByLabels(Spreading):
-    """`--labels a b c`."""
+class LabelsCommand(MultiValueCommand):
+    """A command with `--labels a b c`."""
 
-    SPREAD = frozenset({"--labels"})
+    MULTI_VALUE_OPTIONS = frozenset({"--labels"})
 
 
 Labels = Annotated[
-    list[str] | None, typer.Option("--labels", metavar="NAME...", help="Names of labels.")
+    list[str] | None, typer.Option("--labels", metavar="NAME...", help="Label names.")
 ]
 
 
-@app.command(cls=ByLabels)
+@app.command(cls=LabelsCommand)
 def add(
     model: ModelDir,
     dataset: DatasetDir,
@@ -69,13 +69,13 @@ def add(
     pool: PoolName = "threads",
     workers: Workers = 0,
     run_dir: RunDir = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Train labels that a data set has and the model has not (all of them, or those named), and append them."""
+    """Train labels of a data set that the model lacks (all, or those given) and append them."""
     from xcray.training.edit.operations import add_labels
 
-    named = names_of(labels, labels_file)
-    carry_out(
+    named = read_names(labels, labels_file)
+    run_edit(
         lambda how: add_labels(model, dataset, out, named, how), out, run_dir, pool, workers, json
     )
 
@@ -85,19 +85,19 @@ def remove(
     model: ModelDir,
     out: Out,
     labels: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="Names of labels.")
+        list[str] | None, typer.Argument(metavar="NAME...", help="Label names.")
     ] = None,
     labels_file: LabelsFile = None,
     dataset: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A data set to measure the new model on.")
+        Path | None, typer.Option(metavar="DIR", help="Data set to evaluate the new model on.")
     ] = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Drop labels."""
+    """Remove labels."""
     from xcray.training.edit.operations import remove_labels
 
-    named = names_of(labels, labels_file)
-    carry_out(
+    named = read_names(labels, labels_file)
+    run_edit(
         lambda how: remove_labels(model, out, named, dataset, how), out, None, "threads", 0, json
     )
 
@@ -108,23 +108,22 @@ def merge(
     labels: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME NAME...", help="Names of labels; the first one's place is taken."
+            metavar="NAME NAME...",
+            help="Label names; the merged label takes the position of the first.",
         ),
     ],
-    into: Annotated[
-        str, typer.Option("--into", metavar="NAME", help="The name of the label they become.")
-    ],
+    into: Annotated[str, typer.Option("--into", metavar="NAME", help="Name of the merged label.")],
     dataset: DatasetDir,
     out: Out,
     pool: PoolName = "threads",
     workers: Workers = 0,
     run_dir: RunDir = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Make one label of several, trained on the rows of all of them."""
+    """Merge several labels into one, trained on the rows of all of them."""
     from xcray.training.edit.operations import merge_labels
 
-    carry_out(
+    run_edit(
         lambda how: merge_labels(model, dataset, out, labels, into, how),
         out,
         run_dir,
@@ -142,15 +141,15 @@ def rename(
         list[str] | None, typer.Argument(metavar="OLD=NEW...", help="Old and new names.")
     ] = None,
     names_file: Annotated[
-        Path | None, typer.Option(help="A JSON file of an object: old name to new name.")
+        Path | None, typer.Option(help="JSON file with an object of old and new names.")
     ] = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Give labels other names; two may swap theirs."""
+    """Rename labels; two labels can swap names."""
     from xcray.training.edit.operations import rename_labels
 
-    pairs = pairs_of(names, names_file)
-    carry_out(lambda how: rename_labels(model, out, pairs, how), out, None, "threads", 0, json)
+    pairs = read_renames(names, names_file)
+    run_edit(lambda how: rename_labels(model, out, pairs, how), out, None, "threads", 0, json)
 
 
 def retrain(
@@ -162,13 +161,16 @@ def retrain(
     pool: PoolName = "threads",
     workers: Workers = 0,
     run_dir: RunDir = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Train some labels of a model again, on a newer data set: xcray retrain MODEL_DIR --labels a b --dataset DIR --out NEW_DIR"""
+    """Retrain some labels of a model on a newer data set.
+
+    Example: xcray retrain MODEL_DIR --labels a b --dataset DIR --out NEW_DIR
+    """
     from xcray.training.edit.operations import retrain_labels
 
-    named = names_of(labels, labels_file)
-    carry_out(
+    named = read_names(labels, labels_file)
+    run_edit(
         lambda how: retrain_labels(model, dataset, out, named, how),
         out,
         run_dir,
@@ -178,65 +180,69 @@ def retrain(
     )
 
 
-def carry_out(
-    change: Callable[[Running], TrainResult],
+def run_edit(
+    change: Callable[[EditOptions], TrainResult],
     out: Path,
     run_dir: Path | None,
     pool: str,
     workers: int,
     as_json: bool,
 ) -> None:
-    """Run a change with progress, stopping at Ctrl-C, and say what came out."""
-    from xcray.training.edit.apply import Running
+    """Run an edit with progress and Ctrl-C handling, and print the result."""
+    from xcray.training.edit.apply import EditOptions
 
     kept = run_dir or out.with_name(f"{out.name}.run")
-    with resumable(
+    with resumable_run(
         lambda: f"finished labels are kept in {kept}" if kept.exists() else None, as_json
     ) as (show, flag):
-        result = change(Running(pool, workers, kept, progress=show, stop=flag))
+        result = change(EditOptions(pool, workers, kept, progress=show, stop=flag))
     if run_dir is None:
-        shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the model is there
-    told = result.report
+        shutil.rmtree(kept, ignore_errors=True)  # not needed once the model exists
+    counts = result.report
     if not as_json:
-        counts = f"{told['labels_trained']:,} labels trained, {told['labels_kept']:,} kept, {told['labels']:,} in all"
-        output.say(f"{told['operation']}: {counts}")
-    report(result, as_json)
+        output.print_line(
+            f"{counts['operation']}: {counts['labels_trained']:,} labels trained, "
+            f"{counts['labels_kept']:,} kept, {counts['labels']:,} in total"
+        )
+    print_result(result, as_json)
 
 
-def names_of(given: list[str] | None, file: Path | None) -> list[str]:
-    """Label names given as words and as the lines of a file. Raises NotFound, InputError."""
+def read_names(names: list[str] | None, file: Path | None) -> list[str]:
+    """Return label names from arguments and lines of a file. Raises NotFound, InputError."""
     if file is None:
-        return list(given or ())
-    return [*(given or ()), *(line for line in text_of(file).splitlines() if line.strip())]
+        return list(names or ())
+    return [*(names or ()), *(line for line in read_text(file).splitlines() if line.strip())]
 
 
-def pairs_of(given: list[str] | None, file: Path | None) -> dict[str, str]:
-    """Old and new names given as OLD=NEW and in a JSON file. Raises NotFound, InputError."""
-    pairs = output.assignments(given)
-    if len(pairs) < len(given or ()):
-        raise InputError("a label is renamed twice; give each old name once", code="USAGE")
-    return {**pairs, **({} if file is None else object_of(file))}
+def read_renames(renames: list[str] | None, file: Path | None) -> dict[str, str]:
+    """Return renames from OLD=NEW arguments and a JSON file. Raises NotFound, InputError."""
+    pairs = output.parse_assignments(renames)
+    if len(pairs) < len(renames or ()):
+        raise InputError("a label is renamed twice; use each old name once", code="USAGE")
+    return {**pairs, **({} if file is None else read_json_object(file))}
 
 
-def object_of(file: Path) -> dict[str, str]:
-    """A JSON object of strings. Raises NotFound, InputError."""
+def read_json_object(file: Path) -> dict[str, str]:
+    """Read a JSON object of strings. Raises NotFound, InputError."""
     import json
 
     try:
-        found: Any = json.loads(text_of(file))
+        found: Any = json.loads(read_text(file))
     except ValueError as error:
         raise InputError(f"{file.name} is not JSON: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise InputError(f'{file.name} must hold an object of names, as {{"old name": "new name"}}')
+        raise InputError(
+            f'{file.name} must hold an object of names, like {{"old name": "new name"}}'
+        )
     return found
 
 
-def text_of(file: Path) -> str:
-    """A text file. Raises NotFound, InputError."""
+def read_text(file: Path) -> str:
+    """Read a text file. Raises NotFound, InputError."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise NotFound(f"there is no file {file}") from None
+        raise NotFound(f"file {file} does not exist") from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{file.name} is not UTF-8: {error.reason} at byte {error.start}"

@@ -1,4 +1,4 @@
-"""`xcray size`: how large a deployment must be, by numbers of the data or by a solved sample; the chart's values for it."""
+"""`xcray plan`: size a deployment from data statistics or a measured sample; print chart values."""
 
 from __future__ import annotations
 
@@ -9,250 +9,292 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.terminal.progress import duration
-from xcray.cli.training.train import Parameters
+from xcray.cli.terminal.progress import format_duration
+from xcray.cli.training.train import ParameterOption
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
-    from xcray.training.capacity.deployment import Pod, Size
-    from xcray.training.capacity.serving import Asked
+    from xcray.training.capacity.deployment import DeploymentSize, PodSize
+    from xcray.training.capacity.serving import ServingLoad
 
 MIB, GIB = 1 << 20, 1 << 30
-STEP = 256 * MIB  # memory in values is told in such steps
-CLUSTER, ALONE = "cluster", "all-in-one"
+MEMORY_STEP = 256 * MIB  # memory in chart values is rounded up to this step
+CLUSTER, ALL_IN_ONE = "cluster", "all-in-one"
 
 
-Overlap = Annotated[
+PostingsShareOption = Annotated[
     float | None,
     typer.Option(
-        help="Share of all entries in the posting lists of a row's features: 0.05 to 0.2 for texts. [default: 0.06]"
+        help="Share of all entries of X that lie in the posting lists of one row's features: "
+        "0.05 to 0.2 for texts. [default: 0.06]"
     ),
 ]
-Norm = Annotated[
+MeanSqNormOption = Annotated[
     float | None,
     typer.Option(
-        help="Mean |x|^2 of a row, the sum of its squares. [default: 1; where a tenth of X is not 0, entries of a row]"
+        help="Mean squared norm |x|^2 of a row. [default: 1, or the entries per row if at "
+        "least a tenth of X is nonzero]"
     ),
 ]
-Measure = Annotated[
+MeasureOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Solve a sample of the labels of this data set here, in place of N, D, K, Z; tell ranges.",
+        help="Solve a sample of the labels of this data set instead of using N, D, K, Z; "
+        "prints ranges.",
     ),
 ]
-Hours = Annotated[
+HoursOption = Annotated[
     float | None,
     typer.Option(
-        help="Hours that a training may take; worker pods follow. [default: one worker pod]"
+        help="Time limit of a training in hours; it determines the number of worker pods. "
+        "[default: one worker pod]"
     ),
 ]
-Serve = Annotated[
+ServeOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="MODEL", help="Tell what answering from a model takes; or from K, D, --weights."
+        metavar="MODEL",
+        help="Estimate serving of this model only; alternatively give K, D and --weights.",
     ),
 ]
 
 
-def size(
-    rows: Annotated[int | None, typer.Option(metavar="N", min=1, help="Training rows.")] = None,
-    features: Annotated[int | None, typer.Option(metavar="D", min=1, help="Features.")] = None,
-    labels: Annotated[int | None, typer.Option(metavar="K", min=1, help="Labels.")] = None,
+def plan(
+    rows: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of training rows.")
+    ] = None,
+    features: Annotated[
+        int | None, typer.Option(metavar="D", min=1, help="Number of features.")
+    ] = None,
+    labels: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="Number of labels.")
+    ] = None,
     nnz: Annotated[
         int | None,
-        typer.Option(metavar="Z", min=0, help="Entries of the training rows that are not 0."),
+        typer.Option(metavar="Z", min=0, help="Number of nonzero entries of the training rows."),
     ] = None,
-    labels_per_row: Annotated[float, typer.Option(help="Labels of a row, in the mean.")] = 3.0,
-    held_out: Annotated[
-        float, typer.Option(help="Rows more to measure on, as a share of N.")
+    labels_per_row: Annotated[float, typer.Option(help="Mean number of labels per row.")] = 3.0,
+    held_out_share: Annotated[
+        float, typer.Option(help="Additional held-out rows, as a share of N.")
     ] = 0.1,
-    overlap: Overlap = None,
-    most: Annotated[
+    postings_share: PostingsShareOption = None,
+    max_label_share: Annotated[
         float | None,
-        typer.Option(help="Share of rows that the most frequent label has. [default: 0.02]"),
+        typer.Option(help="Share of rows that have the most frequent label. [default: 0.02]"),
     ] = None,
-    norm: Norm = None,
-    measure: Measure = None,
+    mean_sq_norm: MeanSqNormOption = None,
+    measure: MeasureOption = None,
     seconds: Annotated[
-        float, typer.Option(help="How long --measure solves labels, of one core.")
+        float, typer.Option(help="Core seconds that --measure spends on solving labels.")
     ] = 20.0,
     solver: Annotated[
-        str, typer.Option(help="Who trains: ppdsparse, dismec, l2svm, dsmlr, lbfgs, lc.")
+        str, typer.Option(help="Solver or preset: ppdsparse, dismec, l2svm, dsmlr, lbfgs, lc.")
     ] = "ppdsparse",
-    param: Parameters = None,
+    param: ParameterOption = None,
     mode: Annotated[
-        str, typer.Option(help="Of the chart: cluster (trainings on Ray), or all-in-one (one pod).")
+        str,
+        typer.Option(help="Mode of the chart: cluster (trainings on Ray) or all-in-one (one pod)."),
     ] = CLUSTER,
-    cores: Annotated[int, typer.Option(min=1, help="Cores of a worker pod; of the one pod.")] = 4,
-    hours: Hours = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Trainings at the same time.")] = 1,
-    replicas: Annotated[int, typer.Option(min=1, help="Pods that answer.")] = 2,
+    cores: Annotated[
+        int, typer.Option(min=1, help="Cores per worker pod, or of the single pod.")
+    ] = 4,
+    hours: HoursOption = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of simultaneous trainings.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of API pods.")] = 2,
     processes: Annotated[
-        int, typer.Option(min=1, help="Processes in each of them (XCRAY_WORKERS).")
+        int, typer.Option(min=1, help="Processes per API pod (XCRAY_WORKERS).")
     ] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads in each of these that search.")] = 1,
-    models: Annotated[
-        int, typer.Option(min=1, help="Models of this size that are answered from.")
-    ] = 1,
-    versions: Annotated[int, typer.Option(min=1, help="Versions of each that are kept.")] = 3,
-    serve: Serve = None,
+    threads: Annotated[int, typer.Option(min=1, help="Search threads per process.")] = 1,
+    models: Annotated[int, typer.Option(min=1, help="Number of served models of this size.")] = 1,
+    versions: Annotated[
+        int, typer.Option(min=1, help="Number of retained versions per model.")
+    ] = 3,
+    serve: ServeOption = None,
     weights: Annotated[
         int | None,
-        typer.Option(metavar="W", min=0, help="Weights of a model that is answered from."),
+        typer.Option(
+            metavar="W", min=0, help="Number of weights of the model, to estimate serving."
+        ),
     ] = None,
     query_nnz: Annotated[
-        float, typer.Option(help="Entries of a query's row, for --serve and --weights.")
+        float, typer.Option(help="Entries per query row, for --serve and --weights.")
     ] = 50.0,
     query_rows: Annotated[
-        int, typer.Option(min=1, help="Rows of a request, for --serve and --weights.")
+        int, typer.Option(min=1, help="Rows per request, for --serve and --weights.")
     ] = 1,
     values: Annotated[
         bool, typer.Option("--values", help="Print values for the Helm chart.")
     ] = False,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Foresee memory, disk and core hours from sizes alone, a first guess; or with --measure from labels that are solved here."""
+    """Estimate memory, disk and core hours of a deployment.
+
+    Without --measure the estimate uses sizes alone and is rough.
+    """
     if serve is not None or weights is not None:
-        show_answering(
-            asked_of(serve, (labels, features, weights), query_nnz, query_rows), threads, json
+        print_serving(
+            serving_workload(serve, (labels, features, weights), query_nnz, query_rows),
+            threads,
+            json,
         )
         return
-    from xcray.training.capacity.deployment import Data, Wishes, measured
-    from xcray.training.capacity.deployment import size as sized
+    from xcray.training.capacity.deployment import size_from_dataset
+    from xcray.training.capacity.deployment import size_from_numbers as sized
+    from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
 
-    if mode not in (CLUSTER, ALONE):
+    if mode not in (CLUSTER, ALL_IN_ONE):
         raise InputError(
-            f"--mode is {CLUSTER} or {ALONE}: mode serving trains nothing, its pods are api of {CLUSTER}",
+            f"--mode is {CLUSTER} or {ALL_IN_ONE}; mode serving trains nothing, "
+            f"its pods are those of api in mode {CLUSTER}",
             code="USAGE",
         )
     if json and values:
-        raise InputError("--json and --values are two forms of the same: choose one", code="USAGE")
-    wishes = Wishes(
+        raise InputError("--json and --values exclude each other: choose one", code="USAGE")
+    deployment = DeploymentOptions(
         mode == CLUSTER, cores, hours, jobs, replicas, processes, threads, models, versions
     )
     if measure is not None:
-        told: dict[str, Any] = {"measured": str(measure), "seconds": seconds}
-        found = measured(measure, wishes, solver, output.assignments(param), seconds)
-    else:
-        data = Data(
-            *known((rows, features, labels, nnz)), labels_per_row, held_out, overlap, most, norm
+        basis: dict[str, Any] = {"measured": str(measure), "seconds": seconds}
+        size = size_from_dataset(
+            measure, deployment, solver, output.parse_assignments(param), seconds
         )
-        told, found = (
+    else:
+        data = DatasetShape(
+            *require_sizes((rows, features, labels, nnz)),
+            labels_per_row,
+            held_out_share,
+            postings_share,
+            max_label_share,
+            mean_sq_norm,
+        )
+        basis, size = (
             {"data": data._asdict()},
-            sized(data, wishes, solver, output.assignments(param)),
+            sized(data, deployment, solver, output.parse_assignments(param)),
         )
     if json:
-        output.emit({**told, "wishes": wishes._asdict(), **found.as_dict()})
+        output.print_json({**basis, "options": deployment._asdict(), **size.as_dict()})
     elif values:
-        typer.echo(values_of(found, jobs), nl=False)
+        typer.echo(chart_values(size, jobs), nl=False)
     else:
-        show(found)
+        print_size(size)
 
 
-def known(numbers: tuple[int | None, ...]) -> tuple[int, int, int, int]:
-    """N, D, K and Z. Raises InputError where one is not given."""
+def require_sizes(numbers: tuple[int | None, ...]) -> tuple[int, int, int, int]:
+    """Return N, D, K and Z. Raises InputError if one is missing."""
     rows, features, labels, nnz = numbers
     if rows is None or features is None or labels is None or nnz is None:
         raise InputError(
-            "give --rows, --features, --labels and --nnz; or --measure DIR, a data set that has them",
+            "give --rows, --features, --labels and --nnz, or --measure DIR with a data set",
             code="USAGE",
         )
     return rows, features, labels, nnz
 
 
-def asked_of(
+def serving_workload(
     model: Path | None, numbers: tuple[int | None, ...], entries: float, rows: int
-) -> Asked:
-    """What answers: a model that is there, or K, D and W. Raises InputError, NotFound, Corrupt."""
+) -> ServingLoad:
+    """Return the serving workload of a model, or of K, D and W.
+
+    Raises InputError, NotFound, Corrupt.
+    """
     from xcray.model.model import Model
-    from xcray.training.capacity.serving import Asked
+    from xcray.training.capacity.serving import ServingLoad
 
     if model is not None:
         opened = Model.open(model, verify=False)
-        return Asked(opened.n_labels, opened.n_features, opened.nnz, entries, rows)
+        return ServingLoad(opened.n_labels, opened.n_features, opened.nnz, entries, rows)
     labels, features, weights = numbers
     if labels is None or features is None or weights is None:
         raise InputError(
-            "--weights needs --labels and --features too; or give --serve MODEL", code="USAGE"
+            "--weights needs --labels and --features; or use --serve MODEL", code="USAGE"
         )
-    return Asked(labels, features, weights, entries, rows)
+    return ServingLoad(labels, features, weights, entries, rows)
 
 
-def show_answering(asked: Asked, threads: int, as_json: bool) -> None:
-    """What answering takes, for people or machines."""
-    from xcray.training.capacity.serving import answering
+def print_serving(load: ServingLoad, threads: int, as_json: bool) -> None:
+    """Print the resources of serving."""
+    from xcray.training.capacity.serving import estimate_serving
 
-    found = answering(asked, threads)
+    estimate = estimate_serving(load, threads)
     if as_json:
-        output.emit({"asked": asked._asdict(), **found.as_dict()})
+        output.print_json({"load": load._asdict(), **estimate.as_dict()})
         return
-    output.pairs(
+    output.print_pairs(
         {
-            "model": f"{asked.labels:,} labels, {asked.features:,} features, {asked.weights:,} weights",
-            "memory of a pod": f"{gib(found.memory)}, {gib(found.model)} of it the model's files",
-            "postings a query": f"{found.postings:,.0f}",
-            "search": f"{1e3 * found.search:.3f} ms of a core for a row",
-            "request": f"{1e3 * found.request:.3f} ms of a core for {asked.rows} rows over HTTP",
-            "requests": f"{figure(found.requests)} a second for each core",
+            "model": f"{load.labels:,} labels, {load.features:,} features, "
+            f"{load.weights:,} weights",
+            "memory per pod": f"{format_gib(estimate.memory)}, including "
+            f"{format_gib(estimate.model)} of model files",
+            "postings per query": f"{estimate.postings:,.0f}",
+            "search": f"{1e3 * estimate.search:.3f} ms of a core per row",
+            "request": f"{1e3 * estimate.request:.3f} ms of a core for {load.rows} rows over HTTP",
+            "requests": f"{format_figure(estimate.requests)} per second and core",
         }
     )
 
 
-def show(found: Size) -> None:
-    """The tables for people."""
-    for name, pod in found.pods.items():
-        objects = f", {gib(pod.objects)} of it for objects" if pod.objects else ""
-        output.say(
-            f"{name:7} {pod.number} x {pod.cores} cores, {gib(pod.memory)} (at most {gib(pod.limit)}){objects}"
+def print_size(size: DeploymentSize) -> None:
+    """Print the tables of a deployment size."""
+    for name, pod in size.pods.items():
+        objects = f", including {format_gib(pod.objects)} for objects" if pod.objects else ""
+        output.print_line(
+            f"{name:7} {pod.number} x {pod.cores} cores, "
+            f"{format_gib(pod.memory)} (limit {format_gib(pod.limit)}){objects}"
         )
-    output.say()
-    output.table(
-        ["in the home", "GiB"],
-        [[name, f"{n_bytes / GIB:.2f}"] for name, n_bytes in found.disk.items()],
+    output.print_line()
+    output.print_table(
+        ["in the home directory", "GiB"],
+        [[name, f"{n_bytes / GIB:.2f}"] for name, n_bytes in size.disk.items()],
     )
-    output.say(f"with room and the reserve for uploads: {gib(found.home)}")
-    output.say()
-    (_, fewest, most), (core, least, longest) = found.weights, found.core_hours
-    output.pairs(
+    output.print_line(f"total with safety margin and upload reserve: {format_gib(size.home)}")
+    output.print_line()
+    (_, low_weights, high_weights), (core_hours, low_hours, high_hours) = (
+        size.weights,
+        size.core_hours,
+    )
+    output.print_pairs(
         {
-            "weights": f"{found.training.weights:,}, between {fewest:,.0f} and {most:,.0f}",
-            "core hours": f"{figure(core)}, between {figure(least)} and {figure(longest)}",
-            "time of a training": f"{duration(3600 * found.hours)} with {found.training.workers} workers",
-            "known from": found.known,
+            "weights": f"{size.training.weights:,}, between "
+            f"{low_weights:,.0f} and {high_weights:,.0f}",
+            "core hours": f"{format_figure(core_hours)}, between "
+            f"{format_figure(low_hours)} and {format_figure(high_hours)}",
+            "time per training": f"{format_duration(3600 * size.hours)} with "
+            f"{size.training.workers} workers",
+            "based on": size.known,
         }
     )
 
 
-def values_of(found: Size, jobs: int) -> str:
-    """Values for the chart, as YAML with a remark where they come from."""
-    core = found.core_hours
-    hours = (
-        f"{figure(core.value)} core hours a training ({figure(core.low)} to {figure(core.high)})"
-    )
-    lines = [f"# xcray size: {hours}, {found.training.weights:,} weights. From {found.known}."]
-    api = found.pods["api"]
-    worker = found.pods.get("worker")
+def chart_values(size: DeploymentSize, jobs: int) -> str:
+    """Return values for the Helm chart as YAML, with a comment on their basis."""
+    core = size.core_hours
+    span = f"{format_figure(core.low)} to {format_figure(core.high)}"
+    hours = f"{format_figure(core.value)} core hours per training ({span})"
+    lines = [f"# xcray plan: {hours}, {size.training.weights:,} weights. From {size.known}."]
+    api = size.pods["api"]
+    worker = size.pods.get("worker")
     lines += (
         [
-            "# mode cluster needs a Secret with PostgreSQL's address too: store.existingSecret (docs/kubernetes.md)"
+            "# mode cluster also needs a Secret with the URL of PostgreSQL: "
+            "store.existingSecret (docs/kubernetes.md)"
         ]
         if worker
         else []
     )
     lines += [
-        f"mode: {CLUSTER if worker else ALONE}",
+        f"mode: {CLUSTER if worker else ALL_IN_ONE}",
         "api:",
         f"  replicas: {api.number}",
         *resources(api),
     ]
     if worker:
-        lines += ["runner:", f"  maxRunningJobs: {jobs}", *resources(found.pods["runner"])]
+        lines += ["runner:", f"  maxRunningJobs: {jobs}", *resources(size.pods["runner"])]
     else:
         lines += ["runner:", f"  maxRunningJobs: {jobs}"]
-    lines += ["storage:", "  home:", f"    size: {gib(found.home, 'Gi')}"]
+    lines += ["storage:", "  home:", f"    size: {format_gib(size.home, 'Gi')}"]
     if worker:
-        head = found.pods["head"]
+        head = size.pods["head"]
         lines += [
             "ray:",
             "  enabled: true",
@@ -265,35 +307,40 @@ def values_of(found: Size, jobs: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def resources(pod: Pod) -> list[str]:
-    """Requests and limits of a pod, without a limit of cores: throttling shows in the slowest answers first."""
+def resources(pod: PodSize) -> list[str]:
+    """Return requests and limits of a pod, without a CPU limit: throttling raises tail latency."""
     requests = [
         "    requests:",
         f'      cpu: "{pod.cores}"',
-        f"      memory: {mebibytes(pod.memory)}",
+        f"      memory: {format_mebibytes(pod.memory)}",
     ]
-    return ["  resources:", *requests, "    limits:", f"      memory: {mebibytes(pod.limit)}"]
-
-
-def memory(pod: Pod, indent: int) -> list[str]:
-    """Memory of a Ray pod, and its part for objects."""
     return [
-        f"{' ' * indent}memory: {mebibytes(pod.memory)}",
-        f"{' ' * indent}objectStore: {mebibytes(pod.objects)}",
+        "  resources:",
+        *requests,
+        "    limits:",
+        f"      memory: {format_mebibytes(pod.limit)}",
     ]
 
 
-def mebibytes(n_bytes: int) -> str:
-    """As Kubernetes writes it, in whole steps: 1536Mi, 4Gi."""
-    whole = max(1, math.ceil(n_bytes / STEP)) * STEP
+def memory(pod: PodSize, indent: int) -> list[str]:
+    """Return the memory of a Ray pod and its share for objects."""
+    return [
+        f"{' ' * indent}memory: {format_mebibytes(pod.memory)}",
+        f"{' ' * indent}objectStore: {format_mebibytes(pod.objects)}",
+    ]
+
+
+def format_mebibytes(n_bytes: int) -> str:
+    """Format memory for Kubernetes in whole steps: 1536Mi, 4Gi."""
+    whole = max(1, math.ceil(n_bytes / MEMORY_STEP)) * MEMORY_STEP
     return f"{whole // GIB}Gi" if whole % GIB == 0 else f"{whole // MIB}Mi"
 
 
-def gib(n_bytes: int, unit: str = " GiB") -> str:
-    """With one digit for people, whole for Kubernetes."""
+def format_gib(n_bytes: int, unit: str = " GiB") -> str:
+    """Format GiB: with one digit, or as a whole number for Kubernetes."""
     return f"{math.ceil(n_bytes / GIB)}{unit}" if unit == "Gi" else f"{n_bytes / GIB:.1f}{unit}"
 
 
-def figure(value: float) -> str:
-    """A number in two digits that count."""
+def format_figure(value: float) -> str:
+    """Format a number with two significant digits."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.1g}"

@@ -1,4 +1,4 @@
-"""`xcray report` and `xcray timeline`: what a training did, as figures and pictures."""
+"""`xcray report` and `xcray timeline`: tables and plots of a training."""
 
 from __future__ import annotations
 
@@ -9,91 +9,96 @@ from typing import Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.training.train import show_measures
+from xcray.cli.training.train import print_measures
 from xcray.errors import NotFound
 
-Picture = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE", help="Draw it too, as a PNG.")
+PngOption = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="Also write a PNG plot.")
 ]
-OTHERS = ("lost", "duplicate", "stopped")
+OTHER_OUTCOMES = ("lost", "duplicate", "stopped")
 
 
 def report(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The folder for the pictures. [default: MODEL.report]"),
+        typer.Option("--out", "-o", help="Directory for the plots. [default: MODEL.report]"),
     ] = None,
-    beside: Annotated[
+    compare_with: Annotated[
         list[Path] | None,
         typer.Option(
             "--beside",
             metavar="MODEL",
-            help="The same training with another number of workers: draws scaling; repeat it.",
+            help="Model of the same training with another number of workers, for a scaling "
+            "plot. Repeatable.",
         ),
     ] = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Draw how a model was trained: measures and cost by label frequency, certificates, timeline; report.json, report.md."""
+    """Plot how a model was trained, and write report.json and report.md.
+
+    Plots: measures and cost by label frequency, certificates, timeline.
+    """
     from xcray.training.report.render import draw_report
 
     folder = out or model.resolve().with_name(f"{model.resolve().name}.report")
-    found = draw_report(model, folder, beside or ())
+    found = draw_report(model, folder, compare_with or ())
     if json:
-        output.emit({"folder": str(folder), **found})
+        output.print_json({"folder": str(folder), **found})
         return
-    show_measures({name: value for name, value in found["measures"].items() if value is not None})
+    print_measures({name: value for name, value in found["measures"].items() if value is not None})
     for name, file in found["pictures"].items():
-        output.say(f"{name:<14}{folder / file}")
+        output.print_line(f"{name:<14}{folder / file}")
     for name, reason in found["left_out"].items():
-        output.note(f"no picture {name}: {reason}")
-    output.say(f"{'page':<14}{folder / 'report.md'}")
+        output.print_note(f"no plot {name}: {reason}")
+    output.print_line(f"{'page':<14}{folder / 'report.md'}")
 
 
 def timeline(
     place: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR", help="A model directory, or the run directory of a training."
-        ),
+        typer.Argument(metavar="DIR", help="Model directory, or run directory of a training."),
     ],
-    png: Picture = None,
-    json: output.AsJson = False,
+    png: PngOption = None,
+    json: output.JsonOption = False,
 ) -> None:
-    """Which worker did what when, of a training here; for a job of a server: xcray jobs timeline."""
-    from xcray.training.report.timeline import document, read_timeline
+    """Show which worker of a local training did what and when.
+
+    For a job of a server use: xcray jobs timeline.
+    """
+    from xcray.training.report.timeline import read_timeline, timeline_document
 
     if not place.is_dir():
         raise NotFound(
-            f"there is no directory {place}; for a job of a server use: xcray jobs timeline"
+            f"directory {place} does not exist; for a job of a server use: xcray jobs timeline"
         )
-    told(document(read_timeline(place)), place.resolve().name, png, json)
+    print_timeline(timeline_document(read_timeline(place)), place.resolve().name, png, json)
 
 
-def told(found: Mapping[str, Any], name: str, png: Path | None, as_json: bool) -> None:
-    """A timeline's document: drawn when asked for, then for machines or for people."""
-    from xcray.training.report.timeline import note_of
+def print_timeline(document: Mapping[str, Any], name: str, png: Path | None, as_json: bool) -> None:
+    """Plot a timeline if requested, then print it as JSON or as a table."""
+    from xcray.training.report.timeline import describe_timeline
 
     if png is not None:
         from xcray.plots import draw_timeline
 
-        draw_timeline(png, found, name, note_of(found))
+        draw_timeline(png, document, name, describe_timeline(document))
     if as_json:
-        output.emit(found)
+        output.print_json(document)
         return
-    columns = ("batches", "classes", "busy", "share", *OTHERS)
+    columns = ("batches", "classes", "busy", "share", *OTHER_OUTCOMES)
     rows = [
-        [each["worker"], *(shown(column, each.get(column)) for column in columns)]
-        for each in found["workers"]
+        [each["worker"], *(format_worker_value(column, each.get(column)) for column in columns)]
+        for each in document["workers"]
     ]
-    output.table(["worker", "batches", "classes", "busy s", "busy %", *OTHERS], rows)
-    output.say(note_of(found))
+    output.print_table(["worker", "batches", "classes", "busy s", "busy %", *OTHER_OUTCOMES], rows)
+    output.print_line(describe_timeline(document))
     if png is not None:
-        output.say(str(png))
+        output.print_line(str(png))
 
 
-def shown(column: str, value: Any) -> Any:
-    """A figure of a worker."""
+def format_worker_value(column: str, value: Any) -> Any:
+    """Format one value of a worker."""
     return (
         f"{value:.1f}"
         if column == "busy"

@@ -1,4 +1,4 @@
-"""`xcray path`: the best lam, tau and C by a measure on held-out rows, and the model they make."""
+"""`xcray tune`: grid search over lam, tau and C on held-out rows."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.terminal.interrupt import resumable
-from xcray.cli.terminal.multi_value import Spreading
-from xcray.cli.terminal.progress import duration
-from xcray.cli.training.train import Parameters, percent, show_measures
+from xcray.cli.terminal.interrupt import resumable_run
+from xcray.cli.terminal.multi_value import MultiValueCommand
+from xcray.cli.terminal.progress import format_duration
+from xcray.cli.training.train import ParameterOption, format_percent, print_measures
 from xcray.errors import Conflict
 
 if TYPE_CHECKING:
-    from xcray.training.tuning.search import PathResult
+    from xcray.training.tuning.search import TuneResult
 
 
-class ByValues(Spreading):
-    """`--lam 0.1 0.01`."""
+class TuneCommand(MultiValueCommand):
+    """A command with `--lam 0.1 0.01`."""
 
-    SPREAD = frozenset({"--lam", "--tau", "--C"})
+    MULTI_VALUE_OPTIONS = frozenset({"--lam", "--tau", "--C"})
 
 
 def values_of(help: str) -> Any:
-    """An option that takes several numbers."""
+    """Return an option that takes several numbers."""
     return typer.Option(metavar="NUMBER...", help=help)
 
 
@@ -38,85 +38,88 @@ C = Annotated[
 ]
 
 
-def path(
+def tune(
     dataset: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="A data set directory, made by `xcray data build`."),
+        typer.Argument(metavar="DIR", help="Data set directory, see `xcray data build`."),
     ],
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="The folder to write: model/, path.json, path.arrow."),
-    ] = Path("path"),
+        typer.Option("--out", "-o", help="Directory to write: model/, path.json, path.arrow."),
+    ] = Path("tune"),
     lam: Lam = None,
     tau: Tau = None,
     c: C = None,
     select: Annotated[
         str,
         typer.Option(
-            metavar="P@1", help="The measure to choose by: P, recall, nDCG, PSP or PSnDCG, @k."
+            metavar="P@1", help="Measure to maximise: P, recall, nDCG, PSP or PSnDCG, @k."
         ),
     ] = "P@1",
     holdout: Annotated[
-        float, typer.Option(help="Share of the training rows to measure on, chosen by hash.")
+        float, typer.Option(help="Share of the training rows to evaluate on, chosen by hash.")
     ] = 0.2,
-    seed: Annotated[int, typer.Option(help="Another seed, other held-out rows.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the held-out rows.")] = 0,
     cold: Annotated[
         bool,
         typer.Option(
-            "--cold", help="Start every point from nothing, not from the nearest solved one."
+            "--cold", help="Start every point from zero, not from the nearest solved point."
         ),
     ] = False,
-    solver: Annotated[str, typer.Option(help="Which solver.")] = "ppdsparse",
-    param: Parameters = None,
+    solver: Annotated[str, typer.Option(help="Solver.")] = "ppdsparse",
+    param: ParameterOption = None,
     pool: Annotated[
-        str, typer.Option(help="serial, threads, or ray (where no point starts from another).")
+        str, typer.Option(help="Pool: serial, threads, or ray (without warm starts).")
     ] = "threads",
-    workers: Annotated[int, typer.Option(min=0, help="Workers; 0 means all cores.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where finished points are kept; the same one again resumes. [default: OUT.run]"
+            help="Directory for finished points; use it again to resume. [default: OUT.run]"
         ),
     ] = None,
-    json: output.AsJson = False,
+    json: output.JsonOption = False,
 ) -> None:
-    """Try all combinations, choose the best on held-out rows, train it on all: xcray path data --lam 0.1 0.01 --C 0.3 1 3"""
+    """Try all combinations, choose the best on held-out rows, and train it on all rows.
+
+    Example: xcray tune data --lam 0.1 0.01 --C 0.3 1 3
+    """
     if out.exists():
         raise Conflict(f"{out} exists already; choose another --out or remove it first")
     from xcray.training import TrainSpec
-    from xcray.training.tuning.search import PathSpec
+    from xcray.training.tuning.search import TuneSpec
 
     values = {
         "dataset": str(dataset),
         "solver": solver,
-        "params": output.assignments(param),
+        "params": output.parse_assignments(param),
         "pool": pool,
         "workers": workers,
     }
     grid = {name: tuple(given) for name, given in (("lam", lam), ("tau", tau), ("C", c)) if given}
-    spec = PathSpec(TrainSpec.from_dict(values), grid, select, holdout, seed, warm=not cold)
+    spec = TuneSpec(TrainSpec.from_dict(values), grid, select, holdout, seed, warm=not cold)
     kept = run_dir or out.with_name(f"{out.name}.run")
-    result = run(spec, out, kept, json)
+    result = run_search(spec, out, kept, json)
     if run_dir is None:
-        shutil.rmtree(kept, ignore_errors=True)  # ours, and of no use once the model is there
-    report(result, select, json)
+        shutil.rmtree(kept, ignore_errors=True)  # not needed once the model exists
+    print_result(result, select, json)
 
 
-def run(spec: Any, out: Path, kept: Path, quiet: bool) -> PathResult:
-    """Run the path with progress, stopping at Ctrl-C. Raises Stopped with the way to resume."""
-    from xcray.training.tuning.search import train_path
+def run_search(spec: Any, out: Path, kept: Path, quiet: bool) -> TuneResult:
+    """Run the search with progress and Ctrl-C handling. Raises Stopped with a hint to resume."""
+    from xcray.training.tuning.search import tune
 
-    with resumable(lambda: f"finished points are kept in {kept}", quiet) as (show, flag):
-        return train_path(spec, run_dir=kept, out=out, progress=show, stop=flag)
+    with resumable_run(lambda: f"finished points are kept in {kept}", quiet) as (show, flag):
+        return tune(spec, run_dir=kept, out=out, progress=show, stop=flag)
 
 
-def report(result: PathResult, select: str, as_json: bool) -> None:
-    """Say what came out: a row a point, the chosen one marked, and what it gives on the test part."""
+def print_result(result: TuneResult, select: str, as_json: bool) -> None:
+    """Print one row per point with the chosen one marked, and its measures on the test part."""
     if as_json:
-        told = {"path": str(result.path), "chosen": result.chosen, "points": result.points}
-        output.emit(
+        fields = {"path": str(result.path), "chosen": result.chosen, "points": result.points}
+        output.print_json(
             {
-                **told,
+                **fields,
                 "model": str(result.model.model_path),
                 "sha256": result.model.sha256,
                 "measures": result.model.measures,
@@ -127,14 +130,14 @@ def report(result: PathResult, select: str, as_json: bool) -> None:
     rows = [
         [
             *(point["params"][name] for name in names),
-            percent(point["measures"][select]),
+            format_percent(point["measures"][select]),
             point["nnz"],
             f"{point['certified']:,} of {point['classes']:,}",
-            duration(point["seconds"]),
+            format_duration(point["seconds"]),
             "chosen" if point["chosen"] else "",
         ]
         for point in result.points
     ]
-    output.table([*names, f"{select} held out", "weights", "certified", "took", ""], rows)
-    show_measures(result.model.measures)
-    output.say(f"model {result.model.model_path}, sha256 {result.model.sha256[:16]}")
+    output.print_table([*names, f"{select} held out", "weights", "certified", "took", ""], rows)
+    print_measures(result.model.measures)
+    output.print_line(f"model {result.model.model_path}, sha256 {result.model.sha256[:16]}")

@@ -1,7 +1,8 @@
-"""Bytes of a text file in blocks of whole lines: decompressed by suffix, sniffed, counted, capped.
+"""Text files as blocks of whole lines: decompressed by suffix, checked, with limits on size.
 
-At most one block and one unfinished line are in memory. What is no text is refused by what its first bytes look like:
-compressed without the suffix, an archive, UTF-16, carriage returns alone.
+Memory holds at most one block and one unfinished line. Files that are not UTF-8 text are refused by
+their first bytes: compressed without the suffix, an archive, UTF-16, or lines that end with CR
+alone.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xcray.data.readers.error_codes import mend
+from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.options import MIB, ReadOptions
 from xcray.errors import DataError, NotFound
 from xcray.storage.atomic import sha256_file
 
-BLOCK = 4 * MIB
-HEAD = 1 << 16  # bytes looked at before reading
-FREE = 64 * MIB  # decompressed bytes below which no expansion is suspicious
+BLOCK_BYTES = 4 * MIB
+HEAD_BYTES = 1 << 16  # bytes checked before reading
+FREE_GROWTH_BYTES = 64 * MIB  # decompressed bytes below which no expansion is suspicious
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-COMPRESSED = {
+COMPRESSED_MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\xfd7zXZ\x00": "xz",
@@ -31,8 +32,8 @@ COMPRESSED = {
     b"\x04\x22\x4d\x18": "lz4",
     b"\x1f\x9d": "compress",
 }
-ARCHIVES = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
-ARCHIVE_NAMES = (
+ARCHIVE_MAGIC = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
+ARCHIVE_SUFFIXES = (
     ".zip",
     ".tar",
     ".tgz",
@@ -44,12 +45,16 @@ ARCHIVE_NAMES = (
     ".tbz2",
     ".txz",
 )
-ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 BOM = b"\xef\xbb\xbf"
 
 
-class Block(NamedTuple):
-    """Whole lines of a file: the bytes, the number of the first line (from 1), and the file offset of the first byte."""
+class LineBlock(NamedTuple):
+    """Whole lines of a file.
+
+    data: the bytes; line: number of the first line, from 1; offset: file offset of the first
+    byte; ended: whether the last line has its newline.
+    """
 
     data: bytes
     line: int
@@ -60,9 +65,11 @@ class Block(NamedTuple):
 class Source:
     """A text file to be read once, line by line.
 
-    path: the file; its suffix .gz, .xz or .bz2 says that it is compressed. `name`: what errors call it, never a path.
-    text: whether the format is one of documents (then a zip is an archive; else it is just compressed).
-    by_row: whether places are told as rows from 0, because there are no lines.
+    path: the file; its suffix .gz, .xz or .bz2 marks compression. `name`: the base name shown
+    in errors, never a path.
+    text: whether the format holds documents. Then a zip file is an archive, otherwise it is
+    compression.
+    by_row: whether error positions are rows from 0, because the format has no lines.
     """
 
     def __init__(
@@ -73,91 +80,101 @@ class Source:
         self.text = text
         self.by_row = by_row
         self.name = self.path.name
-        self.too_long = "FIELD_TOO_LONG" if text else "LINE_TOO_LONG"
+        self.too_long_code = "FIELD_TOO_LONG" if text else "LINE_TOO_LONG"
 
     def error(self, code: str, problem: str, **details: Any) -> DataError:
-        """A DataError about this file; its hint is that of its code when none is given."""
-        details["hint"] = details.get("hint") or mend(code)
+        """Return a DataError about this file. Its hint defaults to the fix of its code."""
+        details["hint"] = details.get("hint") or default_fix(code)
         if self.by_row and "line" in details:
             details["row"] = details.pop("line")
         return DataError(code, problem, file=self.name, **details)
 
-    def blocks(self) -> Iterator[Block]:
-        """The lines of the file. Raises NotFound, or DataError for files that are no text or beyond the limits."""
+    def blocks(self) -> Iterator[LineBlock]:
+        """Yield the lines of the file in blocks.
+
+        Raises NotFound, and DataError for files that are not text or exceed the limits.
+        """
         self._check_file()
         pieces: list[bytes] = []
-        held, line, offset = 0, 1, 0  # the offset counts decompressed bytes
+        pending_bytes, line, offset = 0, 1, 0  # the offset counts decompressed bytes
         for chunk in self._chunks():
             cut = chunk.rfind(b"\n") + 1
             if cut:
                 data = b"".join([*pieces, chunk[:cut]])
                 self._check_lines(data, line)
                 self._check_binary(data, line, offset)
-                yield Block(data, line, offset, True)
+                yield LineBlock(data, line, offset, True)
                 line += data.count(b"\n")
                 offset += len(data)
-                pieces, held = [], 0
+                pieces, pending_bytes = [], 0
             if cut < len(chunk):
                 pieces.append(chunk[cut:])
-                held += len(chunk) - cut
-            if held > self.options.max_line_bytes:
-                raise self._long(line)
+                pending_bytes += len(chunk) - cut
+            if pending_bytes > self.options.max_line_bytes:
+                raise self._too_long_error(line)
         if pieces:
             data = b"".join(pieces)
             self._check_binary(data, line, offset)
-            yield Block(data, line, offset, False)
+            yield LineBlock(data, line, offset, False)
 
     def _chunks(self) -> Iterator[bytes]:
-        """Decompressed bytes as they come, without byte order mark, within the limits on growth."""
+        """Yield decompressed bytes without byte order mark.
+
+        Raises DataError beyond the growth limits.
+        """
         opener = OPENERS.get(self.path.suffix.lower())
         total, size = 0, self.path.stat().st_size
         try:
             with (opener or open)(self.path, "rb") as handle:
-                head = handle.read(HEAD)
-                self._sniff(head)
+                head = handle.read(HEAD_BYTES)
+                self._check_head(head)
                 chunk = head.removeprefix(BOM)
                 while head:
                     total += len(head)
                     if opener and total > min(
-                        self.options.max_decompressed, max(FREE, size * self.options.max_expansion)
+                        self.options.max_decompressed,
+                        max(FREE_GROWTH_BYTES, size * self.options.max_expansion),
                     ):
-                        raise self._bomb(total, size)
+                        raise self._growth_error(total, size)
                     if chunk:
                         yield chunk
-                    head = chunk = handle.read(BLOCK)
+                    head = chunk = handle.read(BLOCK_BYTES)
         except FileNotFoundError:
             raise NotFound(f"there is no file {self.name}") from None
         except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-            raise self._damaged(error) from None
+            raise self._corrupt_error(error) from None
         except OSError as error:
-            if error.errno is None:  # bz2 says it this way
-                raise self._damaged(error) from None
+            if error.errno is None:  # errors of bz2 have no errno
+                raise self._corrupt_error(error) from None
             raise
 
     def _check_file(self) -> None:
-        """Existence, archive names, and what the sender declared about size and checksum."""
+        """Check that the file exists, is not an archive, and matches its declared size and hash."""
         if not self.path.is_file():
             raise NotFound(f"there is no file {self.name}")
         lower = self.name.lower()
-        if lower.endswith(ARCHIVE_NAMES):
+        if lower.endswith(ARCHIVE_SUFFIXES):
             raise self.error(
-                "ARCHIVE_REFUSED", "archives are not read", hint="unpack it and give one file"
+                "ARCHIVE_REFUSED", "archives are not supported", hint="unpack it and give one file"
             )
         if lower.endswith((".zst", ".lz4", ".z")):
             raise self.error(
                 "COMPRESSED",
-                "this compression is not read",
+                "this compression is not supported",
                 hint="decompress it, or use .gz, .xz or .bz2",
             )
         self.check_declared()
 
     def check_declared(self) -> None:
-        """Compare the file with the size and checksum that its sender declared. Raises DataError UPLOAD_TRUNCATED."""
-        wanted, size = self.options.expected_bytes, self.path.stat().st_size
-        if wanted is not None and size != wanted:
+        """Compare the file with the size and checksum that the sender declared.
+
+        Raises DataError UPLOAD_TRUNCATED.
+        """
+        expected, size = self.options.expected_bytes, self.path.stat().st_size
+        if expected is not None and size != expected:
             raise self.error(
                 "UPLOAD_TRUNCATED",
-                f"the file has {size} bytes, {wanted} were declared",
+                f"the file has {size} bytes, {expected} were declared",
                 hint="send it again",
             )
         if self.options.expected_sha256 not in (
@@ -170,23 +187,23 @@ class Source:
                 hint="send it again",
             )
 
-    def _sniff(self, head: bytes) -> None:
-        """Refuse what is not UTF-8 text with line feeds, by its first bytes."""
-        if head.startswith(ZIP):
-            raise self._zip(head)
+    def _check_head(self, head: bytes) -> None:
+        """Raise DataError by the first bytes unless they look like UTF-8 text with line feeds."""
+        if head.startswith(ZIP_MAGIC):
+            raise self._zip_error(head)
         if head.startswith(b"PAR1\x15"):
             raise self.error(
                 "FORMAT_MISMATCH", "looks like Parquet", hint="read it with format=parquet"
             )
-        for magic, kind in COMPRESSED.items():
+        for magic, kind in COMPRESSED_MAGIC.items():
             if head.startswith(magic):
                 raise self.error(
                     "COMPRESSED",
-                    f"looks like {kind}, but its name does not say so",
+                    f"looks like {kind}, but its name lacks the suffix",
                     hint="decompress it, or use .gz, .xz or .bz2",
                 )
         kind = next(
-            (k for magic, k in ARCHIVES.items() if head.startswith(magic)),
+            (k for magic, k in ARCHIVE_MAGIC.items() if head.startswith(magic)),
             "tar" if head[257:262] == b"ustar" else "",
         )
         if kind:
@@ -210,8 +227,11 @@ class Source:
                 hint="convert line ends to LF: tr '\\r' '\\n'",
             )
 
-    def _zip(self, head: bytes) -> DataError:
-        """The error for zip bytes: a spreadsheet, an archive, or just compressed, by the format that was asked for."""
+    def _zip_error(self, head: bytes) -> DataError:
+        """Return the error for zip bytes.
+
+        They are a spreadsheet, an archive, or compression, depending on the format.
+        """
         if b"[Content_Types].xml" in head or b"xl/" in head:
             return self.error(
                 "FORMAT_MISMATCH", "looks like a spreadsheet (zip/xlsx)", hint="export it as CSV"
@@ -222,33 +242,33 @@ class Source:
             )
         return self.error("COMPRESSED", "looks like zip", hint="unpack it and give one file")
 
-    def _bomb(self, total: int, size: int) -> DataError:
-        """The error for a file that grows too much."""
+    def _growth_error(self, total: int, size: int) -> DataError:
+        """Return the error for a file that grows too much when decompressed."""
         return self.error(
             "DECOMPRESSED_LIMIT",
-            f"{size} bytes grew to more than {total - BLOCK} when decompressed",
+            f"{size} bytes grew to more than {total - BLOCK_BYTES} when decompressed",
             hint="decompress it yourself, or raise max_decompressed and max_expansion",
         )
 
-    def _damaged(self, error: Exception) -> DataError:
-        """The error for compressed bytes that end early or make no sense."""
+    def _corrupt_error(self, error: Exception) -> DataError:
+        """Return the error for compressed bytes that are truncated or invalid."""
         return self.error(
             "COMPRESSED_CORRUPT",
             f"can't be decompressed: {error or type(error).__name__}",
             hint="send it again, or decompress it",
         )
 
-    def _long(self, line: int) -> DataError:
-        """The error for a line beyond the limit."""
+    def _too_long_error(self, line: int) -> DataError:
+        """Return the error for a line beyond the limit."""
         return self.error(
-            self.too_long,
+            self.too_long_code,
             f"the line is longer than {self.options.max_line_bytes} bytes",
             line=line,
-            hint="is the file one line? if lines may be so long, raise max_line_bytes",
+            hint="check the line ends; if this is intended, raise max_line_bytes",
         )
 
     def _check_binary(self, data: bytes, line: int, offset: int) -> None:
-        """Raise BINARY_DATA with its place when there is a zero byte."""
+        """Raise BINARY_DATA with its position if there is a zero byte."""
         at = data.find(b"\0")
         if at >= 0:
             line += data.count(b"\n", 0, at)
@@ -262,15 +282,18 @@ class Source:
             )
 
     def _check_lines(self, data: bytes, line: int) -> None:
-        """No line of a block is beyond the limit; only blocks larger than the limit can hold one."""
+        """Raise DataError if a line of a block is beyond the limit.
+
+        Only blocks larger than the limit can hold such a line.
+        """
         if len(data) <= self.options.max_line_bytes:
             return
         for i, text in enumerate(data.split(b"\n")):
             if len(text) > self.options.max_line_bytes:
-                raise self._long(line + i)
+                raise self._too_long_error(line + i)
 
 
 def _every_other_zero(head: bytes) -> bool:
-    """Whether ASCII letters alternate with zero bytes, as in UTF-16 without a mark."""
+    """Whether ASCII letters alternate with zero bytes, as in UTF-16 without a byte order mark."""
     part = head[:256]
     return len(part) >= 8 and any(part) and not (any(part[0::2]) and any(part[1::2]))

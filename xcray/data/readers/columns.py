@@ -1,6 +1,7 @@
-"""Columns to rows: texts, sparse rows as two columns of lists, dense rows as one; every row that is none is told, with its fault.
+"""Arrow columns to rows: texts, sparse rows (two list columns), dense rows (one list column).
 
-All of it is arithmetic on whole columns; only rows with faults are looked at one by one.
+The work is arithmetic on whole columns. Invalid rows are reported with an error code; only they are
+handled one by one.
 """
 
 from __future__ import annotations
@@ -15,104 +16,114 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Int64, csr
 
-Fault: TypeAlias = Callable[
-    [int, str, str, str | None], None
-]  # row of the slice, code, problem, value
+# row of the slice, code, problem, value
+RowErrorFn: TypeAlias = Callable[[int, str, str, str | None], None]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
-def texts_of(columns: Sequence[pa.Array], fault: Fault) -> tuple[list[str], Mask]:
-    """Texts of columns of strings, joined by blanks, and which rows have one. Faults: NULL_VALUE, ENCODING."""
-    kept = np.ones(len(columns[0]), np.bool_)
-    found = [_strings(column, kept, fault) for column in columns]
-    out = []
-    for i, parts in enumerate(zip(*found, strict=True)):
-        if kept[i] and None in parts:
-            kept[i] = False
-            fault(i, "NULL_VALUE", "the text is null", None)
-        elif kept[i]:
-            out.append(" ".join(parts))
-    return out, kept
+def read_texts(columns: Sequence[pa.Array], report: RowErrorFn) -> tuple[list[str], Mask]:
+    """Return the texts of string columns, joined by blanks, and which rows have one.
 
-
-def sparse_rows(indices: pa.Array, values: pa.Array, width: int, fault: Fault) -> tuple[CSR, Mask]:
-    """Rows (n x width) of two columns of lists, and which rows are sound; indices may come in any order within a row.
-
-    Faults: NULL_VALUE, ROW_LENGTHS, INDEX_RANGE, DUP_INDEX, NOT_FINITE.
+    Errors: NULL_VALUE, ENCODING.
     """
-    kept = np.ones(len(indices), np.bool_)
-    (i_len, i_flat, i_null), (v_len, v_flat, v_null) = lists_of(indices), lists_of(values)
-    drop_nulls(kept, "indices", indices, i_len, i_null, fault)
-    drop_nulls(kept, "values", values, v_len, v_null, fault)
-    for row in np.flatnonzero(kept & (i_len != v_len)).tolist():
-        kept[row] = False
-        fault(
-            row, "ROW_LENGTHS", f"{i_len[row]} indices and {v_len[row]} values: give as many", None
+    valid = np.ones(len(columns[0]), np.bool_)
+    texts = [_strings(column, valid, report) for column in columns]
+    out = []
+    for i, parts in enumerate(zip(*texts, strict=True)):
+        if valid[i] and None in parts:
+            valid[i] = False
+            report(i, "NULL_VALUE", "the text is null", None)
+        elif valid[i]:
+            out.append(" ".join(parts))
+    return out, valid
+
+
+def sparse_rows(
+    indices: pa.Array, values: pa.Array, width: int, report: RowErrorFn
+) -> tuple[CSR, Mask]:
+    """Return rows (n x width) of two list columns, and which rows are valid.
+
+    Indices can come in any order within a row. Errors: NULL_VALUE, ROW_LENGTHS, INDEX_RANGE,
+    DUP_INDEX, NOT_FINITE.
+    """
+    valid = np.ones(len(indices), np.bool_)
+    (i_len, i_flat, i_null), (v_len, v_flat, v_null) = flatten_lists(indices), flatten_lists(values)
+    drop_nulls(valid, "indices", indices, i_len, i_null, report)
+    drop_nulls(valid, "values", values, v_len, v_null, report)
+    for row in np.flatnonzero(valid & (i_len != v_len)).tolist():
+        valid[row] = False
+        report(
+            row,
+            "ROW_LENGTHS",
+            f"{i_len[row]} indices and {v_len[row]} values: give one value per index",
+            None,
         )
     row_of = _rows(i_len)
-    written = _of_kept(i_flat, row_of, kept)
-    numbers = _float32(_of_kept(v_flat, row_of if kept.all() else _rows(v_len), kept))
-    row_of = _of_kept(row_of, row_of, kept)
-    for row, at in firsts(
-        row_of, (written < 0) | (written >= width)
-    ):  # as written: uint64 may be beyond int64
-        kept[row] = False
-        fault(
+    written = _entries_of_rows(i_flat, row_of, valid)
+    numbers = _float32(_entries_of_rows(v_flat, row_of if valid.all() else _rows(v_len), valid))
+    row_of = _entries_of_rows(row_of, row_of, valid)
+    # compare with the original type: uint64 can be beyond int64
+    for row, at in first_bad_entries(row_of, (written < 0) | (written >= width)):
+        valid[row] = False
+        report(
             row,
             "INDEX_RANGE",
-            f"index {written[at]}: there are features 0 to {width - 1}",
+            f"index {written[at]} is not from 0 to {width - 1}",
             str(written[at]),
         )
     columns = written.astype(np.int64)
-    columns, numbers, row_of = _ordered(columns, numbers, row_of, kept)
+    columns, numbers, row_of = _sort_entries(columns, numbers, row_of, valid)
     twice = np.zeros(len(columns), np.bool_)
     twice[1:] = (columns[1:] == columns[:-1]) & (row_of[1:] == row_of[:-1])
-    for row, at in firsts(row_of, twice):
-        kept[row] = False
-        fault(row, "DUP_INDEX", f"index {columns[at]} is given twice", str(columns[at]))
-    for row, at in firsts(row_of, ~np.isfinite(numbers)):
-        if kept[row]:
-            kept[row] = False
-            fault(
+    for row, at in first_bad_entries(row_of, twice):
+        valid[row] = False
+        report(row, "DUP_INDEX", f"index {columns[at]} is given twice", str(columns[at]))
+    for row, at in first_bad_entries(row_of, ~np.isfinite(numbers)):
+        if valid[row]:
+            valid[row] = False
+            report(
                 row,
                 "NOT_FINITE",
                 f"the value of feature {columns[at]} is not a finite number of float32",
                 str(numbers[at]),
             )
-    columns, numbers, row_of = (_of_kept(each, row_of, kept) for each in (columns, numbers, row_of))
-    return _matrix(row_of, columns, numbers, kept, width), kept
+    columns, numbers, row_of = (
+        _entries_of_rows(each, row_of, valid) for each in (columns, numbers, row_of)
+    )
+    return _matrix(row_of, columns, numbers, valid, width), valid
 
 
-def dense_rows(values: pa.Array, width: int, fault: Fault) -> tuple[CSR, Mask]:
-    """Rows (n x width) of a column of lists that hold all features, and which rows are sound; zeros are not stored.
+def dense_rows(values: pa.Array, width: int, report: RowErrorFn) -> tuple[CSR, Mask]:
+    """Return rows (n x width) of a column of full-length lists, and which rows are valid.
 
-    Faults: NULL_VALUE, DIM, NOT_FINITE.
+    Zeros are not stored. Errors: NULL_VALUE, DIM, NOT_FINITE.
     """
-    kept = np.ones(len(values), np.bool_)
-    lengths, flat, null = lists_of(values)
-    drop_nulls(kept, "values", values, lengths, null, fault)
-    for row in np.flatnonzero(kept & (lengths != width)).tolist():
-        kept[row] = False
-        fault(
+    valid = np.ones(len(values), np.bool_)
+    lengths, flat, null = flatten_lists(values)
+    drop_nulls(valid, "values", values, lengths, null, report)
+    for row in np.flatnonzero(valid & (lengths != width)).tolist():
+        valid[row] = False
+        report(
             row,
             "DIM",
-            f"{lengths[row]} values where there are {width} features: give all, or indices with them",
+            f"{lengths[row]} values where there are {width} features: give all values, "
+            "or indices as well",
             None,
         )
-    numbers = _float32(flat[kept[_rows(lengths)]]).reshape(-1, width)
-    place = np.flatnonzero(kept)
+    numbers = _float32(flat[valid[_rows(lengths)]]).reshape(-1, width)
+    place = np.flatnonzero(valid)
     for at in np.flatnonzero(~np.isfinite(numbers).all(axis=1)):
-        kept[place[at]] = False
+        valid[place[at]] = False
         column = int(np.flatnonzero(~np.isfinite(numbers[at]))[0])
         problem = f"the value of feature {column} is not a finite number of float32"
-        fault(int(place[at]), "NOT_FINITE", problem, str(numbers[at, column]))
-    numbers, place = numbers[kept[place]], place[kept[place]]
+        report(int(place[at]), "NOT_FINITE", problem, str(numbers[at, column]))
+    numbers, place = numbers[valid[place]], place[valid[place]]
     rows, columns = np.nonzero(numbers)
-    return _matrix(place[rows], columns, numbers[rows, columns], kept, width), kept
+    return _matrix(place[rows], columns, numbers[rows, columns], valid, width), valid
 
 
-def _strings(column: pa.Array, kept: Mask, fault: Fault) -> list[str | None]:
-    """A column of strings as Python's; those that are not UTF-8 are dropped."""
+def _strings(column: pa.Array, valid: Mask, report: RowErrorFn) -> list[str | None]:
+    """Return a column of strings as a Python list; rows that are not UTF-8 are reported."""
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
@@ -122,14 +133,17 @@ def _strings(column: pa.Array, kept: Mask, fault: Fault) -> list[str | None]:
                 out.append(column[i].as_py())
             except UnicodeDecodeError as error:
                 out.append("")
-                if kept[i]:
-                    kept[i] = False
-                    fault(i, "ENCODING", f"the text is not UTF-8 at byte {error.start}", None)
+                if valid[i]:
+                    valid[i] = False
+                    report(i, "ENCODING", f"the text is not UTF-8 at byte {error.start}", None)
         return out
 
 
-def lists_of(column: pa.Array) -> tuple[Int64, NDArray[Any], Mask]:
-    """Lengths of lists (n,), 0 for null ones; their entries end to end, 0 for null ones; and which entries are null."""
+def flatten_lists(column: pa.Array) -> tuple[Int64, NDArray[Any], Mask]:
+    """Return list lengths (n,), their entries end to end, and which entries are null.
+
+    The length of a null list and the value of a null entry are 0.
+    """
     lengths = (
         pc.fill_null(pc.list_value_length(column), 0)
         .to_numpy(zero_copy_only=False)
@@ -146,34 +160,34 @@ def lists_of(column: pa.Array) -> tuple[Int64, NDArray[Any], Mask]:
 
 
 def drop_nulls(
-    kept: Mask, name: str, column: pa.Array, lengths: Int64, null: Mask, fault: Fault
+    valid: Mask, name: str, column: pa.Array, lengths: Int64, null: Mask, report: RowErrorFn
 ) -> None:
-    """Drop rows whose list is null, or holds a null."""
+    """Mark rows as invalid whose list is null or holds a null."""
     for row in (
-        np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False) & kept).tolist()
+        np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False) & valid).tolist()
         if column.null_count
         else ()
     ):
-        kept[row] = False
-        fault(row, "NULL_VALUE", f"the list of {name} is null", None)
-    for row, _ in firsts(_rows(lengths), null) if null.any() else ():
-        if kept[row]:
-            kept[row] = False
-            fault(row, "NULL_VALUE", f"the list of {name} holds a null", None)
+        valid[row] = False
+        report(row, "NULL_VALUE", f"the list of {name} is null", None)
+    for row, _ in first_bad_entries(_rows(lengths), null) if null.any() else ():
+        if valid[row]:
+            valid[row] = False
+            report(row, "NULL_VALUE", f"the list of {name} holds a null", None)
 
 
 def _rows(lengths: Int64) -> Int64:
-    """The row of each entry of lists of these lengths."""
+    """Return the row of each entry of lists with these lengths."""
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
-def _of_kept(entries: NDArray[Any], row_of: Int64, kept: Mask) -> NDArray[Any]:
-    """The entries whose row is kept; as they are when all are."""
-    return entries if kept.all() else entries[kept[row_of]]
+def _entries_of_rows(entries: NDArray[Any], row_of: Int64, valid: Mask) -> NDArray[Any]:
+    """Return the entries of valid rows, without a copy if all rows are valid."""
+    return entries if valid.all() else entries[valid[row_of]]
 
 
-def firsts(row_of: Int64, bad: Mask) -> list[tuple[int, int]]:
-    """Each row with a bad entry, and where the first of them is."""
+def first_bad_entries(row_of: Int64, bad: Mask) -> list[tuple[int, int]]:
+    """Return each row with a bad entry, and the position of its first bad entry."""
     if not bad.any():
         return []
     at = np.flatnonzero(bad)
@@ -182,23 +196,25 @@ def firsts(row_of: Int64, bad: Mask) -> list[tuple[int, int]]:
 
 
 def _float32(values: NDArray[Any]) -> Float32:
-    """Numbers as float32; too large ones become infinite, and are found as such."""
+    """Return numbers as float32. Too large ones become infinite and are reported later."""
     with np.errstate(over="ignore"):
         return values.astype(np.float32, copy=False)
 
 
-def _ordered(
-    columns: Int64, numbers: Float32, row_of: Int64, kept: Mask
+def _sort_entries(
+    columns: Int64, numbers: Float32, row_of: Int64, valid: Mask
 ) -> tuple[Int64, Float32, Int64]:
-    """Entries of the rows kept, ascending within a row."""
-    columns, numbers, row_of = (_of_kept(each, row_of, kept) for each in (columns, numbers, row_of))
+    """Return the entries of valid rows, ascending within each row."""
+    columns, numbers, row_of = (
+        _entries_of_rows(each, row_of, valid) for each in (columns, numbers, row_of)
+    )
     if ((np.diff(columns) < 0) & (np.diff(row_of) == 0)).any():
         order = np.lexsort((columns, row_of))
         columns, numbers = columns[order], numbers[order]
     return columns, numbers, row_of
 
 
-def _matrix(row_of: Int64, columns: Any, numbers: Float32, kept: Mask, width: int) -> CSR:
-    """The rows kept as a matrix; entries come by row."""
-    lengths = np.bincount(row_of, minlength=len(kept))[kept]
+def _matrix(row_of: Int64, columns: Any, numbers: Float32, valid: Mask, width: int) -> CSR:
+    """Return the valid rows as a matrix; entries are ordered by row."""
+    lengths = np.bincount(row_of, minlength=len(valid))[valid]
     return csr(np.concatenate([[0], np.cumsum(lengths)]), columns, numbers, width)

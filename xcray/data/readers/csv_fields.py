@@ -1,4 +1,4 @@
-"""Fields of CSV (RFC 4180: quotes, doubled inside) and of TSV (no quotes), with the line each row begins on."""
+"""Fields of CSV (RFC 4180: quotes, doubled inside) and of TSV (no quotes), with line numbers."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from xcray.data.readers.blocks import Source
-from xcray.data.readers.error_log import Tally
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.lines import TextLine, text_lines
 from xcray.errors import DataError
 
 
 class Fields(NamedTuple):
-    """The fields of one row, and the line it begins on."""
+    """The fields of one row, and the number of its first line."""
 
     values: list[str]
     line: int
 
 
-def read_fields(source: Source, tally: Tally, delimiter: str, quoted: bool) -> Iterator[Fields]:
-    """Rows of a table; a row may run over several lines when a quoted field does. Blank lines are no rows.
+def read_fields(
+    source: Source, collector: ErrorCollector, delimiter: str, quoted: bool
+) -> Iterator[Fields]:
+    """Yield the rows of a table.
 
-    Bad rows are told to the tally; a quote that is never closed, or too late, ends the reading, with the line it was opened on.
+    A row spans several lines if a quoted field does. Blank lines are not rows. Bad rows are
+    added to the collector. A quote that is never closed, or closed beyond the limit, ends the
+    reading with the line where it was opened.
     """
     limit = source.options.max_field_bytes
-    row: _Row | None = None
-    for line in text_lines(source, tally):
+    row: _QuotedRow | None = None
+    for line in text_lines(source, collector):
         if row is None and not line.text:
             continue
         try:
@@ -34,7 +38,7 @@ def read_fields(source: Source, tally: Tally, delimiter: str, quoted: bool) -> I
                 values = line.text.split(delimiter)
                 complete, start = True, line.number
             else:
-                row = row or _Row(source, delimiter, line.number)
+                row = row or _QuotedRow(source, delimiter, line.number)
                 complete = row.feed(line)
                 values, start = row.values, row.start
             if complete:
@@ -49,47 +53,46 @@ def read_fields(source: Source, tally: Tally, delimiter: str, quoted: bool) -> I
                 yield Fields(values, start)
         except DataError as error:
             if row is not None and error.code == "FIELD_TOO_LONG":
-                raise  # where its row ends nobody knows
+                raise  # the end of its row is unknown
             row = None
-            tally.bad(error)
+            collector.add(error)
     if row is not None:
-        raise row.unclosed()
+        raise row.unclosed_error()
 
 
-class _Row:
-    """A row in the making: fields that are complete, and the pieces of a quoted one that is still open."""
+class _QuotedRow:
+    """A row under construction: its complete fields, and the pieces of an open quoted field."""
 
     def __init__(self, source: Source, delimiter: str, start: int) -> None:
         self.source = source
         self.delimiter = delimiter
         self.start = start
         self.values: list[str] = []
-        self.open: io.StringIO | None = (
-            None  # its pieces; as strings of their own they would take twenty times the memory
-        )
-        self.opened = (start, 1)
-        self.held = 0
+        # one buffer: separate strings per line would take twenty times the memory
+        self.open: io.StringIO | None = None
+        self.opened_at = (start, 1)
+        self.n_chars = 0
 
     def feed(self, line: TextLine) -> bool:
-        """Take one more line; whether the row is complete."""
+        """Add one more line, and return whether the row is complete."""
         pos: int | None = 0
         while pos is not None:
             if self.open is not None:
-                pos = self._close(line, pos, self.open)
+                pos = self._read_quoted(line, pos, self.open)
                 if pos is None:
                     return False
                 if pos > len(line.text):
                     return True
             elif line.text.startswith('"', pos):
-                self.open, self.opened, self.held = io.StringIO(), (line.number, pos + 1), 0
+                self.open, self.opened_at, self.n_chars = io.StringIO(), (line.number, pos + 1), 0
                 pos += 1
             else:
-                pos = self._plain(line, pos)
+                pos = self._read_plain(line, pos)
         return True
 
-    def unclosed(self) -> DataError:
-        """The error for a quote that is never closed."""
-        line, column = self.opened
+    def unclosed_error(self) -> DataError:
+        """Return the error for a quote that is never closed."""
+        line, column = self.opened_at
         return self.source.error(
             "CSV_QUOTE",
             "the quote opened here is never closed",
@@ -98,8 +101,8 @@ class _Row:
             hint='close it with "',
         )
 
-    def _plain(self, line: TextLine, pos: int) -> int | None:
-        """Take a field without quotes; where the next one begins, if any."""
+    def _read_plain(self, line: TextLine, pos: int) -> int | None:
+        """Read a field without quotes, and return the start of the next one, if any."""
         end = line.text.find(self.delimiter, pos)
         field = line.text[pos:] if end < 0 else line.text[pos:end]
         if '"' in field:
@@ -118,18 +121,22 @@ class _Row:
         self.values.append(field)
         return None if end < 0 else end + 1
 
-    def _close(self, line: TextLine, pos: int, pieces: io.StringIO) -> int | None:
-        """Take text up to the closing quote: None when it is not on this line, else the place after the delimiter."""
+    def _read_quoted(self, line: TextLine, pos: int, pieces: io.StringIO) -> int | None:
+        """Read text up to the closing quote.
+
+        Returns the position after the delimiter, or None if the quote is not closed on this
+        line.
+        """
         text = line.text
         end = text.find('"', pos)
         while end >= 0 and text.startswith('"', end + 1):
             end = text.find('"', end + 2)
         piece = text[pos:] + "\n" if end < 0 else text[pos:end]
         pieces.write(piece)
-        self.held += len(piece)
-        if self.held > self.source.options.max_field_bytes:
-            limit, (number, column) = self.source.options.max_field_bytes, self.opened
-            hint = "is the quote that opens it closed? else raise max_field_bytes"
+        self.n_chars += len(piece)
+        if self.n_chars > self.source.options.max_field_bytes:
+            limit, (number, column) = self.source.options.max_field_bytes, self.opened_at
+            hint = "close its opening quote, or raise max_field_bytes"
             raise self.source.error(
                 "FIELD_TOO_LONG",
                 f"a field is longer than {limit} bytes",

@@ -1,6 +1,6 @@
-"""Every code that reading data can end with: what it means, and how to mend it where the place says nothing better.
+"""Catalogue of data error codes, each with its meaning and a default fix.
 
-The table of docs/formats.md is this one, which a test compares.
+A test compares docs/formats.md with this table.
 """
 
 from __future__ import annotations
@@ -8,184 +8,206 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 
-class Code(NamedTuple):
-    """What a code means, and the mend, both for people."""
+class ErrorCode(NamedTuple):
+    """Meaning of a code, and how to fix the error."""
 
     meaning: str
-    mend: str
+    fix: str
 
 
 FILES: Final = {
-    "ARCHIVE_REFUSED": Code("an archive of files", "unpack it and give one file"),
-    "BINARY_DATA": Code(
-        "a zero byte in a text file", "is this a text file? name the format that it has"
+    "ARCHIVE_REFUSED": ErrorCode("the file is an archive", "unpack it and give one file"),
+    "BINARY_DATA": ErrorCode(
+        "a zero byte in a text file", "check that it is a text file; give its actual format"
     ),
-    "CHANGED": Code(
-        "the file was written to while it was read", "begin again when nobody writes to it"
+    "CHANGED": ErrorCode(
+        "the file was changed while it was read", "try again when no process writes to it"
     ),
-    "COMPRESSED": Code(
-        "looks compressed, and its name does not say so", "decompress it, or use .gz, .xz or .bz2"
+    "COMPRESSED": ErrorCode(
+        "the file is compressed, but its name lacks the suffix",
+        "decompress it, or use .gz, .xz or .bz2",
     ),
-    "COMPRESSED_CORRUPT": Code("can't be decompressed", "send it again, or decompress it"),
-    "DECOMPRESSED_LIMIT": Code(
-        "grows too much when unpacked",
+    "COMPRESSED_CORRUPT": ErrorCode(
+        "the file can't be decompressed", "send it again, or decompress it"
+    ),
+    "DECOMPRESSED_LIMIT": ErrorCode(
+        "the file grows too much when unpacked",
         "unpack it yourself, or raise max_decompressed and max_expansion",
     ),
-    "EMPTY_FILE": Code("no row in it", "give a file with at least one row"),
-    "ENCODING": Code("not UTF-8", "save the file as UTF-8"),
-    "FORMAT_MISMATCH": Code("looks like another format", "name the format that it has"),
-    "LINE_ENDING": Code("a CR where a line should end", "convert line ends to LF: tr '\\r' '\\n'"),
-    "LINE_TOO_LONG": Code(
-        "a line beyond max_line_bytes",
-        "is the file one line? if lines may be so long, raise max_line_bytes",
+    "EMPTY_FILE": ErrorCode("the file has no rows", "give a file with at least one row"),
+    "ENCODING": ErrorCode("text that is not UTF-8", "save the file as UTF-8"),
+    "FORMAT_MISMATCH": ErrorCode("the file looks like another format", "give its actual format"),
+    "LINE_ENDING": ErrorCode(
+        "a CR where a line should end", "convert line ends to LF: tr '\\r' '\\n'"
     ),
-    "UPLOAD_TRUNCATED": Code(
-        "not the bytes that were declared, or cut inside a value", "send the file again"
+    "LINE_TOO_LONG": ErrorCode(
+        "a line longer than max_line_bytes",
+        "check the line ends; if this is intended, raise max_line_bytes",
+    ),
+    "UPLOAD_TRUNCATED": ErrorCode(
+        "the file differs from its declared size or hash, or ends inside a value",
+        "send the file again",
     ),
 }
 LINES: Final = {
-    "DIM_LIMIT": Code(
-        "an id beyond max_features or max_labels", "if that is meant, raise the limit"
+    "DIM_LIMIT": ErrorCode(
+        "an id beyond max_features or max_labels", "if this is intended, raise the limit"
     ),
-    "LABEL_EMPTY": Code(
-        "an empty label", "give a label between separators, and none after the last one"
+    "LABEL_EMPTY": ErrorCode(
+        "an empty label", "write a label between separators, and no separator after the last label"
     ),
-    "LABEL_MISSING": Code(
-        "a line begins with a feature", "begin the line with a blank when it has no labels"
+    "LABEL_MISSING": ErrorCode(
+        "a line begins with a feature", "if the line has no labels, begin it with a blank"
     ),
-    "LABEL_NOT_INT": Code(
-        "a label that is no whole number", "labels are whole numbers 0, 1, ... separated by ','"
+    "LABEL_NOT_INT": ErrorCode(
+        "a label is not a whole number", "write labels as whole numbers 0, 1, ... separated by ','"
     ),
-    "LABEL_RANGE": Code(
-        "a label below 0, or not below K", "labels are 0, 1, ..., K - 1; n_labels tells K"
+    "LABEL_RANGE": ErrorCode(
+        "a label is below 0, or not below K", "use labels 0, 1, ..., K - 1, or set K with n_labels"
     ),
-    "SVM_BAD_INDEX": Code(
-        "an index that is no whole number",
-        "write features as index:value, the index in ASCII digits",
+    "SVM_BAD_INDEX": ErrorCode(
+        "an index is not a whole number", "write features as index:value, the index in ASCII digits"
     ),
-    "SVM_BAD_VALUE": Code("a value that is no number", "write decimal numbers as 1, -0.5 or 2e-3"),
-    "SVM_BLANK_LINE": Code(
-        "a blank line between rows", "remove it; a row without labels and features is not kept"
+    "SVM_BAD_VALUE": ErrorCode(
+        "a value is not a number", "write decimal numbers such as 1, -0.5 or 2e-3"
     ),
-    "SVM_DUP_INDEX": Code("an index twice in a row", "give each index once in a row"),
-    "SVM_INDEX_RANGE": Code(
-        "an index below the first feature, or above the last", "correct it, or tell n_features"
+    "SVM_BLANK_LINE": ErrorCode(
+        "a blank line between rows", "remove it; rows without labels and features are not stored"
     ),
-    "SVM_NOT_FINITE": Code(
-        "nan, inf, or beyond float32", "leave the feature out, or write a finite number"
+    "SVM_DUP_INDEX": ErrorCode("an index occurs twice in a row", "write each index once per row"),
+    "SVM_INDEX_RANGE": ErrorCode(
+        "an index is below the first feature, or above the last", "correct it, or set n_features"
     ),
-    "SVM_NO_COLON": Code(
-        "a feature without colon",
+    "SVM_NOT_FINITE": ErrorCode(
+        "a value is nan, inf, or too large for float32",
+        "leave the feature out, or write a finite number",
+    ),
+    "SVM_NO_COLON": ErrorCode(
+        "a feature without a colon",
         "write features as index:value, labels first and separated by ','",
     ),
-    "SVM_QID": Code("ranking data (qid)", "remove the qid fields"),
+    "SVM_QID": ErrorCode("ranking data (qid)", "remove the qid fields"),
 }
 XC: Final = {
-    "ROW_MISMATCH": Code(
-        "two files with other numbers of rows", "give the two files of the same rows"
+    "ROW_MISMATCH": ErrorCode(
+        "two files with different numbers of rows", "give the two files of the same rows"
     ),
-    "SPLIT_RANGE": Code(
-        "a split file names no row, or one twice",
-        "give each row number from 1 to N at most once, one a line",
+    "SPLIT_RANGE": ErrorCode(
+        "a split file has an invalid or repeated row number",
+        "write each row number from 1 to N at most once, one per line",
     ),
-    "XC_HEADER_FIELDS": Code(
-        "a header of more or fewer numbers",
+    "XC_HEADER_FIELDS": ErrorCode(
+        "a header with too many or too few numbers",
         "begin the file with one line 'N D K': rows, features, labels",
     ),
-    "XC_HEADER_LIMIT": Code(
-        "a header that claims more than the limits",
+    "XC_HEADER_LIMIT": ErrorCode(
+        "a header with numbers beyond the limits",
         "correct it, or raise max_rows, max_features, max_labels",
     ),
-    "XC_HEADER_NOT_INT": Code(
-        "a header with something else than whole numbers", "write the counts in digits: 1000 500 20"
+    "XC_HEADER_NOT_INT": ErrorCode(
+        "a header with a field that is not a whole number",
+        "write the counts in digits: 1000 500 20",
     ),
-    "XC_HEADER_RANGE": Code(
+    "XC_HEADER_RANGE": ErrorCode(
         "a header with a count below 1",
         "write the counts of rows, features and labels, each at least 1",
     ),
-    "XC_HEADER_TWICE": Code(
-        "a second header", "two files joined? give them apart, or remove the inner header"
+    "XC_HEADER_TWICE": ErrorCode(
+        "a second header",
+        "if two files were joined, give them separately, or remove the inner header",
     ),
-    "XC_NO_HEADER": Code("no header", "read it with format=svmlight, or add the header"),
-    "XC_ROW_COUNT": Code(
-        "other rows than the header tells", "is the file cut short? else correct the header 'N D K'"
+    "XC_NO_HEADER": ErrorCode(
+        "the header is missing", "read it with format=svmlight, or add the header"
+    ),
+    "XC_ROW_COUNT": ErrorCode(
+        "the number of rows differs from the header",
+        "check that the file is complete, or correct the header 'N D K'",
     ),
 }
 TEXTS: Final = {
-    "CSV_FIELDS": Code(
-        "a row with other fields than the header", "put a field with a delimiter inside in quotes"
+    "CSV_FIELDS": ErrorCode(
+        "a row with more or fewer fields than the header",
+        "put a field that contains the delimiter in quotes",
     ),
-    "CSV_HEADER": Code(
+    "CSV_HEADER": ErrorCode(
         "a header with an empty, repeated or missing name",
-        "give each field a name, and those that are asked for",
+        "give each field a unique name, and add the required fields",
     ),
-    "CSV_ONE_COLUMN": Code(
-        "another delimiter", "read it with delimiter=';', or whatever stands between fields"
+    "CSV_ONE_COLUMN": ErrorCode(
+        "a file with another delimiter", "read it with delimiter=';', or its actual delimiter"
     ),
-    "CSV_QUOTE": Code(
+    "CSV_QUOTE": ErrorCode(
         "a quote that is not closed, or in a wrong place",
         'quote the field and double quotes inside: "5"" disk"',
     ),
-    "EMPTY_TEXT": Code("a text of nothing", "remove the record, or skip bad ones"),
-    "FIELD_MISSING": Code(
-        "a field or column that is not there", "name the fields with text_fields and label_field"
+    "EMPTY_TEXT": ErrorCode("an empty text", "remove the record, or skip bad records"),
+    "FIELD_MISSING": ErrorCode(
+        "a missing field or column", "name the fields with text_fields and label_field"
     ),
-    "FIELD_TOO_LONG": Code(
-        "a field beyond max_field_bytes",
-        "is the quote that opens it closed? else raise max_field_bytes",
+    "FIELD_TOO_LONG": ErrorCode(
+        "a field longer than max_field_bytes", "close its opening quote, or raise max_field_bytes"
     ),
-    "FIELD_TYPE": Code(
-        "a field of another type", "write texts as strings, labels as a list of strings"
+    "FIELD_TYPE": ErrorCode(
+        "a field of a wrong type", "write texts as strings, labels as a list of strings"
     ),
-    "JSON_DEPTH": Code("nested too deeply", "write one flat object a line"),
-    "JSON_DUP_KEY": Code("a name twice in an object", "give each name once"),
-    "JSON_INVALID": Code("not JSON", "write one object a line, as a JSON library writes it"),
-    "LABEL_DUPLICATE": Code("a label named twice in the file of names", "give each name once"),
-    "LABEL_UNKNOWN": Code("a label that the file of names lacks", "add it there"),
+    "JSON_DEPTH": ErrorCode("JSON that is nested too deeply", "write one flat object per line"),
+    "JSON_DUP_KEY": ErrorCode("a name occurs twice in an object", "write each name once"),
+    "JSON_INVALID": ErrorCode(
+        "a line that is not valid JSON", "write one object per line, with a JSON library"
+    ),
+    "LABEL_DUPLICATE": ErrorCode("a label occurs twice in the names file", "write each name once"),
+    "LABEL_UNKNOWN": ErrorCode("a label that the names file lacks", "add it to that file"),
 }
 PARQUET: Final = {
-    "DIM": Code(
+    "DIM": ErrorCode(
         "a dense row of another length",
-        "give a value for every feature, or indices with the values",
+        "write a value for every feature, or add a column of indices",
     ),
-    "DUP_INDEX": Code("an index twice in a row", "give each index once in a row"),
-    "INDEX_RANGE": Code(
-        "an index below 0, or not below D", "indices are 0, 1, ..., D - 1; n_features tells D"
+    "DUP_INDEX": ErrorCode("an index occurs twice in a row", "write each index once per row"),
+    "INDEX_RANGE": ErrorCode(
+        "an index is below 0, or not below D",
+        "use indices 0, 1, ..., D - 1, or set D with n_features",
     ),
-    "NOT_FINITE": Code(
-        "nan, inf, or beyond float32", "leave the entry out, or write a finite number"
+    "NOT_FINITE": ErrorCode(
+        "a value is nan, inf, or too large for float32",
+        "leave the entry out, or write a finite number",
     ),
-    "NULL_VALUE": Code("a null", "leave the row out, or write an empty list"),
-    "PARQUET_CODEC": Code("compressed in an unknown way", "write it with zstd, snappy or none"),
-    "PARQUET_COLUMN": Code(
-        "a column that is not there, or twice", "name columns by text_fields, label_field"
+    "NULL_VALUE": ErrorCode("a null value", "leave the row out, or write an empty list"),
+    "PARQUET_CODEC": ErrorCode("an unsupported compression", "write it with zstd, snappy or none"),
+    "PARQUET_COLUMN": ErrorCode(
+        "a missing or repeated column", "name columns with text_fields and label_field"
     ),
-    "PARQUET_CORRUPT": Code(
-        "a page that can't be read, or has another checksum",
-        "write the file again, and send it whole",
+    "PARQUET_CORRUPT": ErrorCode(
+        "a page that can't be read, or has a wrong checksum",
+        "write the file again, and send the complete file",
     ),
-    "PARQUET_ENCRYPTED": Code("encrypted", "write it without encryption"),
-    "PARQUET_INVALID": Code(
-        "too small, or a footer that does not fit", "write the file again, and send it whole"
+    "PARQUET_ENCRYPTED": ErrorCode("an encrypted file", "write it without encryption"),
+    "PARQUET_INVALID": ErrorCode(
+        "a file that is too small, or has an invalid footer",
+        "write the file again, and send the complete file",
     ),
-    "PARQUET_LIMIT": Code(
+    "PARQUET_LIMIT": ErrorCode(
         "a footer, schema or nesting beyond the limits",
-        "write the columns that are needed alone, in row groups of some ten thousand rows",
+        "write only the needed columns, in row groups of some ten thousand rows",
     ),
-    "PARQUET_TRUNCATED": Code("no footer at the end", "write the file again, and send it whole"),
-    "PARQUET_TYPE": Code(
-        "a column of another type", "cast the column to the type that is expected"
+    "PARQUET_TRUNCATED": ErrorCode(
+        "no footer at the end", "write the file again, and send the complete file"
     ),
-    "ROW_LENGTHS": Code("other numbers of indices and of values", "give as many indices as values"),
-    "SCHEMA_MISMATCH": Code(
-        "two files whose columns are read otherwise", "give both files the same columns and types"
+    "PARQUET_TYPE": ErrorCode(
+        "a column of an unsupported type", "cast the column to the expected type"
+    ),
+    "ROW_LENGTHS": ErrorCode(
+        "different numbers of indices and values in a row", "write one value per index"
+    ),
+    "SCHEMA_MISMATCH": ErrorCode(
+        "two files with different column layouts", "give both files the same columns and types"
     ),
 }
 SETS: Final = {
-    "DIM_MISMATCH": Code(
-        "two parts of other widths", "read both with the same n_features and n_labels"
+    "DIM_MISMATCH": ErrorCode(
+        "two parts of different widths", "read both with the same n_features and n_labels"
     ),
-    "NO_POSITIVES": Code("no row has a label", "give at least one row a label"),
+    "NO_POSITIVES": ErrorCode("no row has a label", "give at least one row a label"),
 }
 GROUPS: Final = {
     "Files": FILES,
@@ -195,9 +217,9 @@ GROUPS: Final = {
     "Parquet": PARQUET,
     "Whole sets": SETS,
 }
-CODES: Final = {code: told for group in GROUPS.values() for code, told in group.items()}
+CODES: Final = {code: entry for group in GROUPS.values() for code, entry in group.items()}
 
 
-def mend(code: str) -> str | None:
-    """How to mend what a code stands for; None for codes that are not of this table."""
-    return CODES[code].mend if code in CODES else None
+def default_fix(code: str) -> str | None:
+    """Return the default fix of a code; None for codes that are not in this table."""
+    return CODES[code].fix if code in CODES else None

@@ -1,4 +1,4 @@
-"""What went wrong while reading: the first errors kept, all counted, and what was odd but readable."""
+"""Collection of errors and warnings while a file is read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from xcray.errors import DataError
 
 
 class DataErrors(DataError):
-    """Several lines can't be read. It stands for its first error and tells how many there are; `.errors` lists them."""
+    """Several lines could not be read.
+
+    Its attributes are those of the first error, and the message gives the count. `.errors`
+    lists all.
+    """
 
     def __init__(self, errors: Sequence[DataError], more: bool = False) -> None:
-        """errors: at least one, in file order; more: whether reading stopped before the end of the file."""
+        """Initialise from errors in file order.
+
+        errors: at least one; more: whether reading stopped before the end of the file.
+        """
         first = errors[0]
         places = "lines" if first.row is None else "rows"
         others = (
@@ -36,51 +43,61 @@ class DataErrors(DataError):
         self.details["errors"] = [error.as_dict() for error in errors]
 
 
-class Tally:
-    """The account of one reading, filled while the rows go by.
+class ErrorCollector:
+    """Errors, warnings and counts of one reading, updated while rows are read.
 
-    file: base name of what is read. errors: the first `keep`; n_bad: bad lines; n_rows: good rows; warnings: a count of
-    each kind of oddness. n_features, n_labels: widths seen so far, or told by a header; n_entries, n_positives: stored
-    features and labels.
-    skip: go on after a bad line (to leave it out, or just to count).
+    file: base name of the input. errors: the first `max_errors`; n_bad: bad lines; n_rows: good
+    rows; warnings: count per kind. n_features, n_labels: widths so far, or from a header;
+    n_entries, n_positives: stored features and labels.
+    skip_bad: continue after bad lines (to leave them out, or only to count them).
     """
 
-    def __init__(self, keep: int = 20, skip: bool = False) -> None:
-        self.keep = keep
-        self.skip = skip
+    def __init__(self, max_errors: int = 20, skip_bad: bool = False) -> None:
+        self.max_errors = max_errors
+        self.skip_bad = skip_bad
         self.file: str | None = None
         self.errors: list[DataError] = []
         self.warnings: Counter[str] = Counter()
         self.n_bad = self.n_rows = self.n_entries = self.n_positives = 0
         self.n_features = self.n_labels = 0
 
-    def bad(self, error: DataError) -> None:
-        """Count a bad line; raises DataErrors when enough are collected and they are not to be skipped."""
+    def add(self, error: DataError) -> None:
+        """Count a bad line.
+
+        Raises DataErrors once `max_errors` are collected, unless bad lines are skipped.
+        """
         self.n_bad += 1
-        if len(self.errors) < self.keep:
+        if len(self.errors) < self.max_errors:
             self.errors.append(error)
-        if not self.skip and len(self.errors) == self.keep:
+        if not self.skip_bad and len(self.errors) == self.max_errors:
             raise DataErrors(self.errors, more=True)
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
-        """While reading: an error that ends the reading comes after the bad lines already found, not in their place."""
+    def reading(self) -> Iterator[None]:
+        """Wrap the reading of a file.
+
+        If an error ends the reading, the bad lines collected before are raised together
+        with it.
+        """
         try:
             yield
         except DataErrors:
             raise
         except DataError as error:
-            if self.errors and not self.skip:
+            if self.errors and not self.skip_bad:
                 raise DataErrors([*self.errors, error]) from error
             raise
 
-    def close(self) -> None:
-        """The end of the file: raise DataErrors for the errors collected, unless they are to be skipped."""
-        if self.errors and not self.skip:
+    def raise_errors(self) -> None:
+        """Raise DataErrors for the collected errors, unless bad lines are skipped.
+
+        Call it at the end of the file.
+        """
+        if self.errors and not self.skip_bad:
             raise DataErrors(self.errors)
 
     def as_dict(self) -> dict[str, Any]:
-        """Skipped lines, the first reasons, and warnings, JSON-ready, for a manifest."""
+        """Return skipped lines, the first reasons, and warnings, JSON-ready, for a manifest."""
         return {
             "skipped": self.n_bad,
             "skipped_reasons": [error.as_dict() for error in self.errors],

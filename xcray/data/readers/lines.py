@@ -1,4 +1,4 @@
-"""Decoded lines of a text file: UTF-8 or an error with its place, never a silent replacement."""
+"""Decoded lines of a text file: UTF-8, or an error with its position; bytes are never replaced."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from xcray.data.readers.blocks import Source
-from xcray.data.readers.error_log import Tally
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.errors import DataError
 
 
@@ -17,8 +17,12 @@ class TextLine(NamedTuple):
     number: int
 
 
-def text_lines(source: Source, tally: Tally) -> Iterator[TextLine]:
-    """Every line of the file; lines that are no UTF-8 are told to the tally and left out. A CR inside a line is text."""
+def text_lines(source: Source, collector: ErrorCollector) -> Iterator[TextLine]:
+    """Yield every line of the file.
+
+    Lines that are not UTF-8 are added to the collector and left out. A CR inside a line is
+    text.
+    """
     for block in source.blocks():
         lines = block.data.split(b"\n")
         if block.ended:
@@ -26,14 +30,14 @@ def text_lines(source: Source, tally: Tally) -> Iterator[TextLine]:
         offset = block.offset
         for i, line in enumerate(lines):
             number = block.line + i
-            text = _decoded(source, line.removesuffix(b"\r"), number, offset, tally)
+            text = _decode(source, line.removesuffix(b"\r"), number, offset, collector)
             offset += len(line) + 1
             if text is not None:
                 yield TextLine(text, number)
 
 
-def lone_cr(source: Source, number: int, text: str) -> DataError | None:
-    """The error for a line that can't be read because a CR stands where a line should end; None when there is no CR."""
+def lone_cr_error(source: Source, number: int, text: str) -> DataError | None:
+    """Return the error for an unreadable line with a CR in it; None without CR."""
     at = text.find("\r")
     if at < 0:
         return None
@@ -48,23 +52,25 @@ def lone_cr(source: Source, number: int, text: str) -> DataError | None:
     )
 
 
-def _decoded(source: Source, line: bytes, number: int, offset: int, tally: Tally) -> str | None:
-    """The text of a line, or None when it has none."""
+def _decode(
+    source: Source, line: bytes, number: int, offset: int, collector: ErrorCollector
+) -> str | None:
+    """Return the text of a line; None after adding the error if it is not UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        found = (
+        shown = (
             line[error.start : error.start + 8].decode("latin-1").encode("unicode_escape").decode()
         )
         column = len(line[: error.start].decode("utf-8")) + 1
         problem = f"not UTF-8 at offset {offset + error.start}"
-        tally.bad(
+        collector.add(
             source.error(
                 "ENCODING",
                 problem,
                 line=number,
                 column=column,
-                value=found,
+                value=shown,
                 hint="save the file as UTF-8",
             )
         )

@@ -1,4 +1,4 @@
-"""Everything a reader may be told, in one frozen dataclass; what is not told has a safe default."""
+"""Options of all readers in one frozen dataclass with safe defaults."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 from xcray.errors import ParameterError
 
 MIB = 1 << 20
-MAX_INDEX = 2**31 - 2  # the largest 0-based index: ids are int32, and one more must fit as a width
+# largest 0-based index: ids are int32, and the width must fit as well
+MAX_INDEX = 2**31 - 2
 SEQUENCES = ("text_fields", "columns")
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How to read a file, and how much of it to believe. Fields that do not concern a format are ignored by it.
+    """How to read a file, and the limits on its size.
 
-    Raises ParameterError for values out of range.
+    A format ignores fields that do not apply to it. Raises ParameterError for values out of
+    range.
     """
 
     zero_based: bool = field(
@@ -32,17 +34,18 @@ class ReadOptions:
         default=None, metadata={"help": "number of labels; a label id beyond it is an error"}
     )
     labels_file: str | None = field(
-        default=None, metadata={"help": "xc: labels in a file of their own, header 'N K'"}
+        default=None, metadata={"help": "xc: separate label file with header 'N K'"}
     )
     text_fields: tuple[str, ...] = field(
-        default=("text",), metadata={"help": "fields joined by blanks to the text"}
+        default=("text",), metadata={"help": "fields that form the text, joined by blanks"}
     )
-    label_field: str = field(default="labels", metadata={"help": "field that holds the labels"})
+    label_field: str = field(default="labels", metadata={"help": "field with the labels"})
     id_field: str | None = field(
-        default=None, metadata={"help": "field that holds the document's id; else its row number"}
+        default=None, metadata={"help": "field with the document's id; default: its row number"}
     )
     label_separator: str = field(
-        default="|", metadata={"help": "between labels in one field; blanks around them go"}
+        default="|",
+        metadata={"help": "separator of labels in one field; blanks around labels are removed"},
     )
     label_ids: bool = field(
         default=False, metadata={"help": "labels are whole numbers 0, 1, ... and not names"}
@@ -54,36 +57,37 @@ class ReadOptions:
         default=(), metadata={"help": "csv, tsv: names of the fields of a file without header"}
     )
     delimiter: str | None = field(
-        default=None, metadata={"help": "between fields; default ',' for csv, a tab for tsv"}
+        default=None, metadata={"help": "separator of fields; default: ',' for csv, a tab for tsv"}
     )
     skip_bad: bool = field(
         default=False,
-        metadata={"help": "leave bad lines out and count them, instead of refusing the file"},
+        metadata={"help": "leave out bad lines and count them, instead of refusing the file"},
     )
     max_errors: int = field(
         default=20,
         metadata={"help": "errors collected before reading stops; with skip_bad: reasons kept"},
     )
-    max_line_bytes: int = field(default=64 * MIB, metadata={"help": "longest line"})
-    max_field_bytes: int = field(default=16 * MIB, metadata={"help": "longest field of csv, tsv"})
+    max_line_bytes: int = field(default=64 * MIB, metadata={"help": "maximum bytes of a line"})
+    max_field_bytes: int = field(
+        default=16 * MIB, metadata={"help": "csv, tsv: maximum bytes of a field"}
+    )
     max_features: int = field(
-        default=1 << 25, metadata={"help": "largest D; the transpose takes 8 bytes for each"}
+        default=1 << 25, metadata={"help": "maximum D; the transpose takes 8 bytes per feature"}
     )
-    max_labels: int = field(default=1 << 25, metadata={"help": "largest K"})
-    max_rows: int = field(
-        default=10**9, metadata={"help": "largest number of rows a header may claim"}
-    )
+    max_labels: int = field(default=1 << 25, metadata={"help": "maximum K"})
+    max_rows: int = field(default=10**9, metadata={"help": "maximum number of rows in a header"})
     max_decompressed: int = field(
-        default=1 << 36, metadata={"help": "bytes a compressed file may grow to"}
+        default=1 << 36, metadata={"help": "maximum bytes of a file after decompression"}
     )
     max_expansion: int = field(
-        default=250, metadata={"help": "times a compressed file may grow, once past 64 MiB"}
+        default=250, metadata={"help": "maximum growth factor of a compressed file beyond 64 MiB"}
     )
     expected_bytes: int | None = field(
-        default=None, metadata={"help": "size the sender declared; less is a cut upload"}
+        default=None,
+        metadata={"help": "size declared by the sender; another size is a truncated upload"},
     )
     expected_sha256: str | None = field(
-        default=None, metadata={"help": "SHA-256 the sender declared"}
+        default=None, metadata={"help": "SHA-256 declared by the sender"}
     )
 
     def __post_init__(self) -> None:
@@ -107,7 +111,8 @@ class ReadOptions:
                 raise ParameterError(f"{f.name} is {getattr(self, f.name)!r}; it must be a string")
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise ParameterError(
-                f"delimiter is {self.delimiter!r}; it must be one character, not a quote or line end"
+                f"delimiter is {self.delimiter!r}; it must be one character, "
+                "not a quote or line end"
             )
         if not self.label_separator:
             raise ParameterError(
@@ -118,21 +123,25 @@ class ReadOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReadOptions:
-        """Options from JSON. Raises ParameterError for unknown names and values out of range."""
+        """Return the options for a JSON object.
+
+        Raises ParameterError for unknown names and values out of range.
+        """
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
             raise ParameterError(
-                f"there is no reading option {unknown[0]!r}; there are {', '.join(sorted(known))}"
+                f"there is no reading option {unknown[0]!r}; "
+                f"the options are {', '.join(sorted(known))}"
             )
-        made: dict[str, Any] = {
+        parsed: dict[str, Any] = {
             name: _sequence(name, value) if name in SEQUENCES else value
             for name, value in values.items()
         }
-        return cls(**made)
+        return cls(**parsed)
 
     def as_dict(self) -> dict[str, Any]:
-        """The options that differ from their defaults, JSON-ready."""
+        """Return the options that differ from their defaults, JSON-ready."""
         default = asdict(ReadOptions())
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 
@@ -153,7 +162,7 @@ LIMITS = (
 
 
 def _sequence(name: str, value: Any) -> tuple[str, ...]:
-    """A tuple of names from a list, or from one string with commas."""
+    """Return a tuple of names from a list, or from one string with commas."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):

@@ -1,8 +1,9 @@
-"""A Parquet file opened with care: what it is no reader has to believe, what Arrow says of it in our words.
+"""Opening a Parquet file that is not trusted.
 
-Looked at before Arrow is: the magic at both ends, and the length of the footer. The footer's claims (columns, row groups, sizes
-when unpacked) are compared with limits before a page is read. Pages with checksums are verified. Extension types are read as what
-they are stored as, and the schema that Arrow keeps beside Parquet's own loads nothing.
+The magic bytes at both ends and the length of the footer are checked before Arrow opens the file.
+The footer's claims (columns, row groups, unpacked sizes) are compared with limits before a page is
+read. Pages with checksums are verified. Extension types are read as their storage type. The Arrow
+schema stored in the file's metadata loads no code. Arrow's errors become DataErrors.
 """
 
 from __future__ import annotations
@@ -18,30 +19,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from xcray.data.readers.blocks import FREE, Source
-from xcray.data.readers.error_codes import mend
+from xcray.data.readers.blocks import FREE_GROWTH_BYTES, Source
+from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet_footer import Footer, read_footer
 from xcray.errors import DataError, NotFound, excerpt
 
-BUFFER: Final = 1 << 20  # bytes read ahead of a column
-MAX_FOOTER: Final = 16 << 20  # bytes; a footer is read whole
-MAX_NODES: Final = 20_000  # columns, row groups: entries of one list in the footer
-MAX_STRING: Final = 16 << 20  # bytes of one string in the footer
-MAGIC, SEALED = b"PAR1", b"PARE"
-KINDS: Final = (  # words of Arrow -> code, sentence, mend; the first that fits
+BUFFER_BYTES: Final = 1 << 20  # bytes read ahead of a column
+MAX_FOOTER_BYTES: Final = 16 << 20  # a footer is read into memory
+MAX_NODES: Final = 20_000  # entries of one list in the footer: columns, row groups
+MAX_STRING_BYTES: Final = 16 << 20  # bytes of one string in the footer
+MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
+# marks in Arrow's message -> code, problem, fix; the first match counts
+ARROW_ERRORS: Final = (
     (("decrypt", "encrypt"), "PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption"),
     (
         ("codec", "compression"),
         "PARQUET_CODEC",
-        "its compression is not known here",
+        "its compression is not supported",
         "write it with zstd, snappy or none",
     ),
     (
         ("deeply nested", "exceeded size limit", "MaxMessageSize"),
         "PARQUET_LIMIT",
-        "its schema or footer is larger than is read",
-        "write the columns that are needed alone, in row groups of some ten thousand rows",
+        "its schema or footer exceeds the limits",
+        "write only the needed columns, in row groups of some ten thousand rows",
     ),
 )
 
@@ -49,11 +51,12 @@ KINDS: Final = (  # words of Arrow -> code, sentence, mend; the first that fits
 def open_parquet(
     path: Path | str, options: ReadOptions | None = None, strings: Sequence[str] = ()
 ) -> pq.ParquetFile:
-    """The file, its footer read and found within the limits; memory follows the bytes that are there.
+    """Open a file after checking that its footer is within the limits.
 
-    strings: columns that shall be read as dictionaries, where a string that is there a million times is held once.
-    Raises NotFound; DataError: PARQUET_INVALID, PARQUET_TRUNCATED, PARQUET_ENCRYPTED, PARQUET_CORRUPT, PARQUET_CODEC,
-    PARQUET_LIMIT, FORMAT_MISMATCH; what Arrow finds later, `told` says.
+    Memory is bounded by the bytes in the file. strings: columns to read as dictionaries, so
+    that a repeated string is held once. Raises NotFound; DataError: PARQUET_INVALID,
+    PARQUET_TRUNCATED, PARQUET_ENCRYPTED, PARQUET_CORRUPT, PARQUET_CODEC, PARQUET_LIMIT,
+    FORMAT_MISMATCH. Wrap later reads in `translate_arrow_errors`.
     """
     path = Path(path)
     if not path.is_file():
@@ -61,24 +64,24 @@ def open_parquet(
     if options is not None:
         Source(path, options).check_declared()
     _check_ends(path)
-    footer_of(path)
-    with told(path.name):
-        file = _opened(path, [])
+    load_footer(path)
+    with translate_arrow_errors(path.name):
+        file = _open_file(path, [])
         if not strings:
             return file
         with file:
             leaves = [file.metadata.schema.column(i) for i in range(file.metadata.num_columns)]
-            kept = [
+            dictionaries = [
                 leaf.path
                 for leaf in leaves
                 if leaf.physical_type == "BYTE_ARRAY" and leaf.path.split(".")[0] in strings
             ]
-        return _opened(path, kept)
+        return _open_file(path, dictionaries)
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
-    """What Arrow says of a file's bytes as a DataError: the first line of its words, without paths."""
+def translate_arrow_errors(name: str) -> Iterator[None]:
+    """Raise errors of Arrow as DataErrors with the first line of their message, without paths."""
     try:
         yield
     except (
@@ -91,22 +94,25 @@ def told(name: str) -> Iterator[None]:
     ) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        words = str(error).splitlines()[0] if str(error) else type(error).__name__
-        for marks, code, sentence, hint in KINDS:
-            if any(mark.lower() in words.lower() for mark in marks):
-                raise DataError(code, sentence, file=name, value=_bare(words), hint=hint) from None
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        for marks, code, sentence, hint in ARROW_ERRORS:
+            if any(mark.lower() in message.lower() for mark in marks):
+                raise DataError(
+                    code, sentence, file=name, value=_without_paths(message), hint=hint
+                ) from None
         raise DataError(
             "PARQUET_CORRUPT",
-            f"can't be read: {excerpt(_bare(words))}",
+            f"can't be read: {excerpt(_without_paths(message))}",
             file=name,
-            hint=mend("PARQUET_INVALID") or "",
+            hint=default_fix("PARQUET_INVALID") or "",
         ) from None
 
 
 def check_slice(batch: pa.RecordBatch) -> None:
-    """See that a slice holds what it says: Arrow decodes a page without comparing its codes with the dictionary they point into.
+    """Check the values of a slice.
 
-    Raises pa.ArrowException, which `told` puts into words.
+    Arrow decodes a page without comparing its codes with the size of their dictionary. Raises
+    pa.ArrowException, which `translate_arrow_errors` translates.
     """
     batch.validate(full=False)
     for column in batch.columns:
@@ -120,11 +126,14 @@ def check_slice(batch: pa.RecordBatch) -> None:
             if ends["min"] is not None and not 0 <= ends["min"] <= ends["max"] < len(
                 values.dictionary
             ):
-                raise pa.ArrowIndexError("a value lies beyond its dictionary")
+                raise pa.ArrowIndexError("a value is outside its dictionary")
 
 
-def footer_of(path: Path) -> Footer:
-    """What the footer claims, within the limits. Raises DataError PARQUET_CORRUPT, PARQUET_ENCRYPTED, PARQUET_LIMIT."""
+def load_footer(path: Path) -> Footer:
+    """Return the footer's claims, within the limits.
+
+    Raises DataError PARQUET_CORRUPT, PARQUET_ENCRYPTED, PARQUET_LIMIT.
+    """
     with open(path, "rb") as handle:
         handle.seek(-8, os.SEEK_END)
         size = struct.unpack("<I", handle.read(4))[0]
@@ -134,43 +143,50 @@ def footer_of(path: Path) -> Footer:
         footer = read_footer(data, MAX_NODES)
     except ValueError as error:
         raise DataError(
-            "PARQUET_CORRUPT", str(error), file=path.name, hint=mend("PARQUET_CORRUPT")
+            "PARQUET_CORRUPT", str(error), file=path.name, hint=default_fix("PARQUET_CORRUPT")
         ) from None
     except OverflowError as error:
         raise DataError(
-            "PARQUET_LIMIT", str(error), file=path.name, hint=mend("PARQUET_LIMIT")
+            "PARQUET_LIMIT", str(error), file=path.name, hint=default_fix("PARQUET_LIMIT")
         ) from None
     if footer.encrypted:
         raise DataError(
-            "PARQUET_ENCRYPTED", "it is encrypted", file=path.name, hint=mend("PARQUET_ENCRYPTED")
+            "PARQUET_ENCRYPTED",
+            "it is encrypted",
+            file=path.name,
+            hint=default_fix("PARQUET_ENCRYPTED"),
         )
     return footer
 
 
-def check_grown(grown: int, name: str, options: ReadOptions, size: int) -> None:
-    """Refuse unpacked bytes beyond the limits of a file of `size` bytes. Raises DataError DECOMPRESSED_LIMIT."""
-    limit = min(options.max_decompressed, max(FREE, size * options.max_expansion))
-    if grown > limit:
+def check_unpacked_size(n_bytes: int, name: str, options: ReadOptions, size: int) -> None:
+    """Raise DataError DECOMPRESSED_LIMIT if a file of `size` bytes unpacks to too many bytes."""
+    limit = min(options.max_decompressed, max(FREE_GROWTH_BYTES, size * options.max_expansion))
+    if n_bytes > limit:
         problem = f"{size} bytes grow to more than {limit} when unpacked"
-        hint = "write it without dictionaries and compression, or raise max_decompressed and max_expansion"
+        hint = (
+            "write it without dictionaries and compression, "
+            "or raise max_decompressed and max_expansion"
+        )
         raise DataError("DECOMPRESSED_LIMIT", problem, file=name, hint=hint)
 
 
-def _opened(path: Path, dictionaries: Sequence[str]) -> pq.ParquetFile:
-    """The file as Arrow opens it; its reading goes through `told`."""
+def _open_file(path: Path, dictionaries: Sequence[str]) -> pq.ParquetFile:
+    """Open a file with Arrow; reads of it go through `translate_arrow_errors`."""
+    # without this, Arrow reads whole column chunks, which can be as large as the file
     return pq.ParquetFile(
         path,
-        pre_buffer=False,  # else whole column chunks are read ahead: they may be as large as the file
-        buffer_size=BUFFER,
+        pre_buffer=False,
+        buffer_size=BUFFER_BYTES,
         page_checksum_verification=True,
-        thrift_string_size_limit=MAX_STRING,
+        thrift_string_size_limit=MAX_STRING_BYTES,
         thrift_container_size_limit=MAX_NODES,
         read_dictionary=list(dictionaries),
     )
 
 
 def _check_ends(path: Path) -> None:
-    """The magic at both ends, and a footer that fits in between and in the limits."""
+    """Check the magic bytes at both ends and the size of the footer."""
 
     def error(code: str, problem: str, hint: str) -> DataError:
         return DataError(code, problem, file=path.name, hint=hint)
@@ -180,41 +196,47 @@ def _check_ends(path: Path) -> None:
         head = handle.read(4)
         handle.seek(max(0, size - 8))
         tail = handle.read(8)
-    if head not in (MAGIC, SEALED):
+    if head not in (MAGIC, ENCRYPTED_MAGIC):
         if size < 12:
             raise error(
                 "PARQUET_INVALID",
-                f"{size} bytes are no Parquet file",
-                mend("PARQUET_INVALID") or "",
+                f"{size} bytes are too few for a Parquet file",
+                default_fix("PARQUET_INVALID") or "",
             )
         raise error(
             "FORMAT_MISMATCH",
-            "is no Parquet file: it does not begin with PAR1",
-            "name the format that it has",
+            "is not a Parquet file: it does not begin with PAR1",
+            "give its actual format",
         )
-    if head == SEALED or tail.endswith(SEALED):
+    if head == ENCRYPTED_MAGIC or tail.endswith(ENCRYPTED_MAGIC):
         raise error("PARQUET_ENCRYPTED", "it is encrypted", "write it without encryption")
     if size < 12:
         raise error(
-            "PARQUET_INVALID", f"{size} bytes are no Parquet file", mend("PARQUET_INVALID") or ""
+            "PARQUET_INVALID",
+            f"{size} bytes are too few for a Parquet file",
+            default_fix("PARQUET_INVALID") or "",
         )
     if not tail.endswith(MAGIC):
         raise error(
-            "PARQUET_TRUNCATED", "the file ends before its footer", mend("PARQUET_INVALID") or ""
+            "PARQUET_TRUNCATED",
+            "the file ends before its footer",
+            default_fix("PARQUET_INVALID") or "",
         )
     footer = struct.unpack("<I", tail[:4])[0]
     if footer > size - 12:
         raise error(
             "PARQUET_INVALID",
             f"the footer claims {footer} bytes, the file has {size}",
-            mend("PARQUET_INVALID") or "",
+            default_fix("PARQUET_INVALID") or "",
         )
-    if footer > MAX_FOOTER:
+    if footer > MAX_FOOTER_BYTES:
         raise error(
-            "PARQUET_LIMIT", f"the footer has {footer} bytes, {MAX_FOOTER} are read", KINDS[-1][3]
+            "PARQUET_LIMIT",
+            f"the footer has {footer} bytes, the limit is {MAX_FOOTER_BYTES}",
+            ARROW_ERRORS[-1][3],
         )
 
 
-def _bare(words: str) -> str:
-    """Words without what looks like a path."""
+def _without_paths(words: str) -> str:
+    """Return a message without words that look like a path."""
     return " ".join("..." if "/" in word else word for word in words.split())

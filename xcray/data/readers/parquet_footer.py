@@ -1,7 +1,8 @@
-"""What a Parquet footer claims, read by ourselves: Arrow ends the process on some footers when it is asked about a column.
+"""Own parser of Parquet footers, because Arrow aborts the process on some invalid footers.
 
-Thrift's compact protocol, as far as a footer needs it. Sources: https://github.com/apache/thrift/blob/master/doc/specs/
-thrift-compact-protocol.md, and parquet.thrift of https://github.com/apache/parquet-format (the numbers of fields below).
+It implements the part of Thrift's compact protocol that a footer needs. Sources:
+https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md, and
+parquet.thrift of https://github.com/apache/parquet-format (the field numbers below).
 """
 
 from __future__ import annotations
@@ -9,138 +10,145 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-MOST_LEVELS: Final = 24  # of structs and lists in each other; a sound footer has about ten
+MAX_LEVELS: Final = 24  # nested structs and lists; a valid footer has about ten
 STOP, TRUE, FALSE, BYTE, DOUBLE, BINARY, MAP, STRUCT = 0, 1, 2, 3, 7, 8, 11, 12
-WHOLE: Final = (4, 5, 6)
+INTEGERS: Final = (4, 5, 6)
 LISTS: Final = (9, 10)
 
 
-class Chunk(NamedTuple):
-    """One column of one row group: its top column, its entries, its bytes before they were compressed."""
+class ColumnChunk(NamedTuple):
+    """One column of one row group: its top-level name, values and uncompressed bytes."""
 
     column: str
     n_values: int
     n_bytes: int
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """One row group."""
 
     n_rows: int
-    chunks: list[Chunk]
+    chunks: list[ColumnChunk]
 
 
 class Footer(NamedTuple):
-    """Row groups, whether it is encrypted, and the largest list in it."""
+    """Row groups, whether the file is encrypted, and the length of the longest list."""
 
-    groups: list[Group]
+    groups: list[RowGroup]
     encrypted: bool
     longest: int
 
-    def largest(self, columns: Sequence[str]) -> float:
-        """Bytes a row when read, on average, in the row group where they are most: of the columns named."""
-        wanted, most = set(columns), 1.0
+    def max_bytes_per_row(self, columns: Sequence[str]) -> float:
+        """Return the mean bytes per row of these columns in the row group with the most."""
+        names, result = set(columns), 1.0
         for group in self.groups:
             size = sum(
                 max(chunk.n_bytes, 8 * chunk.n_values)
                 for chunk in group.chunks
-                if chunk.column in wanted
+                if chunk.column in names
             )
-            most = max(most, size / max(1, group.n_rows))
-        return most
+            result = max(result, size / max(1, group.n_rows))
+        return result
 
-    def grown(self, columns: Sequence[str]) -> int:
-        """Bytes that the columns named take when read, at least."""
-        wanted = set(columns)
-        chunks = [
-            chunk for group in self.groups for chunk in group.chunks if chunk.column in wanted
-        ]
+    def unpacked_bytes(self, columns: Sequence[str]) -> int:
+        """Return a lower bound of the bytes that the given columns take when read."""
+        names = set(columns)
+        chunks = [chunk for group in self.groups for chunk in group.chunks if chunk.column in names]
         return sum(max(chunk.n_bytes, 4 * chunk.n_values) for chunk in chunks)
 
 
-def read_footer(data: bytes, most: int) -> Footer:
-    """The footer's claims. Raises ValueError when it is none, OverflowError for a list of more than `most` entries."""
-    reader = _Reader(data, most)
+def read_footer(data: bytes, max_list: int) -> Footer:
+    """Return the footer's claims.
+
+    Raises ValueError for an invalid footer, OverflowError for a list of more than `max_list`
+    entries.
+    """
+    reader = _ThriftReader(data, max_list)
     try:
-        found = reader.struct(0)
-        groups = [_group(group) for group in found.get(4, [])]
+        fields = reader.read_struct(0)
+        groups = [_to_row_group(group) for group in fields.get(4, [])]
     except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise ValueError(f"the footer can't be read: {type(error).__name__}") from None
-    return Footer(groups, 8 in found, reader.longest)
+    return Footer(groups, 8 in fields, reader.longest)
 
 
-def _group(found: dict[int, Any]) -> Group:
-    """A row group: columns are field 1, rows field 3."""
-    group = Group(found[3], [_chunk(column) for column in found[1]])
+def _to_row_group(fields: dict[int, Any]) -> RowGroup:
+    """Return a row group: field 1 holds its columns, field 3 its number of rows."""
+    group = RowGroup(fields[3], [_to_column_chunk(column) for column in fields[1]])
     if group.n_rows < 0 or any(chunk.n_values < 0 or chunk.n_bytes < 0 for chunk in group.chunks):
         raise ValueError("the footer has a count below 0")
     return group
 
 
-def _chunk(found: dict[int, Any]) -> Chunk:
-    """A column of a group: its description is field 3; there path, entries and bytes are 3, 5 and 6."""
-    about = found[3]
-    return Chunk(about[3][0].decode(), about[5], about[6])
+def _to_column_chunk(fields: dict[int, Any]) -> ColumnChunk:
+    """Return a column of a row group.
+
+    Its metadata is field 3; in it, path, values and bytes are fields 3, 5 and 6.
+    """
+    metadata = fields[3]
+    return ColumnChunk(metadata[3][0].decode(), metadata[5], metadata[6])
 
 
-class _Reader:
-    """Values of the compact protocol, one after the other. Structs are dicts by the number of the field."""
+class _ThriftReader:
+    """Reader of the compact protocol. Structs are dicts by field number."""
 
     def __init__(self, data: bytes, most: int) -> None:
         self.data = data
-        self.most = most
-        self.at = 0
+        self.max_list = most
+        self.offset = 0
         self.longest = 0
 
-    def struct(self, level: int) -> dict[int, Any]:
-        """A struct up to its end."""
+    def read_struct(self, level: int) -> dict[int, Any]:
+        """Read a struct up to its end."""
         out, number = {}, 0
-        while (head := self.byte()) & 15 != STOP:
-            number = number + (head >> 4) if head >> 4 else self.whole()
+        while (head := self.read_byte()) & 15 != STOP:
+            number = number + (head >> 4) if head >> 4 else self.read_int()
             out[number] = (
                 head & 15 == TRUE
                 if head & 15 in (TRUE, FALSE)
-                else self.value(head & 15, level + 1)
+                else self.read_value(head & 15, level + 1)
             )
         return out
 
-    def value(self, kind: int, level: int) -> Any:
-        """A value of a kind."""
-        if level > MOST_LEVELS:
+    def read_value(self, kind: int, level: int) -> Any:
+        """Read a value of a type."""
+        if level > MAX_LEVELS:
             raise ValueError("the footer nests too deeply")
-        if kind in WHOLE:
-            return self.whole()
+        if kind in INTEGERS:
+            return self.read_int()
         if kind == BINARY:
-            return self.take(self.count())
+            return self.read_bytes(self.read_varint())
         if kind == STRUCT:
-            return self.struct(level)
+            return self.read_struct(level)
         if kind in LISTS:
-            return self.list(level)
+            return self.read_list(level)
         if kind in (TRUE, FALSE, BYTE):
-            return self.byte()
+            return self.read_byte()
         if kind == DOUBLE:
-            return self.take(8)
-        raise ValueError(f"the footer has a value of kind {kind}")  # maps: no footer has one
+            return self.read_bytes(8)
+        raise ValueError(f"the footer has a value of type {kind}")  # maps do not occur
 
-    def list(self, level: int) -> list[Any]:
-        """A list or set."""
-        head = self.byte()
-        size = head >> 4 if head >> 4 < 15 else self.count()
+    def read_list(self, level: int) -> list[Any]:
+        """Read a list or set."""
+        head = self.read_byte()
+        size = head >> 4 if head >> 4 < 15 else self.read_varint()
         self.longest = max(self.longest, size)
-        if size > self.most:
-            raise OverflowError(f"the footer has a list of {size} entries, {self.most} are read")
-        return [self.value(head & 15, level + 1) for _ in range(size)]
+        if size > self.max_list:
+            raise OverflowError(
+                f"the footer has a list of {size} entries, the limit is {self.max_list}"
+            )
+        return [self.read_value(head & 15, level + 1) for _ in range(size)]
 
-    def byte(self) -> int:
-        """One byte. Raises IndexError at the end."""
-        self.at += 1
-        return self.data[self.at - 1]
+    def read_byte(self) -> int:
+        """Read one byte. Raises IndexError at the end."""
+        self.offset += 1
+        return self.data[self.offset - 1]
 
-    def count(self) -> int:
-        """A whole number that is not negative, in pieces of 7 bits."""
+    def read_varint(self) -> int:
+        """Read an unsigned integer in groups of 7 bits."""
         out = shift = 0
         while True:
-            piece = self.byte()
+            piece = self.read_byte()
             out |= (piece & 127) << shift
             shift += 7
             if piece < 128:
@@ -148,14 +156,14 @@ class _Reader:
             if shift > 63:
                 raise ValueError("the footer has a number of more than 64 bits")
 
-    def whole(self) -> int:
-        """A whole number, its sign in the lowest bit."""
-        found = self.count()
-        return (found >> 1) ^ -(found & 1)
+    def read_int(self) -> int:
+        """Read a zigzag-encoded integer: the sign is in the lowest bit."""
+        number = self.read_varint()
+        return (number >> 1) ^ -(number & 1)
 
-    def take(self, n: int) -> bytes:
-        """So many bytes."""
-        if n > len(self.data) - self.at:
+    def read_bytes(self, n: int) -> bytes:
+        """Read `n` bytes."""
+        if n > len(self.data) - self.offset:
             raise ValueError("the footer ends too early")
-        self.at += n
-        return self.data[self.at - n : self.at]
+        self.offset += n
+        return self.data[self.offset - n : self.offset]

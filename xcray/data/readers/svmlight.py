@@ -1,8 +1,9 @@
-"""Reading svmlight: `l1,l2 index:value index:value ... # comment`, one row a line, in blocks of a few megabytes.
+"""Reading svmlight: `l1,l2 index:value index:value ... # comment`, one row per line.
 
-A numba kernel reads the plain lines at some hundred megabytes a second; a line it is not sure of goes to the careful
-parser. Comment lines and blank lines at the end of the file are no rows; a blank line between rows is an error,
-because dropping it would shift the rows that follow.
+The file is read in blocks of a few megabytes. A numba kernel reads plain lines at some hundred
+megabytes per second and leaves all other lines to the strict parser. Comment lines and blank lines
+at the end of the file are not rows. A blank line between rows is an error, because dropping it
+would shift the rows that follow.
 """
 
 from __future__ import annotations
@@ -14,164 +15,173 @@ from typing import Any
 import numpy as np
 
 from xcray.arrays import CSR, Pattern, csr, frozen, pattern
-from xcray.data.readers.blocks import Block, Source
-from xcray.data.readers.error_log import DataErrors, Tally
+from xcray.data.readers.blocks import LineBlock, Source
+from xcray.data.readers.error_log import DataErrors, ErrorCollector
 from xcray.data.readers.options import ReadOptions
-from xcray.data.readers.svmlight_line import Line, LineParser, Row
+from xcray.data.readers.svmlight_line import LineParser, ParsedRow, RawLine
 from xcray.errors import DataError
-from xcray.kernels.parse import Bounds, Rows, capacity, parse_lines
+from xcray.kernels.parse import LineBounds, ParsedRows, capacity, parse_lines
 
 Chunk = tuple[CSR, Pattern]
 
 
-def read_svmlight(path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Chunk]:
-    """Rows of an svmlight file, chunk by chunk: X (n x d) float32 and Y (n x k), as wide as the ids seen so far.
+def read_svmlight(
+    path: Path | str, options: ReadOptions, collector: ErrorCollector
+) -> Iterator[Chunk]:
+    """Yield the rows of an svmlight file in chunks, and update `collector`.
 
-    `tally` is filled on the way. Raises DataErrors for bad lines (unless they are skipped), DataError for a file that is no
-    svmlight, EMPTY_FILE when it has no row.
+    A chunk is X (n x d) float32 and Y (n x k), as wide as the ids so far. Raises DataErrors for
+    bad lines (unless they are skipped), DataError for a file in another format, EMPTY_FILE if
+    it has no row.
     """
     source = Source(path, options)
-    bounds = Bounds(
+    bounds = LineBounds(
         base=0 if options.zero_based else 1,
         n_features=options.n_features or options.max_features,
         n_labels=options.n_labels or options.max_labels,
         labels=True,
     )
-    reader = BlockReader(source, LineParser(source, bounds, tally), tally)
-    with tally.collected():
+    reader = BlockReader(source, LineParser(source, bounds, collector), collector)
+    with collector.reading():
         for block in source.blocks():
             if block.line == 1:
                 check_svmlight(source, block.data)
             yield from reader.read(block)
         reader.close()
-        if not tally.n_rows:
+        if not collector.n_rows:
             raise source.error(
                 "EMPTY_FILE", "no rows; the file is empty, or holds only comments and blank lines"
             )
 
 
 class BlockReader:
-    """Blocks of lines to chunks of rows: the kernel for the plain lines, the parser for the others."""
+    """Converter of line blocks to chunks: the kernel reads plain lines, the parser the others."""
 
     def __init__(
-        self, source: Source, parser: LineParser, tally: Tally, expected: int | None = None
+        self,
+        source: Source,
+        parser: LineParser,
+        collector: ErrorCollector,
+        expected: int | None = None,
     ) -> None:
-        """expected: the number of rows that a header claims, if one did."""
+        """Initialise. expected: number of rows in the header, if there is one."""
         self.source = source
         self.parser = parser
-        self.tally = tally
+        self.collector = collector
         self.expected = expected
-        tally.file = source.name
-        self.blank: list[Line] = []
+        collector.file = source.name
+        self.blank: list[RawLine] = []
         self.n_blank = 0
 
-    def read(self, block: Block) -> Iterator[Chunk]:
-        """At most one chunk: the rows of a block."""
+    def read(self, block: LineBlock) -> Iterator[Chunk]:
+        """Yield the rows of a block: at most one chunk."""
         data = block.data if block.ended else block.data + b"\n"
         text = frozen(np.frombuffer(data, np.uint8), np.uint8)
-        stop = (
-            len(data) if block.ended else data.rfind(b"\n", 0, len(data) - 1) + 1
-        )  # an unfinished line is read with care
+        # the strict parser reads an unfinished line
+        stop = len(data) if block.ended else data.rfind(b"\n", 0, len(data) - 1) + 1
         plain = text[:stop]
-        rows, out = _room(text)
+        rows, out = _allocate_rows(text)
         pos = row = slow = 0
         number = block.line
         while pos < len(data):
-            last = min(rows, row + self._missing(row))
+            last = min(rows, row + self._rows_left(row))
             before, counted = row, pos
             pos, row, slow = parse_lines(plain, pos, row, last, slow, out, self.parser.bounds)
             number += data.count(b"\n", counted, pos)
-            self._flush_blank(row > before)
+            self._report_blank_lines(row > before)
             if pos < len(data):
                 end = data.index(b"\n", pos)
-                line = Line(
+                line = RawLine(
                     data[pos:end].removesuffix(b"\r"), number, block.ended or end + 1 < len(data)
                 )
-                row += self._strange(line, row, out)
+                row += self._parse_line(line, row, out)
                 pos, number = end + 1, number + 1
         if row:
             yield self._chunk(text, out, row, slow)
 
     def close(self) -> None:
-        """The end of the file: as many rows as expected, and no errors but those to be skipped."""
-        lines = self.tally.n_rows + self.tally.n_bad
+        """Check the number of rows, and raise the collected errors unless they are skipped."""
+        lines = self.collector.n_rows + self.collector.n_bad
         if self.expected is not None and lines < self.expected:
-            problem = f"the header tells {self.expected} rows, the file has {lines}"
-            raise self.source.error("XC_ROW_COUNT", problem, line=1, hint="is the file cut short?")
-        self.tally.close()
-        if self.tally.errors and not self.tally.n_rows:
-            raise DataErrors(self.tally.errors)
+            problem = f"the header claims {self.expected} rows, the file has {lines}"
+            raise self.source.error("XC_ROW_COUNT", problem, line=1, hint="is the file truncated?")
+        self.collector.raise_errors()
+        if self.collector.errors and not self.collector.n_rows:
+            raise DataErrors(self.collector.errors)
 
-    def _missing(self, row: int) -> int:
-        """Rows that may still come, with `row` rows in the present block."""
+    def _rows_left(self, row: int) -> int:
+        """Return how many more rows are allowed when the current block has `row` rows."""
         if self.expected is None:
             return 1 << 62
-        return max(0, self.expected - self.tally.n_rows - self.tally.n_bad - row)
+        return max(0, self.expected - self.collector.n_rows - self.collector.n_bad - row)
 
-    def _strange(self, line: Line, row: int, out: Rows) -> int:
-        """Read one line with care into row `row`; the number of rows it made, 0 or 1."""
+    def _parse_line(self, line: RawLine, row: int, out: ParsedRows) -> int:
+        """Parse one line into row `row`, and return the number of rows it gave: 0 or 1."""
         bare = line.data.strip(b" \t\r")
         if not bare:
             self.n_blank += 1
-            if len(self.blank) < self.tally.keep:
+            if len(self.blank) < self.collector.max_errors:
                 self.blank.append(line)
             return 0
         if bare.startswith(b"#"):
             return 0
-        self._flush_blank(True)
-        if not self._missing(row):
-            problem = f"more rows than the {self.expected} that the header tells"
+        self._report_blank_lines(True)
+        if not self._rows_left(row):
+            problem = f"more rows than the {self.expected} in the header"
             raise self.source.error(
                 "XC_ROW_COUNT", problem, line=line.number, hint="correct the header 'N D K'"
             )
         try:
-            _put(self.parser(line), row, out)
+            _store_row(self.parser(line), row, out)
         except DataError as error:
-            self.tally.bad(error)
+            self.collector.add(error)
             return 0
         return 1
 
-    def _flush_blank(self, row_follows: bool) -> None:
-        """Blank lines turn out to stand between rows."""
+    def _report_blank_lines(self, row_follows: bool) -> None:
+        """Report the pending blank lines once a row follows them."""
         if not row_follows or not self.n_blank:
             return
         more, self.n_blank = self.n_blank - len(self.blank), 0
         for line in self.blank:
-            hint = "remove it; a row without labels and features is not kept"
-            self.tally.bad(
+            hint = "remove it; rows without labels and features are not stored"
+            self.collector.add(
                 self.source.error(
                     "SVM_BLANK_LINE", "a blank line between rows", line=line.number, hint=hint
                 )
             )
         self.blank.clear()
-        self.tally.n_bad += more
+        self.collector.n_bad += more
 
-    def _chunk(self, text: Any, out: Rows, row: int, slow: int) -> Chunk:
-        """The rows read, with the left-over values filled in, and the tally brought up to date."""
+    def _chunk(self, text: Any, out: ParsedRows, row: int, slow: int) -> Chunk:
+        """Return the rows of a block, and update the collector.
+
+        Values that the kernel left out are parsed here.
+        """
         if slow:
-            data, places = text.tobytes(), out.slow[:slow]
+            data, places = text.tobytes(), out.deferred[:slow]
             out.x_value[places[:, 0]] = np.array(
                 [float(data[start:stop]) for _, start, stop in places.tolist()]
             )
         features, labels = out.x_index[: out.x_ptr[row]], out.y_index[: out.y_ptr[row]]
-        tally = self.tally
-        tally.n_rows += row
-        tally.n_entries += len(features)
-        tally.n_positives += len(labels)
-        tally.n_features = max(tally.n_features, int(features.max(initial=-1)) + 1)
-        tally.n_labels = max(tally.n_labels, int(labels.max(initial=-1)) + 1)
-        tally.warnings["rows_without_features"] += int(
+        collector = self.collector
+        collector.n_rows += row
+        collector.n_entries += len(features)
+        collector.n_positives += len(labels)
+        collector.n_features = max(collector.n_features, int(features.max(initial=-1)) + 1)
+        collector.n_labels = max(collector.n_labels, int(labels.max(initial=-1)) + 1)
+        collector.warnings["rows_without_features"] += int(
             np.count_nonzero(np.diff(out.x_ptr[: row + 1]) == 0)
         )
-        tally.warnings["rows_without_labels"] += int(
+        collector.warnings["rows_without_labels"] += int(
             np.count_nonzero(np.diff(out.y_ptr[: row + 1]) == 0)
         )
-        X = csr(out.x_ptr[: row + 1], features, out.x_value[: len(features)], tally.n_features)
-        return X, pattern(out.y_ptr[: row + 1], labels, tally.n_labels)
+        X = csr(out.x_ptr[: row + 1], features, out.x_value[: len(features)], collector.n_features)
+        return X, pattern(out.y_ptr[: row + 1], labels, collector.n_labels)
 
 
 def check_svmlight(source: Source, head: bytes) -> None:
-    """Raise FORMAT_MISMATCH when the first lines look like another format."""
+    """Raise FORMAT_MISMATCH if the first lines look like another format."""
     lines = [line.strip(b"\r") for line in head[: 1 << 16].split(b"\n")[:4]]
     lines = [line for line in lines if line and not line.startswith(b"#")]
     first = lines[0] if lines else b""
@@ -186,7 +196,7 @@ def check_svmlight(source: Source, head: bytes) -> None:
             "begins with an XC header 'N D K'",
             line=1,
             column=1,
-            value=_text(first),
+            value=_excerpt(first),
             hint=hint,
         )
     if first.lstrip().startswith((b"{", b"[")):
@@ -195,7 +205,7 @@ def check_svmlight(source: Source, head: bytes) -> None:
             "looks like JSON",
             line=1,
             column=1,
-            value=_text(first),
+            value=_excerpt(first),
             hint="format=jsonl?",
         )
     if looks_like_table(lines):
@@ -204,13 +214,17 @@ def check_svmlight(source: Source, head: bytes) -> None:
             "looks like CSV",
             line=1,
             column=1,
-            value=_text(first),
+            value=_excerpt(first),
             hint="format=csv?",
         )
 
 
 def looks_like_table(lines: list[bytes]) -> bool:
-    """Lines without any colon that are a header of words, or repeat the same number of commas, semicolons or tabs."""
+    """Whether lines look like CSV.
+
+    They have no colon, and either a header of words or the same number of commas, semicolons or
+    tabs.
+    """
     first = lines[0] if lines else b""
     for mark in (b",", b";", b"\t"):
         counts = [line.count(mark) for line in lines]
@@ -225,27 +239,30 @@ def looks_like_table(lines: list[bytes]) -> bool:
     return False
 
 
-def _text(line: bytes) -> str:
-    """A line as an error shows it."""
+def _excerpt(line: bytes) -> str:
+    """Return the beginning of a line for an error."""
     return line[:100].decode("utf-8", "backslashreplace")
 
 
-def _room(text: Any) -> tuple[int, Rows]:
-    """How many rows a block may have, and room for them; pages that stay untouched take no memory."""
+def _allocate_rows(text: Any) -> tuple[int, ParsedRows]:
+    """Return the maximum number of rows of a block, and buffers for them.
+
+    Untouched pages take no memory.
+    """
     rows, colons, commas = capacity(text)
-    room = Rows(
+    buffers = ParsedRows(
         x_ptr=np.zeros(rows + 1, np.int64),
         x_index=np.empty(colons, np.int32),
         x_value=np.empty(colons, np.float32),
         y_ptr=np.zeros(rows + 1, np.int64),
         y_index=np.empty(commas + rows, np.int32),
-        slow=np.empty((colons, 3), np.int64),
+        deferred=np.empty((colons, 3), np.int64),
     )
-    return rows, room
+    return rows, buffers
 
 
-def _put(parsed: Row, row: int, out: Rows) -> None:
-    """Store a row that the careful parser read."""
+def _store_row(parsed: ParsedRow, row: int, out: ParsedRows) -> None:
+    """Store a row of the strict parser."""
     x, y = int(out.x_ptr[row]), int(out.y_ptr[row])
     out.x_ptr[row + 1], out.y_ptr[row + 1] = x + len(parsed.indices), y + len(parsed.labels)
     out.x_index[x : x + len(parsed.indices)] = parsed.indices

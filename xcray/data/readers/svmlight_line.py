@@ -1,7 +1,8 @@
-"""One line of svmlight or XC, read carefully: the row, or the error that says where and how to mend it.
+"""Strict parser of one line of svmlight or XC: returns the row, or an error with position and fix.
 
-Columns count bytes from 1. What the grammar allows beyond the quick parser: a comment after a blank, indices that do
-not ascend (sorted and counted), labels that repeat (kept once and counted).
+Error columns count bytes from 1. In addition to the lines that the kernel reads, it accepts
+comments after a blank, indices that do not ascend (sorted and counted), and repeated labels (kept
+once and counted).
 """
 
 from __future__ import annotations
@@ -14,27 +15,28 @@ from typing import NamedTuple
 import numpy as np
 
 from xcray.data.readers.blocks import Source
-from xcray.data.readers.error_log import Tally
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.options import MAX_INDEX, ReadOptions
 from xcray.errors import DataError
-from xcray.kernels.parse import Bounds
+from xcray.kernels.parse import LineBounds
 
 DECIMAL = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-WHOLE = re.compile(rb"-?\d+")
+INTEGER = re.compile(rb"-?\d+")
 TOKEN = re.compile(rb"[^ \t]+")
-NAMELESS = re.compile(rb"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
-DIGITS = 18  # more digits than this are out of every range, and int() need not be asked
+NON_FINITE = re.compile(rb"[+-]?(nan|inf(inity)?)", re.IGNORECASE)
+# numbers with more digits are out of every range, so int() is not called
+MAX_DIGITS = 18
 
 
-class Line(NamedTuple):
-    """Where a line is: its bytes without the line end, its number, and whether it has a line end."""
+class RawLine(NamedTuple):
+    """A line: its bytes without the line end, its number, and whether it has a line end."""
 
     data: bytes
     number: int
     ended: bool = True
 
 
-class Row(NamedTuple):
+class ParsedRow(NamedTuple):
     """Labels (ascending, once each), 0-based feature indices (ascending) and float32 values."""
 
     labels: list[int]
@@ -43,17 +45,19 @@ class Row(NamedTuple):
 
 
 class LineParser:
-    """Reads lines of one file under its options; raises DataError with the place of what it can't read."""
+    """Parser of the lines of one file. Raises DataError with the position of the error."""
 
-    def __init__(self, source: Source, bounds: Bounds, tally: Tally, xc: bool = False) -> None:
+    def __init__(
+        self, source: Source, bounds: LineBounds, collector: ErrorCollector, xc: bool = False
+    ) -> None:
         self.source = source
         self.bounds = bounds
-        self.tally = tally
+        self.collector = collector
         self.xc = xc
         self.options: ReadOptions = source.options
 
-    def __call__(self, line: Line) -> Row:
-        """The row of a line that is neither blank nor a comment."""
+    def __call__(self, line: RawLine) -> ParsedRow:
+        """Return the row of a line that is neither blank nor a comment."""
         self._check_text(line)
         tokens = list(TOKEN.finditer(line.data))
         comment = next(
@@ -65,7 +69,7 @@ class LineParser:
             and len(tokens) == 3
             and all(re.fullmatch(rb"\d+", token[0]) for token in tokens)
         ):
-            hint = "two files joined? give them apart, or remove the inner header"
+            hint = "if two files were joined, give them separately, or remove the inner header"
             raise self._error(
                 line, "XC_HEADER_TWICE", "a second header 'N D K'", 0, line.data, hint
             )
@@ -76,16 +80,16 @@ class LineParser:
         return self._row(line, labels, pairs)
 
     def _error(
-        self, line: Line, code: str, problem: str, at: int, value: bytes, hint: str | None = None
+        self, line: RawLine, code: str, problem: str, at: int, value: bytes, hint: str | None = None
     ) -> DataError:
-        """A DataError at byte `at` of the line."""
+        """Return a DataError at byte `at` of the line."""
         shown = value.decode("utf-8", "backslashreplace")
         return self.source.error(
             code, problem, line=line.number, column=at + 1, value=shown, hint=hint
         )
 
-    def _check_text(self, line: Line) -> None:
-        """UTF-8, without carriage returns inside."""
+    def _check_text(self, line: RawLine) -> None:
+        """Raise DataError unless the line is UTF-8 without carriage returns."""
         at = line.data.find(b"\r")
         if at >= 0:
             hint = "convert line ends to LF: tr '\\r' '\\n'"
@@ -101,15 +105,15 @@ class LineParser:
             try:
                 line.data.decode("utf-8")
             except UnicodeDecodeError as error:
-                found = line.data[error.start : error.start + 8]
+                invalid = line.data[error.start : error.start + 8]
                 raise self._error(
-                    line, "ENCODING", "not UTF-8", error.start, found, "save the file as UTF-8"
+                    line, "ENCODING", "not UTF-8", error.start, invalid, "save the file as UTF-8"
                 ) from None
 
-    def _labels(self, line: Line, token: re.Match[bytes]) -> list[int]:
-        """The label set of the first token; repeats are counted and dropped."""
+    def _labels(self, line: RawLine, token: re.Match[bytes]) -> list[int]:
+        """Return the label set of the first token; repeats are dropped and counted."""
         if b":" in token[0]:
-            hint = "begin the line with a blank when it has no labels"
+            hint = "if the line has no labels, begin it with a blank"
             raise self._error(
                 line,
                 "LABEL_MISSING",
@@ -123,11 +127,11 @@ class LineParser:
             labels.append(self._label(line, part, at))
             at += len(part) + 1
         unique = sorted(set(labels))
-        self.tally.warnings["duplicate_labels"] += len(labels) - len(unique)
+        self.collector.warnings["duplicate_labels"] += len(labels) - len(unique)
         return unique
 
-    def _label(self, line: Line, part: bytes, at: int) -> int:
-        """One label id."""
+    def _label(self, line: RawLine, part: bytes, at: int) -> int:
+        """Return one label id."""
         if not part:
             raise self._error(
                 line,
@@ -135,9 +139,9 @@ class LineParser:
                 "an empty label",
                 at,
                 part,
-                "no comma at the end, no blank after a comma",
+                "remove a comma at the end or a blank after a comma",
             )
-        if not WHOLE.fullmatch(part):
+        if not INTEGER.fullmatch(part):
             hint = (
                 "separate labels by ','"
                 if re.search(rb"\d[;|/]", part)
@@ -146,12 +150,12 @@ class LineParser:
             raise self._error(
                 line,
                 "LABEL_NOT_INT",
-                f"label '{_shown(part)}' is not a whole number",
+                f"label '{_escape(part)}' is not a whole number",
                 at,
                 part,
                 hint,
             )
-        number = _number(part)
+        number = _parse_int(part)
         K = self.options.n_labels if self.options.n_labels is not None else self.bounds.n_labels
         negative = part.startswith(b"-")  # -0 too
         if 0 <= number < self.bounds.n_labels and not negative:
@@ -163,14 +167,14 @@ class LineParser:
             raise self._error(
                 line,
                 "LABEL_RANGE",
-                f"label {_shown(part)} is negative; labels begin at 0",
+                f"label {_escape(part)} is negative; labels begin at 0",
                 at,
                 part,
                 two_class,
             )
         if self.xc or self.options.n_labels is not None or number > MAX_INDEX:
             most = min(K, MAX_INDEX + 1)
-            problem = f"label {_shown(part)} is not below the number of labels, {most}"
+            problem = f"label {_escape(part)} is not below the number of labels, {most}"
             raise self._error(
                 line,
                 "LABEL_RANGE",
@@ -179,17 +183,17 @@ class LineParser:
                 part,
                 "labels begin at 0" if number == most else None,
             )
-        raise self._limit(line, "label", number, self.options.max_labels, at, part)
+        raise self._limit_error(line, "label", number, self.options.max_labels, at, part)
 
-    def _feature(self, line: Line, token: re.Match[bytes]) -> tuple[int, float]:
-        """One index:value pair, the index 0-based."""
+    def _feature(self, line: RawLine, token: re.Match[bytes]) -> tuple[int, float]:
+        """Return one index:value pair, the index 0-based."""
         text, at = token[0], token.start()
         index, colon, value = text.partition(b":")
         if not colon:
             raise self._error(
                 line,
                 "SVM_NO_COLON",
-                f"'{_shown(text)}' has no colon; features are written index:value",
+                f"'{_escape(text)}' has no colon; features are written index:value",
                 at,
                 text,
             )
@@ -204,63 +208,63 @@ class LineParser:
             )
         return self._index(line, index, at), self._value(line, index, value, at + len(index) + 1)
 
-    def _index(self, line: Line, index: bytes, at: int) -> int:
-        """A feature index, 0-based."""
-        if not WHOLE.fullmatch(index):
+    def _index(self, line: RawLine, index: bytes, at: int) -> int:
+        """Return a feature index, 0-based."""
+        if not INTEGER.fullmatch(index):
             if index and b"." in index and DECIMAL.fullmatch(index) and b"e" in index.lower():
-                problem = f"'{_shown(index)}' before the colon is a value, not an index"
+                problem = f"'{_escape(index)}' before the colon is a value, not an index"
                 raise self._error(
                     line, "SVM_BAD_VALUE", problem, at, index, "missing space between two features?"
                 )
             problem = (
                 "the index before the colon is empty"
                 if not index
-                else f"index '{_shown(index)}' is not a whole number"
+                else f"index '{_escape(index)}' is not a whole number"
             )
             raise self._error(line, "SVM_BAD_INDEX", problem, at, index)
-        number = _number(index) - self.bounds.base
+        number = _parse_int(index) - self.bounds.base
         negative = index.startswith(b"-")  # -0 too
         if 0 <= number < self.bounds.n_features and not negative:
             return number
         if number < 0 or negative:
             hint = (
-                "the file counts from 0? read it with zero_based"
+                "if indices start at 0, read the file with zero_based"
                 if number == -1 and self.bounds.base
                 else None
             )
-            problem = f"index {_shown(index)} is below the first feature, {self.bounds.base}"
+            problem = f"index {_escape(index)} is below the first feature, {self.bounds.base}"
             raise self._error(line, "SVM_INDEX_RANGE", problem, at, index, hint)
         if self.xc or self.options.n_features is not None or number > MAX_INDEX:
             known = self.xc or self.options.n_features is not None
             most = (self.bounds.n_features if known else MAX_INDEX + 1) - 1 + self.bounds.base
             hint = (
-                "a file that counts from 1? XC counts from 0"
+                "XC indices start at 0, not at 1"
                 if self.xc and number == self.bounds.n_features
                 else None
             )
-            problem = f"index {_shown(index)} is above the last feature, {most}"
+            problem = f"index {_escape(index)} is above the last feature, {most}"
             raise self._error(line, "SVM_INDEX_RANGE", problem, at, index, hint)
-        raise self._limit(line, "feature", number, self.options.max_features, at, index)
+        raise self._limit_error(line, "feature", number, self.options.max_features, at, index)
 
-    def _limit(
-        self, line: Line, what: str, number: int, limit: int, at: int, value: bytes
+    def _limit_error(
+        self, line: RawLine, what: str, number: int, limit: int, at: int, value: bytes
     ) -> DataError:
-        """The error for an id that would make the matrix wider than is allowed."""
+        """Return the error for an id that would make the matrix wider than the limit."""
         problem = (
-            f"{what} {_shown(value)} makes {number + 1} {what}s, more than the limit of {limit}"
+            f"{what} {_escape(value)} makes {number + 1} {what}s, more than the limit of {limit}"
         )
         return self._error(
-            line, "DIM_LIMIT", problem, at, value, f"if that is meant, raise max_{what}s"
+            line, "DIM_LIMIT", problem, at, value, f"if this is intended, raise max_{what}s"
         )
 
-    def _value(self, line: Line, index: bytes, value: bytes, at: int) -> float:
-        """A finite decimal number, as float32 of Python's float."""
-        feature = f"feature {_shown(index)}"
-        if NAMELESS.fullmatch(value):
+    def _value(self, line: RawLine, index: bytes, value: bytes, at: int) -> float:
+        """Return a finite decimal number, rounded to float32."""
+        feature = f"feature {_escape(index)}"
+        if NON_FINITE.fullmatch(value):
             raise self._error(
                 line,
                 "SVM_NOT_FINITE",
-                f"{feature}: value '{_shown(value)}' is not a finite number",
+                f"{feature}: value '{_escape(value)}' is not a finite number",
                 at,
                 value,
             )
@@ -271,11 +275,11 @@ class LineParser:
                 else None
             )
             hint = "missing space between two features?" if value.count(b":") else hint
-            hint = "a comment begins after a blank" if b"#" in value else hint
+            hint = "put a blank before a comment" if b"#" in value else hint
             problem = (
                 f"{feature}: the value is empty"
                 if not value
-                else f"{feature}: value '{_shown(value)}' is not a number"
+                else f"{feature}: value '{_escape(value)}' is not a number"
             )
             raise self._error(line, "SVM_BAD_VALUE", problem, at, value, hint)
         if value.endswith(b".") and not line.ended and at + len(value) == len(line.data):
@@ -293,14 +297,14 @@ class LineParser:
             raise self._error(
                 line,
                 "SVM_NOT_FINITE",
-                f"{feature}: value '{_shown(value)}' is too large for float32",
+                f"{feature}: value '{_escape(value)}' is too large for float32",
                 at,
                 value,
             )
         return number
 
-    def _row(self, line: Line, labels: list[int], pairs: list[tuple[int, float]]) -> Row:
-        """Pairs in ascending order; an index twice is an error."""
+    def _row(self, line: RawLine, labels: list[int], pairs: list[tuple[int, float]]) -> ParsedRow:
+        """Return the row in ascending order. Raises SVM_DUP_INDEX."""
         indices = [index for index, _ in pairs]
         ordered = sorted(pairs, key=lambda pair: pair[0])
         for one, two in pairwise(ordered):
@@ -313,19 +317,19 @@ class LineParser:
                     line, "SVM_DUP_INDEX", f"index {index.decode()} is given twice", at, index
                 )
         unsorted = indices != [index for index, _ in ordered]
-        self.tally.warnings["unsorted_rows"] += unsorted
-        return Row(labels, [index for index, _ in ordered], [value for _, value in ordered])
+        self.collector.warnings["unsorted_rows"] += unsorted
+        return ParsedRow(labels, [index for index, _ in ordered], [value for _, value in ordered])
 
 
-def _number(digits: bytes) -> int:
-    """A whole number; one of very many digits becomes one beyond every range."""
+def _parse_int(digits: bytes) -> int:
+    """Return a whole number; very many digits give a number beyond every range."""
     body = digits.lstrip(b"-").lstrip(b"0") or b"0"
-    number = int(body) if len(body) <= DIGITS else 10**DIGITS
+    number = int(body) if len(body) <= MAX_DIGITS else 10**MAX_DIGITS
     return -number if digits.startswith(b"-") else number
 
 
-def _shown(text: bytes) -> str:
-    """Foreign bytes for a message: short, escaped."""
+def _escape(text: bytes) -> str:
+    """Return bytes of the input for a message: short and escaped."""
     from_bytes = text[:60].decode("utf-8", "backslashreplace")
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()

@@ -1,6 +1,7 @@
-"""Reading the Extreme Classification repository's format: a header `N D K`, then svmlight lines with ids from 0.
+"""Reader of the Extreme Classification repository's format.
 
-Also its two-file variant (`labels_file`): features under a header `N D`, labels under a header `N K`, no labels in front.
+The format is a header `N D K`, then svmlight lines with ids from 0. In its two-file variant
+(`labels_file`) features follow a header `N D` and labels a header `N K`, without leading labels.
 """
 
 from __future__ import annotations
@@ -12,43 +13,47 @@ from pathlib import Path
 import numpy as np
 
 from xcray.arrays import Pattern, pattern
-from xcray.data.readers.blocks import Block, Source
-from xcray.data.readers.error_log import Tally
+from xcray.data.readers.blocks import LineBlock, Source
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.svmlight import BlockReader, Chunk
 from xcray.data.readers.svmlight_line import LineParser
 from xcray.errors import DataError, ParameterError
-from xcray.kernels.parse import Bounds
+from xcray.kernels.parse import LineBounds
 from xcray.kernels.sparse import pattern_range
 
 HEADERS = {3: ("N D K", ("rows", "features", "labels")), 2: ("N D or N K", ("rows", "columns"))}
-DIGITS = 18
+MAX_DIGITS = 18
 
 
-def read_xc(path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Chunk]:
-    """Rows of an XC file, chunk by chunk: X (n x D) float32 and Y (n x K), with D and K as the header tells.
+def read_xc(path: Path | str, options: ReadOptions, collector: ErrorCollector) -> Iterator[Chunk]:
+    """Yield the rows of an XC file in chunks, and update `collector`.
 
-    `tally` is filled on the way. Raises DataErrors for bad lines (unless they are skipped), DataError for a header that is
-    missing, wrong, or does not agree with the rows. Nothing is allocated by what the header claims.
+    A chunk is X (n x D) float32 and Y (n x K), with D and K from the header. Raises DataErrors
+    for bad lines (unless they are skipped), and DataError for a header that is missing,
+    invalid, or contradicts the rows. No memory is allocated by the header's claims.
     """
     if options.labels_file is not None:
-        yield from _read_pair(path, options, tally)
+        yield from _read_pair(path, options, collector)
         return
-    with tally.collected():
-        yield from _read_one(Source(path, options), tally, fields=3)
+    with collector.reading():
+        yield from _read_one(Source(path, options), collector, fields=3)
 
 
-def _read_one(source: Source, tally: Tally, fields: int) -> Iterator[Chunk]:
-    """The rows of one file with a header of `fields` numbers; two numbers mean lines without labels in front."""
+def _read_one(source: Source, collector: ErrorCollector, fields: int) -> Iterator[Chunk]:
+    """Yield the rows of one file with a header of `fields` numbers.
+
+    With two numbers, lines have no leading labels.
+    """
     reader: BlockReader | None = None
     for block in source.blocks():
         if reader is None:
             sizes, block = _split_header(source, block, fields)
             n_labels = sizes[2] if fields == 3 else 1
-            tally.n_features, tally.n_labels = sizes[1], n_labels if fields == 3 else 0
-            bounds = Bounds(base=0, n_features=sizes[1], n_labels=n_labels, labels=fields == 3)
+            collector.n_features, collector.n_labels = sizes[1], n_labels if fields == 3 else 0
+            bounds = LineBounds(base=0, n_features=sizes[1], n_labels=n_labels, labels=fields == 3)
             reader = BlockReader(
-                source, LineParser(source, bounds, tally, xc=True), tally, expected=sizes[0]
+                source, LineParser(source, bounds, collector, xc=True), collector, expected=sizes[0]
             )
         if block.data:
             yield from reader.read(block)
@@ -57,15 +62,22 @@ def _read_one(source: Source, tally: Tally, fields: int) -> Iterator[Chunk]:
     reader.close()
 
 
-def _split_header(source: Source, block: Block, fields: int) -> tuple[tuple[int, ...], Block]:
-    """The sizes in the first line, and the block without it."""
+def _split_header(
+    source: Source, block: LineBlock, fields: int
+) -> tuple[tuple[int, ...], LineBlock]:
+    """Return the sizes in the first line, and the block without it."""
     first, feed, rest = block.data.partition(b"\n")
     sizes = parse_header(source, first.removesuffix(b"\r"), fields)
-    return sizes, Block(rest, block.line + 1, block.offset + len(first) + len(feed), block.ended)
+    return sizes, LineBlock(
+        rest, block.line + 1, block.offset + len(first) + len(feed), block.ended
+    )
 
 
 def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ...]:
-    """N, D, K (or N and one width) of a header line; DataError with the column of what is wrong in it."""
+    """Return N, D, K (or N and one width) of a header line.
+
+    Raises DataError with the column of the error.
+    """
     form, names = HEADERS[fields]
     words = list(re.finditer(rb"[^ \t]+", first))
 
@@ -76,7 +88,7 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
     if b":" in first or b"," in first:
         raise error(
             "XC_NO_HEADER",
-            f"the first line is no header '{form}'",
+            f"the first line is not a header '{form}'",
             0,
             first,
             "read it with format=svmlight, or add the header",
@@ -103,22 +115,22 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
             raise error(
                 "XC_HEADER_RANGE", f"the number of {name} must be at least 1", word.start(), word[0]
             )
-        if len(digits) > DIGITS or int(digits) > limit:
+        if len(digits) > MAX_DIGITS or int(digits) > limit:
             raise error(
                 "XC_HEADER_LIMIT",
                 f"more {name} than the limit of {limit}",
                 word.start(),
                 word[0],
-                f"raise max_{name} if so many",
+                f"if this is intended, raise max_{name}",
             )
         sizes.append(int(digits))
-    for name, wanted, size in zip(
+    for name, expected, size in zip(
         ("features", "labels"), (options.n_features, options.n_labels), sizes[1:], strict=False
     ):
-        if fields == 3 and wanted not in (None, size):
+        if fields == 3 and expected not in (None, size):
             raise source.error(
                 "DIM_MISMATCH",
-                f"the header tells {size} {name}, {wanted} are expected",
+                f"the header claims {size} {name}, {expected} are expected",
                 line=1,
                 hint=f"n_{name}={size}?",
             )
@@ -126,42 +138,45 @@ def parse_header(source: Source, first: bytes, fields: int = 3) -> tuple[int, ..
 
 
 def _limits(options: ReadOptions, fields: int) -> tuple[int, ...]:
-    """The largest sizes a header may claim."""
+    """Return the largest allowed sizes."""
     widths = (options.max_features, options.max_labels)
     return (options.max_rows, *widths) if fields == 3 else (options.max_rows, max(widths))
 
 
-def _read_pair(path: Path | str, options: ReadOptions, tally: Tally) -> Iterator[Chunk]:
-    """Rows whose labels are in a file of their own; the labels are read first, whole."""
+def _read_pair(
+    path: Path | str, options: ReadOptions, collector: ErrorCollector
+) -> Iterator[Chunk]:
+    """Yield rows whose labels are in another file; all labels are read first."""
     if options.skip_bad:
         raise ParameterError(
-            "labels_file can't be read with skip_bad: leaving a line out of one file would shift the other"
+            "labels_file can't be read with skip_bad: "
+            "leaving a line out of one file would shift the other"
         )
     source, label_source = Source(path, options), Source(str(options.labels_file), options)
-    Y = _label_sets(label_source, Tally(tally.keep))
+    Y = _read_label_sets(label_source, ErrorCollector(collector.max_errors))
     start = 0
-    with tally.collected():
-        for X, _ in _read_one(source, tally, fields=2):
+    with collector.reading():
+        for X, _ in _read_one(source, collector, fields=2):
             stop = start + X.n_rows
             if stop <= Y.n_rows:
                 labels = pattern_range(Y, start, stop)
-                tally.n_labels = Y.n_cols
-                tally.n_positives += labels.nnz
+                collector.n_labels = Y.n_cols
+                collector.n_positives += labels.nnz
                 yield X, labels
             start = stop
     if start != Y.n_rows:
         problem = f"{start} rows of features, but {Y.n_rows} rows of labels in {label_source.name}"
         raise source.error("ROW_MISMATCH", problem, hint="give the two files of the same rows")
-    tally.warnings["rows_without_labels"] = int(np.count_nonzero(np.diff(Y.indptr) == 0))
+    collector.warnings["rows_without_labels"] = int(np.count_nonzero(np.diff(Y.indptr) == 0))
 
 
-def _label_sets(source: Source, tally: Tally) -> Pattern:
-    """A label file, whole: a label is held where its value is not zero."""
+def _read_label_sets(source: Source, collector: ErrorCollector) -> Pattern:
+    """Read a label file completely; a row has a label where its value is not zero."""
     lengths, labels, n_labels = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], 0
-    for X, _ in _read_one(source, tally, fields=2):
-        held = X.data != 0
-        before = np.concatenate(([0], np.cumsum(held)))
+    for X, _ in _read_one(source, collector, fields=2):
+        is_set = X.data != 0
+        before = np.concatenate(([0], np.cumsum(is_set)))
         lengths.append(np.diff(before[X.indptr]))
-        labels.append(X.indices[held])
+        labels.append(X.indices[is_set])
         n_labels = X.n_cols
     return pattern(np.cumsum(np.concatenate(lengths)), np.concatenate(labels), n_labels)

@@ -1,8 +1,9 @@
-"""Text to features: tf-idf, learnt in one pass over the texts and kept with the data set and the model.
+"""Text to tf-idf features, fitted in one pass and stored with the data set and the model.
 
-A text is normalised (NFKC; zero-width characters and lone surrogates go), split into terms, counted, weighted
-by tf * idf with idf = ln((1 + n) / (1 + df)) + 1, and scaled to length 1: what scikit-learn's TfidfVectorizer
-computes, without needing it. The vocabulary is searched in its file, so serving processes share one copy.
+A text is normalised (NFKC, without zero-width characters and lone surrogates), split into terms,
+counted, weighted by tf * idf with idf = ln((1 + n) / (1 + df)) + 1, and scaled to length 1. This is
+what scikit-learn's TfidfVectorizer computes, without the dependency. The vocabulary is searched in
+its memory-mapped file, so serving processes share one copy.
 """
 
 from __future__ import annotations
@@ -22,25 +23,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
-from xcray.data.text.tokenizer import TextParams, tokenizer
-from xcray.data.text.vectorizer import Vectoriser, not_text
-from xcray.data.text.vocabulary import read_lookup, table_of, words_of, write_lookup
+from xcray.data.text.tokenizer import TextParams, make_tokenizer
+from xcray.data.text.vectorizer import Vectorizer, not_a_string_error
+from xcray.data.text.vocabulary import build_vocabulary, read_lookup, string_bytes, write_lookup
 from xcray.errors import Corrupt, DataError, ParameterError
 from xcray.kernels.vocabulary import Vocabulary
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
 
-__all__ = ["TextParams", "TextPipeline", "empty_rows"]
+__all__ = ["TextParams", "TextPipeline", "count_empty_rows"]
 
 SCHEMA_VERSION = 1
 COLUMNS = {"term": pa.large_string(), "df": pa.int64(), "idf": pa.float64()}  # of vocabulary.arrow
 
 
 class TextPipeline:
-    """Fitted tf-idf: immutable; the same texts give the same rows, in training and in serving."""
+    """Fitted tf-idf pipeline, immutable.
+
+    Training and serving compute equal rows for equal texts.
+    """
 
     def __init__(self, params: TextParams, terms: Any, df: Any, n_texts: int) -> None:
-        """terms: D names (a sequence, or Arrow's), each once, sorted; df: (D,) texts each is in; n_texts: texts seen by `fit`."""
+        """Initialise from fitted state.
+
+        terms: D names (a sequence or an Arrow array), distinct and sorted; df: (D,) number
+        of texts per term; n_texts: number of fitted texts.
+        """
         self.params = params
         self.n_texts = int(n_texts)
         self.df: Int64 = frozen(df, np.int64)
@@ -55,13 +63,13 @@ class TextPipeline:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The table in which terms are found, mapped when a directory held it."""
-        return table_of(self.terms)
+        """Lookup table of the terms; memory-mapped if the directory has it."""
+        return build_vocabulary(self.terms)
 
     @cached_property
-    def _vectoriser(self) -> Vectoriser:
-        """What makes rows."""
-        return Vectoriser(self.params, self.vocabulary, self.idf)
+    def _vectorizer(self) -> Vectorizer:
+        """The vectorizer of this pipeline."""
+        return Vectorizer(self.params, self.vocabulary, self.idf)
 
     @property
     def n_features(self) -> int:
@@ -70,35 +78,40 @@ class TextPipeline:
 
     @classmethod
     def fit(cls, texts: Iterable[str], params: TextParams | None = None) -> TextPipeline:
-        """Learn terms and their document frequencies in one pass; memory grows with the vocabulary, not with the texts.
+        """Fit terms and their document frequencies in one pass.
 
-        Raises ParameterError when no term is left, DataError when a text is not a string.
+        Memory grows with the vocabulary, not with the texts. Raises ParameterError if no
+        term is left, DataError if a text is not a string.
         """
         params = params or TextParams()
-        counts = _Counts(tokenizer(params))
+        counts = _TermCounts(make_tokenizer(params))
         for _ in counts.rows(texts):
-            pass  # the counting is the effect; rows are not kept
+            pass  # only the counts are needed
         return counts.select(params)[0]
 
     @classmethod
     def fit_transform(
         cls, texts: Iterable[str], params: TextParams | None = None
     ) -> tuple[TextPipeline, CSR]:
-        """The fitted pipeline and its rows of the same texts, splitting each text once; errors as `fit`."""
+        """Return the fitted pipeline and its rows of the same texts.
+
+        Each text is tokenized once. Raises errors as `fit`.
+        """
         params = params or TextParams()
-        counts = _Counts(tokenizer(params))
+        counts = _TermCounts(make_tokenizer(params))
         indptr, ids, values = array("q", [0]), array("i"), array("i")
         for row in counts.rows(texts):
             ids.extend(row.keys())
             values.extend(row.values())
             indptr.append(len(ids))
         pipeline, new_id = counts.select(params)
-        return pipeline, pipeline._weigh(*_renumbered(indptr, ids, values, new_id))
+        return pipeline, pipeline._to_tfidf(*_renumber_terms(indptr, ids, values, new_id))
 
     def transform(self, texts: Sequence[str]) -> CSR:
-        """(n x D) float32 rows of length 1, columns ascending; a text of unknown terms alone is an empty row (`empty_rows`).
+        """Return (n x D) float32 rows of length 1, columns ascending.
 
-        Raises DataError when `texts` is one string, or holds something that is not a string.
+        A text without known terms gives an empty row (`count_empty_rows`). Raises DataError
+        if `texts` is one string or holds a value that is not a string.
         """
         if isinstance(texts, str):
             raise DataError(
@@ -109,11 +122,11 @@ class TextPipeline:
         return self.transform_stream(texts)
 
     def transform_stream(self, texts: Iterable[str]) -> CSR:
-        """`transform` of texts that come one by one and are not kept."""
-        return self._vectoriser.rows(texts)
+        """Transform texts from an iterator without keeping them."""
+        return self._vectorizer.rows(texts)
 
-    def _weigh(self, indptr: Any, ids: Any, counts: Any) -> CSR:
-        """Counts to tf-idf rows of length 1, in float64 until the end."""
+    def _to_tfidf(self, indptr: Any, ids: Any, counts: Any) -> CSR:
+        """Return tf-idf rows of length 1 for counts, computed in float64."""
         weights = counts.astype(np.float64)
         if self.params.sublinear_tf:
             weights = np.log(weights) + 1.0
@@ -125,13 +138,16 @@ class TextPipeline:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over parameters, terms and document frequencies: equal fingerprints give equal rows."""
-        offsets, letters = words_of(self.terms)
+        """SHA-256 over parameters, terms and document frequencies.
+
+        Equal fingerprints give equal rows.
+        """
+        offsets, letters = string_bytes(self.terms)
         lengths = pc.utf8_length(self.terms).to_numpy()
         text = letters[offsets[0] : offsets[-1]]
         return sha256_arrays(
             {
-                "params": _canonical(self.params),
+                "params": _params_json(self.params),
                 "terms": text,
                 "lengths": lengths,
                 "df": self.df,
@@ -140,7 +156,10 @@ class TextPipeline:
         )
 
     def save(self, directory: Path) -> None:
-        """Write text.json, vocabulary.arrow (term, df, idf) and lookup.arrow into a directory, made when missing."""
+        """Write text.json, vocabulary.arrow (term, df, idf) and lookup.arrow.
+
+        The directory is created if it is missing.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         write_table(
             directory / "vocabulary.arrow",
@@ -153,22 +172,25 @@ class TextPipeline:
             "n_features": self.n_features,
         }
         head |= {"params": asdict(self.params), "fingerprint": self.fingerprint}
-        write_json(directory / "text.json", {**head, "seal": _seal(head)})
+        write_json(directory / "text.json", {**head, "seal": _header_seal(head)})
 
     @classmethod
     def load(cls, directory: Path, verify: bool = True) -> TextPipeline:
-        """Map what `save` wrote; nothing is copied. Directories of older versions have no lookup table: it is built when needed.
+        """Map the files that `save` wrote, without copying.
 
-        verify: compare terms and frequencies with their fingerprint and look every term up, a pass over all. Without it,
-        text.json's own seal, types and sizes are still checked.
-        Raises NotFound, or Corrupt when the files disagree with each other or with their fingerprint.
+        Directories of older versions have no lookup table; it is built on first use.
+        verify: compare terms and frequencies with their fingerprint and look up every term
+        (one pass over all). Without it, the seal of text.json, types and sizes are still
+        checked.
+        Raises NotFound, or Corrupt if the files contradict each other or their fingerprint.
         """
         head = read_json(directory / "text.json")
         table = read_table(directory / "vocabulary.arrow")
         try:
             if head["schema_version"] != SCHEMA_VERSION:
                 raise Corrupt(
-                    f"text.json has schema version {head['schema_version']}, this xcray reads {SCHEMA_VERSION}"
+                    f"text.json has schema version {head['schema_version']}, "
+                    f"this xcray reads {SCHEMA_VERSION}"
                 )
             terms, df, idf = (_column(table, name, kind) for name, kind in COLUMNS.items())
             out = cls(TextParams.from_dict(head["params"]), terms, df.to_numpy(), head["n_texts"])
@@ -178,32 +200,33 @@ class TextPipeline:
             raise Corrupt(
                 f"the text pipeline in {directory.name} is not readable: {error}"
             ) from error
-        idf, found = frozen(idf.to_numpy(), np.float64), read_lookup(directory, terms, verify)
-        same = len(terms) == n_features and (seal is None or seal == _seal(head))
+        idf, vocabulary = frozen(idf.to_numpy(), np.float64), read_lookup(directory, terms, verify)
+        intact = len(terms) == n_features and (seal is None or seal == _header_seal(head))
         if verify or seal is None:
-            same = (
-                same
+            intact = (
+                intact
                 and out.fingerprint == fingerprint
                 and np.allclose(idf, out.idf, rtol=1e-12, atol=0)
             )
-        if not same:
+        if not intact:
             raise Corrupt(
-                f"the text pipeline in {directory.name} is not what was written (its fingerprint differs)"
+                f"the text pipeline in {directory.name} was changed after it was written "
+                "(its fingerprint differs)"
             )
         vars(out).update(
             {"idf": idf, "fingerprint": fingerprint}
-            | ({} if found is None else {"vocabulary": found})
+            | ({} if vocabulary is None else {"vocabulary": vocabulary})
         )
         return out
 
 
-def empty_rows(X: CSR) -> int:
-    """Rows without a single feature: texts of unknown terms alone."""
+def count_empty_rows(X: CSR) -> int:
+    """Return the number of rows without a feature: texts without known terms."""
     return int(np.count_nonzero(np.diff(X.indptr) == 0))
 
 
-class _Counts:
-    """Terms met so far, numbered as they come, with the texts and the times each was found."""
+class _TermCounts:
+    """Terms in order of occurrence, with their document and term frequencies."""
 
     def __init__(self, split: Callable[[str], list[str]]) -> None:
         self.split = split
@@ -213,11 +236,11 @@ class _Counts:
         self.n_texts = 0
 
     def rows(self, texts: Iterable[str]) -> Iterator[dict[int, int]]:
-        """Count each text: term number -> times."""
+        """Count each text and yield {term number: count}."""
         ids, df, tf = self.ids, self.df, self.tf
         for text in texts:
             row = {}
-            for term, times in Counter(self.split(_checked(text, self.n_texts))).items():
+            for term, times in Counter(self.split(_require_string(text, self.n_texts))).items():
                 j = ids.setdefault(term, len(ids))
                 if j == len(df):
                     df.append(0)
@@ -229,29 +252,34 @@ class _Counts:
             yield row
 
     def select(self, params: TextParams) -> tuple[TextPipeline, Int64]:
-        """The pipeline over the terms that the parameters keep, and the new number of each counted term (-1: left out)."""
+        """Return the pipeline over the selected terms, and the new number of each counted term.
+
+        The new number of a dropped term is -1.
+        """
         df, tf = (np.array(counts, np.int64) for counts in (self.df, self.tf))
         names = list(self.ids)
-        kept: Sequence[int] = np.flatnonzero(
+        selected: Sequence[int] = np.flatnonzero(
             (df >= params.min_df) & (df <= params.max_df * self.n_texts)
         ).tolist()
-        if params.max_features is not None and len(kept) > params.max_features:
-            kept = sorted(kept, key=lambda j: (-tf[j], names[j]))[: params.max_features]
-        kept = sorted(kept, key=names.__getitem__)
-        if not kept:
+        if params.max_features is not None and len(selected) > params.max_features:
+            selected = sorted(selected, key=lambda j: (-tf[j], names[j]))[: params.max_features]
+        selected = sorted(selected, key=names.__getitem__)
+        if not selected:
             raise ParameterError(
                 f"no term is left of {len(names)} in {self.n_texts} texts; "
                 f"lower min_df ({params.min_df}) or raise max_df ({params.max_df})"
             )
         new_id = np.full(len(names), -1, np.int64)
-        new_id[kept] = np.arange(len(kept))
-        return TextPipeline(params, [names[j] for j in kept], df[kept], self.n_texts), new_id
+        new_id[selected] = np.arange(len(selected))
+        return TextPipeline(
+            params, [names[j] for j in selected], df[selected], self.n_texts
+        ), new_id
 
 
-def _renumbered(
+def _renumber_terms(
     indptr: array[int], ids: array[int], values: array[int], new_id: Int64
 ) -> tuple[Any, Any, Any]:
-    """Rows with new term numbers, left-out terms dropped, columns ascending."""
+    """Return rows with new term numbers, columns ascending, without dropped terms."""
     columns, counts = new_id[_int32(ids)], _int32(values)
     starts = np.array(indptr, np.int64)
     n_rows = len(starts) - 1
@@ -264,32 +292,32 @@ def _renumbered(
 
 
 def _int32(values: array[int]) -> Any:
-    """An array of C ints as int32 (numpy refuses an empty buffer)."""
+    """Return an array of C ints as int32; numpy refuses an empty buffer."""
     return np.frombuffer(values, np.int32) if len(values) else np.empty(0, np.int32)
 
 
-def _checked(text: Any, i: int) -> str:
-    """The text itself, or DataError when it is none."""
+def _require_string(text: Any, i: int) -> str:
+    """Return the text. Raises DataError unless it is a string."""
     if not isinstance(text, str):
-        raise not_text(text, i)
+        raise not_a_string_error(text, i)
     return text
 
 
 def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
-    """A column as one mapped array. Raises Corrupt when it has another type, or holes."""
+    """Return a column as one mapped array. Raises Corrupt for another type or nulls."""
     column = table.column(name)
     if column.type != kind or column.null_count or column.num_chunks > 1:
         raise Corrupt(
-            f"vocabulary.arrow holds {name!r} as {column.type}, or with holes; {kind} was written"
+            f"vocabulary.arrow holds {name!r} as {column.type}, or with nulls; {kind} is expected"
         )
     return column.chunk(0) if column.num_chunks else pa.array([], kind)
 
 
-def _seal(head: dict[str, Any]) -> str:
-    """SHA-256 over what text.json says."""
+def _header_seal(head: dict[str, Any]) -> str:
+    """Return SHA-256 over the content of text.json."""
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()
 
 
-def _canonical(params: TextParams) -> str:
-    """Parameters as JSON with sorted names."""
+def _params_json(params: TextParams) -> str:
+    """Return parameters as JSON with sorted names."""
     return json.dumps(asdict(params), sort_keys=True)

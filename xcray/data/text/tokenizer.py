@@ -1,4 +1,4 @@
-"""How a text falls into terms: normalised, cut by a pattern, identifiers opened, plurals folded, n-grams."""
+"""Tokenizer: normalisation, token pattern, identifier parts, plurals, aliases, n-grams."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from typing import Any
 
 from xcray.errors import ParameterError
 
-UNSEEN = re.compile(
-    "[\u00ad\u200b-\u200f\u2060\ufeff\ud800-\udfff]"
-)  # invisible to readers, so invisible to terms
-LONE = re.compile("[\ud800-\udfff]")
-PARTS = re.compile(
-    r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+"
-)  # HTTPError2 -> HTTP Error 2; DictReader -> Dict Reader
-SIBILANT = re.compile(
-    r"(?:ss|sh|x|tch|nch|rch)es$"
-)  # classes, hashes, boxes, matches, branches, searches
+# characters that readers do not see, so terms ignore them
+INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff\ud800-\udfff]")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+# HTTPError2 -> HTTP Error 2; DictReader -> Dict Reader
+IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
+# classes, hashes, boxes, matches, branches, searches
+SIBILANT_PLURAL = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")
 
 
 @dataclass(frozen=True)
@@ -27,15 +24,18 @@ class TextParams:
     """How text becomes terms and terms become weights.
 
     lowercase: fold case (after NFKC normalisation, which always happens).
-    token_pattern: regular expression of one token, with at most one group (then the group is the token).
-    split_identifiers: also give the parts of DictReader, max_iter, HTTPError: n-grams run over the parts, the whole
-        word is added as a term of its own.
-    fold_plurals: read English plurals as their singular (rows -> row, dictionaries -> dictionary), by rule.
-    aliases: pairs (token, what to read it as), applied last and once: (("dict", "dictionary"),).
+    token_pattern: regular expression of one token, with at most one group (then the group is
+    the token).
+    split_identifiers: also split DictReader, max_iter and HTTPError into parts. N-grams run
+    over the parts; the whole identifier is an additional term.
+    fold_plurals: read English plurals as their singular (rows -> row, dictionaries ->
+    dictionary), by rule.
+    aliases: pairs (token, replacement), applied last and once: (("dict", "dictionary"),).
     ngram_max: terms are runs of 1 to ngram_max tokens (1-5).
-    min_df: leave out terms found in fewer texts than this (>= 1).
-    max_df: leave out terms found in more than this share of the texts (0-1].
-    max_features: keep only so many terms, the most frequent by total count, equal counts by name; None keeps all.
+    min_df: drop terms in fewer texts than this (>= 1).
+    max_df: drop terms in more than this share of the texts (0-1].
+    max_features: maximum number of terms. The most frequent by total count stay, ties by name;
+    None keeps all.
     sublinear_tf: weight counts as 1 + ln(count).
     """
 
@@ -85,22 +85,26 @@ class TextParams:
             len(pair) == 2 and all(isinstance(word, str) for word in pair) for pair in self.aliases
         )
         _require(pairs, "aliases", self.aliases, "pairs of strings")
-        sound = not any(LONE.search(word) for pair in self.aliases for word in pair)
+        sound = not any(LONE_SURROGATE.search(word) for pair in self.aliases for word in pair)
         _require(
             sound,
             "aliases",
             self.aliases,
             "pairs of strings without lone surrogates, which no file can hold",
         )
-        _compiled(self.token_pattern)
+        _compile_pattern(self.token_pattern)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TextParams:
-        """Parameters from JSON. Raises ParameterError for unknown names and values out of range."""
+        """Return the parameters for a JSON object.
+
+        Raises ParameterError for unknown names and values out of range.
+        """
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
             raise ParameterError(
-                f"text has no parameter {unknown[0]!r}; it has {', '.join(cls.__dataclass_fields__)}"
+                f"text has no parameter {unknown[0]!r}; "
+                f"it has {', '.join(cls.__dataclass_fields__)}"
             )
         aliases = values.get("aliases", ())
         _require(
@@ -110,13 +114,17 @@ class TextParams:
 
 
 def normalise(text: str) -> str:
-    """NFKC without soft hyphens, zero-width and direction marks, byte order marks and lone surrogates; case is kept."""
-    return text if text.isascii() else UNSEEN.sub("", unicodedata.normalize("NFKC", text))
+    """Return NFKC without invisible characters; case is kept.
+
+    Invisible characters are soft hyphens, zero-width and direction marks, byte order marks and
+    lone surrogates.
+    """
+    return text if text.isascii() else INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
 
 
-def tokenizer(params: TextParams) -> Callable[[str], list[str]]:
-    """The function from a text to its terms, in order, repeats included."""
-    cut = cutter(params)
+def make_tokenizer(params: TextParams) -> Callable[[str], list[str]]:
+    """Return the function from a text to its terms, in order, with repeats."""
+    cut = make_cutter(params)
 
     def split(text: str) -> list[str]:
         tokens, wholes = cut(text)
@@ -125,9 +133,12 @@ def tokenizer(params: TextParams) -> Callable[[str], list[str]]:
     return split
 
 
-def cutter(params: TextParams) -> Callable[[str], tuple[list[str], list[str]]]:
-    """The function from a text to its tokens, of which n-grams are made, and the terms that stay outside of these."""
-    find, aliases = _compiled(params.token_pattern).findall, dict(params.aliases)
+def make_cutter(params: TextParams) -> Callable[[str], tuple[list[str], list[str]]]:
+    """Return the function from a text to its tokens and its whole identifiers.
+
+    N-grams are made of the tokens only.
+    """
+    find, aliases = _compile_pattern(params.token_pattern).findall, dict(params.aliases)
 
     def cut(text: str) -> tuple[list[str], list[str]]:
         text = normalise(text)
@@ -149,13 +160,16 @@ def cutter(params: TextParams) -> Callable[[str], tuple[list[str], list[str]]]:
 
 
 def identifier_parts(tokens: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Tokens with identifiers replaced by their parts of two and more characters, and the identifiers themselves."""
+    """Return tokens with identifiers replaced by their parts, and the identifiers.
+
+    Parts of one character are dropped.
+    """
     words, wholes = [], []
     for token in tokens:
-        if token.islower() and token.isalpha():  # a plain word, as most are
+        if token.islower() and token.isalpha():  # a plain word, the most frequent case
             words.append(token)
             continue
-        parts = PARTS.findall(token)
+        parts = IDENTIFIER_PART.findall(token)
         if len(parts) > 1:
             words.extend(part for part in parts if len(part) > 1)
             wholes.append(token)
@@ -165,27 +179,36 @@ def identifier_parts(tokens: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def singular(token: str) -> str:
-    """The singular of an English word by Harman's s-rules; words of three letters and those in us, ss, is stay."""
+    """Return the singular of an English word by Harman's s-rules.
+
+    Words of three letters and words in us, ss, is are unchanged.
+    """
     if len(token) < 4 or token.endswith(("us", "ss", "is")):
         return token
     if token.endswith("ies") and len(token) > 4:
         return token[:-3] + "y"
-    return token[:-2] if SIBILANT.search(token) else token[:-1] if token.endswith("s") else token
+    return (
+        token[:-2]
+        if SIBILANT_PLURAL.search(token)
+        else token[:-1]
+        if token.endswith("s")
+        else token
+    )
 
 
-def _ngrams(tokens: list[str], longest: int) -> list[str]:
-    """Runs of 1 to `longest` tokens, joined by blanks."""
-    if longest == 1:
+def _ngrams(tokens: list[str], max_length: int) -> list[str]:
+    """Return runs of 1 to `max_length` tokens, joined by blanks."""
+    if max_length == 1:
         return tokens
     return [
         " ".join(run)
-        for n in range(1, longest + 1)
+        for n in range(1, max_length + 1)
         for run in zip(*(tokens[i:] for i in range(n)), strict=False)
     ]
 
 
-def _compiled(token_pattern: str) -> re.Pattern[str]:
-    """The token pattern, or ParameterError with the reason it can't be one."""
+def _compile_pattern(token_pattern: str) -> re.Pattern[str]:
+    """Compile the token pattern. Raises ParameterError with the reason if it is invalid."""
     try:
         pattern = re.compile(token_pattern)
     except (re.error, TypeError) as error:
@@ -194,22 +217,23 @@ def _compiled(token_pattern: str) -> re.Pattern[str]:
         ) from None
     if pattern.groups > 1:
         raise ParameterError(
-            f"token_pattern {token_pattern!r} has {pattern.groups} groups; use one, and (?: ) for the others"
+            f"token_pattern {token_pattern!r} has {pattern.groups} groups; use one, "
+            "and (?: ) for the others"
         )
     return pattern
 
 
-def _require(holds: bool, name: str, value: Any, expected: str) -> None:
+def _require(condition: bool, name: str, value: Any, expected: str) -> None:
     """Raise ParameterError unless the condition holds."""
-    if not holds:
+    if not condition:
         raise ParameterError(f"{name} is {value!r}; it must be {expected}")
 
 
 def _is_int(value: Any) -> bool:
-    """Whether it is a whole number and not a truth value."""
+    """Whether the value is a whole number and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number and not a truth value."""
+    """Whether the value is a number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

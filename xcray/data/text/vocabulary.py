@@ -1,6 +1,7 @@
-"""The terms of a text pipeline as a table that is searched in its file: one copy for all processes, nothing to build on opening.
+"""Lookup table of a text pipeline's terms, searched in its memory-mapped file.
 
-lookup.arrow, beside the terms: one column `slot` of uint64 (see `kernels.vocabulary`), the seed in the schema's metadata.
+All processes share one copy, and opening builds nothing. lookup.arrow, next to the terms, has one
+column `slot` of uint64 (see `kernels.vocabulary`) and the hash seed in the schema's metadata.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import pyarrow as pa
 
 from xcray.arrays import Int64, frozen
 from xcray.errors import Corrupt, Refused
-from xcray.kernels.vocabulary import Vocabulary, Words, fill, first_lost
+from xcray.kernels.vocabulary import Vocabulary, Words, fill, first_unreachable
 from xcray.storage.arrow import read_table, write_table
 
-LOOKUP = "lookup.arrow"
-SEEDS = 16  # of which the first that spreads the terms is taken
+LOOKUP_FILE = "lookup.arrow"
+MAX_SEEDS = 16  # the first one without long collision chains is used
 
 
-def words_of(terms: pa.LargeStringArray) -> Words:
-    """The bytes of strings as views of Arrow's memory."""
+def string_bytes(terms: pa.LargeStringArray) -> Words:
+    """Return the bytes of strings as views of Arrow's memory."""
     _, offsets, letters = terms.buffers()
     starts: Int64 = np.zeros(1, np.int64)
     if len(terms):
@@ -30,39 +31,45 @@ def words_of(terms: pa.LargeStringArray) -> Words:
     )
 
 
-def table_of(terms: pa.LargeStringArray) -> Vocabulary:
-    """The table of terms, built: a pass over them. Raises Refused when they were made to collide."""
-    words = words_of(terms)
-    for seed in range(SEEDS):
-        slots = np.zeros(
-            2 * len(terms) + 1, np.uint64
-        )  # half full: a term is found after 1.5 looks, a stranger after 2.5
+def build_vocabulary(terms: pa.LargeStringArray) -> Vocabulary:
+    """Build the lookup table of terms in one pass.
+
+    Raises Refused if the terms collide under every seed, which only happens on purpose.
+    """
+    words = string_bytes(terms)
+    for seed in range(MAX_SEEDS):
+        # half full: 1.5 probes on average for a term, 2.5 for an unknown term
+        slots = np.zeros(2 * len(terms) + 1, np.uint64)
         if fill(words, seed, slots):
             return Vocabulary(words, frozen(slots, np.uint64), seed)
     raise Refused(
-        f"{len(terms)} terms collide under {SEEDS} different hashes: they were made to; leave some out"
+        f"{len(terms)} terms collide under {MAX_SEEDS} different hashes on purpose; leave some out"
     )
 
 
 def write_lookup(directory: Path, vocabulary: Vocabulary) -> None:
-    """Write the table beside the terms, durably."""
+    """Write the lookup table next to the terms, durably."""
     table = pa.table({"slot": pa.array(vocabulary.slots)})
-    write_table(directory / LOOKUP, table.replace_schema_metadata({"seed": str(vocabulary.seed)}))
+    write_table(
+        directory / LOOKUP_FILE, table.replace_schema_metadata({"seed": str(vocabulary.seed)})
+    )
 
 
 def read_lookup(directory: Path, terms: pa.LargeStringArray, verify: bool) -> Vocabulary | None:
-    """Map the table of these terms; None in a directory of an older xcray, which has none.
+    """Map the lookup table of these terms; None in a directory of an older xcray without one.
 
-    verify: look every term up. Raises Corrupt when it is not a table of so many terms, or does not lead to all of them.
+    verify: look up every term. Raises Corrupt if it is not a table of `len(terms)` terms, or
+    does not find all of them.
     """
-    if not (directory / LOOKUP).is_file():
+    if not (directory / LOOKUP_FILE).is_file():
         return None
-    table = read_table(directory / LOOKUP)
+    table = read_table(directory / LOOKUP_FILE)
     try:
         column, seed = table.column("slot"), int(table.schema.metadata[b"seed"])
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(
-            f"{LOOKUP} in {directory.name} is not a table of terms: {error!r}", file=LOOKUP
+            f"{LOOKUP_FILE} in {directory.name} is not a table of terms: {error!r}",
+            file=LOOKUP_FILE,
         ) from None
     if (
         column.type != pa.uint64()
@@ -71,12 +78,14 @@ def read_lookup(directory: Path, terms: pa.LargeStringArray, verify: bool) -> Vo
         or column.null_count
     ):
         raise Corrupt(
-            f"{LOOKUP} in {directory.name} is not a table of {len(terms)} terms", file=LOOKUP
+            f"{LOOKUP_FILE} in {directory.name} is not a table of {len(terms)} terms",
+            file=LOOKUP_FILE,
         )
-    out = Vocabulary(words_of(terms), frozen(column.chunk(0).to_numpy(), np.uint64), seed)
-    if verify and (lost := first_lost(out)) >= 0:
+    out = Vocabulary(string_bytes(terms), frozen(column.chunk(0).to_numpy(), np.uint64), seed)
+    if verify and (missing := first_unreachable(out)) >= 0:
         raise Corrupt(
-            f"{LOOKUP} in {directory.name} does not lead to term {lost}; the file is not what was written",
-            file=LOOKUP,
+            f"{LOOKUP_FILE} in {directory.name} does not find term {missing}; "
+            "the file was changed after it was written",
+            file=LOOKUP_FILE,
         )
     return out

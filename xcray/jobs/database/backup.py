@@ -1,4 +1,4 @@
-"""A copy of the embedded store while it is in use: what was acknowledged before the copy began is in it, whole."""
+"""Online backup of the embedded store, with all that was acknowledged before the copy started."""
 
 from __future__ import annotations
 
@@ -8,57 +8,58 @@ from pathlib import Path
 from typing import Any
 
 from xcray.errors import Conflict, Corrupt, ParameterError
-from xcray.jobs.database.compatibility import checked
+from xcray.jobs.database.compatibility import check_compatibility
 from xcray.jobs.database.engine import SQLITE, Database
 from xcray.storage.atomic import sync_path
 
 
 def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Copy a store of SQLite to a file, by SQLite's own backup; its revision, jobs and bytes. Writers go on meanwhile.
+    """Copy an SQLite store to a file and return its path, revision, number of jobs and bytes.
 
-    The file appears when it is whole, checked and on disk. Raises ParameterError for another database, Conflict when the file is
-    there and may not be replaced, Corrupt when the copy does not hold together.
+    Uses SQLite's backup API, so writers continue meanwhile. The file appears once it is complete,
+    checked and on disk. Raises ParameterError for another database or an address without a store,
+    Conflict if the file exists and `replace` is false, Corrupt if the copy fails the integrity
+    check.
     """
     database = Database(url)
     try:
         if database.kind != SQLITE:
             raise ParameterError(
-                "this copies stores of SQLite only: use pg_dump for PostgreSQL (docs/store.md)"
+                "only SQLite stores can be copied: use pg_dump for PostgreSQL (docs/store.md)"
             )
         with database.read() as connection:
-            if checked(connection).revision is None:
+            if check_compatibility(connection).revision is None:
                 raise ParameterError(
-                    "there is no job store at that address: name its home or its URL"
+                    "there is no job store at that address: give its home or its URL"
                 )
         if path.exists() and not replace:
             raise Conflict(
-                f"{path.name} is there already: name another file, or allow to replace it",
+                f"{path.name} exists already: choose another file, or allow to replace it",
                 code="EXISTS",
             )
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            facts = _copy(database, aside)
-            aside.replace(path)
+            summary = _copy_database(database, temporary)
+            temporary.replace(path)
             sync_path(path.parent)
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     finally:
         database.close()
-    return {"file": str(path), **facts}
+    return {"file": str(path), **summary}
 
 
-def _copy(database: Database, aside: Path) -> dict[str, Any]:
-    """The copy, under a first name, in one file without a write-ahead log."""
-    os.close(
-        os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    )  # the store is its owner's
-    source, target = database.raw(), sqlite3.connect(aside)
+def _copy_database(database: Database, temporary: Path) -> dict[str, Any]:
+    """Copy the store to a temporary file in one piece, without a write-ahead log."""
+    # readable by its owner only
+    os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600))
+    source, target = database.raw_connection(), sqlite3.connect(temporary)
     try:
         source.driver_connection.backup(target)
         target.execute("PRAGMA journal_mode = DELETE")
         if target.execute("PRAGMA integrity_check").fetchone() != ("ok",):
             raise Corrupt(
-                "the copy of the job store does not hold together: look at the disk of the store",
+                "the copy of the job store fails its integrity check: check the disk of the store",
                 code="STORE_CORRUPT",
             )
         jobs = target.execute("SELECT count(*) FROM jobs").fetchone()[0]
@@ -66,5 +67,5 @@ def _copy(database: Database, aside: Path) -> dict[str, Any]:
     finally:
         target.close()
         source.close()
-    sync_path(aside)
-    return {"revision": revision[0], "jobs": jobs, "bytes": aside.stat().st_size}
+    sync_path(temporary)
+    return {"revision": revision[0], "jobs": jobs, "bytes": temporary.stat().st_size}

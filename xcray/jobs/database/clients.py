@@ -1,4 +1,7 @@
-"""Which programs work with the store: each process notes that it does, so that nobody changes the schema under it unasked."""
+"""Connected clients of the store. Each process registers itself and sends heartbeats.
+
+An upgrade reads the table, so that the schema never changes under a running client unnoticed.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from xcray.jobs.database.engine import POSTGRESQL, Database, once_more
+from xcray.jobs.database.engine import POSTGRESQL, Database, retry_once
 from xcray.jobs.database.schema import HEAD, PROGRAMS
-from xcray.jobs.store.leases import Watch
+from xcray.jobs.store.leases import LeaseWatcher
 
-EVERY_SECONDS: Final = 3.0  # between two notes
-LEASE_SECONDS: Final = 15.0  # after which one that is not heard counts as gone
+HEARTBEAT_SECONDS: Final = 3.0  # between two heartbeats
+LEASE_SECONDS: Final = 15.0  # without a heartbeat, after which a client counts as gone
 
 
-class Program(NamedTuple):
-    """A process that works with the store: its name, which says its host, the newest revision that it knows, its beats."""
+class StoreClient(NamedTuple):
+    """A process that uses the store. `id` contains its host, `revision` is its schema revision."""
 
     id: str
     revision: str
@@ -30,70 +33,72 @@ class Program(NamedTuple):
     lease_seconds: float
 
 
-class ProgramTable:
-    """The store's list of those who use it."""
+class ClientTable:
+    """The store's table of clients."""
 
     _database: Database
-    _steady: Callable[[], float]
-    _programs: Watch
-    _program: str
-    _attended: bool
-    _asked: float  # seconds of `_steady`
-    _attending: threading.Lock
+    _monotonic: Callable[[], float]
+    _client_leases: LeaseWatcher
+    _client_id: str
+    _is_registered: bool
+    _last_heartbeat: float  # seconds of `_monotonic`
+    _heartbeat_lock: threading.Lock
 
-    def attend(self) -> None:
-        """Note that this process works with the store, unless that was done within EVERY_SECONDS. Who runs for long calls it often.
+    def heartbeat_client(self) -> None:
+        """Register this process as a client, or renew its heartbeat.
 
-        Those that were not heard for their lease are forgotten.
+        Does nothing within HEARTBEAT_SECONDS of the last call. Long-running processes call it
+        often. Clients without a heartbeat for their lease are deleted.
         """
-        with self._attending:
-            now = self._steady()
-            if (
-                now - self._asked < EVERY_SECONDS * 0.9
-            ):  # who comes every so many seconds is never a hair too early
+        with self._heartbeat_lock:
+            now = self._monotonic()
+            # The margin keeps a caller with exactly this interval from being too early.
+            if now - self._last_heartbeat < HEARTBEAT_SECONDS * 0.9:
                 return
-            self._asked = now
-            self._attend()
-            self._attended = True
+            self._last_heartbeat = now
+            self._write_heartbeat()
+            self._is_registered = True
 
-    def programs(self) -> list[Program]:
-        """Who works with the store, and those of late that ended without a word."""
+    def list_clients(self) -> list[StoreClient]:
+        """Return the clients, including those that ended lately without deregistering."""
         with self._database.read() as connection:
-            return noted(connection)
+            return read_clients(connection)
 
-    @once_more
-    def _attend(self) -> None:
-        """One note."""
+    @retry_once
+    def _write_heartbeat(self) -> None:
+        """Write one heartbeat and delete expired clients."""
         with self._database.write() as connection:
             insert: Any = postgresql.insert if self._database.kind == POSTGRESQL else sqlite.insert
             row = insert(PROGRAMS).values(
-                id=self._program, revision=HEAD, beats=1, lease_seconds=LEASE_SECONDS
+                id=self._client_id, revision=HEAD, beats=1, lease_seconds=LEASE_SECONDS
             )
-            more = {"beats": PROGRAMS.c.beats + 1, "revision": HEAD}
-            connection.execute(row.on_conflict_do_update(index_elements=["id"], set_=more))
-            others = {each.id: each for each in noted(connection) if each.id != self._program}
-            lost = self._programs.lost(
+            renewed = {"beats": PROGRAMS.c.beats + 1, "revision": HEAD}
+            connection.execute(row.on_conflict_do_update(index_elements=["id"], set_=renewed))
+            others = {
+                each.id: each for each in read_clients(connection) if each.id != self._client_id
+            }
+            expired = self._client_leases.expired_leases(
                 {name: (each.beats, each.lease_seconds) for name, each in others.items()}
             )
-            forget(connection, [each for name, each in others.items() if name in lost])
+            delete_clients(connection, [each for name, each in others.items() if name in expired])
 
-    @once_more
-    def _leave(self) -> None:
-        """Take the note away."""
+    @retry_once
+    def _deregister(self) -> None:
+        """Delete this process from the table."""
         with self._database.write() as connection:
-            connection.execute(sa.delete(PROGRAMS).where(PROGRAMS.c.id == self._program))
+            connection.execute(sa.delete(PROGRAMS).where(PROGRAMS.c.id == self._client_id))
 
 
-def noted(connection: Connection) -> list[Program]:
-    """All that are noted, by name."""
-    columns = (PROGRAMS.c[name] for name in Program._fields)
+def read_clients(connection: Connection) -> list[StoreClient]:
+    """Return all registered clients by name."""
+    columns = (PROGRAMS.c[name] for name in StoreClient._fields)
     return [
-        Program(*row) for row in connection.execute(sa.select(*columns).order_by(PROGRAMS.c.id))
+        StoreClient(*row) for row in connection.execute(sa.select(*columns).order_by(PROGRAMS.c.id))
     ]
 
 
-def forget(connection: Connection, gone: list[Program]) -> None:
-    """Take notes away that are as they were seen."""
+def delete_clients(connection: Connection, gone: list[StoreClient]) -> None:
+    """Delete clients whose heartbeat count has not changed since it was read."""
     for each in gone:
         connection.execute(
             sa.delete(PROGRAMS).where(PROGRAMS.c.id == each.id, PROGRAMS.c.beats == each.beats)
@@ -101,5 +106,5 @@ def forget(connection: Connection, gone: list[Program]) -> None:
 
 
 def process_name() -> str:
-    """A name that no other process has, on any host, at any time; it says which one it is."""
+    """Return a unique name of this process that contains its host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"

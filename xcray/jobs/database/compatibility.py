@@ -1,8 +1,9 @@
-"""Which programs may work with a store: the rule by which it is upgraded under those that use it.
+"""The schema compatibility check: which program versions can use a store.
 
-A program is called by the revision of its own store, `HEAD`. A store tells its revision, and the oldest program that may work
-with it: what its steps say of themselves (`xcray.jobs.database.migrations`). So a program reads and writes a store that newer ones have
-only added to, and keeps its hands off any other: it neither writes what nobody would find, nor believes keys that it might misread.
+A program is identified by the schema revision of its own store, `HEAD`. A store records its
+revision and the oldest program that can use it, as its migration steps declare
+(`xcray.jobs.database.migrations`). A program therefore uses a store to which newer programs have
+only added, and rejects any other: it could write data that no other program finds, or misread keys.
 """
 
 from __future__ import annotations
@@ -14,92 +15,121 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Unavailable
-from xcray.jobs.database.schema import HEAD, OLDEST
+from xcray.jobs.database.schema import HEAD, OLDEST_PROGRAM
 
 LOG: Final = logging.getLogger(__name__)
-NEWER: Final = "SCHEMA_NEWER"
-OLDER: Final = "SCHEMA_OLDER"
-MEND: Final = "run `xcray store upgrade` (with XCRAY_STORE_UPGRADE=true every start does)"
-VERSION: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(
+SCHEMA_NEWER: Final = "SCHEMA_NEWER"
+SCHEMA_OLDER: Final = "SCHEMA_OLDER"
+UPGRADE_HINT: Final = "run `xcray store upgrade` (with XCRAY_STORE_UPGRADE=true every start does)"
+REVISION_QUERY: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(
     sa.table("alembic_version")
 )
 
 
-class Found(NamedTuple):
-    """What a store tells. revision: None for an empty one; oldest: the oldest program it serves, None when it does not say."""
+class Compatibility(NamedTuple):
+    """The revision of a store and the oldest program that it supports.
+
+    revision: None for an empty store. oldest: None if the store does not record it.
+    """
 
     revision: str | None
     oldest: str | None
 
-    def serves(self, program: str) -> bool:
-        """Whether a program may work with it."""
+    def supports(self, program: str) -> bool:
+        """Return whether a program can use the store."""
         if self.revision is None or self.revision < program:
             return False
         return self.revision == program or (self.oldest is not None and self.oldest <= program)
 
 
-def found_in(connection: Connection) -> Found:
-    """What a store tells, whoever wrote it."""
+def read_compatibility(connection: Connection) -> Compatibility:
+    """Return what a store records about its schema, whichever version wrote it."""
     tables = set(sa.inspect(connection).get_table_names())
     if "alembic_version" in tables:
-        revision = connection.execute(VERSION).scalar()
+        revision = connection.execute(REVISION_QUERY).scalar()
         oldest = (
-            connection.execute(sa.select(sa.func.max(OLDEST.c.revision))).scalar()
-            if OLDEST.name in tables
+            connection.execute(sa.select(sa.func.max(OLDEST_PROGRAM.c.revision))).scalar()
+            if OLDEST_PROGRAM.name in tables
             else None
         )
-        return Found(revision, oldest)
-    if "schema_version" in tables:  # of xcray 0.1, which counted by itself
+        return Compatibility(revision, oldest)
+    # xcray 0.1 kept its own version number
+    if "schema_version" in tables:
         number = connection.exec_driver_sql("SELECT version FROM schema_version").scalar()
-        return Found(None if number is None else f"{number:04}", None)
-    return Found(None, None)
+        return Compatibility(None if number is None else f"{number:04}", None)
+    return Compatibility(None, None)
 
 
-def checked(connection: Connection, program: str = HEAD) -> Found:
-    """What a store tells, when it is no newer than a program may use. Raises Conflict, code SCHEMA_NEWER."""
-    found = found_in(connection)
-    if found.revision is not None and found.revision > program and not found.serves(program):
+def check_compatibility(connection: Connection, program: str = HEAD) -> Compatibility:
+    """Return the compatibility of a store that is not too new for a program.
+
+    Raises Conflict, code SCHEMA_NEWER, if the store no longer supports the program.
+    """
+    compatibility = read_compatibility(connection)
+    if (
+        compatibility.revision is not None
+        and compatibility.revision > program
+        and not compatibility.supports(program)
+    ):
         raise Conflict(
-            too_new(found, program), code=NEWER, revision=found.revision, oldest=found.oldest
+            newer_message(compatibility, program),
+            code=SCHEMA_NEWER,
+            revision=compatibility.revision,
+            oldest=compatibility.oldest,
         )
-    return found
+    return compatibility
 
 
-def too_new(found: Found, program: str = HEAD) -> str:
-    """The sentence for a store that is too new."""
-    served = (
-        "serves no older one" if found.oldest is None else f"serves programs from {found.oldest} on"
+def newer_message(compatibility: Compatibility, program: str = HEAD) -> str:
+    """Return the error message for a store that is too new."""
+    support = (
+        "supports no older one"
+        if compatibility.oldest is None
+        else f"supports programs from {compatibility.oldest} on"
     )
-    return f"the store is at schema revision {found.revision} and {served}, this xcray knows {program}: use a newer xcray"
+    return (
+        f"the store is at schema revision {compatibility.revision} and {support},"
+        f" this xcray is at {program}: use a newer xcray"
+    )
 
 
-def too_old(found: Found, program: str = HEAD) -> str:
-    """The sentence for a store that has to be upgraded first."""
-    state = "is empty" if found.revision is None else f"is at revision {found.revision}"
-    return f"the store {state}, this xcray needs {program}: {MEND}"
+def older_message(compatibility: Compatibility, program: str = HEAD) -> str:
+    """Return the error message for a store that must be upgraded first."""
+    state = (
+        "is empty" if compatibility.revision is None else f"is at revision {compatibility.revision}"
+    )
+    return f"the store {state}, this xcray needs {program}: {UPGRADE_HINT}"
 
 
-class Guard:
-    """Asked in transactions of an open store: raises Unavailable, code SCHEMA_NEWER or SCHEMA_OLDER, when this program has to
-    keep its hands off it by now. One small question, while nothing has changed."""
+class SchemaGuard:
+    """The check that runs in the transactions of an open store.
+
+    Raises Unavailable, code SCHEMA_NEWER or SCHEMA_OLDER, if this program can no longer use the
+    store. It costs one small query while the schema is unchanged.
+    """
 
     def __init__(self, program: str = HEAD) -> None:
         self._program = program
-        self._known: str | None = None  # the revision that was found to serve us
+        # the last revision found to support this program
+        self._supported_revision: str | None = None
 
     def __call__(self, connection: Connection) -> None:
-        """Ask."""
-        if connection.execute(VERSION).scalar() == self._known:
+        """Check the store. Raises Unavailable if it does not support this program."""
+        if connection.execute(REVISION_QUERY).scalar() == self._supported_revision:
             return
-        found = found_in(connection)
-        if not found.serves(self._program):
-            newer = found.revision is not None and found.revision > self._program
-            sentence = too_new(found, self._program) if newer else too_old(found, self._program)
-            raise Unavailable(sentence, code=NEWER if newer else OLDER)
-        if found.revision != self._program:
+        compatibility = read_compatibility(connection)
+        if not compatibility.supports(self._program):
+            newer = compatibility.revision is not None and compatibility.revision > self._program
+            sentence = (
+                newer_message(compatibility, self._program)
+                if newer
+                else older_message(compatibility, self._program)
+            )
+            raise Unavailable(sentence, code=SCHEMA_NEWER if newer else SCHEMA_OLDER)
+        if compatibility.revision != self._program:
             LOG.info(
-                "the store is at revision %s, and serves this program, which knows %s",
-                found.revision,
+                "the store is at revision %s, which supports this program at revision %s",
+                compatibility.revision,
                 self._program,
             )
-        self._known = found.revision
+        self._supported_revision = compatibility.revision

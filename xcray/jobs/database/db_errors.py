@@ -1,4 +1,7 @@
-"""What a database complains of, in words for those who ask the service: no SQL, no values, no hosts, no paths, no passwords."""
+"""Translation of database errors into errors of xcray.
+
+The messages contain no SQL, values, hosts, paths or passwords.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,33 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 from xcray.errors import Corrupt, InputError, Refused, Unavailable, XcrayError
 
 LOG: Final = logging.getLogger(__name__)
-STORE: Final = "STORE"
-LONGEST: Final = 300  # characters of a driver's complaint in a log
+STORE_CODE: Final = "STORE"
+MAX_LOG_CHARS: Final = 300  # characters of a driver's message in a log
 
-FULL: Final = ("DISK_FULL", "the disk of the job store is full: make room")
-READ_ONLY: Final = (
+DISK_FULL: Final = ("DISK_FULL", "the disk of the job store is full: make room")
+STORE_READ_ONLY: Final = (
     "STORE_READ_ONLY",
-    "the job store can only be read now: let the service write to it",
+    "the job store is read-only: give the service write access",
 )
-LOCKED: Final = (STORE, "the job store can't answer now (other writers hold it): try again")
+STORE_LOCKED: Final = (
+    STORE_CODE,
+    "the job store can't answer now (other writers hold it): try again",
+)
 
 # SQLite's primary codes, by https://www.sqlite.org/rescode.html
-OF_SQLITE: Final[dict[int, tuple[str, str]]] = {
-    sqlite3.SQLITE_BUSY: LOCKED,
-    sqlite3.SQLITE_LOCKED: LOCKED,
-    sqlite3.SQLITE_READONLY: READ_ONLY,
-    sqlite3.SQLITE_PERM: READ_ONLY,
-    sqlite3.SQLITE_FULL: FULL,
+SQLITE_ERRORS: Final[dict[int, tuple[str, str]]] = {
+    sqlite3.SQLITE_BUSY: STORE_LOCKED,
+    sqlite3.SQLITE_LOCKED: STORE_LOCKED,
+    sqlite3.SQLITE_READONLY: STORE_READ_ONLY,
+    sqlite3.SQLITE_PERM: STORE_READ_ONLY,
+    sqlite3.SQLITE_FULL: DISK_FULL,
     sqlite3.SQLITE_IOERR: (
-        STORE,
-        "the job store can't answer now (its disk reports an error): look at the disk, then try again",
+        STORE_CODE,
+        "the job store can't answer now (its disk reports an error): check the disk",
     ),
     sqlite3.SQLITE_CANTOPEN: (
-        STORE,
-        "the file of the job store can't be opened: look at its folder and its rights",
+        STORE_CODE,
+        "the file of the job store can't be opened: check its folder and its permissions",
     ),
     sqlite3.SQLITE_CORRUPT: (
         "STORE_CORRUPT",
@@ -42,108 +48,115 @@ OF_SQLITE: Final[dict[int, tuple[str, str]]] = {
     ),
     sqlite3.SQLITE_NOTADB: (
         "STORE_CORRUPT",
-        "the file of the job store is no SQLite database: name another, or restore it",
+        "the file of the job store is not an SQLite database: use another, or restore it",
     ),
 }
-# PostgreSQL's codes, by its Appendix A; two letters and digits stand for a class of them
-OF_POSTGRESQL: Final[dict[str, tuple[str, str]]] = {
-    "25006": READ_ONLY,
-    "53100": FULL,
+# PostgreSQL's codes, by its Appendix A. Two characters stand for a class of codes.
+POSTGRESQL_ERRORS: Final[dict[str, tuple[str, str]]] = {
+    "25006": STORE_READ_ONLY,
+    "53100": DISK_FULL,
     "53300": (
-        STORE,
-        "the job store has no connection left: try again (PostgreSQL's max_connections)",
+        STORE_CODE,
+        "the job store has no free connection: try again (PostgreSQL's max_connections)",
     ),
-    "55P03": LOCKED,
-    "57014": (STORE, "the job store took too long: try again"),
-    "3D000": (STORE, "the database of the job store does not exist: create it"),
+    "55P03": STORE_LOCKED,
+    "57014": (STORE_CODE, "the job store took too long: try again"),
+    "3D000": (STORE_CODE, "the database of the job store does not exist: create it"),
     "42501": (
         "STORE_RIGHTS",
-        "the job store refuses: its user lacks a right on the database or the schema",
+        "the job store denies access: grant its user rights on the database and the schema",
     ),
     "28": (
         "STORE_LOGIN",
-        "the job store refuses the login: look at the user and the password of its address",
+        "the job store rejects the login: check the user and the password in its address",
     ),
 }
-UNDONE: Final = (
+# serialisation failure, deadlock: the whole transaction was rolled back
+ROLLBACK_STATES: Final = (
     "40001",
     "40P01",
-)  # serialisation failure, deadlock: the transaction was undone as a whole
-SILENT: Final = (STORE, "the job store can't answer now (no connection to it): try again")
+)
+NO_CONNECTION: Final = (
+    STORE_CODE,
+    "the job store can't answer now (no connection to it): try again",
+)
 
 
-class Again(Unavailable):
-    """The database undid the transaction, or never began it: doing it once more is safe."""
+class RetryableTransaction(Unavailable):
+    """The transaction was rolled back, or never started: it is safe to run it again."""
 
 
-class Locked(Unavailable):
-    """Others hold what a transaction needs: it was undone as a whole."""
+class LockTimeout(Unavailable):
+    """Other transactions hold a lock that was needed: the transaction was rolled back."""
 
 
-def in_words(error: DBAPIError | TimeoutError, *, committing: bool = False) -> XcrayError:
-    """The error for a driver's; whether its transaction may be done again depends on `committing`: then nobody knows its end."""
+def translate_error(error: DBAPIError | TimeoutError, *, committing: bool = False) -> XcrayError:
+    """Return the error of xcray for an error of the driver.
+
+    committing: the error came from the commit, so the outcome of the transaction is unknown and it
+    must not be run again.
+    """
     driver: Any = getattr(error, "orig", None)
-    LOG.warning("store: %s %s", type(driver or error).__name__, _code_of(driver))
-    if is_silence(error):
-        LOG.warning(
-            "store: %s", str(driver).partition("\n")[0][:LONGEST]
-        )  # hosts and users are for operators only
+    LOG.warning("store: %s %s", type(driver or error).__name__, _error_name(driver))
+    if is_unresponsive(error):
+        # hosts and users are logged for operators only
+        LOG.warning("store: %s", str(driver).partition("\n")[0][:MAX_LOG_CHARS])
     if driver is None:
         return Unavailable(
-            "the job store can't answer now (no free connection): try again", code=STORE
+            "the job store can't answer now (no free connection): try again", code=STORE_CODE
         )
-    known = _known(driver)
-    if known is None and _is_foreign(driver):
+    entry = _lookup(driver)
+    if entry is None and _is_unstorable(driver):
         return InputError(
-            "the job store can't hold this: a text has a character that it does not know (NUL?)",
+            "the job store can't store a character of this text (NUL?): remove it",
             code="UNICODE",
         )
-    gone = getattr(error, "connection_invalidated", False) and not is_silence(error)
-    code, sentence = known or (
-        SILENT
-        if gone or is_silence(error)
-        else (STORE, "the job store can't answer now: try again; its log says more")
+    gone = getattr(error, "connection_invalidated", False) and not is_unresponsive(error)
+    code, sentence = entry or (
+        NO_CONNECTION
+        if gone or is_unresponsive(error)
+        else (STORE_CODE, "the job store can't answer now: try again; see the log of the store")
     )
-    if _state(driver) in UNDONE or (gone and not committing):
-        return Again(sentence if known else SILENT[1], code=STORE)
-    if known is LOCKED:
-        return Locked(sentence, code=code)
+    if _sqlstate(driver) in ROLLBACK_STATES or (gone and not committing):
+        return RetryableTransaction(sentence if entry else NO_CONNECTION[1], code=STORE_CODE)
+    if entry is STORE_LOCKED:
+        return LockTimeout(sentence, code=code)
     kinds: dict[str, type[XcrayError]] = {"DISK_FULL": Refused, "STORE_CORRUPT": Corrupt}
     return kinds.get(code, Unavailable)(sentence, code=code)
 
 
-def is_silence(error: DBAPIError | TimeoutError) -> bool:
-    """Whether PostgreSQL, or what lies between, did not answer at all: not when it was called, or for too long."""
+def is_unresponsive(error: DBAPIError | TimeoutError) -> bool:
+    """Return whether PostgreSQL, or the network, did not answer at all or not in time."""
     driver: Any = getattr(error, "orig", None)
     name = type(driver).__name__
     if name not in ("OperationalError", "ConnectionTimeout", "_WaitTimeout") or hasattr(
         driver, "sqlite_errorcode"
     ):
         return False
-    return not _state(driver) and (
+    return not _sqlstate(driver) and (
         "Timeout" in name or not getattr(error, "connection_invalidated", False)
     )
 
 
-def _known(driver: Any) -> tuple[str, str] | None:
-    """Code and sentence of a driver's error that the tables above have."""
+def _lookup(driver: Any) -> tuple[str, str] | None:
+    """Return code and message of a driver's error if the tables above have it."""
     number = getattr(driver, "sqlite_errorcode", None)
     if number is not None:
-        return OF_SQLITE.get(number & 0xFF)
-    state = _state(driver)
-    return OF_POSTGRESQL.get(state) or OF_POSTGRESQL.get(state[:2])
+        return SQLITE_ERRORS.get(number & 0xFF)
+    state = _sqlstate(driver)
+    return POSTGRESQL_ERRORS.get(state) or POSTGRESQL_ERRORS.get(state[:2])
 
 
-def _state(driver: Any) -> str:
-    """PostgreSQL's code of an error, empty when it has none: the server did not speak."""
+def _sqlstate(driver: Any) -> str:
+    """Return PostgreSQL's error code, or "" if the server did not answer."""
     return str(getattr(driver, "sqlstate", None) or "")
 
 
-def _code_of(driver: Any) -> str:
-    """What a log may say of it."""
-    return str(getattr(driver, "sqlite_errorname", None) or _state(driver) or "")
+def _error_name(driver: Any) -> str:
+    """Return the code of a driver's error for the log."""
+    return str(getattr(driver, "sqlite_errorname", None) or _sqlstate(driver) or "")
 
 
-def _is_foreign(driver: Any) -> bool:
-    """Whether a value can't be stored, whatever is tried."""
+def _is_unstorable(driver: Any) -> bool:
+    """Return whether the value can never be stored."""
     return type(driver).__name__ in ("DataError", "UntranslatableCharacter", "UnicodeEncodeError")

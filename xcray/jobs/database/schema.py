@@ -1,7 +1,8 @@
-"""The tables of the store as they are now. SQLite and PostgreSQL read the same definitions; `migrations/` leads to them.
+"""The tables of the store as they are now, for SQLite and PostgreSQL.
 
-`seq` gives the order of things: clocks jump, counters do not. Leases have no date either: who holds one counts up `beats`, and
-whoever sees the same number for `lease_seconds` of its own steady clock may call it lost.
+`migrations/` creates them. `seq` gives the order of rows, because clocks jump and counters do not.
+Leases have no date either: the holder increases `beats`, and an observer that sees the same number
+for `lease_seconds` of its own monotonic clock can treat the lease as expired.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD: Final = "0004"  # the newest file of migrations/versions: what a store of this program is at
+HEAD: Final = "0004"  # the newest file of migrations/versions, the revision of this program's store
 
 METADATA: Final = MetaData()
 DOCUMENT: Final = sa.JSON(none_as_null=True)
-SERIAL: Final = sa.BigInteger().with_variant(
-    Integer(), "sqlite"
-)  # SQLite counts up only in a column of type INTEGER
+# SQLite increments only columns of type INTEGER
+SERIAL: Final = sa.BigInteger().with_variant(Integer(), "sqlite")
 
+# Never reuse the number of a deleted job: page tokens must stay valid.
 JOBS: Final = Table(
     "jobs",
     METADATA,
@@ -49,35 +50,32 @@ JOBS: Final = Table(
     Column("result", DOCUMENT),
     Column("stop_requested", Boolean, nullable=False),
     Column("owner", Text),
-    Column("lease_seconds", Float),  # how long its runner may be silent; only while RUNNING
+    Column("lease_seconds", Float),  # limit on the runner's silence; only while RUNNING
     Column("not_before", Float, nullable=False),  # Unix seconds; backoff after a failed launch
-    Column(
-        "losses", Integer, nullable=False
-    ),  # attempts that vanished or could not be launched, since submit or resume
+    # attempts that vanished or could not be launched, since submit or resume
+    Column("losses", Integer, nullable=False),
     Column("advanced", Boolean, nullable=False),  # some work was reported since submit or resume
     Column("events", Integer, nullable=False),  # seq of the newest event
     Column("created", Text, nullable=False),
     Column("started", Text),
     Column("finished", Text),
-    Column(
-        "kind", Text, nullable=False, server_default="train"
-    ),  # what it does: see `xcray.jobs.job.KINDS`
+    # see `xcray.jobs.job.KINDS`
+    Column("kind", Text, nullable=False, server_default="train"),
     Column("key_id", Text),  # the key that submitted it
-    Column("beats", Integer, nullable=False, server_default="0"),  # heartbeats, of all attempts
-    Column(
-        "timeout_seconds", Float
-    ),  # running time allowed, over all attempts since submit or resume
-    Column(
-        "ran_seconds", Float, nullable=False, server_default="0"
-    ),  # running time used, as its runners counted it
-    Column("expires", Float),  # Unix seconds; it must have ended by then
-    Column("max_attempts", Integer),  # losses that fail it; null: what the caller of `expire` says
-    Column("model", Text),  # the model it makes or asks, for filters
+    Column("beats", Integer, nullable=False, server_default="0"),  # heartbeats of all attempts
+    # running time allowed over all attempts since submit or resume
+    Column("timeout_seconds", Float),
+    # running time used, as counted by its runners
+    Column("ran_seconds", Float, nullable=False, server_default="0"),
+    Column("expires", Float),  # Unix seconds by which it must have ended
+    # losses after which it fails; null: the caller of `expire_jobs` decides
+    Column("max_attempts", Integer),
+    Column("model", Text),  # the model that it trains or predicts with, for filters
     Column("dataset_id", Text),
     UniqueConstraint("tenant", "idempotency_key"),
     Index("jobs_queue", "status", "priority", "tenant", "seq"),
     Index("jobs_tenant_status", "tenant", "status", "seq"),
-    # holds all that a list may filter by, so that no filter reads rows which it does not show
+    # Covers all filters of a list, so that no filter reads rows that are not shown.
     Index(
         "jobs_list",
         "tenant",
@@ -103,7 +101,7 @@ JOBS: Final = Table(
         sqlite_where=sa.text("finished IS NOT NULL"),
         postgresql_where=sa.text("finished IS NOT NULL"),
     ),
-    sqlite_autoincrement=True,  # never reuse the number of a deleted job: page tokens stay right
+    sqlite_autoincrement=True,
 )
 
 EVENTS: Final = Table(
@@ -128,7 +126,7 @@ DATASETS: Final = Table(
     Column("stats", DOCUMENT, nullable=False),
     Column("created", Text, nullable=False),
     Column("idempotency_key", Text),
-    Column("digest", Text),  # of the request that made it; only with a key
+    Column("digest", Text),  # of the request that created it; only with a key
     Column("version", Integer, nullable=False, server_default="1"),  # counts changes, for ETags
     Index("datasets_tenant", "tenant", "seq"),
     Index("datasets_key", "tenant", "idempotency_key", unique=True),
@@ -143,9 +141,8 @@ KEYS: Final = Table(
     Column("tenant", Text, nullable=False),
     Column("name", Text, nullable=False),
     Column("scopes", DOCUMENT, nullable=False),  # a list of words
-    Column(
-        "digest", Text, nullable=False, unique=True
-    ),  # SHA-256 of the secret, hexadecimal; the secret is nowhere
+    # SHA-256 of the secret, hexadecimal; the secret itself is not stored
+    Column("digest", Text, nullable=False, unique=True),
     Column("created", Text, nullable=False),
     Column("expires", Float),  # Unix seconds
     Column("revoked", Text),
@@ -173,9 +170,9 @@ DUTIES: Final = Table(
     "duties",
     METADATA,
     Column("name", Text, primary_key=True),
-    Column("owner", Text),  # null: nobody has it
+    Column("owner", Text),  # null: no leader
     Column("beats", Integer, nullable=False),
-    Column("term", Integer, nullable=False),  # rises with each new owner, and fences
+    Column("term", Integer, nullable=False),  # increases with each new owner; a fencing token
     Column("lease_seconds", Float, nullable=False),
 )
 
@@ -191,24 +188,23 @@ TURNS: Final = Table(
     "turns",
     METADATA,
     Column("tenant", Text, primary_key=True),
-    Column(
-        "turn", SERIAL, nullable=False
-    ),  # number of the tenant's newest claim among all: who has the lowest is next
+    # Number of the tenant's newest claim among all. The lowest is served next.
+    Column("turn", SERIAL, nullable=False),
 )
 
-PROGRAMS: Final = Table(  # processes that work with the store
+# processes that use the store
+PROGRAMS: Final = Table(
     "programs",
     METADATA,
     Column("id", Text, primary_key=True),
-    Column("revision", Text, nullable=False),  # the newest that it knows
+    Column("revision", Text, nullable=False),  # the schema revision of the program
     Column("beats", Integer, nullable=False),
     Column("lease_seconds", Float, nullable=False),
 )
 
-OLDEST: Final = Table(  # one row
+OLDEST_PROGRAM: Final = Table(  # one row
     "oldest_program",
     METADATA,
-    Column(
-        "revision", Text, primary_key=True
-    ),  # the oldest program that may work with the store as it is now
+    # the oldest program that can use the store as it is now
+    Column("revision", Text, primary_key=True),
 )

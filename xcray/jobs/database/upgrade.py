@@ -1,8 +1,9 @@
-"""Bringing a store to the schema of this program, beside those who use it: one step, one transaction, under a lock.
+"""Upgrade of a store to this program's schema while other programs use it.
 
-A crash leaves the store between two steps, of which each is whole. Any number of processes may open an old store at the same
-moment: one upgrades, the others find it done. While an older program is at work that a step would cut off, the upgrade is refused
-before it has changed anything.
+Each step is one transaction under a lock, so a crash leaves the store between two complete scripts.
+Any number of processes can open an old store at the same moment: one upgrades it, the others find
+it upgraded. If an older program is running that a step would cut off, the upgrade is refused before
+it has changed anything.
 """
 
 from __future__ import annotations
@@ -21,144 +22,180 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Unavailable
-from xcray.jobs.database.clients import Program, forget, noted
-from xcray.jobs.database.compatibility import OLDER, Found, checked, too_old
-from xcray.jobs.database.db_errors import Locked
+from xcray.jobs.database.clients import StoreClient, delete_clients, read_clients
+from xcray.jobs.database.compatibility import (
+    SCHEMA_OLDER,
+    Compatibility,
+    check_compatibility,
+    older_message,
+)
+from xcray.jobs.database.db_errors import LockTimeout
 from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database, parse_url
-from xcray.jobs.database.pg_timeouts import unhurried
-from xcray.jobs.database.schema import HEAD, OLDEST, PROGRAMS
-from xcray.jobs.store.leases import Watch
+from xcray.jobs.database.pg_timeouts import extended_timeout
+from xcray.jobs.database.schema import HEAD, OLDEST_PROGRAM, PROGRAMS
+from xcray.jobs.store.leases import LeaseWatcher
 
 LOG: Final = logging.getLogger(__name__)
-LOCK: Final = (
-    0x78637261  # of PostgreSQL's advisory locks; SQLite's writers wait for each other anyway
-)
-HOLD_SECONDS: Final = 1.0  # for which a step waits for a table: all who come after it wait as long
-STEP_SECONDS: Final = 3600.0  # for which a statement of a step may take
-PATIENCE_SECONDS: Final = 180.0  # for which a step is tried again while others hold what it needs
-PAUSE_SECONDS: Final = (0.2, 2.0)  # between two tries
-LOOK_SECONDS: Final = 0.5  # between two looks whether a program is at work
+# The key of PostgreSQL's advisory lock. SQLite's writers run one at a time anyway.
+ADVISORY_LOCK_ID: Final = 0x78637261
+# Limit for a step's wait on a table lock. All later transactions wait as long.
+LOCK_TIMEOUT_SECONDS: Final = 1.0
+STEP_TIMEOUT_SECONDS: Final = 3600.0  # limit for a statement of a step
+RETRY_SECONDS: Final = 180.0  # for which a step is retried while others hold locks that it needs
+RETRY_PAUSE_SECONDS: Final = (0.2, 2.0)  # between two attempts
+POLL_SECONDS: Final = 0.5  # between two checks for active programs
 
 
-class Steps(NamedTuple):
-    """What leads to the schema of a program: the folder of its steps, and the newest of them."""
+class MigrationScripts(NamedTuple):
+    """The migration scripts of a program: their directory and the newest revision."""
 
     folder: Path
     head: str
 
 
-class Step(NamedTuple):
-    """One of them: the oldest program that may work beside what it leaves, and whether it runs in a transaction."""
+class MigrationStep(NamedTuple):
+    """One step: the oldest program that can use its result, and whether it needs a transaction."""
 
     revision: str
     oldest: str
     in_transaction: bool
 
 
-OURS: Final = Steps(Path(__file__).parent / "migrations", HEAD)
+OWN_SCRIPTS: Final = MigrationScripts(Path(__file__).parent / "migrations", HEAD)
 
 
-def bring_up(
-    database: Database, *, allowed: bool = True, forced: bool = False, steps: Steps | None = None
+def upgrade_database(
+    database: Database,
+    *,
+    may_upgrade: bool = True,
+    force: bool = False,
+    scripts: MigrationScripts | None = None,
 ) -> str | None:
-    """Upgrade a store that is older than this program; the revision that was found, None for an empty database.
+    """Upgrade a store that is older than this program and return its previous revision.
 
-    allowed: whether to change anything. forced: whether to take steps also under programs that can't work beside them. steps: OURS,
-    or those of another program. Raises Conflict: SCHEMA_NEWER when another xcray has made it one that serves newer programs alone,
-    SCHEMA_OLDER when it would have to be upgraded and that is not allowed, SCHEMA_IN_USE when programs are at work that would have
-    to end first. Raises Unavailable when others hold its tables for PATIENCE_SECONDS.
+    Returns None for an empty database.
+
+    may_upgrade: whether anything can be changed. force: run scripts even while programs are active
+    that they cut off. scripts: OWN_SCRIPTS by default.
+
+    Raises Conflict: SCHEMA_NEWER if the store supports only newer programs, SCHEMA_OLDER if it
+    needs an upgrade that is not allowed, SCHEMA_IN_USE if active programs must stop first. Raises
+    Unavailable if others hold its tables for RETRY_SECONDS.
     """
-    steps = steps or OURS
+    scripts = scripts or OWN_SCRIPTS
     with database.read() as connection:
-        found = checked(connection, steps.head)
-    if found.serves(steps.head):
-        return found.revision
-    if not allowed:
-        raise Conflict(too_old(found, steps.head), code=OLDER)
-    ladder = _Ladder(steps)
+        compatibility = check_compatibility(connection, scripts.head)
+    if compatibility.supports(scripts.head):
+        return compatibility.revision
+    if not may_upgrade:
+        raise Conflict(older_message(compatibility, scripts.head), code=SCHEMA_OLDER)
+    ladder = _MigrationPlan(scripts)
     silent = (
-        None if forced or found.revision is None else _silent(database, ladder.oldest(steps.head))
+        None
+        if force or compatibility.revision is None
+        else _wait_for_silence(database, ladder.oldest_supported(scripts.head))
     )
-    for step in ladder.ahead(found.revision):
-        _patiently(database, partial(_take, database, ladder, step, silent))
+    for step in ladder.pending_steps(compatibility.revision):
+        _retry_while_locked(database, partial(_apply_step, database, ladder, step, silent))
         LOG.info("the store is at revision %s", step.revision)
-    return found.revision
+    return compatibility.revision
 
 
-def look(url: str) -> dict[str, Any]:
-    """What is at an address, without changing it.
+def inspect_store(url: str) -> dict[str, Any]:
+    """Describe the store at a URL without changing it.
 
-    `store`: its kind; `revision`, None when it is empty; `oldest`: the oldest program that it serves, None when it does not say;
-    `needed`: the revision of this program; `ready`: whether it may work with it; `programs`: how many are at work (or ended of
-    late without a word), by their revision. Raises Unavailable when the database can't be reached; Conflict, code SCHEMA_NEWER.
+    Returns `store`: its kind; `revision`: None if it is empty; `oldest`: the oldest program that it
+    supports, None if not recorded; `needed`: the revision of this program; `ready`: whether this
+    program can use it; `programs`: how many clients are active (or ended lately without
+    deregistering), by their revision. Raises Unavailable if the database cannot be reached,
+    Conflict, code SCHEMA_NEWER, if it is too new.
     """
     parsed = parse_url(url)
-    if (
-        parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file()
-    ):  # looking must not make one
-        return _told(SQLITE, Found(None, None), [])
+    # The check must not create a file.
+    if parsed.get_backend_name() == SQLITE and not Path(str(parsed.database)).is_file():
+        return _description(SQLITE, Compatibility(None, None), [])
     database = Database(url)
     try:
         with database.read() as connection:
-            return _told(database.kind, checked(connection), _at_work(connection))
+            return _description(
+                database.kind, check_compatibility(connection), _registered_clients(connection)
+            )
     finally:
         database.close()
 
 
-def upgrade(url: str, *, forced: bool = False) -> dict[str, Any]:
-    """`bring_up` the store at an address; `look` at it afterwards, and `before`, the revision that it had."""
+def upgrade_store(url: str, *, force: bool = False) -> dict[str, Any]:
+    """Upgrade the store at a URL and return its description with `before`, the old revision."""
     database = Database(url)
     try:
-        before = bring_up(database, forced=forced)
+        before = upgrade_database(database, force=force)
     finally:
         database.close()
-    return {**look(url), "before": before}
+    return {**inspect_store(url), "before": before}
 
 
-def _told(kind: str, found: Found, programs: list[Program]) -> dict[str, Any]:
-    """What `look` says."""
+def _description(
+    kind: str, compatibility: Compatibility, programs: list[StoreClient]
+) -> dict[str, Any]:
+    """Return the description that `inspect_store` documents."""
     count = dict(sorted(Counter(each.revision for each in programs).items()))
-    told = {"store": kind, "revision": found.revision, "oldest": found.oldest, "needed": HEAD}
-    return {**told, "ready": found.serves(HEAD), "programs": count}
+    description = {
+        "store": kind,
+        "revision": compatibility.revision,
+        "oldest": compatibility.oldest,
+        "needed": HEAD,
+    }
+    return {**description, "ready": compatibility.supports(HEAD), "programs": count}
 
 
-class _Ladder:
-    """All steps of a program, the first one first. One that does not say whom it serves, serves none before itself."""
+class _MigrationPlan:
+    """All steps of a program, oldest first.
 
-    def __init__(self, steps: Steps) -> None:
-        from alembic.config import Config  # here: it takes 0.1 s, and most stores are up to date
+    A step that does not declare the oldest program it supports, supports none before itself.
+    """
+
+    def __init__(self, scripts: MigrationScripts) -> None:
+        # Imported here: it takes 0.1 s, and most stores are up to date.
+        from alembic.config import Config
         from alembic.script import ScriptDirectory
 
-        self.head = steps.head
+        self.head = scripts.head
         self._config = Config()
-        self._config.set_main_option("script_location", str(steps.folder).replace("%", "%%"))
+        self._config.set_main_option("script_location", str(scripts.folder).replace("%", "%%"))
         self._config.set_main_option("path_separator", "os")
         self._script = ScriptDirectory.from_config(self._config)
-        found = [
-            (each.revision, each.module) for each in self._script.walk_revisions("base", steps.head)
+        steps = [
+            (each.revision, each.module)
+            for each in self._script.walk_revisions("base", scripts.head)
         ][::-1]
-        self._all = [
-            Step(name, getattr(module, "oldest", name), getattr(module, "in_transaction", True))
-            for name, module in found
+        self._steps = [
+            MigrationStep(
+                name, getattr(module, "oldest", name), getattr(module, "in_transaction", True)
+            )
+            for name, module in steps
         ]
 
-    def oldest(self, revision: str) -> str:
-        """The oldest program that a store at a revision serves."""
-        return max(step.oldest for step in self._all if step.revision <= revision)
+    def oldest_supported(self, revision: str) -> str:
+        """Return the oldest program that a store at a revision supports."""
+        return max(step.oldest for step in self._steps if step.revision <= revision)
 
-    def ahead(self, found: str | None) -> list[Step]:
-        """Steps that lack. Of an empty store, which nobody uses, those that end a stretch of one transaction."""
-        if found is not None:
-            return [step for step in self._all if step.revision > found]
-        following = [step.in_transaction for step in self._all[1:]] + [False]
+    def pending_steps(self, revision: str | None) -> list[MigrationStep]:
+        """Return the missing steps.
+
+        For an empty store, which has no users, steps that share a transaction are merged: only the
+        last step of each such run is returned.
+        """
+        if revision is not None:
+            return [step for step in self._steps if step.revision > revision]
+        following = [step.in_transaction for step in self._steps[1:]] + [False]
         return [
             step
-            for step, goes_on in zip(self._all, following, strict=True)
-            if not (step.in_transaction and goes_on)
+            for step, next_shares in zip(self._steps, following, strict=True)
+            if not (step.in_transaction and next_shares)
         ]
 
-    def climb(self, connection: Connection, found: str | None, goal: str) -> None:
-        """Run the steps that lack up to one, within the caller's transaction, if it has one."""
+    def run_steps(self, connection: Connection, revision: str | None, goal: str) -> None:
+        """Run the missing steps up to `goal`, in the caller's transaction if there is one."""
         from alembic.runtime.environment import EnvironmentContext
 
         script = self._script
@@ -167,121 +204,136 @@ class _Ladder:
         ) as environment:
             environment.configure(connection=connection)
             context = environment.get_context()
-            if found is not None and not context.get_current_heads():
-                context.stamp(
-                    script, found
-                )  # a store of xcray 0.1 is taken over at the version it counted itself
+            if revision is not None and not context.get_current_heads():
+                # A store of xcray 0.1 starts at the version that it recorded itself.
+                context.stamp(script, revision)
             environment.run_migrations()
 
 
-def _at_work(connection: Connection, before: str | None = None) -> list[Program]:
-    """Programs noted in a store, also in one that has no such table yet: those older than `before`, or all."""
+def _registered_clients(connection: Connection, before: str | None = None) -> list[StoreClient]:
+    """Return the clients older than `before`, or all. The table can be missing."""
     if not sa.inspect(connection).has_table(PROGRAMS.name):
         return []
-    return [each for each in noted(connection) if before is None or each.revision < before]
+    return [each for each in read_clients(connection) if before is None or each.revision < before]
 
 
-def _silent(database: Database, oldest: str) -> dict[str, int]:
-    """Programs older than that which are noted and gone: name -> beats. Watches them for their leases.
+def _wait_for_silence(database: Database, oldest: str) -> dict[str, int]:
+    """Wait until older clients have been silent for their leases; return name -> heartbeats.
 
-    Raises Conflict, code SCHEMA_IN_USE, as soon as one beats.
+    Raises Conflict, code SCHEMA_IN_USE, as soon as one of them sends a heartbeat.
     """
-    watch, first = Watch(time.monotonic), dict[str, int]()
-    LOG.info(
-        "looking whether programs older than %s are at work, for as long as their leases", oldest
-    )
+    watcher, first = LeaseWatcher(time.monotonic), dict[str, int]()
+    LOG.info("waiting for the leases of programs older than %s, in case some are active", oldest)
     while True:
         with database.read() as connection:
-            older = _at_work(connection, oldest)
+            older = _registered_clients(connection, oldest)
         moved = [each for each in older if first.setdefault(each.id, each.beats) != each.beats]
         if moved:
-            raise _in_use(moved, oldest)
-        if len(watch.lost({each.id: (each.beats, each.lease_seconds) for each in older})) == len(
-            older
-        ):
+            raise _in_use_error(moved, oldest)
+        if len(
+            watcher.expired_leases({each.id: (each.beats, each.lease_seconds) for each in older})
+        ) == len(older):
             return {each.id: each.beats for each in older}
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def _in_use(older: list[Program], oldest: str) -> Conflict:
-    """The refusal of a step that programs at work can't live with."""
+def _in_use_error(older: list[StoreClient], oldest: str) -> Conflict:
+    """Return the error for a step that active programs do not support."""
     revisions = ", ".join(sorted({each.revision for each in older}))
     names = ", ".join(each.id.rpartition(":")[0] for each in older[:5])
     return Conflict(
-        f"{len(older)} programs of revision {revisions} use the store ({names}), and this upgrade leaves one that serves programs"
-        f" from {oldest} on: roll out the release between first, or end them; `xcray store upgrade --force` does it all the same",
+        f"{len(older)} programs of revision {revisions} use the store ({names}), and after this"
+        f" upgrade it supports programs from {oldest} on: roll out the release between first, or"
+        " stop them; `xcray store upgrade --force` upgrades anyway",
         code="SCHEMA_IN_USE",
         oldest=oldest,
     )
 
 
-def _patiently(database: Database, take: Callable[[], None]) -> None:
-    """Take a step, again and again while others hold what it needs."""
-    deadline = time.monotonic() + (PATIENCE_SECONDS if database.kind == POSTGRESQL else 0.0)
+def _retry_while_locked(database: Database, apply: Callable[[], None]) -> None:
+    """Apply a step, and retry while other transactions hold locks that it needs."""
+    deadline = time.monotonic() + (RETRY_SECONDS if database.kind == POSTGRESQL else 0.0)
     while True:
         try:
-            take()
+            apply()
             return
-        except Locked as error:
+        except LockTimeout as error:
             if time.monotonic() >= deadline:
                 raise Unavailable(
-                    "the schema can't be changed now: others hold the tables for long (a dump, an open transaction, another"
-                    " upgrade); nothing of this step was done: run it again when they have ended",
+                    "the schema can't be changed now: others hold the tables for long (a dump, an"
+                    " open transaction, another upgrade); nothing of this step was done:"
+                    " run it again when they have ended",
                     code="STORE",
                 ) from error
-        time.sleep(random.uniform(*PAUSE_SECONDS))
+        time.sleep(random.uniform(*RETRY_PAUSE_SECONDS))
 
 
-def _take(database: Database, ladder: _Ladder, step: Step, silent: dict[str, int] | None) -> None:
-    """Take the steps up to one, unless another process did. silent: older programs that are gone; None: none are asked for."""
-    alone = _turn if step.in_transaction or database.kind == SQLITE else _session
-    with alone(database) as connection:
-        found = checked(connection, ladder.head)
-        if found.revision is not None and found.revision >= step.revision:
+def _apply_step(
+    database: Database, ladder: _MigrationPlan, step: MigrationStep, silent: dict[str, int] | None
+) -> None:
+    """Apply all steps up to `step`, unless another process already did.
+
+    silent: older clients that are gone, by name. None skips the check for active clients.
+    """
+
+    open_locked = (
+        _locked_transaction if step.in_transaction or database.kind == SQLITE else _locked_session
+    )
+    with open_locked(database) as connection:
+        compatibility = check_compatibility(connection, ladder.head)
+        if compatibility.revision is not None and compatibility.revision >= step.revision:
             return
-        if silent is not None and found.revision is not None:
-            older = _at_work(connection, step.oldest)
-            come = [each for each in older if silent.get(each.id) != each.beats]
-            if come:
-                raise _in_use(come, step.oldest)
-            forget(connection, older)
-        ladder.climb(connection, found.revision, step.revision)
-        _note_oldest(connection, ladder.oldest(step.revision))
+        if silent is not None and compatibility.revision is not None:
+            older = _registered_clients(connection, step.oldest)
+            active = [each for each in older if silent.get(each.id) != each.beats]
+            if active:
+                raise _in_use_error(active, step.oldest)
+            delete_clients(connection, older)
+        ladder.run_steps(connection, compatibility.revision, step.revision)
+        _record_oldest(connection, ladder.oldest_supported(step.revision))
 
 
 @contextmanager
-def _turn(database: Database) -> Iterator[Connection]:
-    """A write transaction in which nobody else upgrades. Raises Locked when somebody does, or holds a table for HOLD_SECONDS.
+def _locked_transaction(database: Database) -> Iterator[Connection]:
+    """Open a write transaction under the upgrade lock.
 
-    Who waits here has no snapshot that an index made beside it would wait for: it asks, and comes again.
+    Raises LockTimeout if another process upgrades, or holds a table for LOCK_TIMEOUT_SECONDS. The
+    lock is tried, not waited for: a waiting transaction would hold a snapshot, for which a
+    concurrent index build would wait in turn.
     """
     with database.write() as connection:
         if database.kind == SQLITE:
             yield connection
             return
-        with unhurried(connection, STEP_SECONDS):
+        with extended_timeout(connection, STEP_TIMEOUT_SECONDS):
             if not connection.execute(
-                sa.select(sa.func.pg_try_advisory_xact_lock(LOCK))
+                sa.select(sa.func.pg_try_advisory_xact_lock(ADVISORY_LOCK_ID))
             ).scalar_one():
-                raise Locked("another process upgrades the store", code="STORE")
-            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(STEP_SECONDS * 1000)}")
-            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(HOLD_SECONDS * 1000)}")
+                raise LockTimeout("another process upgrades the store", code="STORE")
+            connection.exec_driver_sql(
+                f"SET LOCAL statement_timeout = {int(STEP_TIMEOUT_SECONDS * 1000)}"
+            )
+            connection.exec_driver_sql(
+                f"SET LOCAL lock_timeout = {int(LOCK_TIMEOUT_SECONDS * 1000)}"
+            )
             yield connection
 
 
 @contextmanager
-def _session(database: Database) -> Iterator[Connection]:
-    """The same outside any transaction, for PostgreSQL's statements that run for long and hold up nobody."""
-    with database.outside() as connection, unhurried(connection, STEP_SECONDS):
-        if not connection.execute(sa.select(sa.func.pg_try_advisory_lock(LOCK))).scalar_one():
-            raise Locked("another process upgrades the store", code="STORE")
-        connection.exec_driver_sql(f"SET statement_timeout = {int(STEP_SECONDS * 1000)}")
-        connection.exec_driver_sql(f"SET lock_timeout = {int(STEP_SECONDS * 1000)}")
-        yield connection  # the lock goes with the connection
+def _locked_session(database: Database) -> Iterator[Connection]:
+    """Hold the upgrade lock outside any transaction, for long statements of PostgreSQL."""
+    with database.autocommit() as connection, extended_timeout(connection, STEP_TIMEOUT_SECONDS):
+        if not connection.execute(
+            sa.select(sa.func.pg_try_advisory_lock(ADVISORY_LOCK_ID))
+        ).scalar_one():
+            raise LockTimeout("another process upgrades the store", code="STORE")
+        connection.exec_driver_sql(f"SET statement_timeout = {int(STEP_TIMEOUT_SECONDS * 1000)}")
+        connection.exec_driver_sql(f"SET lock_timeout = {int(STEP_TIMEOUT_SECONDS * 1000)}")
+        yield connection  # the lock ends with the connection
 
 
-def _note_oldest(connection: Connection, oldest: str) -> None:
-    """Write down whom the store serves now; before it has the table, only those of its own revision."""
-    if sa.inspect(connection).has_table(OLDEST.name):
-        connection.execute(sa.delete(OLDEST))
-        connection.execute(sa.insert(OLDEST).values(revision=oldest))
+def _record_oldest(connection: Connection, oldest: str) -> None:
+    """Record the oldest supported program, if the store has the table for it yet."""
+    if sa.inspect(connection).has_table(OLDEST_PROGRAM.name):
+        connection.execute(sa.delete(OLDEST_PROGRAM))
+        connection.execute(sa.insert(OLDEST_PROGRAM).values(revision=oldest))

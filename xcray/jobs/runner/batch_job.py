@@ -1,6 +1,8 @@
-"""A batch prediction as a job: everything of it lies in the job's folder, and goes when the job is deleted.
+"""Batch predictions as jobs. All files lie in the job's directory and are deleted with the job.
 
-runs/JOB/   input/ what was uploaded, until it is answered   part-*.parquet finished parts, until all are   output/ the answers
+runs/JOB/   input/          the uploaded input, until it is processed
+            part-*.parquet  finished parts, until all are
+            output/         the results
 """
 
 from __future__ import annotations
@@ -9,36 +11,43 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from xcray.batch import BulkSpec, predict_bulk
-from xcray.batch.output import found as published
+from xcray.batch import BatchPredictSpec, predict_batch
+from xcray.batch.output import find_manifest as published
 from xcray.jobs.job import Job
-from xcray.jobs.runner.monitor import Heart
+from xcray.jobs.runner.monitor import AttemptMonitor
 
-INPUT: Final = "input"
-OUTPUT: Final = "output"
-TOLD: Final = ("rows", "answered", "skipped", "skipped_reasons", "columns", "report")
-
-
-def found(folder: Path) -> dict[str, Any] | None:
-    """The manifest of answers that an earlier attempt published; None when none did. Raises Corrupt."""
-    return published(folder / OUTPUT)
+INPUT_FOLDER: Final = "input"
+OUTPUT_FOLDER: Final = "output"
+RESULT_KEYS: Final = ("rows", "answered", "skipped", "skipped_reasons", "columns", "report")
 
 
-def answer(job: Job, spec: dict[str, Any], folder: Path, heart: Heart) -> dict[str, Any]:
-    """Answer what is left and publish all; the manifest. Raises as `predict_bulk`, and Fenced before anything is published."""
-    out = folder / OUTPUT
-    how: dict[str, Any] = {
-        "progress": heart.progress,
-        "stop": heart.flag,
+def find_published(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest of results that an earlier attempt published, or None. Raises Corrupt."""
+    return published(folder / OUTPUT_FOLDER)
+
+
+def predict_and_publish(
+    job: Job, spec: dict[str, Any], folder: Path, monitor: AttemptMonitor
+) -> dict[str, Any]:
+    """Predict the remaining rows, publish all results, and return the manifest.
+
+    Raises the errors of `predict_batch`, and Fenced before anything is published.
+    """
+    out = folder / OUTPUT_FOLDER
+    options: dict[str, Any] = {
+        "progress": monitor.report_progress,
+        "stop": monitor.stop_flag,
         "job": job.id,
-        "check": heart.commit,
+        "check": monitor.commit,
     }
-    return predict_bulk(BulkSpec.from_dict(spec), run_dir=folder, out=out, **how).manifest
+    return predict_batch(
+        BatchPredictSpec.from_dict(spec), run_dir=folder, out=out, **options
+    ).manifest
 
 
-def result_of(job: Job, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What the job's record says: where the answers are, how many, and how it went."""
-    told = {name: manifest[name] for name in TOLD}
+def job_result(job: Job, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the result for the job's record: location, counts and statistics."""
+    statistics = {name: manifest[name] for name in RESULT_KEYS}
     parts = manifest["parts"]
     sizes = {"parts": len(parts), "bytes": sum(part["bytes"] for part in parts)}
     model = job.spec.get("shown", {}).get("model", manifest["model"]["name"])
@@ -47,12 +56,12 @@ def result_of(job: Job, manifest: dict[str, Any]) -> dict[str, Any]:
         "model": model,
         "sha256": manifest["model"]["sha256"],
         **sizes,
-        **told,
+        **statistics,
     }
 
 
-def clear(folder: Path) -> None:
-    """Remove what an answered job needs no more: the input that was its own, and the first names of the parts."""
-    shutil.rmtree(folder / INPUT, ignore_errors=True)
+def clean_up(folder: Path) -> None:
+    """Remove what a finished job no longer needs: its own input and the parts."""
+    shutil.rmtree(folder / INPUT_FOLDER, ignore_errors=True)
     for path in folder.glob("part-*.parquet"):
         path.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Logs that can't fill the disk: head and tail stay, and what was left out between them is told in the log itself.
+"""Truncation of logs, so that they cannot fill the disk.
 
-Writers append (O_APPEND), so the file can be cut while they write: they go on at its new end. Lines written in the very moment of
-the cut are among those left out.
+The head and the tail are kept, and a mark in the log says how many bytes were removed between them.
+Writers append (O_APPEND), so the file can be cut while they write: they continue at its new end.
+Lines written at the very moment of the cut are lost.
 """
 
 from __future__ import annotations
@@ -11,37 +12,40 @@ import re
 from pathlib import Path
 from typing import Final
 
-HEAD: Final = 0.2  # of the bound: how a runner started
-TAIL: Final = 0.4  # how it ended; the rest is room, so that cuts are rare
+HEAD_SHARE: Final = 0.2  # share of the limit for the start of a runner
+TAIL_SHARE: Final = 0.4  # share for its end; the rest is free, so that cuts are rare
 MARK: Final = "--- {} bytes of this log were left out here ---\n"
-MARKED: Final = re.compile(rb"--- (\d+) bytes of this log were left out here ---\n")
+MARK_PATTERN: Final = re.compile(rb"--- (\d+) bytes of this log were left out here ---\n")
 
 
-def bound_log(path: Path, most_bytes: int) -> int:
-    """Cut the middle out of a log larger than `most_bytes`; how many bytes went, 0 when it was not too large or is not there."""
+def truncate_log(path: Path, max_bytes: int) -> int:
+    """Cut the middle out of a log larger than `max_bytes` and return the bytes removed.
+
+    Returns 0 if the log is small enough or missing.
+    """
     try:
         with open(path, "r+b") as log:
             size = log.seek(0, os.SEEK_END)
-            return _cut(log.fileno(), size, most_bytes) if size > most_bytes else 0
+            return _cut_middle(log.fileno(), size, max_bytes) if size > max_bytes else 0
     except FileNotFoundError:
         return 0
 
 
-def _cut(log: int, size: int, most: int) -> int:
-    """Leave the first lines, a mark with all that was ever left out, and the last lines."""
-    head = _whole_lines(os.pread(log, int(most * HEAD), 0))
-    earlier = MARKED.match(os.pread(log, 100, len(head)))
-    tail = os.pread(log, int(most * TAIL), size - int(most * TAIL))
+def _cut_middle(log: int, size: int, max_bytes: int) -> int:
+    """Keep the first lines, a mark with the total of removed bytes, and the last lines."""
+    head = _whole_lines(os.pread(log, int(max_bytes * HEAD_SHARE), 0))
+    earlier = MARK_PATTERN.match(os.pread(log, 100, len(head)))
+    tail = os.pread(log, int(max_bytes * TAIL_SHARE), size - int(max_bytes * TAIL_SHARE))
     tail = tail[tail.find(b"\n") + 1 :]
     before = len(earlier[0]) if earlier else 0
-    gone = size - len(head) - before - len(tail)
-    mark = MARK.format(gone + (int(earlier[1]) if earlier else 0)).encode()
+    removed = size - len(head) - before - len(tail)
+    mark = MARK.format(removed + (int(earlier[1]) if earlier else 0)).encode()
     os.ftruncate(log, len(head))
     os.pwrite(log, mark + tail, len(head))
-    return gone
+    return removed
 
 
 def _whole_lines(head: bytes) -> bytes:
-    """The lines of the head up to a mark of an earlier cut, or up to the last whole one."""
-    earlier = MARKED.search(head)
+    """Return the complete lines of the head, up to a mark of an earlier cut."""
+    earlier = MARK_PATTERN.search(head)
     return head[: earlier.start()] if earlier else head[: head.rfind(b"\n") + 1]

@@ -1,7 +1,9 @@
-"""The process that runs one attempt of a job: `python -m xcray.jobs.runner.main --home DIR --job ID --attempt N`.
+"""The process that runs one attempt of a job.
 
-It ends with SUCCEEDED, STOPPED or FAILED in the store; with PENDING when it gave the job back (SIGTERM, something unavailable);
-or with nothing at all when a newer attempt owns the job.
+  python -m xcray.jobs.runner.main --home DIR --job ID --attempt N
+
+It leaves the job SUCCEEDED, STOPPED or FAILED in the store, or PENDING if it released the job
+(SIGTERM, something unavailable). It writes nothing if a newer attempt owns the job.
 """
 
 from __future__ import annotations
@@ -20,35 +22,36 @@ from pathlib import Path
 from typing import Any, Final
 
 from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
-from xcray.jobs.home import Home
+from xcray.jobs.home import STORE_VARIABLE, Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
-from xcray.jobs.runner import batch_job as answering
-from xcray.jobs.runner.monitor import Bound, Heart
-from xcray.jobs.runner.publish import Outcome, PublishDesk
+from xcray.jobs.runner import batch_job
+from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit
+from xcray.jobs.runner.publish import Outcome, Publisher
 from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.supervision.launch import STORE_VARIABLE
 from xcray.model.registry import Registry
 from xcray.system.processes import lower_priority
 from xcray.telemetry import tracing
-from xcray.telemetry.logging import Whereabouts, log_runner
+from xcray.telemetry.logging import LogContext, configure_runner_logging
 from xcray.training import TrainResult, TrainSpec, train
 from xcray.workers.pool import StopFlag
 
 LOG: Final = logging.getLogger(__name__)
-FENCED: Final = "FENCED"  # what `run_attempt` returns when the job is another attempt's
-NOT_THE_SPECS: Final = (
+FENCED: Final = "FENCED"  # the result of `run_attempt` if another attempt owns the job
+# Keys that the service adds to a spec for its own use.
+SERVICE_KEYS: Final = (
     "dataset_id",
     "shown",
-    tracing.HEADER,
-)  # what the service notes in a spec for itself
-PUBLISH: Final = "publish"
-NO_MEMORY: Final = "the job needs more memory than there is: use fewer workers or less data"
-LARGEST_FIGURE: Final = (
-    4000  # characters of JSON that one entry of a report may take in a job's record
+    tracing.TRACEPARENT,
 )
+PUBLISH_FOLDER: Final = "publish"
+OUT_OF_MEMORY_MESSAGE: Final = (
+    "the job needs more memory than is available: use fewer workers or less data"
+)
+# Largest entry of a report, in characters, that a job's record holds.
+MAX_ENTRY_CHARS: Final = 4000
 
-Train = Callable[..., TrainResult]
+TrainFunction = Callable[..., TrainResult]
 
 
 def run_attempt(
@@ -57,62 +60,73 @@ def run_attempt(
     job_id: str,
     attempt: int,
     *,
-    training: Train = train,
+    train_function: TrainFunction = train,
     ray_address: str | None = None,
-    flag: StopFlag | None = None,
-    **heart_options: Any,
+    stop_flag: StopFlag | None = None,
+    **monitor_options: Any,
 ) -> str:
-    """Run one attempt to its end; the job's status then, or FENCED.
+    """Run one attempt to its end and return the job's status, or FENCED.
 
-    training: stands for `xcray.training.train`. ray_address: the cluster for specs with pool "ray" that name none. flag: set it from
-    outside (SIGTERM) to give the job back. heart_options: see `Heart`.
+    train_function: stands in for `xcray.training.train`. ray_address: the cluster for specs with
+    pool "ray" that do not set one. stop_flag: set it from outside (on SIGTERM) to release the job.
+    monitor_options: see `AttemptMonitor`.
     """
-    flag, phases = flag or StopFlag(), tracing.Phases()
-    where: Callable[[str], None] = heart_options.pop("phase", lambda _: None)
+    stop_flag, phases = stop_flag or StopFlag(), tracing.PhaseSpans()
+    on_phase: Callable[[str], None] = monitor_options.pop("on_phase", lambda _: None)
 
-    def at(phase: str) -> None:
-        where(phase)
-        phases.at(phase)
+    def enter_phase(phase: str) -> None:
+        on_phase(phase)
+        phases.enter(phase)
 
-    heart = Heart(store, job_id, attempt, flag, phase=at, **heart_options)
+    monitor = AttemptMonitor(
+        store, job_id, attempt, stop_flag, on_phase=enter_phase, **monitor_options
+    )
     try:
-        heart.start()
-        job = store.current(job_id, attempt)
-        with _traced(store, job), contextlib.closing(phases):
-            return _Attempt(store, home, job, heart, ray_address).run(training)
+        monitor.start()
+        job = store.get_owned_job(job_id, attempt)
+        with _attempt_span(store, job), contextlib.closing(phases):
+            return _Attempt(store, home, job, monitor, ray_address).run(train_function)
     except Fenced as error:
         LOG.warning("%s", error.message)
         return FENCED
     finally:
-        heart.stop()
+        monitor.stop()
 
 
-def _traced(store: JobStore, job: Job) -> contextlib.AbstractContextManager[Any]:
-    """The span of an attempt, in the trace of the request that submitted the job; the wait before it is a span too."""
-    parent = job.spec.get(tracing.HEADER)
-    if tracing.is_on():
-        queued, claimed = store.waited(job.id)
-        tracing.happened("queue", claimed - queued, parent=parent, until=claimed, job_id=job.id)
+def _attempt_span(store: JobStore, job: Job) -> contextlib.AbstractContextManager[Any]:
+    """Open the span of an attempt in the trace of the request that submitted the job.
+
+    The time in the queue is recorded as a span, too.
+    """
+    parent = job.spec.get(tracing.TRACEPARENT)
+    if tracing.is_enabled():
+        queued, claimed = store.queue_times(job.id)
+        tracing.record_span("queue", claimed - queued, parent=parent, until=claimed, job_id=job.id)
     return tracing.span(
         "attempt", parent=parent, job_id=job.id, attempt=job.attempt, kind_of_job=job.kind
     )
 
 
 class _Attempt:
-    """One attempt: what its steps share."""
+    """One attempt: the state that its steps share."""
 
     def __init__(
-        self, store: JobStore, home: Home, job: Job, heart: Heart, ray_address: str | None
+        self,
+        store: JobStore,
+        home: Home,
+        job: Job,
+        monitor: AttemptMonitor,
+        ray_address: str | None,
     ) -> None:
         self.store = store
         self.home = home
         self.job = job
-        self.heart = heart
+        self.monitor = monitor
         self.ray_address = ray_address
         self.folder = home.run(job.id)
 
-    def run(self, training: Train) -> str:
-        """Do the work, publish, finish; every end of it as a status. Raises Fenced."""
+    def run(self, training: TrainFunction) -> str:
+        """Run the work, publish, finish the job, and return its status. Raises Fenced."""
         work: dict[str, Callable[[], dict[str, Any]]] = {
             TRAIN: lambda: self._train_and_publish(training),
             PREDICT: self._predict_and_publish,
@@ -120,134 +134,140 @@ class _Attempt:
         if self.job.kind not in work:
             return self._fail(
                 "KIND",
-                f"this xcray does not know jobs of kind {self.job.kind[:20]!r}: let a newer one run it",
+                f"this xcray can't run jobs of kind {self.job.kind[:20]!r}: use a newer one",
             )
         try:
             result = work[self.job.kind]()
         except Fenced:
             raise
         except Stopped:
-            return self._stopped()
+            return self._end_stopped()
         except Unavailable as error:
-            return self._later(error)
+            return self._retry_later(error)
         except XcrayError as error:
             return self._fail(error.code, error.message)
         except MemoryError:
             LOG.exception("out of memory")
-            return self._fail("OUT_OF_MEMORY", NO_MEMORY)
+            return self._fail("OUT_OF_MEMORY", OUT_OF_MEMORY_MESSAGE)
         except OSError as error:
-            return self._system_error(error)
+            return self._fail_os_error(error)
         except Exception:
             LOG.exception("the job failed")
-            return self._fail(
-                "INTERNAL", "something in xcray went wrong; the log of the job says where"
-            )
+            return self._fail("INTERNAL", "internal error in xcray; see the log of the job")
         self._finish(SUCCEEDED, result=result)
-        shutil.rmtree(self.folder / PUBLISH, ignore_errors=True)  # what only publishing needed
+        # needed for publishing only
+        shutil.rmtree(self.folder / PUBLISH_FOLDER, ignore_errors=True)
         if self.job.kind == PREDICT:
-            answering.clear(self.folder)
+            batch_job.clean_up(self.folder)
         return SUCCEEDED
 
-    def _train_and_publish(self, training: Train) -> dict[str, Any]:
-        """The job's result."""
-        spec = TrainSpec.from_dict(self._spec())
-        desk = PublishDesk(
-            self.folder / PUBLISH,
+    def _train_and_publish(self, training: TrainFunction) -> dict[str, Any]:
+        """Train, publish the model, and return the job's result."""
+        spec = TrainSpec.from_dict(self._work_spec())
+        publisher = Publisher(
+            self.folder / PUBLISH_FOLDER,
             self._registry(),
             self.job.id,
             self.job.spec.get("name", self.job.name),
         )
-        found = desk.found()
-        if found is not None:
-            LOG.info("an earlier attempt has published version %d", found["version"])
-            return found
-        staged = desk.staged(self.job.attempt)
-        given = training(
+        published = publisher.find_published()
+        if published is not None:
+            LOG.info("an earlier attempt has published version %d", published["version"])
+            return published
+        staged = publisher.staging_path(self.job.attempt)
+        trained = training(
             spec,
             run_dir=self.folder,
             out=staged,
-            progress=self.heart.progress,
-            stop=self.heart.flag,
+            progress=self.monitor.report_progress,
+            stop=self.monitor.stop_flag,
             job=self.job.id,
         )
-        outcome = Outcome(given.sha256, given.measures, summary(given.report))
-        result = desk.publish(given.model_path, outcome, self.job.attempt, self.heart.commit)
-        LOG.info(
-            "published %s version %d", result["model"], result["version"]
-        )  # before the job ends: then its log is whole
+        outcome = Outcome(trained.sha256, trained.measures, shorten_report(trained.report))
+        result = publisher.publish(
+            trained.model_path, outcome, self.job.attempt, self.monitor.commit
+        )
+        # Logged before the job ends, so that its log is complete then.
+        LOG.info("published %s version %d", result["model"], result["version"])
         return result
 
     def _predict_and_publish(self) -> dict[str, Any]:
-        """The job's result: where the answers are, and what they are."""
-        manifest = answering.found(self.folder)
+        """Predict, publish the results, and return the job's result."""
+        manifest = batch_job.find_published(self.folder)
         if manifest is not None:
-            LOG.info("an earlier attempt has published the answers")
+            LOG.info("an earlier attempt has published the results")
         else:
-            manifest = answering.answer(self.job, self._spec(), self.folder, self.heart)
-        LOG.info("answered %d rows", manifest["answered"])
-        return answering.result_of(self.job, manifest)
+            manifest = batch_job.predict_and_publish(
+                self.job, self._work_spec(), self.folder, self.monitor
+            )
+        LOG.info("predicted %d rows", manifest["answered"])
+        return batch_job.job_result(self.job, manifest)
 
     def _registry(self) -> Registry:
-        """Where the models of the job's tenant are."""
+        """Return the model registry of the job's tenant."""
         return Registry(self.home.models_of(self.job.tenant))
 
-    def _spec(self) -> dict[str, Any]:
-        """The spec of the work, from what was submitted."""
-        values = {name: value for name, value in self.job.spec.items() if name not in NOT_THE_SPECS}
+    def _work_spec(self) -> dict[str, Any]:
+        """Return the spec of the work without the service's own keys."""
+        values = {name: value for name, value in self.job.spec.items() if name not in SERVICE_KEYS}
         if values.get("pool") == "ray" and self.ray_address and not values.get("ray_address"):
             values["ray_address"] = self.ray_address
         return values
 
     def _finish(self, status: str, **more: Any) -> None:
-        """End the job, after everything that the heart has still to say."""
-        self.heart.stop()
-        self.store.finish(self.job.id, self.job.attempt, status, **more)
+        """End the job after the monitor has written all its reports."""
+        self.monitor.stop()
+        self.store.finish_attempt(self.job.id, self.job.attempt, status, **more)
 
     def _fail(self, reason: str, message: str) -> str:
-        """FAILED."""
+        """End the job as FAILED."""
         LOG.error("%s: %s", reason, message)
         self._finish(FAILED, reason=reason, message=message)
         return FAILED
 
-    def _stopped(self) -> str:
-        """STOPPED when somebody asked for it; FAILED when its time was up; else given back, to go on elsewhere."""
-        self.heart.stop()
-        if self.heart.fenced:
+    def _end_stopped(self) -> str:
+        """End a stopped job and return its status.
+
+        STOPPED if a stop was requested, FAILED if its time was up, else released to continue
+        elsewhere.
+        """
+        self.monitor.stop()
+        if self.monitor.fenced:
             raise Fenced(f"attempt {self.job.attempt} of {self.job.id} lost its job")
-        if self.heart.asked:
+        if self.monitor.stop_requested:
             self._finish(STOPPED)
             return STOPPED
-        if self.heart.overtime is not None:
-            return self._fail(self.heart.overtime, self.heart.why_late())
-        return self.store.release(self.job.id, self.job.attempt).status
+        if self.monitor.overtime_reason is not None:
+            return self._fail(self.monitor.overtime_reason, self.monitor.overtime_message())
+        return self.store.release_job(self.job.id, self.job.attempt).status
 
-    def _later(self, error: Unavailable) -> str:
-        """Given back, to be tried again after a pause; FAILED at last."""
+    def _retry_later(self, error: Unavailable) -> str:
+        """Release the job for a retry after a pause. It FAILED after the last attempt."""
         LOG.warning("%s: %s", error.code, error.message)
-        self.heart.stop()
+        self.monitor.stop()
         return self.store.retry_later(
             self.job.id, self.job.attempt, reason=error.code, message=error.message
         ).status
 
-    def _system_error(self, error: OSError) -> str:
-        """The system's troubles by their numbers."""
-        LOG.exception("the system refused")
+    def _fail_os_error(self, error: OSError) -> str:
+        """End the job with a reason that depends on the system's error number."""
+        LOG.exception("operating system error")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return self._fail("DISK_FULL", "the disk is full: make room, then resume the job")
         if error.errno == errno.ENOMEM:
-            return self._fail("OUT_OF_MEMORY", NO_MEMORY)
+            return self._fail("OUT_OF_MEMORY", OUT_OF_MEMORY_MESSAGE)
         return self._fail(
-            "INTERNAL", "the operating system refused something; the log of the job says what"
+            "INTERNAL", "the operating system reported an error; see the log of the job"
         )
 
 
-def summary(report: dict[str, Any]) -> dict[str, Any]:
-    """A report without its long parts, which the model's directory keeps."""
-    return {name: value for name, value in report.items() if len(repr(value)) <= LARGEST_FIGURE}
+def shorten_report(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without its long entries, which the model's directory keeps."""
+    return {name: value for name, value in report.items() if len(repr(value)) <= MAX_ENTRY_CHARS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The process. Exit status: 0 done or given back, 1 FAILED, 3 the job is another attempt's."""
+    """Run the process. Exit status: 0 done or released, 1 FAILED, 3 owned by another attempt."""
     parser = argparse.ArgumentParser(
         prog="xcray.jobs.runner.main", description="run one attempt of a job"
     )
@@ -255,62 +275,64 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", default=os.environ.get(STORE_VARIABLE))
     parser.add_argument("--job", required=True)
     parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--log", type=Path, help="write the log there too")
+    parser.add_argument("--log", type=Path, help="also write the log to this file")
     parser.add_argument("--ray-address")
-    parser.add_argument("--wanted", type=Path, help="a file to touch while running")
     parser.add_argument(
-        "--nice", type=int, default=0, help="how far to stand back for other processes, 0 to 19"
+        "--wanted", type=Path, help="file to touch while running, to keep the local Ray alive"
     )
+    parser.add_argument("--nice", type=int, default=0, help="niceness to add, 0 to 19")
     parser.add_argument(
         "--lease",
         type=float,
         default=20.0,
-        help="seconds of silence after which the job may be taken away",
+        help="seconds without a heartbeat until the job counts as lost",
     )
     parser.add_argument(
         "--patience",
         type=float,
         default=3.0,
-        help="seconds that the training has to stop by itself",
+        help="seconds that the training has to stop before it is killed",
     )
-    parser.add_argument("--log-bytes", type=float, help="largest log of the job")
-    chosen = parser.parse_args(arguments)
-    whereabouts = Whereabouts(chosen.job, chosen.attempt)
-    log_runner(chosen.log, whereabouts)
-    tracing.switch_on("xcray-runner")
-    faulthandler.enable()  # crashes of native code are traced too
-    lower_priority(chosen.nice)
-    home, flag = Home(chosen.home), StopFlag()
+    parser.add_argument("--log-bytes", type=float, help="size limit of the job's log")
+    options = parser.parse_args(arguments)
+    log_context = LogContext(options.job, options.attempt)
+    configure_runner_logging(options.log, log_context)
+    tracing.enable_tracing("xcray-runner")
+    faulthandler.enable()  # log tracebacks of native crashes, too
+    lower_priority(options.nice)
+    home, flag = Home(options.home), StopFlag()
     signal.signal(signal.SIGTERM, lambda _number, _frame: flag.set())
-    store = JobStore(
-        chosen.store or home.store_url, upgrade=False
-    )  # never: the program that launched us is at work with it
-    log = Bound(home.log(chosen.job), int(chosen.log_bytes)) if chosen.log_bytes else None
-    how: dict[str, Any] = {
-        "lease_seconds": chosen.lease,
-        "patience": chosen.patience,
-        "log": log,
-        "wanted": chosen.wanted,
+    # Never upgrade: the program that launched this runner is using the store.
+    store = JobStore(options.store or home.store_url, upgrade=False)
+    log_limit = (
+        LogLimit(home.log(options.job), int(options.log_bytes)) if options.log_bytes else None
+    )
+    monitor_options: dict[str, Any] = {
+        "lease_seconds": options.lease,
+        "stop_grace_seconds": options.patience,
+        "log_limit": log_limit,
+        "keep_alive_file": options.wanted,
     }
-    how["phase"] = whereabouts.at
+    monitor_options["on_phase"] = log_context.set_phase
     try:
-        end = run_attempt(
+        status = run_attempt(
             store,
             home,
-            chosen.job,
-            chosen.attempt,
-            ray_address=chosen.ray_address,
-            flag=flag,
-            **how,
+            options.job,
+            options.attempt,
+            ray_address=options.ray_address,
+            stop_flag=flag,
+            **monitor_options,
         )
-    except XcrayError as error:  # the store itself can't be had: the lease will run out, and another attempt follows
+    except XcrayError as error:
+        # The store is unavailable: the lease will expire, and another attempt follows.
         LOG.error("%s: %s", error.code, error.message)
         return 2
     finally:
-        tracing.switch_off()
+        tracing.disable_tracing()
         store.close()
-    LOG.info("end: %s", end)
-    return {FAILED: 1, FENCED: 3}.get(end, 0)
+    LOG.info("end: %s", status)
+    return {FAILED: 1, FENCED: 3}.get(status, 0)
 
 
 if __name__ == "__main__":

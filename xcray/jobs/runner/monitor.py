@@ -1,6 +1,6 @@
-"""What runs beside a training in its process: one thread keeps the lease and writes progress, another hears of stops.
+"""The attempt monitor: heartbeats and progress reports in one thread, stop requests in another.
 
-They are two so that a store that is slow to write never delays a stop, which is only read.
+Two threads ensure that a store that is slow to write never delays a stop, which is only read.
 """
 
 from __future__ import annotations
@@ -19,47 +19,54 @@ from typing import Any, Final, NamedTuple
 
 from xcray.errors import Fenced, Stopped, XcrayError
 from xcray.jobs.job import TIMEOUT
-from xcray.jobs.runner.log_truncation import bound_log
+from xcray.jobs.runner.log_truncation import truncate_log
 from xcray.jobs.states import FAILED, RUNNING, STOPPED
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.metric_deltas import Tally, event_of
+from xcray.jobs.store.metric_deltas import AttemptMetrics, to_event_data
 from xcray.system.processes import descendants
 from xcray.training import Progress
 from xcray.workers.pool import StopFlag
 
 LOG: Final = logging.getLogger(__name__)
-LISTEN_SECONDS: Final = 0.4
-GIVE_BACK_SECONDS: Final = (
-    8.0  # a training that was told to give its job back has so long to keep what it is at
-)
-OVERTIME: Final = {
-    TIMEOUT: "the running time it was allowed is used up; what is finished is kept: resume it to go on for as long again",
+STOP_POLL_SECONDS: Final = 0.4
+# Time for a training to save its current work when its job is released.
+RELEASE_GRACE_SECONDS: Final = 8.0
+OVERTIME_MESSAGES: Final = {
+    TIMEOUT: (
+        "its running time is used up; finished work is kept: resume it to run for as long again"
+    ),
 }
-LATE: Final = "the time by which it had to end has come; what is finished is kept: submit it again with a later one"
+EXPIRED_MESSAGE: Final = (
+    "the time by which it had to end has passed; finished work is kept:"
+    " submit it again with a later one"
+)
 
 
-class Bound(NamedTuple):
-    """A log and how large it may become."""
+class LogLimit(NamedTuple):
+    """A log file and its size limit."""
 
     path: Path
-    n_bytes: int
+    max_bytes: int
 
 
-def end_with_children(code: int) -> None:
-    """End this process and all that came from it, at once, each by its id."""
+def exit_with_children(code: int) -> None:
+    """Kill all descendants of this process by id, and exit at once."""
     for pid in descendants(os.getpid()):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     os._exit(code)
 
 
-class Heart:
-    """Beats for one attempt from `start` to `stop`.
+class AttemptMonitor:
+    """Monitors one attempt from `start` to `stop`.
 
-    `flag` is set when the job shall stop; `asked` tells that a person wished it, `overtime` (a reason) that its time is up,
-    `fenced` that a newer attempt owns the job; none of them, that it is to be given back. When the training does not stop within
-    `patience` seconds, or GIVE_BACK_SECONDS when the job is given back, the heart says in the store how the job ended, and ends
-    the process: what is finished is on disk already.
+    `stop_flag` is set when the job must stop. The reason is one of: `stop_requested`, a user asked
+    for it; `overtime_reason`, its time is up; `fenced`, a newer attempt owns the job. If it is none
+    of them, the job is to be released.
+
+    If the training does not stop within `stop_grace_seconds`, or `release_grace_seconds` when the
+    job is released, the monitor records the outcome in the store and exits the process with its
+    children. Finished work is on disk already.
     """
 
     def __init__(
@@ -67,199 +74,214 @@ class Heart:
         store: JobStore,
         job_id: str,
         attempt: int,
-        flag: StopFlag,
+        stop_flag: StopFlag,
         *,
         lease_seconds: float = 20.0,
-        beat_seconds: float = 3.0,
+        heartbeat_seconds: float = 3.0,
         report_seconds: float = 0.5,
-        listen_seconds: float = LISTEN_SECONDS,
-        patience: float = 3.0,
-        give_back_seconds: float = GIVE_BACK_SECONDS,
-        wanted: Path | None = None,
-        log: Bound | None = None,
-        phase: Callable[[str], None] = lambda _: None,
-        end_process: Callable[[int], None] = end_with_children,
+        stop_poll_seconds: float = STOP_POLL_SECONDS,
+        stop_grace_seconds: float = 3.0,
+        release_grace_seconds: float = RELEASE_GRACE_SECONDS,
+        keep_alive_file: Path | None = None,
+        log_limit: LogLimit | None = None,
+        on_phase: Callable[[str], None] = lambda _: None,
+        exit_process: Callable[[int], None] = exit_with_children,
     ) -> None:
-        """phase: hears of each phase as it begins."""
-        self.flag = flag
-        self.asked = False
+        """on_phase: called with each phase as it starts."""
+        self.stop_flag = stop_flag
+        self.stop_requested = False
         self.fenced = False
-        self.overtime: str | None = None
+        self.overtime_reason: str | None = None
         self._store = store
         self._job_id = job_id
         self._attempt = attempt
         self._lease = lease_seconds
-        self._beat_seconds = min(beat_seconds, lease_seconds / 4)
+        self._heartbeat_seconds = min(heartbeat_seconds, lease_seconds / 4)
         self._report_seconds = report_seconds
-        self._listen_seconds = listen_seconds
-        self._patience = patience
-        self._give_back_seconds = give_back_seconds
-        self._wanted = wanted
-        self._log = log
-        self._end_process = end_process
-        self._kept: deque[tuple[str, dict[str, Any]]] = deque()  # events of which none is left out
-        self._figures: dict[str, Any] = {}
-        self._latest: dict[str, Any] | None = None
+        self._stop_poll_seconds = stop_poll_seconds
+        self._stop_grace_seconds = stop_grace_seconds
+        self._release_grace_seconds = release_grace_seconds
+        self._keep_alive_file = keep_alive_file
+        self._log_limit = log_limit
+        self._exit_process = exit_process
+        # events that must all be written
+        self._pending_events: deque[tuple[str, dict[str, Any]]] = deque()
+        self._latest_figures: dict[str, Any] = {}
+        self._latest_progress: dict[str, Any] | None = None
         self._phase = ""
-        self._tally = Tally()
-        self._tell_phase = phase
-        self._told: float | None = None
-        self._counted = time.monotonic()  # running time up to here is in the store
-        self._committed = False
-        self._awake = self._counted  # when the second thread last ran
+        self._metrics = AttemptMetrics()
+        self._on_phase = on_phase
+        self._stop_seen_at: float | None = None
+        self._counted_until = time.monotonic()  # the store has the running time up to here
+        self._is_committed = False
+        self._last_active = self._counted_until  # when the stop watcher last ran
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, name="xcray-heart", daemon=True),
-            threading.Thread(target=self._listen, name="xcray-ear", daemon=True),
+            threading.Thread(target=self._run_heartbeat, name="xcray-heartbeat", daemon=True),
+            threading.Thread(target=self._run_stop_watcher, name="xcray-stop-watcher", daemon=True),
         ]
 
     def start(self) -> None:
-        """Beat once, so that an attempt that is not the running one does nothing at all, then go on in threads. Raises Fenced."""
-        self.beat()
+        """Send a first heartbeat, then start the threads. Raises Fenced.
+
+        The first heartbeat prevents an attempt that is not the running one from doing anything.
+        """
+        self.send_heartbeat()
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Hand over what is left to report and end. After it nothing is written."""
+        """Write the remaining reports and stop. Nothing is written afterwards."""
         self._ending.set()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
-        self._quietly(self._report)
+        self._run_step(self._write_reports)
 
-    def progress(self, progress: Progress) -> None:
-        """Take a report of the training: phases and epochs are kept all, progress as often as the store is written.
+    def report_progress(self, progress: Progress) -> None:
+        """Take a progress report. Phases and epochs are all kept, progress is sampled.
 
-        Raises Stopped in a process that stood still for longer than its lease and is not the running attempt any more: what
-        it has in hand must not come to where the next attempt works.
+        Raises Stopped if this process was suspended for longer than its lease and is no longer the
+        running attempt: it must not write where the next attempt works.
         """
-        if time.monotonic() - self._awake > self._lease:
-            self._awake = time.monotonic()
-            self._quietly(self.beat)
+        if time.monotonic() - self._last_active > self._lease:
+            self._last_active = time.monotonic()
+            self._run_step(self.send_heartbeat)
             if self.fenced:
-                raise Stopped("this process stood still, and another attempt has its job")
-        data = event_of(progress)
-        self._tally.hear(progress)
+                raise Stopped("this process was suspended, and another attempt runs its job")
+        data = to_event_data(progress)
+        self._metrics.update(progress)
         if progress.phase != self._phase:
-            self._tell_phase(progress.phase)
+            self._on_phase(progress.phase)
         with self._lock:
             if progress.phase != self._phase:
                 self._phase = progress.phase
-                self._kept.append(("phase", {"phase": progress.phase}))
+                self._pending_events.append(("phase", {"phase": progress.phase}))
                 LOG.info("phase %s", progress.phase)
-            if data.get("figures") not in (None, self._figures):
-                self._figures = data["figures"]
-                self._kept.append(("epoch", data["figures"]))
-            self._latest = data
+            if data.get("figures") not in (None, self._latest_figures):
+                self._latest_figures = data["figures"]
+                self._pending_events.append(("epoch", data["figures"]))
+            self._latest_progress = data
 
-    def beat(self) -> None:
-        """Renew the lease, count the running time, and hear whether to stop. Raises Fenced."""
+    def send_heartbeat(self) -> None:
+        """Renew the lease, report the running time, and check for a stop. Raises Fenced."""
         now = time.monotonic()
         if self._store.heartbeat(
-            self._job_id, self._attempt, lease_seconds=self._lease, ran_seconds=now - self._counted
+            self._job_id,
+            self._attempt,
+            lease_seconds=self._lease,
+            ran_seconds=now - self._counted_until,
         ):
-            self._counted = now
-            self._hear()
-        self._counted = now
-        if self._wanted is not None and self._wanted.parent.is_dir():
-            self._wanted.touch()
+            self._counted_until = now
+            self._poll_stop()
+        self._counted_until = now
+        if self._keep_alive_file is not None and self._keep_alive_file.parent.is_dir():
+            self._keep_alive_file.touch()
 
     def commit(self) -> None:
-        """From here on the job's result becomes public, within moments, and a stop comes too late.
+        """Enter the phase in which the result becomes public and a stop comes too late.
 
-        Raises Stopped when one came before, and Fenced.
+        Raises Stopped if a stop was requested before, and Fenced.
         """
-        self.beat()
-        if self.flag.is_set():
-            raise Stopped("stopped before its result was published; what is finished is kept")
-        self._committed = True
+        self.send_heartbeat()
+        if self.stop_flag.is_set():
+            raise Stopped("stopped before its result was published; finished work is kept")
+        self._is_committed = True
 
-    def _run(self) -> None:
-        """The first thread: reports often, beats now and then."""
-        due = time.monotonic() + self._beat_seconds
-        while not self._ending.wait(min(self._report_seconds, self._beat_seconds)):
-            self._quietly(self._report)
+    def _run_heartbeat(self) -> None:
+        """Write reports often and send heartbeats (first thread)."""
+        due = time.monotonic() + self._heartbeat_seconds
+        while not self._ending.wait(min(self._report_seconds, self._heartbeat_seconds)):
+            self._run_step(self._write_reports)
             if time.monotonic() >= due:
-                due = time.monotonic() + self._beat_seconds
-                self._quietly(self.beat)
-                self._quietly(self._store.attend)
+                due = time.monotonic() + self._heartbeat_seconds
+                self._run_step(self.send_heartbeat)
+                self._run_step(self._store.heartbeat_client)
 
-    def _listen(self) -> None:
-        """The second thread: hears, and sees to it that what was heard happens."""
-        while not self._ending.wait(min(self._listen_seconds, self._patience)):
-            self._awake = time.monotonic()
-            self._quietly(self._hear)
-            self._lose_patience()
-            if self._log is not None and bound_log(*self._log):
-                LOG.warning("the log became too long; its middle was left out")
+    def _run_stop_watcher(self) -> None:
+        """Poll for stops and enforce them (second thread)."""
+        while not self._ending.wait(min(self._stop_poll_seconds, self._stop_grace_seconds)):
+            self._last_active = time.monotonic()
+            self._run_step(self._poll_stop)
+            self._enforce_deadline()
+            if self._log_limit is not None and truncate_log(*self._log_limit):
+                LOG.warning("the log became too long; its middle was removed")
 
-    def _hear(self) -> None:
-        """Read whether to stop, and why. Raises Fenced."""
+    def _poll_stop(self) -> None:
+        """Read whether the job must stop, and why. Raises Fenced."""
         job = self._store.find_job(self._job_id)
         if job is None or (job.attempt, job.status) != (self._attempt, RUNNING):
-            raise Fenced(
-                f"attempt {self._attempt} of {self._job_id} is not the running one any more"
-            )
-        ran = job.ran_seconds + time.monotonic() - self._counted
-        overtime = dataclasses.replace(job, ran_seconds=ran).overtime(time.time())
+            raise Fenced(f"attempt {self._attempt} of {self._job_id} is no longer the running one")
+        ran = job.ran_seconds + time.monotonic() - self._counted_until
+        overtime = dataclasses.replace(job, ran_seconds=ran).overtime_reason(time.time())
         if job.stop_requested:
-            self.asked = True
+            self.stop_requested = True
         elif overtime is not None:
-            self.overtime = overtime
+            self.overtime_reason = overtime
         if job.stop_requested or overtime is not None:
-            self.flag.set()
+            self.stop_flag.set()
 
-    def _quietly(self, step: Callable[[], None]) -> None:
-        """Do a step; being fenced sets the flag, a store that can't answer is asked again later."""
+    def _run_step(self, step: Callable[[], None]) -> None:
+        """Run a step. Set the stop flag if fenced; log other errors, to retry later."""
         try:
             step()
         except Fenced as error:
             if not self.fenced:
                 LOG.warning("%s", error.message)
             self.fenced = True
-            self.flag.set()
+            self.stop_flag.set()
         except (XcrayError, OSError) as error:
-            LOG.warning("heart: %s", error)
+            LOG.warning("monitor: %s", error)
 
-    def _report(self) -> None:
-        """Write what was reported since."""
+    def _write_reports(self) -> None:
+        """Write the reports that arrived since the last call."""
         with self._lock:
-            latest, self._latest = self._latest, None
-            kept = list(self._kept)
-            self._kept.clear()
-        for kind, data in kept:
-            self._store.append(self._job_id, self._attempt, kind, data)
+            latest, self._latest_progress = self._latest_progress, None
+            events = list(self._pending_events)
+            self._pending_events.clear()
+        for kind, data in events:
+            self._store.append_event(self._job_id, self._attempt, kind, data)
         if latest is not None:
-            news = self._tally.news()
-            self._store.append(self._job_id, self._attempt, "progress", latest, counted=news)
-            self._tally.know(news)
+            increments = self._metrics.pending()
+            self._store.append_event(
+                self._job_id, self._attempt, "progress", latest, increments=increments
+            )
+            self._metrics.acknowledge(increments)
 
-    def _lose_patience(self) -> None:
-        """End the process when the training ignores the flag for too long, and say how the job ended in its place."""
-        if not self.flag.is_set() or (self._committed and not self.fenced):
+    def _enforce_deadline(self) -> None:
+        """Exit the process if the training ignores the stop flag for too long."""
+        if not self.stop_flag.is_set() or (self._is_committed and not self.fenced):
             return
-        self._told = self._told or time.monotonic()
-        unwanted = self.asked or self.fenced or self.overtime is not None
-        patience = self._patience if unwanted else max(self._patience, self._give_back_seconds)
-        if time.monotonic() - self._told > patience:
-            LOG.error("the training did not stop within %.1f s: ending the process", patience)
-            self._quietly(self._last_word)
-            self._end_process(70)
+        self._stop_seen_at = self._stop_seen_at or time.monotonic()
+        must_end = self.stop_requested or self.fenced or self.overtime_reason is not None
+        grace = (
+            self._stop_grace_seconds
+            if must_end
+            else max(self._stop_grace_seconds, self._release_grace_seconds)
+        )
+        if time.monotonic() - self._stop_seen_at > grace:
+            LOG.error("the training did not stop within %.1f s: ending the process", grace)
+            self._run_step(self._record_forced_end)
+            self._exit_process(70)
 
-    def _last_word(self) -> None:
-        """What the training would have said."""
+    def _record_forced_end(self) -> None:
+        """Record the outcome that the training would have recorded."""
         if self.fenced:
             return
-        if self.asked:
-            self._store.finish(self._job_id, self._attempt, STOPPED)
-        elif self.overtime is not None:
-            self._store.finish(
-                self._job_id, self._attempt, FAILED, reason=self.overtime, message=self.why_late()
+        if self.stop_requested:
+            self._store.finish_attempt(self._job_id, self._attempt, STOPPED)
+        elif self.overtime_reason is not None:
+            self._store.finish_attempt(
+                self._job_id,
+                self._attempt,
+                FAILED,
+                reason=self.overtime_reason,
+                message=self.overtime_message(),
             )
         else:
-            self._store.release(self._job_id, self._attempt)
+            self._store.release_job(self._job_id, self._attempt)
 
-    def why_late(self) -> str:
-        """The sentence for `overtime`."""
-        return OVERTIME.get(self.overtime or "", LATE)
+    def overtime_message(self) -> str:
+        """Return the error message for `overtime_reason`."""
+        return OVERTIME_MESSAGES.get(self.overtime_reason or "", EXPIRED_MESSAGE)

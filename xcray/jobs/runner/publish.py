@@ -1,8 +1,10 @@
-"""From a finished training to one published version, whatever dies in between.
+"""Publishing of a finished training as exactly one version, whatever process dies in between.
 
-What the training gave is first written to outcome.json; the model then carries the job's id into the registry with its rename;
-last the job is finished. A later attempt that finds outcome.json and a version with the job's id has only to say so. Attempts of
-one job publish one at a time (a lock file, which the kernel drops when its holder dies) and only while they are the running one.
+The outcome of the training is first written to outcome.json. The model then carries the job's id
+into the registry with its rename. Last, the job is finished. A later attempt that finds
+outcome.json and a version with the job's id only has to finish the job. Attempts of one job publish
+one at a time (a lock file, which the kernel releases when its holder dies), and only while they are
+the running attempt.
 """
 
 from __future__ import annotations
@@ -19,20 +21,23 @@ from xcray.errors import Corrupt, NotFound, Unavailable
 from xcray.model.registry import Registry
 from xcray.storage.atomic import read_json, write_json
 
-MARKER: Final = "job.json"  # lies in the model's directory; no part of the model
+MARKER: Final = "job.json"  # a file in the model's directory that is not part of the model
 LOCK_SECONDS: Final = 300.0
 
 
 class Outcome(NamedTuple):
-    """What a training gave. measures: fractions; report: the figures that a job's record keeps."""
+    """The outcome of a training.
+
+    measures: fractions. report: the entries that a job's record keeps.
+    """
 
     sha256: str
     measures: dict[str, float]
     report: dict[str, Any]
 
 
-class PublishDesk:
-    """Publishing for one job. `folder` belongs to the job and keeps outcome.json and staged models."""
+class Publisher:
+    """Publishes the model of one job. `folder` holds outcome.json and staged models."""
 
     def __init__(self, folder: Path, registry: Registry, job_id: str, name: str) -> None:
         self._folder = folder
@@ -41,50 +46,51 @@ class PublishDesk:
         self._name = name
         folder.mkdir(parents=True, exist_ok=True)
 
-    def staged(self, attempt: int) -> Path:
-        """Where an attempt writes its model; what was there is gone."""
+    def staging_path(self, attempt: int) -> Path:
+        """Return the empty path to which an attempt writes its model."""
         path = self._folder / f"model-a{attempt}"
         shutil.rmtree(path, ignore_errors=True)
         return path
 
-    def found(self) -> dict[str, Any] | None:
-        """The job's result when an earlier attempt published and died before it could say so."""
-        outcome = self._outcome()
+    def find_published(self) -> dict[str, Any] | None:
+        """Return the result that an earlier attempt published before it died, or None."""
+        outcome = self._read_outcome()
         if outcome is None:
             return None
-        version = self._version()
-        return None if version is None else self._result(outcome, version)
+        version = self._find_version()
+        return None if version is None else self._job_result(outcome, version)
 
     def publish(
         self, staged: Path, outcome: Outcome, attempt: int, check: Callable[[], None]
     ) -> dict[str, Any]:
-        """Publish once and give the job's result. `check` raises Fenced when this attempt is no longer the running one.
+        """Publish once and return the job's result.
 
-        Raises also Unavailable when another attempt holds the lock for too long, and what the registry raises.
+        `check` raises Fenced if this attempt is no longer the running one. Raises Unavailable if
+        another attempt holds the lock for too long, and the errors of the registry.
         """
-        with self._locked():
+        with self._publish_lock():
             check()
-            version = self._version() if self._outcome() is not None else None
+            version = self._find_version() if self._read_outcome() is not None else None
             if version is None:
                 write_json(staged / MARKER, {"job": self._job_id, "attempt": attempt})
                 write_json(self._folder / "outcome.json", outcome._asdict())
                 check()
                 version = self._registry.publish(self._name, staged)
-            return self._result(self._outcome() or outcome, version)
+            return self._job_result(self._read_outcome() or outcome, version)
 
-    def clear(self) -> None:
-        """Remove what only publishing needed."""
+    def clean_up(self) -> None:
+        """Remove the files that only publishing needed."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _outcome(self) -> Outcome | None:
-        """What an attempt was about to publish, if one came so far."""
+    def _read_outcome(self) -> Outcome | None:
+        """Return the outcome that an attempt was about to publish, or None."""
         try:
             return Outcome(**read_json(self._folder / "outcome.json"))
         except (NotFound, Corrupt, TypeError):
             return None
 
-    def _version(self) -> int | None:
-        """The version that carries the job's id; there is at most one."""
+    def _find_version(self) -> int | None:
+        """Return the version that carries the job's id, or None. There is at most one."""
         for version in reversed(self._registry.versions(self._name)):
             with contextlib.suppress(NotFound, Corrupt):
                 if (
@@ -94,14 +100,17 @@ class PublishDesk:
                     return version
         return None
 
-    def _result(self, outcome: Outcome, version: int) -> dict[str, Any]:
-        """What the job's record says; of a model whose training ran out of time, what is missing."""
+    def _job_result(self, outcome: Outcome, version: int) -> dict[str, Any]:
+        """Return the result for the job's record.
+
+        It has `partial` if the training ran out of time.
+        """
         partial = {name: outcome.report[name] for name in ("partial",) if name in outcome.report}
         return {"model": self._name, "version": version, **partial, **outcome._asdict()}
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the job's lock; it lies beside the folder, which may go."""
+    def _publish_lock(self) -> Iterator[None]:
+        """Hold the job's lock. The file lies next to the folder, which can be removed."""
         deadline = time.monotonic() + LOCK_SECONDS
         with open(self._folder.with_suffix(".lock"), "a") as lock:
             while True:
@@ -111,7 +120,8 @@ class PublishDesk:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise Unavailable(
-                            "an earlier attempt of the job holds its publishing: end that process",
+                            "an earlier attempt is still publishing this job's model:"
+                            " terminate that process first",
                             code="PUBLISHING",
                         ) from None
                     time.sleep(0.1)

@@ -1,1 +1,1 @@
-"""The job store: jobs, attempts, queue, keys, data sets, audit log, counters, leases."""
+"""The tables of the job store and the operations on them."""

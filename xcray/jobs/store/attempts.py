@@ -1,6 +1,6 @@
-"""The store's face for those who run jobs: claim, heartbeat, append, finish, give back, expire.
+"""The part of the store for runners: claim, heartbeat, append, finish, release, expire.
 
-Every write names its attempt and is refused with Fenced when a newer attempt, or nobody, runs the job.
+Each write names its attempt. It is rejected with Fenced if another attempt, or none, is running.
 """
 
 from __future__ import annotations
@@ -13,65 +13,74 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict
-from xcray.jobs.database.engine import Database, once_more
+from xcray.jobs.database.engine import Database, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
-from xcray.jobs.job import EXPIRED, Job, utc
+from xcray.jobs.job import EXPIRED, Job, format_utc
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STARTING, STOPPED, TERMINAL
-from xcray.jobs.store.counters import Counted, add_up
+from xcray.jobs.store.counters import Increments, add_increments
 from xcray.jobs.store.fair_queue import (
-    FIRST_BACKOFF,
-    LONGEST_BACKOFF,
+    FIRST_BACKOFF_SECONDS,
+    MAX_BACKOFF_SECONDS,
     Quota,
-    anything_waits,
+    has_pending,
     next_job,
-    take_turn,
+    record_turn,
 )
-from xcray.jobs.store.leases import Watch
-from xcray.jobs.store.transitions import JOB_COLUMNS, change, job_of, move, note, owned
+from xcray.jobs.store.leases import LeaseWatcher
+from xcray.jobs.store.transitions import (
+    JOB_COLUMNS,
+    append_event,
+    owned_row,
+    to_job,
+    transition,
+    update_row,
+)
 
-CLAIMING = "claim"  # what the lock of those who claim is called
-LAUNCH = "LAUNCH"  # the reason of attempts that never began, or went with the cluster they were on
-MOST_LAUNCHES = 20  # of one job, that may fail for this reason
+CLAIM_LOCK = "claim"  # name of the advisory lock for claims
+LAUNCH = "LAUNCH"  # reason of attempts that did not start or were lost with their cluster
+MAX_LAUNCH_ATTEMPTS = 20  # launches of one job that can fail for this reason
 
 
 class AttemptTable:
     """Attempts at running jobs."""
 
     _database: Database
-    _leases: Watch
+    _leases: LeaseWatcher
     _now: Callable[[], float]
 
-    @once_more
-    def claim(
+    @retry_once
+    def claim_job(
         self,
         owner: str,
         *,
         lease_seconds: float,
-        cap: int | None = None,
-        most_running_of: Quota = None,
-        but: Collection[str] = (),
+        max_running: int | None = None,
+        quota: Quota = None,
+        excluded_pools: Collection[str] = (),
     ) -> Job | None:
-        """Take the job whose turn it is (see `xcray.jobs.store.fair_queue`): RUNNING, attempt + 1, leased to `owner`; or None.
+        """Take the next job (see `xcray.jobs.store.fair_queue`), or return None.
 
-        `cap`: None also while that many jobs are RUNNING, counted in the same transaction, whoever runs them. `most_running_of`:
-        the same for each tenant: a function or a mapping from tenant to a number, or None for no bound. `but`: pools whose jobs
-        wait, as while the cluster is away that they run on; others pass them by, and they keep their order.
+        The job becomes RUNNING with attempt + 1 and a lease for `owner`.
+
+        max_running: return None while this many jobs are RUNNING in total, counted in the same_kind
+        transaction. quota: the same_kind limit per tenant: a function or a mapping from tenant to a
+        number, or None. excluded_pools: pools whose jobs are skipped, for example while their
+        cluster is unavailable. They keep their place in the queue.
         """
-        with (
-            self._database.read() as connection
-        ):  # looking needs no lock, and most looks find nothing
-            if not anything_waits(connection) or _is_full(connection, cap):
+        # Reading needs no lock, and most polls find nothing.
+        with self._database.read() as connection:
+            if not has_pending(connection) or _is_full(connection, max_running):
                 return None
         with self._database.write() as connection:
-            self._database.alone(connection, CLAIMING)
+            self._database.advisory_lock(connection, CLAIM_LOCK)
             row = (
                 None
-                if _is_full(connection, cap)
-                else next_job(connection, self._now(), most_running_of, but)
+                if _is_full(connection, max_running)
+                else next_job(connection, self._now(), quota, excluded_pools)
             )
             if row is None:
                 return None
-            take_turn(connection, row["tenant"])
+            record_turn(connection, row["tenant"])
             values: dict[str, Any] = {
                 "attempt": row["attempt"] + 1,
                 "owner": owner,
@@ -80,11 +89,11 @@ class AttemptTable:
             values |= {
                 "phase": STARTING,
                 "progress": {},
-                "started": row["started"] or max(utc(self._now()), row["created"]),
+                "started": row["started"] or max(format_utc(self._now()), row["created"]),
             }
-            return move(connection, row, self._now(), RUNNING, **values)
+            return transition(connection, row, self._now(), RUNNING, **values)
 
-    @once_more
+    @retry_once
     def heartbeat(
         self,
         job_id: str,
@@ -92,55 +101,61 @@ class AttemptTable:
         *,
         lease_seconds: float,
         ran_seconds: float = 0.0,
-        counted: Counted | None = None,
+        increments: Increments | None = None,
     ) -> bool:
-        """Renew the lease; True when the job shall stop: somebody asked for it, or its time is up (`Job.overtime` says why).
+        """Renew the lease; return True if the job must stop.
 
-        `ran_seconds`: running time since the last heartbeat that came through, by the runner's steady clock. `counted`: what to
-        add to counters in the same transaction. Raises Fenced when `attempt` isn't the running one.
+        It must stop if a stop was requested or its time is up (see `Job.overtime_reason`).
+
+        ran_seconds: running time since the last successful heartbeat, by the runner's monotonic
+        clock. increments: what to add to counters in the same_kind transaction.
+
+        Raises Fenced if `attempt` is not the running one.
         """
         with self._database.write() as connection:
-            row = owned(connection, job_id, attempt)
-            ran = row["ran_seconds"] + ran_seconds
-            change(
+            row = owned_row(connection, job_id, attempt)
+            total_seconds = row["ran_seconds"] + ran_seconds
+            update_row(
                 connection,
                 row,
                 beats=row["beats"] + 1,
                 lease_seconds=lease_seconds,
-                ran_seconds=ran,
+                ran_seconds=total_seconds,
             )
-            add_up(connection, counted)
+            add_increments(connection, increments)
             return (
                 bool(row["stop_requested"])
-                or job_of({**row, "ran_seconds": ran}).overtime(self._now()) is not None
+                or to_job({**row, "ran_seconds": total_seconds}).overtime_reason(self._now())
+                is not None
             )
 
-    @once_more
-    def append(
+    @retry_once
+    def append_event(
         self,
         job_id: str,
         attempt: int,
         kind: str,
         data: dict[str, Any],
         *,
-        counted: Counted | None = None,
+        increments: Increments | None = None,
     ) -> None:
-        """Append an event. Kinds `phase` and `progress` also become the job's phase and progress. Raises Fenced.
+        """Append an event. Raises Fenced.
 
-        Of long series some events are forgotten while the job runs, see `xcray.jobs.store.event_retention`.
+        Kinds `phase` and `progress` also set the job's phase and progress. Long series are thinned
+        while the job runs, see `xcray.jobs.store.event_retention`.
         """
         with self._database.write() as connection:
-            row = owned(connection, job_id, attempt)
+            row = owned_row(connection, job_id, attempt)
             values: dict[str, Any] = {}
             if kind in ("phase", "progress"):
                 values["phase"] = data.get("phase", row["phase"])
             if kind == "progress":
                 values |= {"progress": data, "advanced": row["advanced"] or bool(data.get("done"))}
-            note(connection, row, self._now(), kind, data, **values)
-            add_up(connection, counted)
+            append_event(connection, row, self._now(), kind, data, **values)
+            add_increments(connection, increments)
 
-    @once_more
-    def finish(
+    @retry_once
+    def finish_attempt(
         self,
         job_id: str,
         attempt: int,
@@ -149,144 +164,190 @@ class AttemptTable:
         reason: str | None = None,
         message: str | None = None,
         result: dict[str, Any] | None = None,
-        counted: Counted | None = None,
+        increments: Increments | None = None,
     ) -> Job:
-        """End a job as STOPPED, SUCCEEDED or FAILED. Raises Fenced when `attempt` isn't the running one: its result is dropped."""
+        """End a job as STOPPED, SUCCEEDED or FAILED.
+
+        Raises Fenced if `attempt` is not the running one; its result is dropped.
+        """
         if status not in TERMINAL:
             raise Conflict(
                 f"a job can't finish as {status}: use one of {sorted(TERMINAL)}", code="STATE"
             )
         with self._database.write() as connection:
-            row = owned(connection, job_id, attempt)
-            add_up(connection, counted)
-            return move(
+            row = owned_row(connection, job_id, attempt)
+            add_increments(connection, increments)
+            return transition(
                 connection, row, self._now(), status, reason=reason, message=message, result=result
             )
 
-    @once_more
-    def release(self, job_id: str, attempt: int) -> Job:
-        """Give a running job back, to be claimed again at once; STOPPED when a stop was asked for. Raises Fenced."""
-        with self._database.write() as connection:
-            row = owned(connection, job_id, attempt)
-            return move(connection, row, self._now(), STOPPED if row["stop_requested"] else PENDING)
+    @retry_once
+    def release_job(self, job_id: str, attempt: int) -> Job:
+        """Release a running job, to be claimed again at once. Raises Fenced.
 
-    @once_more
+        The job becomes STOPPED if a stop was requested.
+        """
+        with self._database.write() as connection:
+            row = owned_row(connection, job_id, attempt)
+            return transition(
+                connection, row, self._now(), STOPPED if row["stop_requested"] else PENDING
+            )
+
+    @retry_once
     def retry_later(
         self, job_id: str, attempt: int, *, reason: str, message: str, max_attempts: int = 3
     ) -> Job:
-        """Give back a job that something unavailable hinders, to be tried again after a pause; FAILED after `max_attempts`.
+        """Release a job that needs something unavailable, to be retried after a pause.
 
-        The pause is FIRST_BACKOFF seconds, then twice as long each time. The job's own `max_attempts` comes first. Attempts that
-        never began (LAUNCH) and those that did are counted apart: a Ray that is away costs no attempt. Raises Fenced.
+        The pause is FIRST_BACKOFF_SECONDS and doubles each time. The job becomes FAILED after
+        `max_attempts`; the job's own `max_attempts` takes precedence. Failed launches (LAUNCH) and
+        attempts that started are counted separately, so an unavailable Ray costs no attempt. Raises
+        Fenced.
         """
         with self._database.write() as connection:
-            row, now = owned(connection, job_id, attempt), self._now()
-            pause = min(FIRST_BACKOFF * 2 ** row["losses"], LONGEST_BACKOFF)
-            return self._lose(
+            row, now = owned_row(connection, job_id, attempt), self._now()
+            pause = min(FIRST_BACKOFF_SECONDS * 2 ** row["losses"], MAX_BACKOFF_SECONDS)
+            return self._record_loss(
                 connection, row, max_attempts, reason, message, not_before=now + pause
             )
 
-    @once_more
-    def expire(self, *, max_attempts: int = 3, spared: Collection[str] = ()) -> list[Job]:
-        """Take jobs from runners that were silent for their lease while this store watched, and end jobs that waited too long.
+    @retry_once
+    def expire_jobs(
+        self, *, max_attempts: int = 3, unstable_pools: Collection[str] = ()
+    ) -> list[Job]:
+        """Expire lost leases, and end pending jobs whose time is up; return the changed jobs.
 
-        Call it often: a lease is lost when two calls, further apart than it is long, saw no heartbeat in between. Returns: jobs
-        PENDING again, STOPPED when a stop was asked for, or FAILED: reason TIMEOUT or EXPIRED when their time was up; after
-        `max_attempts` losses (or the job's own) POISON when no attempt got any work done, else LOST. `spared`: pools whose cluster
-        is or was away: what went with it counts as a launch that failed, of which there may be MOST_LAUNCHES.
+        Call it often: a lease is lost if two calls, further apart than its length, saw no heartbeat
+        in between. The returned jobs are PENDING again, STOPPED if a stop was requested, or FAILED.
+        Reasons: TIMEOUT or EXPIRED if their time was up; after `max_attempts` losses (or the job's
+        own) CRASH_LOOP if no attempt made progress, else LOST.
+
+        unstable_pools: pools whose cluster is or recently was unavailable. Attempts lost with it
+        count as failed launches, of which MAX_LAUNCH_ATTEMPTS are allowed.
         """
         columns = ("id", "attempt", "beats", "lease_seconds")
-        with (
-            self._database.read() as connection
-        ):  # looking needs no lock, and most looks find nothing
+        # Reading needs no lock, and most polls find nothing.
+        with self._database.read() as connection:
             rows = connection.execute(
                 sa.select(*(JOBS.c[name] for name in columns)).where(JOBS.c.status == RUNNING)
             ).all()
-            lost = self._leases.lost(
+            lost = self._leases.expired_leases(
                 {row.id: ((row.attempt, row.beats), row.lease_seconds or 0.0) for row in rows}
             )
-            seen = {row.id: (row.attempt, row.beats) for row in rows if row.id in lost}
-            late = connection.execute(sa.select(JOBS.c.id).where(*self._too_late())).scalars().all()
-        if not seen and not late:
+            observed = {row.id: (row.attempt, row.beats) for row in rows if row.id in lost}
+            overdue = (
+                connection.execute(sa.select(JOBS.c.id).where(*self._is_pending_expired()))
+                .scalars()
+                .all()
+            )
+        if not observed and not overdue:
             return []
         with self._database.write() as connection:
-            mine = (JOBS.c.id.in_([*seen, *late]), JOBS.c.status.in_((RUNNING, PENDING)))
-            found = (
+            mine = (JOBS.c.id.in_([*observed, *overdue]), JOBS.c.status.in_((RUNNING, PENDING)))
+            candidates = (
                 connection.execute(
                     sa.select(JOBS).where(*mine).order_by(JOBS.c.seq).with_for_update()
                 )
                 .mappings()
                 .all()
             )
-            waited = [row for row in found if row["status"] == PENDING and row["id"] in late]
-            silent = [
-                row
-                for row in found
-                if row["status"] == RUNNING
-                and seen.get(row["id"]) == (row["attempt"], row["beats"])
+            pending = [
+                row for row in candidates if row["status"] == PENDING and row["id"] in overdue
             ]
-            return [self._waited_too_long(connection, row) for row in waited] + [
-                self._expired(connection, row, max_attempts, spared) for row in silent
+            lost_attempts = [
+                row
+                for row in candidates
+                if row["status"] == RUNNING
+                and observed.get(row["id"]) == (row["attempt"], row["beats"])
+            ]
+            return [self._fail_expired(connection, row) for row in pending] + [
+                self._handle_lost_runner(connection, row, max_attempts, unstable_pools)
+                for row in lost_attempts
             ]
 
-    @once_more
-    def lose(
-        self, job_id: str, attempt: int, *, max_attempts: int = 3, spared: Collection[str] = ()
+    @retry_once
+    def mark_lost(
+        self,
+        job_id: str,
+        attempt: int,
+        *,
+        max_attempts: int = 3,
+        unstable_pools: Collection[str] = (),
     ) -> Job:
-        """Do for one attempt what `expire` does when its lease is lost: its process is known to be gone. Raises Fenced."""
+        """Handle one attempt as lost, because its process is known to be gone. Raises Fenced."""
         with self._database.write() as connection:
-            return self._expired(
-                connection, owned(connection, job_id, attempt), max_attempts, spared
+            return self._handle_lost_runner(
+                connection, owned_row(connection, job_id, attempt), max_attempts, unstable_pools
             )
 
-    @once_more
-    def current(self, job_id: str, attempt: int) -> Job:
-        """The job that an attempt runs, for the process that runs it. Raises Fenced."""
+    @retry_once
+    def get_owned_job(self, job_id: str, attempt: int) -> Job:
+        """Return the job of a running attempt, for the process that runs it. Raises Fenced."""
         with self._database.write() as connection:
-            return job_of(owned(connection, job_id, attempt))
+            return to_job(owned_row(connection, job_id, attempt))
 
-    @once_more
-    def running(self, owner: str | None = None) -> list[Job]:
-        """Jobs that are RUNNING now, of all tenants, oldest first; of one owner when named."""
+    @retry_once
+    def list_running(self, owner: str | None = None) -> list[Job]:
+        """Return the RUNNING jobs of all tenants, oldest first; of one owner if given."""
         query = sa.select(*JOB_COLUMNS).where(JOBS.c.status == RUNNING).order_by(JOBS.c.seq)
         if owner is not None:
             query = query.where(JOBS.c.owner == owner)
         with self._database.read() as connection:
-            return [job_of(row) for row in connection.execute(query).mappings()]
+            return [to_job(row) for row in connection.execute(query).mappings()]
 
-    def _too_late(self) -> tuple[sa.ColumnElement[bool], ...]:
-        """Waiting jobs that must have ended by now."""
+    def _is_pending_expired(self) -> tuple[sa.ColumnElement[bool], ...]:
+        """Return the conditions for pending jobs that must have ended by now."""
         return JOBS.c.status == PENDING, JOBS.c.expires.is_not(None), JOBS.c.expires <= self._now()
 
-    def _waited_too_long(self, connection: Connection, row: sa.RowMapping) -> Job:
-        """One job that never came to run in time."""
-        sentence = "its time to end came while it waited; submit it again with a later one, or with a higher priority"
-        return move(connection, row, self._now(), FAILED, reason=EXPIRED, message=sentence)
+    def _fail_expired(self, connection: Connection, row: sa.RowMapping) -> Job:
+        """Fail one job that was not started in time."""
+        sentence = (
+            "it expired in the queue; submit it again with a later time to end,"
+            " or with a higher priority"
+        )
+        return transition(connection, row, self._now(), FAILED, reason=EXPIRED, message=sentence)
 
-    def _expired(
-        self, connection: Connection, row: sa.RowMapping, max_attempts: int, spared: Collection[str]
+    def _handle_lost_runner(
+        self,
+        connection: Connection,
+        row: sa.RowMapping,
+        max_attempts: int,
+        unstable_pools: Collection[str],
     ) -> Job:
-        """One job whose runner vanished. A first loss may be a node's fault: it goes on at once; then it waits longer each time."""
+        """Handle one job whose runner vanished.
+
+        The first loss can be a node's fault, so the job continues at once. Later pauses grow.
+        """
         if row["stop_requested"]:
-            return move(connection, row, self._now(), STOPPED)
-        overtime = job_of(row).overtime(self._now())
+            return transition(connection, row, self._now(), STOPPED)
+        overtime = to_job(row).overtime_reason(self._now())
         if overtime is not None:
-            sentence = "its time was up when its runner vanished; resume it to go on, or submit it with more time"
-            return move(connection, row, self._now(), FAILED, reason=overtime, message=sentence)
-        if row["spec"].get("pool") in spared:
-            sentence = "the cluster that it ran on went away; it goes on from what is finished when that is back"
-            return self._lose(
-                connection, row, MOST_LAUNCHES, LAUNCH, sentence, not_before=self._now()
+            sentence = (
+                "its time was up when its runner vanished;"
+                " resume it to continue, or submit it with more time"
             )
-        before = row["losses"] - _never_began(connection, row)
+            return transition(
+                connection, row, self._now(), FAILED, reason=overtime, message=sentence
+            )
+        if row["spec"].get("pool") in unstable_pools:
+            sentence = (
+                "its cluster became unavailable;"
+                " it continues from its finished work when the cluster is back"
+            )
+            return self._record_loss(
+                connection, row, MAX_LAUNCH_ATTEMPTS, LAUNCH, sentence, not_before=self._now()
+            )
+        before = row["losses"] - _count_failed_launches(connection, row)
         sentence = f"its runner vanished {before + 1} times; see the log of the job, then resume it"
-        pause = min(FIRST_BACKOFF * 2 ** (before - 1), LONGEST_BACKOFF) if before else 0.0
-        reason = "LOST" if row["advanced"] else "POISON"
-        return self._lose(
+        pause = (
+            min(FIRST_BACKOFF_SECONDS * 2 ** (before - 1), MAX_BACKOFF_SECONDS) if before else 0.0
+        )
+        reason = "LOST" if row["advanced"] else "CRASH_LOOP"
+        return self._record_loss(
             connection, row, max_attempts, reason, sentence, not_before=self._now() + pause
         )
 
-    def _lose(
+    def _record_loss(
         self,
         connection: Connection,
         row: sa.RowMapping,
@@ -295,17 +356,17 @@ class AttemptTable:
         message: str,
         **values: Any,
     ) -> Job:
-        """Count a loss: FAILED when there were too many, STOPPED when that was wished, PENDING otherwise."""
+        """Count a loss: FAILED after too many, STOPPED if requested, else PENDING."""
         losses = row["losses"] + 1
         if row["stop_requested"]:
-            return move(connection, row, self._now(), STOPPED)
-        never_began = _never_began(connection, row)
-        same = never_began if reason == LAUNCH else row["losses"] - never_began
-        if same + 1 >= (row["max_attempts"] or max_attempts):
-            return move(
+            return transition(connection, row, self._now(), STOPPED)
+        failed_launches = _count_failed_launches(connection, row)
+        same_kind = failed_launches if reason == LAUNCH else row["losses"] - failed_launches
+        if same_kind + 1 >= (row["max_attempts"] or max_attempts):
+            return transition(
                 connection, row, self._now(), FAILED, losses=losses, reason=reason, message=message
             )
-        return move(
+        return transition(
             connection,
             row,
             self._now(),
@@ -317,9 +378,9 @@ class AttemptTable:
         )
 
 
-def _is_full(connection: Connection, cap: int | None) -> bool:
-    """Whether as many jobs run as may."""
-    if cap is None:
+def _is_full(connection: Connection, max_running: int | None) -> bool:
+    """Return whether `max_running` jobs are running."""
+    if max_running is None:
         return False
     return (
         int(
@@ -327,12 +388,15 @@ def _is_full(connection: Connection, cap: int | None) -> bool:
                 sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.status == RUNNING)
             ).scalar_one()
         )
-        >= cap
+        >= max_running
     )
 
 
-def _never_began(connection: Connection, row: sa.RowMapping) -> int:
-    """How many of a job's losses, since submit or resume, were launches that failed, or clusters: as its history tells."""
+def _count_failed_launches(connection: Connection, row: sa.RowMapping) -> int:
+    """Return how many of a job's losses since submit or resume were failed launches.
+
+    Attempts that were lost with their cluster are included. The events of the job are the source.
+    """
     if not row["losses"]:
         return 0
     moves = (
@@ -343,5 +407,7 @@ def _never_began(connection: Connection, row: sa.RowMapping) -> int:
     since = takewhile(
         lambda move: move["status"] not in TERMINAL, connection.execute(moves).scalars()
     )
-    never_began = sum((move["status"], move.get("reason")) == (PENDING, LAUNCH) for move in since)
-    return min(int(row["losses"]), never_began)
+    failed_launches = sum(
+        (move["status"], move.get("reason")) == (PENDING, LAUNCH) for move in since
+    )
+    return min(int(row["losses"]), failed_launches)

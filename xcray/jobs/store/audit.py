@@ -1,4 +1,4 @@
-"""Who did what: a table that only grows at one end and is cut at the other."""
+"""The audit log: new entries are appended, old ones trimmed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from xcray.jobs.database.engine import Database, once_more
+from xcray.jobs.database.engine import Database, retry_once
 from xcray.jobs.database.schema import AUDIT
-from xcray.jobs.job import utc
+from xcray.jobs.job import format_utc
 from xcray.jobs.store.paging import page_start, page_token_after
 
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One thing that somebody did. `subject` is what it was done to, `detail` whatever else is worth knowing; no secrets."""
+    """One audited action. `subject` is its object, `detail` holds more facts, never secrets."""
 
     seq: int
     time: str
@@ -34,8 +34,8 @@ class AuditTable:
     _database: Database
     _now: Callable[[], float]
 
-    @once_more
-    def record(
+    @retry_once
+    def record_audit(
         self,
         tenant: str,
         key_id: str | None,
@@ -44,7 +44,7 @@ class AuditTable:
         detail: dict[str, Any] | None = None,
         request_id: str | None = None,
     ) -> None:
-        """Note, durably, that a key of a tenant did something."""
+        """Record, durably, an action by a key of a tenant."""
         entry = {
             "tenant": tenant,
             "key_id": key_id,
@@ -54,10 +54,10 @@ class AuditTable:
         }
         with self._database.write() as connection:
             connection.execute(
-                sa.insert(AUDIT).values(**entry, detail=detail or {}, time=utc(self._now()))
+                sa.insert(AUDIT).values(**entry, detail=detail or {}, time=format_utc(self._now()))
             )
 
-    @once_more
+    @retry_once
     def list_audit(
         self,
         tenant: str | None = None,
@@ -66,7 +66,10 @@ class AuditTable:
         limit: int = 50,
         page_token: str | None = None,
     ) -> tuple[list[AuditEntry], str | None]:
-        """Entries, newest first, and the token of the next page or None; of one tenant, of one action when named."""
+        """Return entries, newest first, and the token of the next page or None.
+
+        Filtered by tenant and by action if given.
+        """
         query = sa.select(AUDIT).order_by(AUDIT.c.seq.desc())
         start = page_start(page_token, limit)
         if start is not None:
@@ -79,9 +82,9 @@ class AuditTable:
             rows = connection.execute(query.limit(limit + 1)).mappings().all()
         return [AuditEntry(**row) for row in rows[:limit]], page_token_after(rows, limit)
 
-    @once_more
+    @retry_once
     def trim_audit(self, keep: int) -> int:
-        """Forget all but the newest `keep` entries; how many were forgotten."""
+        """Delete all entries except the newest `keep` and return how many were deleted."""
         first = sa.select(AUDIT.c.seq).order_by(AUDIT.c.seq.desc()).offset(keep).limit(1)
         with self._database.write() as connection:
             last = connection.execute(first).scalar()

@@ -1,4 +1,7 @@
-"""Stopping many jobs at once: a queue of thousands is emptied in seconds, in pieces that let others write in between."""
+"""Stopping many jobs at once, in batches that let other transactions write in between.
+
+A queue of thousands is emptied in seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from xcray.jobs.database.engine import Database, once_more
+from xcray.jobs.database.engine import Database, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
-from xcray.jobs.job import utc
+from xcray.jobs.job import format_utc
 from xcray.jobs.states import PENDING, RUNNING, STOPPED
-from xcray.jobs.store.counters import add_up
-from xcray.jobs.store.metric_deltas import of_move
-from xcray.jobs.store.transitions import note
+from xcray.jobs.store.counters import add_increments
+from xcray.jobs.store.metric_deltas import transition_increments
+from xcray.jobs.store.transitions import append_event
 
 
-class StopTable:
-    """The store's face for those who stop more than one job."""
+class BulkStopTable:
+    """The part of the store that stops several jobs at once."""
 
     _database: Database
     _now: Callable[[], float]
 
-    @once_more
+    @retry_once
     def request_stop_all(
         self,
         tenant: str,
@@ -35,37 +38,41 @@ class StopTable:
         dataset: str | None = None,
         limit: int = 500,
     ) -> int:
-        """Do what `request_stop` does for at most `limit` jobs of a tenant that wait or run and fit all that is named; how many.
+        """Request a stop of up to `limit` matching jobs and return their number.
 
-        All of them or none. Call it again until it gives 0: a job that was asked once is not counted twice.
+        Does what `request_stop` does for jobs of a tenant that are PENDING or RUNNING and match all
+        given filters, in one transaction. Call it until it returns 0: a job with a pending request
+        is not counted again.
         """
         same = {"tenant": tenant, "kind": kind, "name": name, "model": model, "dataset_id": dataset}
-        wanted = [JOBS.c[column] == value for column, value in same.items() if value is not None]
+        conditions = [
+            JOBS.c[column] == value for column, value in same.items() if value is not None
+        ]
         done = 0
         with self._database.write() as connection:
             if status in (None, PENDING):
-                done += self._stop_waiting(connection, wanted, limit)
+                done += self._stop_pending(connection, conditions, limit)
             if status in (None, RUNNING) and done < limit:
-                done += self._stop_running(connection, wanted, limit - done)
+                done += self._request_stop_running(connection, conditions, limit - done)
         return done
 
-    def _stop_waiting(
-        self, connection: Connection, wanted: list[sa.ColumnElement[bool]], limit: int
+    def _stop_pending(
+        self, connection: Connection, conditions: list[sa.ColumnElement[bool]], limit: int
     ) -> int:
-        """Jobs that wait stop at once: one change for all, an event each."""
+        """Stop pending jobs at once, with one update for all and one event per job."""
         columns = (
             JOBS.c[name] for name in ("seq", "id", "attempt", "events", "kind", "status", "losses")
         )
-        mine = (
+        query = (
             sa.select(*columns)
-            .where(*wanted, JOBS.c.status == PENDING)
+            .where(*conditions, JOBS.c.status == PENDING)
             .order_by(JOBS.c.seq.desc())
             .limit(limit)
         )
-        rows = connection.execute(mine.with_for_update(skip_locked=True)).mappings().all()
+        rows = connection.execute(query.with_for_update(skip_locked=True)).mappings().all()
         if not rows:
             return 0
-        now = utc(self._now())
+        now = format_utc(self._now())
         ended = {
             "status": STOPPED,
             "finished": now,
@@ -76,7 +83,7 @@ class StopTable:
             sa.update(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in rows])).values(**ended)
         )
         shared = {"time": now, "kind": "status"}
-        told: list[dict[str, Any]] = [
+        events: list[dict[str, Any]] = [
             {
                 **shared,
                 "job_id": row["id"],
@@ -85,33 +92,35 @@ class StopTable:
             }
             for row in rows
         ]
-        connection.execute(sa.insert(EVENTS), told)
+        connection.execute(sa.insert(EVENTS), events)
         for kind in sorted({row["kind"] for row in rows}):
             of_kind = [row for row in rows if row["kind"] == kind]
-            add_up(
+            add_increments(
                 connection,
                 {
-                    name: by * len(of_kind)
-                    for name, by in of_move(dict(of_kind[0]), STOPPED, {}, None).items()
+                    name: amount * len(of_kind)
+                    for name, amount in transition_increments(
+                        dict(of_kind[0]), STOPPED, {}, None
+                    ).items()
                 },
             )
         return len(rows)
 
-    def _stop_running(
-        self, connection: Connection, wanted: list[sa.ColumnElement[bool]], limit: int
+    def _request_stop_running(
+        self, connection: Connection, conditions: list[sa.ColumnElement[bool]], limit: int
     ) -> int:
-        """Jobs that run hear it soon."""
-        asked = (*wanted, JOBS.c.status == RUNNING, JOBS.c.stop_requested.is_(False))
+        """Request a stop of running jobs."""
+        running = (*conditions, JOBS.c.status == RUNNING, JOBS.c.stop_requested.is_(False))
         query = (
             sa.select(JOBS)
-            .where(*asked)
+            .where(*running)
             .order_by(JOBS.c.seq.desc())
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
         rows = connection.execute(query).mappings().all()
         for row in rows:
-            note(
+            append_event(
                 connection,
                 row,
                 self._now(),

@@ -1,4 +1,4 @@
-"""Figures that outlive processes: how much of something there ever was, added up in the store by whoever did it."""
+"""Counters that outlive processes, kept in the store and increased in the same transactions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
-from xcray.jobs.database.engine import POSTGRESQL, Database, once_more
+from xcray.jobs.database.engine import POSTGRESQL, Database, retry_once
 from xcray.jobs.database.schema import COUNTERS
 
 
 class Counter(NamedTuple):
-    """The name of a counter and its labels as canonical JSON; made by `counter`."""
+    """The name of a counter and its labels as canonical JSON. `make_counter` creates it."""
 
     name: str
     labels: str = "{}"
 
 
-Counted: TypeAlias = Mapping[Counter, float]  # what to add to which
+Increments: TypeAlias = Mapping[Counter, float]  # counter -> amount to add
 
 
-def counter(name: str, **labels: str) -> Counter:
-    """A counter with labels: `counter("xcray_jobs_ended_total", status="FAILED")`. Labels must take few values: each is a row."""
+def make_counter(name: str, **labels: str) -> Counter:
+    """Return a counter with labels: `make_counter("jobs_total", status="FAILED")`.
+
+    Labels must have few values, because each combination is a row.
+    """
     return Counter(name, json.dumps(labels, sort_keys=True, separators=(",", ":")))
 
 
@@ -34,19 +37,21 @@ class CounterTable:
 
     _database: Database
 
-    def count(self, name: str, labels: Mapping[str, str] | None = None, by: float = 1.0) -> None:
+    def increment(
+        self, name: str, labels: Mapping[str, str] | None = None, amount: float = 1.0
+    ) -> None:
         """Add to a counter."""
-        self.count_all({counter(name, **(labels or {})): by})
+        self.increment_all({make_counter(name, **(labels or {})): amount})
 
-    @once_more
-    def count_all(self, counted: Counted) -> None:
+    @retry_once
+    def increment_all(self, increments: Increments) -> None:
         """Add to several counters in one transaction."""
         with self._database.write() as connection:
-            add_up(connection, counted)
+            add_increments(connection, increments)
 
-    @once_more
-    def counters(self) -> list[tuple[str, dict[str, str], float]]:
-        """All counters: name, labels, value; in order of name and labels."""
+    @retry_once
+    def list_counters(self) -> list[tuple[str, dict[str, str], float]]:
+        """Return all counters as (name, labels, value), ordered by name and labels."""
         query = sa.select(COUNTERS).order_by(COUNTERS.c.name, COUNTERS.c.labels)
         with self._database.read() as connection:
             return [
@@ -54,10 +59,15 @@ class CounterTable:
             ]
 
 
-def add_up(connection: Connection, counted: Counted | None) -> None:
-    """Add to counters within the caller's transaction, always in one order: then no two transactions wait for each other."""
+def add_increments(connection: Connection, increments: Increments | None) -> None:
+    """Add to counters within the caller's transaction.
+
+    They are updated in a fixed order, so that transactions cannot deadlock.
+    """
     insert: Any = postgresql.insert if connection.dialect.name == POSTGRESQL else sqlite.insert
-    for one, by in sorted((counted or {}).items()):
-        row = insert(COUNTERS).values(name=one.name, labels=one.labels, value=by)
-        more = {"value": COUNTERS.c.value + row.excluded.value}
-        connection.execute(row.on_conflict_do_update(index_elements=["name", "labels"], set_=more))
+    for counter, amount in sorted((increments or {}).items()):
+        row = insert(COUNTERS).values(name=counter.name, labels=counter.labels, value=amount)
+        updated = {"value": COUNTERS.c.value + row.excluded.value}
+        connection.execute(
+            row.on_conflict_do_update(index_elements=["name", "labels"], set_=updated)
+        )

@@ -1,4 +1,4 @@
-"""The data sets that the service holds: one table, half of the store's face."""
+"""The table of data sets."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from xcray.errors import Conflict, NotFound
-from xcray.jobs.database.engine import Database, once_more
+from xcray.jobs.database.engine import Database, retry_once
 from xcray.jobs.database.schema import DATASETS
-from xcray.jobs.job import DatasetRecord, new_id, utc
+from xcray.jobs.job import DatasetRecord, format_utc, new_id
 from xcray.jobs.store.paging import page_start, page_token_after
 
 
 class DatasetTable:
-    """Records of data sets. The bytes lie elsewhere; a record says where."""
+    """Records of data sets. The files lie elsewhere, at the recorded path."""
 
     _database: Database
     _now: Callable[[], float]
 
-    @once_more
+    @retry_once
     def add_dataset(
         self,
         name: str,
@@ -34,16 +34,23 @@ class DatasetTable:
         idempotency_key: str | None = None,
         digest: str | None = None,
     ) -> DatasetRecord:
-        """Record a data set; `dataset_id` is a server-made `new_id("ds")` when its folder had to be named before.
+        """Record a data set.
 
-        With a key that the tenant used before, for a request with the same `digest`: the record it made then, under another id
-        than the one given. Raises Conflict when the key was used with another digest.
+        `dataset_id` is a server-made `new_id("ds")` if its directory had to be named before. If the
+        tenant used the key before for a request with the same `digest`, the record of that request
+        is returned, with its own id. Raises Conflict if the key was used with another digest.
         """
-        known = self.same_dataset(tenant, idempotency_key, digest)
-        if known is not None:
-            return known
+        existing = self.find_dataset_by_key(tenant, idempotency_key, digest)
+        if existing is not None:
+            return existing
         record = DatasetRecord(
-            dataset_id or new_id("ds"), tenant, name, path, status, stats or {}, utc(self._now())
+            dataset_id or new_id("ds"),
+            tenant,
+            name,
+            path,
+            status,
+            stats or {},
+            format_utc(self._now()),
         )
         try:
             with self._database.write() as connection:
@@ -52,16 +59,17 @@ class DatasetTable:
                         **vars(record), idempotency_key=idempotency_key, digest=digest
                     )
                 )
-        except IntegrityError:  # the same key came through another door in between
-            known = self.same_dataset(tenant, idempotency_key, digest)
-            if known is None:
+        except IntegrityError:
+            # a concurrent request used the same key
+            existing = self.find_dataset_by_key(tenant, idempotency_key, digest)
+            if existing is None:
                 raise
-            return known
+            return existing
         return record
 
-    @once_more
+    @retry_once
     def count_datasets(self, tenant: str) -> int:
-        """How many data sets a tenant has, whatever their status."""
+        """Return how many data sets a tenant has, whatever their status."""
         with self._database.read() as connection:
             return int(
                 connection.execute(
@@ -69,11 +77,14 @@ class DatasetTable:
                 ).scalar_one()
             )
 
-    @once_more
-    def same_dataset(
+    @retry_once
+    def find_dataset_by_key(
         self, tenant: str, key: str | None, digest: str | None
     ) -> DatasetRecord | None:
-        """The record that was made with this key, None when there is none; Conflict when its request was another one."""
+        """Return the record that was created with an idempotency key, or None.
+
+        Raises Conflict if that request was another one.
+        """
         if key is None:
             return None
         query = sa.select(DATASETS).where(
@@ -83,41 +94,45 @@ class DatasetTable:
             row = connection.execute(query).mappings().first()
         if row is not None and row["digest"] != digest:
             raise Conflict(
-                f"the idempotency key was used before, for data set {row['id']} with another body: use a new key",
+                f"the idempotency key was used before, for data set {row['id']} with another body:"
+                " use a new key",
                 code="IDEMPOTENCY_MISMATCH",
                 dataset=row["id"],
             )
-        return None if row is None else _record(row)
+        return None if row is None else _to_record(row)
 
-    @once_more
+    @retry_once
     def get_dataset(self, dataset_id: str, tenant: str = "default") -> DatasetRecord:
-        """One record. NotFound when there is none, or when it is another tenant's."""
+        """Return a record. Raises NotFound if it is missing or another tenant's."""
         with self._database.read() as connection:
             row = (
-                connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant)))
+                connection.execute(sa.select(DATASETS).where(_matches(dataset_id, tenant)))
                 .mappings()
                 .first()
             )
         if row is None:
-            raise _none(dataset_id)
-        return _record(row)
+            raise _not_found(dataset_id)
+        return _to_record(row)
 
-    @once_more
+    @retry_once
     def find_dataset(self, dataset_id: str) -> DatasetRecord | None:
-        """One record of whatever tenant, None when there is none: for xcray's own processes."""
+        """Return a record of any tenant, or None, for xcray's own processes."""
         with self._database.read() as connection:
             row = (
                 connection.execute(sa.select(DATASETS).where(DATASETS.c.id == dataset_id))
                 .mappings()
                 .first()
             )
-        return None if row is None else _record(row)
+        return None if row is None else _to_record(row)
 
-    @once_more
+    @retry_once
     def list_datasets(
         self, tenant: str | None = "default", *, limit: int = 50, page_token: str | None = None
     ) -> tuple[list[DatasetRecord], str | None]:
-        """Records of a tenant (None: of all), newest first, and the token of the next page or None."""
+        """Return records, newest first, and the token of the next page or None.
+
+        `tenant` None lists those of all tenants.
+        """
         query = sa.select(DATASETS).order_by(DATASETS.c.seq.desc())
         if tenant is not None:
             query = query.where(DATASETS.c.tenant == tenant)
@@ -126,9 +141,9 @@ class DatasetTable:
             query = query.where(DATASETS.c.seq < start)
         with self._database.read() as connection:
             rows = connection.execute(query.limit(limit + 1)).mappings().all()
-        return [_record(row) for row in rows[:limit]], page_token_after(rows, limit)
+        return [_to_record(row) for row in rows[:limit]], page_token_after(rows, limit)
 
-    @once_more
+    @retry_once
     def update_dataset(
         self,
         dataset_id: str,
@@ -137,9 +152,10 @@ class DatasetTable:
         if_version: int | None = None,
         **changes: Any,
     ) -> DatasetRecord:
-        """Change `status`, `stats`, `path` or `name` of a record, which counts up its version. NotFound as in `get_dataset`.
+        """Change `status`, `stats`, `path` or `name` and increase the record's version.
 
-        if_version: only a record of that version; Conflict, code VERSION, when it is another by now.
+        Raises NotFound as `get_dataset`; Conflict, code VERSION, if the record is no longer
+        `if_version`.
         """
         unknown = set(changes) - {"status", "stats", "path", "name"}
         if unknown:
@@ -147,59 +163,60 @@ class DatasetTable:
         with self._database.write() as connection:
             change = (
                 sa.update(DATASETS)
-                .where(_is(dataset_id, tenant))
+                .where(_matches(dataset_id, tenant))
                 .values(**changes, version=DATASETS.c.version + 1)
             )
             if if_version is not None:
                 change = change.where(DATASETS.c.version == if_version)
             changed = connection.execute(change).rowcount
             row = (
-                connection.execute(sa.select(DATASETS).where(_is(dataset_id, tenant)))
+                connection.execute(sa.select(DATASETS).where(_matches(dataset_id, tenant)))
                 .mappings()
                 .first()
             )
         if row is None:
-            raise _none(dataset_id)
+            raise _not_found(dataset_id)
         if not changed:
             raise Conflict(
                 f"data set {dataset_id} was changed in between: read it again",
                 code="VERSION",
                 version=row["version"],
             )
-        return _record(row)
+        return _to_record(row)
 
-    @once_more
+    @retry_once
     def delete_dataset(
         self, dataset_id: str, tenant: str = "default", *, if_version: int | None = None
     ) -> None:
-        """Forget a record; removing its folder is the caller's. NotFound as in `get_dataset`.
+        """Delete a record. The caller removes its directory.
 
-        if_version: only a record of that version; Conflict, code PRECONDITION, when it is another by now.
+        Raises NotFound as `get_dataset`; Conflict, code PRECONDITION, if it is no longer
+        `if_version`.
         """
-        mine = _is(dataset_id, tenant)
+        mine = _matches(dataset_id, tenant)
         same = mine if if_version is None else sa.and_(mine, DATASETS.c.version == if_version)
         with self._database.write() as connection:
             if connection.execute(sa.delete(DATASETS).where(same)).rowcount == 1:
                 return
             there = connection.execute(sa.select(DATASETS.c.seq).where(mine)).first()
         if there is None:
-            raise _none(dataset_id)
+            raise _not_found(dataset_id)
         raise Conflict(
             f"data set {dataset_id} has changed since you read it: read it again, and decide again",
             code="PRECONDITION",
         )
 
 
-def _is(dataset_id: str, tenant: str) -> sa.ColumnElement[bool]:
-    """The tenant is part of every question."""
+def _matches(dataset_id: str, tenant: str) -> sa.ColumnElement[bool]:
+    """Return the condition for a record. The tenant is part of every query."""
     return sa.and_(DATASETS.c.id == dataset_id, DATASETS.c.tenant == tenant)
 
 
-def _none(dataset_id: str) -> NotFound:
-    """The error for a missing record."""
+def _not_found(dataset_id: str) -> NotFound:
+    """Return the error for a missing record."""
     return NotFound(f"there is no data set {dataset_id[:80]!r}: list them with `xcray data list`")
 
 
-def _record(row: sa.RowMapping) -> DatasetRecord:
-    """A row as a record."""
+def _to_record(row: sa.RowMapping) -> DatasetRecord:
+    """Return a row as a record."""
     return DatasetRecord(**{name: row[name] for name in DatasetRecord.__dataclass_fields__})

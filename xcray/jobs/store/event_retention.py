@@ -1,7 +1,8 @@
-"""How much of a job's history the store keeps: what a person can read, however long the job runs.
+"""Retention of job events, so that a job's history stays readable however long it runs.
 
-Series are thinned evenly, everything else is cut at its old end. The whole series of a training lies in Arrow files: batches in
-timeline.arrow of its model, epochs in epochs.arrow where they are more than a report holds.
+Series are thinned evenly, other kinds lose their oldest events. The complete series of a training
+lie in Arrow files: batches in timeline.arrow of its model, epochs in epochs.arrow if they are more
+than a report holds.
 """
 
 from __future__ import annotations
@@ -13,34 +14,35 @@ from sqlalchemy import Connection
 
 from xcray.jobs.database.schema import EVENTS
 
-KEPT_PROGRESS: Final = 500  # events of a kind that is a series, once it was thinned
-KEPT_OTHERS: Final = 1000  # events of any other kind: moves, stops, phases
-SERIES: Final = ("progress", "epoch")
-EVERY: Final = 250  # events between two looks; what a job has is bounded by this much more
+MAX_SERIES_EVENTS: Final = 500  # events per series kind, after thinning
+MAX_OTHER_EVENTS: Final = 1000  # events per other kind: status, stop, phase
+SERIES_KINDS: Final = ("progress", "epoch")
+# events between two checks; a job exceeds the limits by at most this much
+CHECK_INTERVAL: Final = 250
 
 
-def is_due(seq: int) -> bool:
-    """Whether to look at a job's history after the event of this number."""
-    return seq % EVERY == 0
+def is_check_due(seq: int) -> bool:
+    """Return whether to check a job's history after the event of this number."""
+    return seq % CHECK_INTERVAL == 0
 
 
-def bound_events(connection: Connection, job_id: str) -> None:
-    """Thin and cut the events of a job. One look costs a count over at most a few thousand rows."""
-    counted = (
+def trim_events(connection: Connection, job_id: str) -> None:
+    """Thin and trim the events of a job. Costs a count over at most a few thousand rows."""
+    query = (
         sa.select(EVENTS.c.kind, sa.func.count())
         .where(EVENTS.c.job_id == job_id)
         .group_by(EVENTS.c.kind)
     )
-    for kind, count in connection.execute(counted).all():
+    for kind, count in connection.execute(query).all():
         mine = (EVENTS.c.job_id == job_id, EVENTS.c.kind == kind)
-        if kind in SERIES and count > KEPT_PROGRESS:
-            _thin(connection, mine)
-        elif kind not in SERIES and count > KEPT_OTHERS:
+        if kind in SERIES_KINDS and count > MAX_SERIES_EVENTS:
+            _thin_series(connection, mine)
+        elif kind not in SERIES_KINDS and count > MAX_OTHER_EVENTS:
             oldest = (
                 sa.select(EVENTS.c.seq)
                 .where(*mine)
                 .order_by(EVENTS.c.seq.desc())
-                .offset(KEPT_OTHERS)
+                .offset(MAX_OTHER_EVENTS)
                 .limit(1)
             )
             connection.execute(
@@ -48,20 +50,21 @@ def bound_events(connection: Connection, job_id: str) -> None:
             )
 
 
-def _thin(connection: Connection, mine: tuple[sa.ColumnElement[bool], ...]) -> None:
-    """Keep the first, the last, and evenly of those between, at most KEPT_PROGRESS in all."""
+def _thin_series(connection: Connection, mine: tuple[sa.ColumnElement[bool], ...]) -> None:
+    """Keep the first event, the last, and evenly spaced ones between, MAX_SERIES_EVENTS at most."""
     seqs = (
         connection.execute(sa.select(EVENTS.c.seq).where(*mine).order_by(EVENTS.c.seq))
         .scalars()
         .all()
     )
     span = max(1, seqs[-1] - seqs[0])
-    kept: dict[
-        int, int
-    ] = {}  # one a stretch of numbers: what was thinned before stays, and what is new joins evenly
+    # One per interval of numbers: earlier thinning stays, and new events join evenly.
+    selected: dict[int, int] = {}
     for seq in seqs:
-        kept.setdefault((seq - seqs[0]) * (KEPT_PROGRESS - 1) // span, seq)
-    wanted = {*kept.values(), seqs[-1]}
+        selected.setdefault((seq - seqs[0]) * (MAX_SERIES_EVENTS - 1) // span, seq)
+    remaining = {*selected.values(), seqs[-1]}
     connection.execute(
-        sa.delete(EVENTS).where(*mine, EVENTS.c.seq.in_([seq for seq in seqs if seq not in wanted]))
+        sa.delete(EVENTS).where(
+            *mine, EVENTS.c.seq.in_([seq for seq in seqs if seq not in remaining])
+        )
     )

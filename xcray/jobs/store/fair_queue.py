@@ -1,7 +1,8 @@
-"""Whose turn it is: which waiting job a free runner takes.
+"""The fair-share queue: which pending job a free runner takes.
 
-The highest priority first; within it the tenant with the fewest running jobs, of equal ones the one that waited longest for a
-turn; of that tenant the oldest job. No step reads more rows than there are tenants waiting, whatever the number of jobs.
+The highest priority comes first. Within it, the tenant with the fewest running jobs, among equals
+the one whose last turn is longest ago, and of that tenant the oldest job. No step reads more rows
+than there are tenants with pending jobs, whatever the number of jobs.
 """
 
 from __future__ import annotations
@@ -18,37 +19,40 @@ from xcray.jobs.database.schema import JOBS, TURNS
 from xcray.jobs.job import KINDS
 from xcray.jobs.states import PENDING, RUNNING
 
-FIRST_BACKOFF: Final = 5.0  # seconds before the second try; doubles, up to LONGEST_BACKOFF
-LONGEST_BACKOFF: Final = 300.0
+# seconds before the second attempt; doubles up to MAX_BACKOFF_SECONDS
+FIRST_BACKOFF_SECONDS: Final = 5.0
+MAX_BACKOFF_SECONDS: Final = 300.0
 
-Quota: TypeAlias = (
-    Callable[[str], int | None] | Mapping[str, int | None] | None
-)  # tenant -> most jobs that run, or None
+# tenant -> limit of running jobs, or None
+Quota: TypeAlias = Callable[[str], int | None] | Mapping[str, int | None] | None
 
 
 def next_job(
-    connection: Connection, now: float, most_running_of: Quota, but: Collection[str] = ()
+    connection: Connection, now: float, quota: Quota, excluded_pools: Collection[str] = ()
 ) -> sa.RowMapping | None:
-    """The row of the job to run next, held until the transaction ends; None when nothing may run. but: pools whose jobs wait."""
-    running = _running(connection)
-    for priority in _priorities(connection):
+    """Lock and return the row of the job to run next, or None.
+
+    excluded_pools: pools whose jobs are skipped.
+    """
+    running = _running_by_tenant(connection)
+    for priority in _pending_priorities(connection):
         tenants = [
             name
-            for name in _tenants(connection, priority)
-            if _has_room(name, running, most_running_of)
+            for name in _pending_tenants(connection, priority)
+            if _is_below_quota(name, running, quota)
         ]
-        turns = _turns(connection, tenants)
+        turns = _last_turns(connection, tenants)
         for tenant in sorted(
             tenants, key=lambda name: (running.get(name, 0), turns.get(name, 0), name)
         ):
-            row = _oldest(connection, priority, tenant, now, but)
+            row = _oldest_job(connection, priority, tenant, now, excluded_pools)
             if row is not None:
                 return row
     return None
 
 
-def take_turn(connection: Connection, tenant: str) -> None:
-    """Note that a tenant was just served."""
+def record_turn(connection: Connection, tenant: str) -> None:
+    """Record that a tenant was just served."""
     newest = sa.select(sa.func.coalesce(sa.func.max(TURNS.c.turn), 0) + 1).scalar_subquery()
     insert: Any = postgresql.insert if connection.dialect.name == POSTGRESQL else sqlite.insert
     row = insert(TURNS).values(tenant=tenant, turn=newest)
@@ -57,14 +61,14 @@ def take_turn(connection: Connection, tenant: str) -> None:
     )
 
 
-def anything_waits(connection: Connection) -> bool:
-    """Whether any job is PENDING that this program knows how to run."""
+def has_pending(connection: Connection) -> bool:
+    """Return whether any job is PENDING that this program can run."""
     mine = (JOBS.c.status == PENDING, JOBS.c.kind.in_(KINDS))
     return connection.execute(sa.select(JOBS.c.seq).where(*mine).limit(1)).first() is not None
 
 
-def _running(connection: Connection) -> dict[str, int]:
-    """How many jobs of each tenant run now."""
+def _running_by_tenant(connection: Connection) -> dict[str, int]:
+    """Return the number of running jobs per tenant."""
     query = (
         sa.select(JOBS.c.tenant, sa.func.count())
         .where(JOBS.c.status == RUNNING)
@@ -73,63 +77,61 @@ def _running(connection: Connection) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def _has_room(tenant: str, running: Mapping[str, int], most_running_of: Quota) -> bool:
-    """Whether one more job of a tenant may run."""
-    most = (
-        most_running_of(tenant)
-        if callable(most_running_of)
-        else (most_running_of or {}).get(tenant)
-    )
-    return most is None or running.get(tenant, 0) < most
+def _is_below_quota(tenant: str, running: Mapping[str, int], quota: Quota) -> bool:
+    """Return whether one more job of a tenant can run."""
+    limit = quota(tenant) if callable(quota) else (quota or {}).get(tenant)
+    return limit is None or running.get(tenant, 0) < limit
 
 
-def _priorities(connection: Connection) -> Iterator[int]:
-    """Priorities of waiting jobs, highest first, one look into the index each."""
+def _pending_priorities(connection: Connection) -> Iterator[int]:
+    """Yield the priorities of pending jobs, highest first, with one index lookup each."""
     highest = sa.select(sa.func.max(JOBS.c.priority)).where(JOBS.c.status == PENDING)
-    found = connection.execute(highest).scalar()
-    while found is not None:
-        yield found
-        found = connection.execute(highest.where(JOBS.c.priority < found)).scalar()
+    priority = connection.execute(highest).scalar()
+    while priority is not None:
+        yield priority
+        priority = connection.execute(highest.where(JOBS.c.priority < priority)).scalar()
 
 
-def _tenants(connection: Connection, priority: int) -> list[str]:
-    """Tenants with waiting jobs of a priority, one look into the index each."""
-    return list(connection.execute(_WALK, {"priority": priority}).scalars())
+def _pending_tenants(connection: Connection, priority: int) -> list[str]:
+    """Return the tenants with pending jobs of a priority, with one index lookup each."""
+    return list(connection.execute(_TENANTS_QUERY, {"priority": priority}).scalars())
 
 
-def _walk() -> sa.Select[Any]:
-    """The question for that: the first tenant, then for each tenant the one that follows. No database skips through an index
-    by itself to find what is different in it."""
+def _tenants_query() -> sa.Select[Any]:
+    """Return the query for that: the first tenant, then from each tenant the next one.
+
+    Databases do not skip through an index by themselves to find its distinct values.
+    """
     waiting = (JOBS.c.status == PENDING, JOBS.c.priority == sa.bindparam("priority"))
     first = sa.select(sa.func.min(JOBS.c.tenant)).where(*waiting).scalar_subquery()
-    walk = sa.select(first.label("tenant")).cte("walk", recursive=True)
+    tenants = sa.select(first.label("tenant")).cte("walk", recursive=True)
     following = (
         sa.select(sa.func.min(JOBS.c.tenant))
-        .where(*waiting, JOBS.c.tenant > walk.c.tenant)
-        .correlate(walk)
+        .where(*waiting, JOBS.c.tenant > tenants.c.tenant)
+        .correlate(tenants)
         .scalar_subquery()
     )
-    walk = walk.union_all(sa.select(following).where(walk.c.tenant.is_not(None)))
-    return sa.select(walk.c.tenant).where(walk.c.tenant.is_not(None))
+    tenants = tenants.union_all(sa.select(following).where(tenants.c.tenant.is_not(None)))
+    return sa.select(tenants.c.tenant).where(tenants.c.tenant.is_not(None))
 
 
-_WALK: Final = _walk()
+_TENANTS_QUERY: Final = _tenants_query()
 
 
-def _turns(connection: Connection, tenants: list[str]) -> dict[str, int]:
-    """When each tenant was last served. Of one tenant nobody needs to know."""
+def _last_turns(connection: Connection, tenants: list[str]) -> dict[str, int]:
+    """Return the last turn per tenant. A single tenant needs none."""
     if len(tenants) < 2:
         return {}
     return {row[0]: row[1] for row in connection.execute(sa.select(TURNS.c.tenant, TURNS.c.turn))}
 
 
-def _oldest(
-    connection: Connection, priority: int, tenant: str, now: float, but: Collection[str]
+def _oldest_job(
+    connection: Connection, priority: int, tenant: str, now: float, excluded_pools: Collection[str]
 ) -> sa.RowMapping | None:
-    """The oldest job of a tenant and priority that may run now. Kinds of the future wait for who knows them: a newer xcray may be
-    at work beside this one.
+    """Lock and return the oldest job of a tenant and priority that can run now, or None.
 
-    A pause that ends later than the longest backoff was written by a clock that has been put back since.
+    Jobs of unknown kinds wait for a newer xcray, which can run next to this one. A pause that ends
+    later than the longest backoff was written by a clock that has been set back since.
     """
     mine = (
         JOBS.c.status == PENDING,
@@ -137,8 +139,12 @@ def _oldest(
         JOBS.c.tenant == tenant,
         JOBS.c.kind.in_(KINDS),
     )
-    due = sa.or_(JOBS.c.not_before <= now, JOBS.c.not_before > now + LONGEST_BACKOFF)
+    due = sa.or_(JOBS.c.not_before <= now, JOBS.c.not_before > now + MAX_BACKOFF_SECONDS)
     alive = sa.or_(JOBS.c.expires.is_(None), JOBS.c.expires > now)
-    others = (sa.func.coalesce(JOBS.c.spec["pool"].as_string(), "").not_in(but),) if but else ()
+    others = (
+        (sa.func.coalesce(JOBS.c.spec["pool"].as_string(), "").not_in(excluded_pools),)
+        if excluded_pools
+        else ()
+    )
     query = sa.select(JOBS).where(*mine, due, alive, *others).order_by(JOBS.c.seq).limit(1)
     return connection.execute(query.with_for_update(skip_locked=True)).mappings().first()

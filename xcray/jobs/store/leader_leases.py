@@ -1,4 +1,7 @@
-"""Duties that one process at a time may have: building data sets, sweeping, retention. Elected in the store, fenced by a term."""
+"""Leader leases: roles that one process at a time can hold, such as building data sets.
+
+The leader is elected in the store. The term of a lease is a fencing token.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +10,64 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from xcray.jobs.database.engine import Database, once_more
+from xcray.jobs.database.engine import Database, retry_once
 from xcray.jobs.database.schema import DUTIES
-from xcray.jobs.store.leases import Watch
+from xcray.jobs.store.leases import LeaseWatcher
 
 
-class DutyTable:
-    """Who has which duty."""
+class LeaderLeaseTable:
+    """The table of leader leases (SQL table `duties`)."""
 
     _database: Database
-    _duties: Watch
-    _steady: Callable[[], float]
+    _leader_leases: LeaseWatcher
+    _monotonic: Callable[[], float]
 
-    @once_more
-    def stand_for(self, duty: str, owner: str, lease_seconds: float) -> int | None:
-        """Take a duty, or keep it: its term, the same while `owner` keeps it; None while another process has it.
+    @retry_once
+    def try_acquire_leadership(self, role: str, owner: str, lease_seconds: float) -> int | None:
+        """Acquire or renew a role; return its term, or None while another process has it.
 
-        Call it again well within `lease_seconds`: another takes the duty, with a higher term, once it saw no renewal for that
-        long. `owner` must be unique among processes. Who can't renew, because the store is away, must not act after that time.
+        The term stays the same while `owner` renews it. Call this well within `lease_seconds`:
+        another process takes the role, with a higher term, once it saw no renewal for that long.
+        `owner` must be unique among processes. A leader that cannot renew, because the store is
+        unavailable, must not act after that time.
         """
         with self._database.write() as connection:
             row = (
-                connection.execute(sa.select(DUTIES).where(DUTIES.c.name == duty).with_for_update())
+                connection.execute(sa.select(DUTIES).where(DUTIES.c.name == role).with_for_update())
                 .mappings()
                 .first()
             )
             if row is None:
-                return self._found(connection, duty, owner, lease_seconds)
-            mine = row["owner"] == owner
-            if not mine and row["owner"] is not None and not self._abandoned(row):
+                return self._create_lease(connection, role, owner, lease_seconds)
+            is_owner = row["owner"] == owner
+            if not is_owner and row["owner"] is not None and not self._is_expired(row):
                 return None
-            term = row["term"] + (not mine)
+            term = row["term"] + (not is_owner)
             values = {
                 "owner": owner,
                 "beats": row["beats"] + 1,
                 "term": term,
                 "lease_seconds": lease_seconds,
             }
-            connection.execute(sa.update(DUTIES).where(DUTIES.c.name == duty).values(**values))
+            connection.execute(sa.update(DUTIES).where(DUTIES.c.name == role).values(**values))
             return int(term)
 
-    @once_more
-    def resign(self, duty: str, owner: str) -> None:
-        """Give a duty up, if `owner` has it: the next who stands for it gets it at once."""
+    @retry_once
+    def release_leadership(self, role: str, owner: str) -> None:
+        """Release a role if `owner` has it, so that the next candidate gets it at once."""
         with self._database.write() as connection:
             connection.execute(
                 sa.update(DUTIES)
-                .where(DUTIES.c.name == duty, DUTIES.c.owner == owner)
+                .where(DUTIES.c.name == role, DUTIES.c.owner == owner)
                 .values(owner=None)
             )
 
-    def _found(
-        self, connection: sa.Connection, duty: str, owner: str, lease_seconds: float
+    def _create_lease(
+        self, connection: sa.Connection, role: str, owner: str, lease_seconds: float
     ) -> int | None:
-        """The first who ever stands for a duty. None when another was quicker."""
+        """Create the lease of a new role; return None if another process was faster."""
         first = {
-            "name": duty,
+            "name": role,
             "owner": owner,
             "beats": 1,
             "term": 1,
@@ -75,6 +80,8 @@ class DutyTable:
             return None
         return 1
 
-    def _abandoned(self, row: sa.RowMapping) -> bool:
-        """Whether this process saw the same renewal for the length of the lease."""
-        return self._duties.one_lost(row["name"], (row["term"], row["beats"]), row["lease_seconds"])
+    def _is_expired(self, row: sa.RowMapping) -> bool:
+        """Return whether this process saw no renewal for the length of the lease."""
+        return self._leader_leases.is_expired(
+            row["name"], (row["term"], row["beats"]), row["lease_seconds"]
+        )

@@ -1,7 +1,7 @@
-"""Leases are watched, not dated: whoever sees one unrenewed for its length, on its own steady clock, may call it lost.
+"""Lease expiry by observation: a lease is lost if its state did not change for its length.
 
-Wall clocks jump and differ between machines; how long something stayed the same is what each observer can measure by itself. The
-price: after an observer starts, it first has to watch for that long.
+Each observer measures on its own monotonic clock, because wall clocks jump and differ between
+machines. The price: an observer that starts must first watch for the length of the lease.
 """
 
 from __future__ import annotations
@@ -11,39 +11,44 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 
-class Watch:
-    """What one process has seen of leases. `steady` gives seconds that never jump. May be used from any thread."""
+class LeaseWatcher:
+    """One process's observations of leases, for any thread. `monotonic` gives seconds."""
 
-    def __init__(self, steady: Callable[[], float]) -> None:
-        self._steady = steady
-        self._seen: dict[Hashable, tuple[Any, float]] = {}
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._observations: dict[Hashable, tuple[Any, float]] = {}
         self._lock = threading.Lock()
 
-    def lost(self, leases: Mapping[Hashable, tuple[Any, float]]) -> set[Hashable]:
-        """Names of `leases` (name -> state, seconds) whose state was the same for their seconds. Those not named are forgotten."""
-        now = self._steady()
+    def expired_leases(self, leases: Mapping[Hashable, tuple[Any, float]]) -> set[Hashable]:
+        """Return the names of leases whose state has not changed for their length.
+
+        leases: name -> (state, seconds). Leases that are not listed are forgotten.
+        """
+        now = self._monotonic()
         with self._lock:
-            self._seen = {
-                name: self._since(name, state, now) for name, (state, _) in leases.items()
+            self._observations = {
+                name: self._first_seen(name, state, now) for name, (state, _) in leases.items()
             }
             return {
-                name for name, (_, seconds) in leases.items() if now - self._seen[name][1] > seconds
+                name
+                for name, (_, seconds) in leases.items()
+                if now - self._observations[name][1] > seconds
             }
 
-    def one_lost(self, name: Hashable, state: Any, seconds: float) -> bool:
-        """The same for one lease; others stay as they were seen."""
-        now = self._steady()
+    def is_expired(self, name: Hashable, state: Any, seconds: float) -> bool:
+        """Return the same for one lease; other observations are kept."""
+        now = self._monotonic()
         with self._lock:
-            self._seen[name] = self._since(name, state, now)
-            return now - self._seen[name][1] > seconds
+            self._observations[name] = self._first_seen(name, state, now)
+            return now - self._observations[name][1] > seconds
 
     def forget(self, names: Iterable[Hashable]) -> None:
-        """No longer watch these."""
+        """Stop watching these leases."""
         with self._lock:
             for name in names:
-                self._seen.pop(name, None)
+                self._observations.pop(name, None)
 
-    def _since(self, name: Hashable, state: Any, now: float) -> tuple[Any, float]:
-        """The state and when it was first seen."""
-        seen = self._seen.get(name)
-        return seen if seen is not None and seen[0] == state else (state, now)
+    def _first_seen(self, name: Hashable, state: Any, now: float) -> tuple[Any, float]:
+        """Return the state and the time when it was first seen."""
+        observation = self._observations.get(name)
+        return observation if observation is not None and observation[0] == state else (state, now)

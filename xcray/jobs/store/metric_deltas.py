@@ -1,6 +1,8 @@
-"""What is counted for good: how jobs waited and ended, and what their attempts did. Added up in the store with the change itself.
+"""Metrics that are kept in the store: queue waits, ends of jobs, and what attempts did.
 
-Names here are those of the figures that `xcray.service.observability.store_metrics` shows; labels take few values, never a name somebody chose.
+They are increased in the same transaction as the change itself. The names are those of the stored
+counters, which `xcray.service.observability.store_metrics` exports. Labels have few values, never a
+name that a user chose.
 """
 
 from __future__ import annotations
@@ -11,146 +13,174 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from xcray.jobs.states import FAILED, PENDING, RUNNING, TERMINAL
-from xcray.jobs.store.counters import Counted, Counter, counter
+from xcray.jobs.store.counters import Counter, Increments, make_counter
 from xcray.telemetry.progress import (
-    ANSWERED,
-    CLASSES,
-    COPIED,
+    BATCHES_COPIED,
+    CLASSES_SOLVED,
     EPOCHS,
     NODES_LOST,
-    ROWS,
-    SECONDS,
+    ROWS_ANSWERED,
+    ROWS_TRAINED,
+    WORKER_SECONDS,
     WORKERS_LOST,
     Progress,
 )
-from xcray.workers import run_metrics as vitals
+from xcray.workers import run_metrics
 
-WAIT: Final = (
-    "xcray_job_queue_wait_seconds"  # how many waits ended in which bucket; their sum: WAIT_SUM
+# number of waits per bucket; their sum is QUEUE_WAIT_SUM
+QUEUE_WAIT: Final = "xcray_job_queue_wait_seconds"
+QUEUE_WAIT_SUM: Final = "xcray_job_queue_wait_seconds_sum"
+QUEUE_WAIT_BUCKETS: Final = (
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    900.0,
+    3600.0,
+    14400.0,
+    86400.0,
 )
-WAIT_SUM: Final = "xcray_job_queue_wait_seconds_sum"
-WAIT_SECONDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
-ENDED: Final = "xcray_jobs_ended_total"
-LOST: Final = "xcray_job_attempts_lost_total"
-LOOKS: Final = "xcray_runner_looks_total"
-BATCHES: Final = "xcray_batches_total"  # by outcome
-WASTED: Final = "xcray_worker_seconds_wasted_total"  # by outcome
-DONE: Final = {  # what attempts tell -> the counter
-    CLASSES: "xcray_classes_solved_total",
-    SECONDS: "xcray_worker_seconds_total",  # by kind of job
+JOBS_COMPLETED: Final = "xcray_jobs_ended_total"
+ATTEMPTS_LOST: Final = "xcray_job_attempts_lost_total"
+QUEUE_POLLS: Final = "xcray_runner_looks_total"
+BATCHES_BY_OUTCOME: Final = "xcray_batches_total"  # by outcome
+WASTED_SECONDS: Final = "xcray_worker_seconds_wasted_total"  # by outcome
+# metric of an attempt -> counter
+ATTEMPT_COUNTERS: Final = {
+    CLASSES_SOLVED: "xcray_classes_solved_total",
+    WORKER_SECONDS: "xcray_worker_seconds_total",  # by kind of job
     EPOCHS: "xcray_training_epochs_total",
-    ROWS: "xcray_training_rows_total",
-    ANSWERED: "xcray_rows_answered_total",
-    COPIED: "xcray_batches_copied_total",
+    ROWS_TRAINED: "xcray_training_rows_total",
+    ROWS_ANSWERED: "xcray_rows_answered_total",
+    BATCHES_COPIED: "xcray_batches_copied_total",
     WORKERS_LOST: "xcray_workers_lost_total",
     NODES_LOST: "xcray_nodes_lost_total",
 }
-BY_OUTCOME: Final = {  # what attempts tell -> the counter and its label
-    **{name: counter(BATCHES, outcome=outcome) for outcome, name in vitals.BATCHES.items()},
-    **{name: counter(WASTED, outcome=outcome) for outcome, name in vitals.WASTED.items()},
+# metric of an attempt -> counter with label
+OUTCOME_COUNTERS: Final = {
+    **{
+        name: make_counter(BATCHES_BY_OUTCOME, outcome=outcome)
+        for outcome, name in run_metrics.BATCH_COUNTERS.items()
+    },
+    **{
+        name: make_counter(WASTED_SECONDS, outcome=outcome)
+        for outcome, name in run_metrics.WASTED_SECONDS.items()
+    },
 }
-KINDS_OF_PHASE: Final = {"TRAINING": "train", "PREDICTING": "predict"}
-REASONS: Final = (
-    frozenset(  # why jobs fail through no fault of what was submitted; all others are INPUT
-        {
-            "POISON",
-            "LOST",
-            "TIMEOUT",
-            "EXPIRED",
-            "OUT_OF_MEMORY",
-            "DISK_FULL",
-            "INTERNAL",
-            "LAUNCH",
-            "KIND",
-            "CORRUPT",
-        }
-        | {"UNAVAILABLE", "WORKERS_LOST", "STORE", "REFUSED"}
-    )
+KIND_BY_PHASE: Final = {"TRAINING": "train", "PREDICTING": "predict"}
+# Reasons of failures that the input did not cause. All others are INPUT.
+SYSTEM_REASONS: Final = frozenset(
+    {
+        "CRASH_LOOP",
+        "LOST",
+        "TIMEOUT",
+        "EXPIRED",
+        "OUT_OF_MEMORY",
+        "DISK_FULL",
+        "INTERNAL",
+        "LAUNCH",
+        "KIND",
+        "CORRUPT",
+    }
+    | {"UNAVAILABLE", "WORKERS_LOST", "STORE", "REFUSED"}
 )
 
 
-def of_move(
+def transition_increments(
     row: Mapping[str, Any], status: str, values: Mapping[str, Any], waited: float | None
-) -> Counted:
-    """What a job's move to `status` adds. row: as it was; values: what changes; waited: seconds in the queue, when claimed."""
-    out: dict[Counter, float] = {}
+) -> Increments:
+    """Return what a job's transition to `status` adds to the counters.
+
+    row: the job before. values: its changes. waited: seconds in the queue, when it was claimed.
+    """
+    increments: dict[Counter, float] = {}
     if status == RUNNING and waited is not None:
         seconds = max(0.0, waited)  # clocks of two machines may differ
-        out[counter(WAIT, le=bucket_of(seconds))] = 1.0
-        out[counter(WAIT_SUM)] = seconds
+        increments[make_counter(QUEUE_WAIT, le=bucket_label(seconds))] = 1.0
+        increments[make_counter(QUEUE_WAIT_SUM)] = seconds
     if status in TERMINAL:
-        reason = reason_class(values.get("reason")) if status == FAILED else "NONE"
-        out[counter(ENDED, kind=row["kind"], status=status, reason=reason)] = 1.0
+        reason = classify_reason(values.get("reason")) if status == FAILED else "NONE"
+        increments[make_counter(JOBS_COMPLETED, kind=row["kind"], status=status, reason=reason)] = (
+            1.0
+        )
     if (
         row["status"] == RUNNING
         and status in (PENDING, *TERMINAL)
         and values.get("losses", row["losses"]) > row["losses"]
     ):
-        out[counter(LOST)] = 1.0
-    return out
+        increments[make_counter(ATTEMPTS_LOST)] = 1.0
+    return increments
 
 
-def reason_class(reason: str | None) -> str:
-    """The class of a reason: few, whatever solvers and readers call their errors."""
-    return "NONE" if reason is None else reason if reason in REASONS else "INPUT"
+def classify_reason(reason: str | None) -> str:
+    """Return the class of a reason: few values, whatever solvers and readers call their errors."""
+    return "NONE" if reason is None else reason if reason in SYSTEM_REASONS else "INPUT"
 
 
-def bucket_of(seconds: float) -> str:
-    """The upper bound of the bucket that a wait falls into, as Prometheus writes it."""
-    at = bisect.bisect_left(WAIT_SECONDS, seconds)
-    return str(WAIT_SECONDS[at]) if at < len(WAIT_SECONDS) else "+Inf"
+def bucket_label(seconds: float) -> str:
+    """Return the upper bound of the bucket of a wait, in Prometheus' notation."""
+    at = bisect.bisect_left(QUEUE_WAIT_BUCKETS, seconds)
+    return str(QUEUE_WAIT_BUCKETS[at]) if at < len(QUEUE_WAIT_BUCKETS) else "+Inf"
 
 
-class Tally:
-    """What one attempt has done, as it tells, and how much of that the store knows."""
+class AttemptMetrics:
+    """The metrics of one attempt, and how much of them the store has."""
 
     def __init__(self) -> None:
-        self._newest: dict[Counter, float] = {}
-        self._known: dict[Counter, float] = {}
+        self._totals: dict[Counter, float] = {}
+        self._acknowledged: dict[Counter, float] = {}
 
-    def hear(self, progress: Progress) -> None:
-        """Take the newest figures."""
-        kind = KINDS_OF_PHASE.get(progress.phase)
+    def update(self, progress: Progress) -> None:
+        """Take the latest values."""
+        kind = KIND_BY_PHASE.get(progress.phase)
         if kind is None or not progress.vitals:
             return
         for name, value in progress.vitals["counted"].items():
-            self._newest[_counter_of(name, kind)] = float(value)
+            self._totals[_counter_of(name, kind)] = float(value)
 
-    def news(self) -> dict[Counter, float]:
-        """What the store does not know yet."""
-        newest = dict(self._newest)  # a copy: the training goes on telling
+    def pending(self) -> dict[Counter, float]:
+        """Return the increments that the store does not have yet."""
+        totals = dict(self._totals)  # a copy, because the training keeps updating
         return {
-            name: more
-            for name, value in newest.items()
-            if (more := value - self._known.get(name, 0.0)) > 0.0
+            name: increment
+            for name, value in totals.items()
+            if (increment := value - self._acknowledged.get(name, 0.0)) > 0.0
         }
 
-    def know(self, news: Counted) -> None:
-        """The store knows this now."""
-        for name, more in news.items():
-            self._known[name] = self._known.get(name, 0.0) + more
+    def acknowledge(self, increments: Increments) -> None:
+        """Record that the store has these increments."""
+        for name, increment in increments.items():
+            self._acknowledged[name] = self._acknowledged.get(name, 0.0) + increment
 
 
 def _counter_of(name: str, kind: str) -> Counter:
-    """The counter of what an attempt tells."""
-    if name in BY_OUTCOME:
-        return BY_OUTCOME[name]
-    return counter(DONE[name], kind=kind) if name == SECONDS else counter(DONE[name])
+    """Return the counter for a metric of an attempt."""
+    if name in OUTCOME_COUNTERS:
+        return OUTCOME_COUNTERS[name]
+    return (
+        make_counter(ATTEMPT_COUNTERS[name], kind=kind)
+        if name == WORKER_SECONDS
+        else make_counter(ATTEMPT_COUNTERS[name])
+    )
 
 
-def event_of(progress: Progress) -> dict[str, Any]:
-    """Progress as the data of an event: JSON knows no infinity and no NaN."""
+def to_event_data(progress: Progress) -> dict[str, Any]:
+    """Return progress as JSON-ready event data. Infinity and NaN become null."""
     data = {
-        name: _finite(value)
+        name: _finite_or_none(value)
         for name, value in progress._asdict().items()
         if name not in ("figures", "vitals")
     }
     for name, part in (("figures", progress.figures), ("vitals", progress.vitals)):
         if part:
-            data[name] = {key: _finite(value) for key, value in part.items()}
+            data[name] = {key: _finite_or_none(value) for key, value in part.items()}
     return data
 
 
-def _finite(value: Any) -> Any:
-    """A number, or None for one that is none."""
+def _finite_or_none(value: Any) -> Any:
+    """Return the value, or None for a float that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

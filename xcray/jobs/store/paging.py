@@ -1,4 +1,4 @@
-"""Keyset pages: a token says after which row to go on, so pages stay right while rows come and go."""
+"""Keyset pagination: a token names the row to continue after, so that pages stay consistent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 
 from xcray.errors import ParameterError
 
-MOST = 1000  # rows a page
+MAX_PAGE_ROWS = 1000
 
 
 def page_start(page_token: str | None, limit: int) -> int | None:
-    """The number a page begins below, or None for the first. ParameterError for a foreign token or a limit outside 1..1000."""
-    if not 1 <= limit <= MOST:
-        raise ParameterError(f"limit is {limit}: use 1 to {MOST}")
+    """Return the sequence number below which a page starts, or None for the first page.
+
+    Raises ParameterError for an invalid token, or a limit outside of 1 to 1000.
+    """
+    if not 1 <= limit <= MAX_PAGE_ROWS:
+        raise ParameterError(f"limit is {limit}: use 1 to {MAX_PAGE_ROWS}")
     if page_token is None:
         return None
     try:
@@ -25,12 +28,15 @@ def page_start(page_token: str | None, limit: int) -> int | None:
     except (binascii.Error, ValueError):
         start = 0
     if not 0 < start < 1 << 62:
-        raise ParameterError("page_token is not one that a list gave: leave it out to begin anew")
+        raise ParameterError("page_token is invalid: omit it to start from the first page")
     return start
 
 
 def page_token_after(rows: Sequence[Any], limit: int) -> str | None:
-    """The token of the next page when one row more than `limit` was found."""
+    """Return the token of the next page, or None.
+
+    There is a next page if `rows` holds more than `limit` rows.
+    """
     return (
         base64.urlsafe_b64encode(f"before:{rows[limit - 1]['seq']}".encode()).decode()
         if len(rows) > limit

@@ -1,4 +1,4 @@
-"""How many jobs of a tenant may run at once: what the operator set for all, and what the tenant's own keys say."""
+"""Limits on running jobs per tenant, from the operator's setting and the tenant's own keys."""
 
 from __future__ import annotations
 
@@ -8,55 +8,61 @@ from typing import Final, Protocol
 
 from xcray.jobs.store.keys import Key
 
-LOOK_SECONDS: Final = 5.0  # between two looks at the keys
+REFRESH_SECONDS: Final = 5.0  # between two reads of the keys
 
 
-class Keys(Protocol):
-    """What is needed of the store."""
+class KeyLister(Protocol):
+    """The part of the store that is needed here."""
 
     def list_keys(self, tenant: str | None = None) -> list[Key]:
-        """All keys."""
+        """Return all keys."""
 
 
 class RunningQuota:
-    """tenant -> most jobs that run at once, None for no bound.
+    """A mapping from tenant to its limit of running jobs, or None.
 
-    A tenant's keys that may submit share its bound: the largest of theirs, none when one of them has none; never more than
-    `most`, the operator's for every tenant. Looks at the keys every few seconds; `steady` gives seconds that never jump.
+    A tenant's keys that can submit share its limit: the largest of theirs, and none if one of them
+    has none. It never exceeds `max_running`, the operator's limit for every tenant. The keys are
+    read every few seconds of the clock `monotonic`.
     """
 
     def __init__(
-        self, store: Keys, most: int | None, steady: Callable[[], float] = time.monotonic
+        self,
+        store: KeyLister,
+        max_running: int | None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._most = most
-        self._steady = steady
-        self._bounds: dict[str, int | None] = {}
-        self._looked = -float("inf")
+        self._max_running = max_running
+        self._monotonic = monotonic
+        self._limits: dict[str, int | None] = {}
+        self._refreshed_at = -float("inf")
 
-    def look(self) -> None:
-        """Read the keys, when it is time to. Raises Unavailable. Not within a transaction of the store."""
-        if self._steady() - self._looked >= LOOK_SECONDS:
+    def refresh(self) -> None:
+        """Read the keys if due. Raises Unavailable. Not for use inside a transaction."""
+        if self._monotonic() - self._refreshed_at >= REFRESH_SECONDS:
             by_tenant: dict[str, list[Key]] = {}
             for key in self._store.list_keys():
                 by_tenant.setdefault(key.tenant, []).append(key)
-            self._bounds = {tenant: _bound(keys) for tenant, keys in by_tenant.items()}
-            self._looked = self._steady()
+            self._limits = {tenant: _tenant_limit(keys) for tenant, keys in by_tenant.items()}
+            self._refreshed_at = self._monotonic()
 
     def __call__(self, tenant: str) -> int | None:
-        """The bound of a tenant, as it was at the last look."""
-        bounds = [bound for bound in (self._bounds.get(tenant), self._most) if bound is not None]
-        return min(bounds, default=None)
+        """Return the limit of a tenant as of the last refresh."""
+        limits = [
+            limit for limit in (self._limits.get(tenant), self._max_running) if limit is not None
+        ]
+        return min(limits, default=None)
 
 
-def _bound(keys: Sequence[Key]) -> int | None:
-    """The bound that a tenant's keys give together."""
+def _tenant_limit(keys: Sequence[Key]) -> int | None:
+    """Return the limit that a tenant's keys give together."""
     now = time.time()
-    bounds = [
+    limits = [
         key.limits.get("max_running")
         for key in keys
-        if key.valid(now) and {"submit", "admin"} & set(key.scopes)
+        if key.is_valid(now) and {"submit", "admin"} & set(key.scopes)
     ]
-    if not bounds or None in bounds:
+    if not limits or None in limits:
         return None
-    return max(int(bound) for bound in bounds if bound is not None)
+    return max(int(limit) for limit in limits if limit is not None)

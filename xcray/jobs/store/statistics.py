@@ -1,4 +1,4 @@
-"""What the store knows in figures: one look, one read transaction, for whoever shows them."""
+"""Statistics of the store, read in one transaction, for metrics and the API."""
 
 from __future__ import annotations
 
@@ -12,57 +12,65 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict
-from xcray.jobs.database.compatibility import OLDER, checked, too_old
-from xcray.jobs.database.engine import Database, Heard
+from xcray.jobs.database.compatibility import SCHEMA_OLDER, check_compatibility, older_message
+from xcray.jobs.database.engine import Database, TransactionObserver
 from xcray.jobs.database.schema import COUNTERS, EVENTS, HEAD, JOBS
 from xcray.jobs.states import PENDING, RUNNING, STATUSES
 
-OLDEST: Final = 20  # waiting jobs that are asked since when: the one submitted first may have been resumed just now
-MOST_RUNNING: Final = 1000  # running jobs whose progress is read
+# Pending jobs whose wait is read. More than one, because a resumed job keeps its old number.
+MAX_PENDING_READ: Final = 20
+MAX_RUNNING_READ: Final = 1000  # limit of running jobs whose progress is read
 
 
 @dataclass(frozen=True)
-class StoreFigures:
-    """jobs: how many have each status; waiting: seconds since the job that waits longest began to, 0 when none waits; running: the
-    latest progress of each RUNNING job; counted: the store's counters, name, labels, value (see `xcray.jobs.store.metric_deltas`)."""
+class StoreStatistics:
+    """Statistics of all jobs.
+
+    jobs: number of jobs per status. longest_wait: seconds that the longest waiting job has waited,
+    0 if none waits. running: the latest progress of each RUNNING job. counters: the store's
+    counters as (name, labels, value), see `xcray.jobs.store.metric_deltas`.
+    """
 
     jobs: Mapping[str, int]
-    waiting: float
+    longest_wait: float
     running: tuple[Mapping[str, Any], ...]
-    counted: tuple[tuple[str, Mapping[str, str], float], ...] = ()
+    counters: tuple[tuple[str, Mapping[str, str], float], ...] = ()
 
-    def counter(self, name: str) -> float:
-        """A counter, summed over its labels."""
-        return sum(value for each, _, value in self.counted if each == name)
+    def counter_total(self, name: str) -> float:
+        """Return the sum of a counter over its labels."""
+        return sum(value for each, _, value in self.counters if each == name)
 
 
-class FigureTable:
-    """The store's face for those who watch it."""
+class StatisticsTable:
+    """The part of the store for monitoring."""
 
     _database: Database
     _now: Callable[[], float]
 
-    def figures(self) -> StoreFigures:
-        """How the queue stands, over all tenants. Raises Unavailable."""
+    def read_statistics(self) -> StoreStatistics:
+        """Return the statistics over all tenants. Raises Unavailable."""
         counting = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
         progress = (
             sa.select(JOBS.c.progress)
             .where(JOBS.c.status == RUNNING)
             .order_by(JOBS.c.seq)
-            .limit(MOST_RUNNING)
+            .limit(MAX_RUNNING_READ)
         )
         with self._database.read() as connection:
             counted = {row[0]: row[1] for row in connection.execute(counting)}
             running = tuple(connection.execute(progress).scalars()) if counted.get(RUNNING) else ()
-            waiting = self._waiting(connection) if counted.get(PENDING) else 0.0
+            waiting = self._longest_wait(connection) if counted.get(PENDING) else 0.0
             sums = tuple(
                 (row.name, json.loads(row.labels), row.value)
                 for row in connection.execute(sa.select(COUNTERS))
             )
-        return StoreFigures(dict.fromkeys(STATUSES, 0) | counted, waiting, running, sums)
+        return StoreStatistics(dict.fromkeys(STATUSES, 0) | counted, waiting, running, sums)
 
-    def waited(self, job_id: str) -> tuple[float, float]:
-        """Unix seconds at which a RUNNING job was queued and claimed last; twice the same where its events do not say."""
+    def queue_times(self, job_id: str) -> tuple[float, float]:
+        """Return the Unix seconds at which a RUNNING job was last queued and claimed.
+
+        Returns the same time twice if its events are missing.
+        """
         events = (
             sa.select(EVENTS.c.time)
             .where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status")
@@ -76,32 +84,41 @@ class FigureTable:
         claimed, queued = times if len(times) == 2 else (self._now(),) * 2
         return min(queued, claimed), claimed
 
-    def observe(self, heard: Heard) -> None:
-        """Have `heard` told of every transaction from now on."""
-        self._database.heard = heard
+    def set_observer(self, observer: TransactionObserver) -> None:
+        """Call `observer` after every transaction from now on."""
+        self._database.observer = observer
 
     def check_schema(self) -> None:
-        """Raise Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, when the store does not serve this program, or not any more."""
-        with self._database.read(guarded=False) as connection:
-            found = checked(connection)
-        if not found.serves(HEAD):
-            raise Conflict(too_old(found), code=OLDER)
+        """Raise Conflict if the store does not support this program (any more).
 
-    def _waiting(self, connection: Connection) -> float:
-        """Seconds since the oldest waiting jobs became so, the longest of them; those that pause after a loss do not count."""
+        The code is SCHEMA_NEWER or SCHEMA_OLDER.
+        """
+        with self._database.read(guarded=False) as connection:
+            compatibility = check_compatibility(connection)
+        if not compatibility.supports(HEAD):
+            raise Conflict(older_message(compatibility), code=SCHEMA_OLDER)
+
+    def _longest_wait(self, connection: Connection) -> float:
+        """Return the longest wait among the oldest pending jobs, in seconds.
+
+        Jobs in a pause after a loss do not count.
+        """
         now = self._now()
         due = (
             sa.select(JOBS.c.id)
             .where(JOBS.c.status == PENDING, JOBS.c.not_before <= now)
             .order_by(JOBS.c.seq)
-            .limit(OLDEST)
+            .limit(MAX_PENDING_READ)
         )
         since = [queued_at(connection, each) for each in connection.execute(due).scalars()]
         return max((now - begun for begun in since if begun is not None), default=0.0)
 
 
 def queued_at(connection: Connection, job_id: str) -> float | None:
-    """Unix seconds at which a PENDING job became so: when it was submitted, resumed or given back. None without its events."""
+    """Return the Unix second at which a PENDING job was queued, or None without events.
+
+    It was queued when it was submitted, resumed or released.
+    """
     events = (
         sa.select(EVENTS.c.time)
         .where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status")

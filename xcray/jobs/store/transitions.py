@@ -1,4 +1,4 @@
-"""Steps inside one transaction of the job tables: find a row, move it by compare-and-set, note what happened."""
+"""Steps inside one transaction of the job tables: find a row, change it, append an event."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Fenced, NotFound
 from xcray.jobs.database.schema import EVENTS, JOBS
-from xcray.jobs.job import Job, utc
-from xcray.jobs.states import PENDING, QUEUED, RUNNING, TERMINAL, allowed
-from xcray.jobs.store.counters import add_up
-from xcray.jobs.store.event_retention import bound_events, is_due
-from xcray.jobs.store.metric_deltas import of_move
+from xcray.jobs.job import Job, format_utc
+from xcray.jobs.states import PENDING, QUEUED, RUNNING, TERMINAL, is_allowed
+from xcray.jobs.store.counters import add_increments
+from xcray.jobs.store.event_retention import is_check_due, trim_events
+from xcray.jobs.store.metric_deltas import transition_increments
 from xcray.jobs.store.statistics import queued_at
 
 JOB_COLUMNS: Final = tuple(JOBS.c[name] for name in Job.__dataclass_fields__)
-LONGEST_MESSAGE: Final = 4000  # characters
+MAX_MESSAGE_CHARS: Final = 4000  # characters
 
 
-def job_of(row: Mapping[Any, Any]) -> Job:
-    """A row as a job."""
+def to_job(row: Mapping[Any, Any]) -> Job:
+    """Return a row as a job."""
     return Job(**{name: row[name] for name in Job.__dataclass_fields__})
 
 
-def find(
+def find_row(
     connection: Connection, job_id: str, tenant: str | None, *, lock: bool = False
 ) -> sa.RowMapping:
-    """The row of a job; NotFound also for another tenant's. `tenant` None is for xcray's own processes.
+    """Return the row of a job. Raises NotFound if it is missing or another tenant's.
 
-    `lock` holds the row in PostgreSQL; SQLite's write transactions hold everything.
+    `tenant` None is for xcray's own processes. `lock` locks the row in PostgreSQL; SQLite's write
+    transactions lock everything.
     """
     query = sa.select(JOBS).where(JOBS.c.id == job_id)
     if tenant is not None:
@@ -42,8 +43,8 @@ def find(
     return row
 
 
-def owned(connection: Connection, job_id: str, attempt: int) -> sa.RowMapping:
-    """The row of a running job while `attempt` is the one that runs it. Raises Fenced otherwise."""
+def owned_row(connection: Connection, job_id: str, attempt: int) -> sa.RowMapping:
+    """Return the row of a running job if `attempt` is the running one. Raises Fenced if not."""
     row = (
         connection.execute(sa.select(JOBS).where(JOBS.c.id == job_id).with_for_update())
         .mappings()
@@ -55,14 +56,14 @@ def owned(connection: Connection, job_id: str, attempt: int) -> sa.RowMapping:
     return row
 
 
-def change(connection: Connection, row: sa.RowMapping, **values: Any) -> None:
-    """Change a row as it was read: status, attempt and event counter still the same, else Fenced."""
+def update_row(connection: Connection, row: sa.RowMapping, **values: Any) -> None:
+    """Update a row as it was read. Raises Fenced if status, attempt or events changed since."""
     same = [JOBS.c[name] == row[name] for name in ("seq", "status", "attempt", "events")]
     if connection.execute(sa.update(JOBS).where(*same).values(**values)).rowcount != 1:
         raise Fenced(f"job {row['id']} changed at the same moment: read it again")
 
 
-def note(
+def append_event(
     connection: Connection,
     row: sa.RowMapping,
     now: float,
@@ -70,19 +71,26 @@ def note(
     data: dict[str, Any],
     **values: Any,
 ) -> None:
-    """Append an event and change the row with it."""
+    """Append an event and update the row with it."""
     seq = row["events"] + 1
-    change(connection, row, events=seq, **values)
+    update_row(connection, row, events=seq, **values)
     connection.execute(
-        sa.insert(EVENTS).values(job_id=row["id"], seq=seq, time=utc(now), kind=kind, data=data)
+        sa.insert(EVENTS).values(
+            job_id=row["id"], seq=seq, time=format_utc(now), kind=kind, data=data
+        )
     )
-    if is_due(seq):
-        bound_events(connection, row["id"])
+    if is_check_due(seq):
+        trim_events(connection, row["id"])
 
 
-def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **values: Any) -> Job:
-    """Move a job along the table of transitions, with an event; the moved job. Raises Conflict when there is no such move."""
-    if not allowed(row["status"], status):
+def transition(
+    connection: Connection, row: sa.RowMapping, now: float, status: str, **values: Any
+) -> Job:
+    """Move a job along the table of transitions, append an event, and return the job.
+
+    Raises Conflict if the transition is not allowed.
+    """
+    if not is_allowed(row["status"], status):
         raise Conflict(
             f"job {row['id']} is {row['status']}; it can't become {status}",
             code="STATE",
@@ -91,21 +99,22 @@ def move(connection: Connection, row: sa.RowMapping, now: float, status: str, **
     if status == PENDING:
         values = {"phase": QUEUED, "finished": None, "reason": None, "message": None, **values}
     if status in TERMINAL:
-        values["finished"] = max(
-            utc(now), row["started"] or row["created"]
-        )  # clocks jump and differ; no duration is negative
+        # Clocks jump and differ, but no duration should be negative.
+        values["finished"] = max(format_utc(now), row["started"] or row["created"])
     if values.get("message"):
-        values["message"] = values["message"][:LONGEST_MESSAGE]
+        values["message"] = values["message"][:MAX_MESSAGE_CHARS]
     if status != RUNNING:
         values |= {"owner": None, "lease_seconds": None, "stop_requested": False}
-    shown = {"status": status, "attempt": values.get("attempt", row["attempt"])}
-    shown |= {name: values[name] for name in ("phase", "reason", "message") if values.get(name)}
+    event = {"status": status, "attempt": values.get("attempt", row["attempt"])}
+    event |= {name: values[name] for name in ("phase", "reason", "message") if values.get(name)}
     waited = None if status != RUNNING else queued_at(connection, row["id"])
-    note(connection, row, now, "status", shown, status=status, **values)
-    add_up(
+    append_event(connection, row, now, "status", event, status=status, **values)
+    add_increments(
         connection,
-        of_move(dict(row), status, values, None if waited is None else max(0.0, now - waited)),
+        transition_increments(
+            dict(row), status, values, None if waited is None else max(0.0, now - waited)
+        ),
     )
     if status in TERMINAL:
-        bound_events(connection, row["id"])
-    return job_of(find(connection, row["id"], None))
+        trim_events(connection, row["id"])
+    return to_job(find_row(connection, row["id"], None))

@@ -1,4 +1,4 @@
-"""Who does what only one process may do: one of those that stand for a post has it, until it leaves or falls silent."""
+"""Leader election: of all processes that compete for a role, one is the leader until it fails."""
 
 from __future__ import annotations
 
@@ -13,102 +13,105 @@ from xcray.errors import Unavailable
 LOG: Final = logging.getLogger(__name__)
 
 
-class Duties(Protocol):
-    """What a post needs of the store."""
+class LeaderLeases(Protocol):
+    """The part of the store that elections need."""
 
-    def stand_for(self, duty: str, owner: str, lease_seconds: float) -> int | None:
-        """The term in which `owner` has the duty, or None while another has it."""
+    def try_acquire_leadership(self, role: str, owner: str, lease_seconds: float) -> int | None:
+        """Acquire or renew a role; return its term, or None while another has it."""
 
-    def resign(self, duty: str, owner: str) -> None:
-        """Give the duty up, if it is the owner's."""
+    def release_leadership(self, role: str, owner: str) -> None:
+        """Release the role if `owner` has it."""
 
 
-class Post(Protocol):
-    """What holders of a duty ask."""
+class Leadership(Protocol):
+    """A process's view of a leader role."""
 
     term: int | None
 
-    def hold(self) -> bool:
-        """Whether the duty is ours now."""
+    def acquire_or_renew(self) -> bool:
+        """Return whether this process is the leader now."""
 
-    def leave(self) -> None:
-        """Give it up."""
+    def release(self) -> None:
+        """Release the role."""
 
 
-class Elected:
-    """One process' view of a duty that many stand for.
+class LeaderElection:
+    """Leadership of a role for which several processes compete.
 
-    A holder calls `hold` more often than once a lease, from any thread. It counts itself out before others may count it out:
-    when the store has not confirmed it for two thirds of a lease of its own clock.
+    A leader calls `acquire_or_renew` more often than once per lease, from any thread. It steps down
+    before others can take the role: when the store has not confirmed it for two thirds of a lease
+    of its own clock.
     """
 
     def __init__(
         self,
-        store: Duties,
-        duty: str,
+        store: LeaderLeases,
+        role: str,
         owner: str,
         lease_seconds: float,
-        steady: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._duty = duty
+        self._role = role
         self._owner = owner
         self._lease = lease_seconds
-        self._steady = steady
-        self._asked = self._confirmed = -float("inf")
+        self._monotonic = monotonic
+        self._requested_at = self._confirmed_at = -float("inf")
         self._lock = threading.Lock()
         self.term: int | None = None
 
-    def hold(self) -> bool:
-        """Whether the duty is ours now. Asks the store six times a lease at most."""
+    def acquire_or_renew(self) -> bool:
+        """Return whether this process is the leader now.
+
+        Queries the store at most six times per lease.
+        """
         with self._lock:
-            now = self._steady()
-            if now - self._asked >= self._lease / 6:
-                self._asked = now
-                self._ask(now)
-            if self.term is not None and now - self._confirmed > self._lease * 2 / 3:
+            now = self._monotonic()
+            if now - self._requested_at >= self._lease / 6:
+                self._requested_at = now
+                self._renew(now)
+            if self.term is not None and now - self._confirmed_at > self._lease * 2 / 3:
                 LOG.warning(
-                    "%s: the store has not answered for too long; another may have the duty now",
-                    self._duty,
+                    "%s: the store has not answered for too long; another process can lead now",
+                    self._role,
                 )
                 self.term = None
             return self.term is not None
 
-    def leave(self) -> None:
-        """Give the duty up, so that another has it at once."""
+    def release(self) -> None:
+        """Release the role, so that another process gets it at once."""
         if self.term is not None:
             self.term = None
             try:
-                self._store.resign(self._duty, self._owner)
+                self._store.release_leadership(self._role, self._owner)
             except Unavailable as error:
-                LOG.warning(
-                    "%s: %s", self._duty, error.message
-                )  # then it passes on when the lease is over
+                # Another process gets the role when the lease expires.
+                LOG.warning("%s: %s", self._role, error.message)
 
-    def _ask(self, now: float) -> None:
-        """Stand, or stand again."""
+    def _renew(self, now: float) -> None:
+        """Acquire the role or renew its lease."""
         try:
-            term = self._store.stand_for(self._duty, self._owner, self._lease)
+            term = self._store.try_acquire_leadership(self._role, self._owner, self._lease)
         except Unavailable as error:
-            LOG.warning("%s: %s", self._duty, error.message)
+            LOG.warning("%s: %s", self._role, error.message)
             return
         if term != self.term:
             LOG.info(
                 "%s: %s",
-                self._duty,
-                "another has the duty" if term is None else f"the duty is ours, term {term}",
+                self._role,
+                "another process is the leader" if term is None else f"leader in term {term}",
             )
-        self.term, self._confirmed = term, now
+        self.term, self._confirmed_at = term, now
 
 
-class OnlyOne:
-    """The post of a process that nobody can compete with: it holds the home's lock."""
+class AlwaysLeader:
+    """Leadership without competition: the process holds the lock of the home."""
 
-    term: int | None = None  # there are no others to be told from
+    term: int | None = None  # no term is needed without competitors
 
-    def hold(self) -> bool:
-        """Always."""
+    def acquire_or_renew(self) -> bool:
+        """Return True."""
         return True
 
-    def leave(self) -> None:
-        """Nothing: nobody waits for it."""
+    def release(self) -> None:
+        """Do nothing: no other process waits for the role."""

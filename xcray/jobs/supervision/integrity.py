@@ -1,7 +1,8 @@
-"""Whether what the store and the registries name is there: data sets, versions of models, what aliases lead to. For restores.
+"""Integrity check after a restore: whether the files that the store and the registries name exist.
 
-A home and a store that were copied at different moments may differ; what was copied after the store has its files, what lies
-there beyond the records is an orphan and swept in time.
+It covers data sets, model versions and the targets of aliases. A home and a store that were copied
+at different moments can differ. If the home was copied after the store, all files are there; files
+without a record are orphans that are swept later.
 """
 
 from __future__ import annotations
@@ -18,92 +19,109 @@ from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.directory import read_manifest
 from xcray.model.registry import LATEST, Registry
-from xcray.storage.atomic import NAME, verify_files
+from xcray.storage.atomic import NAME_PATTERN, verify_files
 
-PAGE: Final = 1000
+PAGE_ROWS: Final = 1000
 READY: Final = "READY"
 
 
-class Dangling(NamedTuple):
-    """Something that is named and is not there, or not as it was. kind: dataset, version, alias or job; what: its id or name."""
+class DanglingReference(NamedTuple):
+    """A reference to something that is missing or not what was recorded.
+
+    kind: dataset, version, alias or job. what: its id or name.
+    """
 
     kind: str
     what: str
     why: str
 
 
-class Verified(NamedTuple):
-    """What was looked at: counts by kind; and what dangles."""
+class IntegrityReport(NamedTuple):
+    """The number of checked references per kind, and those that dangle."""
 
     looked: dict[str, int]
-    dangling: list[Dangling]
+    dangling: list[DanglingReference]
 
 
-def verified(store: JobStore, home: Home, *, whole: bool = False) -> Verified:
-    """Look at every record and version. whole: compare every file with its SHA-256 too, which reads all bytes."""
+def verify_references(
+    store: JobStore, home: Home, *, check_content: bool = False
+) -> IntegrityReport:
+    """Check every record and version.
+
+    check_content: also compare every file with its SHA-256, which reads all bytes.
+    """
     looked = {"dataset": 0, "version": 0, "alias": 0, "job": 0}
-    dangling: list[Dangling] = []
-    for kind, what, why in _all(store, home, whole):
+    dangling: list[DanglingReference] = []
+    for kind, what, why in _iter_references(store, home, check_content):
         looked[kind] += 1
         if why:
-            dangling.append(Dangling(kind, what, why))
-    return Verified(looked, dangling)
+            dangling.append(DanglingReference(kind, what, why))
+    return IntegrityReport(looked, dangling)
 
 
-def _all(store: JobStore, home: Home, whole: bool) -> Iterator[tuple[str, str, str]]:
-    """Everything that is named: (kind, what, why it dangles or "")."""
-    yield from _datasets(store, home, whole)
-    given_out: dict[tuple[str, str], int] = {}
-    for tenant, root in _roots(home):
+def _iter_references(
+    store: JobStore, home: Home, check_content: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield every reference as (kind, what, why it dangles or "")."""
+    yield from _iter_datasets(store, home, check_content)
+    highest_versions: dict[tuple[str, str], int] = {}
+    for tenant, root in _iter_registry_roots(home):
         registry = Registry(root)
-        for name in sorted(path.name for path in root.iterdir() if NAME.fullmatch(path.name)):
-            versions, highest = _expected(registry, name)
-            given_out[tenant, name] = highest
+        for name in sorted(
+            path.name for path in root.iterdir() if NAME_PATTERN.fullmatch(path.name)
+        ):
+            versions, highest = _expected_versions(registry, name)
+            highest_versions[tenant, name] = highest
             for version, sha256 in versions.items():
                 yield (
                     "version",
                     f"{tenant} {name}:{version}",
-                    _version_fault(registry, name, version, sha256, whole),
+                    _version_fault(registry, name, version, sha256, check_content),
                 )
             for alias in sorted(set(registry.aliases(name)) - {LATEST}):
                 yield "alias", f"{tenant} {name}@{alias}", _alias_fault(registry, name, alias)
-    yield from _jobs(store, given_out)
+    yield from _iter_jobs(store, highest_versions)
 
 
-def _datasets(store: JobStore, home: Home, whole: bool) -> Iterator[tuple[str, str, str]]:
-    """Data sets that are ready, of all tenants."""
+def _iter_datasets(
+    store: JobStore, home: Home, check_content: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the ready data sets of all tenants."""
     token = None
     while True:
-        records, token = store.list_datasets(None, limit=PAGE, page_token=token)
+        records, token = store.list_datasets(None, limit=PAGE_ROWS, page_token=token)
         for record in records:
             if record.status == READY:
                 yield (
                     "dataset",
                     record.id,
-                    _dataset_fault(Path(record.path), home.dataset(record.id), whole),
+                    _dataset_fault(Path(record.path), home.dataset(record.id), check_content),
                 )
         if token is None:
             return
 
 
-def _dataset_fault(path: Path, here: Path, whole: bool) -> str:
-    """Why a data set can't be used; "" when it can."""
+def _dataset_fault(path: Path, here: Path, check_content: bool) -> str:
+    """Return why a data set cannot be used, or ""."""
     try:
-        Dataset.open(path, verify=whole)
+        Dataset.open(path, verify=check_content)
     except NotFound:
         moved = path != here and (here / "manifest.json").is_file()
         return (
-            "lies in another home than its record says: mount the home at its old path"
+            "lies in another home than recorded: mount the home at its old path"
             if moved
-            else "its files are not there"
+            else "its files are missing"
         )
     except XcrayError as error:
         return error.message
     return ""
 
 
-def _expected(registry: Registry, name: str) -> tuple[dict[int, str], int]:
-    """Versions that were published and not deleted with their SHA-256, and the highest number given out, by the name's history."""
+def _expected_versions(registry: Registry, name: str) -> tuple[dict[int, str], int]:
+    """Return the versions that should exist with their SHA-256, and the highest version.
+
+    They come from the name's history: all versions that were published and not deleted.
+    """
     out: dict[int, str] = {}
     highest = 0
     for event in registry.history(name):
@@ -118,36 +136,48 @@ def _expected(registry: Registry, name: str) -> tuple[dict[int, str], int]:
     return out, highest
 
 
-def _version_fault(registry: Registry, name: str, version: int, sha256: str, whole: bool) -> str:
-    """Why a version of a model can't be answered from; "" when it can."""
+def _version_fault(
+    registry: Registry, name: str, version: int, sha256: str, check_content: bool
+) -> str:
+    """Return why a version of a model cannot be used, or ""."""
     path = registry.root / name / "versions" / str(version)
     try:
         manifest = read_manifest(path)
         if sha256 and manifest["sha256"] != sha256:
-            return f"is another model than was published: SHA-256 {manifest['sha256'][:16]}, not {sha256[:16]}"
-        if whole:
+            return (
+                "is not the model that was published:"
+                f" SHA-256 {manifest['sha256'][:16]}, not {sha256[:16]}"
+            )
+        if check_content:
             verify_files(path, manifest["files"])
     except NotFound:
-        return "its files are not there"
+        return "its files are missing"
     except Corrupt as error:
         return error.message
     return ""
 
 
 def _alias_fault(registry: Registry, name: str, alias: str) -> str:
-    """Why an alias leads nowhere; "" when all its versions are there."""
+    """Return why an alias is invalid, or "" if all its versions exist."""
     try:
-        lost = set(registry.route(f"{name}@{alias}")[1].versions) - set(registry.versions(name))
+        lost = set(registry.resolve_split(f"{name}@{alias}")[1].versions) - set(
+            registry.versions(name)
+        )
     except Corrupt as error:
         return error.message
-    return f"leads to version {min(lost)}, which is not there" if lost else ""
+    return f"points to version {min(lost)}, which is missing" if lost else ""
 
 
-def _jobs(store: JobStore, given_out: dict[tuple[str, str], int]) -> Iterator[tuple[str, str, str]]:
-    """Jobs that need a data set still, and trainings whose version the registry never had: it is older than the store."""
+def _iter_jobs(
+    store: JobStore, highest_versions: dict[tuple[str, str], int]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield jobs with their faults: a missing data set, or a model version that is unknown.
+
+    A training's version is unknown if the registry is older than the store.
+    """
     token = None
     while True:
-        jobs, token = store.list(None, limit=PAGE, page_token=token)
+        jobs, token = store.list_jobs(None, limit=PAGE_ROWS, page_token=token)
         for job in jobs:
             source, result = job.spec.get("dataset"), job.result or {}
             if job.status in (PENDING, RUNNING) and isinstance(source, str):
@@ -155,15 +185,15 @@ def _jobs(store: JobStore, given_out: dict[tuple[str, str], int]) -> Iterator[tu
                 yield (
                     "job",
                     job.id,
-                    f"its data set {Path(source).name} is not there" if lost else "",
+                    f"its data set {Path(source).name} is missing" if lost else "",
                 )
             elif job.kind == TRAIN and job.status == SUCCEEDED and "version" in result:
                 name, version = str(result["model"]), int(result["version"])
-                lost = version > given_out.get((job.tenant, name), 0)
+                lost = version > highest_versions.get((job.tenant, name), 0)
                 yield (
                     "job",
                     job.id,
-                    f"made {name}:{version}, which the models in the home do not know"
+                    f"published {name}:{version}, which is unknown to the registry in the home"
                     if lost
                     else "",
                 )
@@ -171,11 +201,11 @@ def _jobs(store: JobStore, given_out: dict[tuple[str, str], int]) -> Iterator[tu
             return
 
 
-def _roots(home: Home) -> Iterator[tuple[str, Path]]:
-    """Folders of registries by tenant."""
+def _iter_registry_roots(home: Home) -> Iterator[tuple[str, Path]]:
+    """Yield tenants and the roots of their registries."""
     others = home.path / "tenants"
     names = (
-        sorted(path.name for path in others.iterdir() if NAME.fullmatch(path.name))
+        sorted(path.name for path in others.iterdir() if NAME_PATTERN.fullmatch(path.name))
         if others.is_dir()
         else []
     )

@@ -1,4 +1,4 @@
-"""Starting runners: as processes of their own, or as Ray jobs. A runner outlives whoever launched it."""
+"""Launchers of runners, as processes or as Ray jobs. A runner outlives its launcher."""
 
 from __future__ import annotations
 
@@ -19,69 +19,86 @@ from typing import Any, Final, NamedTuple, Protocol
 import sqlalchemy as sa
 
 from xcray.errors import Unavailable
-from xcray.jobs.home import Home
+from xcray.jobs.home import STORE_VARIABLE, Home
 from xcray.jobs.job import Job
-from xcray.jobs.runner.log_truncation import bound_log
+from xcray.jobs.runner.log_truncation import truncate_log
 from xcray.system.processes import descendants
 from xcray.workers.ray.local_cluster import Cluster, ClusterInfo
 
 LOG: Final = logging.getLogger(__name__)
-STORE_VARIABLE: Final = "XCRAY_STORE"  # the store's address where it holds a password: command lines are seen by everybody
-LOOK_SECONDS: Final = 2.0  # between questions to Ray
-ANSWER_SECONDS: Final = 30.0  # that its dashboard has for an answer
-SUBMIT_SECONDS: Final = (
-    45.0  # that a dashboard has to take a job: a new head is up some time before it takes any
-)
-SUBMIT_PAUSE: Final = 1.0
-SHAKEN_SECONDS: Final = 120.0  # after a cluster was away, in which lost runners are taken to have gone with it: leases are shorter
-RAY: Final = frozenset({"ray"})  # pools of jobs that need it
-NO_POOL: Final = frozenset[str]()
-KEPT_LOG: Final = 16_384  # characters of what a failed driver told Ray
-LOG_BYTES: Final = 50_000_000
-WELL: Final = (
+POLL_SECONDS: Final = 2.0  # between two polls of Ray
+REQUEST_TIMEOUT_SECONDS: Final = 30.0  # limit for an answer of Ray's dashboard
+# Limit for a job submission: a new head is reachable some time before it accepts jobs.
+SUBMIT_SECONDS: Final = 45.0
+SUBMIT_PAUSE_SECONDS: Final = 1.0
+# Seconds after an outage in which lost runners count as lost with it: leases are shorter.
+UNSTABLE_SECONDS: Final = 120.0
+RAY_POOLS: Final = frozenset({"ray"})  # pools of jobs that need Ray
+NO_POOLS: Final = frozenset[str]()
+MAX_RAY_LOG_CHARS: Final = 16_384  # characters of the end of Ray's log of a failed driver
+MAX_LOG_BYTES: Final = 50_000_000
+# Exit codes of runners that recorded the outcome, or whose job has another owner. 1 can be Python's
+# own.
+CLEAN_EXITS: Final = (
     0,
     3,
-)  # exits of runners that said how their job ended, or left it to another; 1 may be Python's own
-GONE: Final = (
-    "GONE"  # the cluster knows nothing of the job: it is another than the one that took it
 )
-OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED", GONE)  # what Ray says of jobs that have ended
-_CHILDREN: Final[
-    list[subprocess.Popen[bytes]]
-] = []  # runners outlive their launcher; as children they must still be collected
+# The cluster does not know the job: it is not the cluster that accepted it.
+UNKNOWN_JOB: Final = "GONE"
+# Ray's statuses of ended jobs
+ENDED_STATUSES: Final = (
+    "SUCCEEDED",
+    "FAILED",
+    "STOPPED",
+    UNKNOWN_JOB,
+)
+# Runners outlive their launcher. As child processes they must still be waited for.
+_CHILDREN: Final[list[subprocess.Popen[bytes]]] = []
 
 
-class Ended(NamedTuple):
-    """A runner; one that ended, well or not: its job says which."""
+class RunnerId(NamedTuple):
+    """The job and attempt of a runner."""
 
     job_id: str
     attempt: int
 
 
 class Launcher(Protocol):
-    """What a supervisor needs to start runners."""
+    """The interface by which a supervisor starts and watches runners."""
 
     def launch(self, job: Job) -> None:
-        """Start the runner of a claimed job's attempt; returns when it is under way. Raises XcrayError or OSError."""
+        """Start the runner of a claimed attempt. Raises XcrayError or OSError."""
 
-    def tend(self) -> list[Ended]:
-        """Called every tick: runners launched here that have ended since."""
+    def poll(self) -> list[RunnerId]:
+        """Return the runners of this launcher that have ended since the last call.
 
-    def runners(self) -> list[Ended]:
-        """Runners launched here that have not ended, as far as is known."""
+        The supervisor calls it in every tick.
+        """
 
-    def end(self, runner: Ended) -> None:
-        """End a runner that was launched here, with all that came from it; `tend` tells when it is gone. Others are left alone."""
+    def list_runners(self) -> list[RunnerId]:
+        """Return the runners of this launcher that have not ended, as far as is known."""
 
-    def away(self) -> frozenset[str]:
-        """Pools whose jobs can't be launched now, as far as is known: they are not to be claimed."""
+    def terminate(self, runner: RunnerId) -> None:
+        """Terminate a runner of this launcher, including its child processes.
 
-    def shaken(self) -> frozenset[str]:
-        """Pools whose cluster is or lately was away: runners lost on it are not to blame."""
+        `poll` reports its exit. Other runners are not affected.
+        """
+
+    def unavailable_pools(self) -> frozenset[str]:
+        """Return pools whose jobs cannot be launched now and must not be claimed."""
+
+    def unstable_pools(self) -> frozenset[str]:
+        """Return pools whose cluster is or recently was unavailable.
+
+        The loss of a runner there does not count against its job.
+        """
 
 
 class ProcessLauncher:
-    """Runners as processes in sessions of their own, writing to logs/JOB.log. They live on when this process dies."""
+    """Runners as processes in their own sessions, with logs in logs/JOB.log.
+
+    They continue when this process dies.
+    """
 
     def __init__(
         self,
@@ -89,31 +106,35 @@ class ProcessLauncher:
         store_url: str | None = None,
         nice: int = 0,
         options: Sequence[str] = (),
-        log_bytes: int = LOG_BYTES,
-        still_seconds: float = 20.0,
+        max_log_bytes: int = MAX_LOG_BYTES,
+        max_suspended_seconds: float = 20.0,
     ) -> None:
-        """nice: how far runners stand back for other processes, 0 to 19. options: more arguments of theirs. log_bytes: largest
-        log of a job that ended without bounding it itself. still_seconds: a runner that a signal has stopped (SIGSTOP) for so long
-        is ended: its lease is over, and it may stand in the middle of a write that locks the embedded store for everybody."""
+        """Create a launcher.
+
+        nice: niceness of runners, 0 to 19. options: more arguments for runners. max_log_bytes:
+        limit for the log of a job that ended without truncating it itself. max_suspended_seconds: a
+        runner that was suspended by a signal (SIGSTOP) for this long is killed. Its lease has
+        expired, and it can hold a write lock of the embedded store.
+        """
         self._home = home
         self._store_url = store_url or home.store_url
         self._nice = nice
         self._options = tuple(options)
-        self._log_bytes = log_bytes
-        self._still_seconds = still_seconds
-        self._still: dict[Ended, float] = {}  # since when: monotonic seconds
-        self._started: dict[Ended, subprocess.Popen[bytes]] = {}
+        self._max_log_bytes = max_log_bytes
+        self._max_suspended_seconds = max_suspended_seconds
+        self._suspended_since: dict[RunnerId, float] = {}  # since when: monotonic seconds
+        self._runners: dict[RunnerId, subprocess.Popen[bytes]] = {}
 
     def launch(self, job: Job) -> None:
-        """Start a process. Raises OSError when the system can't."""
+        """Start a process. Raises OSError if the system cannot."""
         environment = dict(os.environ)
-        if not _plain(self._store_url):
+        if not _has_no_password(self._store_url):
             environment[STORE_VARIABLE] = self._store_url
         handle = os.open(self._home.log(job.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(handle, "ab") as log:
             process = subprocess.Popen(
                 [
-                    *command(self._home, self._store_url, job),
+                    *runner_command(self._home, self._store_url, job),
                     *self._options,
                     "--nice",
                     str(self._nice),
@@ -125,73 +146,77 @@ class ProcessLauncher:
                 stderr=log,
                 start_new_session=True,
             )
-        self._started[Ended(job.id, job.attempt)] = process
+        self._runners[RunnerId(job.id, job.attempt)] = process
         _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None] + [process]
 
-    def tend(self) -> list[Ended]:
-        """Runners that have ended; their processes are collected, and the log says how those ended that could not say it. Those
-        that stand still are ended."""
+    def poll(self) -> list[RunnerId]:
+        """Return the runners that have ended, after waiting for their processes.
+
+        Exits that the runner could not record itself are written to the job's log. Suspended
+        runners are killed.
+        """
         now = time.monotonic()
-        self._still = {
-            key: self._still.get(key, now)
-            for key in self.runners()
-            if is_stopped(self._started[key].pid)
+        self._suspended_since = {
+            key: self._suspended_since.get(key, now)
+            for key in self.list_runners()
+            if is_suspended(self._runners[key].pid)
         }
-        for key, since in self._still.items():
-            if now - since > self._still_seconds:
+        for key, since in self._suspended_since.items():
+            if now - since > self._max_suspended_seconds:
                 LOG.warning(
-                    "job %s: the runner of attempt %d was stopped by a signal: ending its processes",
+                    "job %s: the runner of attempt %d was suspended by a signal: killing it",
                     *key,
                 )
-                self.end(key)
-        ended = [key for key, process in list(self._started.items()) if process.poll() is not None]
+                self.terminate(key)
+        ended = [key for key, process in list(self._runners.items()) if process.poll() is not None]
         for key in ended:
-            code = self._started.pop(key).returncode
+            code = self._runners.pop(key).returncode
             log = self._home.log(key.job_id)
-            if code not in WELL:
-                _append(
+            if code not in CLEAN_EXITS:
+                _append_to_log(
                     log,
                     f"the runner of attempt {key.attempt} ended by "
                     + (f"signal {-code}" if code < 0 else f"status {code}"),
                 )
-            bound_log(log, self._log_bytes)
+            truncate_log(log, self._max_log_bytes)
         return ended
 
-    def runners(self) -> list[Ended]:
-        """Runners whose processes live."""
-        return [key for key, process in list(self._started.items()) if process.poll() is None]
+    def list_runners(self) -> list[RunnerId]:
+        """Return the runners whose processes are alive."""
+        return [key for key, process in list(self._runners.items()) if process.poll() is None]
 
-    def end(self, runner: Ended) -> None:
-        """End its process and all below it, each by its id; one that was stopped by a signal too."""
-        process = self._started.get(runner)
+    def terminate(self, runner: RunnerId) -> None:
+        """Kill the process and all its descendants by id, also if it is suspended."""
+        process = self._runners.get(runner)
         if process is not None and process.poll() is None:
             for pid in descendants(process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.kill()
 
-    def away(self) -> frozenset[str]:
-        """None: processes can always be started."""
-        return NO_POOL
+    def unavailable_pools(self) -> frozenset[str]:
+        """Return none: processes can always be started."""
+        return NO_POOLS
 
-    def shaken(self) -> frozenset[str]:
-        """None."""
-        return NO_POOL
+    def unstable_pools(self) -> frozenset[str]:
+        """Return none."""
+        return NO_POOLS
 
-    def give_back(self, seconds: float = 10.0) -> None:
-        """Tell all to give their jobs back (SIGTERM), and wait until they have, at most so long."""
-        for runner in self.runners():
-            self._started[runner].terminate()
+    def release_jobs(self, seconds: float = 10.0) -> None:
+        """Signal all runners to release their jobs (SIGTERM), and wait up to `seconds`."""
+        for runner in self.list_runners():
+            self._runners[runner].terminate()
         deadline = time.monotonic() + seconds
-        while self.runners() and time.monotonic() < deadline:
+        while self.list_runners() and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
 class RayJobLauncher:
-    """Runners as Ray jobs on a cluster: seen, logged and stoppable in its dashboard as xcray-NAME-JOB-aATTEMPT.
+    """Runners as Ray jobs, named xcray-NAME-JOB-aATTEMPT in the dashboard of a cluster.
 
-    A cluster of our own is started with the first job; one that others run is looked at every LOOK_SECONDS, and while it is away
-    no job is launched. This process talks to the dashboard only and never becomes a driver.
+    A managed local cluster is started with the first job. An external one is polled every
+    POLL_SECONDS, and no job is launched while it is unavailable. This process uses the dashboard's
+    API only and never becomes a Ray driver.
     """
 
     def __init__(
@@ -201,23 +226,22 @@ class RayJobLauncher:
         store_url: str | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """options: more arguments of runners."""
+        """options: more arguments for runners."""
         self._home = home
         self._cluster = cluster
         self._store_url = store_url or home.store_url
         self._options = tuple(options)
-        self._started: dict[Ended, str] = {}
-        self._looked = 0.0
-        self._away = False
-        self._last_away = float("-inf")
-        self._hand = ThreadPoolExecutor(
-            1, thread_name_prefix="xcray-ray-look"
-        )  # a dashboard that hangs holds up nobody else
-        self._look: Future[list[Ended]] | None = None
+        self._runners: dict[RunnerId, str] = {}
+        self._polled_at = 0.0
+        self._is_unavailable = False
+        self._last_unavailable = float("-inf")
+        # Own thread: a dashboard that hangs must not block others.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="xcray-ray-poll")
+        self._poll_future: Future[list[RunnerId]] | None = None
 
     def launch(self, job: Job) -> None:
-        """Submit a Ray job. Raises Unavailable when the cluster can't be had or refuses."""
-        info = self._ensured()
+        """Submit a Ray job. Raises Unavailable if the cluster is unavailable or rejects it."""
+        info = self._ensure_cluster()
         arguments = [
             *self._options,
             "--log",
@@ -227,7 +251,7 @@ class RayJobLauncher:
         ]
         if info.pid:
             arguments += ["--wanted", str(self._home.ray / "wanted")]
-        entrypoint = command(self._home, self._store_url, job) + arguments
+        entrypoint = runner_command(self._home, self._store_url, job) + arguments
         metadata = {
             "job": job.id,
             "name": job.name,
@@ -236,115 +260,132 @@ class RayJobLauncher:
         }
         name = submission_id(job)
         self._submit(info, name, entrypoint=shlex.join(entrypoint), metadata=metadata)
-        self._started[Ended(job.id, job.attempt)] = name
+        self._runners[RunnerId(job.id, job.attempt)] = name
 
-    def _submit(self, info: ClusterInfo, name: str, **what: Any) -> None:
-        """Submit a job, again and again for SUBMIT_SECONDS: the next in the queue is not to overtake it. Raises Unavailable."""
+    def _submit(self, info: ClusterInfo, name: str, **options: Any) -> None:
+        """Submit a job with retries for SUBMIT_SECONDS. Raises Unavailable.
+
+        The retries keep the next job of the queue from overtaking it.
+        """
         deadline = time.monotonic() + SUBMIT_SECONDS
         while True:
             try:
-                _client(info).submit_job(submission_id=name, **what)
+                _job_client(info).submit_job(submission_id=name, **options)
                 return
-            except (
-                Exception
-            ) as error:  # the client raises whatever its HTTP library and its server do
-                if _status(info, name) not in ("", GONE):
-                    return  # it was taken, and only the answer was lost
-                LOG.warning("Ray refused %s: %s", name, str(error)[:500])
+            except Exception as error:
+                # The client passes on any error of its HTTP library and its server.
+                if _job_status(info, name) not in ("", UNKNOWN_JOB):
+                    return  # accepted, only the answer was lost
+                LOG.warning("Ray rejected %s: %s", name, str(error)[:500])
                 if time.monotonic() > deadline:
-                    self._ensured()  # a cluster that went away meanwhile is another matter: its jobs wait
+                    # Raises if the cluster has become unavailable: then its jobs wait.
+                    self._ensure_cluster()
                     raise Unavailable(
-                        "Ray's dashboard did not take the job: is the cluster healthy?",
+                        "Ray's dashboard did not accept the job: check the cluster",
                         code="RAY_SUBMIT",
                     ) from error
-            time.sleep(SUBMIT_PAUSE)
+            time.sleep(SUBMIT_PAUSE_SECONDS)
 
-    def tend(self) -> list[Ended]:
-        """Runners whose Ray job has ended. Keeps a local Ray wanted. Another thread asks Ray; what it said is told here later."""
-        if self._look is None:
-            if time.monotonic() - self._looked >= LOOK_SECONDS:
-                self._looked = time.monotonic()
-                self._look = self._hand.submit(self._ended)
+    def poll(self) -> list[RunnerId]:
+        """Return the runners whose Ray job has ended; keep a local Ray alive.
+
+        Another thread queries Ray, and a later call returns its result.
+        """
+        if self._poll_future is None:
+            if time.monotonic() - self._polled_at >= POLL_SECONDS:
+                self._polled_at = time.monotonic()
+                self._poll_future = self._executor.submit(self._poll_ray)
             return []
-        if not self._look.done():
+        if not self._poll_future.done():
             return []
-        look, self._look = (
-            self._look,
+        # Reset first: after a poll that failed, as on a full disk, another one follows.
+        future, self._poll_future = (
+            self._poll_future,
             None,
-        )  # before its result: a look that failed, as on a full disk, is followed by another
-        ended = look.result()
+        )
+        ended = future.result()
         for key in ended:
-            self._started.pop(key, None)
+            self._runners.pop(key, None)
         return ended
 
-    def runners(self) -> list[Ended]:
-        """Runners whose Ray jobs have not ended, as far as Ray has said."""
-        return list(self._started)
+    def list_runners(self) -> list[RunnerId]:
+        """Return the runners whose Ray jobs have not ended, as far as Ray has reported."""
+        return list(self._runners)
 
-    def end(self, runner: Ended) -> None:
-        """Stop its Ray job: Ray ends the driver and the actors with it."""
-        name, info = self._started.get(runner), self._cluster.info()
+    def terminate(self, runner: RunnerId) -> None:
+        """Stop the Ray job. Ray kills the driver and its actors."""
+        name, info = self._runners.get(runner), self._cluster.info()
         if name is not None and info is not None:
-            self._hand.submit(_stop, info, name)
+            self._executor.submit(_stop_job, info, name)
 
-    def away(self) -> frozenset[str]:
-        """Jobs on Ray, while a joined cluster does not answer."""
-        return RAY if self._away else NO_POOL
+    def unavailable_pools(self) -> frozenset[str]:
+        """Return the Ray pool while an external cluster does not answer."""
+        return RAY_POOLS if self._is_unavailable else NO_POOLS
 
-    def shaken(self) -> frozenset[str]:
-        """Jobs on Ray, from when a joined cluster does not answer until a lease after it did."""
-        return RAY if time.monotonic() - self._last_away < SHAKEN_SECONDS else NO_POOL
+    def unstable_pools(self) -> frozenset[str]:
+        """Return the Ray pool during an outage and for one lease after it."""
+        return (
+            RAY_POOLS if time.monotonic() - self._last_unavailable < UNSTABLE_SECONDS else NO_POOLS
+        )
 
-    def _ensured(self) -> ClusterInfo:
-        """Where the cluster is. Raises Unavailable, and remembers it, when a joined one is away."""
+    def _ensure_cluster(self) -> ClusterInfo:
+        """Return the address of the cluster. Raises Unavailable.
+
+        Records whether an external cluster is unavailable.
+        """
         try:
             info = self._cluster.ensure()
         except Unavailable:
-            self._note(away=self._cluster.joined)
+            self._record_availability(is_unavailable=self._cluster.is_external)
             raise
-        self._note(away=False)
+        self._record_availability(is_unavailable=False)
         return info
 
-    def _note(self, away: bool) -> None:
-        """Remember whether the cluster is away, and say when that changes."""
-        if away:
-            self._last_away = time.monotonic()
-        if away != self._away:
-            self._away = away
-            LOG.warning("Ray is away: its jobs wait" if away else "Ray is back: its jobs go on")
+    def _record_availability(self, is_unavailable: bool) -> None:
+        """Record whether the cluster is unavailable, and log changes."""
+        if is_unavailable:
+            self._last_unavailable = time.monotonic()
+        if is_unavailable != self._is_unavailable:
+            self._is_unavailable = is_unavailable
+            LOG.warning(
+                "Ray is unavailable: its jobs wait"
+                if is_unavailable
+                else "Ray is available again: its jobs continue"
+            )
 
-    def _ended(self) -> list[Ended]:
-        """Those that have ended; of what failed, the end of Ray's own log is kept with the job's."""
-        if self._cluster.joined:
+    def _poll_ray(self) -> list[RunnerId]:
+        """Return the runners that have ended, and copy Ray's log of failed ones."""
+        if self._cluster.is_external:
             try:
-                self._ensured()
+                self._ensure_cluster()
             except Unavailable:
-                return []  # nothing is known; the leases of those that went with it run out
+                return []  # unknown: the leases of runners lost with the cluster expire
         info = self._cluster.info()
-        if info is None:  # with Ray, its jobs are gone
-            return list(self._started)
+        # Ray has stopped, and its jobs with it
+        if info is None:
+            return list(self._runners)
         self._cluster.touch()
         ended = []
-        for key, name in list(self._started.items()):
-            status = _status(info, name)
-            if status in OVER:
+        for key, name in list(self._runners.items()):
+            status = _job_status(info, name)
+            if status in ENDED_STATUSES:
                 ended.append(key)
             if status in ("FAILED", "STOPPED"):
-                _keep_log(info, name, self._home.log(key.job_id))
+                _copy_ray_log(info, name, self._home.log(key.job_id))
         return ended
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process; where the system does not tell, False."""
+def is_suspended(pid: int) -> bool:
+    """Return whether a process is stopped by a signal; False where /proc is missing."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False
 
 
-def command(home: Home, store_url: str, job: Job) -> list[str]:
-    """The command of an attempt's runner, without passwords."""
-    store = ["--store", store_url] if _plain(store_url) else []
+def runner_command(home: Home, store_url: str, job: Job) -> list[str]:
+    """Return the command line of an attempt's runner, without passwords."""
+    store = ["--store", store_url] if _has_no_password(store_url) else []
     attempt = ["--job", job.id, "--attempt", str(job.attempt)]
     return [
         sys.executable,
@@ -358,59 +399,65 @@ def command(home: Home, store_url: str, job: Job) -> list[str]:
 
 
 def submission_id(job: Job) -> str:
-    """The name of an attempt in Ray's dashboard. Readable, unique, of harmless characters only."""
+    """Return the id of an attempt in Ray's dashboard: readable, unique, of safe characters."""
     name = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")[:40] or "job"
     return f"xcray-{name}-{job.id}-a{job.attempt}"
 
 
-def _plain(url: str) -> bool:
-    """Whether an address may be shown."""
+def _has_no_password(url: str) -> bool:
+    """Return whether a URL can be shown."""
     return sa.make_url(url).password is None
 
 
-def _client(info: ClusterInfo) -> Any:
-    """Ray's client for jobs; HTTP only. It would wait for ever for a dashboard that hangs."""
+def _job_client(info: ClusterInfo) -> Any:
+    """Return Ray's HTTP client for jobs, with a timeout. The original waits forever."""
     from ray.job_submission import JobSubmissionClient
 
-    class Patient(JobSubmissionClient):
-        """The same, with a limit."""
+    class TimeoutJobClient(JobSubmissionClient):
+        """Ray's client with a timeout per request."""
 
         def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
-            return super()._do_request(method, endpoint, timeout=ANSWER_SECONDS, **options)
+            return super()._do_request(method, endpoint, timeout=REQUEST_TIMEOUT_SECONDS, **options)
 
-    return Patient(info.dashboard, headers=info.headers)
+    return TimeoutJobClient(info.dashboard, headers=info.headers)
 
 
-def _status(info: ClusterInfo, name: str) -> str:
-    """What Ray says of a job; GONE when it never heard of it, nothing when it can't say."""
+def _job_status(info: ClusterInfo, name: str) -> str:
+    """Return Ray's status of a job, UNKNOWN_JOB if it has none, "" if it does not answer."""
     try:
-        return str(_client(info).get_job_status(name))
-    except Exception as error:  # see above; the lease decides when Ray can't say
+        return str(_job_client(info).get_job_status(name))
+    except Exception as error:
+        # see `_submit`; without an answer the lease decides
         if "status code 404" in str(error):
-            return GONE
-        LOG.warning("Ray did not say how %s is: %s", name, type(error).__name__)
+            return UNKNOWN_JOB
+        LOG.warning("Ray did not return the status of %s: %s", name, type(error).__name__)
         return ""
 
 
-def _stop(info: ClusterInfo, name: str) -> None:
-    """Have Ray stop a job."""
+def _stop_job(info: ClusterInfo, name: str) -> None:
+    """Stop a Ray job."""
     try:
-        _client(info).stop_job(name)
-    except Exception as error:  # see above; it is tried again
+        _job_client(info).stop_job(name)
+    except Exception as error:
+        # see `_submit`; it is retried
         LOG.warning("Ray did not stop %s: %s", name, type(error).__name__)
 
 
-def _keep_log(info: ClusterInfo, name: str, path: Path) -> None:
-    """Append the end of what a driver told Ray to its job's log: why a process died is in no other place."""
+def _copy_ray_log(info: ClusterInfo, name: str, path: Path) -> None:
+    """Append the end of Ray's log of a driver to its job's log.
+
+    The reason why a process died is often nowhere else.
+    """
     try:
-        told = _client(info).get_job_logs(name)[-KEPT_LOG:]
-    except Exception as error:  # see above; the job's own log has the rest
-        LOG.warning("Ray did not give the log of %s: %s", name, type(error).__name__)
+        text = _job_client(info).get_job_logs(name)[-MAX_RAY_LOG_CHARS:]
+    except Exception as error:
+        # see `_submit`; the job's own log has the rest
+        LOG.warning("Ray did not return the log of %s: %s", name, type(error).__name__)
         return
-    _append(path, f"--- the end of Ray's log of {name}:\n{told}\n---")
+    _append_to_log(path, f"--- the end of Ray's log of {name}:\n{text}\n---")
 
 
-def _append(path: Path, told: str) -> None:
-    """Add lines to a job's log."""
+def _append_to_log(path: Path, text: str) -> None:
+    """Append lines to a job's log."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as log:
-        log.write(f"{told}\n")
+        log.write(f"{text}\n")

@@ -1,4 +1,4 @@
-"""The thread that keeps jobs going: expire, claim, launch. Any number of replicas may run one; the store arbitrates."""
+"""The supervisor thread: expires, claims and launches jobs. Any number of replicas can run one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import Final, NamedTuple
 from xcray.errors import Fenced, Unavailable, XcrayError
 from xcray.jobs.database.clients import process_name
 from xcray.jobs.job import Job
-from xcray.jobs.store.attempts import LAUNCH, MOST_LAUNCHES
+from xcray.jobs.store.attempts import LAUNCH, MAX_LAUNCH_ATTEMPTS
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.store.metric_deltas import LOOKS
+from xcray.jobs.store.metric_deltas import QUEUE_POLLS
 from xcray.jobs.store.quotas import RunningQuota
-from xcray.jobs.supervision.launch import Ended, Launcher
+from xcray.jobs.supervision.launch import Launcher, RunnerId
 
 LOG: Final = logging.getLogger(__name__)
-STOPPING: Final = 0.8  # seconds beyond `stop_seconds`, in which the runner's own heart ends it
-TELL_SECONDS: Final = 5.0  # between two notes in the store that somebody looks at the queue
-ENDING: Final = 10.0  # the same for a runner whose job has ended: it writes its last words
+# seconds beyond `stop_grace_seconds`, in which the runner's own monitor exits it
+STOP_MARGIN_SECONDS: Final = 0.8
+POLL_REPORT_SECONDS: Final = 5.0  # between two increments of the counter of queue polls
+# the same for a runner whose job has ended: it writes its last records
+EXIT_GRACE_SECONDS: Final = 10.0
 
 
-class _Launch(NamedTuple):
-    """A launch under way."""
+class _PendingLaunch(NamedTuple):
+    """A launch in progress."""
 
     job: Job
     outcome: Future[None]
@@ -32,12 +34,13 @@ class _Launch(NamedTuple):
 
 
 class Supervisor:
-    """Claims jobs while fewer than `cap` run, and has `launcher` start them.
+    """Claims jobs while fewer than `max_running` run, and launches them with `launcher`.
 
-    A runner that nobody wants any more is ended, with its processes, when it does not end by itself: `stop_seconds` and a little
-    after a stop was asked for, or when its job is another attempt's. A claimed job's lease lasts `start_seconds`, until its
-    runner's own heartbeats take over; it is renewed for at most `launch_seconds` while the launcher is still at it (a local Ray
-    may have to start). `max_attempts` bounds lost attempts of jobs that do not say.
+    A runner that must end is terminated with its processes if it does not end by itself:
+    `stop_grace_seconds` and a margin after a stop was requested, or when its job has another
+    attempt. A claimed job's lease lasts `start_seconds`, until its runner's own heartbeats take
+    over. It is renewed for at most `launch_seconds` while the launch is in progress (a local Ray
+    may have to start). `max_attempts` limits lost attempts of jobs without a limit of their own.
     """
 
     def __init__(
@@ -45,92 +48,96 @@ class Supervisor:
         store: JobStore,
         launcher: Launcher,
         *,
-        cap: int = 1,
+        max_running: int = 1,
         tick_seconds: float = 0.5,
         start_seconds: float = 60.0,
         launch_seconds: float = 180.0,
         max_attempts: int = 3,
-        stop_seconds: float = 3.0,
-        launch_attempts: int = MOST_LAUNCHES,
+        stop_grace_seconds: float = 3.0,
+        max_launch_attempts: int = MAX_LAUNCH_ATTEMPTS,
         quota: RunningQuota | None = None,
         owner: str | None = None,
     ) -> None:
-        """launch_attempts: launches that may fail, as while Ray is away, with growing pauses, about an hour and a half in all;
-        fewer when a job says so. quota: how many jobs of a tenant may run."""
+        """Create a supervisor. `start` starts its thread.
+
+        max_launch_attempts: launches that can fail, for example while Ray is unavailable, with
+        growing pauses of about an hour and a half in total; a job can set fewer. quota: limits of
+        running jobs per tenant.
+        """
         self._store = store
         self._launcher = launcher
-        self._cap = cap
-        self._tick = tick_seconds
+        self._max_running = max_running
+        self._tick_seconds = tick_seconds
         self._start_seconds = start_seconds
         self._launch_seconds = launch_seconds
         self._max_attempts = max_attempts
-        self._stop_seconds = stop_seconds
-        self._launch_attempts = launch_attempts
+        self._stop_seconds = stop_grace_seconds
+        self._max_launch_attempts = max_launch_attempts
         self._quota = quota
         self._owner = owner or process_name()
-        self._unwanted: dict[
-            Ended, float
-        ] = {}  # runners of ours, since when nobody wants them: monotonic seconds
-        self._gone: list[
-            Ended
-        ] = []  # runners that have ended, of which the store does not know yet
-        self._launches: list[_Launch] = []
-        self._hands = ThreadPoolExecutor(max(1, cap), thread_name_prefix="xcray-launch")
-        self._tell = 0.0  # when to say next that somebody looks at the queue
+        # own runners that must end -> since when, in monotonic seconds
+        self._unwanted_since: dict[RunnerId, float] = {}
+        # ended runners that are not recorded in the store yet
+        self._ended_runners: list[RunnerId] = []
+        self._launches: list[_PendingLaunch] = []
+        self._executor = ThreadPoolExecutor(max(1, max_running), thread_name_prefix="xcray-launch")
+        self._next_report = 0.0  # when to count the next queue poll
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xcray-supervisor", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread and return at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Claim no more. Running jobs go on without us; launches under way are waited for a moment."""
+        """Claim no more jobs. Running jobs continue.
+
+        Launches in progress get a moment to finish.
+        """
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
-        self._hands.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def step(self) -> None:
-        """One tick: take jobs from vanished runners, look after launches, claim and launch what there is room for."""
-        self._gone += (
-            self._launcher.tend()
-        )  # first of all: a runner that stands still may be what locks the store
-        while self._gone:
-            self._collect(*self._gone[0])
-            del self._gone[0]  # after it: what the store did not hear is told again
-        for lost in self._store.expire(
-            max_attempts=self._max_attempts, spared=self._launcher.shaken()
+        """Run one tick: expire jobs, check launches, claim and launch as many as allowed."""
+        # First: a suspended runner can be what locks the store.
+        self._ended_runners += self._launcher.poll()
+        while self._ended_runners:
+            self._handle_exit(*self._ended_runners[0])
+            del self._ended_runners[0]  # Deleted afterwards: what could not be recorded is retried.
+        for lost in self._store.expire_jobs(
+            max_attempts=self._max_attempts, unstable_pools=self._launcher.unstable_pools()
         ):
             LOG.warning("job %s lost its runner: now %s", lost.id, lost.status)
-        self._launches = [launch for launch in self._launches if self._look(launch)]
-        self._end_unwanted()
+        self._launches = [launch for launch in self._launches if self._check_launch(launch)]
+        self._terminate_unwanted()
         if self._quota is not None:
-            self._quota.look()
-        while job := self._claim():
+            self._quota.refresh()
+        while job := self._claim_job():
             LOG.info("job %s: attempt %d", job.id, job.attempt)
             deadline = time.monotonic() + self._launch_seconds
             self._launches.append(
-                _Launch(job, self._hands.submit(self._launcher.launch, job), deadline)
+                _PendingLaunch(job, self._executor.submit(self._launcher.launch, job), deadline)
             )
-        if time.monotonic() >= self._tell:
-            self._store.count(LOOKS)
-            self._store.attend()
-            self._tell = time.monotonic() + TELL_SECONDS
+        if time.monotonic() >= self._next_report:
+            self._store.increment(QUEUE_POLLS)
+            self._store.heartbeat_client()
+            self._next_report = time.monotonic() + POLL_REPORT_SECONDS
 
-    def _claim(self) -> Job | None:
-        """The next job, when there is one and room for it."""
-        return self._store.claim(
+    def _claim_job(self) -> Job | None:
+        """Claim the next job, or return None."""
+        return self._store.claim_job(
             self._owner,
             lease_seconds=self._start_seconds,
-            cap=self._cap,
-            most_running_of=self._quota,
-            but=self._launcher.away(),
+            max_running=self._max_running,
+            quota=self._quota,
+            excluded_pools=self._launcher.unavailable_pools(),
         )
 
     def _run(self) -> None:
-        """The thread: a tick that fails is only a tick."""
-        while not self._ending.wait(self._tick):
+        """Run ticks. An error in one tick does not end the thread."""
+        while not self._ending.wait(self._tick_seconds):
             try:
                 self.step()
             except XcrayError as error:
@@ -138,46 +145,59 @@ class Supervisor:
             except Exception:
                 LOG.exception("supervisor")
 
-    def _collect(self, job_id: str, attempt: int) -> None:
-        """A runner ended: well, when its attempt is no longer the running one; else it is lost."""
+    def _handle_exit(self, job_id: str, attempt: int) -> None:
+        """Mark the attempt of an ended runner as lost, if it is still the running one."""
         try:
-            job = self._store.lose(
-                job_id, attempt, max_attempts=self._max_attempts, spared=self._launcher.shaken()
+            job = self._store.mark_lost(
+                job_id,
+                attempt,
+                max_attempts=self._max_attempts,
+                unstable_pools=self._launcher.unstable_pools(),
             )
         except Fenced:
             return
         LOG.warning(
-            "job %s: the runner of attempt %d ended without a word: now %s",
+            "job %s: the runner of attempt %d ended without an outcome: now %s",
             job_id,
             attempt,
             job.status,
         )
 
-    def _end_unwanted(self) -> None:
-        """End runners of ours that should have ended by themselves: stuck ones, stopped by a signal, deaf to their flag."""
-        now, ours = time.monotonic(), self._launcher.runners()
+    def _terminate_unwanted(self) -> None:
+        """Terminate own runners that should have ended by themselves.
+
+        They are stuck, suspended by a signal, or ignore their stop flag.
+        """
+        now, ours = time.monotonic(), self._launcher.list_runners()
         wanted = (
-            {Ended(job.id, job.attempt): not job.stop_requested for job in self._store.running()}
+            {
+                RunnerId(job.id, job.attempt): not job.stop_requested
+                for job in self._store.list_running()
+            }
             if ours
             else {}
         )
-        self._unwanted = {
-            runner: self._unwanted.get(runner, now)
+        self._unwanted_since = {
+            runner: self._unwanted_since.get(runner, now)
             for runner in ours
             if not wanted.get(runner, False)
         }
-        for runner, since in self._unwanted.items():
-            if now - since > self._stop_seconds + (STOPPING if runner in wanted else ENDING):
+        for runner, since in self._unwanted_since.items():
+            if now - since > self._stop_seconds + (
+                STOP_MARGIN_SECONDS if runner in wanted else EXIT_GRACE_SECONDS
+            ):
                 LOG.warning(
-                    "job %s: the runner of attempt %d does not end: ending its processes", *runner
+                    "job %s: the runner of attempt %d does not end: killing its processes", *runner
                 )
-                self._launcher.end(runner)
-                self._unwanted[runner] = (
-                    now  # it is told again after as long, not every tick: a cluster may take its time
-                )
+                self._launcher.terminate(runner)
+                # Retried after the same time, not in every tick: a cluster can take its time.
+                self._unwanted_since[runner] = now
 
-    def _look(self, launch: _Launch) -> bool:
-        """Whether a launch is still under way. Keeps its lease, and gives the job back when it failed."""
+    def _check_launch(self, launch: _PendingLaunch) -> bool:
+        """Return whether a launch is still in progress.
+
+        Renews its lease, and releases the job if the launch failed.
+        """
         job, outcome, deadline = launch
         try:
             if not outcome.done():
@@ -187,27 +207,34 @@ class Supervisor:
             error = outcome.exception()
             if error is not None:
                 LOG.warning("job %s could not be launched: %s", job.id, error)
-                self._give_back(job, error)
-        except Fenced:  # it ended, or was taken from us, in between
+                self._return_job(job, error)
+        except Fenced:
+            # it ended, or another attempt owns the job
             return False
         return False
 
-    def _give_back(self, job: Job, error: BaseException) -> None:
-        """A job that could not be launched. While its cluster is away it keeps its place in the queue, and is not claimed."""
-        if isinstance(error, Unavailable) and job.spec.get("pool") in self._launcher.away():
-            self._store.release(job.id, job.attempt)
+    def _return_job(self, job: Job, error: BaseException) -> None:
+        """Release a job that could not be launched.
+
+        While its cluster is unavailable it keeps its place in the queue and is not claimed.
+        """
+        if (
+            isinstance(error, Unavailable)
+            and job.spec.get("pool") in self._launcher.unavailable_pools()
+        ):
+            self._store.release_job(job.id, job.attempt)
             return
         self._store.retry_later(
             job.id,
             job.attempt,
             reason=LAUNCH,
-            message=_sentence(error),
-            max_attempts=self._launch_attempts,
+            message=_launch_error_message(error),
+            max_attempts=self._max_launch_attempts,
         )
 
 
-def _sentence(error: BaseException) -> str:
-    """Why a launch failed, for people, without paths of this machine."""
+def _launch_error_message(error: BaseException) -> str:
+    """Return why a launch failed, for users, without paths of this machine."""
     return (
         error.message
         if isinstance(error, XcrayError)

@@ -1,7 +1,9 @@
-"""Exact top-k by bounds: packed lists say which labels could be among the best, the weights by label say what these score.
+"""Exact top-k by bounds and rescoring (family of MaxScore and WAND).
 
-All sums of bounds are float32 with an allowance for their rounding; what is answered are float64 scores in the one order of
-`postings`: features ascending, then + bias. A label is left out only if its bound is below the k-th score found.
+Packed lists give upper bounds of the scores; the weights by label give the exact scores. All sums
+of bounds are float32 with an allowance for rounding. Results are float64 scores in the only order
+of `postings`: features ascending, then + bias. A label is left out only if its bound is below the
+k-th score found.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from numpy.typing import NDArray
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
 from xcray.kernels.search.bits import float32, float64, float_of, int64, load16, load32, prefetch
 from xcray.kernels.search.lists import (
-    NARROW,
-    PLACE,
-    RANGE,
-    WEIGHT,
+    NARROW_BYTES,
+    RANGE_ENTRY_BYTES,
+    RANGE_LABELS,
+    WEIGHT_BYTES,
     Bytes,
-    Lists,
+    PackedLists,
     Terms,
     chunk_count,
     chunk_shift,
@@ -34,45 +36,50 @@ from xcray.kernels.search.lists import (
 )
 from xcray.kernels.search.postings import beats, offer, sort_best_first
 
-BUILT_ON = {"search.bits": "b69c88f5", "search.lists": "e4c3b501", "search.postings": "5bf42791"}
+BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3", "search.postings": "85025973"}
 
-ROUNDING = 2.0**-23  # of a float32 operation, doubled
-TINY = 1e-36  # float32 below it loses digits
-LINE = 16  # entries of a row in a cache line
-FETCHED = 768  # entries of a row that are asked for ahead
-FEW = 48  # labels of the best bounds that are scored before the others are looked at again
-KEPT = 4  # added to `seen` of these
-WINDOW = 64  # features of a row that are compared at once
-SPREAD = 64  # labels that are looked at together
-EVERYTHING: int = int64(1 << 60)  # a budget that is never used up
-ROW_COST = 4  # entries of a row that take as long as a posting
+ROUNDING = 2.0**-23  # twice the relative rounding error of float32
+MIN_NORMAL = 1e-36  # smaller float32 lose digits
+CACHE_LINE_ENTRIES = 16
+PREFETCH_ENTRIES = 768  # maximum per label
+# number of best bounds that are rescored before the others are filtered again
+FIRST_RESCORED = 48
+RESCORED_MARK = 4  # added to `seen` of these labels
+WINDOW_FEATURES = 64  # features of a label that are compared together
+CHECK_LABELS = 64  # labels that are checked together
+UNLIMITED: int = int64(1 << 60)  # a budget
+ROW_COST = 4  # entries of a row that take as long as one posting
 
 
-class Engine(NamedTuple):
-    """What a search reads.
+class SearchEngine(NamedTuple):
+    """Data that a search reads.
 
-    lists; W: (K, D) by label; bias: (K,) float32; start: (K,) float32, bias, but -inf for labels without weights; order: (K,)
-    int32, labels by falling bias, equal ones by number; hollow: int32, labels without weights in that order; row_cost: how many
-    postings could be read in the time that the score of a likely label takes. loud: int32, labels with weights whose bias is
-    unusually large; quiet: float32, the largest bias of all others with weights; largest: the largest |bias|.
+    W: (K, D) by label; bias: (K,) float32; initial_bounds: (K,) float32, the bias, but -inf for
+    labels without weights; bias_order: (K,) int32, labels by descending bias, ties by number;
+    empty_labels: int32, labels without weights in that order; row_cost: number of postings that can
+    be read in the time needed to score a likely label. large_bias_labels: int32, labels with
+    weights and an unusually large bias; max_other_bias: float32, the largest bias of all other
+    labels with weights; max_abs_bias: the largest |bias|.
     """
 
-    lists: Lists
+    lists: PackedLists
     W: CSR
     bias: Float32
-    start: Float32
-    order: Int32
-    hollow: Int32
+    initial_bounds: Float32
+    bias_order: Int32
+    empty_labels: Int32
     row_cost: float
-    loud: Int32
-    quiet: float
-    largest: float
+    large_bias_labels: Int32
+    max_other_bias: float
+    max_abs_bias: float
 
 
-class Work(NamedTuple):
-    """Memory of one thread. sums: (K,) float32, anything; totals: (K,) float64, tally: (K,) int16 and seen: (K,) uint8, zero
-    between queries; touched: (K + 1,) int32, chosen: (K,) int32, bounds: (K,) float64: anything. Narrow lists need no tally,
-    wide ones no totals: empty.
+class SearchScratch(NamedTuple):
+    """Working memory of one thread.
+
+    sums: (K,) float32, any content; totals: (K,) float64, tally: (K,) int16 and seen: (K,) uint8,
+    zero between queries; touched: (K + 1,) int32, candidates: (K,) int32, bounds: (K,) float64, any
+    content. tally is empty for narrow lists, totals for wide ones.
     """
 
     sums: Float32
@@ -80,14 +87,16 @@ class Work(NamedTuple):
     tally: NDArray[np.int16]
     seen: Bytes
     touched: Int32
-    chosen: Int32
+    candidates: Int32
     bounds: Float64
 
 
-class Found(NamedTuple):
-    """Answers: labels (n, k) int32, scores (n, k) float64, exact (n,) uint8, labels_scored, postings_read (n,) int64; rival: (n,)
-    float64, while a search runs, the most that a label beside the k could have; afterwards the k-th score less that, or 0 where
-    there is none.
+class SearchOutput(NamedTuple):
+    """Search results.
+
+    labels: (n, k) int32; scores: (n, k) float64; exact: (n,) uint8; labels_scored, postings_read:
+    (n,) int64. runner_up: (n,) float64, during a search an upper bound of the scores of all labels
+    outside the k; afterwards the k-th score minus that, or 0 if there are no other labels.
     """
 
     labels: NDArray[np.int32]
@@ -95,35 +104,37 @@ class Found(NamedTuple):
     exact: Bytes
     labels_scored: Int64
     postings_read: Int64
-    rival: Float64
+    runner_up: Float64
 
 
-class Row(NamedTuple):
-    """A query: its features ascending, (m,) int32, and values, (m,) float32; its terms and how many of them; reach: weights of all
-    its features; n_dense: features that are dense or split; positive: whether none is negative; hidden: what the weights
-    that lists leave out could add; most: how large any sum on the way to a score can get, the largest |bias| and |x| times
-    the largest |weight| of each term.
+class QueryRow(NamedTuple):
+    """A query.
+
+    indices: (m,) int32, ascending; values: (m,) float32; terms, n_terms: see `Terms`; n_postings:
+    weights of all its features; n_dense: features that are dense or split; positive: whether no
+    value is negative; dropped: maximum contribution of the weights left out of the lists; max_sum:
+    bound of all partial sums, the largest |bias| and |x| times the largest |weight| of each term.
     """
 
     indices: Int32
     values: Float32
     terms: Terms
     n_terms: int
-    reach: int
+    n_postings: int
     n_dense: int
     positive: bool
-    hidden: float
-    most: float
+    dropped: float
+    max_sum: float
 
 
 @numba.njit(nogil=True, cache=True)
-def read_row(X: CSR, i: int, engine: Engine) -> Row:
-    """Row i of X, and what the lists say of its features."""
+def read_row(X: CSR, i: int, engine: SearchEngine) -> QueryRow:
+    """Return row i of X with the terms of its features."""
     lo, hi = X.indptr[i], X.indptr[i + 1]
     indices, values, lists = X.indices[lo:hi], X.data[lo:hi], engine.lists
     terms = new_terms(hi - lo)
     n = read_terms(indices, values, lists, terms)
-    reach, n_dense, positive, most = int64(0), 0, True, float64(engine.largest)
+    reach, n_dense, positive, most = int64(0), 0, True, float64(engine.max_abs_bias)
     for t in range(n):
         reach += terms.n_all[t]
         n_dense += terms.dense[t] >= 0
@@ -131,17 +142,17 @@ def read_row(X: CSR, i: int, engine: Engine) -> Row:
     hidden = 0.0
     for value in values:
         positive &= value >= 0
-        hidden -= min(0.0, float64(value)) * lists.least
-    return Row(indices, values, terms, n, reach, n_dense, positive, hidden, most)
+        hidden -= min(0.0, float64(value)) * lists.dropped_below
+    return QueryRow(indices, values, terms, n, reach, n_dense, positive, hidden, most)
 
 
 @numba.njit(nogil=True, cache=True)
-def score(row: Row, W: CSR, label: int, bias: Float32) -> float:
-    """x . w + bias of one label, to the bit what a loop over all features gives."""
+def score(row: QueryRow, W: CSR, label: int, bias: Float32) -> float:
+    """Return x . w + bias of one label, bit-identical to a loop over all features."""
     lo, n = W.indptr[label], W.indptr[label + 1] - W.indptr[label]
     features = W.indices[lo : lo + n]
     total = 0.0
-    if n < WINDOW:
+    if n < WINDOW_FEATURES:
         at = 0
         for j in range(len(row.indices)):
             feature = row.indices[j]
@@ -153,12 +164,12 @@ def score(row: Row, W: CSR, label: int, bias: Float32) -> float:
     begin = int64(0)
     for j in range(len(row.indices)):
         feature = row.indices[j]
-        while begin + WINDOW < n and features[begin + WINDOW] <= feature:
-            begin += WINDOW
-        first = min(begin, n - WINDOW)
-        window = features[first : first + WINDOW]
+        while begin + WINDOW_FEATURES < n and features[begin + WINDOW_FEATURES] <= feature:
+            begin += WINDOW_FEATURES
+        first = min(begin, n - WINDOW_FEATURES)
+        window = features[first : first + WINDOW_FEATURES]
         below = np.int32(0)
-        for i in range(WINDOW):
+        for i in range(WINDOW_FEATURES):
             below += np.int32(window[i] < feature)
         at = first + below
         if at < n and features[at] == feature:
@@ -167,10 +178,10 @@ def score(row: Row, W: CSR, label: int, bias: Float32) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def fetch_row(W: CSR, label: int) -> None:
-    """Ask for a label's row, as much of it as is worth it."""
+def prefetch_row(W: CSR, label: int) -> None:
+    """Prefetch the first PREFETCH_ENTRIES of a label's row."""
     begin, end = W.indptr[label], W.indptr[label + 1]
-    for entry in range(begin, min(end, begin + FETCHED), LINE):
+    for entry in range(begin, min(end, begin + PREFETCH_ENTRIES), CACHE_LINE_ENTRIES):
         prefetch(W.indices, entry)
         prefetch(W.data, entry)
 
@@ -192,10 +203,10 @@ def add_list(blocks: Bytes, tops: int, n: int, width: int, x: float, sums: Float
 
 
 @numba.njit(nogil=True, cache=True)
-def add_split(lists: Lists, terms: Terms, t: int, sums: Float32) -> None:
-    """`add_list` for a list that is split by ranges of labels."""
+def add_split(lists: PackedLists, terms: Terms, t: int, sums: Float32) -> None:
+    """Run `add_list` on a list that is split by ranges of labels."""
     for r in range(n_ranges(lists.n_labels)):
-        place = terms.dense[t] + PLACE * r
+        place = terms.dense[t] + RANGE_ENTRY_BYTES * r
         n = int64(load32(lists.blocks, place + 4))
         if n:
             add_list(
@@ -204,12 +215,12 @@ def add_split(lists: Lists, terms: Terms, t: int, sums: Float32) -> None:
                 n,
                 int64(2),
                 terms.x[t],
-                sums[r * RANGE :],
+                sums[r * RANGE_LABELS :],
             )
 
 
 @numba.njit(nogil=True, cache=True)
-def add_dense(lists: Lists, terms: Terms, which: Int64, sums: Float32) -> None:
+def add_dense(lists: PackedLists, terms: Terms, which: Int64, sums: Float32) -> None:
     """Add x * step * code of dense terms to all labels, four terms at a time."""
     n = lists.n_labels
     at, stop = 0, len(which)
@@ -242,7 +253,7 @@ def add_dense(lists: Lists, terms: Terms, which: Int64, sums: Float32) -> None:
 def add_four(
     a: Bytes, b: Bytes, c: Bytes, d: Bytes, p: float, q: float, r: float, s: float, sums: Float32
 ) -> None:
-    """sums += p a + q b + r c + s d."""
+    """Add p a + q b + r c + s d to sums."""
     for label in range(len(sums)):
         sums[label] += (p * float32(a[label]) + q * float32(b[label])) + (
             r * float32(c[label]) + s * float32(d[label])
@@ -250,8 +261,11 @@ def add_four(
 
 
 @numba.njit(nogil=True, cache=True)
-def begin_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
-    """Biases to begin with; -inf for labels that can't be answered here. allowed: (K,), or empty for all."""
+def initialise_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
+    """Initialise sums to the biases, or -inf for labels that are not allowed.
+
+    allowed: (K,), or empty for all.
+    """
     if len(allowed) == 0:
         sums[:] = start
         return
@@ -261,13 +275,13 @@ def begin_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def best_bounds(sums: Float32 | Float64, labels: Int32, bounds: Float64) -> int:
-    """The labels of the largest sums, best first, equal ones by label, as many as there is room for; returns how many there are."""
+    """Select the labels of the largest sums, best first, ties by label; return their number."""
     size: int = int64(0)
     most = len(labels)
     worst = sums.dtype.type(-np.inf)
     n = len(sums)
-    for begin in range(0, n, SPREAD):
-        part = sums[begin : min(begin + SPREAD, n)]
+    for begin in range(0, n, CHECK_LABELS):
+        part = sums[begin : min(begin + CHECK_LABELS, n)]
         better = np.int32(0)
         for i in range(len(part)):
             better += np.int32(part[i] > worst)
@@ -283,13 +297,13 @@ def best_bounds(sums: Float32 | Float64, labels: Int32, bounds: Float64) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
-    """All labels whose sum is at least `least`; returns how many."""
+def labels_above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
+    """Select all labels whose sum is at least `least`; return their number."""
     count: int = int64(0)
     n = len(sums)
     bar = float32(least)
-    for begin in range(0, n, SPREAD):
-        part = sums[begin : min(begin + SPREAD, n)]
+    for begin in range(0, n, CHECK_LABELS):
+        part = sums[begin : min(begin + CHECK_LABELS, n)]
         good = np.int32(0)
         for i in range(len(part)):
             good += np.int32(part[i] >= bar)
@@ -303,92 +317,104 @@ def above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def propose(out: Found, i: int, size: int, label: int, value: float) -> int:
-    """Offer a label to the heap of row i; returns its size. Whoever loses is a rival."""
+def offer_label(out: SearchOutput, i: int, size: int, label: int, value: float) -> int:
+    """Offer a label to the heap of row i; return its size.
+
+    The label that loses updates the runner-up.
+    """
     labels, scores = out.labels[i], out.scores[i]
     if size == len(labels):
-        out.rival[i] = max(out.rival[i], min(value, scores[0]))
+        out.runner_up[i] = max(out.runner_up[i], min(value, scores[0]))
     return offer(labels, scores, size, label, value)
 
 
 @numba.njit(nogil=True, cache=True)
-def offer_listed(
-    listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: Found, i: int, size: int
+def offer_by_bias(
+    listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: SearchOutput, i: int, size: int
 ) -> int:
-    """Offer labels that score their bias, best first, until one is not good enough. skip: (K,), those not 0 stay out, or empty."""
+    """Offer labels whose score is their bias, best first, until one is not good enough.
+
+    skip: (K,), non-zero for labels to leave out, or empty.
+    """
     for number in listed:
         label = int64(number)
         if (len(skip) and skip[label]) or (len(allowed) and not allowed[label]):
             continue
-        value = 0.0 + float64(
-            bias[label]
-        )  # an empty sum, so that a bias of -0.0 gives the same bits
+        # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
+        value = 0.0 + float64(bias[label])
         full = size == out.labels.shape[1]
-        size = propose(out, i, size, label, value)
-        if full and out.rival[i] >= value:
+        size = offer_label(out, i, size, label, value)
+        if full and out.runner_up[i] >= value:
             break
     return size
 
 
 @numba.njit(nogil=True, cache=True)
 def rescore(
-    row: Row,
-    engine: Engine,
+    row: QueryRow,
+    engine: SearchEngine,
     chosen: Int32,
     bounds: Float64,
     more: float,
     n: int,
     budget: int,
-    out: Found,
+    out: SearchOutput,
     i: int,
     size: int,
 ) -> int:
-    """Score labels in the order of falling bounds until the next can't be among the best; returns the heap's size.
+    """Score labels in order of descending bounds until no other can be among the best.
 
-    bounds + more: not below the labels' scores. budget: entries of rows that may be read. What was done is added to `out`.
+    Returns the size of the heap. bounds + more: upper bounds of the scores. budget: entries of rows
+    that can be read. Counters in `out` are updated.
     """
     labels, scores = out.labels[i], out.scores[i]
     for c in range(n):
         label, bound = int64(chosen[c]), bounds[c] + more
         if size == len(labels) and (bound < scores[0] or budget <= 0):
-            out.rival[i] = max(out.rival[i], bound)
+            out.runner_up[i] = max(out.runner_up[i], bound)
             out.exact[i] &= bound < scores[0]
             break
         if c + 1 < n:
-            fetch_row(engine.W, int64(chosen[c + 1]))
-        size = propose(out, i, size, label, score(row, engine.W, label, engine.bias))
+            prefetch_row(engine.W, int64(chosen[c + 1]))
+        size = offer_label(out, i, size, label, score(row, engine.W, label, engine.bias))
         out.labels_scored[i] += 1
         budget -= (engine.W.indptr[label + 1] - engine.W.indptr[label]) // ROW_COST + 50
     return size
 
 
 @numba.njit(nogil=True, cache=True)
-def slack_of(row: Row) -> float:
-    """What may be missing in a bound: the rounding of n additions of float32, none larger than the largest score possible, and what
-    weights add that are left out of the lists."""
-    return row.most * (row.n_terms + 4) * ROUNDING + TINY + row.hidden
+def rounding_slack(row: QueryRow) -> float:
+    """Return the maximum error of a bound.
+
+    That is the rounding of n_terms float32 additions, none larger than the maximum score, and the
+    contribution of weights left out of the lists.
+    """
+    return row.max_sum * (row.n_terms + 4) * ROUNDING + MIN_NORMAL + row.dropped
 
 
 @numba.njit(nogil=True, cache=True)
-def unread(row: Row, t: int) -> float:
-    """The most that a term could add to a score."""
+def max_contribution(row: QueryRow, t: int) -> float:
+    """Return the maximum contribution of a term to a score."""
     x = row.terms.x[t]
     most: float = x * row.terms.high[t] if x > 0 else -x * -row.terms.low[t]
     return most
 
 
 @numba.njit(nogil=True, cache=True)
-def add_terms(row: Row, lists: Lists, budget: int, sums: Float32) -> tuple[float, int]:
-    """Add all terms to the sums; (what to add to them for bounds, postings read). Terms beyond the budget are left unread."""
-    terms, more, left = row.terms, slack_of(row), budget
+def add_terms(row: QueryRow, lists: PackedLists, budget: int, sums: Float32) -> tuple[float, int]:
+    """Add all terms to the sums; return (correction of the bounds, postings read).
+
+    Terms beyond the budget are not read.
+    """
+    terms, more, left = row.terms, rounding_slack(row), budget
     which = np.empty(row.n_terms, np.int64)
     n_dense = 0
-    narrow = lists.width == NARROW
+    narrow = lists.width == NARROW_BYTES
     for t in range(row.n_terms):
         special = terms.dense[t] >= 0
         cost = terms.n[t] + (lists.n_labels >> 3) if special and narrow else terms.n_all[t]
         if cost > left:
-            more += unread(row, t)
+            more += max_contribution(row, t)
             continue
         left -= cost
         if special and not narrow:
@@ -405,28 +431,29 @@ def add_terms(row: Row, lists: Lists, budget: int, sums: Float32) -> tuple[float
 
 
 @numba.njit(nogil=True, cache=True)
-def finish(
-    row: Row,
-    engine: Engine,
-    work: Work,
+def rescore_candidates(
+    row: QueryRow,
+    engine: SearchEngine,
+    work: SearchScratch,
     n: int,
     more: float,
     budget: int,
-    out: Found,
+    out: SearchOutput,
     i: int,
     size: int,
 ) -> int:
-    """Score the n labels of `chosen` that are not seen yet, best bounds first; returns the heap's size.
+    """Score the n candidates that are not seen yet, best bounds first; return the heap's size.
 
-    Many are not sorted as a whole: the scores of the FEW best mostly leave nothing of the rest.
+    Many candidates are not sorted as a whole, because the scores of the FIRST_RESCORED best usually
+    exclude all others.
     """
     if n == 0:
         return size
     k, kept = out.labels.shape[1], int64(0)
-    room = min(n, max(FEW, 2 * k))
+    room = min(n, max(FIRST_RESCORED, 2 * k))
     first, best = np.empty(room, np.int32), np.empty(room, np.float64)
     for c in range(n):
-        label, bound = work.chosen[c], work.bounds[c]
+        label, bound = work.candidates[c], work.bounds[c]
         if not work.seen[label] and (kept < room or bound > best[0]):
             kept = offer(first, best, kept, int64(label), bound)
     sort_best_first(first[:kept], best[:kept])
@@ -434,20 +461,20 @@ def finish(
     if kept < room or not out.exact[i] or (size == k and best[kept - 1] + more < out.scores[i, 0]):
         return size
     for c in range(kept):
-        work.seen[first[c]] += KEPT
+        work.seen[first[c]] += RESCORED_MARK
     others = int64(0)
     for c in range(n):
-        label, bound = work.chosen[c], work.bounds[c]
+        label, bound = work.candidates[c], work.bounds[c]
         if not work.seen[label] and (size < k or bound + more >= out.scores[i, 0]):
-            work.chosen[others], work.bounds[others] = label, bound
+            work.candidates[others], work.bounds[others] = label, bound
             others += 1
         elif not work.seen[label]:
-            out.rival[i] = max(out.rival[i], bound + more)
+            out.runner_up[i] = max(out.runner_up[i], bound + more)
     order = np.argsort(-work.bounds[:others])
     size = rescore(
         row,
         engine,
-        work.chosen[:others][order],
+        work.candidates[:others][order],
         work.bounds[:others][order],
         more,
         others,
@@ -457,19 +484,25 @@ def finish(
         size,
     )
     for c in range(kept):
-        work.seen[first[c]] -= KEPT
+        work.seen[first[c]] -= RESCORED_MARK
     return size
 
 
 @numba.njit(nogil=True, cache=True)
 def scan(
-    row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    budget: int,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
 ) -> None:
-    """Bounds for all labels from all lists, then the best of them in full."""
+    """Compute bounds of all labels from all lists, then score the best of them."""
     labels, scores = out.labels[i], out.scores[i]
     k, sums = len(labels), work.sums
-    size = offer_listed(engine.hollow, engine.bias, work.seen[:0], allowed, out, i, int64(0))
-    begin_sums(engine.start, allowed, sums)
+    size = offer_by_bias(engine.empty_labels, engine.bias, work.seen[:0], allowed, out, i, int64(0))
+    initialise_sums(engine.initial_bounds, allowed, sums)
     more, read = add_terms(row, engine.lists, budget, sums)
     out.postings_read[i] += read
     room = min(len(sums), k + max(8, k >> 2))
@@ -478,24 +511,29 @@ def scan(
     size = rescore(row, engine, first, bounds, more, n, budget - read, out, i, size)
     if n < room or not out.exact[i] or (size == k and bounds[n - 1] + more < scores[0]):
         if n == room:
-            out.rival[i] = max(out.rival[i], bounds[n - 1] + more)
+            out.runner_up[i] = max(out.runner_up[i], bounds[n - 1] + more)
         return
     for c in range(n):
         work.seen[first[c]] = 1
     bar = scores[0] - more if size == k else -np.inf
-    bar -= abs(bar) * ROUNDING + TINY
-    others = above(sums, bar, work.chosen, work.bounds)
-    out.rival[i] = max(out.rival[i], bar + more)
-    finish(row, engine, work, others, more, budget - read, out, i, size)
+    bar -= abs(bar) * ROUNDING + MIN_NORMAL
+    others = labels_above(sums, bar, work.candidates, work.bounds)
+    out.runner_up[i] = max(out.runner_up[i], bar + more)
+    rescore_candidates(row, engine, work, others, more, budget - read, out, i, size)
     for c in range(n):
         work.seen[first[c]] = 0
 
 
 @numba.njit(nogil=True, cache=True)
-def touch(row: Row, engine: Engine, work: Work) -> tuple[int, float]:
-    """Bounds for the labels that a feature of the row touches alone; (how many, what to add to their sums). No term is dense."""
+def add_touched_bounds(
+    row: QueryRow, engine: SearchEngine, work: SearchScratch
+) -> tuple[int, float]:
+    """Compute bounds of the labels that a feature of the row touches.
+
+    Returns their number, and the correction of the sums. No term can be dense.
+    """
     lists, terms = engine.lists, row.terms
-    n, more = 0, slack_of(row)
+    n, more = 0, rounding_slack(row)
     mask = label_mask(lists.width)
     for t in range(row.n_terms):
         count, x = terms.n_chunks[t], float32(terms.x[t])
@@ -522,77 +560,99 @@ def touch(row: Row, engine: Engine, work: Work) -> tuple[int, float]:
 
 
 @numba.njit(nogil=True, cache=True)
-def scan_touched(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found, i: int) -> None:
-    """As `scan`, but labels that are not touched are known to score their bias; for few postings."""
-    n, more = touch(row, engine, work)
-    out.postings_read[i] += row.reach
-    size = offer_listed(engine.order, engine.bias, work.seen, allowed, out, i, int64(0))
+def scan_touched(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> None:
+    """Run `scan` for few postings: untouched labels have their bias as score."""
+    n, more = add_touched_bounds(row, engine, work)
+    out.postings_read[i] += row.n_postings
+    size = offer_by_bias(engine.bias_order, engine.bias, work.seen, allowed, out, i, int64(0))
     work.seen[work.touched[:n]] = 0
     kept = int64(0)
     for t in range(n):
         label = work.touched[t]
         if len(allowed) == 0 or allowed[label]:
-            work.chosen[kept], work.bounds[kept] = label, work.sums[label]
+            work.candidates[kept], work.bounds[kept] = label, work.sums[label]
             kept += 1
-    finish(row, engine, work, kept, more, EVERYTHING, out, i, size)
+    rescore_candidates(row, engine, work, kept, more, UNLIMITED, out, i, size)
 
 
 @numba.njit(nogil=True, cache=True)
-def scan_exact(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found, i: int) -> None:
-    """Scores of all labels from the weights in narrow lists."""
+def scan_exact(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> None:
+    """Compute the scores of all labels from the weights in narrow lists."""
     blocks, terms, totals, k = engine.lists.blocks, row.terms, work.totals, out.labels.shape[1]
     for t in range(row.n_terms):
         n, x = terms.n_all[t], terms.x[t]
-        labels, weights = terms.all[t], terms.all[t] + NARROW * terms.n_all[t]
+        labels, weights = terms.all[t], terms.all[t] + NARROW_BYTES * terms.n_all[t]
         for j in range(n):
-            totals[load16(blocks, labels + NARROW * j)] += x * float64(
-                float_of(load32(blocks, weights + WEIGHT * j))
+            totals[load16(blocks, labels + NARROW_BYTES * j)] += x * float64(
+                float_of(load32(blocks, weights + WEIGHT_BYTES * j))
             )
     for label in range(len(totals)):
         totals[label] += float64(engine.bias[label])
     if len(allowed):
         for label in range(len(totals)):
             totals[label] = totals[label] if allowed[label] else -np.inf
-    best, scores = np.empty(k + 1, np.int32), np.empty(k + 1, np.float64)  # one more: the rival
+    best, scores = (
+        np.empty(k + 1, np.int32),
+        np.empty(k + 1, np.float64),
+    )  # k + 1: with the runner-up
     size = best_bounds(totals, best, scores)
     totals[:] = 0.0
     if size > k:
-        out.rival[i] = max(out.rival[i], scores[k])
+        out.runner_up[i] = max(out.runner_up[i], scores[k])
     for c in range(k):
-        out.labels[i, k - 1 - c], out.scores[i, k - 1 - c] = (
-            best[c],
-            scores[c],
-        )  # worst first: a heap
+        # worst first: a heap
+        out.labels[i, k - 1 - c], out.scores[i, k - 1 - c] = best[c], scores[c]
     out.labels_scored[i] += len(totals)
-    out.postings_read[i] += row.reach
+    out.postings_read[i] += row.n_postings
 
 
 @numba.njit(nogil=True, cache=True)
-def score_all(row: Row, engine: Engine, allowed: Bytes, out: Found, i: int) -> None:
-    """Score every label that is allowed: for numbers that bounds in float32 can't hold, and for short lists of labels."""
+def score_all(
+    row: QueryRow, engine: SearchEngine, allowed: Bytes, out: SearchOutput, i: int
+) -> None:
+    """Score every allowed label.
+
+    For numbers beyond float32, and for short lists of allowed labels.
+    """
     size = int64(0)
     for label in range(len(engine.bias)):
         if len(allowed) == 0 or allowed[label]:
-            size = propose(out, i, size, label, score(row, engine.W, label, engine.bias))
+            size = offer_label(out, i, size, label, score(row, engine.W, label, engine.bias))
             out.labels_scored[i] += 1
 
 
 @numba.njit(nogil=True, cache=True)
-def rank_of(X: CSR, i: int, label: int, engine: Engine, work: Work) -> int:
-    """How many labels beat one label for row i of X: 0 for the best. Labels that could are scored in full."""
+def rank_of(X: CSR, i: int, label: int, engine: SearchEngine, work: SearchScratch) -> int:
+    """Return the number of labels that beat `label` for row i of X: 0 for the best.
+
+    Labels that could beat it are scored.
+    """
     row = read_row(X, i, engine)
     own, better = score(row, engine.W, label, engine.bias), 0
-    begin_sums(engine.bias, work.seen[:0], work.sums)
-    more = add_terms(row, engine.lists, EVERYTHING, work.sums)[0]
+    initialise_sums(engine.bias, work.seen[:0], work.sums)
+    more = add_terms(row, engine.lists, UNLIMITED, work.sums)[0]
     for other in range(len(work.sums)):
-        if (
-            not float64(work.sums[other]) + more < own
-        ):  # not: sums that are no numbers are looked at too
+        # not <: also true for sums that are not numbers
+        if not float64(work.sums[other]) + more < own:
             better += beats(score(row, engine.W, other, engine.bias), other, own, label)
     return better
 
 
 @numba.njit(nogil=True, cache=True)
-def score_one(X: CSR, i: int, label: int, engine: Engine) -> float:
-    """The score of one label for row i of X, the same bits as a search gives."""
+def score_one(X: CSR, i: int, label: int, engine: SearchEngine) -> float:
+    """Return the score of one label for row i of X, bit-identical to a search."""
     return score(read_row(X, i, engine), engine.W, label, engine.bias)

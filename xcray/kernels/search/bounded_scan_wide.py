@@ -1,14 +1,18 @@
-"""Search among very many labels: what can't matter is left unread, and sums are whole numbers of two bytes.
+"""Bounded scan for very many labels: posting lists are cut, and sums are 2-byte integers.
 
-1. The strongest postings name a few labels; their scores give a threshold T that the k-th best score can't be below.
-2. Each list f is cut at a weight c_f >= 0, so that what all unread weights could add together, R = sum of x_f c_f, stays below a
-   share of T - b, where b is the largest bias. Where that saves little, c_f = 0: negative weights alone are left unread.
-3. Only weights above the cuts are read. A label's score is at most bias + R + sum of x_f (w_f - c_f) over its weights that were
-   read: a weight that is read replaces the c_f that R holds for its list.
-4. The few labels whose bound reaches T are scored in full, the highest bound first.
+1. The strongest postings select a few labels. Their scores give a lower bound T of the k-th best
+   score.
+2. Each list f is cut at a weight c_f >= 0, so that the maximum contribution of all unread weights,
+   R = sum of x_f c_f, stays below a share of T - b, where b is the largest bias. If that saves
+   little, c_f = 0, and only negative weights are left unread.
+3. Only weights above the cuts are read. The score of a label is at most bias + R + sum of
+   x_f (w_f - c_f) over its weights that were read, because a weight that is read replaces the c_f
+   that R contains for its list.
+4. The few labels whose bound reaches T are scored, the highest bound first.
 
-Without a threshold that helps (many labels asked for, or scores as low as biases) everything is read, negative weights too.
-Addends are rounded up to units, so that no sum leaves int16 and every bound holds.
+Without a useful threshold (large k, or scores as low as biases) everything is read, including
+negative weights. Addends are rounded up to units, so that no sum overflows int16 and every bound
+holds.
 """
 
 from __future__ import annotations
@@ -20,24 +24,24 @@ from numpy.typing import NDArray
 from xcray.arrays import Float64, Int32
 from xcray.kernels.search.bits import float32, float64, int64, load16, load32, prefetch
 from xcray.kernels.search.bounded_scan import (
-    EVERYTHING,
+    MIN_NORMAL,
     ROUNDING,
-    TINY,
-    Engine,
-    Found,
-    Row,
-    Work,
-    finish,
-    offer_listed,
+    UNLIMITED,
+    QueryRow,
+    SearchEngine,
+    SearchOutput,
+    SearchScratch,
+    max_contribution,
+    offer_by_bias,
     rescore,
-    slack_of,
-    unread,
+    rescore_candidates,
+    rounding_slack,
 )
 from xcray.kernels.search.lists import (
-    PLACE,
-    RANGE,
+    RANGE_ENTRY_BYTES,
+    RANGE_LABELS,
     Bytes,
-    Lists,
+    PackedLists,
     Terms,
     chunk_count,
     chunk_shift,
@@ -50,55 +54,68 @@ from xcray.kernels.search.lists import (
 from xcray.kernels.search.postings import offer, sort_best_first
 
 BUILT_ON = {
-    "search.bits": "b69c88f5",
-    "search.bounded_scan": "e045300f",
-    "search.lists": "e4c3b501",
-    "search.postings": "5bf42791",
+    "search.bits": "4319dcd6",
+    "search.bounded_scan": "2ea535dd",
+    "search.lists": "507497b3",
+    "search.postings": "85025973",
 }
 
 Int16 = NDArray[np.int16]
 
-FIRST = 1500  # postings that are read to find a threshold
-EXTRA = 5  # labels that are scored for the threshold, beside k
-DEEP = 24  # for more labels than this the threshold is too low to be worth its search
-SHARE = 0.7  # of T - b that may stay unread
-FLATNESS = 0.4  # how the cut grows with the length of a list over x: weights above c number about length * c ** -1.5
-STEPS = 12  # halvings when the cuts are sought
-WORTH = 0.95  # cut when at most this share of the positive weights would be read
-MANY = 500  # labels of a range that reach the bar with the largest bias: beyond, each label's own is looked at first
-MOST = 3000  # labels left to score: beyond, reading the negative weights is better
-LARGEST = 32000  # of int16, for sums
-MANY_TERMS = 8000  # rounding up of more terms could take up too much of it
-HIDDEN = 2  # in `seen`: a label of unusually large bias
-BLOCK = 256  # sums that are looked at together
+THRESHOLD_POSTINGS = 1500  # postings read to find a threshold
+THRESHOLD_EXTRA = 5  # labels scored for the threshold, in addition to k
+MAX_THRESHOLD_K = 24  # for larger k, the threshold is too low to be useful
+UNREAD_SHARE = 0.7  # of T - b that can remain unread
+# growth of the cut with the length of a list over x: about length * c ** -1.5 weights are above c
+CUT_EXPONENT = 0.4
+CUT_HALVINGS = 12  # of the interval in which the cuts are searched
+MAX_READ_SHARE = 0.95  # of positive weights; if cuts would read more, do not cut
+# if more labels of a range reach the bar with the largest bias, check their own bias first
+MAX_RANGE_CANDIDATES = 500
+MAX_CANDIDATES = 3000  # with more, reading negative weights is faster
+MAX_TALLY = 32000  # fits in int16
+MAX_TERMS = 8000  # rounding up more terms could use up too much of MAX_TALLY
+LARGE_BIAS_MARK = 2  # in `seen`: a label with an unusually large bias
+CHECK_SUMS = 256  # sums that are checked together
 
 
 @numba.njit(nogil=True, cache=True)
 def wide_search(
-    row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    budget: int,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
 ) -> None:
-    """Answer row i, which has at most MANY_TERMS terms, none of them dense. budget: postings that may be read."""
+    """Search row i, with at most MAX_TERMS terms, none dense.
+
+    budget: number of postings that can be read.
+    """
     k = out.labels.shape[1]
-    picked = np.empty(k + EXTRA, np.int32)
+    picked = np.empty(k + THRESHOLD_EXTRA, np.int32)
     n = 0
-    size = offer_listed(engine.hollow, engine.bias, work.seen, allowed, out, i, int64(0))
-    if k <= DEEP and row.positive and budget >= row.reach:
-        read, n = strongest(row, engine.lists, allowed, work, picked)
+    size = offer_by_bias(engine.empty_labels, engine.bias, work.seen, allowed, out, i, int64(0))
+    if k <= MAX_THRESHOLD_K and row.positive and budget >= row.n_postings:
+        read, n = pick_by_strongest(row, engine.lists, allowed, work, picked)
         out.postings_read[i] += read
-        size = rescore(
-            row, engine, picked, np.full(n, np.inf), 0.0, n, EVERYTHING, out, i, size
-        )  # inf: each of them
-    if n == 0 or size < k or not above_cuts(row, engine, allowed, work, out, i):
-        whole(row, engine, allowed, budget, work, out, i, size)
+        # inf: score each of them
+        size = rescore(row, engine, picked, np.full(n, np.inf), 0.0, n, UNLIMITED, out, i, size)
+    if n == 0 or size < k or not scan_above_cuts(row, engine, allowed, work, out, i):
+        scan_all(row, engine, allowed, budget, work, out, i, size)
     for c in range(n):
         work.seen[picked[c]] = 0
 
 
 @numba.njit(nogil=True, cache=True)
-def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32) -> tuple[int, int]:
-    """The labels with the largest sums over the strongest postings, marked as seen; (postings read, how many labels).
+def pick_by_strongest(
+    row: QueryRow, lists: PackedLists, allowed: Bytes, work: SearchScratch, picked: Int32
+) -> tuple[int, int]:
+    """Select the labels with the largest sums over the strongest postings, marked as seen.
 
-    The bar for a posting falls until about FIRST have been read.
+    Returns (postings read, number of labels). The bar for a posting falls until about
+    THRESHOLD_POSTINGS have been read.
     """
     terms, blocks = row.terms, lists.blocks
     mask = label_mask(lists.width)
@@ -109,38 +126,41 @@ def strongest(row: Row, lists: Lists, allowed: Bytes, work: Work, picked: Int32)
         return 0, 0
     next_ = np.zeros(row.n_terms, np.int64)
     bar, read, n = 0.5 * best, 0, int64(0)
-    while read < FIRST and bar > 1e-3 * best:
+    while read < THRESHOLD_POSTINGS and bar > 1e-3 * best:
         for t in range(row.n_terms):
             if terms.x[t] * terms.high[t] < bar:
                 continue
             chunk, shift, tops = next_[t], terms.shift[t], terms.tops[t]
             labels = tops + 2 * (terms.n_chunks[t] + 1)
-            while chunk < terms.n_chunks[t] and read < 2 * FIRST:
+            while chunk < terms.n_chunks[t] and read < 2 * THRESHOLD_POSTINGS:
                 value = terms.x[t] * top_at(blocks, tops, chunk)
                 if value < bar:
                     break
-                units = (
-                    int64(100.0 * value / best) + 1
-                )  # 100 at most, for each of at most 2 FIRST postings of 300 terms
+                # at most 100, for each of at most 2 THRESHOLD_POSTINGS postings of 300 terms
+                units = int64(100.0 * value / best) + 1
                 lo, hi = chunk_start(chunk, shift), min(terms.n[t], chunk_start(chunk + 1, shift))
-                place = labels + lo * lists.width
+                position = labels + lo * lists.width
                 for _j in range(hi - lo):
-                    label = load32(blocks, place) & mask
-                    place += lists.width
+                    label = load32(blocks, position) & mask
+                    position += lists.width
                     sum_ = int64(work.tally[label])
-                    work.touched[n] = label  # written always, kept if new: no branch to mispredict
+                    # always written, counted if new: no branch to mispredict
+                    work.touched[n] = label
                     n += sum_ == 0
-                    work.tally[label] = np.int16(min(sum_ + units, LARGEST))
+                    work.tally[label] = np.int16(min(sum_ + units, MAX_TALLY))
                 read += hi - lo
                 chunk += 1
             next_[t] = chunk
         bar *= 0.6
-    return read, pick(work, n, allowed, picked)
+    return read, pick_by_tally(work, n, allowed, picked)
 
 
 @numba.njit(nogil=True, cache=True)
-def pick(work: Work, n: int, allowed: Bytes, picked: Int32) -> int:
-    """The touched labels with the largest tallies go to `picked` and are marked as seen; tallies are zero again; how many."""
+def pick_by_tally(work: SearchScratch, n: int, allowed: Bytes, picked: Int32) -> int:
+    """Select the touched labels with the largest tallies, mark them as seen, reset the tallies.
+
+    Returns their number.
+    """
     sums = np.empty(len(picked), np.float64)
     size: int = int64(0)
     for j in range(n):
@@ -155,127 +175,150 @@ def pick(work: Work, n: int, allowed: Bytes, picked: Int32) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def hide(loud: Int32, seen: Bytes) -> None:
-    """Mark the labels of unusually large bias that are not seen yet: `choose_hidden` looks at them one by one."""
+def mark_large_bias(loud: Int32, seen: Bytes) -> None:
+    """Mark the labels with unusually large bias that are not seen; see `add_large_bias`."""
     for label in loud:
         if not seen[label]:
-            seen[label] = HIDDEN
+            seen[label] = LARGE_BIAS_MARK
 
 
 @numba.njit(nogil=True, cache=True)
-def choose_hidden(
-    engine: Engine,
+def add_large_bias(
+    engine: SearchEngine,
     allowed: Bytes,
     unit: float,
     least: float,
     rest: float,
-    work: Work,
+    work: SearchScratch,
     n: int,
-    out: Found,
+    out: SearchOutput,
     i: int,
 ) -> int:
-    """Unmark the hidden labels, and append those whose own bias + tally * unit is at least `least`; how many are chosen then."""
-    for number in engine.loud:
+    """Unmark the marked labels, and append those whose bias + tally * unit is at least `least`.
+
+    Returns the number of candidates.
+    """
+    for number in engine.large_bias_labels:
         label = int64(number)
-        if work.seen[label] != HIDDEN:
+        if work.seen[label] != LARGE_BIAS_MARK:
             continue
         work.seen[label] = 0
         if len(allowed) == 0 or allowed[label]:
-            bound = float64(engine.start[label]) + work.tally[label] * unit
+            bound = float64(engine.initial_bounds[label]) + work.tally[label] * unit
             if bound >= least:
-                work.chosen[n], work.bounds[n] = label, bound
+                work.candidates[n], work.bounds[n] = label, bound
                 n += 1
             else:
-                out.rival[i] = max(out.rival[i], bound + rest)
+                out.runner_up[i] = max(out.runner_up[i], bound + rest)
     return n
 
 
 @numba.njit(nogil=True, cache=True)
-def above_cuts(row: Row, engine: Engine, allowed: Bytes, work: Work, out: Found, i: int) -> bool:
-    """Steps 2 to 4, from the threshold in the heap of row i. False, with no more labels scored, when the lists had better be read
-    whole."""
+def scan_above_cuts(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> bool:
+    """Run steps 2 to 4, with the threshold in the heap of row i.
+
+    Returns False, without further scored labels, if all of the lists should be read instead.
+    """
     terms, scores = row.terms, out.scores[i]
-    gap = scores[0] - float64(engine.quiet)
-    rest = slack_of(row)
+    gap = scores[0] - float64(engine.max_other_bias)
+    rest = rounding_slack(row)
     if not gap > 2.0 * rest:
         return False
-    cuts = plan_cuts(row, engine.lists, SHARE * (gap - rest))
+    cuts = plan_cuts(row, engine.lists, UNREAD_SHARE * (gap - rest))
     most = 0.0
     for t in range(row.n_terms):
         rest += terms.x[t] * cuts[t]
         most += terms.x[t] * (terms.high[t] - cuts[t])
-    unit = most / (LARGEST - row.n_terms)
-    bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * LARGEST))) if unit > 0 else 0
+    unit = most / (MAX_TALLY - row.n_terms)
+    bar = int64(np.ceil(min((gap - rest) / unit, 2.0 * MAX_TALLY))) if unit > 0 else 0
     if bar < 1:
         return False
-    hide(engine.loud, work.seen)
-    n, fine = int64(0), False
+    mark_large_bias(engine.large_bias_labels, work.seen)
+    n, use_own_bias = int64(0), False
     read = add_unsplit(engine.lists, row, cuts, 1.0 / unit, work.tally)
     for r in range(n_ranges(len(work.tally))):
-        begin, stop = r * RANGE, min((r + 1) * RANGE, len(work.tally))
+        begin, stop = r * RANGE_LABELS, min((r + 1) * RANGE_LABELS, len(work.tally))
         read += add_range(engine.lists, row, r, cuts, 1.0 / unit, work.tally[begin:stop])
-        if not fine:
+        if not use_own_bias:
             before = n
-            n = reaching(work.tally[begin:stop], min(bar, 32767), begin, work.chosen, n)
-            fine = (
-                n - before > MANY
-            )  # many biases lie well below the largest then: from now on look at each label's own
-            n = keep_own(work, engine, allowed, unit, scores[0] - rest, before, n)
+            n = append_reaching(work.tally[begin:stop], min(bar, 32767), begin, work.candidates, n)
+            # many biases are far below the largest: from now on use each label\'s own bias
+            use_own_bias = n - before > MAX_RANGE_CANDIDATES
+            n = filter_by_own_bias(work, engine, allowed, unit, scores[0] - rest, before, n)
         else:
             n = tallies_above(
-                work, engine, allowed, float32(unit), bar_of(scores[0] - rest), begin, stop, n
+                work, engine, allowed, float32(unit), lower_bar(scores[0] - rest), begin, stop, n
             )
-        if n > MOST:
+        if n > MAX_CANDIDATES:
             break
-    n = choose_hidden(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
+    n = add_large_bias(engine, allowed, unit, scores[0] - rest, rest, work, n, out, i)
     work.tally[:] = 0
     out.postings_read[i] += read
-    if n > MOST:
+    if n > MAX_CANDIDATES:
         return False
-    rival = (
-        bar_of(scores[0] - rest) + rest if fine else float64(engine.quiet) + rest + (bar - 1) * unit
+    runner_up = (
+        lower_bar(scores[0] - rest) + rest
+        if use_own_bias
+        else float64(engine.max_other_bias) + rest + (bar - 1) * unit
     )
-    out.rival[i] = max(out.rival[i], rival)
-    finish(row, engine, work, n, rest, EVERYTHING, out, i, len(scores))
+    out.runner_up[i] = max(out.runner_up[i], runner_up)
+    rescore_candidates(row, engine, work, n, rest, UNLIMITED, out, i, len(scores))
     return True
 
 
 @numba.njit(nogil=True, cache=True)
-def bar_of(least: float) -> float:
-    """A little less, so that rounding to float32 loses no label."""
-    return least - abs(least) * ROUNDING - TINY
+def lower_bar(least: float) -> float:
+    """Return a slightly smaller number, so that rounding to float32 loses no label."""
+    return least - abs(least) * ROUNDING - MIN_NORMAL
 
 
 @numba.njit(nogil=True, cache=True)
-def keep_own(
-    work: Work, engine: Engine, allowed: Bytes, unit: float, least: float, first: int, stop: int
+def filter_by_own_bias(
+    work: SearchScratch,
+    engine: SearchEngine,
+    allowed: Bytes,
+    unit: float,
+    least: float,
+    first: int,
+    stop: int,
 ) -> int:
-    """Of the chosen labels [first, stop) those stay, allowed and not seen, whose own bias + tally * unit is at least `least`."""
+    """Keep the candidates [first, stop) that are allowed, not seen, and reach `least`.
+
+    Their bound is their own bias + tally * unit. Returns the end of the kept candidates.
+    """
     kept = first
     for c in range(first, stop):
-        label = work.chosen[c]
-        bound = float64(engine.start[label]) + work.tally[label] * unit
+        label = work.candidates[c]
+        bound = float64(engine.initial_bounds[label]) + work.tally[label] * unit
         if bound >= least and not work.seen[label] and (len(allowed) == 0 or allowed[label]):
-            work.chosen[kept], work.bounds[kept] = label, bound
+            work.candidates[kept], work.bounds[kept] = label, bound
             kept += 1
     return kept
 
 
 @numba.njit(nogil=True, cache=True)
-def plan_cuts(row: Row, lists: Lists, most: float) -> Float64:
-    """Cuts c_f, (n_terms,), so that R is at most `most`; all 0 where that would leave little unread.
+def plan_cuts(row: QueryRow, lists: PackedLists, most: float) -> Float64:
+    """Return cuts c_f, (n_terms,), with R at most `most`; all 0 if that leaves little unread.
 
-    The least reading for a given R has equally many postings per unit of R at each cut. With about length * c ** -a weights
-    above c that is c ~ (length / x) ** (1 / (a + 1)), up to the largest weight; one factor for all lists is sought by halving.
+    Reading is minimal for a given R if all cuts have the same number of postings per unit of R.
+    With about length * c ** -a weights above c this means c ~ (length / x) ** (1 / (a + 1)), up to
+    the largest weight. One factor for all lists is found by bisection.
     """
     terms = row.terms
     cuts, shape = np.zeros(row.n_terms, np.float64), np.empty(row.n_terms, np.float64)
     high = 0.0
     for t in range(row.n_terms):
-        shape[t] = (terms.n_all[t] / terms.x[t]) ** FLATNESS
+        shape[t] = (terms.n_all[t] / terms.x[t]) ** CUT_EXPONENT
         high = max(high, terms.high[t] / shape[t])
     low = 0.0
-    for _step in range(STEPS):
+    for _step in range(CUT_HALVINGS):
         factor = 0.5 * (low + high)
         rest = 0.0
         for t in range(row.n_terms):
@@ -290,20 +333,23 @@ def plan_cuts(row: Row, lists: Lists, most: float) -> Float64:
         above, all_ = share_above(lists, terms, t, cuts[t])
         read += above * terms.n_all[t]
         positive += all_ * terms.n_all[t]
-    if read > WORTH * positive:
+    if read > MAX_READ_SHARE * positive:
         cuts[:] = 0.0
     return cuts
 
 
 @numba.njit(nogil=True, cache=True)
-def share_above(lists: Lists, terms: Terms, t: int, cut: float) -> tuple[float, float]:
-    """The shares of a list's weights above `cut` and above 0; of a split one, those of its middle range stand for all."""
+def share_above(lists: PackedLists, terms: Terms, t: int, cut: float) -> tuple[float, float]:
+    """Return the shares of a list's weights above `cut` and above 0.
+
+    For a split list, those of its middle range.
+    """
     tops, n = terms.tops[t], terms.n[t]
     if terms.dense[t] >= 0:
-        place = terms.dense[t] + PLACE * (n_ranges(lists.n_labels) // 2)
+        position = terms.dense[t] + RANGE_ENTRY_BYTES * (n_ranges(lists.n_labels) // 2)
         tops, n = (
-            terms.all[t] + int64(load32(lists.blocks, place)),
-            int64(load32(lists.blocks, place + 4)),
+            terms.all[t] + int64(load32(lists.blocks, position)),
+            int64(load32(lists.blocks, position + 4)),
         )
         if n == 0:
             return 0.5, 1.0
@@ -316,7 +362,7 @@ def share_above(lists: Lists, terms: Terms, t: int, cut: float) -> tuple[float, 
 
 @numba.njit(nogil=True, cache=True)
 def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
-    """The first chunk of a list whose top is not above `cut`; the number of chunks if there is none."""
+    """Return the first chunk whose top is not above `cut`, or the number of chunks."""
     low, high = 0, n_chunks
     while low < high:
         middle = (low + high) >> 1
@@ -331,12 +377,14 @@ def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
 def add_chunks(
     blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16
 ) -> int:
-    """Add bounds of factor * (w - cut) of the chunks of a list above its cut to the tallies, rounded up; how many postings were
-    read. cut: at least 0 (factor is positive then), -inf to read all and subtract nothing, inf to read none.
+    """Add bounds of factor * (w - cut) to the tallies for the chunks above the cut, rounded up.
+
+    Returns the number of postings read. cut: at least 0 (then factor is positive), -inf to read all
+    and subtract nothing, inf to read none.
     """
     shift = chunk_shift(n)
     chunks = chunk_count(n, shift)
-    place = tops + 2 * (chunks + 1)
+    position = tops + 2 * (chunks + 1)
     mask, base = label_mask(width), max(cut, 0.0)
     for chunk in range(chunks):
         weight = float64(top_at(blocks, tops, chunk))
@@ -348,20 +396,22 @@ def add_chunks(
         size = min(n, chunk_start(chunk + 1, shift)) - chunk_start(chunk, shift)
         if width == 2:
             for _j in range(size):
-                label = load16(blocks, place)
-                place += 2
+                label = load16(blocks, position)
+                position += 2
                 tally[label] = np.int16(tally[label] + units)
         else:
             for _j in range(size):
-                far = load32(blocks, place) & mask
-                place += width
+                far = load32(blocks, position) & mask
+                position += width
                 tally[far] = np.int16(tally[far] + units)
     return n
 
 
 @numba.njit(nogil=True, cache=True)
-def add_unsplit(lists: Lists, row: Row, cuts: Float64, scale: float, tally: Int16) -> int:
-    """`add_chunks` of all lists that are not split; how many postings were read."""
+def add_unsplit(
+    lists: PackedLists, row: QueryRow, cuts: Float64, scale: float, tally: Int16
+) -> int:
+    """Run `add_chunks` on all lists that are not split; return the number of postings read."""
     terms = row.terms
     read: int = int64(0)
     for t in range(row.n_terms):
@@ -379,36 +429,41 @@ def add_unsplit(lists: Lists, row: Row, cuts: Float64, scale: float, tally: Int1
 
 
 @numba.njit(nogil=True, cache=True)
-def add_range(lists: Lists, row: Row, r: int, cuts: Float64, scale: float, tally: Int16) -> int:
-    """`add_chunks` of one range of all lists that are split; how many postings were read."""
+def add_range(
+    lists: PackedLists, row: QueryRow, r: int, cuts: Float64, scale: float, tally: Int16
+) -> int:
+    """Run `add_chunks` on one range of all split lists; return the number of postings read."""
     terms, blocks, read = row.terms, lists.blocks, 0
     for t in range(row.n_terms):
         if t + 2 < row.n_terms and terms.dense[t + 2] >= 0:
-            fetch_range(blocks, terms, t + 2, r)
+            prefetch_range(blocks, terms, t + 2, r)
         if terms.dense[t] >= 0:
-            place = terms.dense[t] + PLACE * r
-            n = int64(load32(blocks, place + 4))
-            tops = terms.all[t] + int64(load32(blocks, place))
+            position = terms.dense[t] + RANGE_ENTRY_BYTES * r
+            n = int64(load32(blocks, position + 4))
+            tops = terms.all[t] + int64(load32(blocks, position))
             if n:
                 read += add_chunks(blocks, tops, n, int64(2), cuts[t], terms.x[t] * scale, tally)
     return read
 
 
 @numba.njit(nogil=True, cache=True)
-def fetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
-    """Ask for the beginning of a range's list."""
-    tops = terms.all[t] + int64(load32(blocks, terms.dense[t] + PLACE * r))
+def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
+    """Prefetch the start of a range's list."""
+    tops = terms.all[t] + int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
     prefetch(blocks, tops)
     prefetch(blocks, tops + 64)
     prefetch(blocks, tops + 128)
 
 
 @numba.njit(nogil=True, cache=True)
-def reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> int:
-    """Append the labels, numbered from `first` on, whose tally is at least `bar`; returns how many there are then."""
+def append_reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> int:
+    """Append the labels, numbered from `first` on, whose tally is at least `bar`.
+
+    Returns the new number of labels.
+    """
     n, least = len(tally), np.int16(bar)
-    for begin in range(0, n, BLOCK):
-        part = tally[begin : min(begin + BLOCK, n)]
+    for begin in range(0, n, CHECK_SUMS):
+        part = tally[begin : min(begin + CHECK_SUMS, n)]
         some = False
         for j in range(len(part)):
             some |= part[j] >= least
@@ -422,22 +477,31 @@ def reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> i
 
 
 @numba.njit(nogil=True, cache=True)
-def whole(
-    row: Row, engine: Engine, allowed: Bytes, budget: int, work: Work, out: Found, i: int, size: int
+def scan_all(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    budget: int,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+    size: int,
 ) -> None:
-    """Read all lists, as far as the budget goes, and score the labels of the best bounds. size: of the heap of row i, whose labels
-    are seen."""
+    """Read all lists, as far as the budget allows, and score the labels of the best bounds.
+
+    size: of the heap of row i, whose labels are seen.
+    """
     terms, lists, scores = row.terms, engine.lists, out.scores[i]
-    k, left, rest, up, down = len(scores), budget, slack_of(row), 0.0, 0.0
+    k, left, rest, up, down = len(scores), budget, rounding_slack(row), 0.0, 0.0
     for t in range(row.n_terms):
         high, low = terms.x[t] * terms.high[t], terms.x[t] * terms.low[t]
         up += max(high, low)
         down -= min(high, low)
-    unit = max(max(up, down) / (LARGEST - row.n_terms), 1e-300)
+    unit = max(max(up, down) / (MAX_TALLY - row.n_terms), 1e-300)
     cuts = np.full(row.n_terms, -np.inf)
     for t in range(row.n_terms):
         if terms.n_all[t] > left:
-            rest += unread(row, t)
+            rest += max_contribution(row, t)
             cuts[t] = np.inf
         else:
             left -= terms.n_all[t]
@@ -453,9 +517,9 @@ def whole(
             r,
             cuts,
             1.0 / unit,
-            work.tally[r * RANGE : min((r + 1) * RANGE, len(work.tally))],
+            work.tally[r * RANGE_LABELS : min((r + 1) * RANGE_LABELS, len(work.tally))],
         )
-        n = best_tallies(work, engine, allowed, float32(unit), r * RANGE, first, bounds, n)
+        n = best_tallies(work, engine, allowed, float32(unit), r * RANGE_LABELS, first, bounds, n)
     sort_best_first(first[:n], bounds[:n])
     size = rescore(row, engine, first, bounds, rest, n, left, out, i, size)
     last = bounds[n - 1] + rest if n else -np.inf
@@ -463,23 +527,23 @@ def whole(
         for c in range(n):
             work.seen[first[c]] = 1
         bar = scores[0] - rest if size == k else -np.inf
-        bar = bar_of(bar)
+        bar = lower_bar(bar)
         others = tallies_above(
             work, engine, allowed, float32(unit), bar, int64(0), len(work.tally), int64(0)
         )
-        out.rival[i] = max(out.rival[i], bar + rest)
-        finish(row, engine, work, others, rest, left, out, i, size)
+        out.runner_up[i] = max(out.runner_up[i], bar + rest)
+        rescore_candidates(row, engine, work, others, rest, left, out, i, size)
         for c in range(n):
             work.seen[first[c]] = 0
     elif n == room:
-        out.rival[i] = max(out.rival[i], last)
+        out.runner_up[i] = max(out.runner_up[i], last)
     work.tally[:] = 0
 
 
 @numba.njit(nogil=True, cache=True)
 def best_tallies(
-    work: Work,
-    engine: Engine,
+    work: SearchScratch,
+    engine: SearchEngine,
     allowed: Bytes,
     unit: float,
     start: int,
@@ -487,13 +551,16 @@ def best_tallies(
     bounds: Float64,
     size: int,
 ) -> int:
-    """Offer the labels of the range from `start` on, not seen and allowed, to the heap of the largest bias + tally * unit; its size
-    then."""
-    tally, biases_ = work.tally, engine.start
+    """Offer the labels of one range to the heap of the largest bias + tally * unit.
+
+    Only labels that are allowed and not seen. start: first label of the range. Returns the heap's
+    size.
+    """
+    tally, biases_ = work.tally, engine.initial_bounds
     worst = float32(bounds[0]) if size == len(labels) else float32(-np.inf)
-    end = min(start + RANGE, len(tally))
-    for begin in range(start, end, BLOCK):
-        stop = min(begin + BLOCK, end)
+    end = min(start + RANGE_LABELS, len(tally))
+    for begin in range(start, end, CHECK_SUMS):
+        stop = min(begin + CHECK_SUMS, end)
         part, biases = tally[begin:stop], biases_[begin:stop]
         some = False
         for j in range(len(part)):
@@ -515,8 +582,8 @@ def best_tallies(
 
 @numba.njit(nogil=True, cache=True)
 def tallies_above(
-    work: Work,
-    engine: Engine,
+    work: SearchScratch,
+    engine: SearchEngine,
     allowed: Bytes,
     unit: float,
     least: float,
@@ -524,12 +591,14 @@ def tallies_above(
     end: int,
     count: int,
 ) -> int:
-    """Append the labels of [first, end), allowed and not seen, whose bias + tally * unit is at least `least`, to `chosen` and
-    `bounds`; returns how many there are then."""
+    """Append the labels of [first, end) whose bias + tally * unit is at least `least`.
+
+    Only labels that are allowed and not seen. Returns the new number of candidates.
+    """
     bar = float32(least)
-    for begin in range(first, end, BLOCK):
-        stop = min(begin + BLOCK, end)
-        part, biases = work.tally[begin:stop], engine.start[begin:stop]
+    for begin in range(first, end, CHECK_SUMS):
+        stop = min(begin + CHECK_SUMS, end)
+        part, biases = work.tally[begin:stop], engine.initial_bounds[begin:stop]
         some = False
         for j in range(len(part)):
             some |= float32(part[j]) * unit + biases[j] >= bar
@@ -543,6 +612,6 @@ def tallies_above(
                 and not work.seen[label]
                 and (len(allowed) == 0 or allowed[label])
             ):
-                work.chosen[count], work.bounds[count] = label, value
+                work.candidates[count], work.bounds[count] = label, value
                 count += 1
     return count

@@ -1,4 +1,4 @@
-"""Exact top-k: for each row the way that should be quickest."""
+"""Exact top-k: chooses the fastest method for each row."""
 
 from __future__ import annotations
 
@@ -8,102 +8,119 @@ import numpy as np
 from xcray.arrays import CSR
 from xcray.kernels.search.bits import int64
 from xcray.kernels.search.bounded_scan import (
-    EVERYTHING,
-    Engine,
-    Found,
-    Row,
-    Work,
-    offer_listed,
+    UNLIMITED,
+    QueryRow,
+    SearchEngine,
+    SearchOutput,
+    SearchScratch,
+    offer_by_bias,
     read_row,
     scan,
     scan_exact,
     scan_touched,
     score_all,
 )
-from xcray.kernels.search.bounded_scan_wide import MANY_TERMS, wide_search
-from xcray.kernels.search.lists import NARROW, Bytes
+from xcray.kernels.search.bounded_scan_wide import MAX_TERMS, wide_search
+from xcray.kernels.search.lists import NARROW_BYTES, Bytes
 from xcray.kernels.search.postings import sort_best_first
 
 BUILT_ON = {
-    "search.bits": "b69c88f5",
-    "search.bounded_scan": "e045300f",
-    "search.bounded_scan_wide": "ec1c1492",
-    "search.lists": "e4c3b501",
-    "search.postings": "5bf42791",
+    "search.bits": "4319dcd6",
+    "search.bounded_scan": "2ea535dd",
+    "search.bounded_scan_wide": "b5709a6e",
+    "search.lists": "507497b3",
+    "search.postings": "85025973",
 }
 
-UNSAFE = 1e30  # sums as large as this may leave float32
-SPARSE = 4  # from K / SPARSE postings on, going through all labels is cheaper than remembering which were touched
+MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32
+# from K / TOUCHED_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
+TOUCHED_DIVISOR = 4
 
 
 @numba.njit(nogil=True, cache=True)
-def search(
+def search_rows(
     X: CSR,
     first: int,
     stop: int,
-    engine: Engine,
+    engine: SearchEngine,
     allowed: Bytes,
     n_allowed: int,
     budget: int,
-    work: Work,
-    out: Found,
+    work: SearchScratch,
+    out: SearchOutput,
 ) -> None:
-    """Answer rows [first, stop) into the same rows of `out`, whose k is at most the number of labels allowed.
+    """Search rows [first, stop) into the same rows of `out`; k is at most the allowed labels.
 
-    allowed: (K,) uint8, 1 for labels that may be answered, or empty for all; n_allowed of them. budget: postings that may be
-    read for a row, negative for all; k labels are always scored.
+    allowed: (K,) uint8, 1 for labels that can be returned, or empty for all; n_allowed: their
+    number. budget: maximum number of postings to read per row, negative for no limit; k labels are
+    always scored.
     """
     for i in range(first, stop):
         row = read_row(X, i, engine)
-        out.exact[i], out.labels_scored[i], out.postings_read[i], out.rival[i] = 1, 0, 0, -np.inf
-        answer(row, engine, allowed, n_allowed, budget, work, out, i)
+        out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = (
+            1,
+            0,
+            0,
+            -np.inf,
+        )
+        search_row(row, engine, allowed, n_allowed, budget, work, out, i)
         sort_best_first(out.labels[i], out.scores[i])
-        out.labels_scored[i] = max(
-            out.labels_scored[i], out.labels.shape[1]
-        )  # bare biases are scores too
-        rival = out.rival[i]
-        out.rival[i] = (
-            out.scores[i, out.scores.shape[1] - 1] - rival if np.isfinite(rival) else 0.0
-        )  # the gap from here on
+        # bias-only scores count too
+        out.labels_scored[i] = max(out.labels_scored[i], out.labels.shape[1])
+        runner_up = out.runner_up[i]
+        # from here on runner_up holds the gap
+        out.runner_up[i] = (
+            out.scores[i, out.scores.shape[1] - 1] - runner_up if np.isfinite(runner_up) else 0.0
+        )
 
 
 @numba.njit(nogil=True, cache=True)
-def answer(
-    row: Row,
-    engine: Engine,
+def search_row(
+    row: QueryRow,
+    engine: SearchEngine,
     allowed: Bytes,
     n_allowed: int,
     budget: int,
-    work: Work,
-    out: Found,
+    work: SearchScratch,
+    out: SearchOutput,
     i: int,
 ) -> None:
-    """One row; its answer is a heap still."""
+    """Search one row; its result is a heap."""
     n_labels, k = len(engine.bias), out.labels.shape[1]
-    most = budget if budget >= 0 else EVERYTHING
-    whole_lists = (
-        engine.lists.least == 0.0
-    )  # else a label that no list touches may have weights all the same
-    if row.n_terms == 0 and (whole_lists or not row.values.any()):
-        offer_listed(engine.order, engine.bias, work.seen[:0], allowed, out, i, int64(0))
-    elif not row.most < UNSAFE or n_allowed * engine.row_cost < min(row.reach, most):
+    limit = budget if budget >= 0 else UNLIMITED
+    # otherwise a label that no list touches can have weights
+    lists_complete = engine.lists.dropped_below == 0.0
+    if row.n_terms == 0 and (lists_complete or not row.values.any()):
+        offer_by_bias(engine.bias_order, engine.bias, work.seen[:0], allowed, out, i, int64(0))
+    elif not row.max_sum < MAX_FLOAT32_SUM or n_allowed * engine.row_cost < min(
+        row.n_postings, limit
+    ):
         score_all(row, engine, allowed, out, i)
-    elif row.reach * SPARSE < n_labels and row.reach <= most and row.n_dense == 0 and whole_lists:
+    elif (
+        row.n_postings * TOUCHED_DIVISOR < n_labels
+        and row.n_postings <= limit
+        and row.n_dense == 0
+        and lists_complete
+    ):
         scan_touched(row, engine, allowed, work, out, i)
-    elif engine.lists.width == NARROW and row.reach <= most and better_exact(row, engine, k):
+    elif (
+        engine.lists.width == NARROW_BYTES
+        and row.n_postings <= limit
+        and prefer_exact_scan(row, engine, k)
+    ):
         scan_exact(row, engine, allowed, work, out, i)
-    elif engine.lists.width != NARROW and row.n_terms <= MANY_TERMS:
-        wide_search(row, engine, allowed, most, work, out, i)
+    elif engine.lists.width != NARROW_BYTES and row.n_terms <= MAX_TERMS:
+        wide_search(row, engine, allowed, limit, work, out, i)
     else:
-        scan(row, engine, allowed, most, work, out, i)
+        scan(row, engine, allowed, limit, work, out, i)
 
 
 @numba.njit(nogil=True, cache=True)
-def better_exact(row: Row, engine: Engine, k: int) -> bool:
-    """Whether reading all weights of narrow lists takes less than bounds and the scores of some labels."""
+def prefer_exact_scan(row: QueryRow, engine: SearchEngine, k: int) -> bool:
+    """Return whether reading all weights of narrow lists is faster than bounds and rescoring."""
     n_labels = len(engine.bias)
     bounded = (
-        0.7 * row.reach
+        0.7 * row.n_postings
         + row.n_dense * (0.08 * n_labels)
         + 0.3 * n_labels
         + engine.row_cost * (1.5 * k + 4)
@@ -111,4 +128,4 @@ def better_exact(row: Row, engine: Engine, k: int) -> bool:
     for t in range(row.n_terms):
         if row.terms.dense[t] >= 0:
             bounded -= 0.7 * (row.terms.n_all[t] - row.terms.n[t])
-    return row.reach + 0.5 * n_labels < bounded
+    return row.n_postings + 0.5 * n_labels < bounded

@@ -1,7 +1,7 @@
-"""Exact top-k where most weights are there: plain rows of weights, a feature each, are added instead of posting lists.
+"""Exact top-k for dense weights: adds dense rows of weights, one per feature, instead of lists.
 
-Sums are float64 over ascending features, then + bias, to the bit what `postings` gives: a weight that is not there is a zero,
-and adding zero changes no sum that began with +0.0.
+Sums are float64 over ascending features, then + bias, bit-identical to `postings`: a missing weight
+is a zero, and adding zero does not change a sum that started with +0.0.
 """
 
 from __future__ import annotations
@@ -11,31 +11,34 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64
 from xcray.kernels.search.bits import float64, int64
-from xcray.kernels.search.bounded_scan import Found, best_bounds
+from xcray.kernels.search.bounded_scan import SearchOutput, best_bounds
 from xcray.kernels.search.lists import Bytes
 
 BUILT_ON = {
-    "search.bits": "b69c88f5",
-    "search.bounded_scan": "e045300f",
-    "search.lists": "e4c3b501",
+    "search.bits": "4319dcd6",
+    "search.bounded_scan": "2ea535dd",
+    "search.lists": "507497b3",
 }
 
-LANES = 16  # rows are padded to a multiple of so many labels, so that no loop has a rest
+# rows are padded to a multiple of this number of labels, so that loops have no remainder
+LANE_LABELS = 16
 
 
 @numba.njit(nogil=True, cache=True)
-def spread(W: CSR, dense: Float32) -> None:
-    """Write the weights by label, (K, D), to the cells of `dense`, (D, at least K), which are zero."""
+def scatter_weights(W: CSR, dense: Float32) -> None:
+    """Write the weights by label, (K, D), to `dense`, (D, at least K), which must be zero."""
     for label in range(len(W.indptr) - 1):
         for p in range(W.indptr[label], W.indptr[label + 1]):
             dense[W.indices[p], label] = W.data[p]
 
 
-@numba.njit(
-    nogil=True, cache=True, fastmath={"contract"}
-)  # the product of two float32 is exact, so fusing changes no bit
+# contract: the product of two float32 is exact in float64, so fusing does not change any bit
+@numba.njit(nogil=True, cache=True, fastmath={"contract"})
 def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
-    """Add x * weight of all features of row i, ascending, to the totals of all labels; four features at a time, in their order."""
+    """Add x * weight of all features of row i, ascending, to the totals of all labels.
+
+    Four features are processed together, in their order.
+    """
     at, stop = X.indptr[i], X.indptr[i + 1]
     n = len(totals)
     while at + 4 <= stop:
@@ -66,13 +69,19 @@ def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def search_dense(
-    X: CSR, first: int, stop: int, dense: Float32, bias: Float32, allowed: Bytes, out: Found
+    X: CSR, first: int, stop: int, dense: Float32, bias: Float32, allowed: Bytes, out: SearchOutput
 ) -> None:
-    """Answer rows [first, stop) as `search.search` does, by the scores of all labels. allowed: (K,) uint8, or empty for all."""
+    """Search rows [first, stop) as `search_rows` does, by the scores of all labels.
+
+    allowed: (K,) uint8, or empty for all.
+    """
     n_labels, k = len(bias), out.labels.shape[1]
     totals = np.empty(dense.shape[1], np.float64)
     scores = totals[:n_labels]
-    best, values = np.empty(k + 1, np.int32), np.empty(k + 1, np.float64)  # one more: the rival
+    best, values = (
+        np.empty(k + 1, np.int32),
+        np.empty(k + 1, np.float64),
+    )  # k + 1: with the runner-up
     for i in range(first, stop):
         totals[:] = 0.0
         add_rows(X, i, dense, totals)
@@ -85,6 +94,5 @@ def search_dense(
         out.labels[i], out.scores[i] = best[:k], values[:k]
         out.exact[i], out.labels_scored[i] = 1, n_labels
         out.postings_read[i] = int64(X.indptr[i + 1] - X.indptr[i]) * n_labels
-        out.rival[i] = (
-            values[k - 1] - values[k] if size > k else 0.0
-        )  # the gap already, as search leaves it
+        # the gap already, as `search_rows` returns it
+        out.runner_up[i] = values[k - 1] - values[k] if size > k else 0.0

@@ -1,20 +1,24 @@
-"""The packed form of a posting list: labels by falling weight, in chunks that say how large their largest weight is.
+"""Format of packed posting lists: labels by descending weight, in chunks with weight bounds.
 
-A list of n weights is: the tops, 2 bytes each, of its chunks and one more; then n labels of `width` bytes. Chunks begin at
-0, 1, 2, 4, 8, ... S, 2S, 3S, ... (S a power of two that grows with n), so no place is stored. The top of a chunk is its
-first weight rounded up to 16 bits (sign, exponent and 7 bits of a float32); the last top is the smallest weight rounded down.
-So each weight of chunk c lies between floor_at(c) and top_at(c).
+A list of n weights consists of the tops of its chunks and one more, 2 bytes each, then n labels of
+`width` bytes. Chunks start at 0, 1, 2, 4, 8, ... S, 2S, 3S, ... (S is a power of two that grows
+with n), so no positions are stored. The top of a chunk is its first weight rounded up to 16 bits
+(sign, exponent and 7 bits of a float32). The last top is the smallest weight rounded down. So each
+weight of chunk c lies between floor_at(c) and top_at(c).
 
-A block is what a feature has: a header of 4 bytes, n; then its list. There are two families:
+A block is the data of one feature: a header of 4 bytes with n, then its list. There are two
+families.
 
-Narrow (2 bytes a label, up to 2**16 labels). The weights follow the labels, float32 in their order. Features with very many weights
-are dense: bit 31 of the header is set, lo and step follow as float32 and the number of all weights; then a byte for every label,
-weight = lo + step * byte, to half a step, clipped; then, in place of 2 m weights (m = n_clipped), the list of the n weights that
-clipping cut, less what is left of them; then all labels and all weights.
+Narrow (2 bytes per label, up to 2**16 labels). The weights follow the labels, float32 in their
+order. Features with very many weights are dense: bit 31 of the header is set, and lo and step
+follow as float32, then the number of all weights. Then one byte per label, weight = lo + step *
+byte, to half a step, clipped. Then, in the space of 2 m weights (m = max_clipped), the list of the
+n weights that were clipped, with the clipped amounts. Then all labels and all weights.
 
-Wide (3 bytes a label, 4 beyond 2**24 labels). Long lists are split: bit 31 of the header is set; the smallest weight follows as
-float32; then, for each range of 2**16 labels, where its list begins (bytes from the header) and how many weights it has; then a
-list of the largest weights alone (n_leading); then a list of 2 bytes a label for each range. The sums of a range fit in the
+Wide (3 bytes per label, 4 beyond 2**24 labels). Long lists are split: bit 31 of the header is set;
+the smallest weight follows as float32. Then, for each range of 2**16 labels, the position of its
+list (bytes from the header) and its number of weights. Then a list of the largest weights only
+(n_leading). Then a list with 2 bytes per label for each range. The sums of a range fit in the
 processor's cache.
 """
 
@@ -38,40 +42,41 @@ from xcray.kernels.search.bits import (
     prefetch,
 )
 
-BUILT_ON = {"search.bits": "b69c88f5"}
+BUILT_ON = {"search.bits": "4319dcd6"}
 Bytes = NDArray[np.uint8]
 
-UNIT = 4  # bytes: where a block may begin
-SPECIAL = np.uint32(0x80000000)  # bit 31 of a header: dense, or split
-HEAD = 4  # bytes of a header
-DENSE_HEAD = 16  # bytes of a dense one: header, lo, step, number of weights
-NARROW = 2  # bytes of a label in lists that hold the weights too
-WEIGHT = 4  # bytes of a weight
-SPLIT_HEAD = 8  # bytes of a split one: header, smallest weight
-PLACE = 8  # bytes that tell of a range: where, how many
-RANGE = 1 << 16  # labels of a range
-AHEAD = 4  # cache lines of a block that are asked for before it is read
-SPLIT_FROM = 64  # weights a range from which a list is split
+UNIT_BYTES = 4  # blocks start at multiples of it
+SPECIAL_BIT = np.uint32(0x80000000)  # bit 31 of a header: dense or split
+HEADER_BYTES = 4
+DENSE_HEADER_BYTES = 16  # header, lo, step, number of weights
+NARROW_BYTES = 2  # per label in narrow lists, which also contain the weights
+WEIGHT_BYTES = 4
+SPLIT_HEADER_BYTES = 8  # header, smallest weight
+RANGE_ENTRY_BYTES = 8  # per range: position, number of weights
+RANGE_LABELS = 1 << 16
+PREFETCH_LINES = 4  # cache lines of a block to prefetch
+SPLIT_WEIGHTS_PER_RANGE = 64  # lists with more weights per range are split
 
 
-class Lists(NamedTuple):
-    """All blocks, one after the other.
+class PackedLists(NamedTuple):
+    """All blocks, concatenated.
 
-    blocks: uint8, 8 bytes longer than its content; starts: (D + 1,) uint32, where each feature's block begins, in UNIT bytes,
-    equal to the next for a feature without weights. width: bytes of a label, 2 or 3 (4 beyond 2**24 labels); n_labels: K;
-    least: negative weights down to -least are left out, which makes scores only appear larger.
+    blocks: uint8, 8 bytes longer than its content; starts: (D + 1,) uint32, start of each feature's
+    block in units of UNIT_BYTES, equal to the next one for a feature without weights. width: bytes
+    per label, 2 or 3 (4 beyond 2**24 labels); n_labels: K; dropped_below: negative weights down to
+    -dropped_below are left out, which only makes scores appear larger.
     """
 
     blocks: Bytes
     starts: NDArray[np.uint32]
     width: int
     n_labels: int
-    least: float
+    dropped_below: float
 
 
 @numba.njit(nogil=True, cache=True)
 def round_up(weight: float) -> np.uint16:
-    """The smallest 16-bit float that is not below a float32."""
+    """Return the smallest 16-bit float that is not below a float32."""
     bits = bits_of(float32(weight))
     if bits & np.uint32(0x80000000):
         return np.uint16(bits >> np.uint32(16))
@@ -80,7 +85,7 @@ def round_up(weight: float) -> np.uint16:
 
 @numba.njit(nogil=True, cache=True)
 def round_down(weight: float) -> np.uint16:
-    """The largest 16-bit float that is not above a float32."""
+    """Return the largest 16-bit float that is not above a float32."""
     bits = bits_of(float32(weight))
     if bits & np.uint32(0x80000000):
         return np.uint16((bits + np.uint32(0xFFFF)) >> np.uint32(16))
@@ -88,8 +93,8 @@ def round_down(weight: float) -> np.uint16:
 
 
 @numba.njit(nogil=True, cache=True)
-def before(bits: np.uint16) -> np.uint16:
-    """The 16-bit float below another one."""
+def next_below(bits: np.uint16) -> np.uint16:
+    """Return the next smaller 16-bit float."""
     if bits & np.uint16(0x8000):
         return np.uint16(bits + np.uint16(1))
     return np.uint16(0x8001) if bits == 0 else np.uint16(bits - np.uint16(1))
@@ -97,7 +102,10 @@ def before(bits: np.uint16) -> np.uint16:
 
 @numba.njit(nogil=True, cache=True)
 def chunk_shift(n: int) -> int:
-    """log2 of S for a list of n weights: 8 below 128, then twice as many for four times as many weights, at most 128."""
+    """Return log2 of S for a list of n weights.
+
+    S is 8 below 128 weights, doubles with four times as many weights, and is at most 128.
+    """
     shift = 3
     while shift < 7 and n >= 128 << (2 * (shift - 3)):
         shift += 1
@@ -106,7 +114,7 @@ def chunk_shift(n: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def chunk_start(chunk: int, shift: int) -> int:
-    """Where a chunk begins in its list."""
+    """Return the start of a chunk in its list."""
     if chunk <= shift:
         return 0 if chunk == 0 else 1 << (chunk - 1)
     return (chunk - shift) << shift
@@ -114,7 +122,7 @@ def chunk_start(chunk: int, shift: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def chunk_count(n: int, shift: int) -> int:
-    """How many chunks n weights fill."""
+    """Return the number of chunks of n weights."""
     if n > 1 << shift:
         return shift + ((n + (1 << shift) - 1) >> shift)
     count = 0
@@ -125,69 +133,72 @@ def chunk_count(n: int, shift: int) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def list_bytes(n: int, width: int) -> int:
-    """Bytes of a list of n weights."""
+    """Return the size of a list of n weights in bytes."""
     return 0 if n == 0 else 2 * (chunk_count(n, chunk_shift(n)) + 1) + n * width
 
 
 @numba.njit(nogil=True, cache=True)
 def label_mask(width: int) -> np.uint32:
-    """What is left of four bytes that begin with a label of `width`."""
+    """Return the mask of a label of `width` bytes in four bytes."""
     return np.uint32((int64(1) << (8 * width)) - 1)
 
 
 @numba.njit(nogil=True, cache=True)
-def n_clipped(n_labels: int) -> int:
-    """How many weights may be clipped at each end of a dense feature."""
+def max_clipped(n_labels: int) -> int:
+    """Return the maximum number of clipped weights at each end of a dense feature."""
     return n_labels >> 7
 
 
 @numba.njit(nogil=True, cache=True)
 def n_ranges(n_labels: int) -> int:
-    """How many ranges of labels there are."""
-    return (n_labels + RANGE - 1) // RANGE
+    """Return the number of ranges of labels."""
+    return (n_labels + RANGE_LABELS - 1) // RANGE_LABELS
 
 
 @numba.njit(nogil=True, cache=True)
 def n_leading(n: int) -> int:
-    """How many of the largest weights of a split list are kept in a list of their own too."""
+    """Return the number of largest weights of a split list that also have their own list."""
     return min(128, n >> 5)
 
 
 @numba.njit(nogil=True, cache=True)
 def is_split(n: int, width: int, n_labels: int) -> bool:
-    """Whether a wide list of n weights is split."""
-    return width != NARROW and n >= SPLIT_FROM * n_ranges(n_labels)
+    """Return whether a wide list of n weights is split."""
+    return width != NARROW_BYTES and n >= SPLIT_WEIGHTS_PER_RANGE * n_ranges(n_labels)
 
 
 @numba.njit(nogil=True, cache=True)
 def narrow_units(n: int, n_labels: int, dense: bool) -> int:
-    """UNITs of a feature's block with n weights in narrow lists."""
+    """Return the units of a feature's block with n weights in narrow lists."""
     if n == 0:
         return 0
-    size = HEAD + list_bytes(n, NARROW) + n * WEIGHT
+    size = HEADER_BYTES + list_bytes(n, NARROW_BYTES) + n * WEIGHT_BYTES
     if dense:
         size = (
-            DENSE_HEAD
+            DENSE_HEADER_BYTES
             + n_labels
-            + list_bytes(2 * n_clipped(n_labels), NARROW)
-            + n * (NARROW + WEIGHT)
+            + list_bytes(2 * max_clipped(n_labels), NARROW_BYTES)
+            + n * (NARROW_BYTES + WEIGHT_BYTES)
         )
-    return (size + UNIT - 1) // UNIT
+    return (size + UNIT_BYTES - 1) // UNIT_BYTES
 
 
 @numba.njit(nogil=True, cache=True)
 def top_at(blocks: Bytes, tops: int, chunk: int) -> float:
-    """The top of a chunk, float32; tops: the byte where the list's tops begin."""
+    """Return the top of a chunk, float32; tops: position of the first top of the list."""
     top: float = float_of(np.uint32(load16(blocks, tops + 2 * chunk)) << np.uint32(16))
     return top
 
 
 @numba.njit(nogil=True, cache=True)
 def floor_at(blocks: Bytes, tops: int, chunk: int, n_chunks: int) -> float:
-    """A number not above any weight of a chunk, float32: the next chunk's top was rounded up, so one step of 16 bits below it."""
+    """Return a lower bound of the weights of a chunk, float32.
+
+    The next chunk's top was rounded up, so it is one 16-bit step below that.
+    """
     bits = load16(blocks, tops + 2 * (chunk + 1))
     if chunk + 1 < n_chunks:
-        bits = before(bits)
+        bits = next_below(bits)
     least: float = float_of(np.uint32(bits) << np.uint32(16))
     return least
 
@@ -195,11 +206,12 @@ def floor_at(blocks: Bytes, tops: int, chunk: int, n_chunks: int) -> float:
 class Terms(NamedTuple):
     """The features of a query that have weights, one entry each.
 
-    x: float64 values; dense: int64, the byte where the codes of a dense one begin, or of a split one the places of its ranges;
-    -1 for others; lo, step: of dense ones, float64; n, n_chunks, shift: of the list (the leading one where it is split), int64;
-    tops: int64, the byte where its tops begin; high: float64, the largest weight, or 0 when there is no positive one; low:
-    float64, the smallest, or 0. all: int64, the byte where all labels of narrow lists begin, with all weights behind them, or
-    of a split one its header; n_all: int64, how many weights there are.
+    x: float64 values; dense: int64, position of the codes of a dense feature, or of the range
+    entries of a split one; -1 for others; lo, step: of dense features, float64; n, n_chunks, shift:
+    of the list (the leading one if it is split), int64; tops: int64, position of its tops; high:
+    float64, the largest weight, or 0 if none is positive; low: float64, the smallest, or 0. all:
+    int64, position of all labels of a narrow list, followed by all weights, or of the header of a
+    split one; n_all: int64, number of all weights.
     """
 
     x: Float64
@@ -218,7 +230,7 @@ class Terms(NamedTuple):
 
 @numba.njit(nogil=True, cache=True)
 def new_terms(n: int) -> Terms:
-    """Room for n terms."""
+    """Allocate n terms."""
     reals = np.empty((5, n), np.float64)
     whole = np.empty((7, n), np.int64)
     return Terms(
@@ -239,60 +251,69 @@ def new_terms(n: int) -> Terms:
 
 @numba.njit(nogil=True, cache=True)
 def read_terms(
-    indices: NDArray[np.int32], values: NDArray[np.float32], lists: Lists, terms: Terms
+    indices: NDArray[np.int32], values: NDArray[np.float32], lists: PackedLists, terms: Terms
 ) -> int:
-    """Fill in the terms of a row; returns how many there are. Values of 0 and features without weights make none."""
+    """Fill in the terms of a row; return their number.
+
+    Values of 0 and features without weights have no term.
+    """
     count, blocks = 0, lists.blocks
-    for i in range(len(indices)):  # two passes: the headers come from memory while we go on
+    # two passes: headers are loaded while the first pass continues
+    for i in range(len(indices)):
         begin = int64(lists.starts[indices[i]])
         if values[i] == 0 or lists.starts[indices[i] + 1] == begin:
             continue
-        for line in range(AHEAD):
-            prefetch(blocks, begin * UNIT + 64 * line)
-        terms.all[count], terms.x[count] = begin * UNIT, values[i]
+        for line in range(PREFETCH_LINES):
+            prefetch(blocks, begin * UNIT_BYTES + 64 * line)
+        terms.all[count], terms.x[count] = begin * UNIT_BYTES, values[i]
         count += 1
     for t in range(count):
-        place = terms.all[t]
-        head = load32(blocks, place)
+        position = terms.all[t]
+        head = load32(blocks, position)
         n = int64(head & np.uint32(0x7FFFFFFF))
         terms.n[t], terms.n_all[t], terms.dense[t], terms.lo[t], terms.step[t] = n, n, -1, 0.0, 0.0
-        if not head & SPECIAL:
-            _open_list(lists, terms, t, place + HEAD)
+        if not head & SPECIAL_BIT:
+            _read_list(lists, terms, t, position + HEADER_BYTES)
             terms.all[t] = terms.tops[t] + 2 * (terms.n_chunks[t] + 1)
-        elif lists.width == NARROW:
-            _open_dense(lists, terms, t, place)
+        elif lists.width == NARROW_BYTES:
+            _read_dense(lists, terms, t, position)
         else:
-            terms.dense[t], terms.n[t] = place + SPLIT_HEAD, n_leading(n)
-            _open_list(lists, terms, t, place + SPLIT_HEAD + PLACE * n_ranges(lists.n_labels))
-            terms.low[t] = min(0.0, float64(float_of(load32(blocks, place + 4))))
+            terms.dense[t], terms.n[t] = position + SPLIT_HEADER_BYTES, n_leading(n)
+            _read_list(
+                lists,
+                terms,
+                t,
+                position + SPLIT_HEADER_BYTES + RANGE_ENTRY_BYTES * n_ranges(lists.n_labels),
+            )
+            terms.low[t] = min(0.0, float64(float_of(load32(blocks, position + 4))))
     return count
 
 
 @numba.njit(nogil=True, cache=True)
-def _open_list(lists: Lists, terms: Terms, t: int, place: int) -> None:
-    """Fill in what a list tells; its tops begin at `place`."""
+def _read_list(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
+    """Fill in the fields of a list whose tops start at `position`."""
     shift = chunk_shift(terms.n[t])
     chunks = chunk_count(terms.n[t], shift)
-    terms.shift[t], terms.n_chunks[t], terms.tops[t] = shift, chunks, place
+    terms.shift[t], terms.n_chunks[t], terms.tops[t] = shift, chunks, position
     terms.high[t], terms.low[t] = 0.0, 0.0
     if terms.n[t] > 0:
-        terms.high[t] = max(0.0, float64(top_at(lists.blocks, place, int64(0))))
-        terms.low[t] = min(0.0, float64(top_at(lists.blocks, place, chunks)))
+        terms.high[t] = max(0.0, float64(top_at(lists.blocks, position, int64(0))))
+        terms.low[t] = min(0.0, float64(top_at(lists.blocks, position, chunks)))
 
 
 @numba.njit(nogil=True, cache=True)
-def _open_dense(lists: Lists, terms: Terms, t: int, place: int) -> None:
-    """Fill in what a dense feature tells; `place` is its header."""
+def _read_dense(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
+    """Fill in the fields of a dense feature with its header at `position`."""
     blocks = lists.blocks
     lo, step = (
-        float64(float_of(load32(blocks, place + 4))),
-        float64(float_of(load32(blocks, place + 8))),
+        float64(float_of(load32(blocks, position + 4))),
+        float64(float_of(load32(blocks, position + 8))),
     )
-    terms.lo[t], terms.step[t], terms.n_all[t] = lo, step, load32(blocks, place + 12)
-    place += DENSE_HEAD
-    terms.dense[t] = place
-    place += lists.n_labels
-    _open_list(lists, terms, t, place)
-    terms.all[t] = place + list_bytes(2 * n_clipped(lists.n_labels), lists.width)
+    terms.lo[t], terms.step[t], terms.n_all[t] = lo, step, load32(blocks, position + 12)
+    position += DENSE_HEADER_BYTES
+    terms.dense[t] = position
+    position += lists.n_labels
+    _read_list(lists, terms, t, position)
+    terms.all[t] = position + list_bytes(2 * max_clipped(lists.n_labels), lists.width)
     terms.high[t] += lo + 255 * step
     terms.low[t] += lo

@@ -1,4 +1,4 @@
-"""Weights by feature put into packed lists (`lists`): counted, sorted by falling weight, written."""
+"""Packing of weights by feature into lists (`lists`): counting, sorting, writing."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ from numpy.typing import NDArray
 from xcray.arrays import Float32, Int32, Int64
 from xcray.kernels.search.bits import bits_of, float32, float64, float_of, int64
 from xcray.kernels.search.lists import (
-    DENSE_HEAD,
-    HEAD,
-    NARROW,
-    PLACE,
-    RANGE,
-    SPECIAL,
-    SPLIT_HEAD,
-    UNIT,
-    WEIGHT,
+    DENSE_HEADER_BYTES,
+    HEADER_BYTES,
+    NARROW_BYTES,
+    RANGE_ENTRY_BYTES,
+    RANGE_LABELS,
+    SPECIAL_BIT,
+    SPLIT_HEADER_BYTES,
+    UNIT_BYTES,
+    WEIGHT_BYTES,
     Bytes,
-    before,
     chunk_count,
     chunk_shift,
     chunk_start,
     is_split,
     list_bytes,
-    n_clipped,
+    max_clipped,
     n_leading,
     n_ranges,
+    next_below,
     round_down,
     round_up,
 )
 
-BUILT_ON = {"search.bits": "b69c88f5", "search.lists": "e4c3b501"}
-INSERTION = 48  # lists up to this long are sorted by insertion
+BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3"}
+MAX_INSERTION_SORT = 48  # longer lists are sorted by radix
 
 
 @numba.njit(nogil=True, cache=True)
-def kept_counts(indices: Int32, data: Float32, least: float, n_cols: int) -> tuple[Int64, Int64]:
-    """Entries of each column, and those that are kept: positive, or below -least. (n_cols,) int64 both."""
+def count_kept(indices: Int32, data: Float32, least: float, n_cols: int) -> tuple[Int64, Int64]:
+    """Count the entries of each column, and the kept ones: positive, or below -least.
+
+    Both are (n_cols,) int64.
+    """
     counts, kept = np.zeros(n_cols, np.int64), np.zeros(n_cols, np.int64)
     for p in range(len(indices)):
         counts[indices[p]] += 1
@@ -47,9 +50,11 @@ def kept_counts(indices: Int32, data: Float32, least: float, n_cols: int) -> tup
 
 
 @numba.njit(nogil=True, cache=True)
-def exponents(data: Float32) -> tuple[Int64, Int64]:
-    """How many weights are not below zero, by sixteenth of a power of two; and how many are, by the same of their size: (4096,)
-    int64 both."""
+def exponent_histograms(data: Float32) -> tuple[Int64, Int64]:
+    """Count non-negative and negative weights by size, in sixteenths of a power of two.
+
+    Both are (4096,) int64.
+    """
     above, below = np.zeros(4096, np.int64), np.zeros(4096, np.int64)
     for p in range(len(data)):
         bits = bits_of(data[p])
@@ -75,13 +80,14 @@ def pack(
     n_labels: int,
     out: Bytes,
 ) -> None:
-    """Write the blocks of features [first, stop) to `out`, whose first byte is where the block of `first` begins.
+    """Write the blocks of features [first, stop) to `out`, which starts with the block of `first`.
 
-    starts: (D + 1,) as in `Lists`; ends: (stop - first,) where the entries of each feature end in rows and data; they begin
-    where the one before ends. dense_from: features with at least so many kept weights are dense.
+    starts: (D + 1,) as in `PackedLists`; ends: (stop - first,) end of the entries of each feature
+    in rows and data, which start at the end of the previous one. dense_from: features with at least
+    this number of kept weights are dense.
     """
     begin = int64(0)
-    origin = int64(starts[first]) * UNIT
+    origin = int64(starts[first]) * UNIT_BYTES
     longest = int64(0)
     for f in range(stop - first):
         longest = max(longest, ends[f] - begin)
@@ -98,26 +104,31 @@ def pack(
         begin = ends[f]
         if n == 0:
             continue
-        place = int64(starts[first + f]) * UNIT - origin
+        position = int64(starts[first + f]) * UNIT_BYTES - origin
         _sort(keys, labels, weights, n)
         if n >= dense_from:
-            _write_dense(labels[0, :n], weights[0, :n], width, n_labels, out, place)
+            _write_dense(labels[0, :n], weights[0, :n], width, n_labels, out, position)
         elif is_split(n, width, n_labels):
-            _write_split(labels, weights, n, width, n_labels, out, place)
+            _write_split(labels, weights, n, width, n_labels, out, position)
         else:
-            _put(out, place, 4, n)
-            place = _write_list(labels[0, :n], weights[0, :n], width, out, place + HEAD)
-            if width == NARROW:
-                _write_weights(weights[0, :n], out, place)
+            _write_integer(out, position, 4, n)
+            position = _write_list(
+                labels[0, :n], weights[0, :n], width, out, position + HEADER_BYTES
+            )
+            if width == NARROW_BYTES:
+                _write_weights(weights[0, :n], out, position)
 
 
 @numba.njit(nogil=True, cache=True)
 def _sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> None:
-    """Sort row 0 by falling 16-bit weight, equal ones by label as they come; row 1 is used on the way."""
+    """Sort row 0 by descending 16-bit weight; ties keep their order by label.
+
+    Row 1 is scratch memory.
+    """
     for i in range(n):
-        keys[0, i] = _falling(weights[0, i])
-    if n <= INSERTION:
-        _insertion(keys[0], labels[0], weights[0], n)
+        keys[0, i] = _descending_key(weights[0, i])
+    if n <= MAX_INSERTION_SORT:
+        _insertion_sort(keys[0], labels[0], weights[0], n)
         return
     counts = np.zeros((2, 257), np.int64)
     for i in range(n):
@@ -127,13 +138,13 @@ def _sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> 
     for half in range(2):
         for b in range(256):
             counts[half, b + 1] += counts[half, b]
-        source, goal = half, 1 - half
+        source, target = half, 1 - half
         for i in range(n):
             key = keys[source, i]
             b = (int64(key) >> (8 * half)) & 255
             at = counts[half, b]
             counts[half, b] = at + 1
-            keys[goal, at], labels[goal, at], weights[goal, at] = (
+            keys[target, at], labels[target, at], weights[target, at] = (
                 key,
                 labels[source, i],
                 weights[source, i],
@@ -141,7 +152,7 @@ def _sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> 
 
 
 @numba.njit(nogil=True, cache=True)
-def _insertion(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> None:
+def _insertion_sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> None:
     """Sort by key, stable."""
     for i in range(1, n):
         key, label, weight = keys[i], labels[i], weights[i]
@@ -153,145 +164,164 @@ def _insertion(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int
 
 
 @numba.njit(nogil=True, cache=True)
-def _falling(weight: float) -> np.uint16:
-    """A key that falls as the weight, rounded up to 16 bits, grows."""
+def _descending_key(weight: float) -> np.uint16:
+    """Return a key that descends as the weight, rounded up to 16 bits, ascends."""
     bits = round_up(weight)
     return bits if bits & np.uint16(0x8000) else np.uint16(0x7FFF) - bits
 
 
 @numba.njit(nogil=True, cache=True)
-def _write_list(labels: Int32, weights: Float32, width: int, out: Bytes, place: int) -> int:
-    """Tops, then labels; returns where they end. Within a key weights may be in any order, so tops are the largest of their chunk,
-    rounded."""
+def _write_list(labels: Int32, weights: Float32, width: int, out: Bytes, position: int) -> int:
+    """Write tops, then labels; return their end.
+
+    Weights with equal keys are in any order, so tops are the largest of their chunk, rounded.
+    """
     n = len(labels)
     shift = chunk_shift(n)
     count = chunk_count(n, shift)
     smallest = weights[n - 1]
     for chunk in range(count):
-        _put(
-            out, place + 2 * chunk, 2, int64(round_up(weights[chunk_start(chunk, shift)]))
-        )  # equal keys round up to equal tops
+        _write_integer(
+            out, position + 2 * chunk, 2, int64(round_up(weights[chunk_start(chunk, shift)]))
+        )
     for i in range(n):
         smallest = min(smallest, weights[i])
-    _put(out, place + 2 * count, 2, int64(round_down(smallest)))
-    return _write_labels(labels, width, out, place + 2 * (count + 1))
+    _write_integer(out, position + 2 * count, 2, int64(round_down(smallest)))
+    return _write_labels(labels, width, out, position + 2 * (count + 1))
 
 
 @numba.njit(nogil=True, cache=True)
-def _write_labels(labels: Int32, width: int, out: Bytes, place: int) -> int:
-    """Labels of `width` bytes; returns where they end."""
+def _write_labels(labels: Int32, width: int, out: Bytes, position: int) -> int:
+    """Write labels of `width` bytes; return their end."""
     for i in range(len(labels)):
-        _put(out, place + i * width, width, labels[i])
-    return place + len(labels) * width
+        _write_integer(out, position + i * width, width, labels[i])
+    return position + len(labels) * width
 
 
 @numba.njit(nogil=True, cache=True)
-def _write_weights(weights: Float32, out: Bytes, place: int) -> None:
-    """Weights as float32."""
+def _write_weights(weights: Float32, out: Bytes, position: int) -> None:
+    """Write weights as float32."""
     for i in range(len(weights)):
-        _put(out, place + i * WEIGHT, WEIGHT, int64(bits_of(weights[i])))
+        _write_integer(out, position + i * WEIGHT_BYTES, WEIGHT_BYTES, int64(bits_of(weights[i])))
 
 
 @numba.njit(nogil=True, cache=True)
 def _write_dense(
-    labels: Int32, weights: Float32, width: int, n_labels: int, out: Bytes, place: int
+    labels: Int32, weights: Float32, width: int, n_labels: int, out: Bytes, position: int
 ) -> None:
-    """A byte for every label, and a list of what does not fit between lo and hi."""
-    n, most = len(labels), n_clipped(n_labels)
-    hi = max(
-        float32(0.0), float_of(np.uint32(round_up(weights[most])) << np.uint32(16))
-    )  # at most `most` are above it
+    """Write one byte per label, and a list of what exceeds lo and hi."""
+    n, max_cut = len(labels), max_clipped(n_labels)
+    hi = max(float32(0.0), float_of(np.uint32(round_up(weights[max_cut])) << np.uint32(16)))
     lo = min(
-        float32(0.0), float_of(np.uint32(before(round_up(weights[n - 1 - most]))) << np.uint32(16))
-    )  # or below this
+        float32(0.0),
+        float_of(np.uint32(next_below(round_up(weights[n - 1 - max_cut]))) << np.uint32(16)),
+    )
     step = float32((float64(hi) - float64(lo)) / 255.0 * 1.000001)
     scale = 1.0 / float64(step) if step > 0 else 0.0
-    codes = out[place + DENSE_HEAD : place + DENSE_HEAD + n_labels]
+    codes = out[position + DENSE_HEADER_BYTES : position + DENSE_HEADER_BYTES + n_labels]
     codes[:] = np.uint8(min(255, int64(-float64(lo) * scale + 0.5)))
-    left, rest, keys = (
-        np.empty((2, 2 * most), np.int32),
-        np.empty((2, 2 * most), np.float32),
-        np.empty((2, 2 * most), np.uint16),
+    cut_labels, rest, keys = (
+        np.empty((2, 2 * max_cut), np.int32),
+        np.empty((2, 2 * max_cut), np.float32),
+        np.empty((2, 2 * max_cut), np.uint16),
     )
     kept = 0
     for i in range(n):
         weight = min(max(weights[i], lo), hi)
         codes[labels[i]] = np.uint8(min(255, int64((float64(weight) - float64(lo)) * scale + 0.5)))
         if weights[i] != weight:
-            left[0, kept], rest[0, kept] = labels[i], weights[i] - weight
+            cut_labels[0, kept], rest[0, kept] = labels[i], weights[i] - weight
             kept += 1
-    _put(out, place, 4, int64(kept) | int64(SPECIAL))
-    _put(out, place + 4, 4, int64(bits_of(lo)))
-    _put(out, place + 8, 4, int64(bits_of(step)))
-    _put(out, place + 12, 4, n)
-    place += DENSE_HEAD + n_labels
+    _write_integer(out, position, 4, int64(kept) | int64(SPECIAL_BIT))
+    _write_integer(out, position + 4, 4, int64(bits_of(lo)))
+    _write_integer(out, position + 8, 4, int64(bits_of(step)))
+    _write_integer(out, position + 12, 4, n)
+    position += DENSE_HEADER_BYTES + n_labels
     if kept:
-        _sort(keys, left, rest, kept)
-        _write_list(left[0, :kept], rest[0, :kept], width, out, place)
-    place += list_bytes(2 * most, width)
-    _write_weights(weights, out, _write_labels(labels, width, out, place))
+        _sort(keys, cut_labels, rest, kept)
+        _write_list(cut_labels[0, :kept], rest[0, :kept], width, out, position)
+    position += list_bytes(2 * max_cut, width)
+    _write_weights(weights, out, _write_labels(labels, width, out, position))
 
 
 @numba.njit(nogil=True, cache=True)
 def _write_split(
-    labels: Int32, weights: Float32, n: int, width: int, n_labels: int, out: Bytes, place: int
+    labels: Int32, weights: Float32, n: int, width: int, n_labels: int, out: Bytes, position: int
 ) -> None:
-    """The largest weights, then a list for each range of labels. Row 0 holds the list, row 1 is used to put it into ranges."""
+    """Write the largest weights, then a list for each range of labels.
+
+    Row 0 contains the list; row 1 is scratch memory for the ranges.
+    """
     ranges = n_ranges(n_labels)
     ends = np.zeros(ranges + 1, np.int64)
     for i in range(n):
-        ends[labels[0, i] // RANGE + 1] += 1
+        ends[labels[0, i] // RANGE_LABELS + 1] += 1
     for r in range(ranges):
         ends[r + 1] += ends[r]
     smallest = weights[0, 0]
     for i in range(n):
-        r = labels[0, i] // RANGE
-        labels[1, ends[r]], weights[1, ends[r]] = labels[0, i] - r * RANGE, weights[0, i]
+        r = labels[0, i] // RANGE_LABELS
+        labels[1, ends[r]], weights[1, ends[r]] = labels[0, i] - r * RANGE_LABELS, weights[0, i]
         ends[r] += 1
         smallest = min(smallest, weights[0, i])
-    _put(out, place, 4, int64(n) | int64(SPECIAL))
-    _put(out, place + 4, 4, int64(bits_of(smallest)))
+    _write_integer(out, position, 4, int64(n) | int64(SPECIAL_BIT))
+    _write_integer(out, position + 4, 4, int64(bits_of(smallest)))
     leading = n_leading(n)
-    goal = _write_list(
-        labels[0, :leading], weights[0, :leading], width, out, place + SPLIT_HEAD + PLACE * ranges
+    target = _write_list(
+        labels[0, :leading],
+        weights[0, :leading],
+        width,
+        out,
+        position + SPLIT_HEADER_BYTES + RANGE_ENTRY_BYTES * ranges,
     )
     begin = int64(0)
     for r in range(ranges):
-        _put(out, place + SPLIT_HEAD + PLACE * r, 4, goal - place)
-        _put(out, place + SPLIT_HEAD + PLACE * r + 4, 4, ends[r] - begin)
+        _write_integer(
+            out, position + SPLIT_HEADER_BYTES + RANGE_ENTRY_BYTES * r, 4, target - position
+        )
+        _write_integer(
+            out, position + SPLIT_HEADER_BYTES + RANGE_ENTRY_BYTES * r + 4, 4, ends[r] - begin
+        )
         if ends[r] > begin:
-            goal = _write_list(
-                labels[1, begin : ends[r]], weights[1, begin : ends[r]], NARROW, out, goal
+            target = _write_list(
+                labels[1, begin : ends[r]], weights[1, begin : ends[r]], NARROW_BYTES, out, target
             )
         begin = ends[r]
 
 
 @numba.njit(nogil=True, cache=True)
-def wide_bytes(
+def wide_block_bytes(
     indices: Int32, indptr: Int64, data: Float32, least: float, width: int, kept: Int64
 ) -> Int64:
-    """Bytes of each feature's block in wide lists: (D,) int64. kept: weights of each feature, (D,); the matrix is by label."""
+    """Return the size of each feature's block in wide lists in bytes: (D,) int64.
+
+    kept: (D,) weights of each feature; the matrix is by label.
+    """
     n_labels = len(indptr) - 1
     sizes = np.zeros(len(kept), np.int64)
     for f in range(len(kept)):
         n = kept[f]
         if is_split(n, width, n_labels):
-            sizes[f] = SPLIT_HEAD + PLACE * n_ranges(n_labels) + list_bytes(n_leading(n), width)
+            sizes[f] = (
+                SPLIT_HEADER_BYTES
+                + RANGE_ENTRY_BYTES * n_ranges(n_labels)
+                + list_bytes(n_leading(n), width)
+            )
         elif n > 0:
-            sizes[f] = HEAD + list_bytes(n, width)
+            sizes[f] = HEADER_BYTES + list_bytes(n, width)
     counts = np.zeros(len(kept), np.int64)
-    for begin in range(0, n_labels, RANGE):
-        for p in range(indptr[begin], indptr[min(begin + RANGE, n_labels)]):
+    for begin in range(0, n_labels, RANGE_LABELS):
+        for p in range(indptr[begin], indptr[min(begin + RANGE_LABELS, n_labels)]):
             counts[indices[p]] += (data[p] > 0) | (data[p] < -least)
         for f in range(len(kept)):
             if counts[f] > 0 and is_split(kept[f], width, n_labels):
-                sizes[f] += list_bytes(counts[f], NARROW)
+                sizes[f] += list_bytes(counts[f], NARROW_BYTES)
             counts[f] = 0
     return sizes
 
 
 @numba.njit(nogil=True, cache=True)
-def _put(out: Bytes, place: int, width: int, value: int) -> None:
-    """`width` bytes of a whole number, lowest first."""
+def _write_integer(out: Bytes, position: int, width: int, value: int) -> None:
+    """Write an integer as `width` bytes, little-endian."""
     for byte in range(width):
-        out[place + byte] = np.uint8((int64(value) >> (8 * byte)) & 255)
+        out[position + byte] = np.uint8((int64(value) >> (8 * byte)) & 255)

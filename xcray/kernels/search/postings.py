@@ -1,8 +1,9 @@
-"""Exact top-k over posting lists: the plain scan, judge and fallback of every faster search.
+"""Exact top-k over posting lists: the plain scan, reference and fallback of all faster searches.
 
-A score is the float64 sum of x_f * w_fl over the features f of the query in ascending order, then + bias: one order, so
-two searches agree to the bit. (The product of two float32 is exact in float64; only the sums round.) A heap holds the k
-best; its root is the worst of them. A label beats another by a higher score, or the same score and a lower number.
+A score is the float64 sum of x_f * w_fl over the features f of the query in ascending order, then +
+bias. There is only this order, so two searches agree to the bit. (The product of two float32 is
+exact in float64; only sums are rounded.) A heap holds the k best labels, with the worst at its
+root. A label beats another one by a higher score, or by a lower number if scores are equal.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, TopK
 
-DENSE = 4  # from K / DENSE postings on, visiting all labels in order is cheaper than remembering which were touched
+# from K / DENSE_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
+DENSE_DIVISOR = 4
 
 
-class Scratch(NamedTuple):
+class PostingScratch(NamedTuple):
     """Working memory of one thread for K labels; all zero between queries.
 
     sums: (K,) float64; seen: (K,) uint8, 1 for labels in touched; touched: (K + 1,) int32.
@@ -29,7 +31,10 @@ class Scratch(NamedTuple):
 
 
 class Biases(NamedTuple):
-    """values: (K,) float32; order: (K,) int32, labels by falling bias, equal ones by number."""
+    """Biases of all labels.
+
+    values: (K,) float32; order: (K,) int32, labels by descending bias, ties by number.
+    """
 
     values: Float32
     order: Int32
@@ -37,13 +42,16 @@ class Biases(NamedTuple):
 
 @numba.njit(nogil=True, cache=True)
 def top_k(
-    X: CSR, start: int, stop: int, postings: CSR, biases: Biases, scratch: Scratch, out: TopK
+    X: CSR, start: int, stop: int, postings: CSR, biases: Biases, scratch: PostingScratch, out: TopK
 ) -> None:
-    """Write the best labels and scores of rows [start, stop) into the same rows of `out` ((n, k), 1 <= k <= K)."""
+    """Write the best labels and scores of rows [start, stop) to the same rows of `out`.
+
+    out: (n, k), 1 <= k <= K.
+    """
     n_labels = len(biases.values)
     for i in range(start, stop):
         labels, scores = out.labels[i], out.scores[i]
-        if n_postings(X, i, postings) * DENSE >= n_labels:
+        if n_postings(X, i, postings) * DENSE_DIVISOR >= n_labels:
             add_all(X, i, postings, scratch.sums)
             offer_all(biases.values, scratch.sums, labels, scores)
         else:
@@ -55,8 +63,10 @@ def top_k(
 
 
 @numba.njit(nogil=True, cache=True)
-def rank_of(X: CSR, row: int, label: int, postings: CSR, biases: Biases, scratch: Scratch) -> int:
-    """How many labels beat `label` for one row: 0 for the best."""
+def rank_of(
+    X: CSR, row: int, label: int, postings: CSR, biases: Biases, scratch: PostingScratch
+) -> int:
+    """Return the number of labels that beat `label` for one row: 0 for the best."""
     add_all(X, row, postings, scratch.sums)
     score = scratch.sums[label] + np.float64(biases.values[label])
     better = 0
@@ -69,7 +79,10 @@ def rank_of(X: CSR, row: int, label: int, postings: CSR, biases: Biases, scratch
 
 @numba.njit(nogil=True, cache=True)
 def score_of(X: CSR, row: int, label: int, W: CSR, bias: float) -> float:
-    """x . w + bias of one row and one label, from the weights by label (K, D): the same bits as the scan gives."""
+    """Return x . w + bias of one row and one label, from the weights by label (K, D).
+
+    Bit-identical to the scan.
+    """
     total = 0.0
     p, p_end = X.indptr[row], X.indptr[row + 1]
     q, q_end = W.indptr[label], W.indptr[label + 1]
@@ -87,7 +100,7 @@ def score_of(X: CSR, row: int, label: int, W: CSR, bias: float) -> float:
 
 @numba.njit(nogil=True, cache=True)
 def n_postings(X: CSR, row: int, postings: CSR) -> int:
-    """How many weights the features of a row have."""
+    """Return the number of weights of the features of a row."""
     total = 0
     for p in range(X.indptr[row], X.indptr[row + 1]):
         f = X.indices[p]
@@ -104,14 +117,13 @@ def add_all(X: CSR, row: int, postings: CSR, sums: Float64) -> None:
         lo, hi = postings.indptr[f], postings.indptr[f + 1]
         labels, weights = postings.indices[lo:hi], postings.data[lo:hi]
         for q in range(len(labels)):
-            sums[np.uint32(labels[q])] += x * np.float64(
-                weights[q]
-            )  # unsigned: no test for negative indices
+            # unsigned: no check for negative indices
+            sums[np.uint32(labels[q])] += x * np.float64(weights[q])
 
 
 @numba.njit(nogil=True, cache=True)
-def add_touched(X: CSR, row: int, postings: CSR, scratch: Scratch) -> int:
-    """As `add_all`, and the labels met for the first time go to touched; returns how many."""
+def add_touched(X: CSR, row: int, postings: CSR, scratch: PostingScratch) -> int:
+    """Run `add_all`, and append labels met for the first time to touched; return their number."""
     sums, seen, touched = scratch.sums, scratch.seen, scratch.touched
     n = 0
     for p in range(X.indptr[row], X.indptr[row + 1]):
@@ -121,7 +133,7 @@ def add_touched(X: CSR, row: int, postings: CSR, scratch: Scratch) -> int:
         labels, weights = postings.indices[lo:hi], postings.data[lo:hi]
         for q in range(len(labels)):
             label = np.uint32(labels[q])
-            touched[n] = label  # written always, kept if new: no branch to mispredict
+            touched[n] = label  # always written, counted if new: no branch to mispredict
             n += 1 - seen[label]
             seen[label] = 1
             sums[label] += x * np.float64(weights[q])
@@ -130,24 +142,26 @@ def add_touched(X: CSR, row: int, postings: CSR, scratch: Scratch) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> None:
-    """Offer every label to an empty heap and clear its sum; afterwards the heap is full."""
+    """Offer every label to an empty heap and clear its sum; the heap is full afterwards."""
     k = len(labels)
     for label in range(k):
         offer(labels, scores, label, label, sums[label] + np.float64(bias[label]))
-    worst = scores[0]  # kept apart: most labels are below it and need this one comparison
+    # a local: most labels are below it and need this comparison only
+    worst = scores[0]
     for label in range(k, len(bias)):
         score = sums[label] + np.float64(bias[label])
-        if score > worst:  # an equal score loses: all labels in the heap are lower
-            sink(labels, scores, k, label, score)
+        # equal scores lose, because all labels in the heap are lower
+        if score > worst:
+            sift_down(labels, scores, k, label, score)
             worst = scores[0]
     sums[:] = 0.0
 
 
 @numba.njit(nogil=True, cache=True)
 def offer_touched(
-    bias: Float32, scratch: Scratch, n_touched: int, labels: Int32, scores: Float64
+    bias: Float32, scratch: PostingScratch, n_touched: int, labels: Int32, scores: Float64
 ) -> int:
-    """Offer the touched labels to an empty heap and clear their sums; returns the heap's size."""
+    """Offer the touched labels to an empty heap and clear their sums; return the heap's size."""
     size, worst = 0, -np.inf
     for t in range(n_touched):
         label = scratch.touched[t]
@@ -167,13 +181,15 @@ def offer_untouched(
     scores: Float64,
     size: int,
 ) -> int:
-    """Offer labels that score their bias, best first, until one is not good enough: the rest are worse still."""
+    """Offer labels whose score is their bias, best first, until one is not good enough.
+
+    The rest are worse still.
+    """
     for label in biases.order:
         if seen[label]:
             continue
-        score = 0.0 + np.float64(
-            biases.values[label]
-        )  # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
+        # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
+        score = 0.0 + np.float64(biases.values[label])
         if size == len(labels) and not beats(score, label, scores[0], labels[0]):
             break
         size = offer(labels, scores, size, label, score)
@@ -182,16 +198,16 @@ def offer_untouched(
 
 @numba.njit(nogil=True, cache=True)
 def beats(score: float, label: int, other_score: float, other_label: int) -> bool:
-    """Whether a label comes before another."""
+    """Return whether a label ranks before another one."""
     return score > other_score or (score == other_score and label < other_label)
 
 
 @numba.njit(nogil=True, cache=True)
 def offer(labels: Int32, scores: Float64, size: int, label: int, score: float) -> int:
-    """Put a label into the heap if there is room or it beats the root; returns the heap's size."""
+    """Insert a label into the heap if there is space or it beats the root; return the size."""
     if size == len(labels):
         if beats(score, label, scores[0], labels[0]):
-            sink(labels, scores, size, label, score)
+            sift_down(labels, scores, size, label, score)
         return size
     at = size
     while at > 0:
@@ -205,8 +221,8 @@ def offer(labels: Int32, scores: Float64, size: int, label: int, score: float) -
 
 
 @numba.njit(nogil=True, cache=True)
-def sink(labels: Int32, scores: Float64, size: int, label: int, score: float) -> None:
-    """Replace the root of a heap of `size` by a label, and let it sink to its place."""
+def sift_down(labels: Int32, scores: Float64, size: int, label: int, score: float) -> None:
+    """Replace the root of a heap of `size` by a label, and sift it down."""
     at = 0
     while 2 * at + 1 < size:
         down = 2 * at + 1
@@ -227,4 +243,4 @@ def sort_best_first(labels: Int32, scores: Float64) -> None:
     for end in range(len(labels) - 1, 0, -1):
         score, label = scores[end], labels[end]
         scores[end], labels[end] = scores[0], labels[0]
-        sink(labels, scores, end, label, score)
+        sift_down(labels, scores, end, label, score)

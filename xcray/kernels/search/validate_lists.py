@@ -1,4 +1,4 @@
-"""Packed lists checked: searches read them without looking where they read, so nothing in them may point outside."""
+"""Validation of packed lists: searches read them without bounds checks."""
 
 from __future__ import annotations
 
@@ -8,117 +8,125 @@ from numpy.typing import NDArray
 
 from xcray.kernels.search.bits import float32, float_of, int64, load16, load32
 from xcray.kernels.search.lists import (
-    DENSE_HEAD,
-    HEAD,
-    NARROW,
-    PLACE,
-    RANGE,
-    SPECIAL,
-    SPLIT_HEAD,
-    UNIT,
-    WEIGHT,
+    DENSE_HEADER_BYTES,
+    HEADER_BYTES,
+    NARROW_BYTES,
+    RANGE_ENTRY_BYTES,
+    RANGE_LABELS,
+    SPECIAL_BIT,
+    SPLIT_HEADER_BYTES,
+    UNIT_BYTES,
+    WEIGHT_BYTES,
     Bytes,
-    Lists,
+    PackedLists,
     chunk_count,
     chunk_shift,
     label_mask,
     list_bytes,
-    n_clipped,
+    max_clipped,
     n_leading,
     n_ranges,
     top_at,
 )
 
-BUILT_ON = {"search.bits": "b69c88f5", "search.lists": "e4c3b501"}
+BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3"}
 
 
 @numba.njit(nogil=True, cache=True)
-def first_bad(lists: Lists) -> int:
-    """The first feature whose block is not sound; -1 when all are. Lengths of starts and blocks must fit already."""
+def first_invalid(lists: PackedLists) -> int:
+    """Return the first feature whose block is invalid, or -1.
+
+    The lengths of starts and blocks must have been checked.
+    """
     for f in range(len(lists.starts) - 1):
-        begin, end = int64(lists.starts[f]) * UNIT, int64(lists.starts[f + 1]) * UNIT
+        begin, end = int64(lists.starts[f]) * UNIT_BYTES, int64(lists.starts[f + 1]) * UNIT_BYTES
         if end < begin or end + 8 > len(lists.blocks):
             return f
-        if end > begin and not _sound(lists, begin, end):
+        if end > begin and not _is_valid_block(lists, begin, end):
             return f
     return -1
 
 
 @numba.njit(nogil=True, cache=True)
-def _sound(lists: Lists, begin: int, end: int) -> bool:
-    """One block, from its header to its end."""
+def _is_valid_block(lists: PackedLists, begin: int, end: int) -> bool:
+    """Return whether one block is valid."""
     blocks, width, n_labels = lists.blocks, lists.width, lists.n_labels
     head = load32(blocks, begin)
     n = int64(head & np.uint32(0x7FFFFFFF))
     if n > n_labels:
         return False
-    if not head & SPECIAL:
+    if not head & SPECIAL_BIT:
         body = list_bytes(n, width)
-        weights = n * WEIGHT if width == NARROW else 0
+        weights = n * WEIGHT_BYTES if width == NARROW_BYTES else 0
         if (
             n == 0
-            or begin + HEAD + body + weights > end
-            or not _sound_list(blocks, begin + HEAD, n, width, n_labels)
+            or begin + HEADER_BYTES + body + weights > end
+            or not _is_valid_list(blocks, begin + HEADER_BYTES, n, width, n_labels)
         ):
             return False
-        return _finite(blocks, begin + HEAD + body, weights // WEIGHT)
-    if width == NARROW:
-        return _sound_dense(lists, begin, end, n)
-    return _sound_split(lists, begin, end, n)
+        return _are_finite(blocks, begin + HEADER_BYTES + body, weights // WEIGHT_BYTES)
+    if width == NARROW_BYTES:
+        return _is_valid_dense(lists, begin, end, n)
+    return _is_valid_split(lists, begin, end, n)
 
 
 @numba.njit(nogil=True, cache=True)
-def _sound_dense(lists: Lists, begin: int, end: int, n: int) -> bool:
-    """A dense block; n: of its list."""
-    blocks, room = lists.blocks, list_bytes(2 * n_clipped(lists.n_labels), NARROW)
-    if begin + DENSE_HEAD + lists.n_labels + room > end or n > 2 * n_clipped(lists.n_labels):
+def _is_valid_dense(lists: PackedLists, begin: int, end: int, n: int) -> bool:
+    """Return whether a dense block is valid; n: size of its list."""
+    blocks, room = lists.blocks, list_bytes(2 * max_clipped(lists.n_labels), NARROW_BYTES)
+    if begin + DENSE_HEADER_BYTES + lists.n_labels + room > end or n > 2 * max_clipped(
+        lists.n_labels
+    ):
         return False
     n_all = int64(load32(blocks, begin + 12))
-    place = begin + DENSE_HEAD + lists.n_labels
-    full = place + room
+    position = begin + DENSE_HEADER_BYTES + lists.n_labels
+    full = position + room
     if (
         n_all > lists.n_labels
-        or full + n_all * (NARROW + WEIGHT) > end
-        or not _finite(blocks, begin + 4, 2)
+        or full + n_all * (NARROW_BYTES + WEIGHT_BYTES) > end
+        or not _are_finite(blocks, begin + 4, 2)
     ):
         return False
-    if n > 0 and not _sound_list(blocks, place, n, NARROW, lists.n_labels):
+    if n > 0 and not _is_valid_list(blocks, position, n, NARROW_BYTES, lists.n_labels):
         return False
     for i in range(n_all):
-        if load16(blocks, full + NARROW * i) >= lists.n_labels:
+        if load16(blocks, full + NARROW_BYTES * i) >= lists.n_labels:
             return False
-    return _finite(blocks, full + NARROW * n_all, n_all)
+    return _are_finite(blocks, full + NARROW_BYTES * n_all, n_all)
 
 
 @numba.njit(nogil=True, cache=True)
-def _sound_split(lists: Lists, begin: int, end: int, n: int) -> bool:
-    """A block that is split."""
+def _is_valid_split(lists: PackedLists, begin: int, end: int, n: int) -> bool:
+    """Return whether a split block is valid."""
     blocks, ranges, leading = lists.blocks, n_ranges(lists.n_labels), n_leading(n)
-    place = begin + SPLIT_HEAD + PLACE * ranges
+    position = begin + SPLIT_HEADER_BYTES + RANGE_ENTRY_BYTES * ranges
     if (
-        place + list_bytes(leading, lists.width) > end
+        position + list_bytes(leading, lists.width) > end
         or leading == 0
-        or not _finite(blocks, begin + 4, 1)
+        or not _are_finite(blocks, begin + 4, 1)
     ):
         return False
-    if not _sound_list(blocks, place, leading, lists.width, lists.n_labels):
+    if not _is_valid_list(blocks, position, leading, lists.width, lists.n_labels):
         return False
     total = 0
     for r in range(ranges):
-        goal = begin + int64(load32(blocks, begin + SPLIT_HEAD + PLACE * r))
-        count = int64(load32(blocks, begin + SPLIT_HEAD + PLACE * r + 4))
-        labels = min(RANGE, lists.n_labels - r * RANGE)
-        if count > labels or goal > end or goal + list_bytes(count, NARROW) > end:
+        start = begin + int64(load32(blocks, begin + SPLIT_HEADER_BYTES + RANGE_ENTRY_BYTES * r))
+        count = int64(load32(blocks, begin + SPLIT_HEADER_BYTES + RANGE_ENTRY_BYTES * r + 4))
+        labels = min(RANGE_LABELS, lists.n_labels - r * RANGE_LABELS)
+        if count > labels or start > end or start + list_bytes(count, NARROW_BYTES) > end:
             return False
-        if count > 0 and not _sound_list(blocks, goal, count, NARROW, labels):
+        if count > 0 and not _is_valid_list(blocks, start, count, NARROW_BYTES, labels):
             return False
         total += count
     return total == n
 
 
 @numba.njit(nogil=True, cache=True)
-def _sound_list(blocks: Bytes, tops: int, n: int, width: int, n_labels: int) -> bool:
-    """Tops are numbers that fall, labels are below n_labels. The list lies within its block."""
+def _is_valid_list(blocks: Bytes, tops: int, n: int, width: int, n_labels: int) -> bool:
+    """Return whether tops descend and labels are below n_labels.
+
+    The list must lie within its block.
+    """
     chunks = chunk_count(n, chunk_shift(n))
     before = float32(np.inf)
     for chunk in range(chunks + 1):
@@ -126,27 +134,27 @@ def _sound_list(blocks: Bytes, tops: int, n: int, width: int, n_labels: int) -> 
         if not top <= before:
             return False
         before = top
-    place = tops + 2 * (chunks + 1)
+    position = tops + 2 * (chunks + 1)
     mask = label_mask(width)
     for _i in range(n):
-        if load32(blocks, place) & mask >= n_labels:
+        if load32(blocks, position) & mask >= n_labels:
             return False
-        place += width
+        position += width
     return True
 
 
 @numba.njit(nogil=True, cache=True)
-def _finite(blocks: Bytes, place: int, n: int) -> bool:
-    """Whether n float32 are finite."""
-    sound = True
+def _are_finite(blocks: Bytes, position: int, n: int) -> bool:
+    """Return whether n float32 are finite."""
+    valid = True
     for i in range(n):
-        sound &= np.isfinite(float_of(load32(blocks, place + 4 * i)))
-    return sound
+        valid &= np.isfinite(float_of(load32(blocks, position + 4 * i)))
+    return valid
 
 
 @numba.njit(nogil=True, cache=True)
-def is_order(order: NDArray[np.int32]) -> bool:
-    """Whether these are all labels, each once."""
+def is_permutation(order: NDArray[np.int32]) -> bool:
+    """Return whether these are all labels, each once."""
     seen = np.zeros(len(order), np.uint8)
     for label in order:
         if label < 0 or label >= len(order) or seen[label]:

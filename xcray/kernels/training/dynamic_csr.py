@@ -1,8 +1,10 @@
-"""A sparse matrix by row that grows entry by entry: what a solver adds to in any order, walks by row and never holds dense.
+"""Sparse matrix by row that grows entry by entry.
 
-A row's entries lie together in a flat pool, those larger than a threshold first: behind a soft threshold they are the nonzeros,
-and a walk over them meets no zero. A row with many entries has a hash table of its own to find a column in. A row that is full
-moves to a place with twice the room; `clear` gives every row the room that it needed, in one piece.
+A solver adds to entries in any order and iterates over rows; the matrix is never dense. The entries
+of a row are contiguous in a pool, those larger than a threshold first. Behind a soft threshold
+these are the non-zeros, so iterating over them meets no zeros. A row with many entries has its own
+hash table to find columns. A full row moves to another part of the pool with twice the capacity.
+`clear` compacts the pool and gives every row the capacity that it needed.
 """
 
 from typing import Any, NamedTuple
@@ -12,216 +14,251 @@ import numpy as np
 
 from xcray.arrays import Float64, Int32, Int64
 
-SMALL = 8  # rows of at most so many entries are searched without a table
-SCATTER = 2654435769  # 2^32 / golden ratio: neighbouring columns land far apart
-LOW = 0xFFFFFFFF
+MAX_LINEAR = 8  # rows of at most this capacity are searched linearly
+HASH_MULTIPLIER = 2654435769  # 2^32 / golden ratio: spreads neighbouring columns
+LOW_MASK = 0xFFFFFFFF
 
 
-class Table(NamedTuple):
-    """Row j holds size[j] columns and values, the first strong[j] of them larger than the threshold in size."""
+class DynamicRows(NamedTuple):
+    """Row j holds size[j] columns and values; |value| > threshold for the first n_large[j]."""
 
     begin: Int64  # (rows,)
     size: Int32  # (rows,)
-    room: Int32  # (rows,)
-    strong: Int32  # (rows,)
+    capacity: Int32  # (rows,)
+    n_large: Int32  # (rows,)
     slot_begin: Int64  # (rows,)
     columns: Int32
     values: Float64
-    slots: Int64  # (column + 1) << 32 | place; 0: free. Twice as many as `room`, for rows that are not SMALL
-    used: Int64  # (2,) places of `columns` and of `slots` given out
+    # (column + 1) << 32 | position; 0: free. Twice the capacity, for rows above MAX_LINEAR
+    slots: Int64
+    used: Int64  # (2,) allocated entries of `columns` and of `slots`
 
 
 @numba.njit(nogil=True, cache=True)
-def slot_of(slots: Int64, base: Any, mask: Any, column: Any) -> Any:
-    """The slot that holds `column`, or the free one where it belongs, in the table of mask + 1 slots at `base`."""
-    h = (column * SCATTER >> 8) & mask
+def find_slot(slots: Int64, base: Any, mask: Any, column: Any) -> Any:
+    """Return the slot with `column`, or the free slot for it.
+
+    The table has mask + 1 slots, starting at `base`.
+    """
+    h = (column * HASH_MULTIPLIER >> 8) & mask
     while slots[base + h] != 0 and (slots[base + h] >> 32) != column + 1:
         h = (h + 1) & mask
     return base + h
 
 
 @numba.njit(nogil=True, cache=True)
-def place_of(
+def find_column(
     columns: Int32, slots: Int64, base: Any, size: Any, slot_begin: Any, mask: Any, column: Any
 ) -> int:
-    """The place of `column` in a row; -1 when it is not there. mask: of its table, below 2 * SMALL for a row without one."""
-    if mask < 2 * SMALL:
+    """Return the position of `column` in a row, or -1.
+
+    mask: of the row's table; below 2 * MAX_LINEAR for a row without table.
+    """
+    if mask < 2 * MAX_LINEAR:
         for p in range(size):
             if columns[base + p] == column:
                 return p
         return -1
-    slot = slots[slot_of(slots, slot_begin, mask, column)]
-    return int(slot & LOW) if slot != 0 else -1
+    slot = slots[find_slot(slots, slot_begin, mask, column)]
+    return int(slot & LOW_MASK) if slot != 0 else -1
 
 
 @numba.njit(nogil=True, cache=True)
-def hang(table: Table, j: int, p: int) -> None:
-    """Note in the table of row j that its place p holds the column it does."""
+def insert_slot(table: DynamicRows, j: int, p: int) -> None:
+    """Record in the table of row j that position p holds its column."""
     column = np.int64(table.columns[table.begin[j] + p])
-    slot = slot_of(table.slots, table.slot_begin[j], 2 * np.int64(table.room[j]) - 1, column)
+    slot = find_slot(table.slots, table.slot_begin[j], 2 * np.int64(table.capacity[j]) - 1, column)
     table.slots[slot] = ((column + 1) << 32) | np.int64(p)
 
 
 @numba.njit(nogil=True, cache=True)
-def widen(table: Table, j: int) -> None:
-    """Move row j to a place with twice the room; the caller has seen that the pools have it."""
-    room, old, new = max(4, 2 * table.room[j]), table.begin[j], table.used[0]
+def grow_row(table: DynamicRows, j: int) -> None:
+    """Move row j to entries with twice the capacity; the pools must have them."""
+    capacity, old, new = max(4, 2 * table.capacity[j]), table.begin[j], table.used[0]
     for p in range(table.size[j]):
         table.columns[new + p], table.values[new + p] = (
             table.columns[old + p],
             table.values[old + p],
         )
-    table.begin[j], table.room[j] = new, room
-    table.used[0] += room
-    if room > SMALL:
+    table.begin[j], table.capacity[j] = new, capacity
+    table.used[0] += capacity
+    if capacity > MAX_LINEAR:
         table.slot_begin[j] = table.used[1]
-        table.used[1] += 2 * np.int64(room)
+        table.used[1] += 2 * np.int64(capacity)
         for p in range(table.size[j]):
-            hang(table, j, p)
+            insert_slot(table, j, p)
 
 
 @numba.njit(nogil=True, cache=True)
-def swap(table: Table, j: int, p: int, q: int) -> None:
-    """Exchange two places of row j."""
+def swap(table: DynamicRows, j: int, p: int, q: int) -> None:
+    """Exchange two positions of row j."""
     a, b = table.begin[j] + p, table.begin[j] + q
     table.columns[a], table.columns[b] = table.columns[b], table.columns[a]
     table.values[a], table.values[b] = table.values[b], table.values[a]
-    if table.room[j] > SMALL:
-        hang(table, j, p)
-        hang(table, j, q)
+    if table.capacity[j] > MAX_LINEAR:
+        insert_slot(table, j, p)
+        insert_slot(table, j, q)
 
 
 @numba.njit(nogil=True, cache=True)
-def cross(table: Table, j: int, p: int, strong: bool) -> None:
-    """Take place p of row j over the border between the strong entries and the others."""
-    if strong:
-        swap(table, j, p, int(table.strong[j]))
-        table.strong[j] += 1
+def move_across_threshold(table: DynamicRows, j: int, p: int, is_large: bool) -> None:
+    """Move position p of row j across the border between large and other entries.
+
+    is_large: whether the entry is above the threshold now.
+    """
+    if is_large:
+        swap(table, j, p, int(table.n_large[j]))
+        table.n_large[j] += 1
     else:
-        table.strong[j] -= 1
-        swap(table, j, p, int(table.strong[j]))
+        table.n_large[j] -= 1
+        swap(table, j, p, int(table.n_large[j]))
 
 
 @numba.njit(nogil=True, cache=True)
-def append(table: Table, j: int, column: Any, value: float, edge: float) -> None:
-    """A new entry of row j; the caller has seen that the pools have room."""
-    if table.size[j] == table.room[j]:
-        widen(table, j)
+def append(table: DynamicRows, j: int, column: Any, value: float, threshold: float) -> None:
+    """Append an entry to row j; the pools must have the capacity."""
+    if table.size[j] == table.capacity[j]:
+        grow_row(table, j)
     p = int(table.size[j])
     table.columns[table.begin[j] + p], table.values[table.begin[j] + p] = column, value
     table.size[j] += 1
-    if table.room[j] > SMALL:
-        hang(table, j, p)
-    if abs(value) > edge:
-        cross(table, j, p, True)
+    if table.capacity[j] > MAX_LINEAR:
+        insert_slot(table, j, p)
+    if abs(value) > threshold:
+        move_across_threshold(table, j, p, True)
 
 
 @numba.njit(nogil=True, cache=True)
-def add(table: Table, j: int, columns: Int32, changes: Float64, x: float, edge: float) -> None:
-    """Row j: add x changes[a] to the entry of columns[a], for all that are not zero."""
-    held, values, slots = table.columns, table.values, table.slots
-    base, slot_begin, mask = table.begin[j], table.slot_begin[j], 2 * np.int64(table.room[j]) - 1
+def add(
+    table: DynamicRows, j: int, columns: Int32, changes: Float64, x: float, threshold: float
+) -> None:
+    """Add x changes[a] to the entry of columns[a] in row j, for all non-zero changes."""
+    row_columns, values, slots = table.columns, table.values, table.slots
+    base, slot_begin, mask = (
+        table.begin[j],
+        table.slot_begin[j],
+        2 * np.int64(table.capacity[j]) - 1,
+    )
     for a in range(len(columns)):
         if changes[a] == 0.0:
             continue
         column = np.int64(columns[a])
-        p = place_of(held, slots, base, table.size[j], slot_begin, mask, column)
+        p = find_column(row_columns, slots, base, table.size[j], slot_begin, mask, column)
         if p < 0:
-            append(table, j, column, x * changes[a], edge)
+            append(table, j, column, x * changes[a], threshold)
             base, slot_begin, mask = (
                 table.begin[j],
                 table.slot_begin[j],
-                2 * np.int64(table.room[j]) - 1,
+                2 * np.int64(table.capacity[j]) - 1,
             )
             continue
-        was = abs(values[base + p]) > edge
+        was_large = abs(values[base + p]) > threshold
         values[base + p] += x * changes[a]
-        now = abs(values[base + p]) > edge
-        if was != now:
-            cross(table, j, p, now)
+        is_large_now = abs(values[base + p]) > threshold
+        if was_large != is_large_now:
+            move_across_threshold(table, j, p, is_large_now)
 
 
 @numba.njit(nogil=True, cache=True)
-def past(v: float, edge: float) -> float:
-    """By how much v is past the threshold, with its sign; for entries that are."""
-    return v - edge if v > 0.0 else v + edge
+def soft_threshold(v: float, threshold: float) -> float:
+    """Return v moved towards zero by the threshold, for |v| above it."""
+    return v - threshold if v > 0.0 else v + threshold
 
 
 @numba.njit(nogil=True, cache=True)
-def gather(table: Table, j: int, columns: Int32, x: float, edge: float, out: Float64) -> None:
-    """Row j: add to out[a] x times what the entry of columns[a] is past the threshold."""
-    held, values, slots = table.columns, table.values, table.slots
-    base, strong, slot_begin = table.begin[j], table.strong[j], table.slot_begin[j]
-    mask = 2 * np.int64(table.room[j]) - 1
-    if strong == 0:
+def gather(
+    table: DynamicRows, j: int, columns: Int32, x: float, threshold: float, out: Float64
+) -> None:
+    """Add x times the soft-thresholded entry of columns[a] in row j to out[a]."""
+    row_columns, values, slots = table.columns, table.values, table.slots
+    base, n_large, slot_begin = table.begin[j], table.n_large[j], table.slot_begin[j]
+    mask = 2 * np.int64(table.capacity[j]) - 1
+    if n_large == 0:
         return
     for a in range(len(columns)):
-        p = place_of(held, slots, base, strong, slot_begin, mask, np.int64(columns[a]))
-        if 0 <= p < strong:
-            out[a] += x * past(values[base + p], edge)
+        p = find_column(row_columns, slots, base, n_large, slot_begin, mask, np.int64(columns[a]))
+        if 0 <= p < n_large:
+            out[a] += x * soft_threshold(values[base + p], threshold)
 
 
 @numba.njit(nogil=True, cache=True)
-def has_room(table: Table, rows: Int32, more: int) -> bool:
-    """Whether every row of `rows` can take `more` columns without the pools running out."""
+def has_capacity(table: DynamicRows, rows: Int32, more: int) -> bool:
+    """Return whether the pools suffice to add `more` columns to every row of `rows`."""
     entries, slots = table.used[0], table.used[1]
     for j in rows:
-        room = int(table.room[j])
-        while room < table.size[j] + more:  # widened step by step, each leaving its place behind
-            room = max(4, 2 * room)
-            entries += room
-            if room > SMALL:
-                slots += 2 * room
+        capacity = int(table.capacity[j])
+        while capacity < table.size[j] + more:  # each enlargement leaves its old entries unused
+            capacity = max(4, 2 * capacity)
+            entries += capacity
+            if capacity > MAX_LINEAR:
+                slots += 2 * capacity
     return bool(entries <= len(table.columns) and slots <= len(table.slots))
 
 
 @numba.njit(nogil=True, cache=True)
-def clear(table: Table) -> None:
-    """Empty all rows; each keeps room for as many entries as it had."""
+def clear(table: DynamicRows) -> None:
+    """Empty all rows; each keeps capacity for as many entries as it had."""
     table.slots[: table.used[1]] = 0
     table.used[:] = 0
     for j in range(len(table.begin)):
-        room = 0
-        while room < table.size[j]:
-            room = max(4, 2 * room)
-        table.begin[j], table.slot_begin[j], table.room[j] = table.used[0], table.used[1], room
-        table.used[0] += room
-        if room > SMALL:
-            table.used[1] += 2 * room
-        table.size[j], table.strong[j] = 0, 0
+        capacity = 0
+        while capacity < table.size[j]:
+            capacity = max(4, 2 * capacity)
+        table.begin[j], table.slot_begin[j], table.capacity[j] = (
+            table.used[0],
+            table.used[1],
+            capacity,
+        )
+        table.used[0] += capacity
+        if capacity > MAX_LINEAR:
+            table.used[1] += 2 * capacity
+        table.size[j], table.n_large[j] = 0, 0
 
 
 @numba.njit(nogil=True, cache=True)
-def count_past(
-    table: Table, edge: float, least: float, begin: int, end: int, kept: Int64, dropped: Int64
+def count_entries(
+    table: DynamicRows,
+    threshold: float,
+    min_excess: float,
+    begin: int,
+    end: int,
+    n_kept: Int64,
+    n_dropped: Int64,
 ) -> None:
-    """Of the entries past `edge` in rows begin..end - 1, count by column those past it by more than `least`, and the others."""
+    """Count entries above `threshold` in rows begin..end - 1, by column.
+
+    n_kept: those that exceed it by more than `min_excess`; n_dropped: the others.
+    """
     for j in range(begin, end):
         lo = table.begin[j]
-        for p in range(lo, lo + table.strong[j]):
-            if abs(past(table.values[p], edge)) > least:
-                kept[table.columns[p]] += 1
+        for p in range(lo, lo + table.n_large[j]):
+            if abs(soft_threshold(table.values[p], threshold)) > min_excess:
+                n_kept[table.columns[p]] += 1
             else:
-                dropped[table.columns[p]] += 1
+                n_dropped[table.columns[p]] += 1
 
 
 @numba.njit(nogil=True, cache=True)
-def turn_past(
-    table: Table,
-    edge: float,
-    least: float,
+def export_csc(
+    table: DynamicRows,
+    threshold: float,
+    min_excess: float,
     begin: int,
     end: int,
     ends: Int64,
     rows: Int32,
     values: Float64,
 ) -> None:
-    """Write those that `count_past` keeps, by column, at `ends`, which move on: row numbers, and by how much they are past."""
+    """Write the entries counted as kept by `count_entries`, by column.
+
+    ends: next output position of each column, advanced. Writes row numbers and soft-thresholded
+    values.
+    """
     for j in range(begin, end):
         lo = table.begin[j]
-        for p in range(lo, lo + table.strong[j]):
-            v, k = past(table.values[p], edge), table.columns[p]
-            if abs(v) > least:
+        for p in range(lo, lo + table.n_large[j]):
+            v, k = soft_threshold(table.values[p], threshold), table.columns[p]
+            if abs(v) > min_excess:
                 rows[ends[k]] = j
                 values[ends[k]] = v
                 ends[k] += 1

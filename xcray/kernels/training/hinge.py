@@ -1,10 +1,10 @@
-"""The hinge losses of one class at known scores: sums over all samples in SIMD, the best bias, the null objective.
+"""Hinge losses of one class at given scores: SIMD sums over samples, best bias, null objective.
 
     squared hinge: loss_i = cost_i z_+^2      hinge: loss_i = cost_i z_+      z = 1 - y (score + b)
 
-cost_i = C times the weight of sample i, for positives times the class's positive weight. `weights` is (N,) float32, or
-empty when all are one. Scores are float32 or float64; sums over chunks of samples are made in their precision, sums of
-chunks in float64.
+cost_i = C times the weight of sample i, for positives also times the positive weight of the class.
+`weights` is (N,) float32, or empty if all are one. Scores are float32 or float64. Sums over chunks
+of samples are computed in the precision of the scores, sums of chunks in float64.
 """
 
 from typing import Any, NamedTuple
@@ -15,11 +15,14 @@ import numpy as np
 from xcray.arrays import Float32, Int32
 
 SQUARED_HINGE, HINGE = 0, 1
-CHUNK = 1024  # samples summed up in the scores' own precision
+CHUNK_SAMPLES = 1024  # samples summed in the precision of the scores
 
 
 class Objective(NamedTuple):
-    """What every class minimises: lam |w|_1 + tau/2 (|w|^2 + b^2) + sum of losses; `loss` is SQUARED_HINGE or HINGE."""
+    """Objective of a class: lam |w|_1 + tau/2 (|w|^2 + b^2) + sum of losses.
+
+    loss: SQUARED_HINGE or HINGE.
+    """
 
     loss: int
     lam: float
@@ -27,8 +30,8 @@ class Objective(NamedTuple):
     C: float
 
 
-class Sums(NamedTuple):
-    """Over samples with z > 0, weighted: sum of z, of z^2, of 1; and how many they are."""
+class HingeSums(NamedTuple):
+    """Weighted sums over samples with z > 0: of z, of z^2, of 1; and their number."""
 
     first: float
     second: float
@@ -38,7 +41,7 @@ class Sums(NamedTuple):
 
 @numba.njit(nogil=True, cache=True)
 def soft(v: float, lam: float) -> float:
-    """The proximal operator of lam |.|: v moved towards zero by lam."""
+    """Return the proximal operator of lam |.|: v moved towards zero by lam."""
     if v > lam:
         return v - lam
     if v < -lam:
@@ -48,7 +51,7 @@ def soft(v: float, lam: float) -> float:
 
 @numba.njit(nogil=True, cache=True)
 def null_objective(o: Objective, positive: float, negative: float) -> float:
-    """The primal at w = 0 with the best bias: what predicting from the class's frequency alone costs.
+    """Return the primal at w = 0 with the best bias: predicting from the class frequency only.
 
     positive, negative: total weights of the positives and of the negatives.
     """
@@ -60,8 +63,8 @@ def null_objective(o: Objective, positive: float, negative: float) -> float:
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "nnan"})
-def chunk_sums(scores: Any, shift: float) -> Sums:
-    """Sums of a chunk of negatives, all of weight one; SIMD."""
+def chunk_sums(scores: Any, shift: float) -> HingeSums:
+    """Return the sums of a chunk of negatives of weight one; SIMD."""
     number = scores.dtype.type
     zero, one, by = number(0.0), number(1.0), number(shift)
     first, second, count = zero, zero, zero
@@ -71,12 +74,12 @@ def chunk_sums(scores: Any, shift: float) -> Sums:
         first += z
         second += z * z
         count += one if z > zero else zero
-    return Sums(np.float64(first), np.float64(second), np.float64(count), np.float64(count))
+    return HingeSums(np.float64(first), np.float64(second), np.float64(count), np.float64(count))
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "nnan"})
-def weighted_sums(scores: Any, weights: Float32, shift: float) -> Sums:
-    """Sums of a chunk of negatives with their weights; SIMD."""
+def weighted_sums(scores: Any, weights: Float32, shift: float) -> HingeSums:
+    """Return the sums of a chunk of weighted negatives; SIMD."""
     number = scores.dtype.type
     zero, one, by = number(0.0), number(1.0), number(shift)
     first, second, weight, count = zero, zero, zero, zero
@@ -88,15 +91,15 @@ def weighted_sums(scores: Any, weights: Float32, shift: float) -> Sums:
         second += c * z * z
         weight += c if z > zero else zero
         count += one if z > zero else zero
-    return Sums(np.float64(first), np.float64(second), np.float64(weight), np.float64(count))
+    return HingeSums(np.float64(first), np.float64(second), np.float64(weight), np.float64(count))
 
 
 @numba.njit(nogil=True, cache=True)
-def all_as_negatives(scores: Any, weights: Float32, b: float) -> Sums:
-    """Sums over all samples as if all were negatives: z = (1 + score + b)_+."""
+def all_as_negatives(scores: Any, weights: Float32, b: float) -> HingeSums:
+    """Return the sums over all samples as negatives: z = (1 + score + b)_+."""
     first, second, weight, count = 0.0, 0.0, 0.0, 0.0
-    for lo in range(0, len(scores), CHUNK):
-        hi = min(len(scores), lo + CHUNK)
+    for lo in range(0, len(scores), CHUNK_SAMPLES):
+        hi = min(len(scores), lo + CHUNK_SAMPLES)
         if len(weights) > 0:
             part = weighted_sums(scores[lo:hi], weights[lo:hi], 1.0 + b)
         else:
@@ -105,14 +108,17 @@ def all_as_negatives(scores: Any, weights: Float32, b: float) -> Sums:
         second += part.second
         weight += part.weight
         count += part.samples
-    return Sums(first, second, weight, count)
+    return HingeSums(first, second, weight, count)
 
 
 @numba.njit(nogil=True, cache=True)
 def signed_sums(
     scores: Any, weights: Float32, positives: Int32, factor: float, b: float
-) -> tuple[Sums, Sums]:
-    """Sums of the negatives, and of the positives with `factor` times their weight."""
+) -> tuple[HingeSums, HingeSums]:
+    """Return the sums of the negatives and of the positives.
+
+    The weights of positives are multiplied by `factor`.
+    """
     n = all_as_negatives(scores, weights, b)
     n1, n2, nw, nc = n.first, n.second, n.weight, n.samples
     p1, p2, pw, pc = 0.0, 0.0, 0.0, 0.0
@@ -126,7 +132,7 @@ def signed_sums(
         z = max(0.0, 1.0 - f)
         on = 1.0 if z > 0.0 else 0.0
         p1, p2, pw, pc = p1 + c * z, p2 + c * z * z, pw + c * on, pc + on
-    return Sums(n1, n2, nw, nc), Sums(p1, p2, pw, pc)
+    return HingeSums(n1, n2, nw, nc), HingeSums(p1, p2, pw, pc)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -137,13 +143,14 @@ def best_bias(
     positives: Int32,
     factor: float,
     b: float,
-    enough: float,
+    tolerance: float,
     steps: int,
 ) -> tuple[float, float, int]:
-    """The bias that minimises the primal at fixed w, to within about `enough`, from `b` on.
+    """Return the bias that minimises the primal at fixed w, to about `tolerance`, starting at `b`.
 
-    With tau/2 b^2 + the sum of losses there, and how many samples have a loss. Newton's method on a monotone piecewise
-    linear slope, kept in a bracket, `steps` at most.
+    Also returns tau/2 b^2 + the sum of losses there, and the number of samples with a loss.
+    Newton's method on a monotone piecewise-linear slope, kept in a bracket, with at most `steps`
+    steps.
     """
     squared = o.loss == SQUARED_HINGE
     low, high = -np.inf, np.inf
@@ -164,11 +171,12 @@ def best_bias(
             high = min(high, b)
         else:
             low = max(low, b)
-        if squared and 0.5 * slope * slope / curvature <= enough:
+        if squared and 0.5 * slope * slope / curvature <= tolerance:
             break
         new = b - slope / curvature
         if not low <= new <= high or (not squared and np.isfinite(low) and np.isfinite(high)):
-            new = 0.5 * (low + high)  # outside the bracket; and the hinge's slope jumps
+            # outside the bracket, or the slope of the hinge, which jumps
+            new = 0.5 * (low + high)
         if abs(new - b) <= 1e-12 * (1.0 + abs(b)):
             break
         b = new

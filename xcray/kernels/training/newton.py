@@ -1,7 +1,8 @@
-"""Newton's method for classes over few features: passes over the rows, and the l1-regularised quadratic model.
+"""Newton's method for classes with few features: row passes, and the quadratic model with l1.
 
-The bias is feature number D, of value 1 in every row and free of l1; matrices and vectors over features have D + 1 places.
-All functions work on rows lo .. hi - 1, so that whoever calls them can look up between two calls.
+The bias is feature number D, with value 1 in every row and without l1; vectors and matrices over
+features have size D + 1. All functions process rows lo .. hi - 1, so that callers can check for a
+stop between two calls.
 """
 
 import numba
@@ -9,13 +10,13 @@ import numba
 from xcray.arrays import CSR, Float64
 from xcray.kernels.training.hinge import soft
 
-# The content of these files, held by test_house.py: numba's disk cache sees changes of this file alone.
-BUILT_ON = {"training.hinge": "b797d533"}
+# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
+BUILT_ON = {"training.hinge": "c4494e05"}
 
 
 @numba.njit(nogil=True, cache=True)
-def scores_of(X: CSR, w: Float64, lo: int, hi: int, scores: Float64) -> None:
-    """scores[i] = w.x_i, with the bias."""
+def score_rows(X: CSR, w: Float64, lo: int, hi: int, scores: Float64) -> None:
+    """Compute scores[i] = w.x_i, including the bias."""
     d = len(w) - 1
     for i in range(lo, hi):
         total = w[d]
@@ -26,14 +27,14 @@ def scores_of(X: CSR, w: Float64, lo: int, hi: int, scores: Float64) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def violations(signs: Float64, scores: Float64, z: Float64) -> None:
-    """z[i] = max(0, 1 - y_i score_i)."""
+    """Compute z[i] = max(0, 1 - y_i score_i)."""
     for i in range(len(signs)):
         z[i] = max(0.0, 1.0 - signs[i] * scores[i])
 
 
 @numba.njit(nogil=True, cache=True)
 def add_rows(X: CSR, factors: Float64, lo: int, hi: int, v: Float64) -> None:
-    """v += sum of factors[i] x_i."""
+    """Add the sum of factors[i] x_i to v."""
     d = len(v) - 1
     for i in range(lo, hi):
         if factors[i] != 0.0:
@@ -44,7 +45,7 @@ def add_rows(X: CSR, factors: Float64, lo: int, hi: int, v: Float64) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def add_outer(X: CSR, factors: Float64, lo: int, hi: int, H: Float64) -> None:
-    """H += sum of factors[i] x_i x_i', the lower triangle; the rows' features ascend."""
+    """Add the sum of factors[i] x_i x_i' to the lower triangle of H; features must ascend."""
     d = len(H) - 1
     for i in range(lo, hi):
         if factors[i] != 0.0:
@@ -58,8 +59,8 @@ def add_outer(X: CSR, factors: Float64, lo: int, hi: int, H: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def mirror(H: Float64, M: Float64, tau: float) -> None:
-    """M = H whole, from its lower triangle, plus tau on the diagonal."""
+def symmetrise(H: Float64, M: Float64, tau: float) -> None:
+    """Copy the lower triangle of H to all of M, and add tau to the diagonal."""
     for j in range(len(H)):
         for k in range(j + 1):
             M[j, k] = H[j, k]
@@ -68,12 +69,13 @@ def mirror(H: Float64, M: Float64, tau: float) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def descend(
-    M: Float64, slope: Float64, w: Float64, lam: float, sweeps: int, enough: float, step: Float64
+def minimise_model(
+    M: Float64, slope: Float64, w: Float64, lam: float, sweeps: int, tolerance: float, step: Float64
 ) -> int:
-    """Minimise slope.s + s'Ms/2 + lam |w + s|_1 over s, by coordinate descent from `step` = 0; returns the sweeps done.
+    """Minimise slope.s + s'Ms/2 + lam |w + s|_1 over s by coordinate descent from `step` = 0.
 
-    The bias pays no l1. Ends when a sweep gains less than `enough` of all that was gained.
+    The bias has no l1. Ends when a sweep gains less than `tolerance` of the total gain. Returns the
+    number of sweeps.
     """
     n = len(w)
     pull = slope.copy()  # slope + M step
@@ -92,7 +94,7 @@ def descend(
                 for k in range(n):
                     pull[k] += change * row[k]
         gained += gain
-        if gain <= enough * gained:
+        if gain <= tolerance * gained:
             return done + 1
     return sweeps
 
@@ -101,7 +103,10 @@ def descend(
 def dual_value(
     v: Float64, first: float, second: float, scale: float, lam: float, tau: float
 ) -> float:
-    """The dual at `scale` times alpha: first = sum of alpha, second = sum of inv alpha^2, v = sum of alpha y x."""
+    """Return the dual at `scale` times alpha.
+
+    first: sum of alpha; second: sum of inv alpha^2; v: sum of alpha y x.
+    """
     d = len(v) - 1
     w2 = (scale * v[d]) ** 2
     for j in range(d):

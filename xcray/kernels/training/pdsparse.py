@@ -1,19 +1,23 @@
-"""The PD-Sparse kernel: all labels at once, by block-coordinate ascent on each sample's few confusing labels.
+"""PD-Sparse kernel: all labels together, by block-coordinate ascent on samples' active labels.
 
-With P_i the labels on sample i, N_i all others, V = sum_i x_i beta_i' (D x K), z = W'x_i (`xcray.solvers.pdsparse` states the
-problem and derives this):
+With P_i the labels of sample i, N_i all others, V = sum_i x_i beta_i' (D, K), z = W'x_i
+(`xcray.solvers.pdsparse` states the problem and derives this):
 
-    primal  P(W) = lam |W|_1 + tau/2 |W|^2 + C sum_i max(0, 1 + max over N_i of z - min over P_i of z)
+    primal  P(W) = lam |W|_1 + tau/2 |W|^2
+                   + C sum_i max(0, 1 + max over N_i of z - min over P_i of z)
     dual    D(beta) = sum_i m_i - tau/2 |W(beta)|^2,   W(beta) = soft(V, lam) / tau
-            beta_ip >= 0 on P_i, beta_in = -u_in <= 0 on N_i, m_i = sum of beta_ip = sum of u_in, at most C
+            beta_ip >= 0 on P_i, beta_in = -u_in <= 0 on N_i,
+            m_i = sum of beta_ip = sum of u_in, at most C
     gap     P(W(beta)) - D(beta) = sum_i gap_i,   gap_i = C loss_i - m_i + beta_i.z_i >= 0
 
-A pass takes the samples in a random order. SEARCH: score all labels of a sample through the nonzero rows of W, let the worst
-negatives into its active set, and move its beta to the maximum of a quadratic lower bound of D on that set: a projection.
-INNER: the same without the search. CERTIFY: search all samples and change no beta: the exact gap. REBASE: make V afresh from
-beta, without the entries that came and went; beta is then all that another process needs to go on with the same bits.
+A pass visits the samples in random order. SEARCH: score all labels of a sample through the non-zero
+rows of W, add the worst negatives to its active set, and move its beta to the maximum of a
+quadratic lower bound of D on that set, which is a projection. INNER: the same without the search.
+CERTIFY: search all samples without changing beta, for the exact gap. REBASE: recompute V from beta,
+without cancelled entries; beta is then all that another process needs to continue with the same
+bits.
 
-V is never dense: `kernels.growing`, a row a feature, with lam as its threshold.
+V is never dense: it is a `DynamicRows`, one row per feature, with lam as threshold.
 """
 
 from typing import Any, NamedTuple
@@ -23,29 +27,40 @@ import numpy as np
 
 from xcray.arrays import CSR, Float64, Int32, Int64, Pattern
 from xcray.kernels.random import GAMMA, below, stream
-from xcray.kernels.training.dynamic_csr import Table, add, clear, gather, has_room, past
+from xcray.kernels.training.dynamic_csr import (
+    DynamicRows,
+    add,
+    clear,
+    gather,
+    has_capacity,
+    soft_threshold,
+)
 
-# The content of these files, held by test_house.py: numba's disk cache sees changes of this file alone.
-BUILT_ON = {"random": "bd4614dc", "training.dynamic_csr": "44647afd"}
+# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
+BUILT_ON = {"random": "590530f4", "training.dynamic_csr": "bf7b41aa"}
 
 BEGIN, SEARCH, INNER, CERTIFY, REBASE, FINISHED = 0, 1, 2, 3, 4, 5
-DONE, BUDGET, FULL_LISTS, FULL_TABLE, KEEP = 0, 1, 2, 3, 4  # why `advance` came back
-NOTHING = -np.inf  # a score below all scores
-HOPE = 1.5  # it looks done when the estimated gap is at most so many times the one asked for
-QUIET = 0.2  # of eps C: a sample that lacks less on its active labels is left out of inner passes
-FINDING, ADDING = 16, 40  # what finding an entry of V, and adding to one, take, in entries walked
+# results of `advance`
+DONE, BUDGET, FULL_LISTS, FULL_TABLE, CHECKPOINT = 0, 1, 2, 3, 4
+NO_SCORE = -np.inf
+# certify when the estimated gap is at most this multiple of the requested one
+CERTIFY_FACTOR = 1.5
+# samples with a gap of at most this share of eps C are skipped in inner passes
+QUIET_SHARE = 0.2
+# costs of finding an entry of V and of adding to it, in units of visited entries
+FIND_COST, ADD_COST = 16, 40
 
 STATE = np.dtype(
     [
         ("phase", np.int32),
         ("passes", np.int32),
         ("inner_left", np.int32),
-        ("n_live", np.int32),  # samples with a label and a label they lack
-        ("position", np.int32),  # within the pass under way
+        ("n_live", np.int32),  # samples with some label but not all
+        ("position", np.int32),  # within the current pass
         ("certified", np.int32),
         ("counter", np.uint64),  # of the random stream of the pass
         ("work", np.int64),  # entries visited
-        ("estimate", np.float64),  # of the gap: its terms as the pass met them
+        ("estimate", np.float64),  # of the gap: the sum of its terms as visited
         ("primal", np.float64),
         ("dual", np.float64),
         ("gap", np.float64),
@@ -55,15 +70,15 @@ STATE = np.dtype(
 )
 
 
-class Problem(NamedTuple):
-    """The data: X (N x D), Y (N x K) the labels of each sample, row_sq (N,) squared row norms, float64."""
+class PDSparseProblem(NamedTuple):
+    """Data: X (N, D), labels Y (N, K), row_sq (N,) squared row norms, float64."""
 
     X: CSR
     Y: Pattern
     row_sq: Float64
 
 
-class Settings(NamedTuple):
+class PDSparseSettings(NamedTuple):
     """Hyper-parameters as scalars."""
 
     lam: float
@@ -77,31 +92,33 @@ class Settings(NamedTuple):
     seed: int
 
 
-class Lists(NamedTuple):
-    """The active set of each sample and its dual: row i holds size[i] labels, those on the sample first, and their |beta|."""
+class ActiveSets(NamedTuple):
+    """Active set of each sample and its dual.
+
+    Row i holds size[i] labels, those of the sample first, and their |beta|.
+    """
 
     begin: Int64  # (N,)
     size: Int32  # (N,)
-    room: Int32  # (N,)
+    capacity: Int32  # (N,)
     labels: Int32
     values: Float64
-    used: Int64  # (1,) places of `labels` and `values` given out
+    used: Int64  # (1,) allocated entries of `labels` and `values`
 
 
-class Scratch(NamedTuple):
+class PDSparseScratch(NamedTuple):
     """Working memory, O(N + K)."""
 
     z: Float64  # (K,) zero between samples
-    touched: Int32  # (K,) labels whose z was moved
+    touched: Int32  # (K,) labels whose z was changed
     order: Int32  # (N,) the pass's order of samples
-    quiet: np.ndarray  # (N,) uint8: 1 when the sample lacked little at its last visit
-    gaps: Float64  # (N,) gap_i, as the last visit saw it
+    quiet: np.ndarray  # (N,) uint8: 1 if the sample's last gap was small
+    gaps: Float64  # (N,) gap_i at the last visit
     zs: Float64  # (K + 1,) z of the active labels of one sample
-    target: (
-        Float64  # (K + 1,) where the quadratic bound alone would move them, then their new |beta|
-    )
+    # (K + 1,) unconstrained maximum of the quadratic bound, then the new |beta|
+    target: Float64
     sorted_: Float64  # (K + 1,)
-    top: Int32  # (growth + 1,) the best labels that are not active
+    top: Int32  # (growth + 1,) best inactive labels
     top_z: Float64  # (growth + 1,)
 
 
@@ -109,10 +126,20 @@ class Scratch(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def walk(table: Table, j: int, x: float, s: Settings, scratch: Scratch, n_touched: int) -> int:
-    """Add x W[j] to z; returns how many labels were touched so far (one that came back to zero may count again)."""
+def add_feature_scores(
+    table: DynamicRows,
+    j: int,
+    x: float,
+    s: PDSparseSettings,
+    scratch: PDSparseScratch,
+    n_touched: int,
+) -> int:
+    """Add x W[j] to z; return the number of touched labels so far.
+
+    A label whose z returned to zero can be counted again.
+    """
     z, touched = scratch.z, scratch.touched
-    lo, n = table.begin[j], table.strong[j]
+    lo, n = table.begin[j], table.n_large[j]
     labels, values = table.columns[lo : lo + n], table.values[lo : lo + n]
     x, lam = x / s.tau, s.lam
     for p in range(n):
@@ -120,28 +147,40 @@ def walk(table: Table, j: int, x: float, s: Settings, scratch: Scratch, n_touche
         if z[k] == 0.0 and n_touched < len(touched):
             touched[n_touched] = k
             n_touched += 1
-        z[k] += x * past(v, lam)
+        z[k] += x * soft_threshold(v, lam)
     return n_touched
 
 
 @numba.njit(nogil=True, cache=True)
 def score_all(
-    problem: Problem, table: Table, s: Settings, scratch: Scratch, i: int
+    problem: PDSparseProblem,
+    table: DynamicRows,
+    s: PDSparseSettings,
+    scratch: PDSparseScratch,
+    i: int,
 ) -> tuple[int, int]:
-    """z = W'x_i for all labels; returns how many labels were touched (K: count them all) and the entries visited."""
+    """Compute z = W'x_i for all labels.
+
+    Returns the number of touched labels (K: all of them), and the number of visited entries.
+    """
     X = problem.X
     n, work = 0, 0
     for p in range(X.indptr[i], X.indptr[i + 1]):
-        n = walk(table, X.indices[p], X.data[p], s, scratch, n)
-        work += table.strong[X.indices[p]] + 1
+        n = add_feature_scores(table, X.indices[p], X.data[p], s, scratch, n)
+        work += table.n_large[X.indices[p]] + 1
     return n, work
 
 
 @numba.njit(nogil=True, cache=True)
 def score_some(
-    problem: Problem, table: Table, s: Settings, scratch: Scratch, i: int, at: Any
+    problem: PDSparseProblem,
+    table: DynamicRows,
+    s: PDSparseSettings,
+    scratch: PDSparseScratch,
+    i: int,
+    at: Any,
 ) -> tuple[int, int]:
-    """An unbiased estimate of W'x_i from a share of its features, drawn with replacement by size."""
+    """Estimate W'x_i without bias from features drawn with replacement by size."""
     X = problem.X
     lo, hi = X.indptr[i], X.indptr[i + 1]
     total = 0.0
@@ -156,15 +195,17 @@ def score_some(
         while p < hi - 1 and left >= abs(X.data[p]):
             left -= abs(X.data[p])
             p += 1
-        n = walk(table, X.indices[p], np.sign(X.data[p]) * total / draws, s, scratch, n)
-        work += table.strong[X.indices[p]] + p - lo + 1
+        n = add_feature_scores(
+            table, X.indices[p], np.sign(X.data[p]) * total / draws, s, scratch, n
+        )
+        work += table.n_large[X.indices[p]] + p - lo + 1
     at.counter = counter
     return n, work
 
 
 @numba.njit(nogil=True, cache=True)
-def forget(scratch: Scratch, n_touched: int) -> None:
-    """z = 0 again."""
+def clear_scores(scratch: PDSparseScratch, n_touched: int) -> None:
+    """Reset z to 0."""
     if 2 * n_touched >= len(scratch.z):
         scratch.z[:] = 0.0
     else:
@@ -174,21 +215,29 @@ def forget(scratch: Scratch, n_touched: int) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def score_active(
-    problem: Problem, table: Table, s: Settings, lists: Lists, scratch: Scratch, i: int
+    problem: PDSparseProblem,
+    table: DynamicRows,
+    s: PDSparseSettings,
+    lists: ActiveSets,
+    scratch: PDSparseScratch,
+    i: int,
 ) -> int:
-    """z of the active labels of sample i alone, into `zs`, by what is cheaper; returns the entries visited."""
+    """Compute z of the active labels of sample i into `zs`, by the cheaper method.
+
+    Returns the number of visited entries.
+    """
     X = problem.X
     base, n = lists.begin[i], lists.size[i]
     zs, labels = scratch.zs[:n], lists.labels[base : base + n]
     features = X.indices[X.indptr[i] : X.indptr[i + 1]]
-    work, finding = 0, n * len(features) * FINDING
+    work, finding = 0, n * len(features) * FIND_COST
     for j in features:
-        work += table.strong[j]
+        work += table.n_large[j]
     if work < finding:
         n_touched, work = score_all(problem, table, s, scratch, i)
         for a in range(n):
             zs[a] = scratch.z[labels[a]]
-        forget(scratch, n_touched)
+        clear_scores(scratch, n_touched)
         return int(work + n_touched + n)
     zs[:] = 0.0
     for p in range(X.indptr[i], X.indptr[i + 1]):
@@ -201,7 +250,7 @@ def score_active(
 
 @numba.njit(nogil=True, cache=True)
 def threshold(c: Float64, mass: float) -> float:
-    """theta with sum of (c - theta)_+ = mass, for c in descending order."""
+    """Return theta with sum of (c - theta)_+ = mass, for c in descending order."""
     total, theta = 0.0, 0.0
     for r in range(len(c)):
         total += c[r]
@@ -213,7 +262,7 @@ def threshold(c: Float64, mass: float) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def descend(source: Float64, out: Float64) -> None:
+def sort_descending(source: Float64, out: Float64) -> None:
     """Copy `source` to `out` in descending order."""
     n = len(source)
     if n > 40:
@@ -228,16 +277,18 @@ def descend(source: Float64, out: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def project(c: Float64, n_pos: int, C: float, room: Float64) -> None:
-    """Project c, in place, on the bi-simplex: all >= 0, and c[:n_pos] and c[n_pos:] of one sum, at most C. Exact.
+def project(c: Float64, n_pos: int, C: float, scratch_: Float64) -> None:
+    """Project c, in place, on the bi-simplex. Exact.
 
-    Its conditions: (c_p - t)_+ and (c_n - h)_+ with t + h >= 0, zero where the sum is below C. Where it is, t is the only
-    unknown; taking labels in from the largest on moves it so that no label in leaves again.
+    All entries are >= 0, and c[:n_pos] and c[n_pos:] have the same sum, at most C. Optimality
+    conditions: (c_p - t)_+ and (c_n - h)_+ with t + h >= 0, zero if the sum is below C. In that
+    case t is the only unknown; adding labels in descending order changes it such that no included
+    label leaves again.
     """
     n = len(c)
-    p, q = room[:n_pos], room[n_pos:n]
-    descend(c[:n_pos], p)
-    descend(c[n_pos:], q)
+    p, q = scratch_[:n_pos], scratch_[n_pos:n]
+    sort_descending(c[:n_pos], p)
+    sort_descending(c[n_pos:], q)
     if n_pos == 0 or n_pos == n or p[0] + q[0] <= 0.0:
         c[:] = 0.0
         return
@@ -263,16 +314,21 @@ def project(c: Float64, n_pos: int, C: float, room: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def step(
-    problem: Problem, table: Table, s: Settings, lists: Lists, scratch: Scratch, i: int, at: Any
+def update_dual(
+    problem: PDSparseProblem,
+    table: DynamicRows,
+    s: PDSparseSettings,
+    lists: ActiveSets,
+    scratch: PDSparseScratch,
+    i: int,
+    at: Any,
 ) -> None:
-    """Move beta_i, at the scores `zs`, to the maximum of the quadratic bound on its active set; V follows."""
+    """Move beta_i to the maximum of the quadratic bound on its active set; update V."""
     X = problem.X
     base, n = lists.begin[i], lists.size[i]
     n_pos = problem.Y.indptr[i + 1] - problem.Y.indptr[i]
-    curvature = max(
-        problem.row_sq[i] / s.tau, 1e-6 / s.C
-    )  # an empty row goes to the border at once, without loss of digits
+    # the lower bound lets an empty row reach the border in one step, without loss of digits
+    curvature = max(problem.row_sq[i] / s.tau, 1e-6 / s.C)
     old, new = lists.values[base : base + n], scratch.target[:n]
     for a in range(n_pos):
         new[a] = old[a] + (1.0 - scratch.zs[a]) / curvature
@@ -288,12 +344,15 @@ def step(
     if changed > 0:
         for p in range(X.indptr[i], X.indptr[i + 1]):
             add(table, X.indices[p], lists.labels[base : base + n], new, X.data[p], s.lam)
-        at.work += changed * (X.indptr[i + 1] - X.indptr[i]) * ADDING
+        at.work += changed * (X.indptr[i + 1] - X.indptr[i]) * ADD_COST
 
 
 @numba.njit(nogil=True, cache=True)
-def propose(scratch: Scratch, k: int, z: float, n_top: int, growth: int) -> int:
-    """Let label k among the best `growth` that are not active, by descending z; returns how many there are."""
+def insert_candidate(scratch: PDSparseScratch, k: int, z: float, n_top: int, growth: int) -> int:
+    """Insert label k into the best `growth` inactive labels; return their number.
+
+    They are in order of descending z.
+    """
     top, top_z = scratch.top, scratch.top_z
     if n_top == growth and z <= top_z[n_top - 1]:
         return n_top
@@ -306,10 +365,13 @@ def propose(scratch: Scratch, k: int, z: float, n_top: int, growth: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def best_negatives(scratch: Scratch, n_touched: int, cutoff: float, s: Settings, at: Any) -> int:
-    """The best labels with z above `cutoff`, not active (their z is NOTHING), into `top`; returns how many. Clears z.
+def best_negatives(
+    scratch: PDSparseScratch, n_touched: int, cutoff: float, s: PDSparseSettings, at: Any
+) -> int:
+    """Collect the best inactive labels with z above `cutoff` in `top`; return their number.
 
-    Labels that share no feature with the sample have z = 0, all alike: a few from a random label on stand for them.
+    The z of active labels is NO_SCORE. Clears z. Labels that share no feature with the sample all
+    have z = 0; a few of them, from a random label on, represent all.
     """
     z, touched = scratch.z, scratch.touched
     K, n_top = len(z), 0
@@ -318,28 +380,28 @@ def best_negatives(scratch: Scratch, n_touched: int, cutoff: float, s: Settings,
     if 2 * n_touched >= K:
         for _ in range(K):
             if z[k] > cutoff:
-                n_top = propose(scratch, k, z[k], n_top, s.growth)
+                n_top = insert_candidate(scratch, k, z[k], n_top, s.growth)
             z[k] = 0.0
             k = k + 1 if k + 1 < K else 0
         return n_top
     for t in range(n_touched):
         if z[touched[t]] > cutoff and z[touched[t]] != 0.0:
-            n_top = propose(scratch, touched[t], z[touched[t]], n_top, s.growth)
-            z[touched[t]] = NOTHING  # it may have been touched twice
+            n_top = insert_candidate(scratch, touched[t], z[touched[t]], n_top, s.growth)
+            z[touched[t]] = NO_SCORE  # it can have been touched twice
     if cutoff < 0.0:
         for _ in range(K):
             if n_top == s.growth and scratch.top_z[n_top - 1] >= 0.0:
                 break
             if z[k] == 0.0:
-                n_top = propose(scratch, k, 0.0, n_top, s.growth)
+                n_top = insert_candidate(scratch, k, 0.0, n_top, s.growth)
             k = k + 1 if k + 1 < K else 0
-    forget(scratch, n_touched)
+    clear_scores(scratch, n_touched)
     return n_top
 
 
 @numba.njit(nogil=True, cache=True)
-def shrink(lists: Lists, i: int, n_pos: int) -> None:
-    """Drop the active negatives of sample i whose beta is zero; the search brings them back if they are confusing."""
+def shrink(lists: ActiveSets, i: int, n_pos: int) -> None:
+    """Drop active negatives of sample i with beta = 0; a search can add them again."""
     base, kept = lists.begin[i], n_pos
     for a in range(n_pos, lists.size[i]):
         if lists.values[base + a] > 0.0:
@@ -352,10 +414,13 @@ def shrink(lists: Lists, i: int, n_pos: int) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def gap_of(lists: Lists, scratch: Scratch, i: int, n_pos: int, C: float) -> float:
-    """gap_i = C loss_i - m_i + beta_i.z_i from the active labels, whose z is `zs`; the most confusing label is among them."""
+def sample_gap(lists: ActiveSets, scratch: PDSparseScratch, i: int, n_pos: int, C: float) -> float:
+    """Return gap_i = C loss_i - m_i + beta_i.z_i from the active labels, whose z is `zs`.
+
+    The most confusing label is among them.
+    """
     base = lists.begin[i]
-    low, best, rest = np.inf, NOTHING, 0.0
+    low, best, rest = np.inf, NO_SCORE, 0.0
     for a in range(n_pos):
         low = min(low, scratch.zs[a])
         rest += lists.values[base + a] * (scratch.zs[a] - 1.0)
@@ -367,23 +432,24 @@ def gap_of(lists: Lists, scratch: Scratch, i: int, n_pos: int, C: float) -> floa
 
 @numba.njit(nogil=True, cache=True)
 def search(
-    problem: Problem,
-    table: Table,
-    s: Settings,
-    lists: Lists,
-    scratch: Scratch,
+    problem: PDSparseProblem,
+    table: DynamicRows,
+    s: PDSparseSettings,
+    lists: ActiveSets,
+    scratch: PDSparseScratch,
     i: int,
     at: Any,
-    moving: bool,
+    is_update: bool,
 ) -> None:
-    """Score all labels of sample i, note its gap, and let the most confusing labels into its active set.
+    """Score all labels of sample i, store its gap, and add the most confusing labels.
 
-    After it `zs` holds z of all active labels. moving: it may drop labels, and search a sample of the features only.
+    Afterwards `zs` holds z of all active labels. is_update: labels can be dropped, and only a
+    sample of the features can be searched.
     """
     n_pos = problem.Y.indptr[i + 1] - problem.Y.indptr[i]
-    if moving:
+    if is_update:
         shrink(lists, i, n_pos)
-    sampled = moving and s.sample < 1.0
+    sampled = is_update and s.sample < 1.0
     if sampled:
         n_touched, work = score_some(problem, table, s, scratch, i, at)
     else:
@@ -393,7 +459,7 @@ def search(
     for a in range(n):
         k = lists.labels[base + a]
         zs[a] = z[k]
-        z[k] = NOTHING
+        z[k] = NO_SCORE
         if a < n_pos:
             low = min(low, zs[a])
     n_top = best_negatives(scratch, n_touched, low - 1.0, s, at)
@@ -414,7 +480,7 @@ def search(
         lists.size[i] += 1
     if sampled:
         work += score_active(problem, table, s, lists, scratch, i)
-    scratch.gaps[i] = gap_of(lists, scratch, i, n_pos, s.C)
+    scratch.gaps[i] = sample_gap(lists, scratch, i, n_pos, s.C)
     at.estimate += scratch.gaps[i]
     at.work += work + n_touched + n
 
@@ -423,54 +489,66 @@ def search(
 
 
 @numba.njit(nogil=True, cache=True)
-def make_room(lists: Lists, i: int, growth: int) -> bool:
-    """Room for `growth` more labels of sample i; False when the pool has none."""
+def ensure_capacity(lists: ActiveSets, i: int, growth: int) -> bool:
+    """Ensure capacity for `growth` more labels of sample i; return False if the pool is full."""
     needed = lists.size[i] + growth
-    if needed <= lists.room[i]:
+    if needed <= lists.capacity[i]:
         return True
-    room, old, new = max(needed, 2 * lists.room[i]), lists.begin[i], lists.used[0]
-    if new + room > len(lists.labels):
+    capacity, old, new = max(needed, 2 * lists.capacity[i]), lists.begin[i], lists.used[0]
+    if new + capacity > len(lists.labels):
         return False
     for a in range(lists.size[i]):
         lists.labels[new + a], lists.values[new + a] = lists.labels[old + a], lists.values[old + a]
-    lists.begin[i], lists.room[i] = new, room
-    lists.used[0] += room
+    lists.begin[i], lists.capacity[i] = new, capacity
+    lists.used[0] += capacity
     return True
 
 
 @numba.njit(nogil=True, cache=True)
-def visit(
-    problem: Problem, s: Settings, lists: Lists, table: Table, scratch: Scratch, i: int, at: Any
+def process_sample(
+    problem: PDSparseProblem,
+    s: PDSparseSettings,
+    lists: ActiveSets,
+    table: DynamicRows,
+    scratch: PDSparseScratch,
+    i: int,
+    at: Any,
 ) -> int:
-    """What the pass under way does with sample i; DONE, or which pool is full."""
+    """Process sample i in the current pass; return DONE, or which pool is full."""
     growth = s.growth if at.phase != INNER else 0
-    if not make_room(lists, i, growth):
+    if not ensure_capacity(lists, i, growth):
         return FULL_LISTS
     features = problem.X.indices[problem.X.indptr[i] : problem.X.indptr[i + 1]]
-    if at.phase != CERTIFY and not has_room(table, features, lists.size[i] + growth):
+    if at.phase != CERTIFY and not has_capacity(table, features, lists.size[i] + growth):
         return FULL_TABLE
     if at.phase == INNER:
         if scratch.quiet[i]:
             return DONE
         at.work += score_active(problem, table, s, lists, scratch, i)
         n_pos = problem.Y.indptr[i + 1] - problem.Y.indptr[i]
-        scratch.gaps[i] = gap_of(lists, scratch, i, n_pos, s.C)
+        scratch.gaps[i] = sample_gap(lists, scratch, i, n_pos, s.C)
     else:
         search(problem, table, s, lists, scratch, i, at, at.phase == SEARCH)
-    scratch.quiet[i] = scratch.gaps[i] <= QUIET * s.eps * s.C
+    scratch.quiet[i] = scratch.gaps[i] <= QUIET_SHARE * s.eps * s.C
     if at.phase != CERTIFY:
-        step(problem, table, s, lists, scratch, i, at)
+        update_dual(problem, table, s, lists, scratch, i, at)
     return DONE
 
 
 @numba.njit(nogil=True, cache=True)
-def rebuild(
-    problem: Problem, s: Settings, lists: Lists, table: Table, scratch: Scratch, i: int, at: Any
+def rebuild_sample(
+    problem: PDSparseProblem,
+    s: PDSparseSettings,
+    lists: ActiveSets,
+    table: DynamicRows,
+    scratch: PDSparseScratch,
+    i: int,
+    at: Any,
 ) -> int:
-    """Add sample i's part of V; DONE, or FULL_TABLE."""
+    """Add sample i's part of V; return DONE, or FULL_TABLE."""
     X, base, n = problem.X, lists.begin[i], lists.size[i]
     n_pos = problem.Y.indptr[i + 1] - problem.Y.indptr[i]
-    if not has_room(table, X.indices[X.indptr[i] : X.indptr[i + 1]], n):
+    if not has_capacity(table, X.indices[X.indptr[i] : X.indptr[i + 1]], n):
         return FULL_TABLE
     for a in range(n):
         scratch.target[a] = lists.values[base + a] if a < n_pos else -lists.values[base + a]
@@ -478,13 +556,18 @@ def rebuild(
         add(
             table, X.indices[p], lists.labels[base : base + n], scratch.target[:n], X.data[p], s.lam
         )
-    at.work += n * (X.indptr[i + 1] - X.indptr[i]) * ADDING
+    at.work += n * (X.indptr[i + 1] - X.indptr[i]) * ADD_COST
     return DONE
 
 
 @numba.njit(nogil=True, cache=True)
-def begin_pass(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
-    """A random order of the samples that have a label and lack one; it depends on the number of the pass alone."""
+def begin_pass(
+    problem: PDSparseProblem, s: PDSparseSettings, scratch: PDSparseScratch, at: Any
+) -> None:
+    """Draw a random order of the samples with some label but not all.
+
+    It depends only on the seed and the number of the pass.
+    """
     Y, order = problem.Y, scratch.order
     n = 0
     for i in range(len(Y.indptr) - 1):
@@ -501,12 +584,12 @@ def begin_pass(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None
 
 
 @numba.njit(nogil=True, cache=True)
-def certify(s: Settings, lists: Lists, table: Table, at: Any) -> None:
-    """The objectives at W(beta), after a pass that met every sample's gap there."""
+def certify(s: PDSparseSettings, lists: ActiveSets, table: DynamicRows, at: Any) -> None:
+    """Compute the objectives at W(beta), after a pass over the gaps of all samples."""
     square, mass = 0.0, 0.0
     for j in range(len(table.begin)):
         lo = table.begin[j]
-        for p in range(lo, lo + table.strong[j]):
+        for p in range(lo, lo + table.n_large[j]):
             w = (abs(table.values[p]) - s.lam) / s.tau
             square += w * w
     for i in range(len(lists.begin)):
@@ -518,12 +601,12 @@ def certify(s: Settings, lists: Lists, table: Table, at: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def after_pass(s: Settings, lists: Lists, table: Table, at: Any) -> None:
-    """Stop on the certificate, or choose the next pass."""
+def finish_pass(s: PDSparseSettings, lists: ActiveSets, table: DynamicRows, at: Any) -> None:
+    """Finish on the certificate, or choose the next phase."""
     if at.phase == SEARCH:
         at.passes += 1
         at.inner_left = s.inner
-        if at.estimate <= HOPE * s.eps * at.null or at.passes >= s.max_passes:
+        if at.estimate <= CERTIFY_FACTOR * s.eps * at.null or at.passes >= s.max_passes:
             at.phase, at.estimate = CERTIFY, 0.0
             return
     elif at.phase == INNER:
@@ -542,18 +625,19 @@ def after_pass(s: Settings, lists: Lists, table: Table, at: Any) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def advance(
-    problem: Problem,
-    s: Settings,
-    lists: Lists,
-    table: Table,
-    scratch: Scratch,
+    problem: PDSparseProblem,
+    s: PDSparseSettings,
+    lists: ActiveSets,
+    table: DynamicRows,
+    scratch: PDSparseScratch,
     state: np.ndarray,
     budget: int,
 ) -> int:
-    """Go on until all is done (DONE), about `budget` entries were visited, a pool is full, or V was made afresh (KEEP).
+    """Continue until the training is DONE or must pause.
 
-    state: (1,) of STATE, zero before the first call. To go on from kept `lists` and `state`, begin with phase REBASE,
-    position 0 and an empty table.
+    It pauses after about `budget` visited entries, when a pool is full, or when V was recomputed
+    (CHECKPOINT). state: (1,) of STATE, zero before the first call. To resume from saved `lists` and
+    `state`, start with phase REBASE, position 0 and an empty table.
     """
     at = state[0]
     end = at.work + budget
@@ -563,11 +647,13 @@ def advance(
         n = len(lists.begin) if at.phase == REBASE else at.n_live
         while at.position < n:
             if at.phase == REBASE:
-                why = rebuild(problem, s, lists, table, scratch, at.position, at)
+                reason = rebuild_sample(problem, s, lists, table, scratch, at.position, at)
             else:
-                why = visit(problem, s, lists, table, scratch, scratch.order[at.position], at)
-            if why != DONE:
-                return why
+                reason = process_sample(
+                    problem, s, lists, table, scratch, scratch.order[at.position], at
+                )
+            if reason != DONE:
+                return reason
             at.position += 1
             at.work += 1
             if at.work >= end:
@@ -575,6 +661,6 @@ def advance(
         at.position = 0
         if at.phase == REBASE:
             at.phase = BEGIN
-            return KEEP
-        after_pass(s, lists, table, at)
+            return CHECKPOINT
+        finish_pass(s, lists, table, at)
     return DONE

@@ -1,21 +1,25 @@
-"""The PPDSparse kernel: one-vs-all classes by active-set dual coordinate descent, each with a certificate.
+"""PPDSparse kernel: one-vs-rest classes by active-set dual coordinate descent, with certificates.
 
 For one class, with y_i = +1 or -1 (`xcray.solvers.ppdsparse` states the problem and its sources):
 
     primal  P(w, b) = lam |w|_1 + tau/2 (|w|^2 + b^2) + sum_i loss_i(1 - y_i (w.x_i + b))
-    dual    D(alpha) = sum_i alpha_i - 1/2 sum_i inv_i alpha_i^2 - tau/2 (|w(alpha)|^2 + b(alpha)^2),   0 <= alpha_i <= upper_i
+    dual    D(alpha) = sum_i alpha_i - 1/2 sum_i inv_i alpha_i^2
+                       - tau/2 (|w(alpha)|^2 + b(alpha)^2),   0 <= alpha_i <= upper_i
     v = sum_i alpha_i y_i x_i,   w(alpha) = soft(v, lam) / tau,   b(alpha) = sum_i alpha_i y_i / tau
 
-    squared hinge: loss_i = c_i z_+^2, inv_i = 1/(2 c_i), upper_i = infinity      hinge: loss_i = c_i z_+, inv_i = 0, upper_i = c_i
+    squared hinge: loss_i = c_i z_+^2, inv_i = 1/(2 c_i), upper_i = infinity
+    hinge: loss_i = c_i z_+, inv_i = 0, upper_i = c_i
 
-The primal point is not w(alpha) but `walked`: the weights whose posting lists have been walked, so that the scores of all
-samples are exactly theirs. Any primal point and any dual point bound the optimum from two sides, so a change of a weight
-may wait for ever when it is worth less to the primal than the gap allows: frequent features with small changes cost most
-of the walking and gain least (`choose`). What is certified is what is exported.
+The primal point is not w(alpha) but `weight`: the weights whose posting lists have been visited, so
+that the scores of all samples are exactly theirs. Any primal and any dual point bound the optimum
+from two sides. So a change of a weight can be deferred indefinitely if it is worth less to the
+primal than the gap allows: frequent features with small changes cost most and gain least
+(`choose_deferred`). The certified weights are the exported ones.
 
-A class goes START -> SCORE -> (SWEEP -> SCORE)* -> EXPORT. `advance` runs such steps until a batch of classes is done, its
-work budget used up, or the output full; called again, it goes on where it was: whatever a step needs for that stands in
-one record (`STATE`) and in `Scratch`, which is clean between classes.
+The phases of a class are START -> SCORE -> (SWEEP -> SCORE)* -> EXPORT. `advance` runs such steps
+until a batch of classes is done, its work budget is used up, or the output is full. The next call
+continues from there: all state is in one record (`STATE`) and in the scratch memory, which is clean
+between classes.
 """
 
 import math
@@ -28,29 +32,32 @@ from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
 from xcray.kernels.random import GAMMA, below, shuffle, stream
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective, soft
 
-# The content of these files, held by test_house.py: numba's disk cache sees changes of this file alone.
-BUILT_ON = {"random": "bd4614dc", "training.hinge": "b797d533"}
+# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
+BUILT_ON = {"random": "590530f4", "training.hinge": "c4494e05"}
 
 START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
-DONE, BUDGET, FULL = 0, 1, 2  # why `advance` came back
-UNSEEN, POSITIVE, NEGATIVE = 0, 1, 2  # what a sample is to the active set
+DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`
+INACTIVE, POSITIVE, NEGATIVE = 0, 1, 2  # role of a sample in the active set
 
-# How searching saves, by measurement on title and abstract data; none of it moves the optimum or the certificate.
-FIRST, SOON, LAST = (
-    3.0,
-    0.3,
-    0.65,
-)  # what waiting may cost: of the null objective, then of the gap, then of the gap asked for
-FELT = 0.4  # waiting costs about so much of what `choose` reckons, which takes features one by one
-NEAR = 0.7  # of the gap asked for: when the gap but for what waits is below it, walk more instead of sweeping more
-SEARCHES, SEARCH_STEPS, STEPS = 2, 4, 100  # in the first rounds the bias takes few Newton steps
-ENOUGH = 0.001  # of the gap asked for: how near the best bias must be
-SWEPT = 0.3  # of eps: a sweep that gains less than this of the null objective ends the round
-SHARPER = 0.3  # the factor by which late rounds, or rounds that found nobody, tighten
-OVERHEAD = 32.0  # entries that beginning a posting list costs
-BLOCK = 64  # samples whose largest score is looked at first
-NOTHING = -1e30  # a score below all scores
-POWERS = 300  # of two: how finely `choose` sorts changes by their worth, 2^-200 to 2^99
+# Tuned on title and abstract data; none of these changes the optimum or the certificate.
+# maximum cost of deferred changes, as share of the null objective, the gap, the requested gap
+FIRST_DEFER_SHARE, EARLY_DEFER_SHARE, LATE_DEFER_SHARE = 3.0, 0.3, 0.65
+# real cost of deferring over the estimate of `choose_deferred`, which treats features separately
+DEFER_COST_FACTOR = 0.4
+# if the gap without deferred changes is below this share of the requested one, apply more changes
+# instead of sweeping again
+NEAR_SHARE = 0.7
+# Newton steps for the bias: few in the first rounds
+SEARCH_ROUNDS, FIRST_BIAS_STEPS, MAX_BIAS_STEPS = 2, 4, 100
+BIAS_TOLERANCE = 0.001  # relative to the requested gap
+# a sweep that gains less than this times eps of the null objective ends the round
+SWEEP_TOLERANCE = 0.3
+# factor of the tolerances in late rounds, and in rounds without new violators
+TIGHTEN_FACTOR = 0.3
+LIST_OVERHEAD = 32.0  # cost of starting a posting list, in entries
+BLOCK_SAMPLES = 64  # samples whose maximum score is computed first
+NO_SCORE = -1e30
+N_POWERS = 300  # bins of `choose_deferred`, by powers of two from 2^-200 to 2^99
 
 STATE = np.dtype(
     [
@@ -62,23 +69,23 @@ STATE = np.dtype(
         ("positives", np.int32),
         ("n_active", np.int32),
         ("n_touched", np.int32),
-        ("n_priced", np.int32),  # touched features whose change has been looked at
+        ("n_priced", np.int32),  # touched features whose change was evaluated
         ("n_entered", np.int32),
         ("n_entries", np.int64),
-        ("position", np.int32),  # within the sweep or the scoring pass under way
+        ("position", np.int32),  # within the current sweep or scoring pass
         ("nnz", np.int32),
         ("support", np.int32),
         ("violating", np.int32),  # samples with a positive loss at the primal point
         ("counter", np.uint64),  # of the class's random stream
         ("work", np.int64),  # entries of X visited
         ("factor", np.float64),  # of the weights of positives
-        ("violation", np.float64),  # dual progress of the sweep under way, about
+        ("violation", np.float64),  # approximate dual progress of the current sweep
         ("inner_tol", np.float64),
         ("strict", np.float64),
-        ("budget", np.float64),  # what the changes that wait may cost the primal
-        ("waiting", np.float64),  # what they cost, as `choose` reckons
-        ("share", np.float64),  # of samples that a change of a score is felt by
-        ("worth", np.float64),  # changes that gain less than this for an entry walked wait
+        ("budget", np.float64),  # maximum cost of deferred changes to the primal
+        ("waiting", np.float64),  # their estimated cost
+        ("share", np.float64),  # of samples whose loss depends on a score change
+        ("worth", np.float64),  # changes that gain less than this per entry are deferred
         ("vb", np.float64),  # tau b(alpha)
         ("bias", np.float64),
         ("primal", np.float64),
@@ -91,12 +98,12 @@ STATE = np.dtype(
 )
 
 
-class Problem(NamedTuple):
-    """The data: X by row and by column, and which samples each label is on (K x N).
+class PPDSparseProblem(NamedTuple):
+    """Data: X by row and by column, and the samples of each label (K, N).
 
-    row_sq: (N,) squared row norms; column_sq: (D,) sums of weighted squares of the columns; float64. weights: (N,) float32
-    above 0, or empty when all are 1; factors: (K,) float64, what the weights of a label's positives are multiplied by, or
-    empty; total: the sum of weights.
+    row_sq: (N,) squared row norms; column_sq: (D,) sums of weighted squares of the columns;
+    float64. weights: (N,) float32 above 0, or empty if all are 1; factors: (K,) float64, factors of
+    the weights of a label's positives, or empty; total: the sum of weights.
     """
 
     X: CSR
@@ -109,8 +116,8 @@ class Problem(NamedTuple):
     total: float
 
 
-class Settings(NamedTuple):
-    """What is minimised, and the hyper-parameters of the search for it, as scalars."""
+class PPDSparseSettings(NamedTuple):
+    """Objective and hyper-parameters of the search, as scalars."""
 
     objective: Objective
     eps: float
@@ -121,31 +128,34 @@ class Settings(NamedTuple):
     keep_duals: bool
 
 
-class Scratch(NamedTuple):
-    """Working memory of one worker, O(N + D) and the entries of the largest active set; marks are zero between classes.
+class PPDSparseScratch(NamedTuple):
+    """Working memory of one worker, O(N + D) and the entries of the largest active set.
 
-    A class works on its own numbering of features, in order of first touch, so that what it reads again and again is
-    small and dense: feature `touched[t]` has number t. Scores are float32 where eps allows it, else float64.
+    Marks are zero between classes. A class has its own numbering of features, in order of first
+    touch, so that frequently read arrays are small and dense: feature `touched[t]` has number t.
+    Scores are float32 if eps allows it, else float64.
     """
 
     number: Int32  # (D,) number of a touched feature plus one; 0: not touched
     touched: Int32  # (D + 1,) the touched features
     v: Float64  # (D + 1,) by number
-    walked: Float32  # (D,) by number: the weight that is in `scores`, and that is exported
-    length: Float32  # (D,) by number: the entries its posting list costs; 0: not looked up yet
-    curvature: Float32  # (D,) by number: C times its column's sum of squares
-    scores: Any  # (N,) walked.x_i, without the bias
-    tops: Any  # (N,) largest scores of blocks of samples
+    weight: Float32  # (D,) by number: weight contained in `scores`, which is exported
+    length: Float32  # (D,) by number: cost of its posting list in entries; 0: unknown
+    curvature: Float32  # (D,) by number: C times the sum of squares of its column
+    scores: Any  # (N,) weight.x_i, without the bias
+    maxima: Any  # (N,) maximum scores of blocks of samples
     alpha: Float64  # (N,)
     kind: np.ndarray  # (N,) uint8: UNSEEN, POSITIVE or NEGATIVE
     active: Int32  # (N,) the active samples
-    entered: Int32  # (N,) all samples that were active at some time
-    begins: Int64  # (N,) where the numbers of a sample's features begin in `entries`, plus one; 0: never active
-    entries: Int32  # (nnz,) numbers of features, row after row; memory is taken as it is written
+    ever_active: Int32  # (N,) all samples that were active at any time
+    # (N,) start of the numbers of a sample's features in `entries`, plus one; 0: never active
+    row_begins: Int64
+    # (nnz,) numbers of features, row after row; memory is committed as it is written
+    entries: Int32
 
 
-class Columns(NamedTuple):
-    """Where finished classes are written, one after the other: weights by feature, dual variables by sample."""
+class BatchOutput(NamedTuple):
+    """Output of finished classes: weights by feature, dual variables by sample."""
 
     ends: Int64  # (classes,) end of each class's weights in `features` and `weights`
     features: Int32
@@ -157,20 +167,23 @@ class Columns(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def cost(problem: Problem, o: Objective, factor: float, i: int, positive: bool) -> float:
-    """c_i: C times the weight of sample i in this class."""
+def cost(problem: PPDSparseProblem, o: Objective, factor: float, i: int, positive: bool) -> float:
+    """Return c_i: C times the weight of sample i in this class."""
     c = o.C * problem.weights[i] if len(problem.weights) > 0 else o.C
     return c * factor if positive else c
 
 
 @numba.njit(nogil=True, cache=True)
-def admit(X: CSR, i: int, scratch: Scratch, at: Any) -> None:
-    """Number the features of a row that becomes active for the first time; without a branch to mispredict."""
-    if scratch.begins[i] != 0:
+def number_features(X: CSR, i: int, scratch: PPDSparseScratch, at: Any) -> None:
+    """Assign numbers to the features of a row that becomes active for the first time.
+
+    Without a branch to mispredict.
+    """
+    if scratch.row_begins[i] != 0:
         return
     n, e = at.n_touched, at.n_entries
-    scratch.begins[i] = e + 1
-    scratch.entered[at.n_entered] = i
+    scratch.row_begins[i] = e + 1
+    scratch.ever_active[at.n_entered] = i
     at.n_entered += 1
     for p in range(X.indptr[i], X.indptr[i + 1]):
         j = X.indices[p]
@@ -187,17 +200,19 @@ def admit(X: CSR, i: int, scratch: Scratch, at: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_row(X: CSR, i: int, step: float, scratch: Scratch) -> None:
-    """v += step x_i, for a row that was admitted."""
-    lo, hi, e = X.indptr[i], X.indptr[i + 1], scratch.begins[i] - 1
+def add_row(X: CSR, i: int, step: float, scratch: PPDSparseScratch) -> None:
+    """Add step x_i to v, for a row with numbered features."""
+    lo, hi, e = X.indptr[i], X.indptr[i + 1], scratch.row_begins[i] - 1
     numbers, values = scratch.entries[e : e + hi - lo], X.data[lo:hi]
     for p in range(len(values)):
         scratch.v[numbers[p]] += step * values[p]
 
 
 @numba.njit(nogil=True, cache=True)
-def start(problem: Problem, s: Settings, label: int, scratch: Scratch, at: Any) -> None:
-    """Begin a class: no weights, its positives active."""
+def reset_class(
+    problem: PPDSparseProblem, s: PPDSparseSettings, label: int, scratch: PPDSparseScratch, at: Any
+) -> None:
+    """Start a class: no weights, its positives active."""
     YT, X = problem.YT, problem.X
     positives = YT.indices[YT.indptr[label] : YT.indptr[label + 1]]
     scratch.scores[:] = 0.0
@@ -213,15 +228,20 @@ def start(problem: Problem, s: Settings, label: int, scratch: Scratch, at: Any) 
         weight += problem.weights[i] if len(problem.weights) > 0 else 1.0
         scratch.kind[i] = POSITIVE
         scratch.active[a] = i
-        admit(X, i, scratch, at)
+        number_features(X, i, scratch, at)
     at.null = null_objective(s.objective, weight * at.factor, problem.total - weight)
-    at.inner_tol, at.strict, at.budget = SWEPT * s.eps, 1.0, FIRST * at.null
+    at.inner_tol, at.strict, at.budget = SWEEP_TOLERANCE * s.eps, 1.0, FIRST_DEFER_SHARE * at.null
     at.dual, at.primal, at.gap, at.waiting = -np.inf, np.inf, np.inf, 0.0
 
 
 @numba.njit(nogil=True, cache=True)
-def start_from_positives(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
-    """The first dual point: alphas of the positives in proportion to their weights, best along that line at b = -1."""
+def start_from_positives(
+    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
+) -> None:
+    """Set the first dual point from the positives.
+
+    Their alphas are proportional to their weights, with the best scale at b = -1.
+    """
     X, o = problem.X, s.objective
     total, square = 0.0, 0.0
     for i in scratch.active[: at.n_active]:
@@ -243,9 +263,17 @@ def start_from_positives(problem: Problem, s: Settings, scratch: Scratch, at: An
 
 @numba.njit(nogil=True, cache=True)
 def start_from_duals(
-    problem: Problem, s: Settings, samples: Int32, duals: Float32, scratch: Scratch, at: Any
+    problem: PPDSparseProblem,
+    s: PPDSparseSettings,
+    samples: Int32,
+    duals: Float32,
+    scratch: PPDSparseScratch,
+    at: Any,
 ) -> None:
-    """The first dual point: one that was given, its samples active. Negative or too large alphas are cut."""
+    """Set the first dual point from given duals; their samples become active.
+
+    Negative or too large alphas are clipped.
+    """
     X, o = problem.X, s.objective
     for p in range(len(samples)):
         i = samples[p]
@@ -254,8 +282,8 @@ def start_from_duals(
         if o.loss != SQUARED_HINGE:
             alpha = min(alpha, cost(problem, o, at.factor, i, positive))
         if not positive:
-            enter(scratch, at, i)
-            admit(X, i, scratch, at)
+            activate(scratch, at, i)
+            number_features(X, i, scratch, at)
         step = alpha if positive else -alpha
         scratch.alpha[i] = alpha
         add_row(X, i, step, scratch)
@@ -266,8 +294,8 @@ def start_from_duals(
 
 
 @numba.njit(nogil=True, cache=True)
-def finish_empty(s: Settings, at: Any) -> None:
-    """A label without positives: no weights, bias -1; the best bias gives the exact gap."""
+def finish_empty(s: PPDSparseSettings, at: Any) -> None:
+    """Finish a label without positives: no weights, bias -1; the best bias gives the exact gap."""
     at.bias, at.vb = -1.0, -s.objective.tau
     at.primal, at.loss = 0.5 * s.objective.tau, 0.0
     at.dual = min(at.null, at.primal)
@@ -277,7 +305,7 @@ def finish_empty(s: Settings, at: Any) -> None:
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
 def soft_dot(indices: Int32, data: Float32, v: Float64, lam: float) -> float:
-    """Sum of data_p * soft(v[indices_p], lam): without a branch to mispredict, in SIMD."""
+    """Return the sum of data_p * soft(v[indices_p], lam), branch-free in SIMD."""
     dot = 0.0
     for p in range(len(indices)):
         u = v[indices[p]]
@@ -286,8 +314,13 @@ def soft_dot(indices: Int32, data: Float32, v: Float64, lam: float) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def sweep(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int) -> int:
-    """One pass of dual coordinate descent over the active set (paper, Algorithm 2), or as much as the budget allows."""
+def sweep(
+    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
+) -> int:
+    """Run one pass of dual coordinate descent over the active set (paper, Algorithm 2).
+
+    Stops early when the budget is used up.
+    """
     X, v, o = problem.X, scratch.v, s.objective
     vb, violation = at.vb, at.violation
     if at.position == 0:
@@ -304,7 +337,7 @@ def sweep(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int)
         c = cost(problem, o, at.factor, i, positive)
         inv, upper = (0.5 / c, np.inf) if o.loss == SQUARED_HINGE else (0.0, c)
         alpha = scratch.alpha[i]
-        e = scratch.begins[i] - 1
+        e = scratch.row_begins[i] - 1
         dot = soft_dot(scratch.entries[e : e + hi - lo], X.data[lo:hi], v, o.lam)
         work += hi - lo
         gradient = y * (dot + vb) / o.tau - 1.0 + alpha * inv
@@ -325,7 +358,7 @@ def sweep(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int)
 
 @numba.njit(nogil=True, cache=True)
 def after_sweep(at: Any) -> None:
-    """Sweep again, or look at all samples when the sweep gained little or the round's sweeps are used up."""
+    """Continue sweeping, or score if the sweep gained little or was the last one."""
     at.sweeps += 1
     at.sweeps_left -= 1
     if at.violation < at.inner_tol * at.null or at.sweeps_left <= 0:
@@ -333,30 +366,33 @@ def after_sweep(at: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def choose(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
-    """Which changes of weights wait: those that gain least for an entry walked, as many as cost `budget` together.
+def choose_deferred(
+    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
+) -> None:
+    """Choose the changes of weights to defer, those that gain least per entry of a posting list.
 
-    A change d of weight j moves the primal by about d^2 (tau/2 + C sum of x_ij^2 over violating samples) from its best.
+    Together they cost at most `budget`. A change d of weight j changes the primal by about d^2
+    (tau/2 + C sum of x_ij^2 over violating samples) around its minimum.
     """
     for t in range(at.n_priced, at.n_touched):
-        scratch.walked[t], scratch.length[t] = 0.0, 0.0
+        scratch.weight[t], scratch.length[t] = 0.0, 0.0
     at.n_priced = at.n_touched
     at.share = max(0.05, at.violating / len(scratch.scores)) if at.rounds > 0 else 1.0
-    sums = np.zeros(POWERS)
+    sums = np.zeros(N_POWERS)
     for t in range(at.n_touched):
         change = (
-            np.float32(soft(scratch.v[t], s.objective.lam) / s.objective.tau) - scratch.walked[t]
+            np.float32(soft(scratch.v[t], s.objective.lam) / s.objective.tau) - scratch.weight[t]
         )
         if change != 0.0:
             if scratch.length[t] == 0.0:
                 j = scratch.touched[t]
-                scratch.length[t] = problem.XT.indptr[j + 1] - problem.XT.indptr[j] + OVERHEAD
+                scratch.length[t] = problem.XT.indptr[j + 1] - problem.XT.indptr[j] + LIST_OVERHEAD
                 scratch.curvature[t] = s.objective.C * problem.column_sq[j]
             gain = change * change * (0.5 * s.objective.tau + at.share * scratch.curvature[t])
             power = math.floor(math.log2(gain / scratch.length[t] + 1e-60)) + 200
-            sums[min(POWERS - 1, max(0, power))] += gain
+            sums[min(N_POWERS - 1, max(0, power))] += gain
     waiting, power = 0.0, 0
-    while power < POWERS and waiting + sums[power] <= at.budget:
+    while power < N_POWERS and waiting + sums[power] <= at.budget:
         waiting += sums[power]
         power += 1
     at.waiting, at.worth = waiting, 2.0 ** (power - 200)
@@ -364,29 +400,31 @@ def choose(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def walk(rows: Int32, values: Float32, change: float, scores: Any) -> None:
-    """Add a changed weight to the scores of the rows on its posting list."""
+    """Add a changed weight to the scores of the rows in its posting list."""
     for p in range(len(rows)):
         scores[rows[p]] += change * values[p]
 
 
 @numba.njit(nogil=True, cache=True)
-def score(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int) -> int:
-    """Walk the postings of weights whose change does not wait, or as many as the budget allows."""
+def score(
+    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
+) -> int:
+    """Apply all changes that are not deferred to the scores, as far as the budget allows."""
     XT, lam, tau = problem.XT, s.objective.lam, s.objective.tau
     if at.position == 0:
-        choose(problem, s, scratch, at)
+        choose_deferred(problem, s, scratch, at)
     work = 0
     t = at.position
     while t < at.n_touched and work < budget:
         w = np.float32(soft(scratch.v[t], lam) / tau)
-        change = w - scratch.walked[t]
+        change = w - scratch.weight[t]
         if change != 0.0:
             gain = change * change * (0.5 * tau + at.share * scratch.curvature[t])
             if at.waiting == 0.0 or gain >= at.worth * scratch.length[t]:
                 j = scratch.touched[t]
                 lo, hi = XT.indptr[j], XT.indptr[j + 1]
                 walk(XT.indices[lo:hi], XT.data[lo:hi], change, scratch.scores)
-                scratch.walked[t] = w
+                scratch.weight[t] = w
                 work += hi - lo
         t += 1
     at.work += work
@@ -395,13 +433,18 @@ def score(problem: Problem, s: Settings, scratch: Scratch, at: Any, budget: int)
 
 
 @numba.njit(nogil=True, cache=True)
-def certify(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
-    """The duality gap over all N samples: the primal at the walked weights with their best bias, the dual at alpha."""
+def certify(
+    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
+) -> None:
+    """Compute the duality gap over all N samples.
+
+    The primal is that of the exported weights with their best bias, the dual that of alpha.
+    """
     o = s.objective
     l1, w2, nnz, dual_w2 = 0.0, 0.0, 0, 0.0
     for t in range(at.n_touched):
         dual_w2 += (soft(scratch.v[t], o.lam) / o.tau) ** 2
-        w = np.float64(scratch.walked[t])
+        w = np.float64(scratch.weight[t])
         l1 += abs(w)
         w2 += w * w
         nnz += w != 0.0
@@ -417,10 +460,10 @@ def certify(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
     b = at.vb / o.tau
     at.dual = max(at.dual, first - 0.5 * second - 0.5 * o.tau * (dual_w2 + b * b))
     positives = problem.YT.indices[problem.YT.indptr[at.label] : problem.YT.indptr[at.label + 1]]
-    near, enough = at.bias if at.rounds > 0 else -1.0, ENOUGH * s.eps * at.null
-    steps = STEPS if at.rounds >= SEARCHES else SEARCH_STEPS
+    near, tolerance = at.bias if at.rounds > 0 else -1.0, BIAS_TOLERANCE * s.eps * at.null
+    steps = MAX_BIAS_STEPS if at.rounds >= SEARCH_ROUNDS else FIRST_BIAS_STEPS
     at.bias, least, at.violating = best_bias(
-        o, scratch.scores, problem.weights, positives, at.factor, near, enough, steps
+        o, scratch.scores, problem.weights, positives, at.factor, near, tolerance, steps
     )
     at.primal = o.lam * l1 + 0.5 * o.tau * w2 + least
     at.gap = max(0.0, at.primal - at.dual)  # rounding may cross them
@@ -429,12 +472,12 @@ def certify(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def shrink(scratch: Scratch, at: Any) -> None:
-    """Drop negatives whose alpha is zero (paper, Algorithm 1, step 4); the search brings them back if they violate."""
+def shrink(scratch: PPDSparseScratch, at: Any) -> None:
+    """Drop negatives with alpha = 0 (paper, Algorithm 1, step 4); they can be added again."""
     kept = 0
     for i in scratch.active[: at.n_active]:
         if scratch.kind[i] == NEGATIVE and scratch.alpha[i] == 0.0:
-            scratch.kind[i] = UNSEEN
+            scratch.kind[i] = INACTIVE
         else:
             scratch.active[kept] = i
             kept += 1
@@ -442,19 +485,22 @@ def shrink(scratch: Scratch, at: Any) -> None:
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz", "reassoc"})
-def block_tops(scores: Any, kind: np.ndarray, tops: Any) -> None:
-    """The largest score of the unseen samples of each block: block k is samples k, k + len(tops), ...; SIMD over blocks."""
-    n_blocks, nothing = len(tops), scores.dtype.type(NOTHING)
-    tops[:] = nothing
+def block_maxima(scores: Any, kind: np.ndarray, maxima: Any) -> None:
+    """Compute the maximum score of the inactive samples of each block; SIMD over blocks.
+
+    Block k consists of the samples k, k + len(maxima), ...
+    """
+    n_blocks, no_score = len(maxima), scores.dtype.type(NO_SCORE)
+    maxima[:] = no_score
     for lo in range(0, len(scores), n_blocks):
-        row, seen = scores[lo : lo + n_blocks], kind[lo : lo + n_blocks]
+        row, kinds = scores[lo : lo + n_blocks], kind[lo : lo + n_blocks]
         for k in range(len(row)):
-            x = row[k] if seen[k] == UNSEEN else nothing
-            tops[k] = x if x > tops[k] else tops[k]
+            x = row[k] if kinds[k] == INACTIVE else no_score
+            maxima[k] = x if x > maxima[k] else maxima[k]
 
 
 @numba.njit(nogil=True, cache=True)
-def enter(scratch: Scratch, at: Any, i: int) -> None:
+def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
     """Make sample i an active negative."""
     scratch.kind[i] = NEGATIVE
     scratch.active[at.n_active] = i
@@ -462,23 +508,27 @@ def enter(scratch: Scratch, at: Any, i: int) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def grow(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> int:
-    """Let the most violating unseen negatives in (paper, Algorithm 1, step 2); returns how many.
+def add_violators(
+    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
+) -> int:
+    """Activate the most violating inactive negatives (paper, Algorithm 1, step 2).
 
-    About as many as are active now plus `growth` for each positive. The cut is the score that so many blocks of samples
-    reach; samples above it enter, then samples at it (often thousands that share no feature with w, all with
-    the same score), from a pseudo-random block on.
+    Adds about as many as are active now plus `growth` per positive; returns the number. The cut is
+    a score that enough blocks of samples reach. Samples above it are activated first, then samples
+    equal to it (often thousands that share no feature with w and so have the same score), from a
+    pseudo-random block on.
     """
     n = len(scratch.scores)
     quota = min(s.growth * (1 + at.positives) + at.n_active, n)
-    block = BLOCK
+    block = BLOCK_SAMPLES
     while block > 1 and quota * 4 * block > n:
         block //= 2
     n_blocks = (n + block - 1) // block
-    tops = scratch.tops[:n_blocks]
-    block_tops(scratch.scores, scratch.kind, tops)
-    floor = -1.0 - at.vb / s.objective.tau + 1e-12  # a negative violates above this score
-    cut = np.partition(tops, n_blocks - quota)[n_blocks - quota] if quota < n_blocks else NOTHING
+    maxima = scratch.maxima[:n_blocks]
+    block_maxima(scratch.scores, scratch.kind, maxima)
+    # a negative violates above this score
+    floor = -1.0 - at.vb / s.objective.tau + 1e-12
+    cut = np.partition(maxima, n_blocks - quota)[n_blocks - quota] if quota < n_blocks else NO_SCORE
     before = at.n_active
     at.counter += GAMMA
     offset = below(at.counter, n_blocks)
@@ -487,49 +537,62 @@ def grow(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> int:
             k = int((offset + turn) % n_blocks)
             if at.n_active - before >= 2 * quota or (not strict and at.n_active - before >= quota):
                 break
-            if tops[k] > floor and (tops[k] > cut if strict else tops[k] >= cut):
+            if maxima[k] > floor and (maxima[k] > cut if strict else maxima[k] >= cut):
                 for i in range(k, n, n_blocks):
                     z = scratch.scores[i]
                     if (
-                        scratch.kind[i] == UNSEEN
+                        scratch.kind[i] == INACTIVE
                         and z > floor
                         and (z > cut if strict else z >= cut)
                     ):
-                        enter(scratch, at, i)
+                        activate(scratch, at, i)
     for i in scratch.active[before : at.n_active]:
-        admit(problem.X, i, scratch, at)
+        number_features(problem.X, i, scratch, at)
     admitted: int = at.n_active - before
     return admitted
 
 
 @numba.njit(nogil=True, cache=True)
-def after_score(problem: Problem, s: Settings, scratch: Scratch, at: Any) -> None:
-    """Stop on the certificate; or walk more of what waits; or choose the next active set."""
+def after_score(
+    problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
+) -> None:
+    """Finish on the certificate, apply more changes, or choose the next active set."""
     certify(problem, s, scratch, at)
     at.position = 0
-    asked = s.eps * at.null
-    if at.gap <= asked or at.rounds >= s.max_rounds:
+    requested_gap = s.eps * at.null
+    if at.gap <= requested_gap or at.rounds >= s.max_rounds:
         at.phase = EXPORT
         return
-    inner = max(0.0, at.gap - FELT * at.waiting)  # what the gap would be if nothing waited, about
-    if at.rounds >= SEARCHES and at.waiting > 0.0 and inner < NEAR * asked:
-        at.budget = min(0.5 * at.waiting, LAST * (asked - inner) / FELT)
+    # approximate gap if no_score were deferred
+    inner = max(0.0, at.gap - DEFER_COST_FACTOR * at.waiting)
+    if at.rounds >= SEARCH_ROUNDS and at.waiting > 0.0 and inner < NEAR_SHARE * requested_gap:
+        at.budget = min(
+            0.5 * at.waiting, LATE_DEFER_SHARE * (requested_gap - inner) / DEFER_COST_FACTOR
+        )
         return
-    at.budget = max(LAST * asked, SOON * min(at.gap, at.null)) * at.strict
+    at.budget = (
+        max(LATE_DEFER_SHARE * requested_gap, EARLY_DEFER_SHARE * min(at.gap, at.null)) * at.strict
+    )
     if at.rounds > 0:
         shrink(scratch, at)
-    entered = grow(problem, s, scratch, at)
+    n_entered = add_violators(problem, s, scratch, at)
     at.rounds += 1
-    if entered == 0 or at.rounds > 4:
-        at.inner_tol *= SHARPER  # the active set is right or nearly so: solve on it more sharply, and let less wait
-        at.strict *= SHARPER
+    if n_entered == 0 or at.rounds > 4:
+        # the active set is nearly right: solve on it more precisely, and defer less
+        at.inner_tol *= TIGHTEN_FACTOR
+        at.strict *= TIGHTEN_FACTOR
     at.sweeps_left = s.max_sweeps
     at.phase = SWEEP
 
 
 @numba.njit(nogil=True, cache=True)
-def export(s: Settings, scratch: Scratch, at: Any, done: int, out: Columns) -> bool:
-    """Write the class's weights by ascending feature and clean the scratch; False when the output has no room."""
+def export(
+    s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, done: int, out: BatchOutput
+) -> bool:
+    """Write the class's weights by ascending feature, and clean the scratch memory.
+
+    Returns False if the output is full.
+    """
     base, dual_base = (out.ends[done - 1], out.dual_ends[done - 1]) if done > 0 else (0, 0)
     if base + at.nnz > len(out.features) or (
         s.keep_duals and dual_base + at.support > len(out.samples)
@@ -538,12 +601,12 @@ def export(s: Settings, scratch: Scratch, at: Any, done: int, out: Columns) -> b
     numbers, kept = np.empty(at.nnz, np.int32), 0
     for t in range(at.n_touched):
         scratch.number[scratch.touched[t]] = 0
-        if scratch.walked[t] != 0.0:
+        if scratch.weight[t] != 0.0:
             numbers[kept] = t
             kept += 1
     order = np.argsort(scratch.touched[numbers])
     out.features[base : base + kept] = scratch.touched[numbers][order]
-    out.weights[base : base + kept] = scratch.walked[numbers][order]
+    out.weights[base : base + kept] = scratch.weight[numbers][order]
     out.ends[done] = base + kept
     if s.keep_duals:
         for i in np.sort(scratch.active[: at.n_active]):
@@ -552,50 +615,61 @@ def export(s: Settings, scratch: Scratch, at: Any, done: int, out: Columns) -> b
                 out.duals[dual_base] = scratch.alpha[i]
                 dual_base += 1
     out.dual_ends[done] = dual_base
-    for i in scratch.entered[: at.n_entered]:
-        scratch.begins[i] = 0
+    for i in scratch.ever_active[: at.n_entered]:
+        scratch.row_begins[i] = 0
         scratch.alpha[i] = 0.0
-        scratch.kind[i] = UNSEEN
+        scratch.kind[i] = INACTIVE
     return True
 
 
 @numba.njit(nogil=True, cache=True)
-def begin(
-    problem: Problem, s: Settings, labels: Int32, given: CSR, scratch: Scratch, at: Any, done: int
+def begin_class(
+    problem: PPDSparseProblem,
+    s: PPDSparseSettings,
+    labels: Int32,
+    start_duals: CSR,
+    scratch: PPDSparseScratch,
+    at: Any,
+    done: int,
 ) -> None:
-    """Begin label number `done` of the batch: from given duals, from its positives, or at its end when it has none."""
-    start(problem, s, labels[done], scratch, at)
+    """Start label number `done` of the batch: from given duals, or from its positives.
+
+    A label without positives is finished at once.
+    """
+    reset_class(problem, s, labels[done], scratch, at)
     if at.positives == 0:
         finish_empty(s, at)
-    elif len(given.indptr) > 1:
-        lo, hi = given.indptr[done], given.indptr[done + 1]
-        start_from_duals(problem, s, given.indices[lo:hi], given.data[lo:hi], scratch, at)
+    elif len(start_duals.indptr) > 1:
+        lo, hi = start_duals.indptr[done], start_duals.indptr[done + 1]
+        start_from_duals(
+            problem, s, start_duals.indices[lo:hi], start_duals.data[lo:hi], scratch, at
+        )
     else:
         start_from_positives(problem, s, scratch, at)
 
 
 @numba.njit(nogil=True, cache=True)
 def advance(
-    problem: Problem,
-    s: Settings,
+    problem: PPDSparseProblem,
+    s: PPDSparseSettings,
     labels: Int32,
-    given: CSR,
-    scratch: Scratch,
+    start_duals: CSR,
+    scratch: PPDSparseScratch,
     state: np.ndarray,
     done: int,
-    out: Columns,
+    out: BatchOutput,
     budget: int,
 ) -> tuple[int, int]:
-    """Solve `labels[done:]` until all are done, `budget` entries of X were visited, or `out` is full.
+    """Solve `labels[done:]` until all are done, `budget` entries were visited, or `out` is full.
 
-    given: dual variables to start from, a row (of samples) for each of `labels`; or of no rows. state: (1,) of STATE, zero
-    before the first call. Returns (why, done): DONE, BUDGET or FULL, and how many of `labels` are finished; a class
-    under way goes on at the next call.
+    start_duals: initial dual variables, one row (over samples) per label, or without rows. state:
+    (1,) of STATE, zero before the first call. Returns (reason, done): DONE, BUDGET or FULL, and the
+    number of finished labels. The next call continues an unfinished class.
     """
     at = state[0]
     while done < len(labels):
         if at.phase == START:
-            begin(problem, s, labels, given, scratch, at, done)
+            begin_class(problem, s, labels, start_duals, scratch, at, done)
         elif at.phase == SWEEP:
             budget -= sweep(problem, s, scratch, at, budget)
             if at.position == 0:

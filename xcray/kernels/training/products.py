@@ -1,4 +1,7 @@
-"""Products of sparse rows with dense matrices that have a column a label, in double precision, a range of rows at a time."""
+"""Products of sparse rows with dense matrices in double precision, over ranges of rows.
+
+The matrices have one column per label.
+"""
 
 import numba
 import numpy as np
@@ -8,7 +11,10 @@ from xcray.arrays import CSR, Float64
 
 @numba.njit(nogil=True, cache=True)
 def scores(X: CSR, W: Float64, lo: int, hi: int, S: Float64) -> None:
-    """S = X W of rows lo .. hi-1. W: (D, m), C-contiguous; S: (hi-lo, m), which is overwritten."""
+    """Compute S = X W for rows lo .. hi-1.
+
+    W: (D, m), C-contiguous; S: (hi-lo, m), which is overwritten.
+    """
     m = W.shape[1]
     for i in range(lo, hi):
         S[i - lo, :] = 0.0
@@ -19,8 +25,8 @@ def scores(X: CSR, W: Float64, lo: int, hi: int, S: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_back(X: CSR, R: Float64, lo: int, G: Float64) -> None:
-    """G += X'R over rows lo .. lo + len(R) - 1. R: (n, m); G: (D, m)."""
+def add_adjoint(X: CSR, R: Float64, lo: int, G: Float64) -> None:
+    """Add X'R over rows lo .. lo + len(R) - 1 to G. R: (n, m); G: (D, m)."""
     m = R.shape[1]
     for i in range(len(R)):
         for p in range(X.indptr[lo + i], X.indptr[lo + i + 1]):
@@ -30,8 +36,8 @@ def add_back(X: CSR, R: Float64, lo: int, G: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def add_back_squared(X: CSR, R: Float64, lo: int, G: Float64) -> None:
-    """The same with every entry of X squared."""
+def add_adjoint_squared(X: CSR, R: Float64, lo: int, G: Float64) -> None:
+    """Run `add_adjoint` with every entry of X squared."""
     m = R.shape[1]
     for i in range(len(R)):
         for p in range(X.indptr[lo + i], X.indptr[lo + i + 1]):

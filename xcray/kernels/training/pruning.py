@@ -1,8 +1,8 @@
-"""Small weights of a solved class dropped, and what that costs its loss over all samples.
+"""Pruning of small weights of a solved class, and its effect on the loss over all samples.
 
-Weights go in ascending order of size: those of at most a threshold; those beyond the largest so many; and more, as long as
-the loss with its best bias stays within a share of what it was. The scores are walked anew, so this asks for a scoring
-pass of its own, and nothing of how the class was solved.
+Weights are dropped in ascending order of size: those of at most a threshold; those beyond a maximum
+number; and more, as long as the loss with its best bias rises by at most a given share. The scores
+are recomputed, so this needs its own scoring pass and no state of the solver.
 """
 
 from typing import Any
@@ -13,19 +13,20 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Int32, Int64
 from xcray.kernels.training.hinge import Objective, best_bias
 
-# The content of these files, held by test_house.py: numba's disk cache sees changes of this file alone.
-BUILT_ON = {"training.hinge": "b797d533"}
-STEPS, ENOUGH = (
-    100,
-    1e-6,
-)  # Newton steps for a bias, and how near the best it must be, of the loss before
+# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
+BUILT_ON = {"training.hinge": "c4494e05"}
+# Newton steps for a bias, and its tolerance relative to the loss before pruning
+MAX_BIAS_STEPS, BIAS_TOLERANCE = 100, 1e-6
 
 
 @numba.njit(nogil=True, cache=True)
-def move(
+def move_weights(
     XT: CSR, features: Int32, weights: Float32, order: Int64, begin: int, end: int, scores: Any
 ) -> None:
-    """Take the weights order[begin:end] out of the scores; put order[end:begin] back in where end is smaller."""
+    """Subtract the weights order[begin:end] from the scores.
+
+    If end is smaller than begin, add the weights order[end:begin] back.
+    """
     sign = -1.0 if end > begin else 1.0
     for q in range(min(begin, end), max(begin, end)):
         t = order[q]
@@ -35,17 +36,19 @@ def move(
 
 
 @numba.njit(nogil=True, cache=True)
-def loss_of(
+def loss_at_best_bias(
     o: Objective,
     scores: Any,
     sample_weights: Float32,
     positives: Int32,
     factor: float,
     bias: float,
-    enough: float,
+    tolerance: float,
 ) -> tuple[float, float]:
-    """The best bias, and the sum of losses there."""
-    best, least, _ = best_bias(o, scores, sample_weights, positives, factor, bias, enough, STEPS)
+    """Return the best bias, and the sum of losses there."""
+    best, least, _ = best_bias(
+        o, scores, sample_weights, positives, factor, bias, tolerance, MAX_BIAS_STEPS
+    )
     return best, least - 0.5 * o.tau * best * best
 
 
@@ -62,37 +65,38 @@ def prune(
     limits: tuple[float, int, float],
     scores: Any,
 ) -> tuple[np.ndarray, float, float, float]:
-    """Which weights stay (n,) bool, the bias that is best for them, and the sum of losses before and after.
+    """Prune one class.
 
-    limits: sizes up to which weights go; how many may stay (0: all); by what share the loss may rise for more to go.
-    scores: (N,) working memory.
+    Returns which weights are kept (n,) bool, the best bias for them, and the sum of losses before
+    and after. limits: size up to which weights are dropped; maximum number of weights (0: all);
+    share by which the loss can rise when dropping more. scores: (N,) working memory.
     """
-    size, most, rise = limits
+    size, max_kept, rise = limits
     n = len(weights)
     order = np.argsort(np.abs(weights), kind="mergesort")
     scores[:] = 0.0
-    move(XT, features, weights, order, n, 0, scores)
-    bias, before = loss_of(
+    move_weights(XT, features, weights, order, n, 0, scores)
+    bias, before = loss_at_best_bias(
         o, scores, sample_weights, positives, factor, bias, 1e-6 * abs(o.C) * len(positives)
     )
-    enough = ENOUGH * before
+    tolerance = BIAS_TOLERANCE * before
     low = int(np.sum(np.abs(weights) <= size))
-    if most > 0:
-        low = max(low, n - most)
-    gone, high = 0, n if rise > 0.0 else low
+    if max_kept > 0:
+        low = max(low, n - max_kept)
+    n_removed, high = 0, n if rise > 0.0 else low
     while low < high:
         middle = (low + high + 1) // 2
-        move(XT, features, weights, order, gone, middle, scores)
-        gone = middle
+        move_weights(XT, features, weights, order, n_removed, middle, scores)
+        n_removed = middle
         if (
-            loss_of(o, scores, sample_weights, positives, factor, bias, enough)[1]
+            loss_at_best_bias(o, scores, sample_weights, positives, factor, bias, tolerance)[1]
             <= (1.0 + rise) * before
         ):
             low = middle
         else:
             high = middle - 1
-    move(XT, features, weights, order, gone, low, scores)
-    bias, after = loss_of(o, scores, sample_weights, positives, factor, bias, enough)
-    stay = np.ones(n, np.bool_)
-    stay[order[:low]] = False
-    return stay, bias, before, after
+    move_weights(XT, features, weights, order, n_removed, low, scores)
+    bias, after = loss_at_best_bias(o, scores, sample_weights, positives, factor, bias, tolerance)
+    is_kept = np.ones(n, np.bool_)
+    is_kept[order[:low]] = False
+    return is_kept, bias, before, after

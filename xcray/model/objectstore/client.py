@@ -1,8 +1,9 @@
-"""Folders of object storage, and of file systems, by URI: s3://bucket/folder, gs://bucket/folder, file:///folder.
+"""Client of object storage and file systems by URI.
 
-Arrow's file systems speak the protocols. Credentials come from where the cloud's own tools find them (environment, files, the
-role of the machine or pod), never from a URI; what is shown of a URI has no query. An error says which it is: no such bucket,
-not allowed, not reachable.
+URIs are s3://bucket/folder, gs://bucket/folder and file:///folder. Arrow's file systems implement
+the protocols. Credentials come from the sources of the cloud's own tools (environment, files, the
+role of the machine or pod), never from a URI. Displayed URIs have no query. Errors distinguish a
+missing bucket, denied access, and an unreachable storage.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from xcray.storage.atomic import write_bytes
 
 NO_BUCKET: Final = "NO_BUCKET"
 SCHEMES: Final = ("s3", "gs", "file")
-OPTIONS: Final = ("region", "endpoint_override", "scheme")  # of the query of an s3 or gs URI
-BUCKET: Final = re.compile(r"[a-z0-9A-Z][a-zA-Z0-9._-]{1,221}")
-TRIES: Final = 4
-PAUSE: Final = 0.25  # seconds before the second try; each further one waits twice as long
+# query parameters of an s3 or gs URI
+URI_OPTIONS: Final = ("region", "endpoint_override", "scheme")
+BUCKET_NAME: Final = re.compile(r"[a-z0-9A-Z][a-zA-Z0-9._-]{1,221}")
+MAX_ATTEMPTS: Final = 4
+# delay before the second attempt; doubled for each further one
+RETRY_SECONDS: Final = 0.25
 CONNECT_SECONDS: Final = 10.0
-REQUEST_SECONDS: Final = 20.0  # without a byte; the storage's own client tries three times
-AGAIN: Final = (
+REQUEST_SECONDS: Final = 20.0  # without a byte; the storage's client tries three times
+RETRYABLE_CODES: Final = (
     "NETWORK_CONNECTION",
     "SLOW_DOWN",
     "INTERNAL_FAILURE",
@@ -48,43 +51,48 @@ AGAIN: Final = (
     "THROTTLING",
     "UNAVAILABLE",
 )
-DENIED: Final = re.compile(
+DENIED_CODES: Final = re.compile(
     r"ACCESS_DENIED|FORBIDDEN|INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|SIGNATURE|UNRECOGNIZED_CLIENT|EXPIRED|CREDENTIAL|PERMISSION_DENIED|UNAUTHENTICATED"
 )
-WORDS: Final = re.compile(r"AWS Error ([A-Z_]+)(?: \(HTTP status (\d+)\))? during (\w+)")
-GOOGLE: Final = re.compile(
+AWS_ERROR: Final = re.compile(r"AWS Error ([A-Z_]+)(?: \(HTTP status (\d+)\))? during (\w+)")
+GOOGLE_ERROR: Final = re.compile(
     r"\b(UNAUTHENTICATED|PERMISSION_DENIED|NOT_FOUND|UNAVAILABLE|DEADLINE_EXCEEDED)\b"
 )
 
 T = TypeVar("T")
 
 
-class Entry(NamedTuple):
-    """What lies in a folder: a name, and the bytes of an object; None for a folder."""
+class StorageEntry(NamedTuple):
+    """An entry of a folder: its name, and the size of an object; None for a folder."""
 
     name: str
-    size: int | None
+    n_bytes: int | None
 
 
-class Place(NamedTuple):
-    """A folder or an object. files: its file system; path: in Arrow's spelling; shown: the URI for people, without any secret."""
+class StoragePath(NamedTuple):
+    """A folder or an object.
 
-    files: fs.FileSystem
+    filesystem: its Arrow file system; path: in Arrow's notation; uri: for display, without
+    secrets.
+    """
+
+    filesystem: fs.FileSystem
     path: str
-    shown: str
+    uri: str
 
     @classmethod
-    def at(cls, uri: str) -> Self:
-        """The place a URI names. Raises ParameterError with the mend."""
+    def parse(cls, uri: str) -> Self:
+        """Return the path of a URI. Raises ParameterError with a fix."""
         parts = urlsplit(uri)
         if parts.scheme not in SCHEMES:
             raise ParameterError(
-                f"{excerpt(parts.scheme)!r} is no storage that is known: write s3://..., gs://... or file:///...",
+                f"{excerpt(parts.scheme)!r} is not a supported storage: write s3://..., gs://... or file:///...",
                 code="URI",
             )
         if "@" in parts.netloc:
             raise ParameterError(
-                "a URI must not hold credentials, it ends up in logs: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the "
+                "a URI must not hold credentials, it ends up in logs: "
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the "
                 "machine or pod a role",
                 code="URI",
             )
@@ -95,29 +103,29 @@ class Place(NamedTuple):
             or parts.fragment
         ):
             raise ParameterError(
-                f"{excerpt(folder)!r} is no folder: write it without . and ..", code="URI"
+                f"{excerpt(folder)!r} is not a valid folder: write it without . and ..", code="URI"
             )
         if parts.scheme == "file":
             if parts.netloc not in ("", "localhost") or parts.query or not folder:
                 raise ParameterError(
-                    "a folder of this machine is written file:///path/of/folder", code="URI"
+                    "a local folder must be written as file:///path/of/folder", code="URI"
                 )
             return cls(fs.LocalFileSystem(), f"/{folder}", f"file:///{folder}")
-        if not BUCKET.fullmatch(parts.netloc):
+        if not BUCKET_NAME.fullmatch(parts.netloc):
             raise ParameterError(
-                f"{excerpt(parts.netloc)!r} is no bucket: write {parts.scheme}://bucket/folder",
+                f"{excerpt(parts.netloc)!r} is not a valid bucket: write {parts.scheme}://bucket/folder",
                 code="URI",
             )
         path = f"{parts.netloc}/{folder}".rstrip("/")
         return cls(
-            _storage(parts.scheme, parts.netloc, _options(parts.query)),
+            _open_filesystem(parts.scheme, parts.netloc, _parse_options(parts.query)),
             path,
             f"{parts.scheme}://{path}",
         )
 
-    def __truediv__(self, name: str) -> Place:
-        """What is called so below this folder."""
-        return Place(self.files, f"{self.path}/{name}", f"{self.shown}/{name}")
+    def __truediv__(self, name: str) -> StoragePath:
+        """Return the child with this name."""
+        return StoragePath(self.filesystem, f"{self.path}/{name}", f"{self.uri}/{name}")
 
     @property
     def name(self) -> str:
@@ -125,170 +133,185 @@ class Place(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
     @property
-    def parent(self) -> Place:
-        """The folder around it."""
-        return Place(self.files, self.path.rsplit("/", 1)[0], self.shown.rsplit("/", 1)[0])
+    def parent(self) -> StoragePath:
+        """The folder that contains it."""
+        return StoragePath(self.filesystem, self.path.rsplit("/", 1)[0], self.uri.rsplit("/", 1)[0])
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies in a file system of this machine, where what was written has to be synced."""
-        return str(self.files.type_name) == "local"
+        """Whether it is in a file system of this machine, where written files must be synced."""
+        return str(self.filesystem.type_name) == "local"
 
-    def entries(self) -> list[Entry]:
-        """What lies directly in this folder, by name; nothing where there is none. Raises NotFound (bucket), Unavailable."""
+    def list_entries(self) -> list[StorageEntry]:
+        """Return the direct entries of this folder by name; empty if it does not exist.
+
+        Raises NotFound (bucket), Unavailable.
+        """
         selector = fs.FileSelector(self.path, recursive=False)
         try:
-            found = patiently(self, lambda: self.files.get_file_info(selector))
+            infos = with_retries(self, lambda: self.filesystem.get_file_info(selector))
         except NotFound as error:
             if error.code == NO_BUCKET:
                 raise
             return []
         kinds = {fs.FileType.File, fs.FileType.Directory}
-        listed = [
-            Entry(info.base_name, int(info.size) if info.is_file else None)
-            for info in found
+        entries = [
+            StorageEntry(info.base_name, int(info.size) if info.is_file else None)
+            for info in infos
             if info.type in kinds
         ]
-        return sorted(listed)
+        return sorted(entries)
 
     def size(self) -> int | None:
-        """Bytes of this object, None where there is none. Raises Unavailable."""
-        info = patiently(self, lambda: self.files.get_file_info(self.path))
+        """Return the bytes of this object; None if it does not exist. Raises Unavailable."""
+        info = with_retries(self, lambda: self.filesystem.get_file_info(self.path))
         return int(info.size) if info.is_file else None
 
-    def read(self, most: int) -> bytes:
-        """The whole object. Raises NotFound, and Refused, before any memory is taken, when it has more than `most` bytes."""
+    def read(self, max_bytes: int) -> bytes:
+        """Return the content of the object.
+
+        Raises NotFound, and Refused if it has more than `max_bytes` bytes, before memory is
+        allocated.
+        """
         size = self.size()
         if size is None:
-            raise NotFound(f"there is no {self.shown}")
-        if size > most:
+            raise NotFound(f"there is no {self.uri}")
+        if size > max_bytes:
             raise Refused(
-                f"{self.shown} has {size:,} bytes; at most {most:,} are read", code="TOO_LARGE"
+                f"{self.uri} has {size:,} bytes; the limit is {max_bytes:,}", code="TOO_LARGE"
             )
 
-        def whole() -> bytes:
-            with self.files.open_input_file(self.path) as opened:
-                return bytes(opened.read(size + 1))
+        def read_all() -> bytes:
+            with self.filesystem.open_input_file(self.path) as file:
+                return bytes(file.read(size + 1))
 
-        content = patiently(self, whole)
+        content = with_retries(self, read_all)
         if len(content) != size:
-            raise Corrupt(f"{self.shown} changed while it was read: try again")
+            raise Corrupt(f"{self.uri} changed while it was read: try again")
         return content
 
     def write(self, content: bytes) -> None:
-        """Write a small object, whole or not at all. Raises NotFound (bucket), Unavailable."""
+        """Write a small object atomically. Raises NotFound (bucket), Unavailable."""
 
         def put() -> None:
-            with self.files.open_output_stream(self.path) as out:
+            with self.filesystem.open_output_stream(self.path) as out:
                 out.write(content)
 
         if self.is_local:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(Path(self.path), content)
         else:
-            patiently(self, put)
+            with_retries(self, put)
 
 
-def patiently(place: Place, call: Callable[[], T]) -> T:
-    """What a question to a storage gives; asked again, ever slower, while the trouble may pass. Raises what `told` says."""
-    for turn in range(TRIES):
+def with_retries(path: StoragePath, call: Callable[[], T]) -> T:
+    """Return the result of a storage call, retried with exponential backoff.
+
+    Only transient errors are retried. Raises errors as `translate_storage_errors`.
+    """
+    for attempt in range(MAX_ATTEMPTS):
         try:
-            with told(place):
+            with translate_storage_errors(path):
                 return call()
         except Unavailable as error:
-            if error.code != "STORAGE_AWAY" or turn == TRIES - 1:
+            if error.code != "STORAGE_AWAY" or attempt == MAX_ATTEMPTS - 1:
                 raise
-            time.sleep(PAUSE * 2**turn)
+            time.sleep(RETRY_SECONDS * 2**attempt)
     raise AssertionError("unreachable")
 
 
 @contextmanager
-def told(place: Place) -> Iterator[None]:
-    """Errors of a storage in our words: NotFound (no such bucket or object), Unavailable with code STORAGE_DENIED or STORAGE_AWAY.
+def translate_storage_errors(path: StoragePath) -> Iterator[None]:
+    """Raise errors of a storage as NotFound, or Unavailable with STORAGE_DENIED or STORAGE_AWAY.
 
-    Of what the storage said only its own code is repeated: its sentences may hold what belongs into no log.
+    Of the storage's message only its error code is repeated, because the text can hold secrets.
     """
     try:
         yield
     except XcrayError:
         raise
     except FileNotFoundError:
-        raise NotFound(f"there is no {place.shown}") from None
+        raise NotFound(f"there is no {path.uri}") from None
     except OSError as error:
-        raise _problem(place, error) from None
+        raise _translate_error(path, error) from None
 
 
-def _problem(place: Place, error: OSError) -> Exception:
-    """What an error of a file system means."""
-    if place.is_local:
+def _translate_error(path: StoragePath, error: OSError) -> Exception:
+    """Return the error for an error of a file system."""
+    if path.is_local:
         return error
-    found = WORDS.search(str(error))
-    code = found.group(1) if found else next(iter(GOOGLE.findall(str(error))), "")
-    bucket = place.path.split("/")[0]
+    match = AWS_ERROR.search(str(error))
+    code = match.group(1) if match else next(iter(GOOGLE_ERROR.findall(str(error))), "")
+    bucket = path.path.split("/")[0]
     if code == "NO_SUCH_BUCKET":
         return NotFound(
-            f"there is no bucket {bucket!r}: make it first, or mend the URI {place.shown}",
+            f"there is no bucket {bucket!r}: create it, or correct the URI {path.uri}",
             code=NO_BUCKET,
         )
     if code in ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND", "NOT_FOUND"):
-        return NotFound(f"there is no {place.shown}")
-    if DENIED.search(code) or (found and found.group(2) in ("401", "403")):
+        return NotFound(f"there is no {path.uri}")
+    if DENIED_CODES.search(code) or (match and match.group(2) in ("401", "403")):
         return Unavailable(
-            f"{place.shown} is not open to us ({code}): set credentials in the environment, or a role, "
-            f"that may use bucket {bucket!r}",
+            f"{path.uri} denies access ({code}): set credentials in the environment, or a role, "
+            f"that can use bucket {bucket!r}",
             code="STORAGE_DENIED",
         )
     if code == "PRECONDITION_FAILED":
-        return Conflict(f"{place.shown} was changed by another")
-    step = f" during {found.group(3)}" if found else ""
+        return Conflict(f"{path.uri} was changed by another process")
+    step = f" during {match.group(3)}" if match else ""
     return Unavailable(
-        f"{place.shown} did not answer ({code or type(error).__name__}{step}): is the storage up?",
+        f"{path.uri} did not answer ({code or type(error).__name__}{step}): is the storage up?",
         code="STORAGE_AWAY",
     )
 
 
-def _options(query: str) -> dict[str, str]:
-    """The options of a URI. Raises ParameterError for any other: keys do not belong there."""
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    wrong = sorted(set(given) - set(OPTIONS))
+def _parse_options(query: str) -> dict[str, str]:
+    """Return the options of a URI. Raises ParameterError for any other, such as keys."""
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    wrong = sorted(set(options) - set(URI_OPTIONS))
     if wrong:
         raise ParameterError(
-            f"a URI has no option {excerpt(wrong[0])!r}; it may have {', '.join(OPTIONS)}",
+            f"a URI has no option {excerpt(wrong[0])!r}; it has {', '.join(URI_OPTIONS)}",
             code="URI",
         )
-    return given
+    return options
 
 
-def _storage(scheme: str, bucket: str, options: Mapping[str, str]) -> fs.FileSystem:
-    """The file system of a bucket."""
-    given: dict[str, Any] = dict(options)
+def _open_filesystem(scheme: str, bucket: str, options: Mapping[str, str]) -> fs.FileSystem:
+    """Return the file system of a bucket."""
+    arguments: dict[str, Any] = dict(options)
     try:
         if scheme == "gs":
-            given.pop("region", None)
-            return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=REQUEST_SECONDS), **given)
+            arguments.pop("region", None)
+            return fs.GcsFileSystem(
+                retry_time_limit=timedelta(seconds=REQUEST_SECONDS), **arguments
+            )
         endpoint = (
-            given.get("endpoint_override")
+            arguments.get("endpoint_override")
             or os.environ.get("AWS_ENDPOINT_URL_S3")
             or os.environ.get("AWS_ENDPOINT_URL")
         )
         if endpoint:
             before, separator, host = endpoint.rpartition("://")
-            given |= {
+            arguments |= {
                 "endpoint_override": host.rstrip("/"),
                 **({"scheme": before} if separator else {}),
             }
-        elif "region" not in given and not (
+        elif "region" not in arguments and not (
             os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         ):
-            given["region"] = _region(bucket)
+            arguments["region"] = _bucket_region(bucket)
         region = (
-            given.pop("region", None)
+            arguments.pop("region", None)
             or os.environ.get("AWS_REGION")
             or os.environ.get("AWS_DEFAULT_REGION")
             or "us-east-1"
         )
         return fs.S3FileSystem(
-            region=region, connect_timeout=CONNECT_SECONDS, request_timeout=REQUEST_SECONDS, **given
+            region=region,
+            connect_timeout=CONNECT_SECONDS,
+            request_timeout=REQUEST_SECONDS,
+            **arguments,
         )
     except (ValueError, TypeError) as error:
         raise ParameterError(
@@ -296,8 +319,11 @@ def _storage(scheme: str, bucket: str, options: Mapping[str, str]) -> fs.FileSys
         ) from None
 
 
-def _region(bucket: str) -> str:
-    """Where Amazon keeps a bucket; the first region where it does not say: then the first request tells what is wrong."""
+def _bucket_region(bucket: str) -> str:
+    """Return the AWS region of a bucket.
+
+    It is the first region if AWS does not report one. The first request then reports the error.
+    """
     try:
         return str(fs.resolve_s3_region(bucket))
     except OSError:

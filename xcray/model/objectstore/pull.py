@@ -1,9 +1,11 @@
-"""Models from object storage by URI: a folder of models, a model, a version, or a plain copy of a model directory.
+"""Pulling models from object storage by URI.
 
-s3://bucket/models             all models there: of each its latest version and what its aliases lead to, with the aliases
+s3://bucket/models             all models: the latest version and the versions of aliases
+                               of each, with the aliases
 s3://bucket/models/news        one of them
 .../news:3  .../news@prod      one version of it
-.../news/3-SEAL                the same, exactly that one
+.../news/3-SEAL                exactly that version
+any other folder               a plain copy of a model directory
 """
 
 from __future__ import annotations
@@ -15,66 +17,84 @@ from typing import NamedTuple
 
 from xcray.errors import InputError, NotFound, ParameterError, excerpt
 from xcray.model.directory import MANIFEST
-from xcray.model.objectstore.client import Place
+from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.remote_registry import (
-    VERSION,
+    VERSION_FOLDER,
     Pulled,
-    Remote,
-    aliases,
-    fetch_into,
-    fetch_to,
-    latest,
-    names,
-    numbered,
+    RemoteVersion,
+    fetch_to_directory,
+    fetch_to_registry,
+    latest_version,
+    model_names,
+    read_aliases,
+    version_by_number,
 )
 from xcray.model.registry import LATEST, Registry
-from xcray.model.traffic_split import Route
-from xcray.storage.atomic import NAME
+from xcray.model.traffic_split import TrafficSplit
+from xcray.storage.atomic import NAME_PATTERN
 
 
-class Wanted(NamedTuple):
-    """Versions to be had, the chief one first, and the aliases that lead to them."""
+class PullPlan(NamedTuple):
+    """Versions to pull, the primary one first, and the aliases that point to them."""
 
-    remotes: tuple[Remote, ...]
-    aliases: dict[str, Route]
-
-
-def wanted_of(home: Place) -> Wanted:
-    """Of a model: its latest version, and those that its aliases lead to. Raises NotFound, Corrupt, Conflict, Unavailable."""
-    chief = latest(home)
-    routes = aliases(home)
-    needed = {version for route in routes.values() for version in route.versions} - {chief.number}
-    return Wanted((chief, *(numbered(home, version) for version in sorted(needed))), routes)
+    versions: tuple[RemoteVersion, ...]
+    aliases: dict[str, TrafficSplit]
 
 
-def found_at(uri: str) -> list[Wanted]:
-    """What a URI names. Raises NotFound when there is no model, ParameterError, Corrupt, Conflict, Unavailable."""
-    place = Place.at(uri)
+def plan_model(home: StoragePath) -> PullPlan:
+    """Plan the pull of a model: its latest version and the versions of its aliases.
+
+    Raises NotFound, Corrupt, Conflict, Unavailable.
+    """
+    primary = latest_version(home)
+    routes = read_aliases(home)
+    needed = {version for route in routes.values() for version in route.versions} - {primary.number}
+    return PullPlan(
+        (primary, *(version_by_number(home, version) for version in sorted(needed))), routes
+    )
+
+
+def plan_uri(uri: str) -> list[PullPlan]:
+    """Return the plans for the models of a URI.
+
+    Raises NotFound if there is no model, ParameterError, Corrupt, Conflict, Unavailable.
+    """
+    path = StoragePath.parse(uri)
     for mark in (":", "@"):
-        before, sign, after = place.name.rpartition(mark)
-        if sign and NAME.fullmatch(before):
-            return [_referred(place.parent / before, mark, after)]
-    if version := VERSION.fullmatch(place.name):
+        before, sign, after = path.name.rpartition(mark)
+        if sign and NAME_PATTERN.fullmatch(before):
+            return [_plan_reference(path.parent / before, mark, after)]
+    if version := VERSION_FOLDER.fullmatch(path.name):
         return [
-            Wanted((Remote(place, place.parent.name, int(version.group(1)), version.group(2)),), {})
-        ]
-    entries = place.entries()
-    if any(entry.name == MANIFEST and entry.size is not None for entry in entries):
-        return [
-            Wanted(
-                (Remote(place, place.name if NAME.fullmatch(place.name) else "model", None, None),),
+            PullPlan(
+                (RemoteVersion(path, path.parent.name, int(version.group(1)), version.group(2)),),
                 {},
             )
         ]
-    if any(VERSION.fullmatch(entry.name) for entry in entries if entry.size is None):
-        return [wanted_of(place)]
-    found = [wanted_of(place / name) for name in names(place)]
-    if not found:
-        raise NotFound(f"there is no model at {place.shown}: push one, or mend the URI")
-    return found
+    entries = path.list_entries()
+    if any(entry.name == MANIFEST and entry.n_bytes is not None for entry in entries):
+        return [
+            PullPlan(
+                (
+                    RemoteVersion(
+                        path,
+                        path.name if NAME_PATTERN.fullmatch(path.name) else "model",
+                        None,
+                        None,
+                    ),
+                ),
+                {},
+            )
+        ]
+    if any(VERSION_FOLDER.fullmatch(entry.name) for entry in entries if entry.n_bytes is None):
+        return [plan_model(path)]
+    plans = [plan_model(path / name) for name in model_names(path)]
+    if not plans:
+        raise NotFound(f"there is no model at {path.uri}: push one, or correct the URI")
+    return plans
 
 
-def pull_to(
+def pull_to_registry(
     registry: Registry,
     uri: str,
     *,
@@ -83,67 +103,83 @@ def pull_to(
     pinned: str | None = None,
     stop: threading.Event | None = None,
 ) -> list[Pulled]:
-    """Bring what a URI names into a registry, with its aliases. What is there already stays, and costs a look.
+    """Pull the models of a URI into a registry, with their aliases.
 
-    name, alias, pinned: for one model: another name here, aliases of ours for it, its sha256 or seal. Raises as `found_at`, and
-    InputError when these are given for several models, Conflict when a number is another model here.
+    Existing versions are kept and not transferred. name, alias, pinned: for one model, its
+    local name, additional local aliases, and its sha256 or seal. Raises as `plan_uri`,
+    InputError if these are given for several models, Conflict if a number belongs to another
+    local model.
     """
-    found = found_at(uri)
-    if len(found) > 1 and (name or alias or pinned):
+    plans = plan_uri(uri)
+    if len(plans) > 1 and (name or alias or pinned):
         raise InputError(
-            f"{excerpt(uri)} holds {len(found)} models: a name, aliases and a hash are for one",
+            f"{excerpt(uri)} holds {len(plans)} models: a name, "
+            "aliases and a hash need exactly one",
             code="USAGE",
         )
     out: list[Pulled] = []
-    for wanted in found:
-        chief = wanted.remotes[0]
-        called = name or chief.name
-        pulled = [fetch_to(registry, called, chief, pinned, stop)]
-        pulled += [fetch_to(registry, called, each, None, stop) for each in wanted.remotes[1:]]
-        follow_aliases(
+    for plan in plans:
+        primary = plan.versions[0]
+        local_name = name or primary.name
+        pulled = [fetch_to_registry(registry, local_name, primary, pinned, stop)]
+        pulled += [
+            fetch_to_registry(registry, local_name, each, None, stop) for each in plan.versions[1:]
+        ]
+        apply_aliases(
             registry,
-            called,
-            {**wanted.aliases, **{each: Route.to(pulled[0].number or 0) for each in alias}},
+            local_name,
+            {
+                **plan.aliases,
+                **{each: TrafficSplit.single(pulled[0].number or 0) for each in alias},
+            },
         )
         out += pulled
     return out
 
 
-def pull_into(
+def pull_to_directory(
     target: Path, uri: str, pinned: str | None = None, stop: threading.Event | None = None
 ) -> Pulled:
-    """Bring the one model that a URI names into a directory, its latest version. Raises as `pull_to`."""
-    found = found_at(uri)
-    if len(found) > 1:
+    """Pull the one model of a URI into a directory, at its latest version.
+
+    Raises as `pull_to_registry`.
+    """
+    plans = plan_uri(uri)
+    if len(plans) > 1:
         raise InputError(
-            f"{excerpt(uri)} holds {len(found)} models: name one of them", code="USAGE"
+            f"{excerpt(uri)} holds {len(plans)} models: choose one of them", code="USAGE"
         )
-    return fetch_into(found[0].remotes[0], target, pinned, stop)
+    return fetch_to_directory(plans[0].versions[0], target, pinned, stop)
 
 
-def follow_aliases(registry: Registry, name: str, routes: dict[str, Route]) -> None:
-    """Lead aliases where these do, those that lead elsewhere now."""
-    here, splits = registry.aliases(name), registry.routes(name)
+def apply_aliases(registry: Registry, name: str, routes: dict[str, TrafficSplit]) -> None:
+    """Set the aliases in a registry that differ from these."""
+    current, splits = registry.aliases(name), registry.traffic_splits(name)
     for alias, route in routes.items():
-        present = splits.get(alias) or (Route.to(here[alias]) if alias in here else None)
+        present = splits.get(alias) or (
+            TrafficSplit.single(current[alias]) if alias in current else None
+        )
         if alias != LATEST and present != route:
-            registry.set_route(name, alias, route)
+            registry.set_traffic_split(name, alias, route)
 
 
-def _referred(home: Place, mark: str, after: str) -> Wanted:
-    """NAME:3 or NAME@prod."""
+def _plan_reference(home: StoragePath, mark: str, after: str) -> PullPlan:
+    """Return the plan for NAME:3 or NAME@prod."""
     if mark == ":":
         if not (after.isascii() and after.isdecimal() and len(after) <= 9):
             raise ParameterError(f"version {excerpt(after)!r} is not a number; write {home.name}:1")
-        return Wanted((numbered(home, int(after)),), {})
+        return PullPlan((version_by_number(home, int(after)),), {})
     if after == LATEST:
-        return Wanted((latest(home),), {})
-    routes = aliases(home)
+        return PullPlan((latest_version(home),), {})
+    routes = read_aliases(home)
     if after not in routes:
         raise NotFound(
-            f"{home.shown} has no alias {excerpt(after)!r}; it has {', '.join(sorted(routes)) or 'none'}"
+            f"{home.uri} has no alias {excerpt(after)!r}; "
+            f"it has {', '.join(sorted(routes)) or 'none'}"
         )
     route = routes[after]
-    chief = numbered(home, route.primary)
-    others = [numbered(home, version) for version in route.versions if version != route.primary]
-    return Wanted((chief, *others), {after: route})
+    primary = version_by_number(home, route.primary)
+    others = [
+        version_by_number(home, version) for version in route.versions if version != route.primary
+    ]
+    return PullPlan((primary, *others), {after: route})

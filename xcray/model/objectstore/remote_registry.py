@@ -1,11 +1,13 @@
-"""Models in object storage: where each version lies, how it gets there, and how it comes from there into a registry.
+"""Model versions in object storage: layout, upload, and download into a registry.
 
-    FOLDER/NAME/3-SEAL/...            version 3 of NAME, its files as in a model directory, manifest.json last
-    FOLDER/NAME/aliases.json          where the aliases led when the models were last mirrored
-    FOLDER/_tenants/TENANT/NAME/...   the same of another tenant than default
+    FOLDER/NAME/3-SEAL/...            version 3 of NAME, its files as in a model directory,
+                                      manifest.json last
+    FOLDER/NAME/aliases.json          the aliases at the last synchronisation
+    FOLDER/_tenants/TENANT/NAME/...   the same layout for tenants other than default
 
-SEAL is the checksum of the manifest, which holds the checksum of every file: a folder can only ever hold one model, so nothing is
-overwritten, whoever pushes at the same time, and nothing needs to be locked. Without its manifest a folder is no version yet.
+SEAL is the checksum of the manifest, which holds the checksum of every file. A folder can therefore
+hold only one model. Concurrent pushes overwrite nothing, and no lock is needed. A folder without
+its manifest is not yet a version.
 """
 
 from __future__ import annotations
@@ -18,148 +20,181 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, excerpt
-from xcray.model.directory import MANIFEST, manifest_of, read_manifest
-from xcray.model.install import alone
-from xcray.model.objectstore.client import NO_BUCKET, Place
-from xcray.model.objectstore.transfer import MANIFEST_BYTES, Moved, checked, fetch, send
+from xcray.model.directory import MANIFEST, parse_manifest, read_manifest
+from xcray.model.install import exclusive_lock
+from xcray.model.objectstore.client import NO_BUCKET, StoragePath
+from xcray.model.objectstore.transfer import (
+    MAX_MANIFEST_BYTES,
+    TransferStats,
+    check_files,
+    download_files,
+    upload_files,
+)
 from xcray.model.registry import Registry
-from xcray.model.traffic_split import Route
-from xcray.storage.atomic import NAME, check_name, discard_directory, publish_directory, write_bytes
+from xcray.model.traffic_split import TrafficSplit
+from xcray.storage.atomic import (
+    NAME_PATTERN,
+    check_name,
+    discard_directory,
+    publish_directory,
+    write_bytes,
+)
 
-ALIASES: Final = "aliases.json"
+ALIASES_FILE: Final = "aliases.json"
 NO_VERSION: Final = "NO_VERSION"
-TENANTS: Final = "_tenants"
-VERSION: Final = re.compile(r"([1-9]\d{0,8})-([0-9a-f]{64})")
-STAGED: Final = ".pull-"
-HASH: Final = re.compile(r"[0-9a-f]{64}")
+TENANTS_FOLDER: Final = "_tenants"
+VERSION_FOLDER: Final = re.compile(r"([1-9]\d{0,8})-([0-9a-f]{64})")
+STAGING_PREFIX: Final = ".pull-"
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-class Remote(NamedTuple):
-    """A version in a storage. number and seal: None where its folder does not tell."""
+class RemoteVersion(NamedTuple):
+    """A version in a storage. number and seal: None if its folder name does not contain them."""
 
-    place: Place
+    path: StoragePath
     name: str
     number: int | None
     seal: str | None
 
-    def manifest(self) -> tuple[dict[str, Any], bytes]:
-        """What it says, checked, and its bytes. Raises NotFound when it was pushed by half, Corrupt (or of a newer format)."""
+    def read_manifest(self) -> tuple[dict[str, Any], bytes]:
+        """Return the validated manifest and its raw bytes.
+
+        Raises NotFound for an incomplete upload, Corrupt for an invalid or newer manifest.
+        """
         try:
-            raw = (self.place / MANIFEST).read(MANIFEST_BYTES)
+            raw = (self.path / MANIFEST).read(MAX_MANIFEST_BYTES)
         except NotFound as error:
             if error.code == NO_BUCKET:
                 raise
             raise NotFound(
-                f"there is no whole model at {self.place.shown}: it has no {MANIFEST}, which comes last; push it again",
+                f"there is no complete model at {self.path.uri}: it has no {MANIFEST}, "
+                "which is uploaded last; push it again",
                 code="HALF_PUSHED",
             ) from None
-        found = manifest_of(raw)
-        checked(found["files"], self.place.shown)
-        if self.seal is not None and found["seal"] != self.seal:
+        manifest = parse_manifest(raw)
+        check_files(manifest["files"], self.path.uri)
+        if self.seal is not None and manifest["seal"] != self.seal:
             raise Corrupt(
-                f"{self.place.shown} holds another model than its name says: restore it or push again",
+                f"{self.path.uri} holds a different model than its name: restore it or push again",
                 file=MANIFEST,
             )
-        return found, raw
+        return manifest, raw
 
 
 class Pushed(NamedTuple):
-    """Where a model lies now. moved: nothing sent where it was there already."""
+    """Result of a push: where the model is. moved.sent is 0 if it was there already."""
 
-    shown: str
+    uri: str
     name: str
     number: int
     seal: str
-    moved: Moved
+    moved: TransferStats
 
 
 class Pulled(NamedTuple):
-    """What came. path: the model directory; number: its version in the registry, None outside; moved: None if it was there."""
+    """Result of a pull.
+
+    The CLI prints the fields as JSON. path: the model directory; number: its version in the
+    registry, None for a plain directory; moved: None if it was there already.
+    """
 
     source: str
     path: Path
     name: str
     number: int | None
     sha256: str
-    moved: Moved | None
+    moved: TransferStats | None
 
 
-def names(folder: Place) -> list[str]:
-    """Names of the models in a folder."""
+def model_names(folder: StoragePath) -> list[str]:
+    """Return the names of the models in a folder."""
     return [
         entry.name
-        for entry in folder.entries()
-        if entry.size is None and NAME.fullmatch(entry.name)
+        for entry in folder.list_entries()
+        if entry.n_bytes is None and NAME_PATTERN.fullmatch(entry.name)
     ]
 
 
-def tenants(folder: Place) -> list[str]:
-    """Tenants other than default that have models in a folder."""
-    return names(folder / TENANTS)
+def tenant_names(folder: StoragePath) -> list[str]:
+    """Return the tenants other than default that have models in a folder."""
+    return model_names(folder / TENANTS_FOLDER)
 
 
-def versions(home: Place) -> list[Remote]:
-    """Versions of a model's folder by number, also such as are on their way. Raises NotFound (bucket), Unavailable."""
-    found = [VERSION.fullmatch(entry.name) for entry in home.entries() if entry.size is None]
-    listed = [
-        Remote(home / each.group(0), home.name, int(each.group(1)), each.group(2))
-        for each in found
+def list_versions(home: StoragePath) -> list[RemoteVersion]:
+    """Return the versions in a model's folder by number, including incomplete uploads.
+
+    Raises NotFound (bucket), Unavailable.
+    """
+    matches = [
+        VERSION_FOLDER.fullmatch(entry.name)
+        for entry in home.list_entries()
+        if entry.n_bytes is None
+    ]
+    remotes = [
+        RemoteVersion(home / each.group(0), home.name, int(each.group(1)), each.group(2))
+        for each in matches
         if each
     ]
-    return sorted(listed, key=lambda remote: (remote.number, remote.seal))
+    return sorted(remotes, key=lambda remote: (remote.number, remote.seal))
 
 
-def is_whole(remote: Remote) -> bool:
-    """Whether all of it is there."""
-    return (remote.place / MANIFEST).size() is not None
+def is_complete(remote: RemoteVersion) -> bool:
+    """Whether the upload of a version is complete."""
+    return (remote.path / MANIFEST).size() is not None
 
 
-def latest(home: Place) -> Remote:
-    """The version with the highest number that is whole. Raises NotFound, and Conflict when two models claim that number."""
-    whole: list[Remote] = []
-    for remote in reversed(versions(home)):
-        if whole and remote.number != whole[0].number:
+def latest_version(home: StoragePath) -> RemoteVersion:
+    """Return the complete version with the highest number.
+
+    Raises NotFound, and Conflict if two models claim that number.
+    """
+    complete: list[RemoteVersion] = []
+    for remote in reversed(list_versions(home)):
+        if complete and remote.number != complete[0].number:
             break
-        if is_whole(remote):
-            whole.append(remote)
-    if not whole:
-        raise NotFound(f"there is no whole model at {home.shown}: push one", code=NO_VERSION)
-    return _only(whole)
+        if is_complete(remote):
+            complete.append(remote)
+    if not complete:
+        raise NotFound(f"there is no complete model at {home.uri}: push one", code=NO_VERSION)
+    return _require_one(complete)
 
 
-def numbered(home: Place, number: int) -> Remote:
-    """A version by number. Raises NotFound, Conflict when two models claim it."""
-    whole = [remote for remote in versions(home) if remote.number == number and is_whole(remote)]
-    if not whole:
-        raise NotFound(f"there is no whole version {number} at {home.shown}")
-    return _only(whole)
+def version_by_number(home: StoragePath, number: int) -> RemoteVersion:
+    """Return a version by number. Raises NotFound, and Conflict if two models claim it."""
+    complete = [
+        remote for remote in list_versions(home) if remote.number == number and is_complete(remote)
+    ]
+    if not complete:
+        raise NotFound(f"there is no complete version {number} at {home.uri}")
+    return _require_one(complete)
 
 
-def aliases(home: Place) -> dict[str, Route]:
-    """Where aliases led when the model was last mirrored. Raises Corrupt."""
-    place = home / ALIASES
-    return {} if place.size() is None else aliases_of(place.read(MANIFEST_BYTES), place.shown)
+def read_aliases(home: StoragePath) -> dict[str, TrafficSplit]:
+    """Return the aliases at the last synchronisation. Raises Corrupt."""
+    path = home / ALIASES_FILE
+    return {} if path.size() is None else decode_aliases(path.read(MAX_MANIFEST_BYTES), path.uri)
 
 
-def aliases_text(routes: Mapping[str, Route]) -> bytes:
-    """Aliases as they are kept."""
-    kept = {alias: route.as_dict() for alias, route in routes.items()}
+def encode_aliases(routes: Mapping[str, TrafficSplit]) -> bytes:
+    """Serialise aliases."""
+    entries = {alias: route.as_dict() for alias, route in routes.items()}
     return (
-        json.dumps({"schema_version": 1, "aliases": kept}, indent=2, sort_keys=True) + "\n"
+        json.dumps({"schema_version": 1, "aliases": entries}, indent=2, sort_keys=True) + "\n"
     ).encode()
 
 
-def aliases_of(raw: bytes, shown: str) -> dict[str, Route]:
-    """The aliases that an object holds. Raises Corrupt."""
+def decode_aliases(raw: bytes, shown: str) -> dict[str, TrafficSplit]:
+    """Deserialise the aliases in an object. Raises Corrupt."""
     try:
-        found = json.loads(raw)
-        if found["schema_version"] != 1:
+        content = json.loads(raw)
+        if content["schema_version"] != 1:
             raise Corrupt(
-                f"{shown} has schema version {found['schema_version']}, this xcray reads 1: use a newer xcray"
+                f"{shown} has schema version {content['schema_version']}, "
+                "this xcray reads 1: use a newer xcray"
             )
         return {
-            check_name(alias, "alias"): Route.from_dict(route)
-            for alias, route in found["aliases"].items()
+            check_name(alias, "alias"): TrafficSplit.from_dict(route)
+            for alias, route in content["aliases"].items()
         }
     except (
         ValueError,
@@ -171,95 +206,119 @@ def aliases_of(raw: bytes, shown: str) -> dict[str, Route]:
         RecursionError,
     ) as error:
         raise Corrupt(
-            f"{shown} does not hold aliases: {type(error).__name__}; the next mirroring mends it"
+            f"{shown} does not hold aliases: {type(error).__name__}; "
+            "the next synchronisation repairs it"
         ) from None
 
 
 def push(
     source: Path,
-    home: Place,
+    home: StoragePath,
     number: int | None = None,
     *,
-    again: bool = False,
+    resend_all: bool = False,
     stop: threading.Event | None = None,
 ) -> Pushed:
-    """Copy a model directory to the folder of its name, as version `number`, or as the next one unless it is there already.
+    """Upload a model directory to the folder of its name.
 
-    again: send all files, see `send`. Raises NotFound or Corrupt (no whole model), ParameterError (a name that can't be one),
-    Conflict (another model has the number), Unavailable, Stopped.
+    number: version number; by default the next one, unless the model is there already.
+    resend_all: upload all files, see `upload_files`. Raises NotFound or Corrupt (not a complete
+    model), ParameterError (invalid name), Conflict (another model has the number), Unavailable,
+    Stopped.
     """
     check_name(home.name, "model name")
     manifest = read_manifest(source)
-    checked(manifest["files"], source.name)
-    seal, there = manifest["seal"], versions(home)
+    check_files(manifest["files"], source.name)
+    seal, existing = manifest["seal"], list_versions(home)
     if number is None:
         same = [
-            remote.number for remote in there if remote.seal == seal and remote.number is not None
+            remote.number
+            for remote in existing
+            if remote.seal == seal and remote.number is not None
         ]
-        number = same[-1] if same else max((remote.number or 0 for remote in there), default=0) + 1
-    for remote in there:
-        if remote.number == number and remote.seal != seal and is_whole(remote):
+        number = (
+            same[-1] if same else max((remote.number or 0 for remote in existing), default=0) + 1
+        )
+    for remote in existing:
+        if remote.number == number and remote.seal != seal and is_complete(remote):
             raise Conflict(
-                f"{home.shown} has another model as version {number}: push under another name, or pull that one first",
+                f"{home.uri} has another model as version {number}: "
+                "push under another name, or pull that one first",
                 code="VERSION_TAKEN",
             )
     target = home / f"{number}-{seal}"
-    if not again and (target / MANIFEST).size() is not None:
+    if not resend_all and (target / MANIFEST).size() is not None:
         return Pushed(
-            target.shown,
+            target.uri,
             home.name,
             number,
             seal,
-            Moved(0, sum(entry["bytes"] for entry in manifest["files"].values())),
+            TransferStats(0, sum(entry["bytes"] for entry in manifest["files"].values())),
         )
-    moved = send(
-        source, manifest["files"], (source / MANIFEST).read_bytes(), target, again=again, stop=stop
+    moved = upload_files(
+        source,
+        manifest["files"],
+        (source / MANIFEST).read_bytes(),
+        target,
+        resend_all=resend_all,
+        stop=stop,
     )
-    return Pushed(target.shown, home.name, number, seal, moved)
+    return Pushed(target.uri, home.name, number, seal, moved)
 
 
-def fetch_into(
-    remote: Remote, target: Path, pinned: str | None = None, stop: threading.Event | None = None
-) -> Pulled:
-    """Copy a version to the directory `target`, by one rename, unless it is there. Raises Conflict when another thing is there."""
-    manifest, raw = remote.manifest()
-    check_pin(manifest, pinned, remote.place.shown)
-    told = (remote.place.shown, target, remote.name, None, manifest["sha256"])
-    with alone(target.parent / f".{target.name}.pull.lock"):
-        if target.exists():
-            if holds(target, manifest["seal"]):
-                return Pulled(*told, None)
-            raise Conflict(
-                f"{target} exists already and is not this model: choose another place, or remove it"
-            )
-        staged, moved = _staged(remote, manifest, raw, target.parent, stop)
-        publish_directory(staged, target)
-    return Pulled(*told, moved)
-
-
-def fetch_to(
-    registry: Registry,
-    name: str,
-    remote: Remote,
+def fetch_to_directory(
+    remote: RemoteVersion,
+    target: Path,
     pinned: str | None = None,
     stop: threading.Event | None = None,
 ) -> Pulled:
-    """Copy a version into a registry, under its number, unless it is there. Raises Conflict when that is another model."""
-    manifest, raw = remote.manifest()
-    check_pin(manifest, pinned, remote.place.shown)
+    """Download a version to the directory `target` by one rename, unless it is there already.
+
+    Raises Conflict if `target` holds something else.
+    """
+    manifest, raw = remote.read_manifest()
+    check_pinned_hash(manifest, pinned, remote.path.uri)
+    facts = (remote.path.uri, target, remote.name, None, manifest["sha256"])
+    with exclusive_lock(target.parent / f".{target.name}.pull.lock"):
+        if target.exists():
+            if has_seal(target, manifest["seal"]):
+                return Pulled(*facts, None)
+            raise Conflict(
+                f"{target} exists already and is not this model: "
+                "choose another directory, or remove it"
+            )
+        staged, moved = _stage_files(remote, manifest, raw, target.parent, stop)
+        publish_directory(staged, target)
+    return Pulled(*facts, moved)
+
+
+def fetch_to_registry(
+    registry: Registry,
+    name: str,
+    remote: RemoteVersion,
+    pinned: str | None = None,
+    stop: threading.Event | None = None,
+) -> Pulled:
+    """Download a version into a registry under its number, unless it is there already.
+
+    Raises Conflict if the number belongs to another model.
+    """
+    manifest, raw = remote.read_manifest()
+    check_pinned_hash(manifest, pinned, remote.path.uri)
     home = registry.root / check_name(name, "model name")
-    with alone(home / ".pull.lock"):
-        number = _present(registry, name, remote.number, manifest["seal"])
+    with exclusive_lock(home / ".pull.lock"):
+        number = _local_number(registry, name, remote.number, manifest["seal"])
         moved = None
         if number is None:
-            staged, moved = _staged(remote, manifest, raw, home, stop)
+            staged, moved = _stage_files(remote, manifest, raw, home, stop)
             number = registry.publish(
-                name, staged, number=remote.number, verified=True, source=remote.place.shown
+                name, staged, number=remote.number, verified=True, source=remote.path.uri
             )
-            for left in home.glob(f"{STAGED}*.part"):  # of versions that nobody came back for
-                discard_directory(left)
+            # staging directories of abandoned downloads
+            for leftover in home.glob(f"{STAGING_PREFIX}*.part"):
+                discard_directory(leftover)
     return Pulled(
-        remote.place.shown,
+        remote.path.uri,
         registry.resolve(f"{name}:{number}"),
         name,
         number,
@@ -268,38 +327,45 @@ def fetch_to(
     )
 
 
-def check_pin(manifest: Mapping[str, Any], pinned: str | None, shown: str) -> None:
-    """Raise Corrupt unless a manifest is of the model that was pinned, by its seal or its sha256. ParameterError for no hash."""
+def check_pinned_hash(manifest: Mapping[str, Any], pinned: str | None, shown: str) -> None:
+    """Raise Corrupt unless a manifest has the pinned seal or sha256.
+
+    Raises ParameterError if `pinned` is not a hash.
+    """
     if pinned is None:
         return
-    if not HASH.fullmatch(pinned.lower()):
+    if not SHA256.fullmatch(pinned.lower()):
         raise ParameterError(
-            f"{excerpt(pinned)!r} is no SHA-256: write its 64 hexadecimal digits", code="HASH"
+            f"{excerpt(pinned)!r} is not a SHA-256: write its 64 hexadecimal digits", code="HASH"
         )
     if pinned.lower() not in (manifest["seal"], manifest["sha256"]):
         raise Corrupt(
-            f"{shown} is not the model that was asked for: its sha256 is {manifest['sha256']}, its seal {manifest['seal']}"
+            f"{shown} is not the requested model: its sha256 is {manifest['sha256']}, "
+            f"its seal {manifest['seal']}"
         )
 
 
-def _only(whole: list[Remote]) -> Remote:
-    """The one there is."""
-    if len(whole) > 1:
-        claims = ", ".join(remote.place.shown for remote in whole)
+def _require_one(complete: list[RemoteVersion]) -> RemoteVersion:
+    """Return the only candidate. Raises Conflict if there are several."""
+    if len(complete) > 1:
+        claims = ", ".join(remote.path.uri for remote in complete)
         raise Conflict(
             f"two models claim to be the same version: {claims}; name one of them, or remove one",
             code="VERSION_TAKEN",
         )
-    return whole[0]
+    return complete[0]
 
 
-def _present(registry: Registry, name: str, number: int | None, seal: str) -> int | None:
-    """The number under which a registry has a model; None when it has not. Raises Conflict when its number is another's."""
-    there = registry.versions(name)
-    same = [each for each in there if holds(registry.resolve(f"{name}:{each}"), seal)]
+def _local_number(registry: Registry, name: str, number: int | None, seal: str) -> int | None:
+    """Return the number of a model in a registry; None if it is missing.
+
+    Raises Conflict if its number belongs to another model.
+    """
+    existing = registry.versions(name)
+    same = [each for each in existing if has_seal(registry.resolve(f"{name}:{each}"), seal)]
     if number is None or number in same:
         return number if number in same else next(iter(same), None)
-    if number in there:
+    if number in existing:
         raise Conflict(
             f"{name}:{number} is another model here: pull it under another name (--name)",
             code="VERSION_TAKEN",
@@ -307,31 +373,34 @@ def _present(registry: Registry, name: str, number: int | None, seal: str) -> in
     return None
 
 
-def holds(path: Path, seal: str) -> bool:
-    """Whether a directory is the model of a seal."""
+def has_seal(path: Path, seal: str) -> bool:
+    """Whether a directory is the model with this seal."""
     try:
         return bool(read_manifest(path)["seal"] == seal)
     except (NotFound, Corrupt):
         return False
 
 
-def _staged(
-    remote: Remote,
+def _stage_files(
+    remote: RemoteVersion,
     manifest: Mapping[str, Any],
     raw: bytes,
-    beside: Path,
+    parent: Path,
     stop: threading.Event | None,
-) -> tuple[Path, Moved]:
-    """A version fetched into a directory that the next try would find; its manifest is written last."""
-    staged = beside / f"{STAGED}{manifest['seal'][:32]}.part"
-    _remove_foreign(staged, manifest["files"])
-    moved = fetch(remote.place, manifest["files"], staged, stop)
+) -> tuple[Path, TransferStats]:
+    """Download a version into a directory that the next attempt finds again.
+
+    Its manifest is written last.
+    """
+    staged = parent / f"{STAGING_PREFIX}{manifest['seal'][:32]}.part"
+    _discard_if_foreign(staged, manifest["files"])
+    moved = download_files(remote.path, manifest["files"], staged, stop)
     write_bytes(staged / MANIFEST, raw)
     return staged, moved
 
 
-def _remove_foreign(staged: Path, files: Mapping[str, Any]) -> None:
-    """Remove what an earlier try can't have left there."""
+def _discard_if_foreign(staged: Path, files: Mapping[str, Any]) -> None:
+    """Discard the staging directory if it has files that no earlier attempt can have written."""
     known = {MANIFEST, *files}
     if staged.is_dir() and any(
         path.relative_to(staged).as_posix() not in known

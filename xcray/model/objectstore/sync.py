@@ -1,7 +1,8 @@
-"""Registries and object storage kept alike: `Mirror` copies what is published there, `Follower` brings what is there here.
+"""Synchronisation of registries with object storage.
 
-Neither remembers anything that it could not find out again: a version is in the storage when its manifest is, and here when its
-directory is. So a kill at any time costs the transfer that was under way, which goes on where it was.
+`Mirror` uploads published models, `Follower` downloads them. Neither has state that cannot be
+derived again: a version is in the storage if its manifest is, and in the registry if its directory
+is. So a kill interrupts only the current transfer, which resumes on the next call.
 """
 
 from __future__ import annotations
@@ -12,222 +13,257 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from xcray.errors import Conflict, NotFound, Stopped, XcrayError
-from xcray.model.objectstore.client import Place
-from xcray.model.objectstore.pull import follow_aliases, wanted_of
+from xcray.model.objectstore.client import StoragePath
+from xcray.model.objectstore.pull import apply_aliases, plan_model
 from xcray.model.objectstore.remote_registry import (
-    ALIASES,
+    ALIASES_FILE,
     NO_VERSION,
-    TENANTS,
-    Remote,
-    aliases,
-    aliases_text,
-    fetch_to,
-    holds,
-    names,
+    TENANTS_FOLDER,
+    RemoteVersion,
+    encode_aliases,
+    fetch_to_registry,
+    has_seal,
+    list_versions,
+    model_names,
     push,
-    tenants,
-    versions,
+    read_aliases,
+    tenant_names,
 )
 from xcray.model.registry import LATEST, Registry
-from xcray.model.traffic_split import Route
+from xcray.model.traffic_split import TrafficSplit
 
 LOG: Final = logging.getLogger(__name__)
 
 
-class Shelf(NamedTuple):
-    """The models of a tenant. tenant: None for default, whose models lie at the top of a storage."""
+class TenantModels(NamedTuple):
+    """The models of a tenant.
+
+    tenant: None for default, whose models are at the top of a storage.
+    """
 
     tenant: str | None
     registry: Registry
 
-    def place(self, root: Place) -> Place:
-        """Where they lie in a storage."""
-        return root if self.tenant is None else root / TENANTS / self.tenant
+    def storage_path(self, root: StoragePath) -> StoragePath:
+        """Return the folder of the models in a storage."""
+        return root if self.tenant is None else root / TENANTS_FOLDER / self.tenant
 
 
-class Turn(NamedTuple):
-    """How a turn went. moved: versions that came or went; behind: versions that did not; trouble: why the first of them did not."""
+class SyncResult(NamedTuple):
+    """Result of one synchronisation.
 
-    moved: int
-    behind: int
-    trouble: XcrayError | OSError | None
+    copied: versions transferred; pending: versions (Mirror) or models (Follower) that failed;
+    error: the error of the first failure.
+    """
+
+    copied: int
+    pending: int
+    error: XcrayError | OSError | None
 
 
 class Mirror:
-    """Copies each published version, and where aliases lead, to a storage. Nothing is ever deleted or overwritten there."""
+    """Uploads each published version, and the aliases, to a storage.
 
-    def __init__(
-        self,
-        shelves: Callable[[], Iterable[Shelf]],
-        root: Place,
-        tell: Callable[[int], None] = lambda behind: None,
-    ) -> None:
-        """tell: hears how many versions are not there yet, whenever that changes."""
-        self._shelves = shelves
-        self._root = root
-        self._tell = tell
-        self._there: set[tuple[str | None, str, int]] = set()
-        self._led: dict[tuple[str | None, str], dict[str, Route]] = {}
-
-    def turn(self, stop: threading.Event | None = None) -> Turn:
-        """Copy what is missing. One version that can't be copied does not hold up others; all are tried again next time."""
-        shelves = list(self._shelves())
-        missing = [
-            (shelf, name, number) for shelf in shelves for name, number in self._missing(shelf)
-        ]
-        moved, trouble = 0, None
-        self._tell(len(missing))
-        for shelf, name, number in missing:
-            try:
-                self._push(shelf, name, number, stop)
-                moved += 1
-                self._tell(len(missing) - moved)
-            except Stopped:
-                raise
-            except (XcrayError, OSError) as error:
-                LOG.warning(
-                    "a model was not mirrored",
-                    extra={"model": f"{name}:{number}", "detail": str(error)},
-                )
-                trouble = trouble or error
-        for shelf in shelves:
-            try:
-                self._lead(shelf)
-            except (XcrayError, OSError) as error:
-                trouble = trouble or error
-        return Turn(moved, len(missing) - moved, trouble)
-
-    def _missing(self, shelf: Shelf) -> list[tuple[str, int]]:
-        """Versions of a tenant of which it is not known that they are there."""
-        found = [
-            (name, number)
-            for name in shelf.registry.names()
-            for number in shelf.registry.versions(name)
-        ]
-        return [each for each in found if (shelf.tenant, *each) not in self._there]
-
-    def _push(self, shelf: Shelf, name: str, number: int, stop: threading.Event | None) -> None:
-        """Copy one version, unless it is there or was deleted meanwhile."""
-        try:
-            path = shelf.registry.resolve(f"{name}:{number}")
-        except NotFound:
-            return
-        pushed = push(path, shelf.place(self._root) / name, number, stop=stop)
-        self._there.add((shelf.tenant, name, number))
-        if pushed.moved.sent:
-            LOG.info(
-                "a model was mirrored",
-                extra={
-                    "model": f"{name}:{number}",
-                    "place": pushed.shown,
-                    "bytes": pushed.moved.sent,
-                },
-            )
-
-    def _lead(self, shelf: Shelf) -> None:
-        """Tell where aliases lead, of those whose versions are there."""
-        for name in shelf.registry.names():
-            splits = shelf.registry.routes(name)
-            here = {
-                alias: splits.get(alias) or Route.to(number)
-                for alias, number in shelf.registry.aliases(name).items()
-            }
-            del here[LATEST]
-            there = {
-                number for tenant, of, number in self._there if (tenant, of) == (shelf.tenant, name)
-            }
-            routes = {
-                alias: route for alias, route in here.items() if there.issuperset(route.versions)
-            }
-            place, key = shelf.place(self._root) / name, (shelf.tenant, name)
-            if key not in self._led:
-                self._led[key] = aliases(place)
-            if self._led[key] != routes:
-                (place / ALIASES).write(aliases_text(routes))
-                self._led[key] = routes
-
-
-class Follower:
-    """Brings the latest versions, and those that aliases lead to, from a storage; the registry's readers swap as ever.
-
-    Beside these one version before the latest stays; older ones that came from the storage are deleted here.
+    Nothing is ever deleted or overwritten there, except the list of aliases.
     """
 
     def __init__(
         self,
-        shelf: Callable[[str | None], Registry],
-        root: Place,
-        tell: Callable[[int], None] = lambda behind: None,
+        list_tenants: Callable[[], Iterable[TenantModels]],
+        root: StoragePath,
+        on_pending: Callable[[int], None] = lambda behind: None,
     ) -> None:
-        """shelf: the registry of a tenant, None for default; tell: hears how many models are behind, whenever that changes."""
-        self._shelf = shelf
+        """Initialise. on_pending: called with the number of missing versions when it changes."""
+        self._list_tenants = list_tenants
         self._root = root
-        self._tell = tell
-        self._here: set[tuple[str | None, str, int | None, str | None]] = set()
-        self._led: dict[tuple[str | None, str], set[str]] = {}
+        self._on_pending = on_pending
+        self._uploaded: set[tuple[str | None, str, int]] = set()
+        self._written_aliases: dict[tuple[str | None, str], dict[str, TrafficSplit]] = {}
 
-    def turn(self, stop: threading.Event | None = None) -> Turn:
-        """Look once at all models there. One that can't be had does not hold up others. Raises when there is no such storage."""
-        moved, behind, trouble = 0, 0, None
-        for tenant in (None, *tenants(self._root)):
-            shelf = Shelf(tenant, self._shelf(tenant))
-            for name in names(shelf.place(self._root)):
+    def sync(self, stop: threading.Event | None = None) -> SyncResult:
+        """Upload missing versions.
+
+        A version that fails does not block others; it is retried on the next call.
+        """
+        tenants = list(self._list_tenants())
+        missing = [
+            (models, name, number)
+            for models in tenants
+            for name, number in self._list_missing(models)
+        ]
+        copied, first_error = 0, None
+        self._on_pending(len(missing))
+        for models, name, number in missing:
+            try:
+                self._push(models, name, number, stop)
+                copied += 1
+                self._on_pending(len(missing) - copied)
+            except Stopped:
+                raise
+            except (XcrayError, OSError) as error:
+                LOG.warning(
+                    "a model was not uploaded",
+                    extra={"model": f"{name}:{number}", "detail": str(error)},
+                )
+                first_error = first_error or error
+        for models in tenants:
+            try:
+                self._write_aliases(models)
+            except (XcrayError, OSError) as error:
+                first_error = first_error or error
+        return SyncResult(copied, len(missing) - copied, first_error)
+
+    def _list_missing(self, models: TenantModels) -> list[tuple[str, int]]:
+        """Return the versions of a tenant that are not known to be uploaded."""
+        published = [
+            (name, number)
+            for name in models.registry.names()
+            for number in models.registry.versions(name)
+        ]
+        return [each for each in published if (models.tenant, *each) not in self._uploaded]
+
+    def _push(
+        self, models: TenantModels, name: str, number: int, stop: threading.Event | None
+    ) -> None:
+        """Upload one version, unless it is there already or was deleted meanwhile."""
+        try:
+            path = models.registry.resolve(f"{name}:{number}")
+        except NotFound:
+            return
+        pushed = push(path, models.storage_path(self._root) / name, number, stop=stop)
+        self._uploaded.add((models.tenant, name, number))
+        if pushed.moved.sent:
+            LOG.info(
+                "a model was uploaded",
+                extra={
+                    "model": f"{name}:{number}",
+                    "place": pushed.uri,
+                    "bytes": pushed.moved.sent,
+                },
+            )
+
+    def _write_aliases(self, models: TenantModels) -> None:
+        """Write the aliases whose versions are uploaded."""
+        for name in models.registry.names():
+            splits = models.registry.traffic_splits(name)
+            local = {
+                alias: splits.get(alias) or TrafficSplit.single(number)
+                for alias, number in models.registry.aliases(name).items()
+            }
+            del local[LATEST]
+            uploaded = {
+                number
+                for tenant, name_of, number in self._uploaded
+                if (tenant, name_of) == (models.tenant, name)
+            }
+            routes = {
+                alias: route
+                for alias, route in local.items()
+                if uploaded.issuperset(route.versions)
+            }
+            path, key = models.storage_path(self._root) / name, (models.tenant, name)
+            if key not in self._written_aliases:
+                self._written_aliases[key] = read_aliases(path)
+            if self._written_aliases[key] != routes:
+                (path / ALIASES_FILE).write(encode_aliases(routes))
+                self._written_aliases[key] = routes
+
+
+class Follower:
+    """Downloads the latest versions, and the versions of aliases, from a storage.
+
+    Readers of the registry switch to them as usual. One version before the latest is kept;
+    older ones that came from the storage are deleted locally.
+    """
+
+    def __init__(
+        self,
+        registry_of: Callable[[str | None], Registry],
+        root: StoragePath,
+        on_pending: Callable[[int], None] = lambda behind: None,
+    ) -> None:
+        """Initialise. registry_of: returns the registry of a tenant, None for default.
+
+        on_pending: called with the number of models that failed when it changes.
+        """
+        self._registry_of = registry_of
+        self._root = root
+        self._on_pending = on_pending
+        self._downloaded: set[tuple[str | None, str, int | None, str | None]] = set()
+        self._followed_aliases: dict[tuple[str | None, str], set[str]] = {}
+
+    def sync(self, stop: threading.Event | None = None) -> SyncResult:
+        """Download new versions of all models once.
+
+        A model that fails does not block others. Raises NotFound if there is no such
+        storage.
+        """
+        copied, pending, first_error = 0, 0, None
+        for tenant in (None, *tenant_names(self._root)):
+            models = TenantModels(tenant, self._registry_of(tenant))
+            for name in model_names(models.storage_path(self._root)):
                 try:
-                    moved += self._follow(shelf, name, stop)
+                    copied += self._follow(models, name, stop)
                 except Stopped:
                     raise
                 except (XcrayError, OSError) as error:
                     LOG.warning(
-                        "a model was not followed", extra={"model": name, "detail": str(error)}
+                        "a model was not downloaded", extra={"model": name, "detail": str(error)}
                     )
-                    behind, trouble = behind + 1, trouble or error
-                    self._tell(behind)
-        self._tell(behind)
-        return Turn(moved, behind, trouble)
+                    pending, first_error = pending + 1, first_error or error
+                    self._on_pending(pending)
+        self._on_pending(pending)
+        return SyncResult(copied, pending, first_error)
 
-    def _follow(self, shelf: Shelf, name: str, stop: threading.Event | None) -> int:
-        """One model: how many versions came."""
-        home, came = shelf.place(self._root) / name, 0
+    def _follow(self, models: TenantModels, name: str, stop: threading.Event | None) -> int:
+        """Download new versions of one model, and return their number."""
+        home, n_copied = models.storage_path(self._root) / name, 0
         try:
-            wanted = wanted_of(home)
+            plan = plan_model(home)
         except NotFound as error:
             if error.code != NO_VERSION:
                 raise
-            return 0  # its first version is on its way
-        for remote in wanted.remotes:
-            key = (shelf.tenant, name, remote.number, remote.seal)
-            if key not in self._here or remote.number not in shelf.registry.versions(name):
-                came += fetch_to(shelf.registry, name, remote, stop=stop).moved is not None
-                self._here.add(key)
-        follow_aliases(shelf.registry, name, wanted.aliases)
-        for alias in self._led.get((shelf.tenant, name), set()) - set(wanted.aliases):
-            if alias in shelf.registry.aliases(name):
-                shelf.registry.delete_alias(name, alias)
-        self._led[shelf.tenant, name] = set(wanted.aliases)
-        if came:
+            return 0  # its first upload is not complete
+        for remote in plan.versions:
+            key = (models.tenant, name, remote.number, remote.seal)
+            if key not in self._downloaded or remote.number not in models.registry.versions(name):
+                n_copied += (
+                    fetch_to_registry(models.registry, name, remote, stop=stop).moved is not None
+                )
+                self._downloaded.add(key)
+        apply_aliases(models.registry, name, plan.aliases)
+        for alias in self._followed_aliases.get((models.tenant, name), set()) - set(plan.aliases):
+            if alias in models.registry.aliases(name):
+                models.registry.delete_alias(name, alias)
+        self._followed_aliases[models.tenant, name] = set(plan.aliases)
+        if n_copied:
             LOG.info(
-                "a model was followed",
-                extra={"model": name, "versions": [remote.number for remote in wanted.remotes]},
+                "a model was downloaded",
+                extra={"model": name, "versions": [remote.number for remote in plan.versions]},
             )
-            self._prune(shelf, name, wanted.remotes)
-        return came
+            self._prune(models, name, plan.versions)
+        return n_copied
 
-    def _prune(self, shelf: Shelf, name: str, wanted: tuple[Remote, ...]) -> None:
-        """Delete versions that came from there and that nothing leads to, but the one before the latest."""
-        registry, kept = shelf.registry, {remote.number for remote in wanted}
-        seals = {remote.number: remote.seal for remote in versions(wanted[0].place.parent)}
+    def _prune(self, models: TenantModels, name: str, needed: tuple[RemoteVersion, ...]) -> None:
+        """Delete unused versions that came from the storage, except the newest of them."""
+        registry, needed_numbers = models.registry, {remote.number for remote in needed}
+        seals = {remote.number: remote.seal for remote in list_versions(needed[0].path.parent)}
         others = [
-            number for number in registry.versions(name) if number not in kept and number in seals
+            number
+            for number in registry.versions(name)
+            if number not in needed_numbers and number in seals
         ]
         older = [
             number
             for number in others
-            if holds(registry.resolve(f"{name}:{number}"), seals[number] or "")
+            if has_seal(registry.resolve(f"{name}:{number}"), seals[number] or "")
         ]
         for number in older[:-1]:
             try:
                 registry.delete(name, number)
-            except Conflict as error:  # an alias leads to it since a moment
+            except Conflict as error:
+                # an alias was just set to it
                 LOG.info(
-                    "a version stays", extra={"model": f"{name}:{number}", "detail": str(error)}
+                    "a version was not deleted",
+                    extra={"model": f"{name}:{number}", "detail": str(error)},
                 )

@@ -1,8 +1,9 @@
-"""Files of a sealed directory to a storage and from there, at the speed of the network, every byte compared with its hash.
+"""Transfer of a sealed directory to and from a storage, with every byte verified by its hash.
 
-A sealed directory names its files with sizes and SHA-256 in a manifest. Sending: the files, then the manifest: a storage has no
-rename, so the manifest is what makes a folder there whole. Fetching: pieces of a file are read side by side, and written and
-hashed in their order, so what lies on disk is always a prefix, and a broken transfer goes on from its end.
+The manifest of a sealed directory lists its files with sizes and SHA-256. An upload writes the
+files first and the manifest last: a storage has no rename, so the manifest marks a folder as
+complete. A download reads pieces of a file in parallel, and writes and hashes them in order. So the
+bytes on disk are always a prefix, and an interrupted transfer resumes at its end.
 """
 
 from __future__ import annotations
@@ -19,173 +20,191 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, NamedTuple
 
 from xcray.errors import Corrupt, NotFound, Refused, Stopped, Unavailable
-from xcray.model.objectstore.client import NO_BUCKET, Place, patiently
+from xcray.model.objectstore.client import NO_BUCKET, StoragePath, with_retries
 from xcray.storage.atomic import sync_path, verify_files
 
-PIECE: Final = 8 << 20  # bytes read at once: what makes a request worth its answer's way
-AHEAD: Final = 6  # pieces of one file under way
-FILES: Final = 4  # files at the same time; memory: PIECE * AHEAD * FILES at most
-MANIFEST_BYTES: Final = 64 << 20
+# bytes per request, large enough to hide the latency
+PIECE_BYTES: Final = 8 << 20
+PIECES_AHEAD: Final = 6  # pieces of one file in flight
+# parallel files; memory: at most PIECE_BYTES * PIECES_AHEAD * PARALLEL_FILES
+PARALLEL_FILES: Final = 4
+MAX_MANIFEST_BYTES: Final = 64 << 20
 MANIFEST: Final = "manifest.json"
-SPARE: Final = 64 << 20  # bytes of the disk that a transfer leaves free
-MOST_FILES: Final = 10_000
+SPARE_DISK_BYTES: Final = 64 << 20  # disk space that a transfer leaves free
+MAX_FILES: Final = 10_000
 
 Digests = Mapping[str, Mapping[str, Any]]
 
 
-class Moved(NamedTuple):
-    """What a transfer did. sent: bytes that travelled; kept: bytes that were there already."""
+class TransferStats(NamedTuple):
+    """Result of a transfer. sent: bytes transferred; kept: bytes that were there already."""
 
     sent: int
     kept: int
 
 
-def checked(files: Digests, what: str) -> Digests:
-    """The files that a manifest names. Raises Corrupt where one lies outside of its directory, or is no file's claim.
+def check_files(files: Digests, what: str) -> Digests:
+    """Return the files of a manifest.
 
-    A manifest comes from a stranger's storage: nothing is written, and no memory taken, before its claims are sane.
+    Raises Corrupt if a path is outside the directory or an entry is invalid. A manifest comes
+    from an untrusted storage: nothing is written and no memory is allocated before its claims
+    are checked.
     """
-    if not 0 < len(files) <= MOST_FILES:
+    if not 0 < len(files) <= MAX_FILES:
         raise Corrupt(
-            f"the manifest of {what} names {len(files):,} files; 1 to {MOST_FILES:,} can be",
+            f"the manifest of {what} lists {len(files):,} files; 1 to {MAX_FILES:,} are allowed",
             file=MANIFEST,
         )
     for name, entry in files.items():
         path = PurePosixPath(name)
-        safe = (
+        is_safe = (
             path.as_posix() == name
             and not path.is_absolute()
             and ".." not in path.parts
             and "\0" not in name
             and "\\" not in name
         )
-        whole = (
+        has_size = (
             isinstance(entry, Mapping) and type(entry.get("bytes")) is int and entry["bytes"] >= 0
         )
         if not (
-            safe
-            and whole
+            is_safe
+            and has_size
             and name not in ("", ".", MANIFEST)
             and isinstance(entry.get("sha256"), str)
         ):
             raise Corrupt(
-                f"the manifest of {what} names a file {name[:80]!r} that can't be: it was not made by xcray",
+                f"the manifest of {what} lists an invalid file {name[:80]!r}: "
+                "it was not made by xcray",
                 file=MANIFEST,
             )
     folders = {parent.as_posix() for name in files for parent in PurePosixPath(name).parents}
     if clash := sorted(folders & set(files)):
         raise Corrupt(
-            f"the manifest of {what} names {clash[0][:80]!r} as a file and as a folder",
+            f"the manifest of {what} lists {clash[0][:80]!r} as a file and as a folder",
             file=MANIFEST,
         )
     return files
 
 
-def send(
+def upload_files(
     source: Path,
     files: Digests,
     manifest: bytes,
-    target: Place,
+    target: StoragePath,
     *,
-    again: bool = False,
+    resend_all: bool = False,
     stop: threading.Event | None = None,
-) -> Moved:
-    """Bring a sealed directory to `target`: what is there in its size stays, the manifest comes last, and only when all is there.
+) -> TransferStats:
+    """Upload a sealed directory to `target`, the manifest last.
 
-    again: send all files, also those that are there, which mends a damaged copy. The target's name must be made of the seal, so
-    that nothing else than these bytes is ever written there. Raises Corrupt when a file is not what the manifest says,
-    NotFound (bucket), Unavailable, Stopped.
+    Files that exist with the right size are not sent. resend_all: send all files, which repairs
+    a damaged copy. The name of the target must contain the seal, so that only these bytes are
+    ever written there. Raises Corrupt if a file differs from the manifest, NotFound (bucket),
+    Unavailable, Stopped.
     """
-    there = {name: None if again else (target / name).size() for name in files}
-    missing = {name: entry for name, entry in files.items() if there[name] != entry["bytes"]}
-    verify_files(source, missing)  # before the first byte: a damaged model is nowhere
-    _side_by_side(list(missing), lambda name: _send_file(source / name, target / name, stop))
+    remote_sizes = {name: None if resend_all else (target / name).size() for name in files}
+    missing = {name: entry for name, entry in files.items() if remote_sizes[name] != entry["bytes"]}
+    # before the first byte, so that a damaged model is never uploaded
+    verify_files(source, missing)
+    _run_parallel(list(missing), lambda name: _upload_file(source / name, target / name, stop))
     _check_stop(stop)
     target_manifest = target / MANIFEST
     if target_manifest.size() is None:
         target_manifest.write(manifest)
     sent = sum(entry["bytes"] for entry in missing.values())
-    return Moved(sent, sum(entry["bytes"] for entry in files.values()) - sent)
+    return TransferStats(sent, sum(entry["bytes"] for entry in files.values()) - sent)
 
 
-def fetch(source: Place, files: Digests, into: Path, stop: threading.Event | None = None) -> Moved:
-    """Bring the files of a folder into a directory, each verified and synced; goes on where an earlier one broke off.
+def download_files(
+    source: StoragePath, files: Digests, into: Path, stop: threading.Event | None = None
+) -> TransferStats:
+    """Download the files of a folder into a directory, each verified and synced.
 
-    Raises Corrupt (an object is missing, or not what was sent), Refused (the disk is too small), Unavailable, Stopped.
+    Resumes an interrupted download. Raises Corrupt (an object is missing or differs from the
+    manifest), Refused (the disk is too small), Unavailable, Stopped.
     """
     into.mkdir(parents=True, exist_ok=True)
     total = sum(entry["bytes"] for entry in files.values())
     missing = total - sum(min(_size(into / name), entry["bytes"]) for name, entry in files.items())
     free = shutil.disk_usage(into).free
-    if missing + SPARE > free:
+    if missing + SPARE_DISK_BYTES > free:
         raise Refused(
-            f"{source.shown} needs {missing:,} bytes more, {free:,} are free at {into}: make room",
+            f"{source.uri} needs {missing:,} bytes more, {free:,} are free at {into}: "
+            "free some disk space",
             code="DISK_FULL",
         )
     largest_first = sorted(files, key=lambda name: -int(files[name]["bytes"]))
-    with ThreadPoolExecutor(AHEAD * FILES, "xcray-pieces") as readers:
-        sent = _side_by_side(
+    with ThreadPoolExecutor(PIECES_AHEAD * PARALLEL_FILES, "xcray-pieces") as readers:
+        sent = _run_parallel(
             largest_first,
-            lambda name: _fetch_file(source / name, files[name], into / name, readers, stop),
+            lambda name: _download_file(source / name, files[name], into / name, readers, stop),
         )
     for folder in sorted({(into / name).parent for name in files}):
         sync_path(folder)
-    return Moved(sum(sent), total - sum(sent))
+    return TransferStats(sum(sent), total - sum(sent))
 
 
-def _side_by_side(names: list[str], work: Callable[[str], int]) -> list[int]:
-    """Work on some files at the same time. The first error ends it: nothing new is begun, and it is raised."""
-    with ThreadPoolExecutor(FILES, "xcray-files") as pool:
-        begun = [pool.submit(work, name) for name in names]
+def _run_parallel(names: list[str], work: Callable[[str], int]) -> list[int]:
+    """Run `work` for some files in parallel.
+
+    The first error cancels the files that have not started, and is raised.
+    """
+    with ThreadPoolExecutor(PARALLEL_FILES, "xcray-files") as pool:
+        futures = [pool.submit(work, name) for name in names]
         try:
-            return [future.result() for future in as_completed(begun)]
+            return [future.result() for future in as_completed(futures)]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _send_file(source: Path, target: Place, stop: threading.Event | None) -> int:
-    """Stream one file; Arrow sends its parts side by side while the next are read."""
+def _upload_file(source: Path, target: StoragePath, stop: threading.Event | None) -> int:
+    """Stream one file; Arrow uploads its parts in parallel while the next are read."""
 
-    def whole() -> int:
+    def upload() -> int:
         if target.is_local:
             Path(target.path).parent.mkdir(parents=True, exist_ok=True)
-        with open(source, "rb") as handle, target.files.open_output_stream(target.path) as out:
-            while piece := handle.read(PIECE):
+        with open(source, "rb") as handle, target.filesystem.open_output_stream(target.path) as out:
+            while piece := handle.read(PIECE_BYTES):
                 _check_stop(stop)
                 out.write(piece)
             return handle.tell()
 
-    sent = patiently(target, whole)
+    sent = with_retries(target, upload)
     if target.is_local:
         sync_path(target.path)
         sync_path(Path(target.path).parent)
     return sent
 
 
-def _fetch_file(
-    source: Place,
+def _download_file(
+    source: StoragePath,
     entry: Mapping[str, Any],
     target: Path,
     readers: ThreadPoolExecutor,
     stop: threading.Event | None,
 ) -> int:
-    """One file, after what an earlier transfer left of it, unless that proves wrong. The bytes that travelled."""
+    """Download one file, and return the bytes transferred.
+
+    It resumes an earlier transfer. If the hash is wrong, it starts again from the beginning.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     size = int(entry["bytes"])
     with open(target, "r+b" if target.exists() else "x+b") as out:
         digest = hashlib.sha256()
-        begin = _take_up(out, size, digest)
-        sent = _stream(source, begin, size, out, digest, readers, stop)
+        begin = _hash_existing(out, size, digest)
+        sent = _download_range(source, begin, size, out, digest, readers, stop)
         if digest.hexdigest() != entry["sha256"] and begin:
             digest = hashlib.sha256()
             out.seek(0)
             out.truncate()
-            sent += _stream(source, 0, size, out, digest, readers, stop)
+            sent += _download_range(source, 0, size, out, digest, readers, stop)
         if digest.hexdigest() != entry["sha256"]:
-            out.truncate(0)  # no other try shall build upon it
+            out.truncate(0)  # a retry must not resume from it
             raise Corrupt(
-                f"{source.shown} is not what was sent (its checksum differs): push the model again, or restore it",
+                f"{source.uri} differs from the uploaded file (its checksum differs): "
+                "push the model again, or restore it",
                 file=source.name,
             )
         out.flush()
@@ -193,17 +212,17 @@ def _fetch_file(
     return sent
 
 
-def _take_up(out: IO[bytes], size: int, digest: Any) -> int:
-    """Hash what is there already; how much that is."""
+def _hash_existing(out: IO[bytes], size: int, digest: Any) -> int:
+    """Hash the bytes on disk, and return their number."""
     if os.fstat(out.fileno()).st_size > size:
         out.truncate(0)
-    while piece := out.read(PIECE):
+    while piece := out.read(PIECE_BYTES):
         digest.update(piece)
     return out.tell()
 
 
-def _stream(
-    source: Place,
+def _download_range(
+    source: StoragePath,
     begin: int,
     size: int,
     out: IO[bytes],
@@ -211,67 +230,67 @@ def _stream(
     readers: ThreadPoolExecutor,
     stop: threading.Event | None,
 ) -> int:
-    """Bytes [begin, size) of an object: read side by side, written and hashed in order."""
+    """Download the bytes [begin, size): read in parallel, written and hashed in order."""
     if begin == size:
         return 0
-    opened = _open(source, size)
-    starts = iter(range(begin, size, PIECE))
-    under_way: deque[Future[bytes]] = deque()
+    remote_file = _open_object(source, size)
+    starts = iter(range(begin, size, PIECE_BYTES))
+    in_flight: deque[Future[bytes]] = deque()
     try:
         while True:
-            while len(under_way) < AHEAD and (start := next(starts, None)) is not None:
-                under_way.append(
-                    readers.submit(_piece, source, opened, start, min(PIECE, size - start))
+            while len(in_flight) < PIECES_AHEAD and (start := next(starts, None)) is not None:
+                in_flight.append(
+                    readers.submit(
+                        _read_piece, source, remote_file, start, min(PIECE_BYTES, size - start)
+                    )
                 )
-            if not under_way:
+            if not in_flight:
                 return size - begin
             _check_stop(stop)
-            piece = under_way.popleft().result()
+            piece = in_flight.popleft().result()
             out.write(piece)
             digest.update(piece)
     finally:
-        for future in under_way:
+        for future in in_flight:
             future.cancel()
-        out.flush()  # what came is kept for the next try
+        out.flush()  # the next attempt resumes here
         with suppress(OSError):
-            opened.close()
+            remote_file.close()
 
 
-def _open(source: Place, size: int) -> Any:
-    """An object for reading, of the size it should have."""
+def _open_object(source: StoragePath, size: int) -> Any:
+    """Open an object for reading. Raises Corrupt unless it has the expected size."""
     try:
-        opened = patiently(source, lambda: source.files.open_input_file(source.path))
+        remote_file = with_retries(source, lambda: source.filesystem.open_input_file(source.path))
     except NotFound as error:
         if error.code == NO_BUCKET:
             raise
+        raise Corrupt(f"{source.uri} is missing: push the model again", file=source.name) from None
+    found_size = remote_file.size()
+    if found_size != size:
         raise Corrupt(
-            f"{source.shown} is missing: push the model again", file=source.name
-        ) from None
-    found = opened.size()
-    if found != size:
-        raise Corrupt(
-            f"{source.shown} has {found:,} bytes, {size:,} were sent: push the model again",
+            f"{source.uri} has {found_size:,} bytes, {size:,} were sent: push the model again",
             file=source.name,
         )
-    return opened
+    return remote_file
 
 
-def _piece(source: Place, opened: Any, start: int, length: int) -> bytes:
-    """A piece of an object; tried again where the connection breaks in the middle."""
+def _read_piece(source: StoragePath, remote_file: Any, start: int, length: int) -> bytes:
+    """Read a piece of an object, retried if the connection breaks."""
 
     def read() -> bytes:
-        piece = bytes(opened.read_at(length, start))
+        piece = bytes(remote_file.read_at(length, start))
         if len(piece) != length:
             raise Unavailable(
-                f"{source.shown} ended early at byte {start + len(piece):,}", code="STORAGE_AWAY"
+                f"{source.uri} ended early at byte {start + len(piece):,}", code="STORAGE_AWAY"
             )
         return piece
 
-    return patiently(source, read)
+    return with_retries(source, read)
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, none where there is none."""
+    """Return the bytes of a file; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -279,6 +298,6 @@ def _size(path: Path) -> int:
 
 
 def _check_stop(stop: threading.Event | None) -> None:
-    """Raise Stopped when it was asked for."""
+    """Raise Stopped if a stop was requested."""
     if stop is not None and stop.is_set():
-        raise Stopped("the transfer was stopped; what came is kept, the next one does the rest")
+        raise Stopped("the transfer was stopped; the next one resumes it")

@@ -1,8 +1,10 @@
-"""Data sets are built in child processes: hostile files can exhaust a child's memory and time, never the service's.
+"""Data set builds in child processes.
 
-What is to be built is on disk (HOME/builds/ds_.../request.json) before it is acknowledged, and stays until it is built or refused;
-so after a crash or a restart it is taken up again. A child is told its limits, has a clean environment, and dies with its parent.
-One process of all builds, the one that holds the post; what another, who has lost it, still finds out is not recorded.
+Hostile files can exhaust the memory and time of a child process, but never those of the service. A
+request is on disk (HOME/builds/ds_.../request.json) before it is acknowledged and stays until the
+data set is built or refused, so that it is resumed after a crash or restart. A child receives its
+limits, has a clean environment, and is killed when its parent dies. Only the maintenance leader
+builds. Results of a process that has lost the leadership are not recorded.
 """
 
 from __future__ import annotations
@@ -21,14 +23,15 @@ from xcray.errors import NotFound, Refused, XcrayError
 from xcray.jobs.home import Home
 from xcray.jobs.job import DatasetRecord, new_id
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.supervision.election import OnlyOne, Post
-from xcray.service.observability.metrics import Gauges
+from xcray.jobs.supervision.election import AlwaysLeader, Leadership
+from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
 from xcray.storage.atomic import discard_directory, read_json, sync_path, write_json
 
-INGEST = (sys.executable, "-m", "xcray.service.datasets.ingest")
-PASSED_ON = (
+INGEST_COMMAND = (sys.executable, "-m", "xcray.service.datasets.ingest")
+# no tokens and no addresses
+INHERITED_VARIABLES = (
     "PATH",
     "HOME",
     "LANG",
@@ -37,48 +40,51 @@ PASSED_ON = (
     "PYTHONPATH",
     "PYTHONHASHSEED",
     "VIRTUAL_ENV",
-)  # no tokens, no addresses
-DEATHS = {
+)
+EXIT_PROBLEMS = {
     -signal.SIGXCPU: {
         "code": "TIME_LIMIT",
         "message": "the build took longer than this server allows; send less data",
     },
     None: {
         "code": "BUILD_DIED",
-        "message": "the build ended without a word, most likely for want of memory; send less data",
+        "message": "the build process died, most likely out of memory; send less data",
     },
 }
 BUILDING, READY, FAILED = "BUILDING", "READY", "FAILED"
-STALE_SECONDS = 600.0  # after which a request that is not whole is one that a crash left
+STALE_SECONDS = 600.0  # age after which an incomplete request is considered left by a crash
 
 
 class Builder:
-    """Takes build requests, runs a few at a time, records how they end."""
+    """Accepts build requests, runs a few at a time, and records their outcomes."""
 
     def __init__(
         self,
         home: Home,
         store: JobStore,
         settings: Settings,
-        gauges: Gauges,
-        command: Sequence[str] = INGEST,
+        metrics: Metrics,
+        command: Sequence[str] = INGEST_COMMAND,
         *,
-        post: Post | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
-        """post: held while this process may record what it builds. `lead` begins the work; a process that does not lead only
-        accepts and removes requests, which the leader sees on disk."""
+        """Create a builder.
+
+        leadership: that this process must hold to record outcomes. `become_leader` starts the
+        work; other processes only accept and remove requests, which the leader sees on disk.
+        """
         self._home = home
         self._store = store
         self._settings = settings
-        self._gauges = gauges
+        self._metrics = metrics
         self._command = tuple(command)
-        self._post = post or OnlyOne()
-        self._leads = False
+        self._leadership = leadership or AlwaysLeader()
+        self._is_leader = False
         self._root = home.path / "builds"
         self._root.mkdir(mode=0o700, exist_ok=True)
-        self._places = asyncio.Semaphore(settings.builds_at_once)
+        self._slots = asyncio.Semaphore(settings.max_concurrent_builds)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._told: set[str] = set()  # those of `_tasks` whose outcome is recorded
+        self._recorded: set[str] = set()  # ids in `_tasks` whose outcome is recorded
 
     def accept(
         self,
@@ -88,22 +94,24 @@ class Builder:
         options: Mapping[str, Any],
         sources: Mapping[str, Path],
         *,
-        take: bool,
+        move_sources: bool,
         key: str | None = None,
         digest: str | None = None,
     ) -> tuple[DatasetRecord, bool]:
-        """Record a data set as BUILDING, durably; `begin` starts the work. The record, and whether it is new.
+        """Record a data set as BUILDING, durably; return the record and whether it is new.
 
-        sources: files by part; `take` moves them in, else they are read where they lie. key, digest: of the request; when another
-        with the same key came first, the record that it made.
+        `start` starts the work. sources: files by part; with `move_sources` they are moved into the
+        build, else they are read in place. key, digest: idempotency key and digest of the request;
+        if an earlier request has the same key, its record is returned.
         """
         dataset_id = new_id("ds")
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
         staged.mkdir(mode=0o700)
         moved = {
-            part: folder / f"{part}.{format}" if take else path for part, path in sources.items()
+            part: folder / f"{part}.{format}" if move_sources else path
+            for part, path in sources.items()
         }
-        if take:
+        if move_sources:
             for part, path in sources.items():
                 os.rename(path, staged / moved[part].name)
         request = {
@@ -133,44 +141,53 @@ class Builder:
             digest=digest,
         )
         created = record.id == dataset_id
-        if not created:  # the same key came through another door
+        if not created:  # a concurrent request with the same key was first
             self._remove(dataset_id)
         return record, created
 
-    def begin(self, dataset_id: str) -> None:
-        """Start the work on an accepted data set, or leave it to the leader. Called on the event loop."""
-        if not self._leads or dataset_id in self._tasks:
+    def start(self, dataset_id: str) -> None:
+        """Start the build of an accepted data set, or leave it to the leader.
+
+        Must be called on the event loop.
+        """
+        if not self._is_leader or dataset_id in self._tasks:
             return
         task = asyncio.get_running_loop().create_task(
             self._run(dataset_id), name=f"build {dataset_id}"
         )
         self._tasks[dataset_id] = task
-        task.add_done_callback(lambda _: self._forget(dataset_id))
+        task.add_done_callback(lambda _: self._on_task_done(dataset_id))
 
-    async def lead(self, alone: bool) -> int:
-        """Do the work from now on, first what an earlier process left; how many that is. alone: nobody else accepts requests."""
-        self._leads = True
+    async def become_leader(self, exclusive: bool) -> int:
+        """Start building, first what an earlier process left; return the number of these builds.
+
+        exclusive: no other process accepts requests.
+        """
+        self._is_leader = True
         for path in self._root.glob(".*.part"):
-            if alone or time.time() - path.stat().st_mtime > STALE_SECONDS:
+            if exclusive or time.time() - path.stat().st_mtime > STALE_SECONDS:
                 discard_directory(path)
-        left = self._there()
-        for dataset_id in left:
-            self.begin(dataset_id)
-        return len(left)
+        pending = self._pending_builds()
+        for dataset_id in pending:
+            self.start(dataset_id)
+        return len(pending)
 
-    async def look(self) -> None:
-        """Begin what other processes have accepted, and end the work on what they have removed."""
-        for dataset_id in await asyncio.to_thread(self._there):
-            if self._wanted(dataset_id):  # asked again: it may have ended meanwhile
-                self.begin(dataset_id)
+    async def poll(self) -> None:
+        """Start builds that other processes have accepted; cancel those that they have removed."""
+        for dataset_id in await asyncio.to_thread(self._pending_builds):
+            # checked again, because it can have finished meanwhile
+            if self._is_pending(dataset_id):
+                self.start(dataset_id)
         for dataset_id in [
-            each for each in self._tasks if each not in self._told and not self._wanted(each)
+            running_id
+            for running_id in self._tasks
+            if running_id not in self._recorded and not self._is_pending(running_id)
         ]:
             await self.cancel(dataset_id)
             await asyncio.to_thread(shutil.rmtree, self._home.dataset(dataset_id), True)
 
     async def cancel(self, dataset_id: str) -> None:
-        """End the work on a data set, if there is any, and remove what it has."""
+        """Cancel the build of a data set, if there is one, and remove its files."""
         task = self._tasks.get(dataset_id)
         if task is not None:
             task.cancel()
@@ -178,59 +195,64 @@ class Builder:
         await asyncio.to_thread(self._remove, dataset_id)
 
     async def close(self) -> None:
-        """Lead no more, and end all children; what they were at stays on disk for the next start, or the next leader."""
-        self._leads = False
+        """Stop building and kill all children.
+
+        Requests stay on disk for the next start or the next leader.
+        """
+        self._is_leader = False
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    def _there(self) -> list[str]:
-        """Data sets that are accepted and not recorded yet."""
-        return sorted(path.name for path in self._root.iterdir() if self._wanted(path.name))
+    def _pending_builds(self) -> list[str]:
+        """Return the ids of data sets that are accepted and not recorded yet."""
+        return sorted(path.name for path in self._root.iterdir() if self._is_pending(path.name))
 
-    def _wanted(self, dataset_id: str) -> bool:
-        """Whether a data set is accepted and not recorded yet."""
+    def _is_pending(self, dataset_id: str) -> bool:
+        """Return whether a data set is accepted and not recorded yet."""
         return (self._root / dataset_id / "request.json").is_file()
 
-    def _forget(self, dataset_id: str) -> None:
-        """Work has ended, however it did."""
+    def _on_task_done(self, dataset_id: str) -> None:
+        """Remove a finished task, whatever its outcome."""
         self._tasks.pop(dataset_id, None)
-        self._told.discard(dataset_id)
+        self._recorded.discard(dataset_id)
 
     async def _run(self, dataset_id: str) -> None:
-        """Build one data set and record how it ended."""
+        """Build one data set and record its outcome."""
         folder = self._root / dataset_id
-        async with self._places:
+        async with self._slots:
             try:
                 request = await asyncio.to_thread(read_json, folder / "request.json")
-                asked = await asyncio.to_thread(self._asked, folder, request)
+                request_path = await asyncio.to_thread(self._write_request, folder, request)
                 await asyncio.to_thread(_sweep_target, Path(request["target"]))
-                begun = time.monotonic()
-                code = await self._child(asked)
-                self._gauges.build_seconds.observe(time.monotonic() - begun)
-                outcome = await asyncio.to_thread(_outcome, asked, code)
+                started = time.monotonic()
+                code = await self._run_child(request_path)
+                self._metrics.build_seconds.observe(time.monotonic() - started)
+                outcome = await asyncio.to_thread(_outcome, request_path, code)
                 await asyncio.to_thread(self._record, dataset_id, request["tenant"], outcome)
-            except (
-                XcrayError
-            ) as error:  # the store is away, or the request was removed: the next start takes it up
+            except XcrayError as error:
+                # the store is unavailable or the request was removed: the next start resumes it
                 LOGGER.error(
                     "a build could not be recorded",
                     extra={"dataset": dataset_id, "detail": error.message},
                 )
 
-    def _asked(self, folder: Path, request: dict[str, Any]) -> Path:
-        """The request as the child reads it; its outcome gets the same ending, so that it is never taken for another leader's."""
-        if self._post.term is None:
-            return folder / "request.json"
-        write_json(asked := folder / f"request-{self._post.term}.json", request)
-        return asked
+    def _write_request(self, folder: Path, request: dict[str, Any]) -> Path:
+        """Write the request for the child and return its path.
 
-    async def _child(self, asked: Path) -> int:
-        """Run the child to its end; its exit code, negative for a signal."""
-        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        command = (*self._command, str(asked), str(os.getpid()))
+        Its outcome gets the same suffix, so that it is never mistaken for another leader's.
+        """
+        if self._leadership.term is None:
+            return folder / "request.json"
+        write_json(request_path := folder / f"request-{self._leadership.term}.json", request)
+        return request_path
+
+    async def _run_child(self, request_path: Path) -> int:
+        """Run the child process and return its exit code, negative for a signal."""
+        environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+        command = (*self._command, str(request_path), str(os.getpid()))
         child = await asyncio.create_subprocess_exec(
             *command, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
         )
@@ -245,57 +267,65 @@ class Builder:
                 await child.wait()
 
     def _record(self, dataset_id: str, tenant: str, outcome: dict[str, Any]) -> None:
-        """Write the outcome to the store, then forget the request. A leader of yesterday writes nothing."""
-        if not self._post.hold():
+        """Write the outcome to the store, then remove the request.
+
+        A process that has lost the leadership writes nothing.
+        """
+        if not self._leadership.acquire_or_renew():
             LOGGER.warning("a build is left to the new leader", extra={"dataset": dataset_id})
             return
         status = READY if "stats" in outcome else FAILED
-        self._gauges.builds.labels(status.lower()).inc()
+        self._metrics.builds.labels(status.lower()).inc()
         try:
-            known = self._store.get_dataset(dataset_id, tenant)
-            if (
-                known.status == BUILDING
-            ):  # else it was recorded by one who died before the request was removed
-                stats = {**known.stats, **outcome.get("stats", outcome)}
+            record = self._store.get_dataset(dataset_id, tenant)
+            # otherwise it was recorded by a process that died before it removed the request
+            if record.status == BUILDING:
+                stats = {**record.stats, **outcome.get("stats", outcome)}
                 self._store.update_dataset(dataset_id, tenant, status=status, stats=stats)
-        except NotFound:  # deleted meanwhile, or the crash came between the request and its record: nobody was told of it
+        except NotFound:
+            # deleted meanwhile, or a crash came between the request and its record, which then was
+            # never acknowledged
             shutil.rmtree(self._home.dataset(dataset_id), ignore_errors=True)
-        self._told.add(dataset_id)
+        self._recorded.add(dataset_id)
         self._remove(dataset_id)
         LOGGER.info("data set built", extra={"dataset": dataset_id, "status": status})
 
     def _remove(self, dataset_id: str) -> None:
-        """Forget a request and its sources."""
+        """Remove a request and its sources."""
         shutil.rmtree(self._root / dataset_id, ignore_errors=True)
 
 
 def allowed_path(path: str, roots: Sequence[Path]) -> Path:
-    """A path of the server below a root that the operator allowed, links resolved. Raises Refused, the same for all others."""
-    hint = "the operator can open a folder: XCRAY_DATASET_ROOTS='[\"/data\"]'"
-    refusal = Refused("this path is not open to data sets", code="FORBIDDEN", hint=hint)
+    """Return a path below a root that the operator allowed, with links resolved.
+
+    Raises Refused with the same message for every other path.
+    """
+    hint = "the operator can allow a folder: XCRAY_DATASET_ROOTS='[\"/data\"]'"
+    refusal = Refused("this path is not allowed for data sets", code="FORBIDDEN", hint=hint)
     if "\x00" in path:
         raise refusal
-    found = Path(path).resolve()
-    if not any(found.is_relative_to(root.resolve()) for root in roots) or not found.exists():
+    resolved = Path(path).resolve()
+    if not any(resolved.is_relative_to(root.resolve()) for root in roots) or not resolved.exists():
         raise refusal
-    return found
+    return resolved
 
 
 def _sweep_target(target: Path) -> None:
-    """Remove what a killed child left half written."""
+    """Remove partial output of a killed child."""
     for path in target.parent.glob(f".{target.name}.*"):
         discard_directory(path)
 
 
-def _outcome(asked: Path, code: int) -> dict[str, Any]:
-    """What a child left beside its request, or what its end means when it could not write any more."""
+def _outcome(request_path: Path, code: int) -> dict[str, Any]:
+    """Return the outcome that a child wrote, or one derived from its exit code."""
     try:
         outcome: dict[str, Any] = read_json(
-            asked.with_name(asked.name.replace("request", "outcome", 1))
+            request_path.with_name(request_path.name.replace("request", "outcome", 1))
         )
     except NotFound:
         LOGGER.error(
-            "a build ended without an outcome", extra={"dataset": asked.parent.name, "exit": code}
+            "a build ended without an outcome",
+            extra={"dataset": request_path.parent.name, "exit": code},
         )
-        return {"problem": DEATHS.get(code, DEATHS[None])}
+        return {"problem": EXIT_PROBLEMS.get(code, EXIT_PROBLEMS[None])}
     return outcome

@@ -1,9 +1,11 @@
-"""Data files that the service fetches itself, from addresses that the operator lists. Nothing is fetched unless listed.
+"""Data files that the service downloads from addresses that the operator has listed.
 
-What a stranger could make of it is to have the service ask where only the service can: its own machine, its network, the cloud's
-metadata. So a URI must begin with a listed prefix, letter by letter; its host is resolved once, every address it has must be
-public, and the connection goes to the address that was looked at. Redirects are not followed, proxies of the environment not
-used, names and passwords in URIs refused; sizes, silences and the whole time are bounded.
+The risk is server-side request forgery: a caller could make the service send requests that only the
+service can send, to its own machine, its network or the cloud's metadata service. Therefore a URI
+must start with a listed prefix, character by character. Its host is resolved once, every address of
+it must be public, and the connection uses the address that was checked. Redirects and proxies of
+the environment are not used, and user names and passwords in URIs are refused. The size, the read
+timeout and the total time are limited.
 """
 
 from __future__ import annotations
@@ -23,42 +25,45 @@ from xcray.errors import InputError, ParameterError, Refused, Unavailable
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
 
-BLOCK: Final = 1 << 20
-CONNECT_SECONDS: Final = 10.0
-SILENCE_SECONDS: Final = 30.0
-SPELLED: Final = re.compile(r"[\x21-\x7e]{1,2048}")
-HOST: Final = re.compile(
+BLOCK_BYTES: Final = 1 << 20
+CONNECT_TIMEOUT_SECONDS: Final = 10.0
+READ_TIMEOUT_SECONDS: Final = 30.0
+URI_PATTERN: Final = re.compile(r"[\x21-\x7e]{1,2048}")
+HOST_PATTERN: Final = re.compile(
     r"[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?)*"
 )
-PORTS: Final = {"http": 80, "https": 443}
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
-Resolve: TypeAlias = Callable[[str, int], list[str]]
+Resolver: TypeAlias = Callable[[str, int], list[str]]
 
 
-def fetch(uri: str, settings: Settings, resolve: Resolve | None = None) -> Iterator[bytes]:
-    """The bytes behind a URI, block by block. In a thread.
+def fetch(uri: str, settings: Settings, resolve: Resolver | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a URI in blocks. Blocking; runs in a thread.
 
-    resolve: host, port -> its addresses. Raises Refused URI_FORBIDDEN before anything is asked, InputError when what answers has no
-    such file, is too large or too slow, Unavailable when nobody answers.
+    resolve: (host, port) -> addresses. Raises Refused URI_FORBIDDEN before any request is sent,
+    InputError if the file is missing, too large or too slow, and Unavailable if the host does not
+    answer.
     """
-    scheme, host, port, path = check_uri(uri, settings.dataset_uris)
-    address = _address(host, port, settings.dataset_uris_private, resolve or _resolve)
-    connection = _Pinned(scheme, host, port, address)
-    timer = threading.Timer(settings.dataset_uri_seconds, connection.cut)
+    scheme, host, port, path = parse_allowed_uri(uri, settings.dataset_uris)
+    address = _resolve_address(
+        host, port, settings.dataset_uris_private, resolve or _system_resolver
+    )
+    connection = _PinnedConnection(scheme, host, port, address)
+    timer = threading.Timer(settings.dataset_uri_seconds, connection.abort)
     timer.daemon = True
     timer.start()
     try:
-        yield from _blocks(connection, path, settings.upload_bytes)
-        if connection.is_cut.is_set():  # what was cut off can look as if it had ended
-            raise _slow(settings)
+        yield from _read_blocks(connection, path, settings.upload_bytes)
+        if connection.is_aborted.is_set():  # an aborted transfer can look complete
+            raise _timeout_error(settings)
     except (OSError, http.client.HTTPException, InputError) as error:
-        if connection.is_cut.is_set():
-            raise _slow(settings) from None
+        if connection.is_aborted.is_set():
+            raise _timeout_error(settings) from None
         if isinstance(error, InputError):
             raise
         LOGGER.warning("a file can't be fetched", extra={"host": host, "detail": str(error)})
         raise Unavailable(
-            f"{host} did not give the file: check the URI, or try again later",
+            f"{host} did not send the file: check the URI, or try again later",
             code="URI_UNREACHABLE",
         ) from None
     finally:
@@ -66,27 +71,30 @@ def fetch(uri: str, settings: Settings, resolve: Resolve | None = None) -> Itera
         connection.close()
 
 
-def _slow(settings: Settings) -> InputError:
-    """The error for a file that takes too long."""
+def _timeout_error(settings: Settings) -> InputError:
+    """Return the error for a file that takes too long."""
     seconds = settings.dataset_uri_seconds
     return InputError(
-        f"the file did not arrive within {seconds:g} s: send it by POST /v1/uploads",
+        f"the file did not arrive within {seconds:g} s: send it with POST /v1/uploads",
         code="URI_SLOW",
     )
 
 
-def check_uri(uri: str, prefixes: tuple[str, ...]) -> tuple[str, str, int, str]:
-    """Scheme, host, port and path of a URI that the operator lists. Raises Refused, the same for all that are not listed."""
+def parse_allowed_uri(uri: str, prefixes: tuple[str, ...]) -> tuple[str, str, int, str]:
+    """Return scheme, host, port and path of a URI that the operator has listed.
+
+    Raises Refused with the same message for every other URI.
+    """
     refusal = Refused(
-        "this URI is not open to data sets: send the file by POST /v1/uploads",
+        "this URI is not allowed for data sets: send the file with POST /v1/uploads",
         code="URI_FORBIDDEN",
-        hint="the operator can open a prefix: XCRAY_DATASET_URIS='[\"https://host/folder/\"]'",
+        hint="the operator can allow a prefix: XCRAY_DATASET_URIS='[\"https://host/folder/\"]'",
     )
-    if not SPELLED.fullmatch(uri) or not any(uri.startswith(prefix) for prefix in prefixes):
+    if not URI_PATTERN.fullmatch(uri) or not any(uri.startswith(prefix) for prefix in prefixes):
         raise refusal
     try:
         parts = urlsplit(uri)
-        port = parts.port or PORTS.get(parts.scheme, 0)
+        port = parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
     except ValueError:
         raise refusal from None
     host = (parts.hostname or "").removesuffix(".")
@@ -94,7 +102,13 @@ def check_uri(uri: str, prefixes: tuple[str, ...]) -> tuple[str, str, int, str]:
     climbs = any(
         part in (".", "..") for part in unquote(unquote(parts.path)).replace("\\", "/").split("/")
     )
-    if parts.scheme not in PORTS or not HOST.fullmatch(host) or not port or not plain or climbs:
+    if (
+        parts.scheme not in DEFAULT_PORTS
+        or not HOST_PATTERN.fullmatch(host)
+        or not port
+        or not plain
+        or climbs
+    ):
         raise refusal
     return (
         parts.scheme,
@@ -105,67 +119,74 @@ def check_uri(uri: str, prefixes: tuple[str, ...]) -> tuple[str, str, int, str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the whole world's, however spelled: not this machine's, this network's or a special one."""
+    """Return whether an address is globally reachable, in any spelling.
+
+    Addresses of this machine, of private networks and of special ranges are not.
+    """
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    inner: list[Any] = [found]
-    if isinstance(found, ipaddress.IPv6Address):
+    inner: list[Any] = [parsed]
+    if isinstance(parsed, ipaddress.IPv6Address):
         inner += [
-            each
-            for each in (found.ipv4_mapped, found.sixtofour, *(found.teredo or ()))
-            if each is not None
+            embedded
+            for embedded in (parsed.ipv4_mapped, parsed.sixtofour, *(parsed.teredo or ()))
+            if embedded is not None
         ]
-        if found in ipaddress.ip_network("64:ff9b::/96"):  # IPv4 behind a translator
-            inner.append(ipaddress.ip_address(int(found) & 0xFFFFFFFF))
-    return all(each.is_global and not each.is_multicast and not each.is_reserved for each in inner)
+        if parsed in ipaddress.ip_network("64:ff9b::/96"):  # IPv4 behind a translator
+            inner.append(ipaddress.ip_address(int(parsed) & 0xFFFFFFFF))
+    return all(
+        embedded.is_global and not embedded.is_multicast and not embedded.is_reserved
+        for embedded in inner
+    )
 
 
-def _resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, as the system knows them."""
+def _system_resolver(host: str, port: int) -> list[str]:
+    """Return the addresses of a host from the system's resolver."""
     return [
-        str(found[4][0])
-        for found in socket.getaddrinfo(
+        str(entry[4][0])
+        for entry in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
         )
     ]
 
 
-def _address(host: str, port: int, private: bool, resolve: Resolve) -> str:
-    """The one address to connect to, looked up once; all that a host has must be allowed."""
+def _resolve_address(host: str, port: int, private: bool, resolve: Resolver) -> str:
+    """Resolve the host once and return the address to use; all of its addresses must be allowed."""
     try:
-        found = resolve(host, port)
+        addresses = resolve(host, port)
     except OSError:
         raise Unavailable(
-            f"{host} has no address: check the URI, or try again later", code="URI_UNREACHABLE"
+            f"{host} can't be resolved: check the URI, or try again later", code="URI_UNREACHABLE"
         ) from None
-    if not found or not (private or all(is_public(address) for address in found)):
+    if not addresses or not (private or all(is_public(address) for address in addresses)):
         hint = "the operator can allow it: XCRAY_DATASET_URIS_PRIVATE=1"
-        raise Refused(
-            f"{host} is not an address of the open network", code="URI_FORBIDDEN", hint=hint
-        )
-    return found[0]
+        raise Refused(f"{host} is not a public address", code="URI_FORBIDDEN", hint=hint)
+    return addresses[0]
 
 
-class _Pinned(http.client.HTTPConnection):
-    """A connection to one address, for one host; of TLS, the certificate must be the host's."""
+class _PinnedConnection(http.client.HTTPConnection):
+    """HTTP connection to one fixed address; with TLS, the certificate must match the host name."""
 
     def __init__(self, scheme: str, host: str, port: int, address: str) -> None:
-        super().__init__(host, port, timeout=SILENCE_SECONDS)
-        self.is_cut = threading.Event()
-        self._own: socket.socket | None = None  # http.client lets go of it once an answer begins
-        self._address = address
+        super().__init__(host, port, timeout=READ_TIMEOUT_SECONDS)
+        self.is_aborted = threading.Event()
+        # http.client drops its reference once a response begins
+        self._raw_socket: socket.socket | None = None
+        self._resolve_address = address
         self._tls = ssl.create_default_context() if scheme == "https" else None
-        if port == PORTS[scheme]:
-            self.default_port = port  # so that the Host header names none
+        if port == DEFAULT_PORTS[scheme]:
+            self.default_port = port  # keeps the port out of the Host header
 
     def connect(self) -> None:
-        """Connect to the address, whatever the host's name means by now."""
-        plain = socket.create_connection((self._address, self.port), CONNECT_SECONDS)
-        plain.settimeout(SILENCE_SECONDS)
+        """Connect to the fixed address, whatever the host name resolves to by now."""
+        plain = socket.create_connection(
+            (self._resolve_address, self.port), CONNECT_TIMEOUT_SECONDS
+        )
+        plain.settimeout(READ_TIMEOUT_SECONDS)
         try:
-            self.sock = self._own = (
+            self.sock = self._raw_socket = (
                 plain
                 if self._tls is None
                 else self._tls.wrap_socket(plain, server_hostname=self.host)
@@ -173,52 +194,55 @@ class _Pinned(http.client.HTTPConnection):
         except OSError:
             plain.close()
             raise
-        if self.is_cut.is_set():
+        if self.is_aborted.is_set():
             raise TimeoutError
 
-    def cut(self) -> None:
-        """Time is up: whatever waits for bytes hears the end."""
-        self.is_cut.set()
-        if self._own is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
-                self._own.shutdown(socket.SHUT_RDWR)
+    def abort(self) -> None:
+        """Shut the connection down when the time is up; pending reads end."""
+        self.is_aborted.set()
+        if self._raw_socket is not None:
+            with contextlib.suppress(OSError):  # already closed
+                self._raw_socket.shutdown(socket.SHUT_RDWR)
 
 
-def _blocks(connection: _Pinned, path: str, most: int) -> Iterator[bytes]:
-    """What is answered, when it is a file as it is and not too large."""
+def _read_blocks(connection: _PinnedConnection, path: str, max_bytes: int) -> Iterator[bytes]:
+    """Yield the response body if it is a plain file of at most `most` bytes."""
     connection.request(
         "GET",
         path,
         headers={"Accept-Encoding": "identity", "User-Agent": "xcray", "Connection": "close"},
     )
-    reply = connection.getresponse()
-    with contextlib.closing(reply):
-        if reply.status != 200:
-            moved = " and redirects are not followed" if 300 <= reply.status < 400 else ""
+    response = connection.getresponse()
+    with contextlib.closing(response):
+        if response.status != 200:
+            moved = " and redirects are not followed" if 300 <= response.status < 400 else ""
             raise InputError(
-                f"{connection.host} answered {reply.status}{moved}: name the file itself",
+                f"{connection.host} answered {response.status}{moved}: use the URI of the file "
+                "itself",
                 code="URI_ANSWER",
             )
-        if (reply.getheader("content-encoding") or "identity").lower() != "identity":
+        if (response.getheader("content-encoding") or "identity").lower() != "identity":
             raise InputError(
-                f"{connection.host} answered with an encoding nobody asked for", code="URI_ANSWER"
-            )
-        declared, size = reply.length, 0
-        if declared is None and not reply.chunked:
-            raise InputError(
-                f"{connection.host} does not say where the file ends: it could be cut off unseen",
+                f"{connection.host} answered with a content encoding that was not requested",
                 code="URI_ANSWER",
             )
-        if declared is not None and declared > most:
+        declared, size = response.length, 0
+        if declared is None and not response.chunked:
+            raise InputError(
+                f"{connection.host} does not send the length of the file: a truncated transfer "
+                "could not be detected",
+                code="URI_ANSWER",
+            )
+        if declared is not None and declared > max_bytes:
             raise ParameterError(
-                f"the file has {declared:,} bytes, at most {most:,} are fetched",
+                f"the file has {declared:,} bytes; the limit is {max_bytes:,}",
                 code="BODY_TOO_LARGE",
             )
-        while block := reply.read1(BLOCK):
+        while block := response.read1(BLOCK_BYTES):
             size += len(block)
-            if size > most:
+            if size > max_bytes:
                 raise ParameterError(
-                    f"the file has more than {most:,} bytes, which is the most that is fetched",
+                    f"the file has more than {max_bytes:,} bytes, which is the limit",
                     code="BODY_TOO_LARGE",
                 )
             yield block

@@ -1,7 +1,10 @@
-"""The child process that builds one data set: python -m xcray.service.datasets.ingest REQUEST.json PARENT_PID
+"""Child process that builds one data set.
 
-It limits itself before it reads a byte, and leaves OUTCOME.json beside the request, named as it is (request-7, outcome-7):
-{"stats": ...} or {"problem": ..., "errors": [...]}.
+Usage: python -m xcray.service.datasets.ingest REQUEST.json PARENT_PID
+
+It limits its own resources before it reads any data. It writes the outcome next to the request,
+with the same suffix (request-7.json, outcome-7.json): {"stats": ...} or {"problem": ..., "errors":
+[...]}.
 """
 
 from __future__ import annotations
@@ -22,61 +25,61 @@ from xcray.errors import Conflict, XcrayError
 from xcray.service.datasets.statistics import statistics
 from xcray.storage.atomic import read_json, write_json
 
-SHOWN = 20
+MAX_ERRORS = 20
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Build what the request says; 0 when the data set is there."""
+    """Build the requested data set; return 0 on success."""
     request_path = Path(arguments[0])
     request = read_json(request_path)
-    _limit(request["limits"], int(arguments[1]))
-    outcome = attempt(request, request_path.parent)
+    _apply_limits(request["limits"], int(arguments[1]))
+    outcome = run_build(request, request_path.parent)
     write_json(request_path.with_name(request_path.name.replace("request", "outcome", 1)), outcome)
     return 0 if "stats" in outcome else 1
 
 
-def attempt(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The outcome of building, for outcome.json: figures, or a problem without paths of the server."""
+def run_build(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Build the data set and return the outcome: statistics, or a problem without server paths."""
     target = Path(request["target"])
     sources = {part: Path(path) for part, path in request["sources"].items()}
     try:
         options = BuildOptions.from_dict({**request["options"], "name": request["name"]})
         dataset = build(request["format"], sources, target, options)
-    except Conflict:  # published by an attempt that died before it could say so
+    except Conflict:  # published by an attempt that died before it wrote its outcome
         dataset = Dataset.open(target, verify=True)
     except XcrayError as error:
-        return _problem(error, (folder, target.parent))
+        return _error_outcome(error, (folder, target.parent))
     except MemoryError:
-        return _refusal(
+        return _problem_outcome(
             "MEMORY_LIMIT", "the build needs more memory than this server allows; send less data"
         )
-    except Exception:  # ours to mend; the traceback is for the log
+    except Exception:  # a bug in xcray: the traceback goes to the log
         traceback.print_exc()
-        return _refusal(
+        return _problem_outcome(
             "INTERNAL",
-            "something went wrong here, not with your file; the log of the server has more",
+            "internal error, not caused by your file; the server log has details",
         )
     return {"stats": statistics(dataset)}
 
 
-def _refusal(code: str, message: str) -> dict[str, Any]:
-    """An outcome that no line of a file explains."""
+def _problem_outcome(code: str, message: str) -> dict[str, Any]:
+    """Return an outcome that is not related to a line of a file."""
     return {"problem": {"code": code, "message": message}, "errors": []}
 
 
-def _problem(error: XcrayError, folders: tuple[Path, ...]) -> dict[str, Any]:
-    """An error as JSON; folders of the server are cut from its words."""
+def _error_outcome(error: XcrayError, folders: tuple[Path, ...]) -> dict[str, Any]:
+    """Return an error as an outcome, with server folders removed from its messages."""
     problem = error.as_dict()
-    errors = problem.pop("errors", [])[:SHOWN]
+    errors = problem.pop("errors", [])[:MAX_ERRORS]
     return {
-        "problem": _without(problem, folders),
-        "errors": [_without(entry, folders) for entry in errors],
+        "problem": _strip_folders(problem, folders),
+        "errors": [_strip_folders(entry, folders) for entry in errors],
     }
 
 
-def _without(entry: Mapping[str, Any], folders: tuple[Path, ...]) -> dict[str, Any]:
-    """An entry whose strings do not tell where the server keeps things."""
+def _strip_folders(entry: Mapping[str, Any], folders: tuple[Path, ...]) -> dict[str, Any]:
+    """Return an entry whose strings do not reveal folders of the server."""
     out = dict(entry)
     for name, value in out.items():
         for folder in folders:
@@ -86,11 +89,14 @@ def _without(entry: Mapping[str, Any], folders: tuple[Path, ...]) -> dict[str, A
     return out
 
 
-def _limit(limits: Mapping[str, int], parent: int) -> None:
-    """Address space, processor time, no core file; milder than the service; dead when the service is."""
+def _apply_limits(limits: Mapping[str, int], parent: int) -> None:
+    """Limit memory and processor time, disable core files, lower the priority.
+
+    The process is also killed when its parent dies.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent went before we could ask for the signal
+    if os.getppid() != parent:  # the parent died before the signal was set up
         sys.exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (limits["seconds"], limits["seconds"] + 5))

@@ -1,4 +1,4 @@
-"""What a person wants to know of a data set."""
+"""Statistics of a data set for display."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from xcray.data.dataset import Dataset
 
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
-    """Sizes, content hash and what was skipped: what a person wants to know of a data set."""
+    """Return sizes, content hash and the number of skipped rows of a data set."""
     manifest = dataset.manifest
-    out = {
+    result = {
         "n_features": dataset.n_features,
         "n_labels": dataset.n_labels,
         "content_hash": dataset.content_hash,
@@ -22,4 +22,4 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
         },
     }
     source = manifest.get("source", {})
-    return out | {name: source[name] for name in ("skipped",) if name in source}
+    return result | {name: source[name] for name in ("skipped",) if name in source}

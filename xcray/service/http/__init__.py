@@ -1,1 +1,1 @@
-"""The HTTP layer: edge, access, authentication, limits, bodies, problem documents."""
+"""HTTP layer: edge, access, authentication, limits, bodies and problem documents."""

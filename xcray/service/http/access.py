@@ -1,6 +1,6 @@
-"""The inner wall: who asks is found out, counted and, of changes, written down before any route sees a request.
+"""Access middleware: authentication, rate limits and the audit log, before any route runs.
 
-A path is closed unless it is named here, so a route that forgets to ask for a scope is still not open to strangers.
+A path is closed unless it is listed here, so a route without a scope check is still not public.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError
-from xcray.service.http.audit import SAFE, Auditor
+from xcray.service.http.audit import SAFE_METHODS, Auditor
 from xcray.service.http.auth import Authenticator, Caller, Forbidden, Unauthorised
 from xcray.service.http.limits import Limiter, Ticket
-from xcray.service.observability.request_log import tell
+from xcray.service.observability.request_log import add_log_context
 from xcray.service.settings import Settings
 from xcray.storage.atomic import check_name
 
-OPEN: Final = frozenset({"/", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-OPEN_FOLDER: Final = "/static/"
+PUBLIC_PATHS: Final = frozenset(
+    {"/", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
+)
+STATIC_PREFIX: Final = "/static/"
 
 
-class Gate:
-    """ASGI middleware within the guard. Leaves the caller (None: a stranger at an open path) and a ticket in the scope."""
+class AccessMiddleware:
+    """ASGI middleware inside the edge middleware.
+
+    It puts the caller (None for an anonymous caller of a public path) and a ticket into the scope.
+    """
 
     def __init__(
         self,
@@ -41,47 +46,56 @@ class Gate:
         self._authenticate = authenticate
         self._limits = limits
         closed = {
-            "/docs": settings.open_docs,
-            "/openapi.json": settings.open_docs,
-            "/metrics": settings.metrics_open,
+            "/docs": settings.public_docs,
+            "/openapi.json": settings.public_docs,
+            "/metrics": settings.public_metrics,
         }
-        self._pages = frozenset(path for path, is_open in closed.items() if not is_open)
-        self._open = OPEN | (frozenset(closed) - self._pages)
+        self._operator_pages = frozenset(path for path, is_open in closed.items() if not is_open)
+        self._public_paths = PUBLIC_PATHS | (frozenset(closed) - self._operator_pages)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on when its caller may be here. Raises Unauthorised, Forbidden, Limited, Unavailable."""
+        """Pass a request on if its caller has access.
+
+        Raises Unauthorised, Forbidden, RateLimited or Unavailable.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        if path in self._open or path.startswith(OPEN_FOLDER):
-            scope["caller"] = self._known(scope)
+        if path in self._public_paths or path.startswith(STATIC_PREFIX):
+            scope["caller"] = self._peek_caller(scope)
             await self._app(scope, receive, send)
             return
         try:
             caller = await self._authenticate(Request(scope))
         except Unauthorised as error:
-            await self._auditor.refused(scope, error.message)
+            await self._auditor.record_refusal(scope, error.message)
             raise
-        if path in self._pages and caller.key_id is not None and not caller.may("admin"):
+        if (
+            path in self._operator_pages
+            and caller.key_id is not None
+            and not caller.has_scope("admin")
+        ):
             raise Forbidden("this page needs a key with the scope admin", scope="admin")
-        tell(tenant=caller.tenant, key=caller.key_id)
-        scope["caller"] = caller if not scope["query_string"] else _as_asked(scope, caller)
+        add_log_context(tenant=caller.tenant, key=caller.key_id)
+        scope["caller"] = (
+            caller if not scope["query_string"] else _with_requested_tenant(scope, caller)
+        )
         client = scope.get("client")
         ticket = scope["ticket"] = self._limits.admit(caller, client[0] if client else "")
         if caller.limits.requests_per_minute is not None:
-            send = _telling(send, ticket)
-        if scope["method"] not in SAFE:
-            send = self._auditing(scope, scope["caller"], send)
+            send = _send_with_rate_limits(send, ticket)
+        if scope["method"] not in SAFE_METHODS:
+            send = self._send_audited(scope, scope["caller"], send)
         try:
             await self._app(scope, receive, send)
         finally:
             ticket.close()
 
-    def _auditing(self, scope: Scope, caller: Caller, send: Send) -> Send:
-        """`send` that has a change written down before its answer goes out."""
+    def _send_audited(self, scope: Scope, caller: Caller, send: Send) -> Send:
+        """Return a `send` that writes the audit entry of a change before the response goes out."""
 
-        async def noted(message: Message) -> None:
+        async def send_audited(message: Message) -> None:
             if message["type"] == "http.response.start":
                 location = next(
                     (
@@ -91,13 +105,13 @@ class Gate:
                     ),
                     None,
                 )
-                await self._auditor.changed(scope, caller, message["status"], location)
+                await self._auditor.record_change(scope, caller, message["status"], location)
             await send(message)
 
-        return noted
+        return send_audited
 
-    def _known(self, scope: Scope) -> Caller | None:
-        """Who asks at an open path, as far as that costs nothing."""
+    def _peek_caller(self, scope: Scope) -> Caller | None:
+        """Return the caller of a public path if the cache has it; the store is not queried."""
         return (
             self._authenticate.peek(Request(scope))
             if isinstance(self._authenticate, Authenticator)
@@ -105,28 +119,31 @@ class Gate:
         )
 
 
-def _as_asked(scope: Scope, caller: Caller) -> Caller:
-    """The caller, for admin with the tenant that `?tenant=` names. Raises Forbidden for others, InputError."""
+def _with_requested_tenant(scope: Scope, caller: Caller) -> Caller:
+    """Return the caller, for the scope admin with the tenant of the query parameter `tenant`.
+
+    Raises Forbidden for other callers, InputError for an invalid parameter.
+    """
     if b"tenant=" not in scope["query_string"]:
         return caller
-    asked = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get(
+    tenants = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get(
         "tenant", []
     )
-    if len(asked) > 1:
+    if len(tenants) > 1:
         raise InputError("there is more than one tenant in the query: name one", code="TENANT")
-    if not asked or asked[0] == caller.tenant:
+    if not tenants or tenants[0] == caller.tenant:
         return caller
-    if not caller.may("admin"):
-        raise Forbidden("only a key with the scope admin may name a tenant", scope="admin")
-    return replace(caller, tenant=check_name(asked[0]))
+    if not caller.has_scope("admin"):
+        raise Forbidden("only a key with the scope admin can name a tenant", scope="admin")
+    return replace(caller, tenant=check_name(tenants[0]))
 
 
-def _telling(send: Send, ticket: Ticket) -> Send:
-    """`send` that tells a caller how much is left."""
+def _send_with_rate_limits(send: Send, ticket: Ticket) -> Send:
+    """Return a `send` that adds the rate limit headers to the response."""
 
-    async def told(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *ticket.headers()]
+            message["headers"] = [*message.get("headers", ()), *ticket.rate_limit_headers()]
         await send(message)
 
-    return told
+    return send_with_headers

@@ -1,7 +1,7 @@
-"""The audit log: every change, who made it and by which request, written before the answer says that it was made.
+"""Audit log: an entry for every change, with its caller and request, written before the response.
 
-What a route does is named here by its method and template. One that is named nowhere is written down all the same, under its
-method and template, so nothing is forgotten by forgetting this table; a test asks for the name.
+The table maps method and route template to the action name. A route missing from the table is
+logged under its method and template, so no change is lost. A test requires a name for each route.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.service.http.auth import Caller
 from xcray.service.observability.request_log import LOGGER, REQUEST_ID
 
-SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-QUESTION: Final = ""  # changes nothing
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+READ_ONLY: Final = ""  # action of requests that change nothing
 _MODEL: Final = "/v1/models/{name}"
 _JOB: Final = "/v1/jobs/{job_id}"
 _REPOSITORY: Final = "/v2/repository"
@@ -35,55 +35,59 @@ ACTIONS: Final[dict[tuple[str, str], str]] = {
     ("DELETE", _MODEL + "/versions/{version}"): "version.delete",
     ("PUT", _MODEL + "/aliases/{alias}"): "alias.set",
     ("DELETE", _MODEL + "/aliases/{alias}"): "alias.delete",
-    ("PUT", _MODEL + "/sets/{set}"): "set.put",
-    ("DELETE", _MODEL + "/sets/{set}"): "set.delete",
+    ("PUT", _MODEL + "/label-sets/{set}"): "set.put",
+    ("DELETE", _MODEL + "/label-sets/{set}"): "set.delete",
     ("POST", "/v1/models/{reference}:load"): "model.load",
     ("POST", "/v1/models/{reference}:unload"): "model.unload",
     ("POST", "/v1/keys"): "key.create",
     ("DELETE", "/v1/keys/{key_id}"): "key.revoke",
     ("POST", _REPOSITORY + "/models/{name}/load"): "model.load",
     ("POST", _REPOSITORY + "/models/{name}/unload"): "model.unload",
-    ("POST", _REPOSITORY + "/index"): QUESTION,
-    ("POST", "/v1/models/{reference}:predict"): QUESTION,
-    ("POST", "/v1/models/{reference}:explain"): QUESTION,
-    ("POST", "/v2/models/{name}/infer"): QUESTION,
-    ("POST", "/v2/models/{name}/versions/{version}/infer"): QUESTION,
+    ("POST", _REPOSITORY + "/index"): READ_ONLY,
+    ("POST", "/v1/models/{reference}:predict"): READ_ONLY,
+    ("POST", "/v1/models/{reference}:explain"): READ_ONLY,
+    ("POST", "/v2/models/{name}/infer"): READ_ONLY,
+    ("POST", "/v2/models/{name}/versions/{version}/infer"): READ_ONLY,
 }
-REFUSALS: Final = 10  # of strangers that are written down in a minute; the others are counted
-TRIMMED_EVERY: Final = 1000  # entries
-NOBODY: Final = "-"  # the tenant of a stranger
+# Refused anonymous requests that are logged per minute; the others are counted.
+MAX_REFUSALS_PER_MINUTE: Final = 10
+TRIM_EVERY_ENTRIES: Final = 1000
+ANONYMOUS_TENANT: Final = "-"  # tenant of entries without a caller
 
 
 def action_of(scope: MutableMapping[str, Any]) -> str:
-    """What a request does, as the log names it; QUESTION for what changes nothing."""
+    """Return the action name of a request for the log, READ_ONLY if it changes nothing."""
     template = template_of(scope.get("route"))
     return ACTIONS.get((scope["method"], template), f"{scope['method']} {template}")
 
 
 def template_of(route: Any) -> str:
-    """The path of a route without the kinds of its parts: /v1/models/{name}."""
+    """Return the path template of a route without parameter types: /v1/models/{name}."""
     return str(getattr(route, "path_format", "unmatched"))
 
 
 class Auditor:
-    """Writes entries; the oldest of more than `keep` are forgotten. steady: seconds of a clock that never jumps."""
+    """Writer of audit entries.
+
+    max_entries: older entries beyond this number are deleted. clock: monotonic, in seconds.
+    """
 
     def __init__(
-        self, store: JobStore, keep: int, steady: Callable[[], float] = time.monotonic
+        self, store: JobStore, max_entries: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
-        self._keep = keep
-        self._steady = steady
-        self._written = itertools.count(1)
-        self._window = steady()
-        self._refused = 0
+        self._max_entries = max_entries
+        self._clock = clock
+        self._entry_numbers = itertools.count(1)
+        self._window_started_at = clock()
+        self._refusals_in_window = 0
 
-    async def changed(
+    async def record_change(
         self, scope: MutableMapping[str, Any], caller: Caller, status: int, location: str | None
     ) -> None:
-        """Note that a request was answered: when it was a change and was done, or was refused to a caller who is known."""
+        """Log a completed change, or a change refused to an authenticated caller."""
         action = action_of(scope)
-        if action == QUESTION or not (200 <= status < 300 or status == 403):
+        if action == READ_ONLY or not (200 <= status < 300 or status == 403):
             return
         detail = {"status": status, **scope.get("audited", {})}
         name = f"{action}.refused" if status == 403 else action
@@ -91,31 +95,49 @@ class Auditor:
             caller.tenant, caller.key_id, name, excerpt(location or scope["path"]), detail
         )
 
-    async def refused(self, scope: MutableMapping[str, Any], why: str) -> None:
-        """Note that a stranger was refused; only some of a flood, with how many there were before."""
-        now = self._steady()
-        if now - self._window >= 60.0:
-            self._window, before, self._refused = now, self._refused, 0
+    async def record_refusal(self, scope: MutableMapping[str, Any], reason: str) -> None:
+        """Log that an anonymous caller was refused.
+
+        Only `MAX_REFUSALS_PER_MINUTE` are logged per minute; the next entry has the number of the
+        others.
+        """
+        now = self._clock()
+        if now - self._window_started_at >= 60.0:
+            self._window_started_at, before, self._refusals_in_window = (
+                now,
+                self._refusals_in_window,
+                0,
+            )
         else:
             before = 0
-        self._refused += 1
-        if self._refused > REFUSALS:
+        self._refusals_in_window += 1
+        if self._refusals_in_window > MAX_REFUSALS_PER_MINUTE:
             return
         client = scope.get("client")
-        detail = {"why": why, "method": scope["method"], "path": excerpt(scope["path"])}
-        detail |= {"unwritten": before - REFUSALS} if before > REFUSALS else {}
-        await self._write(NOBODY, None, "login.refused", client[0] if client else NOBODY, detail)
+        detail = {"why": reason, "method": scope["method"], "path": excerpt(scope["path"])}
+        detail |= (
+            {"unwritten": before - MAX_REFUSALS_PER_MINUTE}
+            if before > MAX_REFUSALS_PER_MINUTE
+            else {}
+        )
+        await self._write(
+            ANONYMOUS_TENANT,
+            None,
+            "login.refused",
+            client[0] if client else ANONYMOUS_TENANT,
+            detail,
+        )
 
     async def _write(
         self, tenant: str, key_id: str | None, action: str, subject: str, detail: dict[str, Any]
     ) -> None:
-        """One entry. What was done stays done when it can't be written: then the log of the service has it."""
+        """Write one entry. If that fails, the change stands and the service log has the entry."""
         try:
             await asyncio.to_thread(
-                self._store.record, tenant, key_id, action, subject, detail, REQUEST_ID.get()
+                self._store.record_audit, tenant, key_id, action, subject, detail, REQUEST_ID.get()
             )
-            if next(self._written) % TRIMMED_EVERY == 0:
-                await asyncio.to_thread(self._store.trim_audit, self._keep)
+            if next(self._entry_numbers) % TRIM_EVERY_ENTRIES == 0:
+                await asyncio.to_thread(self._store.trim_audit, self._max_entries)
         except XcrayError as error:
             facts = {
                 "tenant": tenant,
@@ -124,4 +146,4 @@ class Auditor:
                 "subject": subject,
                 "detail": error.message,
             }
-            LOGGER.error("an audit entry can't be written", extra=facts)
+            LOGGER.error("cannot write an audit entry", extra=facts)

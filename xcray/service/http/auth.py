@@ -1,10 +1,12 @@
-"""Who asks: a key in the Authorization header, and what it may do.
+"""Authentication: a key in the Authorization header, and its scopes.
 
-`Authorization: Bearer xck_ID_SECRET`. What the store says of a key is remembered for `FRESH` seconds, asked again behind the scenes
-until `STALE`, and never believed longer than that: a key that is revoked is refused everywhere within five seconds. Only while the
-store does not answer may a key that was good be good for `keys_grace_seconds` more, so that predictions outlive its restart.
+`Authorization: Bearer xck_ID_SECRET`. Key lookups are cached for `REFRESH_SECONDS`, refreshed in
+the background, and expire after `EXPIRY_SECONDS`, so a revoked key is refused everywhere within
+five seconds. Only while the store does not answer, a key that was valid stays valid for
+`keys_grace_seconds` more, so that predictions survive a restart of the store.
 
-A service whose store holds no key at all, on an address that only its own machine reaches, admits everybody as the only tenant.
+A service whose store has no keys, listening on a loopback address, admits every caller as the
+default tenant.
 """
 
 from __future__ import annotations
@@ -23,301 +25,320 @@ from fastapi import Depends, Request
 from xcray.errors import Unavailable, XcrayError
 from xcray.jobs.store import tokens
 from xcray.jobs.store.keys import Key
-from xcray.jobs.store.tokens import Limits
+from xcray.jobs.store.tokens import KeyLimits
 from xcray.service.observability.request_log import LOGGER
 
 SCOPES: Final = frozenset(tokens.SCOPES)
-NO_LIMITS: Final = Limits()
-MODELS: Final = "models"  # what is needed to read models: read and predict both have it
-IMPLIED: Final = {
-    "admin": SCOPES | {MODELS},
-    "submit": frozenset({"read", MODELS}),
-    "read": frozenset({MODELS}),
-    "predict": frozenset({MODELS}),
+NO_LIMITS: Final = KeyLimits()
+MODELS_SCOPE: Final = "models"  # implied scope to read models: read and predict both have it
+IMPLIED_SCOPES: Final = {
+    "admin": SCOPES | {MODELS_SCOPE},
+    "submit": frozenset({"read", MODELS_SCOPE}),
+    "read": frozenset({MODELS_SCOPE}),
+    "predict": frozenset({MODELS_SCOPE}),
 }
-FRESH: Final = 2.0  # seconds an answer of the store is believed without a word
-STALE: Final = 4.5  # seconds after which it is asked before anything else happens
-TOUCH: Final = 60.0  # seconds between two notes that a key was used
-REMEMBERED: Final = 4096  # keys
-ASKED_AT_ONCE: Final = 64  # unknown keys the store is asked about at the same time
+REFRESH_SECONDS: Final = 2.0  # a younger lookup is used as it is
+EXPIRY_SECONDS: Final = 4.5  # an older lookup is repeated before the request goes on
+TOUCH_SECONDS: Final = 60.0  # between two records that a key is in use
+MAX_CACHED_KEYS: Final = 4096
+MAX_CONCURRENT_LOOKUPS: Final = 64  # of keys that are not cached
 
 
 class Unauthorised(XcrayError):
-    """Nobody knows who asks."""
+    """The caller cannot be identified."""
 
     code = "UNAUTHORISED"
 
 
 class Forbidden(XcrayError):
-    """The caller is known, but not allowed to do this."""
+    """The caller is known, but lacks the permission."""
 
     code = "FORBIDDEN"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: the tenant whose things they see, what they may do, by which key (None: by none), and what limits it has."""
+    """The caller of a request: tenant, scopes, key id (None without a key) and rate limits."""
 
     tenant: str = "default"
     scopes: frozenset[str] = SCOPES
     key_id: str | None = None
-    limits: Limits = NO_LIMITS
+    limits: KeyLimits = NO_LIMITS
 
-    def may(self, scope: str) -> bool:
-        """Whether a scope, or one that implies it, is among theirs."""
-        return scope in self.scopes or any(scope in IMPLIED[has] for has in self.scopes)
-
-
-ANYBODY: Final = Caller()
+    def has_scope(self, scope: str) -> bool:
+        """Return whether the caller has the scope, or one that implies it."""
+        return scope in self.scopes or any(scope in IMPLIED_SCOPES[has] for has in self.scopes)
 
 
-async def anybody(request: Request) -> Caller:
-    """The Authenticator of a service that knows no keys."""
-    return ANYBODY
+ANONYMOUS: Final = Caller()
 
 
-class Keys(Protocol):
-    """What is needed of the store."""
+async def admit_anyone(request: Request) -> Caller:
+    """Return the anonymous caller: the authenticator of a service without keys."""
+    return ANONYMOUS
+
+
+class KeyStore(Protocol):
+    """Key operations that the authenticator needs of the store."""
 
     def find_key(self, digest: str) -> Key | None:
-        """The key whose secret has this digest."""
+        """Return the key whose secret has this digest."""
 
     def has_keys(self) -> bool:
-        """Whether there is any key, also revoked ones."""
+        """Return whether any key exists, including revoked ones."""
 
     def touch_key(self, key_id: str) -> object:
-        """Note that a key was used now."""
+        """Record that a key is in use now."""
 
 
-class _Seen:
-    """What the store said of a key, and when it was asked (by a clock that never jumps)."""
+class _KeyLookup:
+    """Result of a key lookup in the store, and its time on the monotonic clock."""
 
-    __slots__ = ("asked", "caller", "expires", "problem")
+    __slots__ = ("caller", "expires", "looked_up_at", "rejection")
 
     def __init__(
-        self, asked: float, caller: Caller | None, expires: float | None, problem: str
+        self, looked_up_at: float, caller: Caller | None, expires: float | None, rejection: str
     ) -> None:
-        self.asked = asked
+        self.looked_up_at = looked_up_at
         self.caller = caller
         self.expires = expires
-        self.problem = problem
+        self.rejection = rejection
 
 
 class Authenticator:
-    """Finds the caller of a request. One to an event loop; all its methods but those of `keys` stay on that.
+    """Authenticator of requests by key. One per event loop; only calls of `keys` leave the loop.
 
-    keys: the store. admits_all: whether everybody is admitted while the store holds no key. grace: seconds for which a key, or the
-    lack of any, is believed after `STALE` while the store does not answer. steady, now: seconds of a clock that never jumps, and of
-    the world.
+    keys: the store. admits_everyone: whether callers without a key are admitted while the store has
+    no keys. grace_seconds: how long a cached result is valid after `EXPIRY_SECONDS` while the store
+    does not answer. clock: monotonic seconds. wall_clock: seconds since the epoch.
     """
 
     def __init__(
         self,
-        keys: Keys,
+        keys: KeyStore,
         *,
-        admits_all: bool = True,
-        grace: float = 60.0,
-        steady: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        admits_everyone: bool = True,
+        grace_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._keys = keys
-        self._admits_all = admits_all
-        self._grace = grace
-        self._steady = steady
-        self._now = now
-        self._seen: OrderedDict[bytes, _Seen] = OrderedDict()
-        self._asking: dict[bytes, asyncio.Task[_Seen]] = {}
-        self._touched: dict[str, float] = {}
-        self._keyless: float | None = None  # when the store last said that it holds no key
-        self._keyed = not admits_all  # it holds one: that lasts
+        self._admits_everyone = admits_everyone
+        self._grace_seconds = grace_seconds
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._lookups: OrderedDict[bytes, _KeyLookup] = OrderedDict()
+        self._pending: dict[bytes, asyncio.Task[_KeyLookup]] = {}
+        self._touched_at: dict[str, float] = {}
+        self._keyless_at: float | None = None  # last time the store had no keys
+        self._has_keys = not admits_everyone  # stays true once the store has a key
 
     async def __call__(self, request: Request) -> Caller:
-        """The caller. Raises Unauthorised; Unavailable when the store can't be asked."""
-        steady = self._steady()
-        if not self._keyed:
-            if self._keyless is not None and steady - self._keyless < FRESH:
-                return ANYBODY
-            if await self._look_for_keys(steady):
-                return ANYBODY
-        given = bearer(request)
-        mark = hashlib.sha256(given).digest()
-        seen = self._seen.get(mark)
-        if seen is None or steady - seen.asked >= STALE:
-            seen = await self._known(mark, given, seen)
-        elif steady - seen.asked >= FRESH:
-            self._ask(mark, given)
-        if seen.caller is None:
-            raise Unauthorised(seen.problem)
-        if seen.expires is not None and self._now() >= seen.expires:
+        """Return the caller. Raises Unauthorised, or Unavailable if the store does not answer."""
+        now = self._clock()
+        if not self._has_keys:
+            if self._keyless_at is not None and now - self._keyless_at < REFRESH_SECONDS:
+                return ANONYMOUS
+            if await self._admits_without_key(now):
+                return ANONYMOUS
+        token = bearer_token(request)
+        digest = hashlib.sha256(token).digest()
+        lookup = self._lookups.get(digest)
+        if lookup is None or now - lookup.looked_up_at >= EXPIRY_SECONDS:
+            lookup = await self._look_up(digest, token, lookup)
+        elif now - lookup.looked_up_at >= REFRESH_SECONDS:
+            self._start_lookup(digest, token)
+        if lookup.caller is None:
+            raise Unauthorised(lookup.rejection)
+        if lookup.expires is not None and self._wall_clock() >= lookup.expires:
             raise Unauthorised(
                 "this key has expired: ask an operator for another (`xcray keys create`)",
                 reason="expired",
             )
-        return seen.caller
+        return lookup.caller
 
     def peek(self, request: Request) -> Caller | None:
-        """The caller of a request that anybody may make, as far as it is known without asking the store; None for a stranger."""
-        steady = self._steady()
-        if not self._keyed:
+        """Return the caller of a public path from the cache, without querying the store.
+
+        None if the caller is not known.
+        """
+        now = self._clock()
+        if not self._has_keys:
             return (
-                ANYBODY
-                if self._keyless is None or steady - self._keyless < STALE + self._grace
+                ANONYMOUS
+                if self._keyless_at is None
+                or now - self._keyless_at < EXPIRY_SECONDS + self._grace_seconds
                 else None
             )
         try:
-            seen = self._seen.get(hashlib.sha256(bearer(request)).digest())
+            lookup = self._lookups.get(hashlib.sha256(bearer_token(request)).digest())
         except Unauthorised:
             return None
         live = (
-            seen is not None
-            and steady - seen.asked < STALE
-            and (seen.expires is None or self._now() < seen.expires)
+            lookup is not None
+            and now - lookup.looked_up_at < EXPIRY_SECONDS
+            and (lookup.expires is None or self._wall_clock() < lookup.expires)
         )
-        return seen.caller if seen is not None and live else None
+        return lookup.caller if lookup is not None and live else None
 
-    async def _look_for_keys(self, steady: float) -> bool:
-        """Whether everybody is admitted, as the store says now."""
+    async def _admits_without_key(self, now: float) -> bool:
+        """Return whether callers without a key are admitted, after a query of the store."""
         try:
-            self._keyed = await asyncio.to_thread(self._keys.has_keys)
+            self._has_keys = await asyncio.to_thread(self._keys.has_keys)
         except Unavailable:
-            if self._keyless is None or steady - self._keyless >= STALE + self._grace:
+            if (
+                self._keyless_at is None
+                or now - self._keyless_at >= EXPIRY_SECONDS + self._grace_seconds
+            ):
                 raise
             return True
-        self._keyless = None if self._keyed else steady
-        return not self._keyed
+        self._keyless_at = None if self._has_keys else now
+        return not self._has_keys
 
-    async def _known(self, mark: bytes, given: bytes, old: _Seen | None) -> _Seen:
-        """What the store says of a key now; what it said, for a while, when it does not answer."""
-        if mark not in self._asking and len(self._asking) >= ASKED_AT_ONCE:
+    async def _look_up(
+        self, digest: bytes, token: bytes, previous: _KeyLookup | None
+    ) -> _KeyLookup:
+        """Return the result of a lookup in the store.
+
+        While the store does not answer, return the previous result within the grace period. Raises
+        Unavailable.
+        """
+        if digest not in self._pending and len(self._pending) >= MAX_CONCURRENT_LOOKUPS:
             raise Unavailable(
                 "too many unknown keys at once: try again in a second", code="BUSY", retry_after=1
             )
         try:
-            return await asyncio.shield(self._ask(mark, given))
+            return await asyncio.shield(self._start_lookup(digest, token))
         except Unavailable:
             if (
-                old is None
-                or old.caller is None
-                or self._steady() - old.asked >= STALE + self._grace
+                previous is None
+                or previous.caller is None
+                or self._clock() - previous.looked_up_at >= EXPIRY_SECONDS + self._grace_seconds
             ):
                 raise
-            return old
+            return previous
 
-    def _ask(self, mark: bytes, given: bytes) -> asyncio.Task[_Seen]:
-        """Ask the store in a thread, once at a time for each key; what it says is remembered."""
-        task = self._asking.get(mark)
+    def _start_lookup(self, digest: bytes, token: bytes) -> asyncio.Task[_KeyLookup]:
+        """Return the lookup task of a key, and start one if needed; the result is cached."""
+        task = self._pending.get(digest)
         if task is None:
-            task = self._asking[mark] = asyncio.create_task(self._asked(mark, given), name="key")
-            task.add_done_callback(lambda done: self._noted(mark, done))
+            task = self._pending[digest] = asyncio.create_task(
+                self._run_lookup(digest, token), name="key"
+            )
+            task.add_done_callback(lambda done: self._finish_lookup(digest, done))
         return task
 
-    async def _asked(self, mark: bytes, given: bytes) -> _Seen:
-        """The work of `_ask`."""
-        seen = await asyncio.to_thread(self._look, given)
-        self._seen[mark] = seen
-        self._seen.move_to_end(mark)
-        while len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-        return seen
+    async def _run_lookup(self, digest: bytes, token: bytes) -> _KeyLookup:
+        """Look a key up in a thread and cache the result."""
+        lookup = await asyncio.to_thread(self._read_key, token)
+        self._lookups[digest] = lookup
+        self._lookups.move_to_end(digest)
+        while len(self._lookups) > MAX_CACHED_KEYS:
+            self._lookups.popitem(last=False)
+        return lookup
 
-    def _noted(self, mark: bytes, done: asyncio.Task[_Seen]) -> None:
-        """A question was answered, or not."""
-        del self._asking[mark]
+    def _finish_lookup(self, digest: bytes, done: asyncio.Task[_KeyLookup]) -> None:
+        """Remove a finished lookup from the pending ones; log its error."""
+        del self._pending[digest]
         if not done.cancelled() and (error := done.exception()) is not None:
             LOGGER.warning(
-                "a key can't be looked up",
+                "cannot look up a key",
                 extra={"detail": getattr(error, "message", type(error).__name__)},
             )
 
-    def _look(self, given: bytes) -> _Seen:
-        """What the store says of a key. In a thread."""
-        asked = self._steady()
-        token = tokens.read_token(given.decode("latin-1"))
-        found = None if token is None else self._keys.find_key(token[1])
+    def _read_key(self, bearer: bytes) -> _KeyLookup:
+        """Return the result of a key lookup. Runs in a thread."""
+        looked_up_at = self._clock()
+        token = tokens.parse_token(bearer.decode("latin-1"))
+        key = None if token is None else self._keys.find_key(token[1])
         if (
             token is None
-            or found is None
-            or found.id != token[0]
-            or not hmac.compare_digest(found.digest, token[1])
+            or key is None
+            or key.id != token[0]
+            or not hmac.compare_digest(key.digest, token[1])
         ):
-            return _Seen(
-                asked,
+            return _KeyLookup(
+                looked_up_at,
                 None,
                 None,
-                "nobody knows this key: check that it is whole, or ask an operator for one",
+                "unknown key: check that it is complete, or ask an operator for one",
             )
-        if found.revoked is not None:
-            return _Seen(
-                asked,
+        if key.revoked is not None:
+            return _KeyLookup(
+                looked_up_at,
                 None,
                 None,
                 "this key was revoked: ask an operator for another (`xcray keys create`)",
             )
-        self._touch(found.id, asked)
-        limits = Limits(
+        self._touch_key(key.id, looked_up_at)
+        limits = KeyLimits(
             **{
                 name: value
-                for name, value in (found.limits or {}).items()
-                if name in Limits._fields
+                for name, value in (key.limits or {}).items()
+                if name in KeyLimits._fields
             }
         )
-        return _Seen(
-            asked,
-            Caller(found.tenant, frozenset(found.scopes), found.id, limits),
-            found.expires,
+        return _KeyLookup(
+            looked_up_at,
+            Caller(key.tenant, frozenset(key.scopes), key.id, limits),
+            key.expires,
             "",
         )
 
-    def _touch(self, key_id: str, steady: float) -> None:
-        """Note now and then that a key is in use; that it can't be noted now is no reason to refuse it."""
-        if steady - self._touched.get(key_id, -TOUCH) < TOUCH:
+    def _touch_key(self, key_id: str, now: float) -> None:
+        """Record from time to time that a key is in use. A failure does not refuse the key."""
+        if now - self._touched_at.get(key_id, -TOUCH_SECONDS) < TOUCH_SECONDS:
             return
-        self._touched[key_id] = steady
+        self._touched_at[key_id] = now
         try:
             self._keys.touch_key(key_id)
         except XcrayError as error:
             LOGGER.warning(
-                "the use of a key can't be noted", extra={"key": key_id, "detail": error.message}
+                "cannot record the use of a key", extra={"key": key_id, "detail": error.message}
             )
 
 
-def bearer(request: Request) -> bytes:
-    """The key that a request bears. Raises Unauthorised when it bears none, or more than one."""
-    found: bytes | None = None
+def bearer_token(request: Request) -> bytes:
+    """Return the key of a request. Raises Unauthorised unless there is exactly one."""
+    header: bytes | None = None
     for name, value in request.scope["headers"]:
         if name == b"authorization":
-            if found is not None:
+            if header is not None:
                 raise Unauthorised("there is more than one Authorization header: send one")
-            found = value
-    if found is None:
+            header = value
+    if header is None:
         raise Unauthorised(
-            "this needs a key: send it as `Authorization: Bearer xck_...`; an operator makes one by `xcray keys create`"
+            "this needs a key: send it as `Authorization: Bearer xck_...`; "
+            "an operator creates one with `xcray keys create`"
         )
-    kind, _, given = found.partition(b" ")
-    if kind.lower() != b"bearer" or len(given) > 256:
+    kind, _, token = header.partition(b" ")
+    if kind.lower() != b"bearer" or len(token) > 256:
         raise Unauthorised(
             "the Authorization header holds no key: send `Authorization: Bearer xck_...`"
         )
-    return given.strip()
+    return token.strip()
 
 
-def needs(scope: str) -> Callable[[Request], Awaitable[Caller]]:
-    """A dependency: the caller that the gate found, when they have the scope. Raises Forbidden."""
-    if scope not in SCOPES and scope != MODELS:
-        raise ValueError(f"there is no scope {scope!r}; there are {', '.join(sorted(SCOPES))}")
+def require_scope(scope: str) -> Callable[[Request], Awaitable[Caller]]:
+    """Return a dependency that returns the caller if it has the scope.
+
+    The dependency raises Forbidden otherwise.
+    """
+    if scope not in SCOPES and scope != MODELS_SCOPE:
+        raise ValueError(f"unknown scope {scope!r}; choose one of {', '.join(sorted(SCOPES))}")
 
     async def caller(request: Request) -> Caller:
-        found: Caller = request.scope["caller"]
-        if not found.may(scope):
-            wanted = "read or predict" if scope == MODELS else scope
-            raise Forbidden(f"this needs a key with the scope {wanted}", scope=scope)
-        return found
+        current: Caller = request.scope["caller"]
+        if not current.has_scope(scope):
+            names = "read or predict" if scope == MODELS_SCOPE else scope
+            raise Forbidden(f"this needs a key with the scope {names}", scope=scope)
+        return current
 
     return caller
 
 
-Reader: TypeAlias = Annotated[Caller, Depends(needs("read"))]
-ModelReader: TypeAlias = Annotated[Caller, Depends(needs(MODELS))]
-Asker: TypeAlias = Annotated[Caller, Depends(needs("predict"))]
-Submitter: TypeAlias = Annotated[Caller, Depends(needs("submit"))]
-Admin: TypeAlias = Annotated[Caller, Depends(needs("admin"))]
+Reader: TypeAlias = Annotated[Caller, Depends(require_scope("read"))]
+ModelReader: TypeAlias = Annotated[Caller, Depends(require_scope(MODELS_SCOPE))]
+PredictCaller: TypeAlias = Annotated[Caller, Depends(require_scope("predict"))]
+Submitter: TypeAlias = Annotated[Caller, Depends(require_scope("submit"))]
+Admin: TypeAlias = Annotated[Caller, Depends(require_scope("admin"))]

@@ -1,6 +1,7 @@
-"""The JSON body of a request: type, encoding and size are checked before it is read, strictness while it is parsed.
+"""JSON request bodies: type, encoding and size are checked first, then strict parsing.
 
-FastAPI's own body parsing is not used: it takes NaN, "1.5" for 1.5, duplicate keys and bodies of any size.
+FastAPI's own body parsing is not used: it accepts NaN, "1.5" for 1.5, duplicate keys and bodies of
+any size.
 """
 
 from __future__ import annotations
@@ -16,47 +17,55 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from xcray.errors import InputError, excerpt
-from xcray.service.http.limits import hold
-from xcray.service.http.problems import from_validation
+from xcray.service.http.limits import hold_body_bytes
+from xcray.service.http.problems import validation_error
 from xcray.service.http.strict_json import loads
-from xcray.service.prediction.offload import heavily
+from xcray.service.prediction.offload import run_in_heavy_thread
 from xcray.service.settings import Settings
 
 M = TypeVar("M", bound=BaseModel)
-Check: TypeAlias = Callable[[Settings, dict[str, Any]], None]
-INLINE = 32_768  # bytes that are parsed on the event loop; more go to a thread
-DESCRIBED: dict[str, type[BaseModel]] = {}  # models of bodies that routes described, by name
+EarlyCheck: TypeAlias = Callable[[Settings, dict[str, Any]], None]
+MAX_INLINE_BYTES = 32_768  # larger bodies are parsed in a thread, not on the event loop
+BODY_MODELS: dict[str, type[BaseModel]] = {}  # body models of all routes, by name
 
 
 def json_body(
-    model: type[M], limit: str = "body_bytes", check: Check | None = None
+    model: type[M], limit: str = "body_bytes", check: EarlyCheck | None = None
 ) -> Callable[[Request], Awaitable[M]]:
-    """A dependency that reads the body as `model`.
+    """Return a dependency that reads the body as `model`.
 
-    limit: names the setting of its largest size; check: raises for what is cheaper to refuse before all of it is looked at.
+    limit: name of the setting with the maximum size. check: raises for errors that are cheap to
+    detect before full validation.
     """
 
     async def read(request: Request) -> M:
-        check_type(request, ("application/json",))
+        check_media_type(request, ("application/json",))
         settings: Settings = request.app.state.settings
-        body = await collect(request, getattr(settings, limit), settings.body_seconds)
+        body = await read_body(
+            request, getattr(settings, limit), settings.body_idle_timeout_seconds
+        )
         early = partial(check, settings) if check is not None else None
-        if len(body) <= INLINE:
-            return parse(model, body, early)
-        return await heavily(partial(parse, model, body, early))
+        if len(body) <= MAX_INLINE_BYTES:
+            return parse_body(model, body, early)
+        return await run_in_heavy_thread(partial(parse_body, model, body, early))
 
     return read
 
 
-def described(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI description of such a body; `openapi` adds the schema to the components."""
-    DESCRIBED[model.__name__] = model
+def openapi_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the OpenAPI description of such a body; `openapi` adds the schema."""
+    BODY_MODELS[model.__name__] = model
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def parse(model: type[M], body: bytes, check: Callable[[dict[str, Any]], None] | None = None) -> M:
-    """A body as a model, after `check` saw its value. Raises BadJSON, or InputError with what does not fit."""
+def parse_body(
+    model: type[M], body: bytes, check: Callable[[dict[str, Any]], None] | None = None
+) -> M:
+    """Return a body as a model, after `check` ran on its value.
+
+    Raises BadJSON, or InputError for values that do not fit the model.
+    """
     value = loads(body)
     if not isinstance(value, dict):
         kind = {list: "an array", str: "a string", type(None): "null", bool: "true or false"}.get(
@@ -68,23 +77,26 @@ def parse(model: type[M], body: bytes, check: Callable[[dict[str, Any]], None] |
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        raise from_validation(found) from None
+        problems = error.errors(include_url=False, include_input=False)
+        raise validation_error(problems) from None
 
 
-def check_type(request: Request, allowed: tuple[str, ...]) -> str:
-    """The media type of a request, when it is one of `allowed`. Raises InputError CONTENT_TYPE or CONTENT_ENCODING."""
-    encoding = (header(request, b"content-encoding") or "identity").strip().lower()
+def check_media_type(request: Request, allowed: tuple[str, ...]) -> str:
+    """Return the media type of a request if it is one of `allowed`.
+
+    Raises InputError with code CONTENT_TYPE or CONTENT_ENCODING.
+    """
+    encoding = (first_header(request, b"content-encoding") or "identity").strip().lower()
     if encoding != "identity":
         raise InputError(
             f"Content-Encoding {excerpt(encoding)!r} is not accepted: send the body as it is",
             code="CONTENT_ENCODING",
         )
-    kind, _, parameters = (header(request, b"content-type") or "").partition(";")
+    kind, _, parameters = (first_header(request, b"content-type") or "").partition(";")
     kind = kind.strip().lower()
     if kind not in allowed:
-        found = f"Content-Type is {excerpt(kind)!r}" if kind else "there is no Content-Type"
-        raise InputError(f"{found}: send {' or '.join(allowed)}", code="CONTENT_TYPE")
+        problem = f"Content-Type is {excerpt(kind)!r}" if kind else "there is no Content-Type"
+        raise InputError(f"{problem}: send {' or '.join(allowed)}", code="CONTENT_TYPE")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind == "application/json" and charset not in ("", "utf-8", "utf8"):
         raise InputError(
@@ -93,35 +105,41 @@ def check_type(request: Request, allowed: tuple[str, ...]) -> str:
     return kind
 
 
-def header(request: Request, name: bytes) -> str | None:
-    """The first header of a name in lower case; None when there is none."""
-    for found, value in request.scope["headers"]:
-        if found == name:
+def first_header(request: Request, name: bytes) -> str | None:
+    """Return the first header with a lower-case name, None if it is missing."""
+    for header, value in request.scope["headers"]:
+        if header == name:
             return str(value, "latin-1")
     return None
 
 
-async def collect(request: Request, limit: int, pause: float) -> bytes:
-    """The whole body. Raises InputError BODY_TOO_LARGE above `limit` bytes, SLOW_BODY after `pause` seconds of silence;
-    Unavailable BUSY while other requests hold too much."""
+async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
+    """Return the whole body.
+
+    Raises InputError BODY_TOO_LARGE above `limit` bytes and SLOW_BODY after `idle_timeout` seconds
+    without data; Unavailable BUSY while other requests hold too much memory.
+    """
     if declared_length(request) > limit:
-        await _drain(request, limit)
-        raise too_large(limit)
+        await _discard_body(request, limit)
+        raise body_too_large(limit)
     parts, size = [], 0
-    async for chunk in chunks(request, pause):
+    async for chunk in body_chunks(request, idle_timeout):
         size += len(chunk)
         if size > limit:
-            raise too_large(limit)
-        hold(request.scope, len(chunk))
+            raise body_too_large(limit)
+        hold_body_bytes(request.scope, len(chunk))
         parts.append(chunk)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def chunks(request: Request, pause: float) -> AsyncIterator[bytes]:
-    """The pieces of a body as they come, none later than `pause` seconds after the one before. Raises ClientDisconnect."""
+async def body_chunks(request: Request, idle_timeout: float) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body, each within `idle_timeout` seconds of the previous one.
+
+    Raises ClientDisconnect, or InputError SLOW_BODY.
+    """
     more = True
     while more:
-        message = await _received(request, pause)
+        message = await _receive_within(request, idle_timeout)
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         more = message.get("more_body", False)
@@ -129,8 +147,11 @@ async def chunks(request: Request, pause: float) -> AsyncIterator[bytes]:
             yield chunk
 
 
-async def _received(request: Request, pause: float) -> Message:
-    """The next message, when it comes in time. As asyncio.timeout, which takes 10 us where this takes 2."""
+async def _receive_within(request: Request, seconds: float) -> Message:
+    """Return the next message if it arrives in time.
+
+    Equivalent to asyncio.timeout, which takes 10 us where this takes 2.
+    """
     task = asyncio.current_task()
     assert task is not None
     late = False
@@ -140,25 +161,28 @@ async def _received(request: Request, pause: float) -> Message:
         late = True
         task.cancel()
 
-    timer = asyncio.get_running_loop().call_later(pause, fire)
+    timer = asyncio.get_running_loop().call_later(seconds, fire)
     try:
         return await request.receive()
     except asyncio.CancelledError:
-        if not late or task.uncancel() > 0:  # another's wish
+        # Another caller cancelled the task.
+        if not late or task.uncancel() > 0:
             raise
-        raise InputError(f"no byte of the body came for {pause:g} s", code="SLOW_BODY") from None
+        raise InputError(
+            f"no data of the body arrived for {seconds:g} s", code="SLOW_BODY"
+        ) from None
     finally:
         timer.cancel()
 
 
 def declared_length(request: Request) -> int:
-    """Content-Length, or 0 when it is not told."""
-    told = header(request, b"content-length") or ""
-    return int(told) if told.isascii() and told.isdecimal() and len(told) < 19 else 0
+    """Return the Content-Length, 0 if it is missing or invalid."""
+    text = first_header(request, b"content-length") or ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
-def too_large(limit: int) -> InputError:
-    """The error for a body above its limit."""
+def body_too_large(limit: int) -> InputError:
+    """Return the error for a body above its limit."""
     return InputError(
         f"the body is larger than {limit:,} bytes: send less at once",
         code="BODY_TOO_LARGE",
@@ -166,10 +190,13 @@ def too_large(limit: int) -> InputError:
     )
 
 
-async def _drain(request: Request, limit: int) -> None:
-    """Read a little of what will be refused: a client that is still writing hears the answer instead of a broken pipe."""
+async def _discard_body(request: Request, limit: int) -> None:
+    """Read part of a body that will be rejected.
+
+    A client that is still writing then gets the response instead of a broken pipe.
+    """
     left = limit + 1_000_000
-    async for chunk in chunks(request, 2.0):
+    async for chunk in body_chunks(request, 2.0):
         left -= len(chunk)
         if left < 0:
             return

@@ -1,12 +1,14 @@
-"""HTTP/1.1 on a connection: uvicorn's httptools protocol, with bounds on what a connection may hold, and for how long.
+"""HTTP/1.1 connections: uvicorn's httptools protocol with limits on size and time.
 
-httptools (llhttp, the parser of Node.js) is many times as fast as h11, but uvicorn bounds headers only with h11. Here the bytes
-are counted that came since the parser last had something to give away: a head, a piece of a body, the end of a message. A head
-that grows beyond `HEADERS_READ`, and chunk extensions and trailers without end, are refused; the guard answers below that, by its
-own, lower limit. Requests that a client sends ahead of answers wait, but not in any number.
+httptools (llhttp, the parser of Node.js) is many times faster than h11, but uvicorn limits headers
+only with h11. This class counts the bytes received since the parser last produced output: a
+complete header, a piece of a body, or the end of a message. Headers above `MAX_HEADER_BYTES_READ`,
+and endless chunk extensions or trailers, are rejected here. The edge middleware applies its own,
+lower limit to headers. The number of pipelined requests per connection is limited, too.
 
-uvicorn has no time limits but one, for idle connections. Here each connection looks at itself now and then: a head that is not
-whole in time, a body that comes too slowly though somebody waits for it, and a reader who takes nothing are cut off.
+uvicorn has a time limit only for idle connections. Here each connection checks itself periodically.
+It is closed if a header is not complete in time, if a body arrives too slowly while the app waits
+for it, or if the client does not read the response.
 """
 
 from __future__ import annotations
@@ -18,172 +20,188 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xcray.service.settings import Settings
 
-HEADERS_READ: Final = 65_536  # bytes of headers that are read at all
-AHEAD: Final = 16  # requests of one connection that may wait for the answer to an earlier one
-WINDOW: Final = 10.0  # seconds over which the rate of a body is taken
+MAX_HEADER_BYTES_READ: Final = 65_536
+MAX_PIPELINED_REQUESTS: Final = 16  # further requests of one connection that can wait
+RATE_WINDOW_SECONDS: Final = 10.0  # over which the rate of a body is measured
 
 
-class Bounds(NamedTuple):
-    """What connections may do at most: their number; seconds until a head is whole; bytes a second that a body has at least, taken
-    over `window` seconds; seconds a reader may take nothing."""
+class ConnectionLimits(NamedTuple):
+    """Limits of connections.
+
+    connections: maximum number per process. header_timeout_seconds: until a header is complete.
+    min_body_bytes_per_second: minimum rate of a body, measured over `rate_window_seconds`.
+    write_timeout_seconds: how long a client can leave a response unread.
+    """
 
     connections: int = 2000
-    head_seconds: float = 15.0
-    body_rate: float = 1000.0
-    window: float = WINDOW
-    unread_seconds: float = 60.0
+    header_timeout_seconds: float = 15.0
+    min_body_bytes_per_second: float = 1000.0
+    rate_window_seconds: float = RATE_WINDOW_SECONDS
+    write_timeout_seconds: float = 60.0
 
     @classmethod
-    def of(cls, settings: Settings) -> Bounds:
-        """As the operator has set them."""
-        window = min(WINDOW, settings.body_seconds)
+    def from_settings(cls, settings: Settings) -> ConnectionLimits:
+        """Return the limits of the settings."""
+        window = min(RATE_WINDOW_SECONDS, settings.body_idle_timeout_seconds)
         return cls(
             settings.connections,
-            settings.head_seconds,
-            settings.body_rate,
+            settings.header_timeout_seconds,
+            settings.min_body_bytes_per_second,
             window,
-            settings.body_seconds,
+            settings.body_idle_timeout_seconds,
         )
 
     @property
-    def step(self) -> float:
-        """Seconds between two looks."""
-        return max(0.05, min(self.head_seconds, self.window, self.unread_seconds) / 4)
+    def check_interval(self) -> float:
+        """Return the seconds between two checks."""
+        return max(
+            0.05,
+            min(self.header_timeout_seconds, self.rate_window_seconds, self.write_timeout_seconds)
+            / 4,
+        )
+
+
+DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One HTTP/1.1 connection with limits."""
 
-    def __init__(self, *args: Any, bounds: Bounds = Bounds(), **kwargs: Any) -> None:  # noqa: B008  # a tuple of numbers
+    def __init__(
+        self, *args: Any, limits: ConnectionLimits = DEFAULT_LIMITS, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._bounds = bounds
-        self._since = 0
-        self._refused = False
-        self._asked = False  # the head of a request was whole
-        self._head_begun: float | None = None  # when the head that is not whole yet began
-        self._body = False  # a body is on its way
-        self._came = 0
-        self._came_since = 0.0  # bytes of it since
+        self._limits = limits
+        self._unparsed_bytes = 0
+        self._is_rejected = False
+        self._has_request = False  # a header was complete
+        self._header_started_at: float | None = None  # start of an incomplete header
+        self._receives_body = False  # a body is being received
+        self._body_bytes = 0
+        self._window_started_at = 0.0  # start of the rate window
         self._unread_since: float | None = None
-        self._look: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_new(self) -> bool:
-        """Whether its client has not asked anything yet, and still may."""
-        return not (self._asked or self._refused or self.transport.is_closing())
+        """Return whether the client has not sent a request yet and still can."""
+        return not (self._has_request or self._is_rejected or self.transport.is_closing())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there: with one too many, it hears so."""
+        """Accept a connection; reject it with 503 if there are too many."""
         super().connection_made(transport)
-        self._head_begun = self.loop.time()
-        if len(self.connections) > self._bounds.connections:
-            self._refuse(503)
+        self._header_started_at = self.loop.time()
+        if len(self.connections) > self._limits.connections:
+            self._reject(503)
             return
-        self._look = self.loop.call_later(self._bounds.step, self._watch)
+        self._timer = self.loop.call_later(self._limits.check_interval, self._check_timeouts)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
-        if self._look is not None:
-            self._look.cancel()
+        """Cancel the timer of a closed connection."""
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; refuse what does not end."""
-        if self._refused:
+        """Parse received bytes; reject endless headers and too many pipelined requests."""
+        if self._is_rejected:
             return
-        self._since += len(data)
-        if self._head_begun is None and not self._body:
-            self._head_begun = self.loop.time()
+        self._unparsed_bytes += len(data)
+        if self._header_started_at is None and not self._receives_body:
+            self._header_started_at = self.loop.time()
         super().data_received(data)
-        if self._since > HEADERS_READ:
-            self._refuse(431)
-        elif len(self.pipeline) > AHEAD:
-            self._refuse(429)
+        if self._unparsed_bytes > MAX_HEADER_BYTES_READ:
+            self._reject(431)
+        elif len(self.pipeline) > MAX_PIPELINED_REQUESTS:
+            self._reject(429)
 
     def on_message_begin(self) -> None:
-        """A head begins, perhaps in the same bytes that ended a message."""
-        if self._head_begun is None:
-            self._head_begun = self.loop.time()
+        """Start the header timeout. The bytes may also have ended the previous message."""
+        if self._header_started_at is None:
+            self._header_started_at = self.loop.time()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """A head is whole."""
-        self._since = 0
-        self._head_begun, self._body, self._asked = None, True, True
-        self._came, self._came_since = 0, self.loop.time()
+        """Stop the header timeout and start to measure the rate of the body."""
+        self._unparsed_bytes = 0
+        self._header_started_at, self._receives_body, self._has_request = None, True, True
+        self._body_bytes, self._window_started_at = 0, self.loop.time()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body."""
-        self._since = 0
-        self._came += len(body)
+        """Count a piece of a body."""
+        self._unparsed_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is whole; what else came with it belongs to the next."""
-        self._since = 0
-        self._body = False
+        """End a request; further bytes belong to the next one."""
+        self._unparsed_bytes = 0
+        self._receives_body = False
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent."""
+        """Note when the client stopped reading."""
         self._unread_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """It has taken what it was sent."""
+        """Note that the client reads retry."""
         self._unread_since = None
         super().resume_writing()
 
-    def _watch(self) -> None:
-        """Cut off who is too slow; else look again later."""
+    def _check_timeouts(self) -> None:
+        """Reject or abort the connection if it is too slow, otherwise schedule the next check."""
         now = self.loop.time()
-        if self._is_headless(now):
-            self._refuse(408)
-        elif self._body and self._is_slow(now):
-            self._refuse(408, instead=not self.cycle.response_started)
+        if self._header_is_late(now):
+            self._reject(408)
+        elif self._receives_body and self._body_is_slow(now):
+            self._reject(408, replaces_response=not self.cycle.response_started)
         elif (
             self._unread_since is not None
-            and now - self._unread_since > self._bounds.unread_seconds
+            and now - self._unread_since > self._limits.write_timeout_seconds
         ):
-            self._refused = True
+            self._is_rejected = True
             self.transport.abort()
-        if not self._refused and not self.transport.is_closing():
-            self._look = self.loop.call_later(self._bounds.step, self._watch)
+        if not self._is_rejected and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self._limits.check_interval, self._check_timeouts)
 
-    def _is_headless(self, now: float) -> bool:
-        """Whether a head should be whole by now, and no earlier request is being answered."""
+    def _header_is_late(self, now: float) -> bool:
+        """Return whether a header is overdue while no earlier request is being answered."""
         idle = self.cycle is None or self.cycle.response_complete
         return (
             idle
-            and self._head_begun is not None
-            and now - self._head_begun > self._bounds.head_seconds
+            and self._header_started_at is not None
+            and now - self._header_started_at > self._limits.header_timeout_seconds
         )
 
-    def _is_slow(self, now: float) -> bool:
-        """Whether a body came too slowly through a whole window in which somebody waited for it."""
+    def _body_is_slow(self, now: float) -> bool:
+        """Return whether a body was too slow for a whole window in which the app waited for it."""
         if (
             self.flow.read_paused
             or self.cycle.waiting_for_100_continue
             or self.cycle.response_complete
         ):
-            self._came, self._came_since = 0, now
+            self._body_bytes, self._window_started_at = 0, now
             return False
-        passed = now - self._came_since
-        if passed < self._bounds.window:
+        passed = now - self._window_started_at
+        if passed < self._limits.rate_window_seconds:
             return False
-        slow = self._came < self._bounds.body_rate * passed
-        self._came, self._came_since = 0, now
+        slow = self._body_bytes < self._limits.min_body_bytes_per_second * passed
+        self._body_bytes, self._window_started_at = 0, now
         return slow
 
-    def _refuse(self, status: int, instead: bool = False) -> None:
-        """Say why, when no answer is under way or this comes `instead` of it, and close."""
-        self._refused = True
+    def _reject(self, status: int, replaces_response: bool = False) -> None:
+        """Send an error response if possible, and close the connection.
+
+        It is possible if no response is being sent, or if the error `replaces_response`.
+        """
+        self._is_rejected = True
         if self.transport.is_closing():
             return
-        if instead or self.cycle is None or self.cycle.response_complete:
-            again = b"retry-after: 5\r\n" if status == 503 else b""
+        if replaces_response or self.cycle is None or self.cycle.response_complete:
+            retry = b"retry-after: 5\r\n" if status == 503 else b""
             self.transport.write(
-                STATUS_LINE[status] + again + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+                STATUS_LINE[status] + retry + b"connection: close\r\ncontent-length: 0\r\n\r\n"
             )
         self.transport.close()

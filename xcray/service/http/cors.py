@@ -1,6 +1,7 @@
-"""What browsers are told: headers that keep a page of ours from harm, and which pages of other origins may ask (CORS: none).
+"""Browser policy: security headers of responses, and the origins that can use the API (CORS).
 
-No cookie ever says who asks, so a page of another origin has no borrowed rights; those that the operator lists must send a key.
+No origin is admitted by default. The service uses no cookies, so a page of another origin has no
+implicit credentials; pages of the listed origins must send a key.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from xcray.service.settings import Settings
 
 Headers = list[tuple[bytes, bytes]]
 
-SECURE: Final[Headers] = [
+SECURITY_HEADERS: Final[Headers] = [
     (b"cache-control", b"no-store"),
     (
         b"content-security-policy",
@@ -27,32 +28,36 @@ SECURE: Final[Headers] = [
     (b"x-content-type-options", b"nosniff"),
 ]
 HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
-METHODS: Final = b"GET, POST, PUT, DELETE"
-SENT: Final = b"authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, x-request-id"
-SEEN: Final = b"etag, location, ratelimit, ratelimit-policy, retry-after, x-request-id"
+ALLOWED_METHODS: Final = b"GET, POST, PUT, DELETE"
+ALLOWED_HEADERS: Final = (
+    b"authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, "
+    b"x-request-id"
+)
+EXPOSED_HEADERS: Final = b"etag, location, ratelimit, ratelimit-policy, retry-after, x-request-id"
 VARY: Final = (b"vary", b"Origin")
 
 
-class Browsers:
-    """Answers for browsers, by the settings."""
+class CorsPolicy:
+    """Headers for browsers, based on the settings."""
 
     def __init__(self, settings: Settings) -> None:
         self._origins = frozenset(settings.cors_origins)
-        self.always = (
-            [*SECURE, HSTS]
+        self.security_headers = (
+            [*SECURITY_HEADERS, HSTS]
             if settings.tls_certfile is not None or settings.behind_proxy
-            else SECURE
+            else SECURITY_HEADERS
         )
 
-    def admits(self, origin: str, host: str) -> bool:
-        """Whether a page of `origin` may change things at `host`."""
+    def allows_origin(self, origin: str, host: str) -> bool:
+        """Return whether a page of `origin` can send changes to `host`."""
         try:
             return origin in self._origins or urlsplit(origin).netloc.lower() == host.lower()
-        except ValueError:  # brackets that are no address
+        # Brackets that do not enclose an address.
+        except ValueError:
             return False
 
-    def for_page(self, origin: str | None) -> Headers:
-        """Headers of an answer to a page of another origin: that it may read it, when it is listed."""
+    def response_headers(self, origin: str | None) -> Headers:
+        """Return the CORS headers of a response to a page of `origin`."""
         if not self._origins:
             return []
         if origin not in self._origins:
@@ -60,16 +65,19 @@ class Browsers:
         assert origin is not None
         return [
             (b"access-control-allow-origin", origin.encode("latin-1")),
-            (b"access-control-expose-headers", SEEN),
+            (b"access-control-expose-headers", EXPOSED_HEADERS),
             VARY,
         ]
 
-    def preflight(self, origin: str | None) -> Headers | None:
-        """The answer to a browser that asks before it asks; None when the origin is not listed: it is a request like others."""
+    def preflight_headers(self, origin: str | None) -> Headers | None:
+        """Return the headers of a preflight response.
+
+        None if the origin is not listed; the request is then handled like any other.
+        """
         if origin is None or origin not in self._origins:
             return None
-        asked = [
-            (b"access-control-allow-methods", METHODS),
-            (b"access-control-allow-headers", SENT),
+        allowed = [
+            (b"access-control-allow-methods", ALLOWED_METHODS),
+            (b"access-control-allow-headers", ALLOWED_HEADERS),
         ]
-        return [*self.for_page(origin), *asked, (b"access-control-max-age", b"600")]
+        return [*self.response_headers(origin), *allowed, (b"access-control-max-age", b"600")]

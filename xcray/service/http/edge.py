@@ -1,7 +1,8 @@
-"""The outer wall, before any route: request ids, hosts, origins, header limits, secure headers, one log line a request.
+"""Edge middleware, outermost: request ids, host and origin checks, header limits, security headers.
 
-Local services are reached by every web page that the user opens, by name tricks (DNS rebinding) and by forms. So the Host must
-be one of ours, and a change that a browser sends from another origin is refused.
+It also writes one log line per request. Any web page that the user opens can reach a local service
+through DNS rebinding and forms. Therefore the Host must be one of the configured ones, and changes
+that a browser sends from another origin are rejected.
 """
 
 from __future__ import annotations
@@ -19,153 +20,176 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import InputError, XcrayError, excerpt
 from xcray.service.http import problems
-from xcray.service.http.cors import Browsers, Headers
+from xcray.service.http.cors import CorsPolicy, Headers
 from xcray.service.http.problems import status_of
-from xcray.service.observability.metrics import Gauges
-from xcray.service.observability.request_log import LOGGER, begin_request, new_request_id, note
+from xcray.service.observability.metrics import Metrics
+from xcray.service.observability.request_log import (
+    LOGGER,
+    begin_request,
+    log_quickly,
+    new_request_id,
+)
 from xcray.service.settings import Settings
 
-GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-QUIET = frozenset(
-    {"/healthz", "/readyz", "/metrics"}
-)  # asked every few seconds: logged at debug level
+REQUEST_ID_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Polled every few seconds: logged at debug level.
+QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_HEADERS = 100
-KEY_WORDS = frozenset({"token", "key", "api_key", "apikey", "access_token"})
+KEY_QUERY_PARAMETERS = frozenset({"token", "key", "api_key", "apikey", "access_token"})
 
 
-class Guard:
+class EdgeMiddleware:
     """ASGI middleware around the whole app."""
 
     def __init__(
         self,
         app: ASGIApp,
         settings: Settings,
-        gauges: Gauges,
+        metrics: Metrics,
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
-        """draining: while it says so, every answer asks its client to close the connection and to come back elsewhere."""
+        """Create the middleware.
+
+        draining: while it returns true, every response asks the client to close the connection.
+        """
         self._app = app
         self._draining = draining
-        self._hosts = settings.hosts
+        self._hosts = settings.served_hosts
         self._header_bytes = settings.header_bytes
-        self._gauges = gauges
-        self._browsers = Browsers(settings)
+        self._metrics = metrics
+        self._cors = CorsPolicy(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on when it may, and see to it that every answer bears its id."""
+        """Pass a valid request on; every response has the request id."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        head = _Head.of(scope["headers"])
-        request_id = head.request_id if GIVEN_ID.fullmatch(head.request_id) else new_request_id()
-        about, answer = (
+        head = RequestHead.parse(scope["headers"])
+        request_id = (
+            head.request_id if REQUEST_ID_PATTERN.fullmatch(head.request_id) else new_request_id()
+        )
+        facts, response = (
             begin_request(request_id),
-            _Answer(send, request_id, self._browsers, head.origin, self._draining),
+            _SendWithHeaders(send, request_id, self._cors, head.origin, self._draining),
         )
         started = time.perf_counter()
-        self._gauges.under_way.inc()
+        self._metrics.requests_in_progress.inc()
         try:
-            await self._checked(scope, head, receive, answer)
+            await self._handle(scope, head, receive, response)
         finally:
-            self._gauges.under_way.dec()
-            self._note(
-                scope, answer.status, time.perf_counter() - started, about.get("code", "NONE")
+            self._metrics.requests_in_progress.dec()
+            self._log_request(
+                scope, response.status, time.perf_counter() - started, facts.get("code", "NONE")
             )
 
-    async def _checked(self, scope: Scope, head: _Head, receive: Receive, answer: _Answer) -> None:
-        """The app's answer, or a problem document in its place."""
+    async def _handle(
+        self, scope: Scope, head: RequestHead, receive: Receive, response: _SendWithHeaders
+    ) -> None:
+        """Send the response of the app, or a problem document instead."""
         try:
-            self._check(scope["method"], head, scope["query_string"])
+            self._check_request(scope["method"], head, scope["query_string"])
             if (
                 scope["method"] == "OPTIONS"
-                and (told := self._browsers.preflight(head.origin)) is not None
+                and (headers := self._cors.preflight_headers(head.origin)) is not None
             ):
-                await answer.empty(told)
+                await response.send_empty(headers)
                 return
-            await self._app(scope, receive, answer)
+            await self._app(scope, receive, response)
         except XcrayError as error:
             if status_of(error) >= 500:
                 LOGGER.warning(
                     "request failed", extra={"code": error.code, "detail": error.message}
                 )
-            await problems.for_path(scope["path"], problems.response(error))(scope, receive, answer)
+            await problems.adapt_to_path(scope["path"], problems.problem_response(error))(
+                scope, receive, response
+            )
         except ClientDisconnect:
-            answer.status = answer.status or 499  # nobody is there to answer
+            response.status = response.status or 499  # the client is gone
         except Exception as error:
-            if answer.status:
-                LOGGER.error("an answer broke off", exc_info=error)
+            if response.status:
+                LOGGER.error("a response broke off", exc_info=error)
                 raise
-            await problems.unexpected(Request(scope), error)(scope, receive, answer)
+            await problems.internal_error(Request(scope), error)(scope, receive, response)
 
-    def _check(self, method: str, head: _Head, query: bytes) -> None:
-        """Raise InputError for what no route should see."""
-        if head.headers > MAX_HEADERS or head.size > self._header_bytes:
+    def _check_request(self, method: str, head: RequestHead, query: bytes) -> None:
+        """Raise InputError for a request that must not reach a route."""
+        if head.header_count > MAX_HEADERS or head.size > self._header_bytes:
             limits = f"{MAX_HEADERS} of {self._header_bytes} bytes together"
             raise InputError(
                 f"the headers are too large: send at most {limits}", code="HEADERS_TOO_LARGE"
             )
-        if head.framed_twice:
+        if head.has_two_lengths:
             raise InputError(
                 "Content-Length and Transfer-Encoding exclude each other: send one",
                 code="BAD_HEADER",
             )
-        if head.hosts > 1:
+        if head.host_count > 1:
             raise InputError("there is more than one Host header: send one", code="BAD_HEADER")
-        if "*" not in self._hosts and _hostname(head.host) not in self._hosts:
+        if "*" not in self._hosts and _host_name(head.host) not in self._hosts:
             hint = "the operator can add it: XCRAY_ALLOWED_HOSTS='[\"name\"]'"
             raise InputError(
                 f"host {excerpt(head.host)!r} is not served here", code="HOST", hint=hint
             )
         if (
-            method not in SAFE
+            method not in SAFE_METHODS
             and head.origin is not None
-            and not self._browsers.admits(head.origin, head.host)
+            and not self._cors.allows_origin(head.origin, head.host)
         ):
-            hint = "the operator can admit its origin: XCRAY_CORS_ORIGINS='[\"https://name\"]'"
+            hint = "the operator can allow its origin: XCRAY_CORS_ORIGINS='[\"https://name\"]'"
             raise InputError(
-                "a page of another origin may not change things here", code="ORIGIN", hint=hint
+                "a page of another origin cannot make changes here", code="ORIGIN", hint=hint
             )
-        if query and KEY_WORDS & parse_qs(query.decode("latin-1"), keep_blank_values=True).keys():
-            message = "keys do not belong in URLs, which are written down everywhere: send `Authorization: Bearer xck_...`"
+        if (
+            query
+            and KEY_QUERY_PARAMETERS
+            & parse_qs(query.decode("latin-1"), keep_blank_values=True).keys()
+        ):
+            message = (
+                "keys do not belong in URLs, because URLs are logged: "
+                "send `Authorization: Bearer xck_...`"
+            )
             raise InputError(
                 message,
                 code="KEY_IN_URL",
-                hint="if it was a key, have it revoked: `xcray keys revoke`",
+                hint="if it was a key, revoke it: `xcray keys revoke`",
             )
 
-    def _note(self, scope: Scope, status: int, seconds: float, code: str) -> None:
-        """One log line, one count, by the route's template: paths hold names. code: of the problem, where the answer was one."""
+    def _log_request(self, scope: Scope, status: int, seconds: float, code: str) -> None:
+        """Log and count one request by the template of its route, because paths contain names.
+
+        code: of the problem document, if the response was one.
+        """
         route = getattr(scope.get("route"), "path_format", "unmatched")
-        self._gauges.requests.labels(
+        self._metrics.requests.labels(
             route, scope["method"] if route != "unmatched" else "any", f"{status // 100}xx"
         ).inc()
-        self._gauges.seconds.labels(route).observe(seconds)
-        self._gauges.refused(status, code)
-        level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        self._metrics.count_rejection(status, code)
+        level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
         if LOGGER.isEnabledFor(level):
             ms = round(seconds * 1000, 2)
-            note(
+            log_quickly(
                 level,
                 "request",
                 {"method": scope["method"], "path": scope["path"], "status": status, "ms": ms},
             )
 
 
-class _Head(NamedTuple):
-    """What the guard looks at, read in one pass over the headers."""
+class RequestHead(NamedTuple):
+    """Header fields that the edge middleware checks, read in one pass."""
 
-    headers: int
+    header_count: int
     size: int
-    hosts: int
+    host_count: int
     host: str
     origin: str | None
     request_id: str
-    framed_twice: bool
+    has_two_lengths: bool
 
     @classmethod
-    def of(cls, raw: list[tuple[bytes, bytes]]) -> _Head:
-        """raw: (lower-case name, value) of each header."""
+    def parse(cls, raw: list[tuple[bytes, bytes]]) -> RequestHead:
+        """Return the fields. raw: (lower-case name, value) of each header."""
         size = hosts = 0
         host, origin, request_id, by_length, by_chunks = b"", None, b"", False, False
         for name, value in raw:
@@ -181,45 +205,45 @@ class _Head(NamedTuple):
                 by_length = True
             elif name == b"transfer-encoding":
                 by_chunks = True
-        told = None if origin is None else origin.decode("latin-1")
+        origin_text = None if origin is None else origin.decode("latin-1")
         return cls(
             len(raw),
             size,
             hosts,
             host.decode("latin-1"),
-            told,
+            origin_text,
             request_id.decode("latin-1"),
             by_length and by_chunks,
         )
 
 
-class _Answer:
-    """`send`, with the headers that every answer bears; remembers the status."""
+class _SendWithHeaders:
+    """A `send` that adds the common headers and records the status."""
 
     def __init__(
         self,
         send: Send,
         request_id: str,
-        browsers: Browsers,
+        cors: CorsPolicy,
         origin: str | None,
-        last: Callable[[], bool],
+        closes_connection: Callable[[], bool],
     ) -> None:
-        """last: whether the connection shall close after this answer."""
+        """Create it. closes_connection: whether the connection is closed after this response."""
         self._send = send
-        self._last = last
+        self._closes_connection = closes_connection
         self._request_id = request_id
-        self._browsers = browsers
+        self._cors = cors
         self._origin = origin
         self.status = 0
 
-    async def empty(self, headers: Headers) -> None:
-        """Answer with headers alone."""
+    async def send_empty(self, headers: Headers) -> None:
+        """Send a response without a body."""
         self.status = 204
         await self._send(
             {
                 "type": "http.response.start",
                 "status": 204,
-                "headers": [*self._browsers.always, *headers],
+                "headers": [*self._cors.security_headers, *headers],
             }
         )
         await self._send({"type": "http.response.body"})
@@ -229,19 +253,19 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
-            given = {name.lower() for name, _ in headers}
-            headers += [pair for pair in self._browsers.always if pair[0] not in given]
-            headers += self._browsers.for_page(self._origin)
+            present = {name.lower() for name, _ in headers}
+            headers += [pair for pair in self._cors.security_headers if pair[0] not in present]
+            headers += self._cors.response_headers(self._origin)
             headers.append((b"x-request-id", self._request_id.encode()))
-            if self._last():
+            if self._closes_connection():
                 headers.append((b"connection", b"close"))
             message["headers"] = headers
         await self._send(message)
 
 
 @lru_cache(256)
-def _hostname(host: str) -> str:
-    """Host header -> name without port, lower case; an IPv6 address without brackets."""
+def _host_name(host: str) -> str:
+    """Return the host name in lower case, without port and without the brackets of IPv6."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

@@ -1,7 +1,7 @@
-"""ETags: whoever has the newest state of a thing is told so (304), and whoever changes it may say which state they mean (412).
+"""ETags: 304 for a client that has the current state, 412 for a change based on an outdated state.
 
-An ETag is a counter of the store where there is one, else a hash of the reply; it belongs to this version of xcray, because another
-may spell the same thing differently.
+An ETag is a counter of the store if there is one, otherwise a hash of the reply. It contains the
+version of xcray, because another version may encode the same content differently.
 """
 
 from __future__ import annotations
@@ -16,44 +16,42 @@ from pydantic import BaseModel
 
 from xcray import __version__
 from xcray.errors import Conflict
-from xcray.service.http.body import header
+from xcray.service.http.body import first_header
 from xcray.service.http.problems import STATUS_OF_CODE
 
 IfNoneMatch: TypeAlias = Annotated[
     str | None,
-    Header(max_length=1000, description="ETags you have: 304 when one of them is still right."),
+    Header(max_length=1000, description="Known ETags: 304 if one of them is current."),
 ]
 IfMatch: TypeAlias = Annotated[
     str | None,
-    Header(max_length=1000, description="ETag of what you mean: 412 when it has changed."),
+    Header(max_length=1000, description="Expected ETag: 412 if the resource has changed."),
 ]
-NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {
-    304: {"description": "What you have is still right."}
-}
+NOT_MODIFIED: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "Not modified."}}
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-class Changed(Conflict):
-    """The thing is not as the caller believes it is."""
+class PreconditionFailed(Conflict):
+    """The resource has changed since the caller read it."""
 
     code = "PRECONDITION"
 
 
-STATUS_OF_CODE[Changed.code] = 412
+STATUS_OF_CODE[PreconditionFailed.code] = 412
 
 
-def tag(counter: int) -> str:
-    """The ETag of a counted state."""
+def counter_etag(counter: int) -> str:
+    """Return the ETag of a counted state."""
     return f'"{counter}-{__version__}"'
 
 
-def tag_of(content: bytes) -> str:
-    """The ETag of a reply that nothing counts."""
+def content_etag(content: bytes) -> str:
+    """Return the ETag of content without a counter."""
     return f'"{hashlib.blake2b(content, digest_size=12).hexdigest()}"'
 
 
-def written(view: BaseModel | Mapping[str, Any]) -> bytes:
-    """A view, or its members, as JSON; numbers that are not finite become null."""
+def to_json(view: BaseModel | Mapping[str, Any]) -> bytes:
+    """Return a view or a mapping as JSON; numbers that are not finite become null."""
     return view.model_dump_json().encode() if isinstance(view, BaseModel) else _ENCODER.encode(view)
 
 
@@ -66,35 +64,42 @@ def reply(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A view, or ready bytes, with its ETag; 304 without a body to a GET whose If-None-Match names it."""
+    """Return a view, or encoded bytes, with its ETag.
+
+    The response is 304 without a body to a GET whose If-None-Match contains the ETag.
+    """
     content = view if isinstance(view, bytes) else None
     if etag is None:
-        content = written(view) if content is None else content  # type: ignore[arg-type]
-        etag = tag_of(content)
-    if request.method in ("GET", "HEAD") and _named(
-        header(request, b"if-none-match"), etag, weak=True
+        content = to_json(view) if content is None else content  # type: ignore[arg-type]
+        etag = content_etag(content)
+    if request.method in ("GET", "HEAD") and _matches(
+        first_header(request, b"if-none-match"), etag, weak=True
     ):
         return Response(status_code=304, headers={"ETag": etag})
-    body = written(view) if content is None else content  # type: ignore[arg-type]
+    body = to_json(view) if content is None else content  # type: ignore[arg-type]
     return Response(body, status, media_type=media_type, headers={"ETag": etag, **(headers or {})})
 
 
-def expect(request: Request, etag: str, *, part: str | None = None) -> None:
-    """Raise Changed when the request's If-Match names another state than this one. part: compare ETags up to that character."""
-    given = header(request, b"if-match")
-    if given is not None and part is not None:
-        given, etag = (
-            ",".join(each.partition(part)[0] for each in text.split(",")) for text in (given, etag)
+def check_if_match(request: Request, etag: str, *, separator: str | None = None) -> None:
+    """Raise PreconditionFailed if the request's If-Match does not contain this ETag.
+
+    separator: compare ETags only up to this character.
+    """
+    header = first_header(request, b"if-match")
+    if header is not None and separator is not None:
+        header, etag = (
+            ",".join(each.partition(separator)[0] for each in text.split(","))
+            for text in (header, etag)
         )
-    if given is not None and not _named(given, etag, weak=False):
-        raise Changed(
-            "it has changed since you read it: read it again, and decide again", etag=etag
+    if header is not None and not _matches(header, etag, weak=False):
+        raise PreconditionFailed(
+            "it has changed since you read it: read it again before you change it", etag=etag
         )
 
 
-def _named(given: str | None, etag: str, *, weak: bool) -> bool:
-    """Whether a list of ETags holds one; `*` is any. weak: weak ones are good too."""
-    if given is None:
+def _matches(header: str | None, etag: str, *, weak: bool) -> bool:
+    """Return whether a list of ETags contains one; `*` is any. weak: weak ETags match, too."""
+    if header is None:
         return False
-    listed = [part.strip() for part in given.split(",")]
+    listed = [part.strip() for part in header.split(",")]
     return "*" in listed or etag in (part.removeprefix("W/") if weak else part for part in listed)

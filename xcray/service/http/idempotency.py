@@ -1,6 +1,7 @@
-"""Idempotency keys: sending a request again that makes something gives what was made, not a second one.
+"""Idempotency keys: repeating a request that creates a resource returns the existing resource.
 
-A key belongs to its tenant and to what it made, and lives as long as that: after a deletion it may be used anew.
+A key belongs to its tenant and to the resource, and lives as long as the resource. After a deletion
+it can be used again.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ IdempotencyKey: TypeAlias = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="Makes it safe to send this again: the same key and body give the same thing, as long as that exists.",
+        description="Makes the request safe to repeat: the same key and body return the same "
+        "resource while it exists.",
     ),
 ]
-REPLAYED: Final = {"Idempotency-Replayed": "true"}
-HEADER: Final = {"Idempotency-Replayed": {"$ref": "#/components/headers/Idempotency-Replayed"}}
+REPLAYED_HEADERS: Final = {"Idempotency-Replayed": "true"}
+REPLAYED_HEADER_SCHEMA: Final = {
+    "Idempotency-Replayed": {"$ref": "#/components/headers/Idempotency-Replayed"}
+}
 
 
-def replayed(model: Any) -> dict[int | str, dict[str, Any]]:
-    """The description of the reply to a key that was used before."""
+def replay_response(model: Any) -> dict[int | str, dict[str, Any]]:
+    """Return the description of the reply to a key that was used before."""
     return {
         200: {
             "model": model,
-            "description": "The key was used before: what was made then.",
-            "headers": HEADER,
+            "description": "The key was used before: the resource created then.",
+            "headers": REPLAYED_HEADER_SCHEMA,
         }
     }

@@ -1,8 +1,10 @@
-"""How much one caller may ask: requests and instances a minute, requests at the same time; and how much all bodies may hold.
+"""Rate limits per caller, and the memory limit of all request bodies.
 
-A caller is a key, or without keys an address (of IPv6 the network of 64 bits that a machine has to itself). Each process counts for
-itself: with W processes a key may do up to W times as much. A bucket holds a minute's worth and fills evenly, so a burst is allowed
-and the mean is kept. A request for more instances than are left is taken, and paid for by those that follow.
+Limits per caller: requests per minute, instances per minute and concurrent requests. A caller is a
+key, or without keys an address (for IPv6 the /64 network of a machine). Each process counts on its
+own: with W processes a key can use up to W times its limit. A bucket holds the amount of one minute
+and fills evenly, so bursts are allowed and the mean is kept. A request for more instances than are
+left is accepted; the following requests pay for it.
 """
 
 from __future__ import annotations
@@ -19,79 +21,95 @@ from xcray.errors import Unavailable
 from xcray.service.http.auth import Caller
 from xcray.service.settings import Settings
 
-ACCOUNTS: Final = 10_000  # callers remembered; those that ask nothing are forgotten first
-MINUTE: Final = 60.0
+MAX_ACCOUNTS: Final = 10_000  # callers; idle ones are removed first
+MINUTE_SECONDS: Final = 60.0
 
 
-class Limited(Unavailable):
-    """A caller asks too much; it is told when to come again."""
+class RateLimited(Unavailable):
+    """A caller exceeds its rate limit; the error has the seconds to wait."""
 
     code = "RATE_LIMIT"
 
 
-class Bucket:
-    """What is left of `per_minute`. Not for threads."""
+class TokenBucket:
+    """Token bucket that refills with `per_minute`. Not thread-safe."""
 
-    __slots__ = ("at", "level", "per_minute")
+    __slots__ = ("updated_at", "tokens", "per_minute")
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
-        self.level = float(per_minute)
-        self.at = now
+        self.tokens = float(per_minute)
+        self.updated_at = now
 
     def take(self, n: int, now: float) -> float:
-        """0 when `n` are taken; else the seconds until anything is left. As long as anything is, more than is left is taken."""
-        self.level = min(
-            float(self.per_minute), self.level + (now - self.at) * self.per_minute / MINUTE
+        """Return 0 if `n` tokens were taken, otherwise the seconds until a token is available.
+
+        If any token is left, more than is left can be taken.
+        """
+        self.tokens = min(
+            float(self.per_minute),
+            self.tokens + (now - self.updated_at) * self.per_minute / MINUTE_SECONDS,
         )
-        self.at = now
-        if self.level >= min(n, 1):
-            self.level -= n
+        self.updated_at = now
+        if self.tokens >= min(n, 1):
+            self.tokens -= n
             return 0.0
-        return (min(n, 1) - self.level) * MINUTE / self.per_minute if self.per_minute else MINUTE
+        return (
+            (min(n, 1) - self.tokens) * MINUTE_SECONDS / self.per_minute
+            if self.per_minute
+            else MINUTE_SECONDS
+        )
 
 
 class _Account:
-    """What one caller has asked."""
+    """Buckets and running requests of one caller."""
 
     __slots__ = ("instances", "requests", "running")
 
-    def __init__(self, requests: Bucket | None, instances: Bucket | None) -> None:
+    def __init__(self, requests: TokenBucket | None, instances: TokenBucket | None) -> None:
         self.requests = requests
         self.instances = instances
         self.running = 0
 
 
 class Ticket:
-    """One request under way. `close` gives back what it holds."""
+    """One running request. `close` releases its resources."""
 
-    __slots__ = ("_account", "_held", "_room")
+    __slots__ = ("_account", "_held", "_limiter")
 
-    def __init__(self, account: _Account, room: Limiter) -> None:
+    def __init__(self, account: _Account, limiter: Limiter) -> None:
         self._account = account
-        self._room = room
+        self._limiter = limiter
         self._held = 0
         account.running += 1
 
-    def hold(self, n: int) -> None:
-        """`n` more bytes of its body are in memory. Raises Unavailable when all bodies together would be too many."""
-        self._room.hold(n)
+    def hold_bytes(self, n: int) -> None:
+        """Count `n` more bytes of the body in memory.
+
+        Raises Unavailable if all bodies together exceed the limit.
+        """
+        self._limiter.hold_bytes(n)
         self._held += n
 
-    def count(self, instances: int) -> None:
-        """It asks for so many predictions. Raises Limited."""
+    def count_instances(self, instances: int) -> None:
+        """Count predictions of the request. Raises RateLimited."""
         bucket = self._account.instances
-        if bucket is not None and (wait := bucket.take(instances, self._room.now())):
-            raise _limited("instances", bucket, wait)
+        if bucket is not None and (wait := bucket.take(instances, self._limiter.now())):
+            raise _rate_limited("instances", bucket, wait)
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """What a caller with a limit of their own is told of it (draft-ietf-httpapi-ratelimit-headers)."""
+    def rate_limit_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the rate limit headers for a caller with its own limit.
+
+        They follow draft-ietf-httpapi-ratelimit-headers.
+        """
         bucket = self._account.requests
         if bucket is None:
             return []
         left, reset = (
-            max(0, int(bucket.level)),
-            math.ceil((bucket.per_minute - bucket.level) * MINUTE / max(1, bucket.per_minute)),
+            max(0, int(bucket.tokens)),
+            math.ceil(
+                (bucket.per_minute - bucket.tokens) * MINUTE_SECONDS / max(1, bucket.per_minute)
+            ),
         )
         policy = b'"requests";q=%d;w=60' % bucket.per_minute
         return [
@@ -100,14 +118,14 @@ class Ticket:
         ]
 
     def close(self) -> None:
-        """The request has ended."""
+        """End the request and release its memory."""
         self._account.running -= 1
-        self._room.release(self._held)
+        self._limiter.release_bytes(self._held)
         self._held = 0
 
 
 class Limiter:
-    """All limits of a process. Lives on the event loop."""
+    """All limits of a process. Used on the event loop only."""
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
@@ -116,76 +134,79 @@ class Limiter:
         self._held = 0
 
     @property
-    def held(self) -> int:
-        """Bytes of bodies in memory."""
+    def held_bytes(self) -> int:
+        """Return the bytes of bodies in memory."""
         return self._held
 
     def admit(self, caller: Caller, address: str) -> Ticket:
-        """A ticket for one request of a caller at an address. Raises Limited when it asks too often, or too much at once."""
+        """Return a ticket for one request of a caller at an address.
+
+        Raises RateLimited above the rate limit or the limit of concurrent requests.
+        """
         name = caller.key_id or network_of(address)
         account = self._accounts.get(name)
-        if account is None or _changed(account.requests, caller.limits.requests_per_minute):
-            account = self._open(name, caller, account)
-        if account.running >= self._settings.requests_at_once:
-            raise Limited(
-                f"{account.running} requests of yours are being answered: wait for some of them",
+        if account is None or _limit_changed(account.requests, caller.limits.requests_per_minute):
+            account = self._open_account(name, caller, account)
+        if account.running >= self._settings.max_concurrent_requests:
+            raise RateLimited(
+                f"{account.running} of your requests are running: wait until some of them end",
                 code="CONCURRENCY",
                 retry_after=1,
             )
         if account.requests is not None and (wait := account.requests.take(1, self.now())):
-            raise _limited("requests", account.requests, wait)
+            raise _rate_limited("requests", account.requests, wait)
         return Ticket(account, self)
 
-    def hold(self, n: int) -> None:
-        """Count bytes of a body. Raises Unavailable, code BUSY."""
-        if self._held + n > self._settings.bodies_bytes:
+    def hold_bytes(self, n: int) -> None:
+        """Count bytes of a body. Raises Unavailable with code BUSY."""
+        if self._held + n > self._settings.max_body_memory_bytes:
             raise Unavailable(
-                "other requests fill the memory for bodies: send it again",
+                "other requests fill the memory for bodies: send the request again",
                 code="BUSY",
                 retry_after=1,
             )
         self._held += n
 
-    def release(self, n: int) -> None:
-        """Bytes of a body are no longer in memory."""
+    def release_bytes(self, n: int) -> None:
+        """Count bytes of a body that left memory."""
         self._held -= n
 
-    def _open(self, name: str, caller: Caller, old: _Account | None) -> _Account:
-        """The account of a caller who is new here, or whose limits have changed."""
+    def _open_account(self, name: str, caller: Caller, existing: _Account | None) -> _Account:
+        """Return the account of a caller that is new here or has new limits."""
         requests, instances = caller.limits.requests_per_minute, caller.limits.instances_per_minute
-        account = old or _Account(None, None)
-        account.requests = self._bucket(requests, self._settings.requests_per_minute)
-        account.instances = self._bucket(instances, self._settings.instances_per_minute)
+        account = existing or _Account(None, None)
+        account.requests = self._make_bucket(requests, self._settings.requests_per_minute)
+        account.instances = self._make_bucket(instances, self._settings.instances_per_minute)
         self._accounts[name] = account
-        if len(self._accounts) > ACCOUNTS:
-            idle = next((each for each, found in self._accounts.items() if not found.running), None)
+        if len(self._accounts) > MAX_ACCOUNTS:
+            idle = next((each for each, other in self._accounts.items() if not other.running), None)
             if idle is not None:
                 del self._accounts[idle]
         return account
 
-    def _bucket(self, own: int | None, common: int) -> Bucket | None:
-        """A key's own limit, of 0 too; else the common one, of which 0 is none."""
+    def _make_bucket(self, own: int | None, common: int) -> TokenBucket | None:
+        """Return a bucket for the limit of a key (0 counts), else the common one (0: no limit)."""
         per_minute = common if own is None else own
-        return Bucket(per_minute, self.now()) if own is not None or common else None
+        return TokenBucket(per_minute, self.now()) if own is not None or common else None
 
 
-def hold(scope: MutableMapping[str, Any], n: int) -> None:
-    """Count bytes of a request's body, where somebody counts."""
+def hold_body_bytes(scope: MutableMapping[str, Any], n: int) -> None:
+    """Count bytes of a request body if the request has a ticket."""
     ticket: Ticket | None = scope.get("ticket")
     if ticket is not None:
-        ticket.hold(n)
+        ticket.hold_bytes(n)
 
 
-def count(scope: MutableMapping[str, Any], instances: int) -> None:
-    """Count the instances that a request wants predicted, where somebody counts. Raises Limited."""
+def count_instances(scope: MutableMapping[str, Any], instances: int) -> None:
+    """Count the instances of a request if it has a ticket. Raises RateLimited."""
     ticket: Ticket | None = scope.get("ticket")
     if ticket is not None:
-        ticket.count(instances)
+        ticket.count_instances(instances)
 
 
 @lru_cache(4096)
 def network_of(address: str) -> str:
-    """An address as one caller: IPv4 as it is, of IPv6 the first 64 bits."""
+    """Return the caller name of an address: IPv4 as it is, IPv6 by its first 64 bits."""
     if ":" not in address:
         return address
     try:
@@ -194,13 +215,16 @@ def network_of(address: str) -> str:
         return address
 
 
-def _changed(bucket: Bucket | None, own: int | None) -> bool:
-    """Whether a key was given another limit."""
+def _limit_changed(bucket: TokenBucket | None, own: int | None) -> bool:
+    """Return whether the limit of a key has changed."""
     return own is not None and (bucket is None or bucket.per_minute != own)
 
 
-def _limited(what: str, bucket: Bucket, wait: float) -> Limited:
-    """The error for more than a bucket holds."""
+def _rate_limited(what: str, bucket: TokenBucket, wait: float) -> RateLimited:
+    """Return the error for an empty bucket."""
     seconds = max(1, math.ceil(wait))
-    message = f"{bucket.per_minute:,} {what} a minute are yours: come again in {seconds} s, or ask an operator for more"
-    return Limited(message, retry_after=seconds, limit=bucket.per_minute)
+    message = (
+        f"the limit is {bucket.per_minute:,} {what} per minute: retry in {seconds} s, "
+        "or ask an operator for more"
+    )
+    return RateLimited(message, retry_after=seconds, limit=bucket.per_minute)

@@ -1,7 +1,8 @@
-"""Errors as problem documents (RFC 9457, application/problem+json), by one table from xcray's own tree of errors.
+"""Problem documents (RFC 9457, application/problem+json) of xcray's errors.
 
-A document: type, title, status, detail, code, kind (the class in xcray.errors), hint, request_id, and where something lies
-(file, line, column, loc...). Replies never repeat the body, and never hold tracebacks, paths of the server or SQL.
+A document has: type, title, status, detail, code, kind (the class in xcray.errors), hint,
+request_id, and positions (file, line, column, loc...). Responses never repeat the body, and never
+contain tracebacks, server paths or SQL.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from starlette.routing import Match
 
 from xcray import errors
 from xcray.errors import InputError, XcrayError, excerpt
-from xcray.service.observability.request_log import LOGGER, REQUEST_ID, tell
+from xcray.service.observability.request_log import LOGGER, REQUEST_ID, add_log_context
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
-RENAMED = {"status": "state"}  # status, in a problem document, is HTTP's
-METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-SHOWN = 20  # errors of a body that a document lists
+RENAMED_DETAILS = {"status": "state"}  # in a problem document, `status` is the HTTP status
+HTTP_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+MAX_LISTED_ERRORS = 20  # errors of a body in one document
 
 STATUS_OF_CLASS: dict[type[XcrayError], int] = {
     errors.InputError: 422,
@@ -67,14 +68,14 @@ STATUS_OF_CODE = {
 }
 CODE_OF_STATUS = {400: "BAD_REQUEST", 404: "NO_SUCH_PATH", 405: "METHOD", 413: "BODY_TOO_LARGE"}
 DETAIL_OF_STATUS = {
-    404: "there is no such path; see /docs for all of them",
-    405: "this path does not take this method; see /docs",
+    404: "unknown path; see /docs for all paths",
+    405: "this path does not support this method; see /docs",
     413: "the body is too large",
 }
 
-# pydantic's kinds of error -> (code, sentence); {…} are filled from the error's context
-RULES = {
-    "extra_forbidden": ("UNKNOWN_FIELD", "there is no such field"),
+# pydantic's error type -> (code, message); fields in braces come from the error's context
+VALIDATION_RULES = {
+    "extra_forbidden": ("UNKNOWN_FIELD", "unknown field"),
     "finite_number": ("NOT_FINITE", "a finite number was expected"),
     "float_type": ("TYPE", "a number was expected"),
     "greater_than": ("RANGE", "must be greater than {gt}"),
@@ -91,7 +92,7 @@ RULES = {
     "too_long": ("LENGTH", "must have at most {max_length} entries"),
     "too_short": ("LENGTH", "must have at least {min_length} entries"),
 }
-EXPECTED = {
+EXPECTED_TYPES = {
     "bool": "true or false",
     "dict": "an object",
     "float": "a number",
@@ -102,7 +103,7 @@ EXPECTED = {
     "string": "a string",
     "tuple": "a list",
 }
-# a field's own code, where a code of a rule would say less: (code of the rule, field) -> code
+# (code of the rule, field) -> more specific code
 FIELD_CODES = {
     ("LENGTH", "instances"): "INSTANCES",
     ("RANGE", "indices"): "INDEX_RANGE",
@@ -111,15 +112,18 @@ FIELD_CODES = {
 }
 
 
-def install(app: FastAPI) -> None:
-    """Give an app the handlers that turn errors into problem documents; what nobody expected, the guard sees."""
-    app.add_exception_handler(XcrayError, _on_xcray)
-    app.add_exception_handler(RequestValidationError, _on_validation)
-    app.add_exception_handler(HTTPException, _on_http)
+def install_handlers(app: FastAPI) -> None:
+    """Register the exception handlers that turn errors into problem documents.
+
+    Unexpected exceptions are handled by the edge middleware.
+    """
+    app.add_exception_handler(XcrayError, _handle_xcray_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
 
 
-def response(error: XcrayError) -> Response:
-    """The problem document of an error, with the headers its status asks for."""
+def problem_response(error: XcrayError) -> Response:
+    """Return the problem document of an error, with the headers of its status."""
     status = status_of(error)
     headers = (
         {"Retry-After": str(error.details.get("retry_after", RETRY_SECONDS))}
@@ -128,7 +132,7 @@ def response(error: XcrayError) -> Response:
     )
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="xcray"'
-    return document(
+    return problem_document(
         status,
         error.code,
         error.message,
@@ -140,13 +144,13 @@ def response(error: XcrayError) -> Response:
 
 
 def status_of(error: XcrayError) -> int:
-    """The status of an error: by its code, else by the nearest class of the tree."""
+    """Return the HTTP status of an error: by its code, otherwise by its nearest class."""
     if error.code in STATUS_OF_CODE:
         return STATUS_OF_CODE[error.code]
     return next(STATUS_OF_CLASS[kind] for kind in type(error).__mro__ if kind in STATUS_OF_CLASS)
 
 
-def document(
+def problem_document(
     status: int,
     code: str,
     detail: str,
@@ -156,40 +160,46 @@ def document(
     headers: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Response:
-    """A problem document as a response. A detail called `status`, as of a job, appears as `state`."""
-    tell(code=code)
-    told = {
-        RENAMED.get(name, name): value for name, value in (more or {}).items() if value is not None
+    """Return a problem document as a response.
+
+    A detail named `status`, such as the status of a job, appears as `state`.
+    """
+    add_log_context(code=code)
+    extra = {
+        RENAMED_DETAILS.get(name, name): value
+        for name, value in (more or {}).items()
+        if value is not None
     }
     body = {
-        **told,
+        **extra,
         "type": f"urn:xcray:problem:{code.lower().replace('_', '-')}",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
         "code": code,
-        "kind": public_kind(kind),
+        "kind": public_class_name(kind),
         "request_id": REQUEST_ID.get(),
     }
     if hint:
         body["hint"] = hint
-    text = json.dumps(
-        body, ensure_ascii=True, default=str
-    )  # ASCII: whatever was quoted, the reply can be encoded
-    ending = (
-        {"Connection": "close"} if status == HTTPStatus.REQUEST_TIMEOUT else {}
-    )  # what is left of the request may never come
+    # ASCII: the response can be encoded, whatever it quotes.
+    text = json.dumps(body, ensure_ascii=True, default=str)
+    # The rest of the request may never arrive.
+    ending = {"Connection": "close"} if status == HTTPStatus.REQUEST_TIMEOUT else {}
     return Response(text, status, media_type=MEDIA_TYPE, headers={**(headers or {}), **ending})
 
 
-def for_path(path: str, found: Response) -> Response:
-    """A document as whoever asked under `path` reads it: clients of the Open Inference Protocol look for `error`, and for 400."""
+def adapt_to_path(path: str, found: Response) -> Response:
+    """Return a problem document in the form that clients of the path expect.
+
+    Clients of the Open Inference Protocol (/v2) expect `error`, and 400 instead of 422.
+    """
     if not (path == "/v2" or path.startswith("/v2/")):
         return found
-    told = json.loads(bytes(found.body))
+    extra = json.loads(bytes(found.body))
     status = 400 if found.status_code == 422 else found.status_code
     text = json.dumps(
-        {"error": told["detail"], **told, "status": status, "title": HTTPStatus(status).phrase}
+        {"error": extra["detail"], **extra, "status": status, "title": HTTPStatus(status).phrase}
     )
     headers = {
         name: value
@@ -199,14 +209,17 @@ def for_path(path: str, found: Response) -> Response:
     return Response(text, status, media_type="application/json", headers=headers)
 
 
-def public_kind(kind: type[XcrayError]) -> str:
-    """The name of the nearest class that xcray.errors offers."""
+def public_class_name(kind: type[XcrayError]) -> str:
+    """Return the name of the nearest class in xcray.errors."""
     return next(c.__name__ for c in kind.__mro__ if c.__module__ == errors.__name__)
 
 
-def from_validation(found: Sequence[Any], *, what: str = "body") -> InputError:
-    """One error for what pydantic found: the first in words, all (at most 20) in `errors`; input is not repeated."""
-    listed = [_entry(item) for item in found[:SHOWN]]
+def validation_error(found: Sequence[Any], *, what: str = "body") -> InputError:
+    """Return one error for pydantic's errors.
+
+    The message has the first one, `errors` lists at most 20; the input is not repeated.
+    """
+    listed = [_error_entry(item) for item in found[:MAX_LISTED_ERRORS]]
     first = listed[0]
     place = f"{what}: " if first["loc"] in ("", what) else f"{first['loc']}: "
     return InputError(
@@ -218,10 +231,10 @@ def from_validation(found: Sequence[Any], *, what: str = "body") -> InputError:
     )
 
 
-def _entry(item: Any) -> dict[str, str]:
-    """Code, place and sentence of one of pydantic's errors."""
+def _error_entry(item: Any) -> dict[str, str]:
+    """Return code, location and message of one of pydantic's errors."""
     loc = [part for part in item["loc"] if part != "body"]
-    code, sentence = RULES.get(item["type"], ("TYPE", _type_sentence(str(item["type"]))))
+    code, sentence = VALIDATION_RULES.get(item["type"], ("TYPE", _type_sentence(str(item["type"]))))
     if code == "TYPE" and not loc:
         code = "BODY_TYPE"
     fields = [part for part in loc if isinstance(part, str)]
@@ -231,65 +244,75 @@ def _entry(item: Any) -> dict[str, str]:
         sentence = sentence.format(**context)
     except KeyError:
         sentence = "is out of its range"
-    return {"code": code, "loc": _spelled(loc), "message": sentence}
+    return {"code": code, "loc": _format_loc(loc), "message": sentence}
 
 
 def _type_sentence(kind: str) -> str:
-    """What was expected, from the name of pydantic's kind: 'int_type' -> 'an integer'."""
+    """Return the expected type from pydantic's error type: 'int_type' -> 'an integer'."""
     stem = kind.removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float")
-    return f"{EXPECTED.get(stem, 'another type')} was expected"
+    return f"{EXPECTED_TYPES.get(stem, 'another type')} was expected"
 
 
-def _spelled(loc: Sequence[Any]) -> str:
-    """('instances', 3, 'values') -> instances[3].values."""
+def _format_loc(loc: Sequence[Any]) -> str:
+    """Return a location as text: ('instances', 3, 'values') -> instances[3].values."""
     out = ""
     for part in loc:
         out += f"[{part}]" if isinstance(part, int) else f".{excerpt(str(part))}"
     return out.removeprefix(".")
 
 
-async def _on_xcray(request: Request, error: Exception) -> Response:
-    """An error of our own tree."""
+async def _handle_xcray_error(request: Request, error: Exception) -> Response:
+    """Handle an error of xcray."""
     assert isinstance(error, XcrayError)
     if status_of(error) >= 500:
         LOGGER.warning("request failed", extra={"code": error.code, "detail": error.message})
-    return for_path(request.url.path, response(error))
+    return adapt_to_path(request.url.path, problem_response(error))
 
 
-async def _on_validation(request: Request, error: Exception) -> Response:
-    """Query and path parameters that do not fit."""
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
+    """Handle invalid query and path parameters."""
     assert isinstance(error, RequestValidationError)
     found = [item | {"loc": tuple(item["loc"])[1:]} for item in error.errors()]
-    return for_path(request.url.path, response(from_validation(found, what="query")))
+    return adapt_to_path(request.url.path, problem_response(validation_error(found, what="query")))
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: no such path, wrong method."""
+async def _handle_http_error(request: Request, error: Exception) -> Response:
+    """Handle an error of the framework: unknown path or wrong method."""
     assert isinstance(error, HTTPException)
     status = error.status_code
     kind = errors.NotFound if status == 404 else InputError
-    headers = {"Allow": ", ".join(_methods(request))} if status == 405 else {}
+    headers = {"Allow": ", ".join(_allowed_methods(request))} if status == 405 else {}
     detail = DETAIL_OF_STATUS.get(status, HTTPStatus(status).phrase.lower())
-    found = document(status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers)
-    return for_path(request.url.path, found)
+    found = problem_document(
+        status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers
+    )
+    return adapt_to_path(request.url.path, found)
 
 
-def _methods(request: Request) -> list[str]:
-    """The methods of all routes of a path: the framework names those of the first alone."""
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of all routes of a path.
+
+    The framework lists only those of the first route.
+    """
     path = {"type": "http", "path": request.scope["path"], "root_path": "", "headers": []}
     found: set[str] = set()
-    for method in METHODS:
+    for method in HTTP_METHODS:
         matched = [route.matches({**path, "method": method})[0] for route in request.app.routes]
         found |= {method} if Match.FULL in matched else set()
     return sorted(found)
 
 
-def unexpected(request: Request, error: Exception) -> Response:
-    """A fault of ours: the log has the traceback, the reply only the request id to find it by."""
+def internal_error(request: Request, error: Exception) -> Response:
+    """Log an unexpected error with its traceback, and return a response without details.
+
+    The response has the request id for finding the log entry.
+    """
     LOGGER.error(
         "unexpected error",
         exc_info=error,
         extra={"method": request.method, "path": request.url.path},
     )
-    detail = "something went wrong here, not with your request; the log has more under request_id"
-    return for_path(request.url.path, document(500, "INTERNAL", detail, kind=XcrayError))
+    detail = "internal error, not a fault of the request; see the log entry of request_id"
+    return adapt_to_path(
+        request.url.path, problem_document(500, "INTERNAL", detail, kind=XcrayError)
+    )

@@ -1,4 +1,4 @@
-"""A job's events as server-sent events: each once, in order; a stream that broke is taken up after the last id.
+"""Server-sent events of a job: each event once, in order. A client resumes after the last event id.
 
 id: 17
 event: progress
@@ -18,77 +18,99 @@ from typing import Any
 from xcray.errors import InputError, NotFound, Unavailable
 from xcray.jobs.job import Event
 from xcray.jobs.states import TERMINAL
-from xcray.service.app_state import Rooms
+from xcray.service.app_state import AppState
 
-PAGE = 500
-HEADERS = {
+EVENTS_PER_PAGE = 500
+STREAM_HEADERS = {
     "Cache-Control": "no-store, no-transform",
-    "X-Accel-Buffering": "no",
-}  # proxies must pass each event on at once
-AGAIN_MS = (
-    1000,
-    4000,
-)  # when clients of a service that drains shall come back: not all at the same moment
-SLOWEST = 1.0  # seconds between looks at a job where nothing happens
+    "X-Accel-Buffering": "no",  # proxies must not buffer events
+}
+# Range of the reconnect delay while the service drains: clients must not reconnect all at once.
+RECONNECT_MS = (1000, 4000)
+MAX_POLL_SECONDS = 1.0  # between two polls of a job without new events
 
 
 def start_after(after: int | None, last_event_id: str | None) -> int:
-    """Where to begin: Last-Event-ID when a client comes back, else `after`, else at the first event. Raises InputError."""
+    """Return the event id after which the stream starts.
+
+    This is Last-Event-ID if a client reconnects, else `after`, else 0. Raises InputError.
+    """
     if last_event_id is None:
         return after or 0
     if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19):
-        raise InputError("Last-Event-ID is not an id that this stream gave", code="LAST_EVENT_ID")
+        raise InputError("Last-Event-ID is not an event id of this stream", code="LAST_EVENT_ID")
     return int(last_event_id)
 
 
-async def stream(rooms: Rooms, job_id: str, tenant: str, after: int) -> AsyncIterator[bytes]:
-    """Lines of the stream until the job has ended and all is told, the job is deleted, or the service drains."""
-    pause, spoken = rooms.settings.poll_seconds, time.monotonic()
-    rooms.gauges.streams.inc()
+async def stream_events(
+    app_state: AppState, job_id: str, tenant: str, after: int
+) -> AsyncIterator[bytes]:
+    """Yield the lines of the stream.
+
+    It ends when the job has ended and all events were sent, the job is deleted, or the service
+    drains.
+    """
+    poll_interval, last_sent_at = app_state.settings.poll_seconds, time.monotonic()
+    app_state.metrics.streams.inc()
     try:
         yield b"retry: 1000\n\n"
-        while not rooms.draining:
+        while not app_state.draining:
             try:
-                ended, events = await asyncio.to_thread(_look, rooms, job_id, tenant, after)
+                ended, events = await asyncio.to_thread(
+                    _poll_events, app_state, job_id, tenant, after
+                )
             except Unavailable:
-                ended, events = False, []  # the store will be back; the stream stays
+                ended, events = False, []  # keep the stream open until the store is back
             except NotFound:
                 return
             if events:
-                yield b"".join(_spelled(event) for event in events)
-                after, pause, spoken = events[-1].seq, rooms.settings.poll_seconds, time.monotonic()
+                yield b"".join(_encode_event(event) for event in events)
+                after, poll_interval, last_sent_at = (
+                    events[-1].seq,
+                    app_state.settings.poll_seconds,
+                    time.monotonic(),
+                )
             elif ended:
                 return
-            elif time.monotonic() - spoken >= rooms.settings.heartbeat_seconds:
+            elif time.monotonic() - last_sent_at >= app_state.settings.heartbeat_seconds:
                 yield b": alive\n\n"
-                spoken = time.monotonic()
-            if len(events) < PAGE and not (ended and events):
-                await asyncio.sleep(pause)
-                pause = min(pause * 1.2, max(SLOWEST, rooms.settings.poll_seconds))
+                last_sent_at = time.monotonic()
+            if len(events) < EVENTS_PER_PAGE and not (ended and events):
+                await asyncio.sleep(poll_interval)
+                poll_interval = min(
+                    poll_interval * 1.2, max(MAX_POLL_SECONDS, app_state.settings.poll_seconds)
+                )
         yield (
-            b": the service drains; another one takes the stream up after the last id\nretry: %d\n\n"
-            % random.randint(*AGAIN_MS)
+            b": the service drains; reconnect to resume after the last id\nretry: %d\n\n"
+            % random.randint(*RECONNECT_MS)
         )
     finally:
-        rooms.gauges.streams.dec()
+        app_state.metrics.streams.dec()
 
 
-def _look(rooms: Rooms, job_id: str, tenant: str, after: int) -> tuple[bool, list[Event]]:
-    """Whether the job had ended, and then its new events: in this order, so that the last event is never missed."""
-    ended = rooms.store.get(job_id, tenant).status in TERMINAL
-    return ended, rooms.store.events(job_id, tenant, after=after, limit=PAGE)
+def _poll_events(
+    app_state: AppState, job_id: str, tenant: str, after: int
+) -> tuple[bool, list[Event]]:
+    """Return whether the job had ended, and its new events.
+
+    The status is read first, so the last event is never missed.
+    """
+    ended = app_state.store.get_job(job_id, tenant).status in TERMINAL
+    return ended, app_state.store.list_events(job_id, tenant, after=after, limit=EVENTS_PER_PAGE)
 
 
-def _spelled(event: Event) -> bytes:
-    """An event on the wire. JSON has no raw line ends, so one data line holds it."""
-    data = json.dumps(finite({**event.data, "time": event.time}), allow_nan=False)
+def _encode_event(event: Event) -> bytes:
+    """Return an event as bytes. JSON contains no raw line ends, so one data line holds it."""
+    data = json.dumps(replace_non_finite({**event.data, "time": event.time}), allow_nan=False)
     return f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n".encode()
 
 
-def finite(value: Any) -> Any:
-    """JSON-ready: numbers that are not finite become null, as in every other reply."""
+def replace_non_finite(value: Any) -> Any:
+    """Return a value for JSON: numbers that are not finite become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {name: finite(entry) for name, entry in value.items()}
-    return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {name: replace_non_finite(entry) for name, entry in value.items()}
+    return (
+        [replace_non_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+    )

@@ -1,7 +1,8 @@
-"""JSON read strictly: what two readers could understand differently is refused, with its position.
+"""Strict JSON decoding: input that two decoders could read differently is rejected.
 
-Refused: bytes that are not UTF-8, byte order marks, NaN and infinities, numbers too large for a float, keys given twice,
-half surrogate pairs, nesting and objects beyond a limit. Integers of more than 300 digits become +-10**300, which no field admits.
+Rejected, with position: bytes that are not UTF-8, byte order marks, NaN and infinities, numbers too
+large for a float, duplicate keys, lone surrogates, nesting and objects beyond a limit. Integers of
+more than 300 digits become +-10**300, which no field accepts.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import numpy as np
 from xcray.errors import InputError, excerpt
 
 MAX_DEPTH = 32
-MAX_KEYS = (
-    64  # of one object; no request has so many, and each wrong one would cost an error of its own
-)
-HUGE = (
-    10**300
-)  # stands for integers of more digits than anybody means; converting those is quadratic
+# Per object. No valid request has more, and each wrong key would cost an error entry.
+MAX_KEYS = 64
+# Stands for integers of more digits than any field accepts; their conversion is quadratic.
+HUGE_INTEGER = 10**300
 
-# A string up to its closing quote, or to the end of the data: always a match, so the scan is linear on hostile input.
+# A string up to its closing quote, or to the end of the data. It always matches, so the scan is
+# linear on hostile input.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _STEP = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
@@ -37,18 +37,20 @@ class BadJSON(InputError):
 
 
 def loads(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
-    """The value of a JSON text. Raises BadJSON with code EMPTY_BODY, ENCODING, JSON_INVALID, JSON_DEPTH, JSON_KEYS,
-    JSON_DUP_KEY, NOT_FINITE or UNICODE, and with line and column where there is one.
+    """Return the value of a JSON text.
+
+    Raises BadJSON with code EMPTY_BODY, ENCODING, JSON_INVALID, JSON_DEPTH, JSON_KEYS,
+    JSON_DUP_KEY, NOT_FINITE or UNICODE, with line and column if known.
     """
     text = _decode(body)
     _check_depth(body, max_depth)
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_pairs,
-            parse_constant=_constant,
-            parse_float=_float,
-            parse_int=_int,
+            object_pairs_hook=_object_from_pairs,
+            parse_constant=_reject_constant,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
         )
     except json.JSONDecodeError as error:
         raise BadJSON(
@@ -62,7 +64,7 @@ def loads(body: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def _decode(body: bytes) -> str:
-    """The text of a body in UTF-8 without a byte order mark."""
+    """Return the text of a UTF-8 body without byte order mark."""
     if not body.strip(b" \t\r\n"):
         raise BadJSON("the body is empty where a JSON object was expected", code="EMPTY_BODY")
     if body.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in body[:4]:
@@ -81,14 +83,14 @@ def _decode(body: bytes) -> str:
 
 
 def _check_depth(body: bytes, limit: int) -> None:
-    """Count brackets outside strings; vectorised, since a body may be megabytes."""
+    """Count brackets outside strings; vectorised, since a body can have megabytes."""
     marks = np.frombuffer(_STRING.sub(b"", body), np.uint8)
     if len(marks) and int(np.cumsum(_STEP[marks], dtype=np.int32).max()) > limit:
         raise BadJSON(f"the body nests deeper than {limit} levels", code="JSON_DEPTH")
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are few and each given once."""
+def _object_from_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises BadJSON for too many or duplicate keys."""
     if len(pairs) > MAX_KEYS:
         raise BadJSON(f"an object has {len(pairs):,} keys, more than {MAX_KEYS}", code="JSON_KEYS")
     out = dict(pairs)
@@ -103,30 +105,33 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _constant(name: str) -> Any:
-    """NaN and infinities are no JSON."""
+def _reject_constant(name: str) -> Any:
+    """Raise BadJSON for NaN and infinities."""
     raise BadJSON(
         f"{name} is not a finite number: leave the entry out or send a number", code="NOT_FINITE"
     )
 
 
-def _float(digits: str) -> float:
-    """A number that a float holds."""
+def _parse_float(digits: str) -> float:
+    """Return a number. Raises BadJSON if it does not fit a float."""
     value = float(digits)
     if not math.isfinite(value):
         raise BadJSON(f"{excerpt(digits)} is too large for a number of 64 bits", code="NOT_FINITE")
     return value
 
 
-def _int(digits: str) -> int:
-    """An integer, or +-HUGE for more than 300 digits."""
+def _parse_int(digits: str) -> int:
+    """Return an integer, or +-HUGE_INTEGER for more than 300 digits."""
     if len(digits) > 300:
-        return -HUGE if digits[0] == "-" else HUGE
+        return -HUGE_INTEGER if digits[0] == "-" else HUGE_INTEGER
     return int(digits)
 
 
 def _check_surrogates(value: Any) -> None:
-    """Escapes may spell half a surrogate pair, which is no character and can't be written back."""
+    """Raise BadJSON if a string has a lone surrogate.
+
+    Escapes can produce one, and it cannot be encoded again.
+    """
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

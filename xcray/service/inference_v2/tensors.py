@@ -1,7 +1,7 @@
-"""Tensors of the protocol as arrays and texts, read from JSON or from bytes, and written as either.
+"""Tensors of the protocol as arrays and texts, read from and written to JSON or bytes.
 
-Binary tensors stand behind the JSON object in the order of their names there: little-endian, row by row; a BOOL is a byte, a
-string its length in four bytes and its UTF-8.
+Binary tensors follow the JSON object in the order of their names there: little-endian, row by row.
+A BOOL is one byte, a string its length in four bytes followed by its UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcray.errors import InputError
-from xcray.service.schemas.base import TEXT_LIMIT
+from xcray.service.schemas.base import MAX_TEXT_CHARS
 from xcray.service.schemas.inference import InferInput
 
 Numbers: TypeAlias = "NDArray[Any]"
@@ -32,19 +32,25 @@ _JSON_KINDS: Final[dict[str, set[type]]] = {
 }
 
 
-def split(inputs: list[InferInput], binary: memoryview) -> list[memoryview | None]:
-    """The bytes of each tensor, None for those in JSON. Raises InputError TENSOR_SIZE when they do not add up to all bytes."""
+def split_binary(inputs: list[InferInput], binary: memoryview) -> list[memoryview | None]:
+    """Return the bytes of each tensor, None for those in JSON.
+
+    Raises InputError TENSOR_SIZE if the sizes do not add up to the length of `binary`.
+    """
     sizes = [tensor.parameters.binary_data_size if tensor.parameters else None for tensor in inputs]
     total = sum(size or 0 for size in sizes)
     if total != len(binary):
-        told = f"binary_data_size of all inputs is {total:,}, behind the JSON object are {len(binary):,} bytes"
-        raise InputError(told, code="TENSOR_SIZE", loc="inputs")
+        message = (
+            f"binary_data_size of all inputs is {total:,}, but {len(binary):,} bytes follow the "
+            "JSON object"
+        )
+        raise InputError(message, code="TENSOR_SIZE", loc="inputs")
     out: list[memoryview | None] = []
     begin = 0
     for i, (tensor, size) in enumerate(zip(inputs, sizes, strict=True)):
         if (size is None) == (tensor.data is None):
             raise InputError(
-                f"inputs[{i}] needs data, or binary_data_size; one of them",
+                f"inputs[{i}] needs either data or binary_data_size",
                 code="TENSOR_DATA",
                 loc=f"inputs[{i}]",
             )
@@ -53,80 +59,97 @@ def split(inputs: list[InferInput], binary: memoryview) -> list[memoryview | Non
     return out
 
 
-def texts(tensor: InferInput, binary: memoryview | None, place: str) -> list[str]:
-    """The strings of a BYTES tensor. Raises InputError."""
-    found = (
-        _flat(tensor, place) if binary is None else _strings(binary, math.prod(tensor.shape), place)
+def read_texts(tensor: InferInput, binary: memoryview | None, location: str) -> list[str]:
+    """Return the strings of a BYTES tensor. Raises InputError."""
+    strings = (
+        _flat_data(tensor, location)
+        if binary is None
+        else _decode_strings(binary, math.prod(tensor.shape), location)
     )
-    long = next((i for i, text in enumerate(found) if len(text) > TEXT_LIMIT), None)
-    if long is not None:
+    too_long = next((i for i, text in enumerate(strings) if len(text) > MAX_TEXT_CHARS), None)
+    if too_long is not None:
         raise InputError(
-            f"{place}: text {long} has more than {TEXT_LIMIT:,} characters",
+            f"{location}: text {too_long} has more than {MAX_TEXT_CHARS:,} characters",
             code="LENGTH",
-            loc=place,
+            loc=location,
         )
-    return found
+    return strings
 
 
-def numbers(tensor: InferInput, binary: memoryview | None, place: str) -> Numbers:
-    """The elements of a tensor of numbers, flat, finite; JSON's as float64 or int64. Raises InputError."""
+def read_numbers(tensor: InferInput, binary: memoryview | None, location: str) -> Numbers:
+    """Return the elements of a numeric tensor, flat and finite. Raises InputError.
+
+    Elements in JSON become float64 or int64.
+    """
     dtype = np.dtype(DTYPES[tensor.datatype])
     count = math.prod(tensor.shape)
     if binary is not None:
         if len(binary) != count * dtype.itemsize:
-            sizes = f"{count:,} elements of {tensor.datatype} take {count * dtype.itemsize:,} bytes, not {len(binary):,}"
-            raise InputError(f"{place}: {sizes}", code="TENSOR_SIZE", loc=place)
-        found: Numbers = np.frombuffer(binary, dtype)
+            sizes = (
+                f"{count:,} elements of {tensor.datatype} take {count * dtype.itemsize:,} bytes, "
+                f"got {len(binary):,}"
+            )
+            raise InputError(f"{location}: {sizes}", code="TENSOR_SIZE", loc=location)
+        elements: Numbers = np.frombuffer(binary, dtype)
     else:
         try:
-            found = np.array(_flat(tensor, place), np.float64 if dtype.kind == "f" else np.int64)
+            elements = np.array(
+                _flat_data(tensor, location), np.float64 if dtype.kind == "f" else np.int64
+            )
         except OverflowError:
             raise InputError(
-                f"{place}: an integer is too large for {tensor.datatype}", code="RANGE", loc=place
+                f"{location}: an integer is too large for {tensor.datatype}",
+                code="RANGE",
+                loc=location,
             ) from None
-    if dtype.kind == "f" and not bool(np.isfinite(found).all()):
+    if dtype.kind == "f" and not bool(np.isfinite(elements).all()):
         raise InputError(
-            f"{place} has a number that is not finite: leave the entry out",
+            f"{location} has a number that is not finite: omit the entry",
             code="NOT_FINITE",
-            loc=place,
+            loc=location,
         )
-    return found
+    return elements
 
 
-def binary_of(values: Numbers | list[str]) -> bytes:
-    """A tensor of a reply as bytes."""
+def to_binary(values: Numbers | list[str]) -> bytes:
+    """Return an output tensor as bytes."""
     if isinstance(values, list):
         encoded = [text.encode() for text in values]
         return b"".join(chain.from_iterable((_LENGTH.pack(len(text)), text) for text in encoded))
     return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _flat(tensor: InferInput, place: str) -> list[Any]:
-    """The elements in `data`, nested by the shape or not at all, each of the tensor's kind."""
+def _flat_data(tensor: InferInput, location: str) -> list[Any]:
+    """Return the elements in `data`, flat or nested by the shape, after checking their types."""
     data = tensor.data or []
     if any(isinstance(entry, list) for entry in data):
         level: list[Any] = [data]
         for size in tensor.shape:
             if any(not isinstance(part, list) or len(part) != size for part in level):
                 raise InputError(
-                    f"{place}: data is not nested as its shape {tensor.shape} says",
+                    f"{location}: data is not nested according to its shape {tensor.shape}",
                     code="TENSOR_SHAPE",
-                    loc=place,
+                    loc=location,
                 )
             level = list(chain.from_iterable(level))
         data = level
     if len(data) != math.prod(tensor.shape):
-        sizes = f"data has {len(data):,} elements, shape {tensor.shape} means {math.prod(tensor.shape):,}"
-        raise InputError(f"{place}: {sizes}", code="TENSOR_SHAPE", loc=place)
+        sizes = (
+            f"data has {len(data):,} elements, shape {tensor.shape} requires "
+            f"{math.prod(tensor.shape):,}"
+        )
+        raise InputError(f"{location}: {sizes}", code="TENSOR_SHAPE", loc=location)
     if not set(map(type, data)) <= _JSON_KINDS[tensor.datatype]:
         raise InputError(
-            f"{place}: data holds something that is no {tensor.datatype}", code="TYPE", loc=place
+            f"{location}: data has an element that is not a valid {tensor.datatype}",
+            code="TYPE",
+            loc=location,
         )
     return data
 
 
-def _strings(binary: memoryview, count: int, place: str) -> list[str]:
-    """`count` strings, each behind its length."""
+def _decode_strings(binary: memoryview, count: int, location: str) -> list[str]:
+    """Return `count` strings, each preceded by its length."""
     out: list[str] = []
     begin = 0
     while begin < len(binary) and len(out) < count:
@@ -136,21 +159,21 @@ def _strings(binary: memoryview, count: int, place: str) -> list[str]:
         begin, end = begin + 4, begin + 4 + length
         if end > len(binary):
             raise InputError(
-                f"{place}: string {len(out)} ends behind the tensor's bytes",
+                f"{location}: string {len(out)} ends beyond the tensor's bytes",
                 code="TENSOR_SIZE",
-                loc=place,
+                loc=location,
             )
         try:
             out.append(str(binary[begin:end], "utf-8"))
         except UnicodeDecodeError:
             raise InputError(
-                f"{place}: string {len(out)} is not UTF-8", code="ENCODING", loc=place
+                f"{location}: string {len(out)} is not UTF-8", code="ENCODING", loc=location
             ) from None
         begin = end
     if begin != len(binary) or len(out) != count:
         raise InputError(
-            f"{place}: shape means {count:,} strings, there are others in its bytes",
+            f"{location}: the shape requires {count:,} strings, which its bytes do not match",
             code="TENSOR_SIZE",
-            loc=place,
+            loc=location,
         )
     return out

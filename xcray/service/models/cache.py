@@ -1,11 +1,13 @@
-"""Loaded models: who answers a reference now, and how one version takes over from another while requests come.
+"""Model cache: the versions that answer each reference, and how traffic moves between versions.
 
-A version never changes and its number is never used again, so (tenant, name, version) is the key. Where a reference leads is read
-anew for each request (two questions to the file system while nothing changes). When it leads elsewhere, the new version is
-loaded, verified and warmed while the old one answers; then it takes over between two requests. That is bounded by `swap_seconds`:
-later, requests wait for the new one. A version that can't be loaded does not take over: the old one goes on, and readiness says
-so (MODEL). What nobody needs any more is let go after `linger_seconds`, so that going back at once is quick; a request holds its
-predictor until it is answered. Each process does this by itself, on requests and once a second.
+A version never changes and its number is never reused, so (tenant, name, version) is the key. The
+route of a reference is checked on each request (two file system calls while nothing changes). When
+a route changes, the new version is loaded, verified and warmed up while the old one answers, and
+takes over between two requests. That is bounded by `swap_timeout_seconds`: later requests wait for
+the new version. A version that can't be loaded does not take over: the old one continues to answer,
+and readiness reports MODEL. Versions without a reference are dropped after `unload_delay_seconds`,
+so that a rollback is quick; a request holds its predictor until it is answered. Each process does
+this independently, on requests and once per second.
 """
 
 from __future__ import annotations
@@ -21,25 +23,33 @@ from typing import Final, NamedTuple
 from xcray.errors import Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT
 from xcray.model.registry import Registry
-from xcray.model.traffic_split import Route
-from xcray.service.models.endpoints import Place, Serving
-from xcray.service.models.loading import Key, Loaded, Loader, Opener, Wanted, open_predictor
-from xcray.service.observability.metrics import Gauges
+from xcray.model.traffic_split import TrafficSplit
+from xcray.service.models.endpoints import ActiveVersions, Endpoint
+from xcray.service.models.loading import (
+    LoadedModel,
+    ModelKey,
+    ModelLoader,
+    ModelTarget,
+    Opener,
+    open_predictor,
+)
+from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.system.processes import lower_thread_priority
 
-__all__ = ["Loaded", "Opener", "PredictorCache", "VersionState", "Wanted", "open_predictor"]
+__all__ = ["LoadedModel", "Opener", "ModelCache", "VersionState", "ModelTarget", "open_predictor"]
 
-LOADERS: Final = (
-    2  # requests that wait for models load them in so many threads; swaps have one of their own
-)
-PLACES: Final = 1024  # references that are remembered
-TRIES: Final = 5  # a version may be deleted between being found and being opened
-KEPT_TURNS: Final = 5  # looks between two looks for references to be held
+LOADER_THREADS: Final = 2  # threads that load models for waiting requests; swaps have their own
+MAX_ENDPOINTS: Final = 1024  # references that are remembered
+MAX_LOAD_ATTEMPTS: Final = 5  # a version can be deleted between resolving and opening it
+POLLS_PER_PIN_CHECK: Final = 5  # polls per check for pinned references
 
 
 class VersionState(NamedTuple):
-    """A version as this process sees it. state: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason."""
+    """A version as seen by this process.
+
+    state: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason.
+    """
 
     name: str
     version: int
@@ -47,106 +57,131 @@ class VersionState(NamedTuple):
     reason: str = ""
 
 
-class PredictorCache:
-    """Who answers which reference; at most `capacity` versions loaded. Safe for many threads."""
+class ModelCache:
+    """Maps references to loaded versions; at most `capacity` versions are loaded. Thread-safe."""
 
     def __init__(
         self,
         registry_of: Callable[[str], Registry],
-        gauges: Gauges,
+        metrics: Metrics,
         capacity: int,
         opener: Opener = open_predictor,
         *,
         tenants: Callable[[], Iterable[str]] = lambda: (DEFAULT_TENANT,),
-        swap_seconds: float = 300.0,
-        linger_seconds: float = 10.0,
+        swap_timeout_seconds: float = 300.0,
+        unload_delay_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """registry_of: the registry of a tenant. tenants: all of them. clock: monotonic seconds."""
+        """Create an empty cache.
+
+        registry_of: returns the registry of a tenant. tenants: returns all tenants.
+        clock: monotonic seconds.
+        """
         self._registry_of = registry_of
         self._tenants = tenants
-        self._gauges = gauges
+        self._metrics = metrics
         self._capacity = capacity
-        self._swap_seconds = swap_seconds
-        self._linger = linger_seconds
+        self._swap_seconds = swap_timeout_seconds
+        self._linger_seconds = unload_delay_seconds
         self._clock = clock
-        self._loader = Loader(registry_of, gauges, opener, clock)
-        self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="xcray-load")
-        self._swapper = ThreadPoolExecutor(
+        self._loader = ModelLoader(registry_of, metrics, opener, clock)
+        self._load_pool = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="xcray-load")
+        self._swap_pool = ThreadPoolExecutor(
             1, thread_name_prefix="xcray-swap", initializer=lower_thread_priority
         )
         self._lock = threading.Lock()
-        self._places: OrderedDict[tuple[str, str], Place] = OrderedDict()
-        self._kept: set[tuple[str, str]] = set()
-        self._unneeded: dict[Key, float] = {}
-        self._uses = self._looks = 0
+        self._endpoints: OrderedDict[tuple[str, str], Endpoint] = OrderedDict()
+        self._pinned: set[tuple[str, str]] = set()
+        self._idle_since: dict[ModelKey, float] = {}
+        self._use_count = self._poll_count = 0
         self._closed = False
 
-    async def find(self, wanted: Wanted) -> Loaded:
-        """`get` on the event loop: at once when somebody answers, else a thread loads who will."""
-        place = self._places.get((wanted.tenant, wanted.reference))
-        serving = (
-            place.serving if place is not None and place.settled() else self._answering(wanted)
+    async def find(self, target: ModelTarget) -> LoadedModel:
+        """Return the version that answers a request; for use on the event loop.
+
+        If no version is loaded, a thread loads one. Raises as `get`.
+        """
+        endpoint = self._endpoints.get((target.tenant, target.reference))
+        active = (
+            endpoint.active
+            if endpoint is not None and endpoint.is_current()
+            else self._current_versions(target)
         )
-        (self._gauges.found_waited if serving is None else self._gauges.found_mapped).inc()
-        if serving is None:
-            return await asyncio.get_running_loop().run_in_executor(self._loaders, self.get, wanted)
-        return self._picked(wanted, serving)
+        (self._metrics.cache_misses if active is None else self._metrics.cache_hits).inc()
+        if active is None:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._load_pool, self.get, target
+            )
+        return self._pick(target, active)
 
-    def get(self, wanted: Wanted) -> Loaded:
-        """The version that answers a request. Raises NotFound, ParameterError, Corrupt (when there is none that can)."""
-        return self._picked(wanted, self._answering(wanted) or self._settle(self._place(wanted)))
+    def get(self, target: ModelTarget) -> LoadedModel:
+        """Return the version that answers a request.
 
-    def shadow(self, wanted: Wanted) -> Loaded | None:
-        """The version that shall get a copy of a request, if any. Asks nobody."""
-        place = self._places.get((wanted.tenant, wanted.reference))
-        serving = None if place is None else place.serving
+        Raises NotFound, ParameterError, or Corrupt if no version can answer.
+        """
+        return self._pick(
+            target, self._current_versions(target) or self._load_and_switch(self._endpoint(target))
+        )
+
+    def shadow_for(self, target: ModelTarget) -> LoadedModel | None:
+        """Return the version that gets a copy of a request, if any. Does no I/O."""
+        endpoint = self._endpoints.get((target.tenant, target.reference))
+        active = None if endpoint is None else endpoint.active
         return (
             None
-            if serving is None or serving.shadow is None
-            else serving.copies(wanted.reference, wanted.key)
+            if active is None or active.shadow is None
+            else active.pick_shadow(target.reference, target.key)
         )
 
-    def prepare(self, tenant: str, name: str, alias: str, route: Route) -> None:
-        """Load what an alias will lead to, when requests use it now: nobody waits once it moves. Raises Corrupt, NotFound."""
-        if (tenant, f"{name}@{alias}") in self._places:
+    def prepare(self, tenant: str, name: str, alias: str, route: TrafficSplit) -> None:
+        """Load the versions of a new route if the alias is in use, so that no request has to wait.
+
+        Raises Corrupt or NotFound.
+        """
+        if (tenant, f"{name}@{alias}") in self._endpoints:
             for version in route.versions:
                 self._loader.get((tenant, name, version))
 
-    def moved(self, tenant: str, name: str) -> None:
-        """Follow a change of a name at once: the next request sees it. What must be loaded first takes over as soon as it is."""
-        for place in self._places_of(tenant, name):
-            self._followed(place)
-        self._let_go(self._linger)
+    def refresh_name(self, tenant: str, name: str) -> None:
+        """Apply a change of a name at once, so that the next request uses it.
 
-    def load(self, tenant: str, reference: str) -> Loaded:
-        """Load what a reference means, and have every process hold it until `unload`, whatever it comes to mean.
-
-        Raises NotFound, ParameterError, Corrupt, and Refused when that would leave no room for others.
+        A version that must be loaded first takes over as soon as it is loaded.
         """
-        if (tenant, reference) not in self._kept and len(self._kept) >= self._capacity:
+        for endpoint in self._endpoints_of(tenant, name):
+            self._refresh(endpoint)
+        self._evict_idle(self._linger_seconds)
+
+    def load(self, tenant: str, reference: str) -> LoadedModel:
+        """Load the version of a reference and pin the reference in every process until `unload`.
+
+        Raises NotFound, ParameterError, Corrupt, and Refused if no capacity would be left for
+        others.
+        """
+        if (tenant, reference) not in self._pinned and len(self._pinned) >= self._capacity:
             raise Refused(
-                f"{len(self._kept)} models are held already: unload one, or raise XCRAY_MODELS_LOADED",
+                f"{len(self._pinned)} models are already pinned: unload one, or raise "
+                "XCRAY_MODELS_LOADED",
                 code="MODELS_LOADED",
             )
-        found = self.get(Wanted(tenant, reference))
-        self._registry_of(tenant).keep(reference)
-        self._kept.add((tenant, reference))
-        return found
+        loaded = self.get(ModelTarget(tenant, reference))
+        self._registry_of(tenant).pin(reference)
+        self._pinned.add((tenant, reference))
+        return loaded
 
     def unload(self, tenant: str, reference: str) -> None:
-        """Let go of what a reference means, in every process; of a bare name all its versions. The next request loads it again.
+        """Unload a reference in every process; a bare name unloads all its versions.
 
-        Requests in flight finish. Raises NotFound, ParameterError.
+        The next request loads the version again. Requests in flight finish. Raises NotFound or
+        ParameterError.
         """
-        self._registry_of(tenant).let_go(reference)
-        for place in self._places_of(tenant, reference.partition(":")[0].partition("@")[0]):
-            if reference in place.stands_for():
-                self._remove(place)
-        self._let_go(0.0)
+        self._registry_of(tenant).unload(reference)
+        for endpoint in self._endpoints_of(tenant, reference.partition(":")[0].partition("@")[0]):
+            if reference in endpoint.references():
+                self._remove_endpoint(endpoint)
+        self._evict_idle(0.0)
 
     def index(self, tenant: str) -> list[VersionState]:
-        """All versions of a tenant, by name and number."""
+        """Return all versions of a tenant, by name and number."""
         return [
             state
             for name in self._registry_of(tenant).names()
@@ -154,289 +189,334 @@ class PredictorCache:
         ]
 
     def states(self, tenant: str, name: str) -> list[VersionState]:
-        """The versions of a name, by number."""
+        """Return the versions of a name, by number."""
         registry = self._registry_of(tenant)
         return [
-            self._state(tenant, name, version, registry.corrupt(name))
+            self._version_state(tenant, name, version, registry.corrupt_versions(name))
             for version in registry.versions(name)
         ]
 
-    def held(self, tenant: str) -> set[tuple[str, int]]:
-        """(name, version) of those of a tenant that are loaded now."""
+    def loaded_versions(self, tenant: str) -> set[tuple[str, int]]:
+        """Return (name, version) of the loaded versions of a tenant."""
         return {
-            (name, version) for owner, name, version in list(self._loader.loaded) if owner == tenant
+            (name, version)
+            for owner, name, version in list(self._loader.loaded_models)
+            if owner == tenant
         }
 
     def check(self) -> None:
-        """Raise Unavailable MODEL while a reference is answered by another version than it leads to, as that can't be loaded."""
+        """Raise Unavailable MODEL while a reference in use can't be resolved or loaded."""
         troubled = [
-            place
-            for place in list(self._places.values())
-            if place.trouble is not None or place.hindered is not None
+            endpoint
+            for endpoint in list(self._endpoints.values())
+            if endpoint.load_error is not None or endpoint.registry_error is not None
         ]
         if troubled:
-            first = troubled[0].trouble or troubled[0].hindered
+            first = troubled[0].load_error or troubled[0].registry_error
             raise Unavailable(
-                f"{len(troubled)} of the models in use are not as they should be: {first}",
+                f"{len(troubled)} of the models in use can't be updated: {first}",
                 code="MODEL",
             )
 
-    def look(self) -> None:
-        """Once a second: follow what other processes changed, try again what failed, let go of what nobody needs."""
-        for place in list(self._places.values()):
-            if place.serving is not None and not place.swapping:
-                self._followed(place)
-        if self._looks % KEPT_TURNS == 0:
-            self._look_for_kept()
-        self._looks += 1
-        self._let_go(self._linger)
-        loaded = list(self._loader.loaded.values())
-        self._gauges.models_loaded.set(len(loaded))
-        self._gauges.filters_loaded.set(sum(one.n_filters for one in loaded))
+    def poll(self) -> None:
+        """Apply changes by other processes, retry failed loads and drop unused versions.
+
+        Called once per second.
+        """
+        for endpoint in list(self._endpoints.values()):
+            if endpoint.active is not None and not endpoint.swapping:
+                self._refresh(endpoint)
+        if self._poll_count % POLLS_PER_PIN_CHECK == 0:
+            self._load_pinned()
+        self._poll_count += 1
+        self._evict_idle(self._linger_seconds)
+        loaded = list(self._loader.loaded_models.values())
+        self._metrics.models_loaded.set(len(loaded))
+        self._metrics.filters_loaded.set(sum(loaded_model.n_filters for loaded_model in loaded))
 
     def close(self) -> None:
-        """Load no more, let go of all."""
+        """Stop loading and drop all versions."""
         self._closed = True
-        for pool in (self._swapper, self._loaders):
+        for pool in (self._swap_pool, self._load_pool):
             pool.shutdown(wait=True, cancel_futures=True)
         self._loader.close()
-        self._places.clear()
+        self._endpoints.clear()
 
-    def _picked(self, wanted: Wanted, serving: Serving) -> Loaded:
-        """One of those that answer."""
-        place = self._places.get((wanted.tenant, wanted.reference))
-        if place is not None:
-            self._uses += 1
-            place.used = self._uses
-        if len(serving.members) == 1:
-            return serving.members[0]
-        loaded = serving.pick(wanted.reference, wanted.key)
-        self._gauges.routed.labels(
-            "stable" if loaded.version == serving.route.primary else "canary"
+    def _pick(self, target: ModelTarget, active: ActiveVersions) -> LoadedModel:
+        """Return the active version that answers this target."""
+        endpoint = self._endpoints.get((target.tenant, target.reference))
+        if endpoint is not None:
+            self._use_count += 1
+            endpoint.last_used = self._use_count
+        if len(active.members) == 1:
+            return active.members[0]
+        loaded = active.pick(target.reference, target.key)
+        self._metrics.routed_requests.labels(
+            "stable" if loaded.version == active.route.primary else "canary"
         ).inc()
         return loaded
 
-    def _answering(self, wanted: Wanted) -> Serving | None:
-        """Who answers now; None when the caller had better wait for `_settle`. Raises NotFound, ParameterError, Corrupt."""
-        place = self._place(wanted)
+    def _current_versions(self, target: ModelTarget) -> ActiveVersions | None:
+        """Return the versions that answer now; None if the caller has to load them.
+
+        Raises NotFound, ParameterError or Corrupt.
+        """
+        endpoint = self._endpoint(target)
         try:
-            place.relocate()
+            endpoint.resolve_route()
         except XcrayError:
-            self._remove(place)
+            self._remove_endpoint(endpoint)
             raise
-        if place.serving is None or (
-            place.changed is not None and place.overdue(self._swap_seconds)
+        if endpoint.active is None or (
+            endpoint.stale_since is not None and endpoint.is_overdue(self._swap_seconds)
         ):
             return None
-        if place.changed is not None:
-            self._swap(place)
-        return place.serving
+        if endpoint.stale_since is not None:
+            self._start_swap(endpoint)
+        return endpoint.active
 
-    def _place(self, wanted: Wanted) -> Place:
-        """The place of a reference, a new one when it has none."""
-        key = (wanted.tenant, wanted.reference)
-        place = self._places.get(key)
-        if place is None:
+    def _endpoint(self, target: ModelTarget) -> Endpoint:
+        """Return the endpoint of a reference, creating it if necessary."""
+        key = (target.tenant, target.reference)
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
             with self._lock:
-                place = self._places.setdefault(
-                    key, Place(*key, self._registry_of(wanted.tenant), self._clock)
+                endpoint = self._endpoints.setdefault(
+                    key, Endpoint(*key, self._registry_of(target.tenant), self._clock)
                 )
-                place.used = self._uses = self._uses + 1
-                while len(self._places) > PLACES:
-                    self._places.pop(min(self._places, key=lambda each: self._places[each].used))
-        return place
+                endpoint.last_used = self._use_count = self._use_count + 1
+                while len(self._endpoints) > MAX_ENDPOINTS:
+                    self._endpoints.pop(
+                        min(self._endpoints, key=lambda each: self._endpoints[each].last_used)
+                    )
+        return endpoint
 
-    def _swap(self, place: Place) -> None:
-        """Have another version take over: now when it is loaded, else once a thread has loaded it."""
-        if place.leads() <= set(self._loader.loaded):
-            self._settle(place)
-        elif not (place.swapping or self._closed):
-            place.swapping = True
-            self._swapper.submit(self._swapped, place)
+    def _start_swap(self, endpoint: Endpoint) -> None:
+        """Switch to the new versions, now if they are loaded, else after loading in a thread."""
+        if endpoint.target_keys() <= set(self._loader.loaded_models):
+            self._load_and_switch(endpoint)
+        elif not (endpoint.swapping or self._closed):
+            endpoint.swapping = True
+            self._swap_pool.submit(self._swap_in_thread, endpoint)
 
-    def _swapped(self, place: Place) -> None:
-        """`_settle` in a thread."""
+    def _swap_in_thread(self, endpoint: Endpoint) -> None:
+        """Run `_load_and_switch` in a thread."""
         try:
-            self._settle(place)
+            self._load_and_switch(endpoint)
         except XcrayError as error:
-            place.trouble = None if isinstance(error, NotFound) else error
+            endpoint.load_error = None if isinstance(error, NotFound) else error
             LOGGER.warning(
-                "a model was not swapped", extra={"model": place.reference, "detail": error.message}
+                "a model was not swapped",
+                extra={"model": endpoint.reference, "detail": error.message},
             )
         finally:
-            place.swapping = False
+            endpoint.swapping = False
 
-    def _settle(self, place: Place) -> Serving:
-        """Load what a place leads to, and have it answer. Raises NotFound, Corrupt when nobody can."""
-        gone: NotFound | None = None
+    def _load_and_switch(self, endpoint: Endpoint) -> ActiveVersions:
+        """Load the versions of an endpoint's route and activate them.
+
+        Raises NotFound or Corrupt if no version can answer.
+        """
+        deleted: NotFound | None = None
         try:
-            for attempt in range(TRIES):
-                route = place.relocate(again=attempt > 0)
-                found: dict[int, Loaded] = {}
+            for attempt in range(MAX_LOAD_ATTEMPTS):
+                route = endpoint.resolve_route(force=attempt > 0)
+                loaded: dict[int, LoadedModel] = {}
                 failed: list[Corrupt] = []
                 try:
                     for version in route.versions:
                         try:
-                            found[version] = self._loader.get((place.tenant, place.name, version))
+                            loaded[version] = self._loader.get(
+                                (endpoint.tenant, endpoint.name, version)
+                            )
                         except Corrupt as error:
                             failed.append(error)
-                except NotFound as error:  # deleted since: look where it leads now
-                    gone = error
+                except NotFound as error:  # deleted meanwhile: resolve the route again
+                    deleted = error
                     continue
-                return self._switch(place, route, found, failed)
+                return self._switch(endpoint, route, loaded, failed)
         except XcrayError:
-            if place.serving is None:
-                self._remove(place)
+            if endpoint.active is None:
+                self._remove_endpoint(endpoint)
             raise
-        assert gone is not None
-        if place.serving is None:
-            self._remove(place)
-            raise gone
-        place.trouble = gone
-        return place.serving
+        assert deleted is not None
+        if endpoint.active is None:
+            self._remove_endpoint(endpoint)
+            raise deleted
+        endpoint.load_error = deleted
+        return endpoint.active
 
     def _switch(
-        self, place: Place, route: Route, found: dict[int, Loaded], failed: list[Corrupt]
-    ) -> Serving:
-        """Who answers a route, of which some versions may have failed: those that are there, else who did, else who did before."""
-        if any(version in found for version in route.answering):
-            serving = Serving.of(route, found)
-        elif place.serving is not None:
-            serving = place.serving._replace(route=route, shadow=None)
-        else:
-            serving = Serving.instead(route, self._former(place, failed[0]))
-        with self._lock:
-            self._loader.loaded.update({one.key: one for one in serving.held})
-            if place.serve(serving, failed[0] if failed else None):
-                self._gauges.swaps.inc()
-                versions = {
-                    "model": place.reference,
-                    "versions": [one.version for one in serving.members],
-                }
-                LOGGER.info("another version answers", extra=versions)
-        self._make_room(place)
-        return serving
+        self,
+        endpoint: Endpoint,
+        route: TrafficSplit,
+        loaded: dict[int, LoadedModel],
+        failed: list[Corrupt],
+    ) -> ActiveVersions:
+        """Activate a route of which some versions may have failed to load.
 
-    def _former(self, place: Place, error: Corrupt) -> Loaded:
-        """A version that a place led to before and that can be loaded. Raises the error of the present one when there is none."""
-        for version in [] if place.fixed else place.registry.previous(place.name, place.alias):
+        The loaded versions of the route answer. If there are none, the previously active ones
+        continue; if there are none of these either, an earlier version is loaded.
+        """
+        if any(version in loaded for version in route.serving):
+            active = ActiveVersions.of(route, loaded)
+        elif endpoint.active is not None:
+            active = endpoint.active._replace(route=route, shadow=None)
+        else:
+            active = ActiveVersions.fallback(route, self._load_previous(endpoint, failed[0]))
+        with self._lock:
+            self._loader.loaded_models.update({model.key: model for model in active.all_versions})
+            if endpoint.activate(active, failed[0] if failed else None):
+                self._metrics.model_swaps.inc()
+                versions = {
+                    "model": endpoint.reference,
+                    "versions": [model.version for model in active.members],
+                }
+                LOGGER.info("another version is active", extra=versions)
+        self._evict_excess(endpoint)
+        return active
+
+    def _load_previous(self, endpoint: Endpoint, error: Corrupt) -> LoadedModel:
+        """Return a loadable version that the endpoint used before.
+
+        Raises `error` if there is none.
+        """
+        for version in (
+            []
+            if endpoint.fixed
+            else endpoint.registry.previous_versions(endpoint.name, endpoint.alias)
+        ):
             try:
-                return self._loader.get((place.tenant, place.name, version))
+                return self._loader.get((endpoint.tenant, endpoint.name, version))
             except (Corrupt, NotFound) as another:
                 LOGGER.warning(
-                    "nor can an earlier version be loaded",
-                    extra={"model": place.name, "detail": another.message},
+                    "an earlier version can't be loaded either",
+                    extra={"model": endpoint.name, "detail": another.message},
                 )
         raise error
 
-    def _followed(self, place: Place) -> None:
-        """Follow where a place leads, or forget it when it leads nowhere."""
+    def _refresh(self, endpoint: Endpoint) -> None:
+        """Apply a changed route of an endpoint; remove the endpoint if it no longer has one."""
         try:
-            if place.stamp is None or not place.settled():
-                place.relocate()
-                if self._asked_to_go(place):
-                    self._remove(place)
+            if endpoint.stamp is None or not endpoint.is_current():
+                endpoint.resolve_route()
+                if self._unload_requested(endpoint):
+                    self._remove_endpoint(endpoint)
                     return
         except (NotFound, ParameterError):
-            self._remove(place)
+            self._remove_endpoint(endpoint)
             return
-        except (XcrayError, OSError) as error:  # told by `check`; the next look comes soon
+        except (XcrayError, OSError) as error:  # reported by `check`; the next poll retries
             LOGGER.warning(
-                "a reference can't be followed",
-                extra={"model": place.reference, "detail": str(error)},
+                "the route of a reference can't be read",
+                extra={"model": endpoint.reference, "detail": str(error)},
             )
             return
-        again = place.trouble is not None and any(
-            self._loader.failure(key) is None for key in place.leads() - place.holds()
+        retry = endpoint.load_error is not None and any(
+            self._loader.failure(key) is None
+            for key in endpoint.target_keys() - endpoint.active_keys()
         )
-        if place.changed is not None or again:
-            self._swap(place)
+        if endpoint.stale_since is not None or retry:
+            self._start_swap(endpoint)
 
-    def _asked_to_go(self, place: Place) -> bool:
-        """Whether somebody asked, since it was last looked at, that what it stands for be let go."""
-        _, unloads = place.registry.kept(place.name)
-        before, place.unloads = (
-            place.unloads,
-            {reference: unloads.get(reference, 0) for reference in place.stands_for()},
+    def _unload_requested(self, endpoint: Endpoint) -> bool:
+        """Return whether an unload of the endpoint was requested since the last check."""
+        _, unloads = endpoint.registry.pinned(endpoint.name)
+        previous, endpoint.unload_counts = (
+            endpoint.unload_counts,
+            {reference: unloads.get(reference, 0) for reference in endpoint.references()},
         )
-        return before is not None and any(
-            times > before.get(reference, times) for reference, times in place.unloads.items()
+        return previous is not None and any(
+            count > previous.get(reference, count)
+            for reference, count in endpoint.unload_counts.items()
         )
 
-    def _look_for_kept(self) -> None:
-        """Have what shall be held answer before anybody asks."""
-        wanted = set()
+    def _load_pinned(self) -> None:
+        """Load the pinned references before requests need them."""
+        pinned = set()
         for tenant in self._tenants():
             registry = self._registry_of(tenant)
             for name in registry.names():
-                wanted |= {(tenant, reference) for reference in registry.kept(name)[0]}
-        self._kept = wanted
-        for tenant, reference in wanted:
-            if (tenant, reference) not in self._places:
+                pinned |= {(tenant, reference) for reference in registry.pinned(name)[0]}
+        self._pinned = pinned
+        for tenant, reference in pinned:
+            if (tenant, reference) not in self._endpoints:
                 try:
-                    self.get(Wanted(tenant, reference))
+                    self.get(ModelTarget(tenant, reference))
                 except XcrayError as error:
                     LOGGER.warning(
-                        "a model that shall be held is not",
+                        "a pinned model can't be loaded",
                         extra={"model": reference, "detail": error.message},
                     )
 
-    def _places_of(self, tenant: str, name: str) -> list[Place]:
-        """The places of a name."""
+    def _endpoints_of(self, tenant: str, name: str) -> list[Endpoint]:
+        """Return the endpoints of a name."""
         return [
-            place
-            for place in list(self._places.values())
-            if (place.tenant, place.name) == (tenant, name)
+            endpoint
+            for endpoint in list(self._endpoints.values())
+            if (endpoint.tenant, endpoint.name) == (tenant, name)
         ]
 
-    def _remove(self, place: Place) -> None:
-        """Forget a place."""
+    def _remove_endpoint(self, endpoint: Endpoint) -> None:
+        """Remove an endpoint."""
         with self._lock:
-            if self._places.get((place.tenant, place.reference)) is place:
-                del self._places[place.tenant, place.reference]
+            if self._endpoints.get((endpoint.tenant, endpoint.reference)) is endpoint:
+                del self._endpoints[endpoint.tenant, endpoint.reference]
 
-    def _let_go(self, linger: float) -> None:
-        """Drop versions that nobody needed for `linger` seconds, or that are deleted; requests that hold one finish with it."""
+    def _evict_idle(self, linger: float) -> None:
+        """Drop versions that were unused for `linger` seconds or are deleted.
+
+        Requests that hold one finish with it.
+        """
         now = self._clock()
         with self._lock:
             needed = {
-                key for place in self._places.values() for key in (*place.holds(), *place.leads())
+                key
+                for endpoint in self._endpoints.values()
+                for key in (*endpoint.active_keys(), *endpoint.target_keys())
             }
-            unneeded = [key for key in list(self._loader.loaded) if key not in needed]
-            self._unneeded = {key: self._unneeded.get(key, now) for key in unneeded}
-            idle = dict(self._unneeded)
-        for key, since in idle.items():
+            idle = [key for key in list(self._loader.loaded_models) if key not in needed]
+            self._idle_since = {key: self._idle_since.get(key, now) for key in idle}
+            idle_since = dict(self._idle_since)
+        for key, since in idle_since.items():
             if now - since >= linger or key[2] not in self._registry_of(key[0]).versions(key[1]):
-                self._drop(key)
+                self._drop_version(key)
 
-    def _make_room(self, place: Place) -> None:
-        """Drop versions that are too many: those that nobody needs, then those asked longest ago; never what is to be held."""
-        while len(self._loader.loaded) > self._capacity:
+    def _evict_excess(self, endpoint: Endpoint) -> None:
+        """Drop versions beyond the capacity: unused first, then least recently used.
+
+        Pinned versions are never dropped.
+        """
+        while len(self._loader.loaded_models) > self._capacity:
             with self._lock:
-                others = [each for each in self._places.values() if each.serving is not None]
-                last: dict[Key, float] = dict.fromkeys(self._loader.loaded, -1.0)
-                for each in others:
-                    kept = each is place or (each.tenant, each.reference) in self._kept
-                    for key in each.holds() & set(last):
-                        last[key] = max(last[key], float("inf") if kept else each.used)
-                victim = min(last, key=lambda key: last[key], default=None)
-                if victim is None or last[victim] == float("inf"):
+                others = [other for other in self._endpoints.values() if other.active is not None]
+                last_uses: dict[ModelKey, float] = dict.fromkeys(self._loader.loaded_models, -1.0)
+                for other in others:
+                    is_pinned = other is endpoint or (other.tenant, other.reference) in self._pinned
+                    for key in other.active_keys() & set(last_uses):
+                        last_uses[key] = max(
+                            last_uses[key], float("inf") if is_pinned else other.last_used
+                        )
+                victim = min(last_uses, key=lambda key: last_uses[key], default=None)
+                if victim is None or last_uses[victim] == float("inf"):
                     return
-                for each in [each for each in others if victim in each.holds()]:
-                    self._places.pop((each.tenant, each.reference), None)
-            self._drop(victim)
+                for other in [other for other in others if victim in other.active_keys()]:
+                    self._endpoints.pop((other.tenant, other.reference), None)
+            self._drop_version(victim)
 
-    def _drop(self, key: Key) -> None:
-        """Let go of a version."""
-        self._unneeded.pop(key, None)
+    def _drop_version(self, key: ModelKey) -> None:
+        """Drop a loaded version."""
+        self._idle_since.pop(key, None)
         if self._loader.drop(key) is not None:
-            self._gauges.model_unloads.inc()
+            self._metrics.model_unloads.inc()
 
-    def _state(self, tenant: str, name: str, version: int, corrupt: dict[int, str]) -> VersionState:
-        """One version."""
+    def _version_state(
+        self, tenant: str, name: str, version: int, corrupt: dict[int, str]
+    ) -> VersionState:
+        """Return the state of one version."""
         key = (tenant, name, version)
         failure = self._loader.failure(key)
-        if key in self._loader.loaded:
+        if key in self._loader.loaded_models:
             return VersionState(name, version, "LOADED")
         if failure is not None or version in corrupt:
             return VersionState(name, version, "CORRUPT", corrupt.get(version) or str(failure))

@@ -1,7 +1,8 @@
-"""Who answers a reference now: the versions of its route that are loaded, and what is wrong with the rest.
+"""Endpoints: the loaded versions that answer a reference, and the errors of its other versions.
 
-A `Place` is one reference of a tenant ("news", "news@prod", "news:3"). Its `serving` changes as a whole: a request that has taken
-it is answered by one version of one route, whatever happens meanwhile.
+An `Endpoint` is one reference of a tenant ("news", "news@prod", "news:3"). Its `active` versions
+are replaced as a whole: a request that has read them is answered by one version of one route,
+regardless of concurrent changes.
 """
 
 from __future__ import annotations
@@ -12,64 +13,67 @@ from typing import NamedTuple, Self
 
 from xcray.errors import Corrupt, XcrayError
 from xcray.model.registry import LATEST, Registry
-from xcray.model.traffic_split import Route, Share, chosen, point
-from xcray.service.models.loading import Key, Loaded
+from xcray.model.traffic_split import TrafficSplit, VersionShare, hash_point, pick_version
+from xcray.service.models.loading import LoadedModel, ModelKey
 
 
-class Serving(NamedTuple):
-    """The loaded versions of a route, with the weights they answer by; a shadow and its share when it has one."""
+class ActiveVersions(NamedTuple):
+    """The loaded versions of a route with their traffic weights, and the shadow if there is one."""
 
-    route: Route
-    split: tuple[Share, ...]
-    members: tuple[Loaded, ...]
-    shadow: Loaded | None = None
+    route: TrafficSplit
+    split: tuple[VersionShare, ...]
+    members: tuple[LoadedModel, ...]
+    shadow: LoadedModel | None = None
 
     @classmethod
-    def of(cls, route: Route, found: dict[int, Loaded]) -> Self:
-        """Those of a route that are there (at least one); what the missing ones would have answered goes to the others."""
-        split = tuple(share for share in route.split if share.version in found)
+    def of(cls, route: TrafficSplit, loaded: dict[int, LoadedModel]) -> Self:
+        """Return the loaded versions of a route (at least one).
+
+        The traffic of missing versions goes to the others.
+        """
+        split = tuple(share for share in route.shares if share.version in loaded)
         total = sum(share.weight for share in split)
-        members = tuple(found[share.version] for share in split)
-        shadow = None if route.shadow is None else found.get(route.shadow.version)
+        members = tuple(loaded[share.version] for share in split)
+        shadow = None if route.shadow is None else loaded.get(route.shadow.version)
         return cls(
             route,
-            tuple(Share(share.version, share.weight / total) for share in split),
+            tuple(VersionShare(share.version, share.weight / total) for share in split),
             members,
             shadow,
         )
 
     @classmethod
-    def instead(cls, route: Route, loaded: Loaded) -> Self:
-        """Another version, in place of a route none of whose versions can be had."""
-        return cls(route, (Share(loaded.version, 1.0),), (loaded,))
+    def fallback(cls, route: TrafficSplit, loaded: LoadedModel) -> Self:
+        """Return another version in place of a route of which no version can be loaded."""
+        return cls(route, (VersionShare(loaded.version, 1.0),), (loaded,))
 
     @property
-    def held(self) -> tuple[Loaded, ...]:
-        """All versions that it holds."""
+    def all_versions(self) -> tuple[LoadedModel, ...]:
+        """Return all versions, including the shadow."""
         return self.members if self.shadow is None else (*self.members, self.shadow)
 
-    def pick(self, salt: str, key: str) -> Loaded:
-        """The version that answers a key."""
+    def pick(self, salt: str, key: str) -> LoadedModel:
+        """Return the version that answers a sticky key."""
         return (
             self.members[0]
             if len(self.members) == 1
-            else self.members[chosen(self.split, point(salt, key))]
+            else self.members[pick_version(self.split, hash_point(salt, key))]
         )
 
-    def copies(self, salt: str, key: str) -> Loaded | None:
-        """The shadow, when it gets a copy of what has this key."""
+    def pick_shadow(self, salt: str, key: str) -> LoadedModel | None:
+        """Return the shadow if it gets a copy of the request with this key."""
         share = self.route.shadow
         if self.shadow is None or share is None:
             return None
         return (
             self.shadow
-            if share.weight >= 1.0 or point(f"shadow {salt}", key) < share.weight
+            if share.weight >= 1.0 or hash_point(f"shadow {salt}", key) < share.weight
             else None
         )
 
 
-class Place:
-    """One reference of a tenant, where it leads, and who answers it."""
+class Endpoint:
+    """One reference of a tenant, its route, and the versions that answer it."""
 
     def __init__(
         self,
@@ -85,91 +89,97 @@ class Place:
         self.name = reference.partition(":")[0].partition("@")[0]
         self.alias = reference.partition("@")[2] or LATEST
         self.fixed = ":" in reference
-        self.serving: Serving | None = None
-        self.changed: float | None = None  # since when it leads elsewhere than it is answered from
-        self.trouble: XcrayError | None = None  # why not all of its route answers
-        self.hindered: XcrayError | OSError | None = None  # why its route can't be read
+        self.active: ActiveVersions | None = None
+        self.stale_since: float | None = None  # time since which the route differs from `active`
+        self.load_error: XcrayError | None = None  # why a version of the route can't be loaded
+        self.registry_error: XcrayError | OSError | None = None  # why the route can't be read
         self.swapping = False
-        self.used = 0
-        self.unloads: dict[str, int] | None = None
-        self._seen: tuple[tuple[int, ...] | None, Route | None] = (
+        self.last_used = 0
+        self.unload_counts: dict[str, int] | None = None
+        # (stamp, route): read together, so replaced together
+        self._snapshot: tuple[tuple[int, ...] | None, TrafficSplit | None] = (
             None,
             None,
-        )  # read together, so replaced together
+        )
 
     @property
     def stamp(self) -> tuple[int, ...] | None:
-        """What the registry's stamp was before the route was read; None when that can't be trusted."""
-        return self._seen[0]
+        """Return the registry's stamp from before the route was read; None if unreliable."""
+        return self._snapshot[0]
 
     @property
-    def route(self) -> Route | None:
-        """Where it leads, as read last."""
-        return self._seen[1]
+    def route(self) -> TrafficSplit | None:
+        """Return the route as last read."""
+        return self._snapshot[1]
 
-    def settled(self) -> bool:
-        """Whether nothing has changed since `serving` was made: two questions to the file system."""
-        stamp = self._seen[0]
+    def is_current(self) -> bool:
+        """Return whether nothing has changed since `active` was set: two file system calls."""
+        stamp = self._snapshot[0]
         try:
             return (
                 stamp is not None
-                and self.changed is None
-                and self.registry.stamp(self.name) == stamp
+                and self.stale_since is None
+                and self.registry.change_token(self.name) == stamp
             )
-        except OSError:  # `relocate` says what that means
+        except OSError:  # `resolve_route` reports it
             return False
 
-    def relocate(self, again: bool = False) -> Route:
-        """Read where it leads, if that may have changed, or `again`. Raises NotFound, ParameterError.
+    def resolve_route(self, force: bool = False) -> TrafficSplit:
+        """Return the route, reading it again if it can have changed, or if `force`.
 
-        While somebody answers, a registry that can't be read hinders nobody.
+        Raises NotFound or ParameterError. While a version answers, an unreadable registry is not an
+        error.
         """
         try:
-            stamp = self.registry.stamp(self.name)
-            if self.route is not None and stamp is not None and stamp == self.stamp and not again:
+            stamp = self.registry.change_token(self.name)
+            if self.route is not None and stamp is not None and stamp == self.stamp and not force:
                 return self.route
-            _, route = self.registry.route(self.reference)
+            _, route = self.registry.resolve_split(self.reference)
         except (Corrupt, OSError) as error:
-            self.hindered = error
-            if self.serving is None or self.route is None:
+            self.registry_error = error
+            if self.active is None or self.route is None:
                 raise Corrupt(
                     f"the registry of model {self.name} can't be read ({type(error).__name__})",
                     code="REGISTRY",
                 ) from error
             return self.route
-        self.hindered, self._seen = None, (stamp, route)
-        if self.serving is None or self.serving.route == route:
-            self.changed = None
-        elif self.changed is None:
-            self.changed = self._clock()
+        self.registry_error, self._snapshot = None, (stamp, route)
+        if self.active is None or self.active.route == route:
+            self.stale_since = None
+        elif self.stale_since is None:
+            self.stale_since = self._clock()
         return route
 
-    def serve(self, serving: Serving, trouble: XcrayError | None) -> bool:
-        """Have requests answered from here on; whether the versions that answer are others than before."""
-        before, self.serving, self.trouble = self.serving, serving, trouble
-        self.changed = None if serving.route == self.route else self._clock()
-        return before is not None and [one.key for one in before.members] != [
-            one.key for one in serving.members
+    def activate(self, serving: ActiveVersions, load_error: XcrayError | None) -> bool:
+        """Replace the active versions; return whether different versions answer than before."""
+        previous, self.active, self.load_error = self.active, serving, load_error
+        self.stale_since = None if serving.route == self.route else self._clock()
+        return previous is not None and [loaded.key for loaded in previous.members] != [
+            loaded.key for loaded in serving.members
         ]
 
-    def overdue(self, seconds: float) -> bool:
-        """Whether the old versions have answered so long that requests had better wait for the new one."""
-        return self.changed is not None and self._clock() - self.changed > seconds
+    def is_overdue(self, seconds: float) -> bool:
+        """Return whether old versions still answer more than `seconds` after a route change."""
+        return self.stale_since is not None and self._clock() - self.stale_since > seconds
 
-    def stands_for(self) -> set[str]:
-        """The references by which it may be asked to go: its own, the bare name, and those of the versions that answer."""
+    def references(self) -> set[str]:
+        """Return the references that unload it: its own, the bare name, and its active versions."""
         return {
             self.name,
             self.reference,
-            *(f"{name}:{version}" for _, name, version in self.holds()),
+            *(f"{name}:{version}" for _, name, version in self.active_keys()),
         }
 
-    def holds(self) -> set[Key]:
-        """The versions that answer here."""
-        return {loaded.key for loaded in self.serving.held} if self.serving is not None else set()
+    def active_keys(self) -> set[ModelKey]:
+        """Return the keys of the versions that answer."""
+        return (
+            {loaded.key for loaded in self.active.all_versions}
+            if self.active is not None
+            else set()
+        )
 
-    def leads(self) -> set[Key]:
-        """The versions that should."""
+    def target_keys(self) -> set[ModelKey]:
+        """Return the keys of the versions of the route."""
         return (
             set()
             if self.route is None

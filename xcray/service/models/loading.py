@@ -1,7 +1,8 @@
-"""A version from its directory to an answering predictor: verified, mapped, warmed; and what is known of those that failed.
+"""Loading of model versions: verification, memory mapping, warm-up, and a record of failures.
 
-What can't be loaded is not tried again for a while: verifying reads the whole model. A version whose files are not what was
-written is marked in the registry, for every process and reader to see, and cleared when it loads again.
+A version that failed to load is not tried again for a while, because verification reads the whole
+model. A version whose files do not match their checksums is marked corrupt in the registry, visible
+to every process and reader. The mark is removed when the version loads again.
 """
 
 from __future__ import annotations
@@ -19,47 +20,51 @@ import numpy as np
 from xcray.arrays import csr
 from xcray.errors import Corrupt, NotFound, XcrayError
 from xcray.index.filters import LabelFilter
-from xcray.kernels.search.lists import NARROW
+from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
-from xcray.predict.labels import SET
-from xcray.service.observability.metrics import Gauges
+from xcray.predict.labels import SET_PREFIX
+from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.telemetry.tracing import span
 
 Opener: TypeAlias = Callable[[Path], Predictor]
-Key: TypeAlias = tuple[str, str, int]  # tenant, name, version
+ModelKey: TypeAlias = tuple[str, str, int]  # tenant, name, version
 FilterKey: TypeAlias = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
 
 WARM_FEATURES: Final = 64
 WARM_KS: Final = (1, 5, 100)
-FILTERS: Final = 8  # label filters that are kept for each model
-FIRST_PAUSE, LONGEST_PAUSE = (
-    5.0,
-    300.0,
-)  # seconds before a version that failed is tried again: twice as long each time
-FAILURES: Final = 256  # that are remembered
+MAX_FILTERS: Final = 8  # cached label filters per model
+# delay before a failed version is tried again; it doubles with each failure
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 300.0
+MAX_FAILURES: Final = 256  # failures that are remembered
 
 
-class Wanted(NamedTuple):
-    """What a request asks: a tenant's "name", "name@alias" or "name:3". key: what chooses among the versions of a split."""
+class ModelTarget(NamedTuple):
+    """Target of a request: a tenant's reference "name", "name@alias" or "name:3".
+
+    key: sticky key that selects a version of a traffic split.
+    """
 
     tenant: str
     reference: str
     key: str = ""
 
 
-class Loaded:
-    """A predictor with the version it is. `answerer`: what replies say of it, as JSON."""
+class LoadedModel:
+    """A predictor with the version that it is.
+
+    served_by: the `model` object of replies, as JSON.
+    """
 
     def __init__(self, tenant: str, name: str, version: int, predictor: Predictor) -> None:
         self.tenant = tenant
         self.name = name
         self.version = version
         self.predictor = predictor
-        self.key: Key = (tenant, name, version)
-        self.answerer = msgspec.json.encode(
+        self.key: ModelKey = (tenant, name, version)
+        self.served_by = msgspec.json.encode(
             {"name": name, "version": version, "sha256": predictor.model.sha256}
         )
         self._filters: OrderedDict[FilterKey, LabelFilter] = OrderedDict()
@@ -68,7 +73,10 @@ class Loaded:
     def filter(
         self, allow: list[str] | None, deny: list[str] | None, registry: Registry
     ) -> LabelFilter | None:
-        """Which labels may be answered, see `Predictor.filter`; the last few are kept, but those of sets, which may change."""
+        """Return the filter of the allowed labels, see `Predictor.filter`.
+
+        The last `MAX_FILTERS` filters are cached, except those with label sets, which can change.
+        """
         key = (
             tuple(allow) if allow is not None else None,
             tuple(deny) if deny is not None else None,
@@ -77,24 +85,27 @@ class Loaded:
             if key in self._filters:
                 self._filters.move_to_end(key)
                 return self._filters[key]
-        found = self.predictor.filter(allow, deny, sets=registry.sets(self.name))
-        if found is not None and not any(
-            label.startswith(SET) for label in (*(allow or ()), *(deny or ()))
+        label_filter = self.predictor.filter(allow, deny, sets=registry.label_sets(self.name))
+        if label_filter is not None and not any(
+            label.startswith(SET_PREFIX) for label in (*(allow or ()), *(deny or ()))
         ):
             with self._lock:
-                self._filters[key] = found
-                while len(self._filters) > FILTERS:
+                self._filters[key] = label_filter
+                while len(self._filters) > MAX_FILTERS:
                     self._filters.popitem(last=False)
-        return found
+        return label_filter
 
     @property
     def n_filters(self) -> int:
-        """How many label filters it keeps."""
+        """Return the number of cached label filters."""
         return len(self._filters)
 
 
 def open_predictor(path: Path) -> Predictor:
-    """Map a model, compare every byte with its checksum, and warm it up: no real question shall wait for kernels to load."""
+    """Map a model, verify all checksums, and warm it up.
+
+    After the warm-up, no request has to wait for kernels to load.
+    """
     predictor = Predictor(Model.open(path, verify=True))
     model = predictor.model
     features = np.linspace(
@@ -106,135 +117,141 @@ def open_predictor(path: Path) -> Predictor:
         np.full(len(features), 1.0 / max(1, len(features)) ** 0.5),
         model.n_features,
     )
-    for k in WARM_KS:  # the search chooses its method by k: each is loaded, or compiled, here and not on the event loop
+    # the search strategy depends on k: load or compile each here and not on the event loop
+    for k in WARM_KS:
         predictor.predict(row, k)
     predictor.explain(row, 0, 1)
-    if (
-        predictor.likely == "softmax" and predictor.index.lists.width == NARROW
-    ):  # wide ones turn their weights for it: when asked
+    # wide lists need a transposed copy of the weights for it, made on demand
+    if predictor.probability_source == "softmax" and predictor.index.lists.width == NARROW_BYTES:
         predictor.log_normaliser(row)
     if model.text is not None:
         predictor.predict(["warm up"], 1)
     return predictor
 
 
-class Failure(NamedTuple):
-    """A version that could not be loaded: why, when it may be tried again (monotonic), and how long the pause was."""
+class LoadFailure(NamedTuple):
+    """A version that failed to load: the error, the time of the next try (monotonic), the delay."""
 
     error: Corrupt
-    again: float
+    retry_at: float
     pause: float
 
 
-class Loader:
-    """Loads versions, each once however many ask at the same time. Safe for many threads."""
+class ModelLoader:
+    """Loads versions, each once regardless of the number of concurrent requests. Thread-safe."""
 
     def __init__(
         self,
         registry_of: Callable[[str], Registry],
-        gauges: Gauges,
+        metrics: Metrics,
         opener: Opener = open_predictor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """registry_of: the registry of a tenant."""
+        """Create an empty loader. registry_of: returns the registry of a tenant."""
         self.registry_of = registry_of
-        self._gauges = gauges
+        self._metrics = metrics
         self._clock = clock
-        self.open = opener
-        self.loaded: dict[Key, Loaded] = {}
-        self._failed: OrderedDict[Key, Failure] = OrderedDict()
-        self._turns: dict[Key, threading.Lock] = {}
+        self.opener = opener
+        self.loaded_models: dict[ModelKey, LoadedModel] = {}
+        self._failures: OrderedDict[ModelKey, LoadFailure] = OrderedDict()
+        self._key_locks: dict[ModelKey, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> Loaded:
-        """A version, loaded now when it is not yet. Raises NotFound when it is gone, Corrupt when it can't be loaded."""
-        found = self.loaded.get(key)
-        if found is not None:
-            return found
+    def get(self, key: ModelKey) -> LoadedModel:
+        """Return a version, loading it if necessary.
+
+        Raises NotFound if it was deleted and Corrupt if it can't be loaded.
+        """
+        loaded = self.loaded_models.get(key)
+        if loaded is not None:
+            return loaded
         with self._lock:
-            turn = self._turns.setdefault(key, threading.Lock())
-        with turn:
-            found = self.loaded.get(key)
-            if found is None:
+            key_lock = self._key_locks.setdefault(key, threading.Lock())
+        with key_lock:
+            loaded = self.loaded_models.get(key)
+            if loaded is None:
                 self.raise_failure(key)
-                found = self._load(key)
-        return found
+                loaded = self._load(key)
+        return loaded
 
-    def failure(self, key: Key) -> Corrupt | None:
-        """Why a version can't be had, while it is not to be tried again."""
-        found = self._failed.get(key)
-        return None if found is None or self._clock() >= found.again else found.error
+    def failure(self, key: ModelKey) -> Corrupt | None:
+        """Return the error of a version that failed to load, until it can be tried again."""
+        failure = self._failures.get(key)
+        return None if failure is None or self._clock() >= failure.retry_at else failure.error
 
-    def raise_failure(self, key: Key) -> None:
-        """Raise why a version can't be had, if so."""
+    def raise_failure(self, key: ModelKey) -> None:
+        """Raise the error of a version that failed to load and can't be tried again yet."""
         error = self.failure(key)
         if error is not None:
             raise Corrupt(error.message, code=error.code, hint=error.hint, **error.details)
 
-    def drop(self, key: Key) -> Loaded | None:
-        """Let go of a version; whoever holds it finishes with it."""
-        return self.loaded.pop(key, None)
+    def drop(self, key: ModelKey) -> LoadedModel | None:
+        """Remove and return a version; requests that hold it finish with it."""
+        return self.loaded_models.pop(key, None)
 
     def close(self) -> None:
-        """Let go of all."""
-        self.loaded.clear()
+        """Remove all versions."""
+        self.loaded_models.clear()
 
-    def _load(self, key: Key) -> Loaded:
-        """Map a model and remember it; the caller has its turn."""
+    def _load(self, key: ModelKey) -> LoadedModel:
+        """Load a version and add it; the caller holds the lock of the key."""
         tenant, name, version = key
         registry = self.registry_of(tenant)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             with span("model load", model=name, version=version):
-                loaded = self._opened(registry, key)
+                loaded = self._open_version(registry, key)
         except NotFound:
             raise
-        except Exception as error:  # whatever is wrong with a model: it is this version's trouble, told and kept from the others
-            raise self._failure_of(registry, key, error) from error
-        self._gauges.model_loads.labels("loaded").inc()
-        self._gauges.model_load_seconds.observe(time.perf_counter() - begun)
+        except Exception as error:
+            # any error of a model is recorded for this version and does not affect others
+            raise self._record_failure(registry, key, error) from error
+        self._metrics.model_loads.labels("loaded").inc()
+        self._metrics.model_load_seconds.observe(time.perf_counter() - started)
         with self._lock:
-            self._turns.pop(key, None)
-            known = self._failed.pop(key, None)
-            self.loaded[key] = loaded
-        if known is not None or version in registry.corrupt(name):
-            self._mark(registry, name, version, None)
+            self._key_locks.pop(key, None)
+            earlier = self._failures.pop(key, None)
+            self.loaded_models[key] = loaded
+        if earlier is not None or version in registry.corrupt_versions(name):
+            self._mark_corrupt(registry, name, version, None)
         return loaded
 
-    def _opened(self, registry: Registry, key: Key) -> Loaded:
-        """A version, which must be the one that was published under its number."""
+    def _open_version(self, registry: Registry, key: ModelKey) -> LoadedModel:
+        """Open a version and check that its hash is the published one."""
         tenant, name, version = key
-        loaded = Loaded(tenant, name, version, self.open(registry.resolve(f"{name}:{version}")))
-        published = registry.digest(name, version)
+        loaded = LoadedModel(
+            tenant, name, version, self.opener(registry.resolve(f"{name}:{version}"))
+        )
+        published = registry.published_sha256(name, version)
         if published is not None and published != loaded.predictor.model.sha256:
             raise Corrupt(
-                "it is another model than was published under this number", file="manifest.json"
+                "the model differs from the one published under this number", file="manifest.json"
             )
         return loaded
 
-    def _failure_of(self, registry: Registry, key: Key, error: Exception) -> Corrupt:
-        """Remember, count, tell and mark a failure; the error for those who asked."""
+    def _record_failure(self, registry: Registry, key: ModelKey, error: Exception) -> Corrupt:
+        """Log, count and remember a failure, and return the error for the callers."""
         _, name, version = key
-        self._gauges.model_loads.labels("failed").inc()
-        foreseen = isinstance(error, XcrayError | OSError | MemoryError)
+        self._metrics.model_loads.labels("failed").inc()
+        expected = isinstance(error, XcrayError | OSError | MemoryError)
         detail = (
             error.message if isinstance(error, XcrayError) else f"{type(error).__name__}: {error}"
         )
         LOGGER.error(
             "a model can't be loaded",
-            exc_info=None if foreseen else error,
+            exc_info=None if expected else error,
             extra={"model": name, "version": version, "detail": detail},
         )
         corrupt = isinstance(error, Corrupt)
-        why = (
-            "its files are not what was written"
+        reason = (
+            "its files differ from what was written"
             if corrupt
             else f"its files can't be read ({type(error).__name__})"
         )
-        told = Corrupt(
-            f"version {version} of model {name} can't be loaded: {why}",
+        reported = Corrupt(
+            f"version {version} of model {name} can't be loaded: {reason}",
             code="CORRUPT" if corrupt else "UNREADABLE",
-            hint="ask for another version (name:N), restore its files, or train it again",
+            hint="use another version (name:N), restore its files, or train it again",
             **(
                 {"file": error.details["file"]}
                 if isinstance(error, XcrayError) and "file" in error.details
@@ -242,17 +259,26 @@ class Loader:
             ),
         )
         with self._lock:
-            before = self._failed.pop(key, None)
-            pause = FIRST_PAUSE if before is None else min(LONGEST_PAUSE, 2.0 * before.pause)
-            self._failed[key] = Failure(told, self._clock() + pause, pause)
-            while len(self._failed) > FAILURES:
-                self._failed.popitem(last=False)
+            earlier = self._failures.pop(key, None)
+            pause = (
+                FIRST_RETRY_SECONDS
+                if earlier is None
+                else min(MAX_RETRY_SECONDS, 2.0 * earlier.pause)
+            )
+            self._failures[key] = LoadFailure(reported, self._clock() + pause, pause)
+            while len(self._failures) > MAX_FAILURES:
+                self._failures.popitem(last=False)
         if corrupt:
-            self._mark(registry, name, version, detail)
-        return told
+            self._mark_corrupt(registry, name, version, detail)
+        return reported
 
-    def _mark(self, registry: Registry, name: str, version: int, reason: str | None) -> None:
-        """Write down whether a version is corrupt; a registry that can't be written only keeps others from reading it there."""
+    def _mark_corrupt(
+        self, registry: Registry, name: str, version: int, reason: str | None
+    ) -> None:
+        """Set or clear the corrupt mark of a version.
+
+        If the registry can't be written, only the mark for other processes is lost.
+        """
         try:
             registry.mark_corrupt(name, version, reason)
         except (XcrayError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Models that are loaded before the service says that it is ready."""
+"""Models that are loaded before the service reports that it is ready."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import Final
 
 from xcray.errors import Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT
-from xcray.service.models.cache import PredictorCache, Wanted
+from xcray.service.models.cache import ModelCache, ModelTarget
 from xcray.service.observability.request_log import LOGGER
 
-AGAIN: Final = 5.0  # seconds until a model that could not be loaded is tried again
+RETRY_SECONDS: Final = 5.0  # seconds until a failed load is tried again
 
 
 class Preloading:
-    """The models that the operator wants loaded before requests come."""
+    """The models that the operator has configured in XCRAY_PRELOAD."""
 
     def __init__(self, references: tuple[str, ...] = ()) -> None:
-        self._left = list(references)
+        self._pending = list(references)
 
     def check(self) -> None:
-        """Raise Unavailable while one is not loaded."""
-        if self._left:
+        """Raise Unavailable while a model is not loaded."""
+        if self._pending:
             raise Unavailable(
-                f"{len(self._left)} of the models in XCRAY_PRELOAD are not loaded yet",
+                f"{len(self._pending)} of the models in XCRAY_PRELOAD are not loaded yet",
                 code="MODELS",
             )
 
-    async def load(self, predictors: PredictorCache) -> None:
-        """Load all of them; those that can't be are tried again and again."""
-        while self._left:
-            for reference in list(self._left):
+    async def load(self, predictors: ModelCache) -> None:
+        """Load all models; failed loads are retried until they succeed."""
+        while self._pending:
+            for reference in list(self._pending):
                 try:
-                    await predictors.find(Wanted(DEFAULT_TENANT, reference))
-                    self._left.remove(reference)
+                    await predictors.find(ModelTarget(DEFAULT_TENANT, reference))
+                    self._pending.remove(reference)
                 except (XcrayError, OSError) as error:
                     LOGGER.warning(
                         "a model of XCRAY_PRELOAD can't be loaded",
                         extra={"model": reference, "detail": str(error)},
                     )
-            if self._left:
-                await asyncio.sleep(AGAIN)
+            if self._pending:
+                await asyncio.sleep(RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""The registries of models, one a tenant."""
+"""The model registries, one per tenant."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ from typing import Final
 
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.model.registry import Registry
-from xcray.storage.atomic import NAME
+from xcray.storage.atomic import NAME_PATTERN
 
-MOST: Final = 4096  # tenants that are remembered
+MAX_REGISTRIES: Final = 4096  # registries that are cached
 
 
 class Registries:
-    """Finds a tenant's registry; a tenant that has published nothing has an empty one."""
+    """Registries by tenant; a tenant that has published nothing has an empty one."""
 
     def __init__(self, home: Home, default: Registry | None = None) -> None:
-        """default: the registry of the tenant default; the home's when not given."""
+        """Create the collection.
+
+        default: registry of the tenant "default"; None uses the one of the home.
+        """
         self._home = home
         self._default = default or Registry(home.models_of(DEFAULT_TENANT))
         self._tenants = home.path / "tenants"
-        self._known: dict[str, Registry] = {}
+        self._by_tenant: dict[str, Registry] = {}
 
     def tenants(self) -> list[str]:
-        """All tenants that may have models."""
+        """Return all tenants that can have models."""
         others = (
-            [path.name for path in self._tenants.iterdir() if NAME.fullmatch(path.name)]
+            [path.name for path in self._tenants.iterdir() if NAME_PATTERN.fullmatch(path.name)]
             if self._tenants.is_dir()
             else []
         )
         return [DEFAULT_TENANT, *sorted(others)]
 
     def of(self, tenant: str) -> Registry:
-        """The registry of a tenant. Raises ParameterError for a name that can't be one."""
+        """Return the registry of a tenant. Raises ParameterError for an invalid tenant name."""
         if tenant == DEFAULT_TENANT:
             return self._default
-        found = self._known.get(tenant)
-        if found is None:
-            found = Registry(self._home.models_of(tenant))
-            if len(self._known) >= MOST:
-                self._known.clear()
-            self._known[tenant] = found
-        return found
+        registry = self._by_tenant.get(tenant)
+        if registry is None:
+            registry = Registry(self._home.models_of(tenant))
+            if len(self._by_tenant) >= MAX_REGISTRIES:
+                self._by_tenant.clear()
+            self._by_tenant[tenant] = registry
+        return registry

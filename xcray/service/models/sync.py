@@ -1,7 +1,9 @@
-"""Models kept alike with object storage while the service runs: what is published goes there, what is there comes here.
+"""Synchronisation of models with object storage while the service runs.
 
-A thread of its own for each way, which stands back for requests; nothing waits for it: a job has ended when its model is published
-here. Trouble is a degraded readiness (MIRROR, FOLLOW), a figure, a line in the log, and another try.
+Published models are mirrored to the storage, and models in a followed storage are pulled. Each
+direction has its own low-priority thread, and nothing waits for it: a job has finished when its
+model is published locally. An error degrades readiness (MIRROR, FOLLOW), sets a metric, is logged,
+and is retried.
 """
 
 from __future__ import annotations
@@ -16,154 +18,183 @@ from typing import Final, Protocol
 
 from xcray.errors import Stopped, Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT, Home
-from xcray.jobs.supervision.election import Post
-from xcray.model.objectstore.client import Place
-from xcray.model.objectstore.sync import Follower, Mirror, Shelf, Turn
+from xcray.jobs.supervision.election import Leadership
+from xcray.model.objectstore.client import StoragePath
+from xcray.model.objectstore.sync import Follower, Mirror, SyncResult, TenantModels
 from xcray.service.models.registries import Registries
-from xcray.service.observability.metrics import Gauges
+from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
 from xcray.system.processes import lower_thread_priority
 
-MIRROR_SECONDS: Final = (
-    5.0  # between two looks at what is published: at our own disk, while nothing is missing there
-)
-END_SECONDS: Final = 30.0
+# interval of checks for published models; reads only the local disk while nothing is missing
+MIRROR_SECONDS: Final = 5.0
+JOIN_SECONDS: Final = 30.0  # limit of the wait for the thread when the worker is closed
 
 
-class Turning(Protocol):
+class Syncable(Protocol):
     """A `Mirror` or a `Follower`."""
 
-    def turn(self, stop: threading.Event | None = None) -> Turn:
-        """Do what is due."""
+    def sync(self, stop: threading.Event | None = None) -> SyncResult:
+        """Synchronise once, until done or stopped."""
 
 
-class Carrier:
-    """Turns one of them, again and again, while it may."""
+class SyncWorker:
+    """Thread that synchronises periodically while it is enabled."""
 
     def __init__(
         self,
         code: str,
-        make: Callable[[], Turning],
-        may: Callable[[], bool],
+        create: Callable[[], Syncable],
+        is_enabled: Callable[[], bool],
         seconds: float,
-        failed: Callable[[], None],
+        on_failure: Callable[[], None],
         lock: Path,
     ) -> None:
-        """code: of its check. make: what is turned, made in the thread: it may ask a storage. seconds: between turns. lock: a file
-        that one process of a home holds while it turns."""
+        """Create a worker; `start` starts its thread.
+
+        code: of its readiness check. create: creates the syncable, in the thread, because it can
+        access the storage. seconds: interval. lock: a file that one process of a home locks while
+        it synchronises.
+        """
         self.code = code
-        self._make = make
-        self._may = may
+        self._make = create
+        self._may = is_enabled
         self._seconds = seconds
-        self._failed = failed
+        self._failed = on_failure
         self._lock = lock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"xcray-{code.lower()}", daemon=True)
-        self._turning: Turning | None = None
-        self._trouble: XcrayError | OSError | None = None
+        self._syncable: Syncable | None = None
+        self._error: XcrayError | OSError | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End; a transfer under way stops within a piece, and goes on with the next start."""
+        """Stop the thread.
+
+        A running transfer stops within one part and resumes after the next start.
+        """
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(END_SECONDS)
+            self._thread.join(JOIN_SECONDS)
 
     def check(self) -> None:
-        """Raise Unavailable while the last turn had trouble."""
-        trouble = self._trouble
-        if trouble is not None:
-            raise Unavailable(f"models and object storage are not alike: {trouble}", code=self.code)
+        """Raise Unavailable while the last synchronisation failed."""
+        error = self._error
+        if error is not None:
+            raise Unavailable(
+                f"models are not in sync with object storage: {error}", code=self.code
+            )
 
-    def turn(self) -> None:
-        """Look once, if it is on us."""
+    def sync_once(self) -> None:
+        """Synchronise once, if enabled and if no other process does."""
         if not self._may():
-            self._trouble = None
+            self._error = None
             return
-        with _held(self._lock) as ours:
+        with _try_lock(self._lock) as acquired:
             try:
-                if ours:
-                    self._turning = self._turning or self._make()
-                    self._note(self._turning.turn(self._stop).trouble)
+                if acquired:
+                    self._syncable = self._syncable or self._make()
+                    self._record_error(self._syncable.sync(self._stop).error)
             except Stopped:
                 return
             except (XcrayError, OSError) as error:
-                self._note(error)
+                self._record_error(error)
 
     def _run(self) -> None:
-        """The life of the thread."""
+        """Run the thread."""
         lower_thread_priority()
         while not self._stop.is_set():
-            self.turn()
+            self.sync_once()
             self._stop.wait(self._seconds)
 
-    def _note(self, trouble: XcrayError | OSError | None) -> None:
-        """Remember how it went, and say so when that is new."""
-        if trouble is not None:
+    def _record_error(self, error: XcrayError | OSError | None) -> None:
+        """Store the error of the last synchronisation (None for success); log a new one."""
+        if error is not None:
             self._failed()
-            if str(trouble) != str(self._trouble):
+            if str(error) != str(self._error):
                 LOGGER.warning(
-                    "models and object storage are not alike",
-                    extra={"check": self.code, "detail": str(trouble)},
+                    "models are not in sync with object storage",
+                    extra={"check": self.code, "detail": str(error)},
                 )
-        self._trouble = trouble
+        self._error = error
 
 
-def carriers_of(
-    settings: Settings, home: Home, registries: Registries, gauges: Gauges, post: Post | None
-) -> list[Carrier]:
-    """What a process carries by its settings. post: of who keeps the house, who alone mirrors; None: never this process."""
-    out = []
-    if settings.models_mirror is not None and post is not None:
+def sync_workers(
+    settings: Settings,
+    home: Home,
+    registries: Registries,
+    metrics: Metrics,
+    leadership: Leadership | None,
+) -> list[SyncWorker]:
+    """Return the workers that the settings require.
+
+    leadership: of the maintenance leader, which alone mirrors; None: this process never does.
+    """
+    workers = []
+
+    def pending(direction: str) -> Callable[[float], None]:
+        """Return the setter of the number of models that wait to be copied in a direction."""
+        return metrics.model_sync_pending.labels(direction).set
+
+    if settings.models_mirror is not None and leadership is not None:
         uri = settings.models_mirror
 
-        def mirror() -> Turning:
-            return Mirror(lambda: _shelves(registries), Place.at(uri), gauges.models_unmirrored.set)
+        def mirror() -> Syncable:
+            return Mirror(
+                lambda: _tenant_registries(registries), StoragePath.parse(uri), pending("mirror")
+            )
 
-        failed = gauges.model_transfer_failures.labels("mirror").inc
-        out.append(
-            Carrier(
-                "MIRROR", mirror, post.hold, MIRROR_SECONDS, failed, home.models / ".mirror.lock"
+        failed = metrics.model_transfer_failures.labels("mirror").inc
+        workers.append(
+            SyncWorker(
+                "MIRROR",
+                mirror,
+                leadership.acquire_or_renew,
+                MIRROR_SECONDS,
+                failed,
+                home.models / ".mirror.lock",
             )
         )
     if settings.models_follow is not None:
         source = settings.models_follow
 
-        def follow() -> Turning:
+        def follow() -> Syncable:
             return Follower(
                 lambda tenant: registries.of(tenant or DEFAULT_TENANT),
-                Place.at(source),
-                gauges.models_unfollowed.set,
+                StoragePath.parse(source),
+                pending("follow"),
             )
 
-        failed = gauges.model_transfer_failures.labels("follow").inc
+        failed = metrics.model_transfer_failures.labels("follow").inc
         seconds = settings.models_follow_seconds
-        out.append(
-            Carrier("FOLLOW", follow, lambda: True, seconds, failed, home.models / ".follow.lock")
+        workers.append(
+            SyncWorker(
+                "FOLLOW", follow, lambda: True, seconds, failed, home.models / ".follow.lock"
+            )
         )
-    return out
+    return workers
 
 
-def _shelves(registries: Registries) -> Iterator[Shelf]:
-    """The models of all tenants."""
+def _tenant_registries(registries: Registries) -> Iterator[TenantModels]:
+    """Yield the registries of all tenants."""
     for tenant in registries.tenants():
-        yield Shelf(None if tenant == DEFAULT_TENANT else tenant, registries.of(tenant))
+        yield TenantModels(None if tenant == DEFAULT_TENANT else tenant, registries.of(tenant))
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[bool]:
-    """Whether a lock file is ours for the length of a block; nobody waits for it."""
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Lock a file for the length of a block and yield whether that succeeded. Never waits."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = True
+            acquired = True
         except BlockingIOError:
-            ours = False
-        yield ours
+            acquired = False
+        yield acquired
     finally:
         os.close(handle)

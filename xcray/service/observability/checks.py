@@ -1,4 +1,4 @@
-"""What readiness asks: the checks of one process that answers requests, by reason code."""
+"""Readiness checks of one serving process, by reason code."""
 
 from __future__ import annotations
 
@@ -8,77 +8,91 @@ from collections.abc import Callable
 from typing import Final
 
 from xcray.errors import Refused, Unavailable
-from xcray.jobs.store.metric_deltas import LOOKS
-from xcray.jobs.store.statistics import StoreFigures
-from xcray.service.app_state import Rooms
+from xcray.jobs.store.metric_deltas import QUEUE_POLLS
+from xcray.jobs.store.statistics import StoreStatistics
+from xcray.service.app_state import AppState
 from xcray.service.observability.readiness import Check, Readiness
 
-BUILDS: Final = 4  # times the processor seconds of a build: one may take twice that by the clock
+BUILD_TIME_FACTOR: Final = 4  # x the processor time limit of a build, in wall time
 
 
-def readiness_of(rooms: Rooms) -> Readiness:
-    """The readiness of a service.
+def build_readiness(app_state: AppState) -> Readiness:
+    """Return the readiness of a service.
 
-    Requests need STORE, SCHEMA, DISK, MODELS, and what the process that keeps us says (`rooms.needs`); RUNNER and `rooms.checks`
-    are what trainings or some models miss. Without a store, or with one that does not serve this program any more, predictions are
-    answered while keys that were known are believed: so requests are welcome for so long.
+    Requests need STORE, SCHEMA, DISK, MODELS and the checks of the process manager
+    (`app_state.required_checks`). RUNNER and `app_state.checks` concern jobs or single models.
+    Without a store, or with one that this program cannot use any more, predictions continue while
+    cached keys are valid, so the service stays ready for that grace period.
     """
-    needed: dict[str, Check] = {
-        "STORE": lambda: rooms.store.ping(),
-        "SCHEMA": lambda: rooms.store.check_schema(),
-        "DISK": lambda: _check_disk(rooms),
-        "MODELS": rooms.preloading.check,
-        **rooms.needs,
+    required: dict[str, Check] = {
+        "STORE": lambda: app_state.store.ping(),
+        "SCHEMA": lambda: app_state.store.check_schema(),
+        "DISK": lambda: _check_disk(app_state),
+        "MODELS": app_state.preloading.check,
+        **app_state.required_checks,
     }
-    idle = Idle(lambda: rooms.store.figures(), rooms.settings.runner_silence_seconds)
-    others: dict[str, Check] = {"RUNNER": idle.check, "BUILDER": lambda: _check_builds(rooms)}
-    others |= rooms.checks
-    others |= {carrier.code: carrier.check for carrier in rooms.carriers}
-    graces = dict.fromkeys(("STORE", "SCHEMA"), rooms.settings.keys_grace_seconds)
-    return Readiness(needed, others, lambda: rooms.draining, graces=graces)
+    queue_check = StalledQueueCheck(
+        lambda: app_state.store.read_statistics(), app_state.settings.runner_stale_seconds
+    )
+    optional: dict[str, Check] = {
+        "RUNNER": queue_check.check,
+        "BUILDER": lambda: _check_builds(app_state),
+    }
+    optional |= app_state.checks
+    optional |= {carrier.code: carrier.check for carrier in app_state.sync_workers}
+    graces = dict.fromkeys(("STORE", "SCHEMA"), app_state.settings.keys_grace_seconds)
+    return Readiness(required, optional, lambda: app_state.draining, graces=graces)
 
 
-class Idle:
-    """Whether jobs wait that nobody looks at: the store's count of looks at the queue stands still. Judged by our own clock."""
+class StalledQueueCheck:
+    """Check that the job queue is polled while jobs are pending.
+
+    It watches the poll counter of the store, on the clock of this process.
+    """
 
     def __init__(
         self,
-        ask: Callable[[], StoreFigures],
-        silence: float,
+        read_statistics: Callable[[], StoreStatistics],
+        stale_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """silence: seconds without a look after which nobody is there."""
-        self._ask = ask
-        self._silence = silence
+        """Create the check. stale_seconds: without a poll until the check fails."""
+        self._read_statistics = read_statistics
+        self._stale_seconds = stale_seconds
         self._clock = clock
-        self._seen: float | None = None
-        self._since = clock()
+        self._last_polls: float | None = None
+        self._changed_at = clock()
 
     def check(self) -> None:
-        """Raise Unavailable when jobs wait and no runner has looked at the queue for `silence` seconds."""
-        found, now = self._ask(), self._clock()
-        looks = found.counter(LOOKS)
-        if looks != self._seen or not found.waiting:
-            self._seen, self._since = looks, now
-        elif now - self._since > self._silence:
+        """Raise Unavailable if jobs are pending and no runner polled for `stale_seconds`."""
+        statistics, now = self._read_statistics(), self._clock()
+        polls = statistics.counter_total(QUEUE_POLLS)
+        if polls != self._last_polls or not statistics.longest_wait:
+            self._last_polls, self._changed_at = polls, now
+        elif now - self._changed_at > self._stale_seconds:
             raise Unavailable(
-                "jobs wait and no runner looks at the queue: start `xcray runner`", code="RUNNER"
+                "jobs are pending and no runner polls the queue: start `xcray runner`",
+                code="RUNNER",
             )
 
 
-def _check_builds(rooms: Rooms) -> None:
-    """Raise Unavailable when a data set was accepted so long ago that its build would have ended twice."""
+def _check_builds(app_state: AppState) -> None:
+    """Raise Unavailable if a data set was accepted so long ago that its build is overdue."""
     oldest = min(
-        (path.stat().st_mtime for path in (rooms.home.path / "builds").glob("ds_*")), default=None
+        (path.stat().st_mtime for path in (app_state.home.path / "builds").glob("ds_*")),
+        default=None,
     )
-    if oldest is not None and time.time() - oldest > BUILDS * rooms.settings.build_seconds:
+    if (
+        oldest is not None
+        and time.time() - oldest > BUILD_TIME_FACTOR * app_state.settings.build_seconds
+    ):
         raise Unavailable(
-            "data sets wait to be built for very long: is there a process that leads?",
+            "accepted data sets are not being built: check that a leader process is running",
             code="BUILDER",
         )
 
 
-def _check_disk(rooms: Rooms) -> None:
-    """Raise Refused when less than half of the disk's reserve is left."""
-    if shutil.disk_usage(rooms.home.path).free < rooms.settings.disk_reserve_bytes // 2:
+def _check_disk(app_state: AppState) -> None:
+    """Raise Refused if less than half of the disk's reserve is left."""
+    if shutil.disk_usage(app_state.home.path).free < app_state.settings.disk_reserve_bytes // 2:
         raise Refused("the disk is nearly full", code="DISK_FULL")

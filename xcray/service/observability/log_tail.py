@@ -1,6 +1,7 @@
-"""A job's log in pieces: its last lines, or what follows a byte of it, whole lines as far as they fit.
+"""Reads a job's log in pieces: the last lines, or the complete lines after an offset.
 
-A log that grows too large loses its middle (`jobs/log_bounds`): bytes then move, and who follows goes on at the new end.
+A log that grows too large loses its middle (`jobs/runner/log_truncation`). Bytes then move, and a
+reader that follows the log continues at the new end.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import os
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-LONGEST: Final = 1 << 20  # bytes of a piece
+MAX_PIECE_BYTES: Final = 1 << 20
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Text from byte `begin` up to byte `end` of a log of `size` bytes."""
 
     text: str
@@ -21,54 +22,56 @@ class Piece(NamedTuple):
     size: int
 
 
-def last_lines(path: Path, lines: int) -> Piece:
-    """The last lines, at most LONGEST bytes; nothing while there is no log."""
+def read_last_lines(path: Path, lines: int) -> LogPiece:
+    """Return the last lines, at max_bytes MAX_PIECE_BYTES; empty while there is no log."""
     try:
         with open(path, "rb") as log:
             size = log.seek(0, os.SEEK_END)
-            data = _at(log, max(0, size - LONGEST), LONGEST)
+            data = _read_at(log, max(0, size - MAX_PIECE_BYTES), MAX_PIECE_BYTES)
     except FileNotFoundError:
-        return Piece("", 0, 0, 0)
-    kept = b"".join(data.splitlines(keepends=True)[-lines:])
-    end = max(0, size - LONGEST) + len(data)
-    return Piece(_text(kept), end - len(kept), end, size)
+        return LogPiece("", 0, 0, 0)
+    tail = b"".join(data.splitlines(keepends=True)[-lines:])
+    end = max(0, size - MAX_PIECE_BYTES) + len(data)
+    return LogPiece(_decode(tail), end - len(tail), end, size)
 
 
-def following(path: Path, offset: int, limit: int) -> Piece:
-    """What follows byte `offset`, at most `limit` bytes: up to the last line end, a longer line cut between characters.
+def read_from(path: Path, offset: int, limit: int) -> LogPiece:
+    """Return the text from byte `offset`, at most `limit` bytes, up to the last line end.
 
-    The last line of a log that still grows is given when it has ended. Behind the end there is nothing: go on from `end`.
+    A longer line is cut between characters. An incomplete last line is returned once it is
+    complete. Behind the end the piece is empty; continue from `end`.
     """
     try:
         with open(path, "rb") as log:
             size = log.seek(0, os.SEEK_END)
             begin = min(offset, size)
-            data = _at(log, begin, min(limit, LONGEST))
+            data = _read_at(log, begin, min(limit, MAX_PIECE_BYTES))
     except FileNotFoundError:
-        return Piece("", 0, 0, 0)
-    whole = data[: data.rfind(b"\n") + 1]
-    if not whole and len(data) >= min(limit, LONGEST):
-        whole = _whole_characters(data)
-    return Piece(_text(whole), begin, begin + len(whole), size)
+        return LogPiece("", 0, 0, 0)
+    complete = data[: data.rfind(b"\n") + 1]
+    if not complete and len(data) >= min(limit, MAX_PIECE_BYTES):
+        complete = _trim_incomplete_character(data)
+    return LogPiece(_decode(complete), begin, begin + len(complete), size)
 
 
-def _at(log: IO[bytes], begin: int, most: int) -> bytes:
-    """At most `most` bytes from `begin`."""
+def _read_at(log: IO[bytes], begin: int, max_bytes: int) -> bytes:
+    """Return at most `max_bytes` bytes from `begin`."""
     log.seek(begin)
-    return log.read(most)
+    return log.read(max_bytes)
 
 
-def _whole_characters(data: bytes) -> bytes:
-    """Bytes of UTF-8 without a character that was cut in two at the end."""
+def _trim_incomplete_character(data: bytes) -> bytes:
+    """Return UTF-8 bytes without an incomplete character at the end."""
     for left in range(1, min(4, len(data)) + 1):
         last = data[-left]
-        if last & 0xC0 == 0x80:  # a byte within a character
+        # A continuation byte.
+        if last & 0xC0 == 0x80:
             continue
-        wanted = 4 if last >= 0xF0 else 3 if last >= 0xE0 else 2 if last >= 0xC0 else 1
-        return data[:-left] if wanted > left and left < len(data) else data
+        width = 4 if last >= 0xF0 else 3 if last >= 0xE0 else 2 if last >= 0xC0 else 1
+        return data[:-left] if width > left and left < len(data) else data
     return data
 
 
-def _text(data: bytes) -> str:
-    """Text; bytes that are not UTF-8 are shown as such."""
+def _decode(data: bytes) -> str:
+    """Return text; bytes that are not UTF-8 are escaped."""
     return data.decode("utf-8", "backslashreplace")

@@ -1,7 +1,9 @@
-"""Figures for Prometheus. Labels are routes, methods, states, codes: never a name somebody chose, so the series are few and fixed.
+"""Prometheus metrics. Labels are routes, methods, states and codes, never names chosen by users.
 
-Two kinds, told apart by the first words of each help text. "Of this replica": counted by the processes of one service; sum them
-over replicas. "Of the store" (`store_figures`): what all share, the same from every replica and runner; take one, never the sum.
+So the time series are few and fixed. The first words of each help text give its scope. "Of this
+replica": counted by the processes of one service; sum over replicas. "Of the store"
+(`store_metrics`): shared by all, the same from every replica and runner; take one of them, not the
+sum.
 """
 
 from __future__ import annotations
@@ -27,251 +29,309 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-METRICS: Final = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client adds the figures of all processes up by files in this folder
-SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-LONG_SECONDS: Final = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-REPLICA: Final = "Of this replica: "
-REFUSED: Final = frozenset(
-    {401, 403, 408, 413, 429, 431, 503, 507}
-)  # statuses whose reasons are counted
-MOST_CODES: Final = 40  # codes of refusals that are told apart; they are constants of this program, and still: no more
+# prometheus_client sums the metrics of all processes through files in this folder.
+MULTIPROCESS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+DURATION_BUCKETS: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+)
+LONG_DURATION_BUCKETS: Final = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+REPLICA_PREFIX: Final = "Of this replica: "
+# Statuses whose problem codes are counted.
+REJECTION_STATUSES: Final = frozenset({401, 403, 408, 413, 429, 431, 503, 507})
+# Limits the number of time series. The codes are constants, so this is only a safeguard.
+MAX_CODES: Final = 40
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, that says only when a process began
+# Otherwise each series has a second one with only its creation time.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Gauges:
-    """The figures of one app; each app has its own registry. Counters end in _total when they are shown."""
+class Metrics:
+    """Metrics of one app in its own registry. Exported counter names end in _total."""
 
-    def __init__(self, *more: Collector) -> None:
-        """more: collectors whose figures are read when somebody asks, see `store_figures` and `Disk`."""
+    def __init__(self, *collectors: Collector) -> None:
+        """Create the metrics.
+
+        collectors: their metrics are read at each scrape, see `store_metrics` and `DiskCollector`.
+        """
         self._registry = CollectorRegistry()
-        self._more = list(more)
+        self._collectors = list(collectors)
         self._codes: set[str] = set()
-        self.labels: dict[str, tuple[str, ...]] = {}  # of each figure, by its name
-        self._requests()
-        self._predictions()
-        self._models()
-        self._inside()
-        for collector in more:
+        self.labels: dict[str, tuple[str, ...]] = {}  # label names by metric
+        self._add_request_metrics()
+        self._add_prediction_metrics()
+        self._add_model_metrics()
+        self._add_internal_metrics()
+        for collector in collectors:
             self._registry.register(collector)
-        if METRICS not in os.environ:
-            process_figures(self._registry)
+        if MULTIPROCESS_DIR_VARIABLE not in os.environ:
+            register_process_metrics(self._registry)
 
-    def _requests(self) -> None:
-        """What came in over HTTP."""
+    def _add_request_metrics(self) -> None:
+        """Add the metrics of HTTP requests."""
         self.requests = self._counter(
-            "xcray_http_requests", "requests answered", "route", "method", "status"
+            "xcray_http_requests", "HTTP requests completed", "route", "method", "status"
         )
-        self.seconds = self._histogram(
-            "xcray_http_request_seconds", "seconds from a request's head to its last byte", "route"
+        self.request_seconds = self._histogram(
+            "xcray_http_request_duration_seconds",
+            "seconds from the request head to the last byte of the response",
+            "route",
         )
-        self.under_way = self._gauge(
-            "xcray_http_requests_under_way", "requests that are being answered"
+        self.requests_in_progress = self._gauge(
+            "xcray_http_requests_in_progress", "HTTP requests in progress"
         )
-        self.refusals = self._counter(
-            "xcray_http_refusals",
-            "requests refused for their sender's or our limits, by code",
+        self.rejected_requests = self._counter(
+            "xcray_http_rejected_requests",
+            "requests rejected by limits of the caller or the service, by problem code",
             "code",
         )
-        self.uploaded = self._counter("xcray_uploaded_bytes", "bytes of whole uploads")
-        self.streams = self._gauge("xcray_event_streams", "event streams that are open")
+        self.uploaded = self._counter("xcray_uploaded_bytes", "bytes of complete uploads")
+        self.streams = self._gauge("xcray_event_streams", "open event streams")
 
-    def _predictions(self) -> None:
-        """What was answered."""
+    def _add_prediction_metrics(self) -> None:
+        """Add the metrics of predictions."""
         self.instances = self._counter("xcray_predict_instances", "instances predicted")
         self.predict_seconds = self._histogram(
-            "xcray_predict_seconds", "seconds from a predict request's body to its reply"
+            "xcray_predict_duration_seconds",
+            "seconds from the body of a predict request to its response",
         )
         self.labels_scored = self._counter(
             "xcray_predict_labels_scored", "labels whose score was computed in full"
         )
         self.postings_read = self._counter(
-            "xcray_predict_postings_read", "entries of the index's lists that were read"
+            "xcray_predict_postings_read", "posting list entries read"
         )
-        self.exact = self._counter(
-            "xcray_predict_exact", "instances whose answer is proved to be exact"
+        self.certified_instances = self._counter(
+            "xcray_predict_certified_instances", "instances whose prediction is proven exact"
         )
-        self.routed = self._counter(
-            "xcray_predict_routed",
-            "requests to a weighted alias, by who answered: stable or canary",
-            "to",
+        self.routed_requests = self._counter(
+            "xcray_predict_requests_routed",
+            "requests to a weighted alias, by track: stable or canary",
+            "track",
             values=("stable", "canary"),
         )
-        self.shadowed = self._counter(
+        self.shadow_requests = self._counter(
             "xcray_predict_shadowed",
-            "requests answered by a shadow too: same, different, failed or dropped",
+            "requests repeated on a shadow version, by outcome: same, different, failed or dropped",
             "outcome",
             values=("same", "different", "failed", "dropped"),
         )
         self.shadow_seconds = self._histogram(
-            "xcray_predict_shadow_seconds", "seconds that a shadow took"
+            "xcray_predict_shadow_duration_seconds", "seconds per request on a shadow version"
         )
 
-    def _models(self) -> None:
-        """What is mapped."""
-        loads = "models mapped: loaded or failed"
+    def _add_model_metrics(self) -> None:
+        """Add the metrics of models."""
+        loads = "model loads, by outcome: loaded or failed"
         self.model_loads = self._counter(
             "xcray_model_loads", loads, "outcome", values=("loaded", "failed")
         )
         self.model_load_seconds = self._histogram(
-            "xcray_model_load_seconds", "seconds to map, check and warm a model", long=True
+            "xcray_model_load_duration_seconds",
+            "seconds to map, verify and warm a model",
+            long_running=True,
         )
-        self.model_unloads = self._counter("xcray_model_unloads", "models let go")
-        self.models_loaded = self._gauge("xcray_models_loaded", "models that are mapped")
-        self.filters_loaded = self._gauge("xcray_filters_loaded", "label filters that are kept")
+        self.model_unloads = self._counter("xcray_model_unloads", "models unloaded")
+        self.models_loaded = self._gauge("xcray_models_loaded", "models in memory")
+        self.filters_loaded = self._gauge("xcray_label_filters_cached", "cached label filters")
         finds = self._counter(
-            "xcray_model_finds",
-            "requests that asked for a model, by whether it was mapped or had to be waited for",
-            "how",
+            "xcray_model_cache_requests",
+            "model lookups of requests: hit, or miss when the request waited for the model to load",
+            "result",
+            values=("hit", "miss"),
         )
-        self.found_mapped, self.found_waited = finds.labels("mapped"), finds.labels("waited")
-        self.swaps = self._counter(
-            "xcray_model_swaps", "times that a name or an alias came to mean another version"
+        self.cache_hits, self.cache_misses = finds.labels("hit"), finds.labels("miss")
+        self.model_swaps = self._counter(
+            "xcray_model_swaps", "version switches of a name or an alias"
         )
-        self.models_unmirrored = self._gauge(
-            "xcray_models_unmirrored", "published versions not in XCRAY_MODELS_MIRROR yet"
-        )
-        self.models_unfollowed = self._gauge(
-            "xcray_models_unfollowed",
-            "models of XCRAY_MODELS_FOLLOW that could not be brought here",
+        self.model_sync_pending = self._gauge(
+            "xcray_model_sync_pending",
+            "models not copied yet to XCRAY_MODELS_MIRROR or from XCRAY_MODELS_FOLLOW",
+            "direction",
+            values=("mirror", "follow"),
         )
         self.model_transfer_failures = self._counter(
             "xcray_model_transfer_failures",
-            "turns of mirror or follow that had trouble",
+            "failed runs of mirror or follow",
             "direction",
             values=("mirror", "follow"),
         )
 
-    def _inside(self) -> None:
-        """What the service does for itself."""
-        built = "data sets built, by how it ended"
+    def _add_internal_metrics(self) -> None:
+        """Add the metrics of data set builds, the store and the event loop."""
+        built = "data set builds, by outcome"
         self.builds = self._counter(
             "xcray_dataset_builds", built, "outcome", values=("ready", "failed")
         )
         self.build_seconds = self._histogram(
-            "xcray_dataset_build_seconds", "seconds to build a data set", long=True
+            "xcray_dataset_build_duration_seconds", "seconds to build a data set", long_running=True
         )
         self.store_seconds = self._histogram(
-            "xcray_store_seconds", "seconds of a transaction of the store", "door"
+            "xcray_store_transaction_duration_seconds",
+            "seconds per store transaction",
+            "mode",
         )
-        errors = "transactions that the store did not answer"
+        errors = "failed store transactions"
         self.store_errors = self._counter(
-            "xcray_store_errors", errors, "door", values=("read", "write")
+            "xcray_store_errors", errors, "mode", values=("read", "write")
         )
-        self.loop_lag = self._histogram(
-            "xcray_loop_lag_seconds", "seconds that the event loop was late"
+        self.event_loop_lag = self._histogram(
+            "xcray_event_loop_lag_seconds", "seconds by which the event loop was delayed"
         )
 
-    def text(self) -> bytes:
-        """All figures in Prometheus' text format; those of several workers added up, whichever is asked."""
-        if METRICS not in os.environ:
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format.
+
+        With several worker processes, any of them returns the sum.
+        """
+        if MULTIPROCESS_DIR_VARIABLE not in os.environ:
             return generate_latest(self._registry)
-        together = CollectorRegistry()
-        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-        for collector in self._more:
-            together.register(collector)
-        return generate_latest(together)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        for collector in self._collectors:
+            registry.register(collector)
+        return generate_latest(registry)
 
-    def add(self, collector: Collector) -> None:
-        """Show one more collector's figures."""
-        self._more.append(collector)
+    def add_collector(self, collector: Collector) -> None:
+        """Register a further collector."""
+        self._collectors.append(collector)
         self._registry.register(collector)
 
     def families(self) -> Iterator[Metric]:
-        """All figures, as they are now: what a page of documentation lists."""
+        """Return all metrics with their current values, for the documentation."""
         yield from self._registry.collect()
 
-    def refused(self, status: int, code: str) -> None:
-        """Count an answer that says no. code: of its problem document."""
-        if status not in REFUSED:
+    def count_rejection(self, status: int, code: str) -> None:
+        """Count a rejected request. code: of its problem document."""
+        if status not in REJECTION_STATUSES:
             return
-        if code not in self._codes and len(self._codes) >= MOST_CODES:
+        if code not in self._codes and len(self._codes) >= MAX_CODES:
             code = "OTHER"
         self._codes.add(code)
-        self.refusals.labels(code).inc()
+        self.rejected_requests.labels(code).inc()
 
-    def searched(self, rows: int, labels_scored: int, postings_read: int, exact: int) -> None:
-        """Count what one search took: so many rows, of which `exact` are proved."""
+    def count_search(self, rows: int, labels_scored: int, postings_read: int, exact: int) -> None:
+        """Count a search over `rows` instances; `exact` of them are proven exact."""
         self.instances.inc(rows)
         self.labels_scored.inc(labels_scored)
         self.postings_read.inc(postings_read)
-        self.exact.inc(exact)
+        self.certified_instances.inc(exact)
 
-    def stored(self, door: str, seconds: float, answered: bool) -> None:
-        """Note a transaction of the store; door: read or write."""
-        self.store_seconds.labels(door).observe(seconds)
+    def observe_transaction(self, mode: str, seconds: float, answered: bool) -> None:
+        """Record a transaction of the store. mode: read or write."""
+        self.store_seconds.labels(mode).observe(seconds)
         if not answered:
-            self.store_errors.labels(door).inc()
+            self.store_errors.labels(mode).inc()
 
-    def _counter(self, name: str, what: str, *labels: str, values: Iterable[str] = ()) -> Counter:
-        """A figure that only rises. values: of its one label, where they are known: shown from the start, as 0, for what shows
-        first as 1 has never risen."""
+    def _counter(
+        self, name: str, description: str, *labels: str, values: Iterable[str] = ()
+    ) -> Counter:
+        """Return a counter.
+
+        values: of its only label, if they are known. They are exported as 0 from the start, because
+        a series that first appears as 1 shows no increase.
+        """
         self.labels[name] = labels
-        counter = Counter(name, f"{REPLICA}{what}.", labels, registry=self._registry)
+        counter = Counter(name, f"{REPLICA_PREFIX}{description}.", labels, registry=self._registry)
         for value in values:
             counter.labels(value)
         return counter
 
-    def _gauge(self, name: str, what: str) -> Gauge:
-        """A figure as it is now; of several processes, those that live are added up."""
-        return Gauge(
-            name, f"{REPLICA}{what}.", registry=self._registry, multiprocess_mode="livesum"
-        )
-
-    def _histogram(self, name: str, what: str, *labels: str, long: bool = False) -> Histogram:
-        """How long things take; `long`: those that may take minutes."""
+    def _gauge(
+        self, name: str, description: str, *labels: str, values: Iterable[str] = ()
+    ) -> Gauge:
+        """Return a gauge, summed over the live processes. values: of its one label, shown as 0."""
         self.labels[name] = labels
-        buckets = LONG_SECONDS if long else SECONDS
+        gauge = Gauge(
+            name,
+            f"{REPLICA_PREFIX}{description}.",
+            labels,
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
+        for value in values:
+            gauge.labels(value)
+        return gauge
+
+    def _histogram(
+        self, name: str, description: str, *labels: str, long_running: bool = False
+    ) -> Histogram:
+        """Return a histogram of durations. long_running: of tasks that can take minutes."""
+        self.labels[name] = labels
+        buckets = LONG_DURATION_BUCKETS if long_running else DURATION_BUCKETS
         return Histogram(
-            name, f"{REPLICA}{what}.", labels, buckets=buckets, registry=self._registry
+            name,
+            f"{REPLICA_PREFIX}{description}.",
+            labels,
+            buckets=buckets,
+            registry=self._registry,
         )
 
 
-class Failing(Collector):
-    """Which checks of readiness fail."""
+class FailingChecksCollector(Collector):
+    """Collector of failing readiness checks."""
 
-    def __init__(self, failing: Callable[[], Mapping[str, bool]]) -> None:
-        self._failing = failing
+    def __init__(self, failing_checks: Callable[[], Mapping[str, bool]]) -> None:
+        self._failing_checks = failing_checks
 
     def collect(self) -> Iterable[Metric]:
-        """One figure for each check."""
+        """Return one value per check."""
         family = GaugeMetricFamily(
-            "xcray_check_failing", f"{REPLICA}1 while a check of readiness fails.", labels=["check"]
+            "xcray_readiness_check_failing",
+            f"{REPLICA_PREFIX}1 while a readiness check fails.",
+            labels=["check"],
         )
-        for code, fails in self._failing().items():
+        for code, fails in self._failing_checks().items():
             family.add_metric([code], fails)
         return [family]
 
     def describe(self) -> Iterable[Metric]:
-        """Its name: which checks there are is known later."""
-        return [GaugeMetricFamily("xcray_check_failing", "")]
+        """Return the name only: the checks are known later."""
+        return [GaugeMetricFamily("xcray_readiness_check_failing", "")]
 
 
-class Disk(Collector):
-    """How full the disk of a home is."""
+class DiskCollector(Collector):
+    """Collector of disk usage of the home."""
 
     def __init__(self, path: Path, reserve: int) -> None:
-        """reserve: bytes that uploads must leave."""
+        """Create it. reserve: bytes that uploads must leave free."""
         self._path = path
         self._reserve = reserve
 
     def collect(self) -> Iterable[Metric]:
-        """Free, all, reserved."""
+        """Return free, total and reserved bytes."""
         disk = shutil.disk_usage(self._path)
-        for name, what, value in (
-            ("free", "free on the disk of the home", disk.free),
-            ("size", "size of the disk of the home", disk.total),
-            ("reserve", "bytes that uploads must leave free there", self._reserve),
+        for name, description, value in (
+            ("free", "free bytes on the disk of the home directory", disk.free),
+            ("size", "size of the disk of the home directory", disk.total),
+            ("reserve", "bytes on this disk that uploads must leave free", self._reserve),
         ):
-            yield GaugeMetricFamily(f"xcray_disk_{name}_bytes", f"{REPLICA}{what}.", value)
+            yield GaugeMetricFamily(
+                f"xcray_disk_{name}_bytes", f"{REPLICA_PREFIX}{description}.", value
+            )
 
     def describe(self) -> Iterable[Metric]:
-        """The same: looking costs nothing."""
+        """Return the same as `collect`, which is cheap."""
         return self.collect()
 
 
-def process_figures(registry: CollectorRegistry) -> None:
-    """Memory, processor seconds, file descriptors and garbage collections of this process, by their usual names."""
+def register_process_metrics(registry: CollectorRegistry) -> None:
+    """Register the usual metrics of this process.
+
+    They are memory, CPU seconds, file descriptors and garbage collections.
+    """
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

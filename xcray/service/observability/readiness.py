@@ -1,9 +1,10 @@
-"""Whether requests are welcome, and what trainings miss: checks that may hang, asked in the background, answered at once.
+"""Readiness: checks that can hang run in the background, and callers get the result at once.
 
-A check passes by returning and fails by raising. One whose answer takes longer than HANGS seconds has failed until it answers. So
-whatever stands still, a stopped database or a disk that does not come back, `look` returns within PATIENCE, with the truth. What a
-process can do without for a while degrades it for so long, and makes it unready then: without that, a database that starts again
-would take every replica out of its balancer at once, though all of them could answer.
+A check passes by returning and fails by raising. A check that runs for more than HANG_SECONDS
+counts as failed until it returns. So `refresh` returns within REFRESH_TIMEOUT_SECONDS with the
+current status, even if a database or a disk hangs. A required check with a grace period first makes
+the service degraded, and unready only after that period. Otherwise a restart of the database would
+take all replicas out of the load balancer at once, although they could still answer.
 """
 
 from __future__ import annotations
@@ -14,108 +15,128 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from xcray.service.observability.probe import Lately
+from xcray.service.observability.probe import BackgroundProbe
 from xcray.service.observability.request_log import LOGGER
 
 DRAINING: Final = "DRAINING"
-PATIENCE: Final = 0.06  # seconds that an answer waits for newer findings: /readyz stays below 0.1
-HANGS: Final = 2.0  # seconds after which a check that has not answered has failed
-STALE: Final = 10.0  # seconds after which a finding says nothing any more
-EVERY: Final = 2.0  # seconds between looks while nobody asks
-STEP: Final = 0.005
+REFRESH_TIMEOUT_SECONDS: Final = 0.06  # /readyz answers within 0.1 s
+HANG_SECONDS: Final = 2.0  # a check that runs longer counts as failed
+STALE_SECONDS: Final = 10.0  # an older result is ignored
+WATCH_SECONDS: Final = 2.0  # between refreshes of `watch`
+WAIT_STEP_SECONDS: Final = 0.005
 
 Check = Callable[[], None]
 
 
-class Standing(NamedTuple):
-    """reasons: codes why requests are not welcome, none when they are; degraded: codes of what else is amiss."""
+class ReadinessStatus(NamedTuple):
+    """Status of the checks.
+
+    reasons: codes why requests are not accepted, empty if they are. degraded: codes of other
+    failing checks.
+    """
 
     reasons: list[str]
     degraded: list[str]
 
 
 class Readiness:
-    """Looks after the checks of one process."""
+    """Runs the checks of one process."""
 
     def __init__(
         self,
-        needed: Mapping[str, Check],
-        others: Mapping[str, Check],
+        required: Mapping[str, Check],
+        optional: Mapping[str, Check],
         draining: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
         *,
         graces: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """needed: by code, what must hold for requests to be answered; others: what only some of them, or trainings, need. graces:
-        seconds, by code, for which requests are answered although what is needed does not hold any more."""
-        self._needed = {
-            code: Lately(f"xcray-check-{code}", check, clock) for code, check in needed.items()
+        """Create it.
+
+        required: by code, the checks without which requests cannot be answered. optional: checks
+        that only some requests, or jobs, need. graces: by code, how many seconds requests are
+        answered after a required check last passed.
+        """
+        self._required = {
+            code: BackgroundProbe(f"xcray-check-{code}", check, clock)
+            for code, check in required.items()
         }
-        self._others = {
-            code: Lately(f"xcray-check-{code}", check, clock) for code, check in others.items()
+        self._optional = {
+            code: BackgroundProbe(f"xcray-check-{code}", check, clock)
+            for code, check in optional.items()
         }
         self._draining = draining
         self._clock = clock
         self._graces = dict(graces)
-        self._held = dict[str, float]()  # and when it held last
-        self.patience = PATIENCE
-        self._known: dict[str, bool] = {}
+        self._last_passed = dict[str, float]()
+        self.timeout = REFRESH_TIMEOUT_SECONDS
+        self._logged: dict[str, bool] = {}
 
-    async def look(self, patience: float | None = None) -> Standing:
-        """How things stand: as found now where that is found at once, else as found last. Returns within `patience` seconds."""
-        questions = [each.wonder() for each in (*self._needed.values(), *self._others.values())]
-        until = time.monotonic() + (self.patience if patience is None else patience)
-        while not all(question.is_set() for question in questions) and time.monotonic() < until:
-            await asyncio.sleep(STEP)
-        return self.standing()
+    async def refresh(self, timeout: float | None = None) -> ReadinessStatus:
+        """Run all checks and return the status within `timeout` seconds.
 
-    def standing(self) -> Standing:
-        """How things stood when last looked at."""
-        lacking = [code for code, check in self._needed.items() if not self._holds(code, check)]
-        bearable = [code for code in lacking if self._is_bearable(code)]
+        A check that takes longer contributes its previous result.
+        """
+        events = [each.refresh() for each in (*self._required.values(), *self._optional.values())]
+        until = time.monotonic() + (self.timeout if timeout is None else timeout)
+        while not all(event.is_set() for event in events) and time.monotonic() < until:
+            await asyncio.sleep(WAIT_STEP_SECONDS)
+        return self.status()
+
+    def status(self) -> ReadinessStatus:
+        """Return the status of the latest results."""
+        failing = [code for code, check in self._required.items() if not self._passes(code, check)]
+        tolerated = [code for code in failing if self._is_in_grace(code)]
         reasons = [DRAINING] if self._draining() else []
-        reasons += [code for code in lacking if code not in bearable]
-        return Standing(
+        reasons += [code for code in failing if code not in tolerated]
+        return ReadinessStatus(
             reasons,
-            bearable
-            + [code for code, check in self._others.items() if not self._holds(code, check)],
+            tolerated
+            + [code for code, check in self._optional.items() if not self._passes(code, check)],
         )
 
-    def failing(self) -> dict[str, bool]:
-        """Each check, and whether it failed when last looked at."""
-        checks = {**self._needed, **self._others}
+    def failing_checks(self) -> dict[str, bool]:
+        """Return for each check whether it failed in its latest result."""
+        checks = {**self._required, **self._optional}
         return {
             DRAINING: self._draining(),
-            **{code: not self._holds(code, check) for code, check in checks.items()},
+            **{code: not self._passes(code, check) for code, check in checks.items()},
         }
 
     async def watch(self) -> None:
-        """Look every few seconds, so that findings are fresh and changes are logged, until cancelled."""
+        """Refresh every few seconds, so that results are fresh and changes are logged."""
         while True:
-            await self.look()
-            await asyncio.sleep(EVERY)
+            await self.refresh()
+            await asyncio.sleep(WATCH_SECONDS)
 
-    def _holds(self, code: str, check: Lately[None]) -> bool:
-        """Whether a check has passed lately and does not hang; a change is logged."""
-        found = check.found()
-        holds = found.error is None and found.age < STALE and found.waiting < HANGS
-        if holds:
-            self._held[code] = self._clock() - found.age
-        looked = (
-            found.waiting >= HANGS or found.age < STALE
-        )  # else nothing is known yet, and there is nothing to say
-        if looked and self._known.get(code, True) != holds:
-            why = (
-                f"no answer for {found.waiting:.1f} s" if found.error is None else str(found.error)
+    def _passes(self, code: str, check: BackgroundProbe[None]) -> bool:
+        """Return whether a check passed recently and does not hang; log a change."""
+        result = check.latest()
+        passes = (
+            result.error is None
+            and result.age_seconds < STALE_SECONDS
+            and result.pending_seconds < HANG_SECONDS
+        )
+        if passes:
+            self._last_passed[code] = self._clock() - result.age_seconds
+        # Without a recent result there is nothing to log.
+        is_known = result.pending_seconds >= HANG_SECONDS or result.age_seconds < STALE_SECONDS
+        if is_known and self._logged.get(code, True) != passes:
+            reason = (
+                f"no answer for {result.pending_seconds:.1f} s"
+                if result.error is None
+                else str(result.error)
             )
             LOGGER.log(
-                20 if holds else 30,
-                "a check passes again" if holds else "a check fails",
-                extra={"check": code, "why": why},
+                20 if passes else 30,
+                "a check passes again" if passes else "a check fails",
+                extra={"check": code, "why": reason},
             )
-            self._known[code] = holds
-        return holds
+            self._logged[code] = passes
+        return passes
 
-    def _is_bearable(self, code: str) -> bool:
-        """Whether what is needed held so lately that requests can be answered without it."""
-        return code in self._held and self._clock() - self._held[code] < self._graces.get(code, 0.0)
+    def _is_in_grace(self, code: str) -> bool:
+        """Return whether a failing required check is still in its grace period."""
+        return code in self._last_passed and self._clock() - self._last_passed[
+            code
+        ] < self._graces.get(code, 0.0)

@@ -1,6 +1,6 @@
-"""Traces of requests: a span for each, within the caller's trace when they send a traceparent; what it did below it.
+"""Request traces: one span per request, a child of `traceparent` if the client sent one.
 
-Added to the app only when traces are on (see `xcray.telemetry.tracing`).
+The middleware is added only if tracing is on (see `xcray.telemetry.tracing`).
 """
 
 from __future__ import annotations
@@ -8,43 +8,44 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcray.errors import XcrayError
-from xcray.jobs.database.engine import Heard
-from xcray.service.http.edge import QUIET
+from xcray.jobs.database.engine import TransactionObserver
+from xcray.service.http.edge import QUIET_PATHS
 from xcray.service.http.problems import status_of
-from xcray.service.observability.request_log import NO_REQUEST, REQUEST_ID, tell
+from xcray.service.observability.request_log import NO_REQUEST, REQUEST_ID, add_log_context
 from xcray.telemetry import tracing
 
 
-class TracedRequests:
-    """ASGI middleware within the guard."""
+class TracingMiddleware:
+    """ASGI middleware inside the edge middleware."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, inside a span that is named by the route's template: paths hold names."""
-        if scope["type"] != "http" or scope["path"] in QUIET:
+        """Run a request in a span named by the route's template, because paths contain names."""
+        if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
             await self._app(scope, receive, send)
             return
         status = 0
 
-        async def noting(message: Message) -> None:
+        async def send_with_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
-        given = next(
+        parent = next(
             (value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"),
             None,
         )
         with tracing.span(
-            scope["method"], parent=given, kind="SERVER", request_id=REQUEST_ID.get()
+            scope["method"], parent=parent, kind="SERVER", request_id=REQUEST_ID.get()
         ) as span:
-            tell(trace=tracing.trace_id())
+            add_log_context(trace=tracing.current_trace_id())
             try:
-                await self._app(scope, receive, noting)
-            except XcrayError as error:  # the guard answers it
+                await self._app(scope, receive, send_with_status)
+            # The edge middleware sends the response.
+            except XcrayError as error:
                 status = status_of(error)
                 raise
             finally:
@@ -59,14 +60,13 @@ class TracedRequests:
                 )
 
 
-def traced_store(heard: Heard) -> Heard:
-    """`heard`, which also makes a transaction of the store a span of whatever is going on."""
+def trace_transactions(observer: TransactionObserver) -> TransactionObserver:
+    """Return an observer that also records transactions of the store as spans."""
 
-    def told(door: str, seconds: float, answered: bool) -> None:
-        heard(door, seconds, answered)
-        if (
-            REQUEST_ID.get() != NO_REQUEST
-        ):  # those who look at the queue twice a second are no part of anything
-            tracing.happened(f"store {door}", seconds, answered=answered)
+    def observe(door: str, seconds: float, answered: bool) -> None:
+        observer(door, seconds, answered)
+        # Polls of the queue, twice per second, belong to no request.
+        if REQUEST_ID.get() != NO_REQUEST:
+            tracing.record_span(f"store {door}", seconds, answered=answered)
 
-    return told
+    return observe

@@ -1,7 +1,8 @@
-"""Figures of the store for Prometheus: jobs, queue, and what runs told. The same from whoever is asked.
+"""Prometheus metrics of the store: jobs, queue and run metrics. Every process returns the same.
 
-They are read when somebody asks, by a thread that may wait for the store; whoever asks gets those of a moment ago and waits for
-nothing long. `xcray_store_figures_age_seconds` says how old they are, so that a store that does not answer shows.
+A background thread reads them at each scrape and can wait for the store. Callers get slightly stale
+values and never wait long. `xcray_store_metrics_age_seconds` is their age, which shows when the
+store does not answer.
 """
 
 from __future__ import annotations
@@ -20,176 +21,215 @@ from prometheus_client.registry import Collector
 
 from xcray.jobs.job import KINDS
 from xcray.jobs.states import FAILED, TERMINAL
-from xcray.jobs.store import metric_deltas as tally
-from xcray.jobs.store.statistics import StoreFigures
-from xcray.service.observability.metrics import REPLICA
-from xcray.service.observability.probe import Lately
+from xcray.jobs.store import metric_deltas
+from xcray.jobs.store.statistics import StoreStatistics
+from xcray.service.observability.metrics import REPLICA_PREFIX
+from xcray.service.observability.probe import BackgroundProbe
 from xcray.telemetry.progress import (
-    ANSWERED,
-    CLASSES,
-    COPIED,
+    BATCHES_COPIED,
+    CLASSES_SOLVED,
     EPOCHS,
     NODES_LOST,
-    ROWS,
-    SECONDS,
+    ROWS_ANSWERED,
+    ROWS_TRAINED,
+    WORKER_SECONDS,
     WORKERS_LOST,
 )
 from xcray.workers.timeline import DONE, OUTCOMES
 
-STORE: Final = "Of the store: "
-FRESH_SECONDS: Final = 2.0  # figures younger than that are shown again
-PATIENCE: Final = 0.1  # seconds that a scrape waits for newer ones
-COUNTERS: Final = {  # name without _total -> what, labels
-    tally.ENDED: (
-        "jobs that ended, by kind, status and class of reason",
+STORE_PREFIX: Final = "Of the store: "
+# Stores keep these counters under their first names, so that existing stores keep their counts.
+EXPOSED_NAMES: Final = {
+    "xcray_jobs_ended_total": "xcray_jobs_completed_total",
+    "xcray_runner_looks_total": "xcray_runner_queue_polls_total",
+    "xcray_batches_copied_total": "xcray_batches_speculative_total",
+}
+MAX_AGE_SECONDS: Final = 2.0  # younger values are exported again
+SCRAPE_TIMEOUT_SECONDS: Final = 0.1  # a scrape waits at most that long for newer values
+COUNTERS: Final = {  # stored name -> description, labels
+    metric_deltas.JOBS_COMPLETED: (
+        "completed jobs, by kind, status and class of reason",
         ("kind", "status", "reason"),
     ),
-    tally.LOST: ("attempts whose runner vanished or could not be launched", ()),
-    tally.LOOKS: ("looks of runners at the queue, every few seconds", ()),
-    tally.DONE[CLASSES]: ("classes whose solving was finished", ()),
-    tally.DONE[SECONDS]: ("seconds of workers for work that counted, by kind of job", ("kind",)),
-    tally.DONE[EPOCHS]: ("epochs and rounds of trainings that go in such", ()),
-    tally.DONE[ROWS]: ("rows that these passed", ()),
-    tally.DONE[ANSWERED]: ("rows answered by batch predictions", ()),
-    tally.BATCHES: (
-        "batches of labels or rows, and visits of blocks, by how they ended: done, duplicate, lost or stopped",
+    metric_deltas.ATTEMPTS_LOST: ("attempts whose runner disappeared or could not be launched", ()),
+    metric_deltas.QUEUE_POLLS: ("queue polls by runners", ()),
+    metric_deltas.ATTEMPT_COUNTERS[CLASSES_SOLVED]: ("classes solved", ()),
+    metric_deltas.ATTEMPT_COUNTERS[WORKER_SECONDS]: (
+        "worker seconds of committed work, by kind of job",
+        ("kind",),
+    ),
+    metric_deltas.ATTEMPT_COUNTERS[EPOCHS]: ("epochs and rounds of iterative trainings", ()),
+    metric_deltas.ATTEMPT_COUNTERS[ROWS_TRAINED]: ("rows processed by these epochs and rounds", ()),
+    metric_deltas.ATTEMPT_COUNTERS[ROWS_ANSWERED]: ("rows predicted by batch predictions", ()),
+    metric_deltas.BATCHES_BY_OUTCOME: (
+        "batches of labels or rows and block passes, by outcome: done, duplicate, lost or stopped",
         ("outcome",),
     ),
-    tally.WASTED: ("seconds of workers for work that did not count, by how it ended", ("outcome",)),
-    tally.DONE[COPIED]: ("batches begun a second time beside the first, whose worker was late", ()),
-    tally.DONE[WORKERS_LOST]: ("workers that died or fell silent while they worked for a job", ()),
-    tally.DONE[NODES_LOST]: (
-        "machines that vanished from the Ray of a running job; each such job counts them",
+    metric_deltas.WASTED_SECONDS: ("worker seconds of discarded work, by outcome", ("outcome",)),
+    metric_deltas.ATTEMPT_COUNTERS[BATCHES_COPIED]: (
+        "batches started a second time because their worker was late",
+        (),
+    ),
+    metric_deltas.ATTEMPT_COUNTERS[WORKERS_LOST]: (
+        "workers that died or stopped responding while working for a job",
+        (),
+    ),
+    metric_deltas.ATTEMPT_COUNTERS[NODES_LOST]: (
+        "nodes that disappeared from the Ray cluster of a running job; each affected job counts "
+        "them",
         (),
     ),
 }
 
-FROM_THE_START: Final[
-    dict[str, list[tuple[str, ...]]]
-] = {  # labels that are shown as 0: what shows first as 1 has never risen
-    tally.ENDED: [
+# Labels exported as 0 from the start: a series that first appears as 1 shows no increase.
+INITIAL_LABELS: Final[dict[str, list[tuple[str, ...]]]] = {
+    metric_deltas.JOBS_COMPLETED: [
         (kind, status, reason)
         for kind in KINDS
         for status in sorted(TERMINAL)
-        for reason in (sorted(tally.REASONS | {"INPUT"}) if status == FAILED else ["NONE"])
+        for reason in (
+            sorted(metric_deltas.SYSTEM_REASONS | {"INPUT"}) if status == FAILED else ["NONE"]
+        )
     ],
-    tally.DONE[SECONDS]: [(kind,) for kind in sorted(tally.KINDS_OF_PHASE.values())],
-    tally.BATCHES: [(outcome,) for outcome in OUTCOMES],
-    tally.WASTED: [(outcome,) for outcome in OUTCOMES if outcome != DONE],
+    metric_deltas.ATTEMPT_COUNTERS[WORKER_SECONDS]: [
+        (kind,) for kind in sorted(metric_deltas.KIND_BY_PHASE.values())
+    ],
+    metric_deltas.BATCHES_BY_OUTCOME: [(outcome,) for outcome in OUTCOMES],
+    metric_deltas.WASTED_SECONDS: [(outcome,) for outcome in OUTCOMES if outcome != DONE],
 }
 
 
 class StoreCollector(Collector):
-    """Shows what `ask` finds, see `xcray.jobs.store.statistics`."""
+    """Collector of the metrics of the store, see `xcray.jobs.store.statistics`."""
 
     def __init__(
         self,
-        ask: Callable[[], StoreFigures],
-        fresh: float = FRESH_SECONDS,
-        patience: float = PATIENCE,
+        read_statistics: Callable[[], StoreStatistics],
+        max_age: float = MAX_AGE_SECONDS,
+        timeout: float = SCRAPE_TIMEOUT_SECONDS,
     ) -> None:
-        self._lately = Lately("xcray-figures", ask)
-        self._fresh = fresh
-        self._patience = patience
+        self._probe = BackgroundProbe("xcray-store-metrics", read_statistics)
+        self._max_age = max_age
+        self._timeout = timeout
 
     def collect(self) -> Iterator[Metric]:
-        """The newest figures; none but their age while there are none."""
-        found = self._lately.soon(self._fresh, self._patience)
-        what = f"{REPLICA}seconds since figures of the store were read."
-        yield GaugeMetricFamily("xcray_store_figures_age_seconds", what, found.age)
-        if found.value is not None:
-            yield from families(found.value)
+        """Yield the newest metrics, or only their age if there are none yet."""
+        result = self._probe.get(self._max_age, self._timeout)
+        description = f"{REPLICA_PREFIX}seconds since the store metrics were read."
+        yield GaugeMetricFamily("xcray_store_metrics_age_seconds", description, result.age_seconds)
+        if result.value is not None:
+            yield from families(result.value)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is asked of the store when this is registered."""
-        yield from families(StoreFigures({}, 0.0, ()))
+        """Yield the metric names without a query of the store."""
+        yield from families(StoreStatistics({}, 0.0, ()))
 
 
-def families(at: StoreFigures) -> Iterator[Metric]:
-    """All figures of a look at the store."""
-    yield _by_status(at.jobs)
+def families(statistics: StoreStatistics) -> Iterator[Metric]:
+    """Yield all metrics of the store."""
+    yield _by_status(statistics.jobs)
     yield _gauge(
-        "xcray_jobs_waiting_oldest_seconds",
-        "seconds that the oldest waiting job has been waiting",
-        at.waiting,
+        "xcray_jobs_oldest_pending_seconds",
+        "waiting time of the oldest pending job in seconds",
+        statistics.longest_wait,
     )
-    yield _waits(at)
-    for name, (what, labels) in COUNTERS.items():
-        yield _counter(name, what, labels, at)
-    yield from _running([each.get("vitals", {}) for each in at.running])
-    what = "seconds until the last of the running jobs is foreseen to have done its main phase; 0 when none says"
+    yield _wait_histogram(statistics)
+    for name, (description, labels) in COUNTERS.items():
+        yield _counter(name, description, labels, statistics)
+    yield from _running_job_metrics([each.get("vitals", {}) for each in statistics.running])
+    description = (
+        "estimated seconds until the last running job finishes its main phase; "
+        "0 without an estimate"
+    )
     yield _gauge(
         "xcray_jobs_remaining_seconds",
-        what,
-        max((each.get("eta") or 0.0 for each in at.running), default=0.0),
+        description,
+        max((each.get("eta") or 0.0 for each in statistics.running), default=0.0),
     )
 
 
-def _running(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
-    """How the runs under way are doing, together."""
+def _running_job_metrics(vitals: list[Mapping[str, Any]]) -> Iterator[Metric]:
+    """Yield the totals of the running jobs."""
     workers = sum(each.get("workers", 0) for each in vitals)
     busy = sum(each.get("workers", 0) * (each.get("busy_share") or 0.0) for each in vitals)
-    yield _gauge("xcray_workers", "workers of running jobs that are there", workers)
-    wanted = sum(each.get("workers_wanted", 0) for each in vitals)
+    yield _gauge("xcray_workers", "active workers of running jobs", workers)
+    desired = sum(each.get("workers_wanted", 0) for each in vitals)
     yield _gauge(
-        "xcray_workers_wanted",
-        "workers that running jobs could use; more than there are: the cluster is full",
-        wanted,
+        "xcray_workers_desired",
+        "workers that running jobs can use; more than xcray_workers: the cluster is full",
+        desired,
     )
     yield _gauge(
         "xcray_workers_busy_share",
-        "share of their time in which these worked, lately; 0 to 1",
+        "recent share of time in which these workers were busy, 0 to 1",
         busy / max(1, workers),
     )
     gaps = (each.get("largest_gap") or 0.0 for each in vitals)
-    what = "largest duality gap of the classes that running jobs have solved, by its null objective"
-    yield _gauge("xcray_certified_gap_ratio", what, max(gaps, default=0.0))
-    stored = max(
-        (each.get("object_store_bytes") or 0 for each in vitals), default=0
-    )  # jobs on one cluster see the same stores
+    description = (
+        "largest duality gap of the classes solved by running jobs, relative to the null objective"
+    )
+    yield _gauge("xcray_max_relative_duality_gap", description, max(gaps, default=0.0))
+    # Jobs on one cluster report the same object stores.
+    store_bytes = max((each.get("object_store_bytes") or 0 for each in vitals), default=0)
     yield _gauge(
         "xcray_object_store_bytes",
-        "bytes of first copies in the object stores of the Ray that running jobs use; others may be dropped",
-        stored,
+        "bytes of primary copies in the Ray object stores used by running jobs",
+        store_bytes,
     )
 
 
-def _waits(at: StoreFigures) -> Metric:
-    """The histogram of how long jobs waited."""
-    found = {labels["le"]: value for name, labels, value in at.counted if name == tally.WAIT}
-    bounds = [str(seconds) for seconds in tally.WAIT_SECONDS] + ["+Inf"]
-    counts = accumulate(found.get(bound, 0.0) for bound in bounds)
+def _wait_histogram(statistics: StoreStatistics) -> Metric:
+    """Return the histogram of queue waiting times."""
+    counts_by_label = {
+        labels["le"]: value
+        for name, labels, value in statistics.counters
+        if name == metric_deltas.QUEUE_WAIT
+    }
+    bounds = [str(seconds) for seconds in metric_deltas.QUEUE_WAIT_BUCKETS] + ["+Inf"]
+    counts = accumulate(counts_by_label.get(bound, 0.0) for bound in bounds)
     buckets = list(zip(bounds, counts, strict=True))
-    what = "seconds from submitting or resuming a job to the start of an attempt"
+    description = "seconds from submitting or resuming a job to the start of an attempt"
     return HistogramMetricFamily(
-        tally.WAIT, f"{STORE}{what}.", buckets=buckets, sum_value=at.counter(tally.WAIT_SUM)
+        metric_deltas.QUEUE_WAIT,
+        f"{STORE_PREFIX}{description}.",
+        buckets=buckets,
+        sum_value=statistics.counter_total(metric_deltas.QUEUE_WAIT_SUM),
     )
 
 
-def _counter(name: str, what: str, labels: Iterable[str], at: StoreFigures) -> Metric:
-    """A counter by its labels; 0 for those that are known and were not counted yet."""
+def exposed_name(name: str) -> str:
+    """Return the metric name of a stored counter."""
+    return EXPOSED_NAMES.get(name, name)
+
+
+def _counter(
+    name: str, description: str, labels: Iterable[str], statistics: StoreStatistics
+) -> Metric:
+    """Return a counter by its labels; known labels without a count are 0."""
     names = list(labels)
-    family = CounterMetricFamily(name.removesuffix("_total"), f"{STORE}{what}.", labels=names)
-    found = {
-        tuple(told.get(label, "") for label in names): value
-        for each, told, value in at.counted
+    family = CounterMetricFamily(
+        exposed_name(name).removesuffix("_total"), f"{STORE_PREFIX}{description}.", labels=names
+    )
+    counts_by_label = {
+        tuple(labels_of.get(label, "") for label in names): value
+        for each, labels_of, value in statistics.counters
         if each == name
     }
     for values, value in (
-        dict.fromkeys(FROM_THE_START.get(name, [()] if not names else []), 0.0) | found
+        dict.fromkeys(INITIAL_LABELS.get(name, [()] if not names else []), 0.0) | counts_by_label
     ).items():
         family.add_metric(values, value)
     return family
 
 
-def _gauge(name: str, what: str, value: float) -> Metric:
-    """One figure."""
-    return GaugeMetricFamily(name, f"{STORE}{what}.", value)
+def _gauge(name: str, description: str, value: float) -> Metric:
+    """Return a gauge without labels."""
+    return GaugeMetricFamily(name, f"{STORE_PREFIX}{description}.", value)
 
 
 def _by_status(jobs: Mapping[str, float]) -> Metric:
-    """How many jobs have each status."""
-    family = GaugeMetricFamily("xcray_jobs", f"{STORE}jobs by status.", labels=["status"])
+    """Return the number of jobs per status."""
+    family = GaugeMetricFamily("xcray_jobs", f"{STORE_PREFIX}jobs by status.", labels=["status"])
     for status, count in jobs.items():
         family.add_metric([status], count)
     return family

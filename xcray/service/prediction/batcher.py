@@ -1,12 +1,17 @@
-"""Where predictions are computed: at once when they are cheap, in threads when not, together when they wait; or refused.
+"""Dynamic batching and admission control for predictions.
 
-One desk a process, used on its event loop. What a computation will take is foreseen from what its like took before.
+One batcher per process, used on its event loop. The duration of a computation is predicted from
+earlier computations of the same kind.
 
-Cheap ones run on the event loop itself, in its next turn: handing them to a thread and back takes longer than most of them,
-and under load a thread waits for the interpreter. All that came in by that turn and ask the same of the same model are one call,
-so batches grow by themselves when requests come faster than they are answered, and nobody ever waits for company. Others run in
-threads; those that find all threads busy are taken together when one falls free. `seconds` bounds what is computed in one turn,
-and `IN_THREADS` times that what a thread takes together, so that no request waits long for its companions.
+Cheap computations run on the event loop itself, in its next iteration. Handing them to a thread and
+back takes longer than most of them, and under load a thread waits for the interpreter lock. All
+cheap requests with the same key that have arrived by that iteration are computed in one call.
+Batches therefore grow when requests arrive faster than they are answered, and no request ever waits
+for others to arrive.
+
+Expensive computations run in threads. Requests that find all threads busy are batched when a thread
+becomes free. `inline_seconds` limits the computation per loop iteration, and `THREAD_BATCH_FACTOR`
+times that limits a batch in a thread, so that no request waits long for the others of its batch.
 """
 
 from __future__ import annotations
@@ -24,182 +29,196 @@ from typing import Any, Final, TypeAlias
 
 from xcray.errors import Unavailable
 
-Together: TypeAlias = Callable[
-    [list[Any]], Sequence[Any]
-]  # what was given, of several -> as many results
+# payloads of several requests -> one result per payload
+BatchFn: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
-LEARNING: Final = 0.2  # share of the newest measurement in what is foreseen
-IN_THREADS: Final = 4.0  # a thread takes so many times as much together as the loop
-KNOWN: Final = 4096  # kinds of computations whose pace is remembered
+SMOOTHING: Final = 0.2  # weight of the newest measurement in the predicted duration
+THREAD_BATCH_FACTOR: Final = 4.0  # limit of a batch in a thread, in units of `inline_seconds`
+MAX_KEYS: Final = 4096  # keys whose duration is remembered
 
 
 @dataclass(eq=False, slots=True)
-class _Work:
+class _WorkItem:
     """One computation that waits."""
 
     key: Hashable
-    given: Any
+    payload: Any
     weight: float
-    together: Together
-    joins: bool
+    compute_batch: BatchFn
+    batchable: bool
     future: asyncio.Future[Any]
 
 
-class Desk:
-    """Computes for one event loop."""
+class Batcher:
+    """Dynamic batcher of one event loop."""
 
     def __init__(
         self,
         threads: int,
-        rows: int,
-        seconds: float,
+        max_rows: int,
+        inline_seconds: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """threads: for what is not cheap. rows: at most so many wait or are computed. seconds: see above; 0: all go to threads."""
+        """Create a batcher and its threads.
+
+        threads: for expensive computations. max_rows: limit of rows that wait or are computed.
+        inline_seconds: computation per loop iteration; 0 sends everything to the threads.
+        """
         self._threads = threads
-        self._most = rows
-        self._seconds = seconds
+        self._max_rows = max_rows
+        self._inline_seconds = inline_seconds
         self._clock = clock
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="xcray-predict")
-        self._cheap: deque[_Work] = deque()
-        self._others: deque[_Work] = deque()
-        self._pace: dict[Hashable, float] = {}  # seconds for a weight of one
+        self._cheap: deque[_WorkItem] = deque()
+        self._expensive: deque[_WorkItem] = deque()
+        self._seconds_per_weight: dict[Hashable, float] = {}  # duration of a work item of weight 1
         self._row_seconds = 0.0
-        self._busy = self.rows = 0
-        self._woken = False
+        self._busy_threads = self.pending_rows = 0
+        self._tick_scheduled = False
 
     @contextmanager
-    def place(self, rows: int) -> Iterator[None]:
-        """Room for so many rows until they are answered. Raises Unavailable BUSY when there is none; one request always fits."""
-        if self.rows and self.rows + rows > self._most:
-            seconds = max(1, math.ceil(self.rows * self._row_seconds))
+    def admit(self, rows: int) -> Iterator[None]:
+        """Reserve capacity for `rows` rows until they are answered.
+
+        Raises Unavailable BUSY if the limit is exceeded. A single request is always admitted.
+        """
+        if self.pending_rows and self.pending_rows + rows > self._max_rows:
+            seconds = max(1, math.ceil(self.pending_rows * self._row_seconds))
             wait = "a second" if seconds == 1 else f"{seconds} seconds"
             raise Unavailable(
                 f"too many predictions are waiting: try again in {wait}",
                 code="BUSY",
                 retry_after=seconds,
             )
-        self.rows += rows
+        self.pending_rows += rows
         try:
             yield
         finally:
-            self.rows -= rows
+            self.pending_rows -= rows
 
-    async def compute(
+    async def submit(
         self,
         key: Hashable,
-        given: Any,
-        together: Together,
+        payload: Any,
+        compute_batch: BatchFn,
         *,
         weight: float = 1.0,
-        joins: bool = True,
+        batchable: bool = True,
     ) -> Any:
-        """`together([given])[0]`, computed now or soon. Raises what it raises.
+        """Return `compute_batch([payload])[0]`, computed now or soon. Raises what it raises.
 
-        key: what is alike: works of one key have the same `together`, take seconds in proportion to their `weight`, and may be
-        computed in one call when each of them `joins`.
+        key: kind of computation. Work items of one key share `compute_batch`, and their durations
+        are proportional to their `weight`. They can be computed in one call if all of them are
+        `batchable`.
         """
         loop = asyncio.get_running_loop()
-        work = _Work(key, given, weight, together, joins, loop.create_future())
-        pace = self._pace.get(key)
+        item = _WorkItem(key, payload, weight, compute_batch, batchable, loop.create_future())
+        seconds_per_weight = self._seconds_per_weight.get(key)
         (
-            self._cheap if pace is not None and pace * weight <= self._seconds else self._others
-        ).append(work)
-        self._wake(loop)
-        return await work.future
+            self._cheap
+            if seconds_per_weight is not None
+            and seconds_per_weight * weight <= self._inline_seconds
+            else self._expensive
+        ).append(item)
+        self._schedule_tick(loop)
+        return await item.future
 
     def close(self) -> None:
-        """Compute no more; what waits is cancelled."""
+        """Stop computing; waiting work items are cancelled."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for work in (*self._cheap, *self._others):
-            work.future.cancel()
+        for item in (*self._cheap, *self._expensive):
+            item.future.cancel()
 
-    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have `_turn` called in the next turn of the loop."""
-        if not self._woken:
-            self._woken = True
-            loop.call_soon(self._turn, loop)
+    def _schedule_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Schedule `_tick` for the next iteration of the loop."""
+        if not self._tick_scheduled:
+            self._tick_scheduled = True
+            loop.call_soon(self._tick, loop)
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Compute what is cheap, up to `seconds` of it; start what the threads have room for."""
-        self._woken = False
-        while self._others and self._busy < self._threads:
-            works = self._next(self._others, IN_THREADS * self._seconds)
-            if works:
-                self._busy += 1
-                started = loop.run_in_executor(self._pool, self._computed, works)
-                started.add_done_callback(partial(self._ended, loop, works))
-        if self._cheap and (works := self._next(self._cheap, self._seconds)):
-            self._tell(works, *self._computed(works))
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Compute cheap items for up to `inline_seconds` and start batches in idle threads."""
+        self._tick_scheduled = False
+        while self._expensive and self._busy_threads < self._threads:
+            batch = self._next_batch(self._expensive, THREAD_BATCH_FACTOR * self._inline_seconds)
+            if batch:
+                self._busy_threads += 1
+                future = loop.run_in_executor(self._pool, self._run_batch, batch)
+                future.add_done_callback(partial(self._on_thread_done, loop, batch))
+        if self._cheap and (batch := self._next_batch(self._cheap, self._inline_seconds)):
+            self._deliver(batch, *self._run_batch(batch))
         if self._cheap:
-            self._wake(loop)
+            self._schedule_tick(loop)
 
-    def _next(self, waiting: deque[_Work], seconds: float) -> list[_Work]:
-        """The work that waits longest, and those alike, as many as `seconds` hold, in order. Empty when nobody awaits it."""
+    def _next_batch(self, waiting: deque[_WorkItem], seconds: float) -> list[_WorkItem]:
+        """Remove and return the oldest item, with others of its key that fit into `seconds`.
+
+        Items stay in order. Empty if the caller of the oldest item is gone.
+        """
         first = waiting.popleft()
-        if first.future.done():  # whoever asked is gone
+        if first.future.done():  # its caller was cancelled
             return []
-        if not (first.joins and waiting):
+        if not (first.batchable and waiting):
             return [first]
-        works, rest = [first], []
-        pace = self._pace.get(first.key)
-        room = seconds / pace - first.weight if pace else 0.0
-        for work in waiting:
+        batch, rest = [first], []
+        seconds_per_weight = self._seconds_per_weight.get(first.key)
+        budget = seconds / seconds_per_weight - first.weight if seconds_per_weight else 0.0
+        for item in waiting:
             if (
-                work.key == first.key
-                and work.joins
-                and work.weight <= room
-                and not work.future.done()
+                item.key == first.key
+                and item.batchable
+                and item.weight <= budget
+                and not item.future.done()
             ):
-                room -= work.weight
-                works.append(work)
+                budget -= item.weight
+                batch.append(item)
             else:
-                rest.append(work)
+                rest.append(item)
         waiting.clear()
         waiting.extend(rest)
-        return works
+        return batch
 
-    def _computed(self, works: list[_Work]) -> tuple[list[Any], float]:
-        """Results, or errors in their places, and the seconds that it took. In any thread."""
-        begun = self._clock()
+    def _run_batch(self, batch: list[_WorkItem]) -> tuple[list[Any], float]:
+        """Return results (or errors in their places) and the seconds taken. Runs in any thread."""
+        started = self._clock()
         try:
-            results: list[Any] = list(works[0].together([work.given for work in works]))
-            if len(results) != len(works):
-                raise RuntimeError(f"{len(results)} results of {len(works)} works")
+            results: list[Any] = list(batch[0].compute_batch([item.payload for item in batch]))
+            if len(results) != len(batch):
+                raise RuntimeError(f"{len(results)} results for {len(batch)} work items")
         except Exception as error:
-            if len(works) > 1:  # one of them is at fault: the others shall not feel it
-                return [self._computed([work])[0][0] for work in works], self._clock() - begun
+            # compute one by one, so that one failing item does not affect the others
+            if len(batch) > 1:
+                return [self._run_batch([item])[0][0] for item in batch], self._clock() - started
             results = [error]
-        return results, self._clock() - begun
+        return results, self._clock() - started
 
-    def _ended(
+    def _on_thread_done(
         self,
         loop: asyncio.AbstractEventLoop,
-        works: list[_Work],
+        batch: list[_WorkItem],
         done: asyncio.Future[tuple[list[Any], float]],
     ) -> None:
-        """A thread is free again."""
-        self._busy -= 1
+        """Deliver the results of a batch that a thread has finished."""
+        self._busy_threads -= 1
         if done.cancelled():
-            for work in works:
-                work.future.cancel()
+            for item in batch:
+                item.future.cancel()
             return
-        self._tell(works, *done.result())
-        if self._others:
-            self._wake(loop)
+        self._deliver(batch, *done.result())
+        if self._expensive:
+            self._schedule_tick(loop)
 
-    def _tell(self, works: list[_Work], results: list[Any], seconds: float) -> None:
-        """Hand out results, and learn from what they took."""
-        for work, result in zip(works, results, strict=True):
-            if work.future.done():
+    def _deliver(self, batch: list[_WorkItem], results: list[Any], seconds: float) -> None:
+        """Set the results of a batch and update the predicted duration of its key."""
+        for item, result in zip(batch, results, strict=True):
+            if item.future.done():
                 continue
             if isinstance(result, Exception):
-                work.future.set_exception(result)
+                item.future.set_exception(result)
             else:
-                work.future.set_result(result)
-        pace = seconds / sum([work.weight for work in works])
-        known = self._pace.get(works[0].key, pace)
-        if len(self._pace) >= KNOWN:
-            self._pace.clear()
-        self._pace[works[0].key] = known + LEARNING * (pace - known)
-        self._row_seconds += LEARNING * (seconds / len(works) - self._row_seconds)
+                item.future.set_result(result)
+        measured = seconds / sum([item.weight for item in batch])
+        predicted = self._seconds_per_weight.get(batch[0].key, measured)
+        if len(self._seconds_per_weight) >= MAX_KEYS:
+            self._seconds_per_weight.clear()
+        self._seconds_per_weight[batch[0].key] = predicted + SMOOTHING * (measured - predicted)
+        self._row_seconds += SMOOTHING * (seconds / len(batch) - self._row_seconds)

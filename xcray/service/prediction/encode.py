@@ -1,4 +1,7 @@
-"""Replies of predictions as bytes, written once: what `schemas.PredictReply` describes, which a test compares."""
+"""Encoding of predict replies as JSON bytes.
+
+The bytes match `schemas.PredictReply`; a test compares both.
+"""
 
 from __future__ import annotations
 
@@ -10,69 +13,79 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float64
-from xcray.index.search_result import Answer
-from xcray.service.models.cache import Loaded
+from xcray.index.search_result import SearchResult
+from xcray.service.models.cache import LoadedModel
 
-FEW: Final = 24  # names that are asked for one by one (0.6 us each); for more, Arrow's take is faster (12 us, and 0.05 us each)
-AT_ONCE: Final = 65_536  # labels that are written in one go: large replies leave the interpreter to others now and then
+# up to this many names are read one by one (0.6 us each); for more, Arrow's take is faster (12 us
+# plus 0.05 us each)
+MAX_SCALAR_LOOKUPS: Final = 24
+# labels encoded per call: between chunks of a large reply, other threads can take the interpreter
+# lock
+LABELS_PER_CHUNK: Final = 65_536
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def predict_reply(
-    loaded: Loaded, answer: Answer, certificate: bool, probabilities: Float64 | None
+def encode_predict_reply(
+    loaded: LoadedModel, result: SearchResult, certificate: bool, probabilities: Float64 | None
 ) -> bytes:
-    """The reply of the version that is `loaded`. probabilities: (n, k), when they were asked for."""
-    n_rows, k = answer.labels.shape
-    step = max(1, AT_ONCE // max(1, k))
+    """Return the reply of a model version as JSON.
+
+    probabilities: (n, k) if requested, else None.
+    """
+    n_rows, k = result.labels.shape
+    step = max(1, LABELS_PER_CHUNK // max(1, k))
     if n_rows <= step:
-        predictions = _predictions(loaded, answer, certificate, probabilities)
-        return _ENCODER.encode({"model": msgspec.Raw(loaded.answerer), "predictions": predictions})
+        predictions = _to_predictions(loaded, result, certificate, probabilities)
+        return _ENCODER.encode({"model": msgspec.Raw(loaded.served_by), "predictions": predictions})
     parts = []
     for begin in range(0, n_rows, step):
         rows = slice(begin, begin + step)
-        some = None if probabilities is None else probabilities[rows]
-        part = _predictions(
-            loaded, Answer._make([each[rows] for each in answer]), certificate, some
+        part_probabilities = None if probabilities is None else probabilities[rows]
+        part = _to_predictions(
+            loaded,
+            SearchResult._make([column[rows] for column in result]),
+            certificate,
+            part_probabilities,
         )
         parts.append(_ENCODER.encode(part)[1:-1])
-    return b'{"model":' + loaded.answerer + b',"predictions":[' + b",".join(parts) + b"]}"
+    return b'{"model":' + loaded.served_by + b',"predictions":[' + b",".join(parts) + b"]}"
 
 
-def _predictions(
-    loaded: Loaded, answer: Answer, certificate: bool, probabilities: Float64 | None
+def _to_predictions(
+    loaded: LoadedModel, result: SearchResult, certificate: bool, probabilities: Float64 | None
 ) -> list[dict[str, Any]]:
-    """What is said of each row."""
-    names = names_of(loaded.predictor.model.label_names, answer.labels)
+    """Return one JSON-ready dict per row."""
+    names = to_label_names(loaded.predictor.model.label_names, result.labels)
     predictions: list[dict[str, Any]] = [
         {"labels": row, "scores": scores}
-        for row, scores in zip(names, answer.scores.tolist(), strict=True)
+        for row, scores in zip(names, result.scores.tolist(), strict=True)
     ]
     if probabilities is not None:
         for prediction, row in zip(predictions, probabilities.tolist(), strict=True):
             prediction["probabilities"] = row
     if certificate:
         for i, prediction in enumerate(predictions):
-            prediction["certificate"] = _certificate(answer, i)
+            prediction["certificate"] = _certificate(result, i)
     return predictions
 
 
-def names_of(names: pa.LargeStringArray, labels: np.ndarray) -> list[list[str]]:
-    """Names of label numbers (n, k), row by row."""
+def to_label_names(names: pa.LargeStringArray, labels: np.ndarray) -> list[list[str]]:
+    """Return the names of label numbers (n, k) as one list per row."""
     n_rows, k = labels.shape
     flat = labels.ravel()
-    if len(flat) > FEW:
-        found = names.take(pa.array(flat)).to_pylist()
+    if len(flat) > MAX_SCALAR_LOOKUPS:
+        flat_names = names.take(pa.array(flat)).to_pylist()
     else:
-        found = [names[j].as_py() for j in flat.tolist()]
-    return [found[i * k : (i + 1) * k] for i in range(n_rows)]
+        flat_names = [names[j].as_py() for j in flat.tolist()]
+    return [flat_names[i * k : (i + 1) * k] for i in range(n_rows)]
 
 
-def _certificate(answer: Answer, row: int) -> dict[str, Any]:
-    """The proof of one row."""
-    gap = float(answer.bound_gap[row])
+def _certificate(result: SearchResult, row: int) -> dict[str, Any]:
+    """Return the certificate of one row."""
+    gap = float(result.bound_gap[row])
     return {
-        "exact": bool(answer.exact[row]),
-        "labels_scored": int(answer.labels_scored[row]),
-        "postings_read": int(answer.postings_read[row]),
+        "exact": bool(result.exact[row]),
+        "labels_scored": int(result.labels_scored[row]),
+        "postings_read": int(result.postings_read[row]),
         "bound_gap": gap if math.isfinite(gap) else None,
     }

@@ -1,4 +1,4 @@
-"""A predict request from its body to the bytes of its answer: read, find the model, compute at the desk, write."""
+"""Predict handler: decode the request, find the model, compute in the batcher, encode the reply."""
 
 from __future__ import annotations
 
@@ -14,223 +14,266 @@ from fastapi import Request
 
 from xcray.arrays import CSR, Float64, csr
 from xcray.errors import InputError
-from xcray.index.search_result import Answer
+from xcray.index.search_result import SearchResult
 from xcray.model.model import Model
-from xcray.service.app_state import Rooms
-from xcray.service.http.body import check_type, collect, parse
-from xcray.service.http.limits import count
-from xcray.service.models.cache import Loaded, Wanted
+from xcray.service.app_state import AppState
+from xcray.service.http.body import check_media_type, parse_body, read_body
+from xcray.service.http.limits import count_instances
+from xcray.service.models.cache import LoadedModel, ModelTarget
 from xcray.service.observability.request_log import REQUEST_ID
-from xcray.service.prediction import fast_decode as quick
-from xcray.service.prediction.encode import predict_reply
-from xcray.service.prediction.fast_decode import Ask
-from xcray.service.prediction.instances import taken
-from xcray.service.prediction.offload import heavily
-from xcray.service.prediction.shadow import Copy
+from xcray.service.prediction import fast_decode
+from xcray.service.prediction.encode import encode_predict_reply
+from xcray.service.prediction.fast_decode import PredictQuery
+from xcray.service.prediction.instances import to_rows
+from xcray.service.prediction.offload import run_in_heavy_thread
+from xcray.service.prediction.shadow import ShadowCopy
 from xcray.service.schemas import PredictRequest
 from xcray.service.settings import Settings
 from xcray.telemetry.tracing import span
 
-INLINE: Final = (
-    262_144  # bytes of a body that are read on the event loop: a millisecond; more go to a thread
-)
-STRICT_INLINE: Final = 32_768  # the same for the strict reader
-TAKE_INLINE: Final = (
-    300.0  # weight (see TYPICAL) of a request whose instances are made rows on the event loop
-)
-REPLY_INLINE: Final = 8_192  # labels of a reply that is written on the event loop
-TYPICAL: Final = 4_096  # bytes of a body that weigh as much as a row
-ROUTING_KEY: Final = "x-routing-key"  # equal ones are answered by the same version of a split
-LEAST_MS: Final = (
-    0.01  # of a deadline that passed while the request waited: the search then tells what it has
-)
+# bytes of a body that is decoded on the event loop (a millisecond); larger ones go to a thread
+INLINE_BODY_BYTES: Final = 262_144
+STRICT_INLINE_BYTES: Final = 32_768  # the same for the strict decoder
+# weight (see BODY_BYTES_PER_ROW) of a request whose instances are encoded on the event loop
+INLINE_ENCODE_WEIGHT: Final = 300.0
+INLINE_REPLY_LABELS: Final = 8_192  # labels of a reply that is encoded on the event loop
+BODY_BYTES_PER_ROW: Final = 4_096  # bytes of a body that weigh as much as a row
+ROUTING_KEY: Final = "x-routing-key"  # equal keys get the same version of a traffic split
+# used if the deadline passed while the request waited: the search then returns at once
+MIN_DEADLINE_MS: Final = 0.01
 
-Given = list[str] | CSR
-Answered = tuple[Answer, Float64 | None]  # and the probabilities, when they were asked for
+ModelInput = list[str] | CSR
+SearchOutput = tuple[SearchResult, Float64 | None]  # with probabilities if requested
 
 
-class Told(NamedTuple):
-    """An answer with the version that gave it; probabilities (n, k) when they were asked for."""
+class InferenceResult(NamedTuple):
+    """A search result and the version that computed it; probabilities (n, k) if requested."""
 
-    loaded: Loaded
-    answer: Answer
+    loaded: LoadedModel
+    search: SearchResult
     probabilities: Float64 | None
 
 
-def wanted(request: Request, tenant: str, reference: str) -> Wanted:
-    """What a request asks: its sticky key is the header X-Routing-Key, else the id of the request."""
-    return Wanted(tenant, reference, request.headers.get(ROUTING_KEY) or REQUEST_ID.get())
+def model_target(request: Request, tenant: str, reference: str) -> ModelTarget:
+    """Return the target of a request.
+
+    Its sticky key is the header X-Routing-Key, else the id of the request.
+    """
+    return ModelTarget(tenant, reference, request.headers.get(ROUTING_KEY) or REQUEST_ID.get())
 
 
-async def answer(request: Request, rooms: Rooms, asks: Wanted) -> bytes:
-    """The reply to a predict request, as `schemas.PredictReply` describes it. Raises XcrayError."""
-    begun = time.perf_counter()
-    settings = rooms.settings
-    check_type(request, ("application/json",))
-    body = await collect(request, settings.predict_body_bytes, settings.body_seconds)
+async def handle_predict(request: Request, app_state: AppState, target: ModelTarget) -> bytes:
+    """Return the reply to a predict request, see `schemas.PredictReply`. Raises XcrayError."""
+    started = time.perf_counter()
+    settings = app_state.settings
+    check_media_type(request, ("application/json",))
+    body = await read_body(request, settings.predict_body_bytes, settings.body_idle_timeout_seconds)
     with span("parse", bytes=len(body)):
-        asked = await _read(body, settings)
-    count(request.scope, len(asked.instances))
-    weight = len(asked.instances) + len(body) / TYPICAL
-    told = await answered(
-        rooms,
-        asks,
-        asked,
-        lambda model: taken(model, asked.instances),
-        len(asked.instances),
+        query = await _decode(body, settings)
+    count_instances(request.scope, len(query.instances))
+    weight = len(query.instances) + len(body) / BODY_BYTES_PER_ROW
+    result = await run_inference(
+        app_state,
+        target,
+        query,
+        lambda model: to_rows(model, query.instances),
+        len(query.instances),
         weight,
-        begun,
+        started,
     )
-    reply = partial(predict_reply, told.loaded, told.answer, asked.certificate, told.probabilities)
-    with span("encode", labels=told.answer.labels.size):
-        return reply() if told.answer.labels.size <= REPLY_INLINE else await heavily(reply)
+    n_labels = result.search.labels.size
+    encode = partial(
+        encode_predict_reply,
+        result.loaded,
+        result.search,
+        query.certificate,
+        result.probabilities,
+    )
+    with span("encode", labels=n_labels):
+        return encode() if n_labels <= INLINE_REPLY_LABELS else await run_in_heavy_thread(encode)
 
 
-async def answered(
-    rooms: Rooms,
-    asks: Wanted,
-    asked: Ask,
-    take: Callable[[Model], Given],
+async def run_inference(
+    app_state: AppState,
+    target: ModelTarget,
+    query: PredictQuery,
+    encode: Callable[[Model], ModelInput],
     n_rows: int,
     weight: float,
-    begun: float,
-) -> Told:
-    """What a version says to a request, whatever protocol it came by. Raises XcrayError.
+    started: float,
+) -> InferenceResult:
+    """Answer a query with the version of `target`, for any protocol. Raises XcrayError.
 
-    asks: see `wanted`. take: the model that it means now -> the rows or texts asked about, `n_rows` of them. weight: what reading
-    and computing them costs, in rows. begun: when the request began (time.perf_counter), for its deadline.
+    encode: model -> its input, `n_rows` rows or texts. weight: cost of decoding and computing them,
+    in rows. started: when the request began (time.perf_counter), for its deadline.
     """
-    if asked.top_k > rooms.settings.max_top_k:
+    if query.top_k > app_state.settings.max_top_k:
         raise InputError(
-            f"top_k must be 1 to {rooms.settings.max_top_k}", code="K_RANGE", loc="top_k"
+            f"top_k must be 1 to {app_state.settings.max_top_k}", code="K_RANGE", loc="top_k"
         )
-    with rooms.desk.place(n_rows):
+    with app_state.batcher.admit(n_rows):
         with span("find"):
-            loaded = await rooms.predictors.find(asks)
-        shadow = rooms.predictors.shadow(asks)
-        taking = partial(take, loaded.predictor.model)
-        given = taking() if weight <= TAKE_INLINE else await heavily(taking)
+            loaded = await app_state.model_cache.find(target)
+        shadow = app_state.model_cache.shadow_for(target)
+        encode_rows = partial(encode, loaded.predictor.model)
+        if weight <= INLINE_ENCODE_WEIGHT:
+            rows = encode_rows()
+        else:
+            rows = await run_in_heavy_thread(encode_rows)
         with span("compute", rows=n_rows):
-            found, probabilities = await _computed(rooms, loaded, asked, given, weight, begun)
-        rooms.gauges.searched(
+            result, probabilities = await _compute(app_state, loaded, query, rows, weight, started)
+        app_state.metrics.count_search(
             n_rows,
-            int(found.labels_scored.sum()),
-            int(found.postings_read.sum()),
-            int(found.exact.sum()),
+            int(result.labels_scored.sum()),
+            int(result.postings_read.sum()),
+            int(result.exact.sum()),
         )
-        rooms.gauges.predict_seconds.observe(time.perf_counter() - begun)
-        if (
-            shadow is not None and shadow is not loaded
-        ):  # in the loop's next turn: by then the reply has left
+        app_state.metrics.predict_seconds.observe(time.perf_counter() - started)
+        if shadow is not None and shadow is not loaded:
+            # in the next iteration of the loop: by then the reply has been sent
             asyncio.get_running_loop().call_soon(
-                rooms.shadows.offer, _copy(asks, asked, take, loaded, shadow, found, begun)
+                app_state.shadows.submit,
+                _shadow_copy(target, query, encode, loaded, shadow, result, started),
             )
-        return Told(loaded, found, probabilities)
+        return InferenceResult(loaded, result, probabilities)
 
 
-def _copy(
-    asks: Wanted,
-    asked: Ask,
-    take: Callable[[Model], Given],
-    loaded: Loaded,
-    shadow: Loaded,
-    found: Answer,
-    begun: float,
-) -> Copy:
-    """What a shadow needs to answer along."""
-    seconds = time.perf_counter() - begun
-    more = (take, len(found.labels), asked.top_k, asked.allow, asked.deny, found.labels, seconds)
-    return Copy(asks.reference, loaded, shadow, *more)
+def _shadow_copy(
+    target: ModelTarget,
+    query: PredictQuery,
+    encode: Callable[[Model], ModelInput],
+    loaded: LoadedModel,
+    shadow: LoadedModel,
+    result: SearchResult,
+    started: float,
+) -> ShadowCopy:
+    """Return the copy of an answered request for a shadow."""
+    return ShadowCopy(
+        target.reference,
+        loaded,
+        shadow,
+        encode,
+        len(result.labels),
+        query.top_k,
+        query.allow,
+        query.deny,
+        result.labels,
+        time.perf_counter() - started,
+    )
 
 
-async def _read(body: bytes, settings: Settings) -> Ask:
-    """A body as a request: quickly when that can be, else strictly; large ones in a thread."""
-    quickly = partial(quick.read, body, settings.max_instances)
-    found = quickly() if len(body) <= INLINE else await heavily(quickly)
-    if found is not None:
-        return found
-    strictly = partial(parse, PredictRequest, body, partial(_check_count, settings))
-    return quick.strictly(strictly() if len(body) <= STRICT_INLINE else await heavily(strictly))
+async def _decode(body: bytes, settings: Settings) -> PredictQuery:
+    """Decode a body, fast if possible, else strictly; large ones in a thread."""
+    decode_fast = partial(fast_decode.decode_fast, body, settings.max_instances)
+    if len(body) <= INLINE_BODY_BYTES:
+        query = decode_fast()
+    else:
+        query = await run_in_heavy_thread(decode_fast)
+    if query is not None:
+        return query
+    decode_strictly = partial(
+        parse_body, PredictRequest, body, partial(_check_instance_count, settings)
+    )
+    if len(body) <= STRICT_INLINE_BYTES:
+        return fast_decode.to_query(decode_strictly())
+    return fast_decode.to_query(await run_in_heavy_thread(decode_strictly))
 
 
-def _check_count(settings: Settings, value: dict[str, Any]) -> None:
-    """Refuse too many instances before a million of them are looked at."""
+def _check_instance_count(settings: Settings, value: dict[str, Any]) -> None:
+    """Raise InputError for too many instances before they are validated one by one."""
     instances = value.get("instances")
     if isinstance(instances, list) and len(instances) > settings.max_instances:
         raise InputError(
-            f"{len(instances):,} instances are more than the {settings.max_instances:,} of one request: send several",
+            f"{len(instances):,} instances exceed the limit of {settings.max_instances:,} per "
+            "request: send several requests",
             code="INSTANCES",
             limit=settings.max_instances,
         )
 
 
-async def _computed(
-    rooms: Rooms, loaded: Loaded, asked: Ask, given: Given, weight: float, begun: float
-) -> Answered:
-    """The answer by one version: together with others when nothing but rows and top_k was asked, else alone."""
+async def _compute(
+    app_state: AppState,
+    loaded: LoadedModel,
+    query: PredictQuery,
+    rows: ModelInput,
+    weight: float,
+    started: float,
+) -> SearchOutput:
+    """Search with one version: batched if the query has neither filter nor deadline."""
     model = loaded.key
-    if asked.probabilities:
-        loaded.predictor.require_probabilities()  # before anything is searched
-    if asked.allow is None and asked.deny is None and asked.deadline_ms is None:
-        key = (model, asked.top_k, asked.probabilities, type(given))
-        together = partial(_together, loaded, asked.top_k, asked.probabilities)
-        return await rooms.desk.compute(key, given, together, weight=weight)  # type: ignore[no-any-return]
-    limits = (
-        asked.allow is not None,
-        asked.deny is not None,
-        asked.deadline_ms is not None,
-        asked.probabilities,
+    if query.probabilities:
+        loaded.predictor.require_probabilities()  # raise before the search
+    if query.allow is None and query.deny is None and query.deadline_ms is None:
+        key = (model, query.top_k, query.probabilities, type(rows))
+        predict_batch = partial(_predict_batch, loaded, query.top_k, query.probabilities)
+        return await app_state.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
+    options = (
+        query.allow is not None,
+        query.deny is not None,
+        query.deadline_ms is not None,
+        query.probabilities,
     )
-    alike = (model, asked.top_k.bit_length(), *limits)
-    alone = partial(_alone, rooms, loaded, asked, begun)
-    return await rooms.desk.compute(alike, given, alone, weight=weight, joins=False)  # type: ignore[no-any-return]
+    cost_key = (model, query.top_k.bit_length(), *options)
+    predict_single = partial(_predict_single, app_state, loaded, query, started)
+    return await app_state.batcher.submit(  # type: ignore[no-any-return]
+        cost_key, rows, predict_single, weight=weight, batchable=False
+    )
 
 
-def _alone(
-    rooms: Rooms, loaded: Loaded, asked: Ask, begun: float, given: list[Given]
-) -> list[Answered]:
-    """The answer to one request with a filter or a deadline; its time runs since the request began."""
-    among = loaded.filter(asked.allow, asked.deny, rooms.registry_of(loaded.tenant))
-    left = asked.deadline_ms
-    if left is not None:
-        left = max(LEAST_MS, left - 1e3 * (time.perf_counter() - begun))
-    found = loaded.predictor.answer(
-        given[0], asked.top_k, deadline_ms=left, allow=among, probabilities=asked.probabilities
+def _predict_single(
+    app_state: AppState,
+    loaded: LoadedModel,
+    query: PredictQuery,
+    started: float,
+    payloads: list[ModelInput],
+) -> list[SearchOutput]:
+    """Answer one query with a filter or a deadline, which counts from the start of the request."""
+    predictor = loaded.predictor
+    label_filter = loaded.filter(query.allow, query.deny, app_state.registry_of(loaded.tenant))
+    remaining_ms = query.deadline_ms
+    if remaining_ms is not None:
+        remaining_ms = max(MIN_DEADLINE_MS, remaining_ms - 1e3 * (time.perf_counter() - started))
+    result = predictor.search(
+        payloads[0],
+        query.top_k,
+        deadline_ms=remaining_ms,
+        allow=label_filter,
+        probabilities=query.probabilities,
     )
+    if not query.probabilities:
+        return [(result, None)]
+    return [(result, predictor.probabilities(result, filtered=label_filter is not None))]
+
+
+def _predict_batch(
+    loaded: LoadedModel, k: int, with_probabilities: bool, payloads: list[ModelInput]
+) -> list[SearchOutput]:
+    """Answer several queries with one search."""
+    predictor = loaded.predictor
+    rows = payloads[0] if len(payloads) == 1 else _concatenate(payloads)
+    result = predictor.search(rows, k, probabilities=with_probabilities)
+    probabilities = predictor.probabilities(result) if with_probabilities else None
+    if len(payloads) == 1:
+        return [(result, probabilities)]
+    lengths = [len(each) if isinstance(each, list) else each.n_rows for each in payloads]
+    ends = list(accumulate(lengths))
+    spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     return [
-        (
-            found,
-            loaded.predictor.probabilities(found, filtered=among is not None)
-            if asked.probabilities
-            else None,
-        )
+        (_slice_result(result, span), None if probabilities is None else probabilities[span])
+        for span in spans
     ]
 
 
-def _together(loaded: Loaded, k: int, probable: bool, given: list[Given]) -> list[Answered]:
-    """The answers to several requests by one call."""
-    predictor = loaded.predictor
-    found = predictor.answer(
-        given[0] if len(given) == 1 else _joined(given), k, probabilities=probable
-    )
-    shares = predictor.probabilities(found) if probable else None
-    if len(given) == 1:
-        return [(found, shares)]
-    ends = list(accumulate(len(each) if isinstance(each, list) else each.n_rows for each in given))
-    spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-    return [(_part(found, span), None if shares is None else shares[span]) for span in spans]
+def _slice_result(result: SearchResult, rows: slice) -> SearchResult:
+    """Return some rows of a search result."""
+    return SearchResult._make([column[rows] for column in result])
 
 
-def _part(found: Answer, rows: slice) -> Answer:
-    """Some rows of an answer."""
-    return Answer._make([part[rows] for part in found])
-
-
-def _joined(given: list[Given]) -> Given:
-    """Texts, or rows, of several requests one after the other."""
-    if isinstance(given[0], list):
-        return list(chain.from_iterable(each for each in given if isinstance(each, list)))
-    rows = [each for each in given if not isinstance(each, list)]
+def _concatenate(payloads: list[ModelInput]) -> ModelInput:
+    """Return the texts or rows of several requests, one after the other."""
+    if isinstance(payloads[0], list):
+        return list(chain.from_iterable(each for each in payloads if isinstance(each, list)))
+    rows = [each for each in payloads if not isinstance(each, list)]
     lengths = np.concatenate([np.diff(each.indptr) for each in rows])
     return csr(
         np.concatenate(([0], np.cumsum(lengths))),

@@ -1,7 +1,8 @@
-"""Work that holds the interpreter for long, as reading ten megabytes of JSON does: one piece at a time, and off the event loop.
+"""Off-loading of work that holds the interpreter lock for long to a single thread.
 
-A call into C keeps the interpreter until it returns, up to 0.1 s for the largest bodies. Four of them at once would take turns
-among themselves, and the event loop, which answers /healthz too, would wait for several of them whenever it has something to do.
+Decoding ten megabytes of JSON is such work. A call into C holds the lock until it returns, up to
+0.1 s for the largest bodies. Four such calls at once would alternate, and the event loop, which
+also answers /healthz, would wait for several of them whenever it has something to do.
 """
 
 from __future__ import annotations
@@ -17,27 +18,31 @@ from xcray.errors import XcrayError
 
 T = TypeVar("T")
 
-_HANDS: Final = ThreadPoolExecutor(1, thread_name_prefix="xcray-heavy")
+_HEAVY_THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="xcray-heavy")
 
 
-async def heavily(work: Callable[[], T]) -> T:
-    """`work()`, after all heavy work of this process that came before. Raises what it raises."""
+async def run_in_heavy_thread(work: Callable[[], T]) -> T:
+    """Return `work()`, run after all earlier heavy work of this process. Raises what it raises."""
     return await asyncio.get_running_loop().run_in_executor(
-        _HANDS, copy_context().run, _uncollected, work
+        _HEAVY_THREAD, copy_context().run, _run_without_gc, work
     )
 
 
-def _uncollected(work: Callable[[], T]) -> T:
-    """Work without the collector of cycles: it would look through millions of new objects again and again, for 0.2 s each time, and
-    what JSON is made of has no cycles. What an error refers to, its body among that, is let go here, not on the event loop."""
-    collects = gc.isenabled()
+def _run_without_gc(work: Callable[[], T]) -> T:
+    """Run `work` with the cyclic garbage collector disabled.
+
+    The collector would scan millions of new objects repeatedly, 0.2 s each time, and parsed JSON
+    has no cycles. Objects referenced by an error, such as the body, are released here and not on
+    the event loop.
+    """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return work()
-    except XcrayError as raised:
-        error = raised.with_traceback(None)
+    except XcrayError as caught:
+        error = caught.with_traceback(None)
         error.__context__ = None
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
     raise error

@@ -1,7 +1,8 @@
-"""Copies of requests for a version that is tried out unheard: computed after the reply was sent, compared, added up.
+"""Shadow traffic: copies of requests are answered by a shadow version and compared.
 
-One thread, nicer than those that answer, works off a short queue; what does not fit is dropped and counted. Nothing that happens
-here delays or fails a reply. Figures are by (alias, who answered, shadow), added up in the store over all processes.
+A copy is computed after the reply was sent. One low-priority thread works off a short queue; copies
+that do not fit are dropped and counted. Nothing here delays or fails a reply. The statistics are
+kept per (alias, primary version, shadow version) and summed in the store over all processes.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from xcray.errors import XcrayError
-from xcray.jobs.store.counters import Counter, counter
+from xcray.jobs.store.counters import Counter, make_counter
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import Model
 from xcray.model.registry import Registry
-from xcray.service.models.loading import Loaded
-from xcray.service.observability.metrics import Gauges
+from xcray.service.models.loading import LoadedModel
+from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
-from xcray.service.prediction.encode import names_of
+from xcray.service.prediction.encode import to_label_names
 from xcray.system.processes import lower_thread_priority
 
-MOST: Final = 64  # copies that wait
-MOST_ROWS: Final = 2048  # rows of these together
-SUMS: Final = (
+MAX_WAITING: Final = 64  # copies in the queue
+MAX_WAITING_ROWS: Final = 2048  # rows of these copies
+SUM_NAMES: Final = (
     "requests",
     "rows",
     "top1",
@@ -38,16 +39,20 @@ SUMS: Final = (
     "failed",
     "dropped",
 )
-PREFIX: Final = "shadow_"
+COUNTER_PREFIX: Final = "shadow_"
 
 
-class Copy(NamedTuple):
-    """A request that was answered. take: a model -> its rows; labels: (n, k), what was answered; seconds: how long that took."""
+class ShadowCopy(NamedTuple):
+    """A request that was answered.
+
+    encode: model -> its input rows. labels: (n, k), the labels that were answered.
+    seconds: duration of the primary answer.
+    """
 
     reference: str
-    answered: Loaded
-    shadow: Loaded
-    take: Callable[[Model], Any]
+    primary: LoadedModel
+    shadow: LoadedModel
+    encode: Callable[[Model], Any]
     n_rows: int
     k: int
     allow: list[str] | None
@@ -56,19 +61,19 @@ class Copy(NamedTuple):
     seconds: float
 
 
-class Pair(NamedTuple):
-    """Who answered, and which shadow was compared with it."""
+class VersionPair(NamedTuple):
+    """The version that answered and the shadow that was compared with it."""
 
-    answered: int
+    primary: int
     shadow: int
 
 
-class Shadows:
-    """Computes copies and keeps figures of them. `offer` never waits."""
+class ShadowRunner:
+    """Runs shadow copies and keeps their statistics. `submit` never blocks."""
 
-    def __init__(self, registry_of: Callable[[str], Registry], gauges: Gauges) -> None:
+    def __init__(self, registry_of: Callable[[str], Registry], metrics: Metrics) -> None:
         self._registry_of = registry_of
-        self._gauges = gauges
+        self._metrics = metrics
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="xcray-shadow", initializer=lower_thread_priority
         )
@@ -77,55 +82,58 @@ class Shadows:
         self._waiting = self._rows = 0
         self._closed = False
 
-    def offer(self, copy: Copy) -> None:
-        """Compute a copy soon, or drop it when too many wait."""
+    def submit(self, copy: ShadowCopy) -> None:
+        """Queue a copy, or drop it if the queue is full."""
         with self._lock:
-            full = self._waiting >= MOST or (
-                self._waiting > 0 and self._rows + copy.n_rows > MOST_ROWS
+            full = self._waiting >= MAX_WAITING or (
+                self._waiting > 0 and self._rows + copy.n_rows > MAX_WAITING_ROWS
             )
             if full or self._closed:
-                self._add(copy, dropped=1)
-                self._gauges.shadowed.labels("dropped").inc()
+                self._add_sums(copy, dropped=1)
+                self._metrics.shadow_requests.labels("dropped").inc()
                 return
             self._waiting += 1
             self._rows += copy.n_rows
         self._pool.submit(self._compute, copy)
 
     def flush(self, store: JobStore) -> None:
-        """Add what was counted since to the store. Raises Unavailable; nothing is lost then."""
+        """Add the sums since the last flush to the store.
+
+        Raises Unavailable; the sums are kept then.
+        """
         with self._lock:
-            found, self._sums = self._sums, defaultdict(float)
-        if not found:
+            sums, self._sums = self._sums, defaultdict(float)
+        if not sums:
             return
         try:
-            store.count_all(found)
+            store.increment_all(sums)
         except BaseException:
             with self._lock:
-                for name, value in found.items():
+                for name, value in sums.items():
                     self._sums[name] += value
             raise
 
-    def settle(self) -> None:
-        """Wait until all copies so far are computed."""
+    def wait_until_idle(self) -> None:
+        """Wait until all queued copies are computed."""
         self._pool.submit(lambda: None).result()
 
     def close(self) -> None:
-        """Compute no more."""
+        """Stop; queued copies are cancelled."""
         with self._lock:
             self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _compute(self, copy: Copy) -> None:
-        """One copy."""
-        begun = time.perf_counter()
+    def _compute(self, copy: ShadowCopy) -> None:
+        """Compute and compare one copy."""
+        started = time.perf_counter()
         try:
-            top1, overlap = self._compared(copy)
-            seconds = time.perf_counter() - begun
+            top1, overlap = self._compare(copy)
+            seconds = time.perf_counter() - started
             outcome = "same" if top1 == copy.n_rows and overlap == copy.n_rows else "different"
-            told = {"requests": 1, "rows": copy.n_rows, "top1": top1, "overlap": overlap}
-            told |= {"answer_seconds": copy.seconds, "shadow_seconds": seconds}
-            self._gauges.shadow_seconds.observe(seconds)
-        except Exception as error:  # the shadow's own trouble: it is counted, and harms nobody
+            sums = {"requests": 1, "rows": copy.n_rows, "top1": top1, "overlap": overlap}
+            sums |= {"answer_seconds": copy.seconds, "shadow_seconds": seconds}
+            self._metrics.shadow_seconds.observe(seconds)
+        except Exception as error:  # counted only: a failing shadow affects no reply
             LOGGER.warning(
                 "a shadow failed",
                 extra={
@@ -134,61 +142,79 @@ class Shadows:
                     "detail": str(error),
                 },
             )
-            outcome, told = "failed", {"failed": 1}
-        self._gauges.shadowed.labels(outcome).inc()
+            outcome, sums = "failed", {"failed": 1}
+        self._metrics.shadow_requests.labels(outcome).inc()
         with self._lock:
             self._waiting -= 1
             self._rows -= copy.n_rows
-            self._add(copy, **told)
+            self._add_sums(copy, **sums)
 
-    def _compared(self, copy: Copy) -> tuple[int, float]:
-        """In how many rows the best label is the same, and the sum over rows of the share of labels that both have."""
+    def _compare(self, copy: ShadowCopy) -> tuple[int, float]:
+        """Return the number of rows with the same best label and the sum of label overlaps per row.
+
+        The overlap of a row is the share of labels that both answers have.
+        """
         predictor = copy.shadow.predictor
-        among = copy.shadow.filter(copy.allow, copy.deny, self._registry_of(copy.shadow.tenant))
-        found = predictor.answer(copy.take(predictor.model), copy.k, allow=among).labels
-        ours = names_of(copy.answered.predictor.model.label_names, copy.labels)
-        theirs = names_of(predictor.model.label_names, found)
-        top1 = sum(a[:1] == b[:1] for a, b in zip(ours, theirs, strict=True))
+        label_filter = copy.shadow.filter(
+            copy.allow, copy.deny, self._registry_of(copy.shadow.tenant)
+        )
+        labels = predictor.search(copy.encode(predictor.model), copy.k, allow=label_filter).labels
+        primary_names = to_label_names(copy.primary.predictor.model.label_names, copy.labels)
+        shadow_names = to_label_names(predictor.model.label_names, labels)
+        top1 = sum(a[:1] == b[:1] for a, b in zip(primary_names, shadow_names, strict=True))
         overlap = sum(
-            len({*a} & {*b}) / max(1, len(a), len(b)) for a, b in zip(ours, theirs, strict=True)
+            len({*a} & {*b}) / max(1, len(a), len(b))
+            for a, b in zip(primary_names, shadow_names, strict=True)
         )
         return top1, overlap
 
-    def _add(self, copy: Copy, **values: float) -> None:
-        """Count; the caller holds the lock."""
-        named = labels_of(
-            copy.shadow.tenant, copy.reference, Pair(copy.answered.version, copy.shadow.version)
+    def _add_sums(self, copy: ShadowCopy, **values: float) -> None:
+        """Add values to the sums; the caller holds the lock."""
+        labels = counter_labels(
+            copy.shadow.tenant,
+            copy.reference,
+            VersionPair(copy.primary.version, copy.shadow.version),
         )
         for name, value in values.items():
-            self._sums[counter(PREFIX + name, **named)] += value
+            self._sums[make_counter(COUNTER_PREFIX + name, **labels)] += value
 
 
-def labels_of(tenant: str, reference: str, pair: Pair) -> dict[str, str]:
-    """The labels of the counters of a pair in the store. These are names somebody chose: they are shown to their tenant only."""
+def counter_labels(tenant: str, reference: str, pair: VersionPair) -> dict[str, str]:
+    """Return the counter labels of a pair in the store.
+
+    They contain names chosen by users and are therefore shown only to their tenant.
+    """
     return {
         "tenant": tenant,
         "reference": reference,
-        "answered": str(pair.answered),
+        "answered": str(pair.primary),
         "shadow": str(pair.shadow),
     }
 
 
-def figures(store: JobStore, tenant: str, reference: str) -> dict[Pair, dict[str, float]]:
-    """What is known of an alias over all processes: by who answered and which shadow, the sums of `SUMS`. Raises Unavailable."""
-    found: dict[Pair, dict[str, float]] = {}
-    for name, labels, value in store.counters():
-        if name.startswith(PREFIX) and (labels.get("tenant"), labels.get("reference")) == (
+def shadow_statistics(
+    store: JobStore, tenant: str, reference: str
+) -> dict[VersionPair, dict[str, float]]:
+    """Return the sums of `SUM_NAMES` of an alias over all processes, by version pair.
+
+    Raises Unavailable.
+    """
+    statistics: dict[VersionPair, dict[str, float]] = {}
+    for name, labels, value in store.list_counters():
+        if name.startswith(COUNTER_PREFIX) and (labels.get("tenant"), labels.get("reference")) == (
             tenant,
             reference,
         ):
-            pair = Pair(int(labels["answered"]), int(labels["shadow"]))
-            found.setdefault(pair, dict.fromkeys(SUMS, 0.0))[name.removeprefix(PREFIX)] = value
-    return found
+            pair = VersionPair(int(labels["answered"]), int(labels["shadow"]))
+            statistics.setdefault(pair, dict.fromkeys(SUM_NAMES, 0.0))[
+                name.removeprefix(COUNTER_PREFIX)
+            ] = value
+    return statistics
 
 
-def flushed(shadows: Shadows, store: JobStore) -> None:
-    """`flush`, when the store answers; else what was counted waits."""
+def flush_if_possible(shadows: ShadowRunner, store: JobStore) -> None:
+    """Flush the sums; if the store is unavailable, keep them for the next flush."""
     try:
         shadows.flush(store)
     except XcrayError as error:
-        LOGGER.warning("figures of shadows wait for the store", extra={"detail": error.message})
+        LOGGER.warning("shadow statistics wait for the store", extra={"detail": error.message})

@@ -1,1 +1,1 @@
-"""Processes of the service: server, workers, sockets, locks, maintenance."""
+"""Processes of the service: server, worker processes, job supervision and maintenance."""

@@ -1,7 +1,9 @@
-"""Which processes share a home: on the embedded store one that answers and one that runs jobs, on a shared store any number.
+"""Role locks of a home.
 
-HOME/serve.lock and HOME/runner.lock are held while the process lives, and fall free when it dies. HOME/serve.json and
-HOME/runner.json tell where it is; processes beside the first one write files of their own: nobody overwrites what another says.
+On the embedded store one process serves requests and one runs jobs; on a shared store any number
+can. HOME/serve.lock and HOME/runner.lock are held while the process lives and are released when it
+dies. HOME/serve.json and HOME/runner.json contain its address. Further processes write files with
+names of their own, so no process overwrites another's file.
 """
 
 from __future__ import annotations
@@ -19,51 +21,58 @@ from xcray.service.settings import Settings
 from xcray.system.processes import host_name
 
 Role: TypeAlias = Literal["serve", "runner"]
-ROLES: Final[dict[Role, str]] = {
+ROLE_COMMANDS: Final[dict[Role, str]] = {
     "serve": "xcray serve",
     "runner": "xcray runner, or xcray serve without --no-runner,",
 }
 
 
-class Place(NamedTuple):
-    """What a process has of a home: `facts` is its file that says where it is, `name` distinguishes it from others."""
+class RoleLock(NamedTuple):
+    """Role of a process in a home.
 
-    facts: Path
+    info_path: its file with address and process id. name: distinguishes it from other processes.
+    """
+
+    info_path: Path
     name: str
 
     @property
-    def metrics(self) -> Path:
-        """The folder of its workers' figures."""
-        return self.facts.with_name(self.name.replace("serve", "metrics", 1))
+    def metrics_dir(self) -> Path:
+        """Return the folder for the metrics of its workers."""
+        return self.info_path.with_name(self.name.replace("serve", "metrics", 1))
 
 
 @contextlib.contextmanager
-def take_place(settings: Settings, home: Home, role: Role) -> Iterator[Place]:
-    """Have a role in a home until the block ends. Raises Conflict HOME_IN_USE when it is taken and the store is a file, for
-    then a second process would be on its own clock and its own host sooner or later."""
+def acquire_role(settings: Settings, home: Home, role: Role) -> Iterator[RoleLock]:
+    """Hold a role in a home until the block ends.
+
+    Raises Conflict HOME_IN_USE if the role is taken and the store is a file, which only one process
+    can use safely.
+    """
     with open(home.path / f"{role}.lock", "a") as lock:
         name: str = role
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not settings.shares_store:
-                there = f"another {ROLES[role]} holds the home {home.path}"
-                mend = "or another --home; several of them need a shared store, as XCRAY_STORE=postgresql://..."
+            if not settings.has_shared_store:
+                holder = f"another {ROLE_COMMANDS[role]} holds the home {home.path}"
+                fix = "or another --home; several processes need a shared store, such as XCRAY_STORE=postgresql://..."
                 raise Conflict(
-                    f"{there}: use that one ({_told(home, role)}), {mend}", code="HOME_IN_USE"
+                    f"{holder}: use that one ({_describe_holder(home, role)}), {fix}",
+                    code="HOME_IN_USE",
                 ) from None
             name = f"{role}-{host_name()}-{os.getpid()}"
-        place = Place(home.path / f"{name}.json", name)
+        role_lock = RoleLock(home.path / f"{name}.json", name)
         try:
-            yield place
+            yield role_lock
         finally:
-            place.facts.unlink(missing_ok=True)
+            role_lock.info_path.unlink(missing_ok=True)
 
 
-def _told(home: Home, role: Role) -> str:
-    """What the one that is there says of itself, for people."""
+def _describe_holder(home: Home, role: Role) -> str:
+    """Return the description that the current holder has written, for people."""
     for name in (role, "serve"):
         path = home.path / f"{name}.json"
         if path.is_file():
             return path.read_text().strip().replace("\n", " ")
-    return "it has not said where yet"
+    return "its address is not known yet"

@@ -1,10 +1,12 @@
-"""Several processes that answer on one port, kept by one that does not: it holds the home's lock and supervises the jobs.
+"""Manager of several worker processes that serve one port.
 
-Each worker is the whole app in a process of its own (`worker`), with the same model files mapped, so they share one copy in memory.
-The system deals new connections out among their sockets (SO_REUSEPORT), evenly and only to workers that live; where that is not to
-be had (macOS) they share one socket. The first worker also leads: it builds data sets and sweeps what was left. A worker that dies
-is started again, at once the first time, later each time it does not last. When the keeper dies, its workers see the end of their
-standard input, drain and end.
+The manager serves no requests: it holds the home's lock and supervises the jobs. Each worker is the
+whole app in a process of its own (`worker`) with the same model files mapped, so they share one
+copy in memory. The kernel distributes new connections evenly among the sockets of live workers
+(SO_REUSEPORT); where that is not available (macOS), the workers share one socket. The first worker
+can also run maintenance: build data sets and remove leftovers. A worker that dies is started again,
+at first immediately, later with a growing delay. When the manager dies, its workers see the end of
+their standard input, drain and exit.
 """
 
 from __future__ import annotations
@@ -26,210 +28,235 @@ from typing import Any, Final, Protocol
 from prometheus_client import multiprocess
 
 from xcray.errors import Unavailable
-from xcray.service.observability.metrics import METRICS
+from xcray.service.observability.metrics import MULTIPROCESS_DIR_VARIABLE
 from xcray.service.observability.request_log import LOGGER
-from xcray.service.processes.home_lock import Place
+from xcray.service.processes.home_lock import RoleLock
 from xcray.service.processes.sockets import listen
 from xcray.service.settings import Settings
 
-LASTING: Final = 30.0  # seconds after which a worker's death is the first one again
-LONGEST_PAUSE: Final = 15.0  # seconds before a worker is started again, at most
-STEP: Final = 0.1  # seconds between looks
-START_SECONDS: Final = 120.0  # for the first start
+STABLE_SECONDS: Final = 30.0  # after this time an exit counts as the first one
+MAX_RESTART_DELAY_SECONDS: Final = 15.0
+POLL_SECONDS: Final = 0.1
+START_TIMEOUT_SECONDS: Final = 120.0
 
 
-class Child(Protocol):
-    """What the keeper needs of a worker process."""
+class WorkerHandle(Protocol):
+    """Interface of a worker process that the manager needs."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Return the exit code once the process has ended, else None."""
 
     def ready(self) -> bool:
-        """Whether it answers requests."""
+        """Return whether the worker serves requests."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to it."""
+        """Send a signal to the process."""
 
     def close(self) -> None:
-        """Let go of its pipes."""
+        """Close the pipes."""
 
 
-class Keeper:
-    """Keeps `count` workers alive. All decisions, no clock and no process of its own."""
+class WorkerManager:
+    """Keeps `count` workers alive. It makes all decisions; clock and processes are passed in."""
 
     def __init__(
         self,
         count: int,
-        spawn: Callable[[int], Child],
+        spawn: Callable[[int], WorkerHandle],
         clock: Callable[[], float],
-        buried: Callable[[Child], None],
+        on_exit: Callable[[WorkerHandle], None],
     ) -> None:
-        """spawn: starts worker number i. buried: hears of each that has ended."""
+        """Create it. spawn: starts worker `i`. on_exit: called for each worker that has ended."""
         self._spawn = spawn
         self._clock = clock
-        self._buried = buried
-        self._children: dict[int, Child] = {}
-        self._begun = dict.fromkeys(range(count), -float("inf"))
-        self._due = dict.fromkeys(range(count), -float("inf"))
-        self._deaths = dict.fromkeys(range(count), 0)
-        self._lived: set[int] = set()
-        self.ending = False
+        self._on_exit = on_exit
+        self._children: dict[int, WorkerHandle] = {}
+        self._started_at = dict.fromkeys(range(count), -float("inf"))
+        self._restart_at = dict.fromkeys(range(count), -float("inf"))
+        self._exits = dict.fromkeys(range(count), 0)
+        self._was_ready: set[int] = set()
+        self.is_stopping = False
 
     @property
-    def alive(self) -> int:
-        """How many answer requests."""
+    def ready_count(self) -> int:
+        """Return how many workers serve requests."""
         return sum(child.poll() is None and child.ready() for child in self._children.values())
 
     @property
-    def still_born(self) -> bool:
-        """Whether one has ended that never answered, before any of its number did."""
-        return any(deaths and place not in self._lived for place, deaths in self._deaths.items())
+    def failed_at_start(self) -> bool:
+        """Return whether a worker ended before its slot ever served requests."""
+        return any(exits and slot not in self._was_ready for slot, exits in self._exits.items())
 
     @property
-    def ended(self) -> bool:
-        """Whether none is left."""
+    def has_ended(self) -> bool:
+        """Return whether no worker is left."""
         return not self._children
 
-    def step(self) -> None:
-        """Look after each place: bury its worker, or start another when it is time."""
+    def poll_workers(self) -> None:
+        """Poll all workers; record exits and start replacements that are due."""
         now = self._clock()
-        for place in self._due:
-            child = self._children.get(place)
+        for slot in self._restart_at:
+            child = self._children.get(slot)
             if child is not None and child.poll() is None:
                 if child.ready():
-                    self._lived.add(place)
+                    self._was_ready.add(slot)
                 continue
             if child is not None:
-                self._bury(place, child, now)
-            if not self.ending and self._due[place] <= now:
-                self._begun[place] = now
-                self._children[place] = self._spawn(place)
+                self._record_exit(slot, child, now)
+            if not self.is_stopping and self._restart_at[slot] <= now:
+                self._started_at[slot] = now
+                self._children[slot] = self._spawn(slot)
 
     def signal(self, number: int) -> None:
-        """Send a signal to all."""
+        """Send a signal to all workers."""
         for child in self._children.values():
             child.signal(number)
 
-    def _bury(self, place: int, child: Child, now: float) -> None:
-        """Note a death, and when the next worker may start: after 0, 0.25, 0.5, 1... seconds."""
-        del self._children[place]
-        self._deaths[place] = 1 if now - self._begun[place] >= LASTING else self._deaths[place] + 1
-        pause = (
-            0.0
-            if self._deaths[place] == 1
-            else min(LONGEST_PAUSE, 0.125 * 2.0 ** (self._deaths[place] - 1))
+    def _record_exit(self, slot: int, child: WorkerHandle, now: float) -> None:
+        """Record an exit and schedule the restart.
+
+        The delays are 0, 0.25, 0.5, 1... seconds.
+        """
+        del self._children[slot]
+        self._exits[slot] = (
+            1 if now - self._started_at[slot] >= STABLE_SECONDS else self._exits[slot] + 1
         )
-        self._due[place] = now + pause
-        if not self.ending:
-            facts = {
-                "worker": place,
+        delay = (
+            0.0
+            if self._exits[slot] == 1
+            else min(MAX_RESTART_DELAY_SECONDS, 0.125 * 2.0 ** (self._exits[slot] - 1))
+        )
+        self._restart_at[slot] = now + delay
+        if not self.is_stopping:
+            info = {
+                "worker": slot,
                 "worker_pid": child.pid,
                 "exit": child.poll(),
-                "again_in": pause,
+                "restart_in": delay,
             }
-            LOGGER.error("a worker ended; another is started", extra=facts)
-        self._buried(child)
+            LOGGER.error("a worker ended; starting another", extra=info)
+        self._on_exit(child)
 
 
 class WorkerProcess:
-    """A worker: `python -m xcray.service.processes.worker`, told on its standard input what to do; it writes a byte once it answers."""
+    """A worker: `python -m xcray.service.processes.worker`.
+
+    It reads its configuration from standard input, and writes a byte when it serves requests.
+    """
 
     def __init__(
-        self, settings: Settings, number: int, listener: socket.socket, place: Place, leads: bool
+        self,
+        settings: Settings,
+        number: int,
+        listener: socket.socket,
+        lock: RoleLock,
+        leader_eligible: bool,
     ) -> None:
-        """number: the first one may keep the house, when `leads`. place: of the service in its home."""
-        told: dict[str, Any] = {
+        """Start the worker.
+
+        number: with `leader_eligible`, worker 0 can run maintenance. lock: the role lock of the
+        service.
+        """
+        config: dict[str, Any] = {
             "settings": settings.model_dump(mode="json"),
             "listener": listener.fileno(),
         }
-        told |= {"leads": leads and number == 0, "facts": str(place.facts)}
+        config |= {
+            "leader_eligible": leader_eligible and number == 0,
+            "info_path": str(lock.info_path),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "xcray.service.processes.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, METRICS: str(place.metrics)},
+            env={**os.environ, MULTIPROCESS_DIR_VARIABLE: str(lock.metrics_dir)},
             pass_fds=(listener.fileno(),),
-            start_new_session=True,  # Ctrl-C is for the keeper alone
+            start_new_session=True,  # only the manager handles Ctrl-C
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid = self._process.pid
         self._ready = False
         os.set_blocking(self._process.stdout.fileno(), False)
-        with contextlib.suppress(BrokenPipeError):  # it ended at once: `poll` tells
-            self._process.stdin.write(json.dumps(told).encode() + b"\n")
-            self._process.stdin.flush()  # and stays open: its end is the keeper's end
+        # If the process has ended already, `poll` returns its exit code.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(config).encode() + b"\n")
+            # The pipe stays open; the worker exits when it is closed.
+            self._process.stdin.flush()
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Return the exit code once the process has ended, else None."""
         return self._process.poll()
 
     def ready(self) -> bool:
-        """Whether it has said that it answers."""
+        """Return whether the worker has reported that it serves requests."""
         if not self._ready and self._process.stdout is not None:
             self._ready = bool(self._process.stdout.read(1))
         return self._ready
 
     def signal(self, number: int) -> None:
-        """Send a signal to it, if it lives."""
+        """Send a signal to the process if it lives."""
         self._process.send_signal(number)
 
     def close(self) -> None:
-        """Close its pipes."""
+        """Close the pipes."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
 
-def keep(
+def run_workers(
     settings: Settings,
-    place: Place,
-    told: Callable[[int], None],
+    lock: RoleLock,
+    on_ready_count: Callable[[int], None],
     address: socket.socket,
     start: Callable[[], None],
     *,
-    leads: bool = True,
+    leader_eligible: bool = True,
 ) -> None:
-    """Keep workers until SIGTERM or SIGINT, then drain them. The caller has the place.
+    """Run workers until SIGTERM or SIGINT, then drain them. The caller holds the role lock.
 
-    address: as `listening.reserve` gave it. told: hears how many workers answer, whenever that changes; start: called once all
-    do. leads: whether the first worker may keep the house. Raises Unavailable when the first ones can't be started.
+    address: the socket of `sockets.reserve_address`. on_ready_count: called with the number of
+    workers that serve requests when it changes. start: called once all workers are ready.
+    leader_eligible: whether the first worker can run maintenance. Raises Unavailable if the first
+    workers cannot be started.
     """
-    metrics = place.metrics
+    metrics = lock.metrics_dir
     shutil.rmtree(metrics, ignore_errors=True)
     metrics.mkdir(mode=0o700)
 
-    def spawn(number: int) -> Child:
-        with contextlib.closing(listen(settings, beside=address)) as listener:
-            return WorkerProcess(settings, number, listener, place, leads)
+    def spawn(number: int) -> WorkerHandle:
+        with contextlib.closing(listen(settings, reserved=address)) as listener:
+            return WorkerProcess(settings, number, listener, lock, leader_eligible)
 
-    def bury(child: Child) -> None:
+    def close_worker(child: WorkerHandle) -> None:
         child.close()
         multiprocess.mark_process_dead(child.pid, str(metrics))  # type: ignore[no-untyped-call]
 
-    keeper = Keeper(settings.workers, spawn, time.monotonic, bury)
-    with _signals() as heard:
+    manager = WorkerManager(settings.workers, spawn, time.monotonic, close_worker)
+    with _counted_signals() as signals:
         try:
-            _begin(keeper, settings.workers, heard)
-            if not heard:
+            _start_workers(manager, settings.workers, signals)
+            if not signals:
                 start()
-            known = -1
-            while not heard:
-                keeper.step()
-                if known != (known := keeper.alive):
-                    told(known)
-                heard.wait(STEP)
+            last_count = -1
+            while not signals:
+                manager.poll_workers()
+                if last_count != (last_count := manager.ready_count):
+                    on_ready_count(last_count)
+                signals.wait(POLL_SECONDS)
         finally:
-            _end(keeper, settings, heard)
-            if place.name != "serve":  # a name that nobody will use again
+            _stop_workers(manager, settings, signals)
+            # This name is not used again.
+            if lock.name != "serve":
                 shutil.rmtree(metrics, ignore_errors=True)
 
 
-class _Heard:
-    """Signals that have come."""
+class _SignalCounter:
+    """Counter of received signals."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -238,65 +265,69 @@ class _Heard:
     def __bool__(self) -> bool:
         return self.count > 0
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        """A signal came."""
+    def count_signal(self, number: int, frame: FrameType | None) -> None:
+        """Count a signal."""
         self.count += 1
         self._event.set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but no longer than until the next signal."""
+        """Sleep until the next signal, at most `seconds`."""
         if self._event.wait(seconds):
             self._event.clear()
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[_Heard]:
-    """Hear SIGTERM and SIGINT meanwhile."""
-    heard = _Heard()
+def _counted_signals() -> Iterator[_SignalCounter]:
+    """Count SIGTERM and SIGINT during the block."""
+    signals = _SignalCounter()
     before = {
-        number: signal.signal(number, heard.hear) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, signals.count_signal)
+        for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield heard
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _begin(keeper: Keeper, count: int, heard: _Heard) -> None:
-    """Start all; return once they answer."""
-    deadline = time.monotonic() + START_SECONDS
-    while not heard:
-        keeper.step()
-        if keeper.alive == count:
+def _start_workers(manager: WorkerManager, count: int, signals: _SignalCounter) -> None:
+    """Start all workers and return once they are ready."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while not signals:
+        manager.poll_workers()
+        if manager.ready_count == count:
             return
-        if keeper.still_born or time.monotonic() > deadline:
+        if manager.failed_at_start or time.monotonic() > deadline:
             raise Unavailable(
-                "a worker process did not start: the log above says why; try with --workers 1",
+                "a worker process did not start: see the log above; try --workers 1",
                 code="WORKERS",
             )
-        heard.wait(STEP)
+        signals.wait(POLL_SECONDS)
 
 
-def _end(keeper: Keeper, settings: Settings, heard: _Heard) -> None:
-    """Have all drain and end; those that do not in time are killed."""
-    keeper.ending, passed_on = True, 1
-    keeper.signal(signal.SIGTERM)
+def _stop_workers(manager: WorkerManager, settings: Settings, signals: _SignalCounter) -> None:
+    """Drain and end all workers; kill those that exceed the time limit."""
+    manager.is_stopping, forwarded = True, 1
+    manager.signal(signal.SIGTERM)
     deadline = time.monotonic() + settings.drain_seconds + settings.grace_seconds + 5.0
     while True:
-        keeper.step()
-        if keeper.ended:
+        manager.poll_workers()
+        if manager.has_ended:
             return
-        if heard.count > passed_on:  # somebody is in a hurry
-            passed_on = heard.count
-            keeper.signal(signal.SIGTERM)
+        # A repeated signal shortens the drain.
+        if signals.count > forwarded:
+            forwarded = signals.count
+            manager.signal(signal.SIGTERM)
         if time.monotonic() > deadline:
-            keeper.signal(signal.SIGKILL)
-        heard.wait(STEP)
+            manager.signal(signal.SIGKILL)
+        signals.wait(POLL_SECONDS)
 
 
-def check_workers(told: Callable[[], Mapping[str, Any]]) -> None:
-    """Raise Unavailable when fewer workers answer than there should be, by what the keeper has written down."""
-    facts = told()
-    if facts.get("alive", 0) < facts.get("workers", 0):
-        raise Unavailable(f"{facts['alive']} of {facts['workers']} workers answer", code="WORKERS")
+def check_workers(read_info: Callable[[], Mapping[str, Any]]) -> None:
+    """Raise Unavailable if workers are missing, according to the manager's info file."""
+    info = read_info()
+    if info.get("alive", 0) < info.get("workers", 0):
+        raise Unavailable(
+            f"{info['alive']} of {info['workers']} workers are running", code="WORKERS"
+        )

@@ -1,6 +1,7 @@
-"""serve: the app under uvicorn, in this process or in several, with the supervisor of jobs or without. run_jobs: it alone.
+"""Entry points: `serve` runs the app under uvicorn, `run_jobs` runs only the job supervisor.
 
-Both until SIGTERM or Ctrl-C. See `places` for who may be beside whom.
+`serve` uses one process or several, with or without job supervision. Both run until SIGTERM or
+Ctrl-C. `home_lock` defines which processes can share a home.
 """
 
 from __future__ import annotations
@@ -26,115 +27,136 @@ from xcray import __version__
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.service.app import create_app
-from xcray.service.app_state import Rooms, Supervising
-from xcray.service.http.connection_limits import BoundedProtocol, Bounds
-from xcray.service.observability.request_log import LOGGER, log_to
-from xcray.service.processes.home_lock import Place, take_place
-from xcray.service.processes.manager import keep
-from xcray.service.processes.sockets import admit_no_more, listen, reserve
-from xcray.service.processes.supervision import checks_of, supervision
+from xcray.service.app_state import AppState, JobSupervisor
+from xcray.service.http.connection_limits import BoundedProtocol, ConnectionLimits
+from xcray.service.observability.request_log import LOGGER, configure_logging
+from xcray.service.processes.home_lock import RoleLock, acquire_role
+from xcray.service.processes.manager import run_workers
+from xcray.service.processes.sockets import listen, reserve_address, stop_accepting
 from xcray.service.settings import Settings, check_address
+from xcray.service.supervision import cluster_checks, supervision
 from xcray.storage.atomic import write_json
-from xcray.system.malloc import share_arenas
+from xcray.system.malloc import limit_arenas
 
-SETTLE = 0.1  # seconds in which connections that were made last are accepted, and most say what they want
-LATE = 2.0  # seconds more for those that have said nothing yet: their clients are on a busy machine, or never will
-KEEP_ALIVE = 75  # seconds an idle connection may stay
+SETTLE_SECONDS = 0.1  # to accept the last connections; most then send their request
+SILENT_CONNECTION_SECONDS = 2.0  # further time for connections without a request yet
+KEEP_ALIVE_SECONDS = 75  # for idle connections
 
 
 def serve(
-    settings: Settings, *, runner: bool = True, ready: Callable[[str], None] | None = None
+    settings: Settings, *, with_runner: bool = True, on_ready: Callable[[str], None] | None = None
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` hears the URL once requests are answered.
+    """Serve until SIGTERM or SIGINT; `on_ready` is called with the URL once requests are served.
 
-    runner: whether jobs are run and data sets are built from here too; else by `run_jobs` in another process.
-    SIGTERM: readiness says no, requests in flight finish, jobs stay recoverable, a local Ray that was started here ends.
-    Raises ParameterError (public address), Conflict (another service holds this home, or the port is taken).
+    with_runner: whether this process also runs jobs and builds data sets; otherwise `run_jobs` does
+    so in another process. At SIGTERM the service becomes unready, running requests finish, jobs
+    stay recoverable, and a local Ray started here ends. Raises ParameterError (public address),
+    Conflict (another service uses this home, or the port is taken).
     """
-    share_arenas()
-    log_to(None, settings.log_level, settings.log_format)
+    limit_arenas()
+    configure_logging(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
-    with contextlib.ExitStack() as held:
-        place = held.enter_context(take_place(settings, home, "serve"))
-        if runner and not settings.shares_store:
-            held.enter_context(take_place(settings, home, "runner"))
-        store = held.enter_context(
+    with contextlib.ExitStack() as stack:
+        role_lock = stack.enter_context(acquire_role(settings, home, "serve"))
+        if with_runner and not settings.has_shared_store:
+            stack.enter_context(acquire_role(settings, home, "runner"))
+        store = stack.enter_context(
             contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade))
         )
         check_address(settings, store.has_keys)
-        address = held.enter_context(
-            contextlib.closing((listen if settings.workers == 1 else reserve)(settings))
+        address = stack.enter_context(
+            contextlib.closing((listen if settings.workers == 1 else reserve_address)(settings))
         )
         supervisor, checks = (
-            held.enter_context(supervision(settings, home, store))
-            if runner
-            else (None, checks_of(settings, home))
+            stack.enter_context(supervision(settings, home, store))
+            if with_runner
+            else (None, cluster_checks(settings, home))
         )
-        url = _url(settings, address)
+        url = _public_url(settings, address)
         if settings.workers == 1:
             app = create_app(
-                settings, store=store, supervisor=supervisor, checks=checks, leads=runner
+                settings,
+                store=store,
+                supervisor=supervisor,
+                checks=checks,
+                leader_eligible=with_runner,
             )
             uvloop.run(
-                Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address])
+                Server(app, settings, lambda: _announce(role_lock, url, on_ready)).serve(
+                    sockets=[address]
+                )
             )
         else:
-            _keep(settings, place, url, address, supervisor, ready)
+            _serve_with_workers(settings, role_lock, url, address, supervisor, on_ready)
 
 
-def run_jobs(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Run jobs, build data sets, sweep what is kept no longer, until SIGTERM or SIGINT; `ready` hears where health and figures are.
+def run_jobs(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Run jobs, build data sets and remove expired files until SIGTERM or SIGINT.
 
-    Raises Conflict (another process runs the jobs of this home, or the port is taken).
+    `on_ready` is called with the URL of health and metrics. Raises Conflict (another process runs
+    the jobs of this home, or the port is taken).
     """
     settings = settings.model_copy(
         update={"host": settings.runner_host, "port": settings.runner_port, "workers": 1}
     )
-    share_arenas()
-    log_to(None, settings.log_level, settings.log_format)
+    limit_arenas()
+    configure_logging(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
-    with contextlib.ExitStack() as held:
-        place = held.enter_context(take_place(settings, home, "runner"))
-        address = held.enter_context(contextlib.closing(listen(settings)))
-        store = held.enter_context(
+    with contextlib.ExitStack() as stack:
+        role_lock = stack.enter_context(acquire_role(settings, home, "runner"))
+        address = stack.enter_context(contextlib.closing(listen(settings)))
+        store = stack.enter_context(
             contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade))
         )
         check_address(settings, store.has_keys)
-        supervisor, checks = held.enter_context(supervision(settings, home, store))
+        supervisor, checks = stack.enter_context(supervision(settings, home, store))
         app = create_app(
-            settings, store=store, supervisor=supervisor, checks=checks, alone=False, whole=False
+            settings,
+            store=store,
+            supervisor=supervisor,
+            checks=checks,
+            exclusive_home=False,
+            all_routes=False,
         )
-        url = _url(settings, address)
+        url = _public_url(settings, address)
         uvloop.run(
-            Server(app, settings, lambda: _announce(place, url, ready)).serve(sockets=[address])
+            Server(app, settings, lambda: _announce(role_lock, url, on_ready)).serve(
+                sockets=[address]
+            )
         )
 
 
-def _keep(
+def _serve_with_workers(
     settings: Settings,
-    place: Place,
+    role_lock: RoleLock,
     url: str,
     address: socket.socket,
-    supervisor: Supervising | None,
-    ready: Callable[[str], None] | None,
+    supervisor: JobSupervisor | None,
+    on_ready: Callable[[str], None] | None,
 ) -> None:
-    """Serve by several processes; this one supervises the jobs, if anybody here does."""
+    """Serve with several worker processes; this one supervises the jobs, if configured."""
+    info = {**_service_info(url), "workers": settings.workers}
 
-    facts = {**_facts(url), "workers": settings.workers}
-
-    def told(alive: int) -> None:
-        write_json(place.facts, {**facts, "alive": alive})
+    def write_ready_count(ready_count: int) -> None:
+        write_json(role_lock.info_path, {**info, "alive": ready_count})
 
     def start() -> None:
         if supervisor is not None:
             supervisor.start()
-        told(settings.workers)
+        write_ready_count(settings.workers)
         LOGGER.info("started", extra={"workers": settings.workers})
-        if ready is not None:
-            ready(url)
+        if on_ready is not None:
+            on_ready(url)
 
     try:
-        keep(settings, place, told, address, start, leads=supervisor is not None)
+        run_workers(
+            settings,
+            role_lock,
+            write_ready_count,
+            address,
+            start,
+            leader_eligible=supervisor is not None,
+        )
     finally:
         if supervisor is not None:
             supervisor.stop()
@@ -142,13 +164,16 @@ def _keep(
 
 
 class Server(uvicorn.Server):
-    """uvicorn that drains: after a signal it first only says that it is not ready, and it lets our own cleaning up run."""
+    """uvicorn server that drains: after a signal it first only becomes unready.
+
+    Cleanup code of this package runs after the server.
+    """
 
     def __init__(self, app: FastAPI, settings: Settings, announce: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(BoundedProtocol, bounds=Bounds.of(settings)),  # type: ignore[arg-type]  # called as the class is
+                http=partial(BoundedProtocol, limits=ConnectionLimits.from_settings(settings)),  # type: ignore[arg-type]  # called as the class is
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -156,27 +181,29 @@ class Server(uvicorn.Server):
                 server_header=False,
                 ssl_certfile=settings.tls_certfile,
                 ssl_keyfile=settings.tls_keyfile,
-                timeout_keep_alive=KEEP_ALIVE,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=settings.grace_seconds,
             )
         )
-        self._rooms: Rooms = app.state.rooms
+        self._app_state: AppState = app.state.app_state
         self._drain_seconds = settings.drain_seconds
         self._announce = announce
-        self._told: float | None = None
+        self._drain_started_at: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to answer, then say so."""
+        """Start to serve, then announce it."""
         await super().startup(sockets=sockets)
         if self.started:
             self._announce()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Hear SIGTERM and SIGINT while serving. uvicorn would raise them again after it, which skips everything that follows."""
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # signals are the main thread's
+        """Handle SIGTERM and SIGINT while serving.
+
+        uvicorn would raise them again afterwards, which skips the code that follows.
+        """
+        # Only the main thread can handle signals.
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {
@@ -190,44 +217,50 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, a second one does not wait for that, a third not even for requests."""
+        """Drain at the first signal, end the drain at the second, drop requests at the third."""
         self.force_exit = self.should_exit
-        if self._told is not None:
+        if self._drain_started_at is not None:
             self.should_exit = True
         else:
-            self._rooms.draining = True
-            self._told = time.monotonic()
+            self._app_state.draining = True
+            self._drain_started_at = time.monotonic()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody in any more, then finish with those who are: also with connections that were made and not yet accepted."""
-        held = [admit_no_more(listener) for listener in sockets or []]
-        if not all(held):
+        """Stop accepting connections, then finish the open ones.
+
+        That includes connections that were made and are not accepted yet.
+        """
+        filtered = [stop_accepting(listener) for listener in sockets or []]
+        if not all(filtered):
             LOGGER.info(
-                "no filter can be set here: connections that begin at this very moment are reset"
+                "cannot set a socket filter: connections that start at this moment are reset"
             )
-        await asyncio.sleep(SETTLE)
-        ends = time.monotonic() + LATE
+        await asyncio.sleep(SETTLE_SECONDS)
+        deadline = time.monotonic() + SILENT_CONNECTION_SECONDS
         while (
             any(each.is_new for each in self._connections())
-            and time.monotonic() < ends
+            and time.monotonic() < deadline
             and not self.force_exit
         ):
-            await asyncio.sleep(SETTLE)
+            await asyncio.sleep(SETTLE_SECONDS)
         await super().shutdown(sockets)
 
     def _connections(self) -> list[BoundedProtocol]:
-        """Those that are open."""
+        """Return the open connections."""
         return [each for each in self.server_state.connections if isinstance(each, BoundedProtocol)]
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
-        if self._told is not None and time.monotonic() - self._told >= self._drain_seconds:
+        """Return whether to end. Called ten times per second."""
+        if (
+            self._drain_started_at is not None
+            and time.monotonic() - self._drain_started_at >= self._drain_seconds
+        ):
             self.should_exit = True
         return await super().on_tick(counter)
 
 
-def _url(settings: Settings, listener: socket.socket) -> str:
-    """Where people find it."""
+def _public_url(settings: Settings, listener: socket.socket) -> str:
+    """Return the URL of the service for people."""
     host = settings.host
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
         host, f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -237,14 +270,14 @@ def _url(settings: Settings, listener: socket.socket) -> str:
     )
 
 
-def _announce(place: Place, url: str, ready: Callable[[str], None] | None) -> None:
-    """Say where we are, to files and to whoever asked."""
-    write_json(place.facts, _facts(url))
-    if ready is not None:
-        ready(url)
+def _announce(role_lock: RoleLock, url: str, on_ready: Callable[[str], None] | None) -> None:
+    """Write the info file and call `on_ready`."""
+    write_json(role_lock.info_path, _service_info(url))
+    if on_ready is not None:
+        on_ready(url)
 
 
-def _facts(url: str) -> dict[str, Any]:
-    """What is written down of a service that runs."""
+def _service_info(url: str) -> dict[str, Any]:
+    """Return the info of a running service."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"pid": os.getpid(), "url": url, "started": started, "version": __version__}

@@ -1,4 +1,4 @@
-"""Sockets that listen."""
+"""Listening sockets."""
 
 from __future__ import annotations
 
@@ -14,59 +14,66 @@ from xcray.service.settings import Settings
 
 _SO_ATTACH_FILTER = 26
 _BPF_RETURN = 0x06
-SPREAD = (
-    sys.platform == "linux"
-)  # there, sockets bound with SO_REUSEPORT share new connections evenly
+# On Linux, sockets bound with SO_REUSEPORT share new connections evenly.
+HAS_PORT_BALANCING = sys.platform == "linux"
 
 
-def listen(settings: Settings, beside: socket.socket | None = None) -> socket.socket:
-    """A socket bound to the address in `settings`. Raises Conflict when the port is taken, ParameterError for a foreign address.
+def listen(settings: Settings, reserved: socket.socket | None = None) -> socket.socket:
+    """Return a socket bound to the address in `settings`.
 
-    beside: what `reserve` gave: then it is one more socket of the same address, or where that is not to be had, the same one.
+    reserved: the socket of `reserve_address`. The result is then a further socket of its address,
+    or a duplicate where ports cannot be shared. Raises Conflict if the port is taken,
+    ParameterError if the address is not local.
     """
-    if beside is not None and not SPREAD:
-        return beside.dup()
+    if reserved is not None and not HAS_PORT_BALANCING:
+        return reserved.dup()
     family, kind, protocol, address = _address(settings)
-    if beside is not None:
-        address = beside.getsockname()
-    listener = socket.socket(
-        family, kind, protocol
-    )  # protocol: without it asyncio leaves Nagle's algorithm on, 40 ms a reply
+    if reserved is not None:
+        address = reserved.getsockname()
+    # Without the protocol, asyncio leaves Nagle's algorithm on: 40 ms per reply.
+    listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if beside is not None:
+        if reserved is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
         reason = os.strerror(error.errno or 0)
-        message = f"port {settings.port} of {settings.host} can't be used ({reason}): use --port 0 for a free one"
+        message = (
+            f"cannot use port {settings.port} of {settings.host} ({reason}): "
+            "use --port 0 for a free one"
+        )
         raise Conflict(message, code="PORT_IN_USE") from None
     return listener
 
 
-def reserve(settings: Settings) -> socket.socket:
-    """A socket that keeps the address in `settings` for those that `listen` beside it, and gets no connections. Errors as there."""
-    first = listen(
-        settings
-    )  # this one shares with nobody, so that it sees whether anybody is there
-    if not SPREAD:
+def reserve_address(settings: Settings) -> socket.socket:
+    """Return a socket that reserves the address in `settings` and receives no connections.
+
+    Raises the errors of `listen`.
+    """
+    # This socket does not share its port, so it fails if another process uses the port.
+    first = listen(settings)
+    if not HAS_PORT_BALANCING:
         return first
     address = first.getsockname()
     first.close()
-    held = socket.socket(first.family, first.type, first.proto)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(address)
-    return held
+    reserved = socket.socket(first.family, first.type, first.proto)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(address)
+    return reserved
 
 
-def admit_no_more(listener: socket.socket) -> bool:
-    """Let no new connection begin at a listening socket, while those that wait in its queue can still be accepted; whether it does.
+def stop_accepting(listener: socket.socket) -> bool:
+    """Drop new connections of a listening socket and return whether that is possible.
 
-    Closing it would reset those: their clients are connected already, as far as they know. So Linux drops the first packet of new
-    connections by a filter (BPF: "return 0"); clients send it again a second later, when nobody listens any more. Elsewhere, and
-    in a sandbox that forbids filters, nothing is done, and who connects in the last instant is reset: who routes has to know.
+    Queued connections can still be accepted. Closing the socket would reset them, although their
+    clients are connected already. So on Linux a filter (BPF: "return 0") drops the first packet of
+    new connections; clients send it again a second later, when the socket is closed. On other
+    systems, and in a sandbox that forbids filters, nothing is done and the last connections are
+    reset. The load balancer must then stop routing first.
     """
     if sys.platform != "linux":
         return False
@@ -81,16 +88,19 @@ def admit_no_more(listener: socket.socket) -> bool:
 
 
 def _address(settings: Settings) -> tuple[socket.AddressFamily, socket.SocketKind, int, Any]:
-    """Family, kind, protocol and address to bind."""
+    """Return family, kind, protocol and address to bind."""
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             settings.host.strip("[]"),
             settings.port,
             type=socket.SOCK_STREAM,
             proto=socket.IPPROTO_TCP,
         )
     except OSError:
-        message = f"host {settings.host.strip('[]')!r} is not an address of this machine: use --host 127.0.0.1"
+        message = (
+            f"host {settings.host.strip('[]')!r} is not an address of this machine: "
+            "use --host 127.0.0.1"
+        )
         raise ParameterError(message, code="HOST") from None
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = addresses[0]
     return family, kind, protocol, address

@@ -1,7 +1,8 @@
-"""A worker process: `python -m xcray.service.processes.worker`, started by `workers.keep`, told what to do by one line of JSON.
+"""Worker process: `python -m xcray.service.processes.worker`, started by `manager.run_workers`.
 
-It answers on the socket it was given, writes a byte to standard output once it does, and drains at SIGTERM or when its standard
-input ends, which is when the keeper has.
+It reads its configuration from one line of JSON on standard input, serves on an inherited socket,
+and writes a byte to standard output when it is ready. It drains at SIGTERM, or when its standard
+input ends because the manager has ended.
 """
 
 from __future__ import annotations
@@ -22,57 +23,61 @@ import uvloop
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.service.app import create_app
-from xcray.service.observability.request_log import log_to
+from xcray.service.observability.request_log import configure_logging
 from xcray.service.processes.manager import check_workers
 from xcray.service.processes.server import Server
-from xcray.service.processes.supervision import Checks, checks_of
 from xcray.service.settings import Settings
+from xcray.service.supervision import Checks, cluster_checks
 from xcray.storage.atomic import read_json
-from xcray.system.malloc import share_arenas
+from xcray.system.malloc import limit_arenas
 
 
 def main() -> int:
-    """Serve until the end."""
-    told = json.loads(sys.stdin.buffer.readline())
-    settings = Settings(**told["settings"])
-    share_arenas()
-    log_to(None, settings.log_level, settings.log_format)
+    """Serve until the process is stopped."""
+    config = json.loads(sys.stdin.buffer.readline())
+    settings = Settings(**config["settings"])
+    limit_arenas()
+    configure_logging(None, settings.log_level, settings.log_format)
     home = Home(settings.home)
     with (
-        socket.socket(fileno=told["listener"]) as listener,
+        socket.socket(fileno=config["listener"]) as listener,
         contextlib.closing(_store(settings)) as store,
     ):
         checks: Checks = {
-            **checks_of(settings, home),
-            "WORKERS": partial(check_workers, partial(_told, Path(told["facts"]))),
+            **cluster_checks(settings, home),
+            "WORKERS": partial(check_workers, partial(_read_info, Path(config["info_path"]))),
         }
-        app = create_app(settings, store=store, checks=checks, leads=told["leads"])
-        server = Server(app, settings, _say_ready)
-        threading.Thread(target=_follow, args=(server,), name="xcray-keeper", daemon=True).start()
+        app = create_app(
+            settings, store=store, checks=checks, leader_eligible=config["leader_eligible"]
+        )
+        server = Server(app, settings, _report_ready)
+        threading.Thread(
+            target=_stop_with_manager, args=(server,), name="xcray-manager", daemon=True
+        ).start()
         uvloop.run(server.serve(sockets=[listener]))
     return 0
 
 
 def _store(settings: Settings) -> JobStore:
-    """The keeper has upgraded it, if that was to be done."""
+    """Return the store. The manager has upgraded it if necessary."""
     return JobStore(settings.store_url, upgrade=False)
 
 
-def _say_ready() -> None:
-    """Tell the keeper that requests are answered."""
+def _report_ready() -> None:
+    """Report to the manager that requests are served."""
     os.write(1, b"r")
 
 
-def _follow(server: Server) -> None:
-    """End when the keeper has ended."""
+def _stop_with_manager(server: Server) -> None:
+    """Stop the server when the manager has ended."""
     while sys.stdin.buffer.read(1):
         continue
     server.handle_exit(signal.SIGTERM, None)
 
 
-def _told(facts: Path) -> dict[str, Any]:
-    """What the keeper has written down."""
-    return dict(read_json(facts))
+def _read_info(info_path: Path) -> dict[str, Any]:
+    """Return the manager's info file."""
+    return dict(read_json(info_path))
 
 
 if __name__ == "__main__":

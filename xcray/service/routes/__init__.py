@@ -1,6 +1,8 @@
-"""One file a noun. Routes translate: request -> the rooms below -> reply; they decide nothing themselves.
+"""REST routes, one file per resource.
 
-Two kinds of path parts are known to all of them: `modelname`, and `modelref` for name, name@alias or name:3.
+Routes translate a request into calls of the packages below and the result into a reply; they
+contain no logic of their own. They share two path converters: `modelname`, and `modelref` for name,
+name@alias or name:3.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 
 class _Name(StringConvertor):
-    """A part of a path that can be a name: `:` and `@` belong to references."""
+    """Path segment that can be a name: `:` and `@` belong to references."""
 
     regex = "[^/:@]+"
 
 
 class _Reference(StringConvertor):
-    """name, name@alias or name:3. Versions are digits, so `:predict` is never one."""
+    """name, name@alias or name:3. Versions are digits, so `:predict` is never a version."""
 
     regex = "[^/:@]+(?:@[^/:@]+|:[0-9]+)?"
 

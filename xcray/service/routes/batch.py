@@ -1,7 +1,7 @@
-"""Batch predictions: a file in, a job, Parquet files out.
+"""Batch predictions: an input file, a job, and Parquet files as output.
 
-The input is an upload (POST /v1/uploads), which the job takes over, or a path of the server that the operator opened. The
-answers lie with the job, and go when it is deleted; nothing else removes them.
+The input is an upload (POST /v1/uploads), which the job takes ownership of, or a server path that
+the operator allowed. The output belongs to the job and is removed only when the job is deleted.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
-from xcray.batch import BulkSpec, read_manifest
+from xcray.batch import BatchPredictSpec, read_manifest
 from xcray.batch.output import MANIFEST
-from xcray.batch.spec import MOST_K, MOST_ROWS, sets_named
+from xcray.batch.spec import MAX_K, MAX_PART_ROWS, resolve_label_sets
 from xcray.errors import NotFound, ParameterError
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
-from xcray.jobs.runner.batch_job import INPUT, OUTPUT
+from xcray.jobs.runner.batch_job import INPUT_FOLDER, OUTPUT_FOLDER
 from xcray.model.registry import Registry
-from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.builds import allowed_path
 from xcray.service.http.auth import Caller, Reader, Submitter
-from xcray.service.http.body import described, json_body
-from xcray.service.http.idempotency import IdempotencyKey, replayed
-from xcray.service.routes.jobs import accepted, limits_of
+from xcray.service.http.body import json_body, openapi_body
+from xcray.service.http.idempotency import IdempotencyKey, replay_response
+from xcray.service.routes.jobs import submission_limits, submission_reply
 from xcray.service.schemas import JobView, Strict, View
 from xcray.service.schemas.jobs import Attempts, Expires, Timeout
 from xcray.storage.atomic import sync_path
@@ -36,12 +36,12 @@ from xcray.telemetry import tracing
 
 router = APIRouter(tags=["batch predictions"])
 
-LABELS = 100_000  # of an allow or deny list
+MAX_FILTER_LABELS = 100_000  # labels per allow or deny list
 PATH = "/v1/models/{reference:modelref}:batchPredict"
 PARQUET = "application/vnd.apache.parquet"
 LabelNames = Annotated[
     list[Annotated[str, Field(max_length=10_000)]],
-    Field(min_length=1, max_length=LABELS, fail_fast=True),
+    Field(min_length=1, max_length=MAX_FILTER_LABELS, fail_fast=True),
 ]
 Column = Annotated[str, Field(min_length=1, max_length=1000)]
 _FILE: dict[int | str, dict[str, Any]] = {
@@ -50,63 +50,79 @@ _FILE: dict[int | str, dict[str, Any]] = {
 
 
 class BatchRequest(Strict):
-    """A file to answer: `upload` or `path`, its format, what is asked for each row, and where the work is done."""
+    """Input file (`upload` or `path`), its format, prediction options, and where the work runs."""
 
     upload: str | None = Field(
-        None, max_length=64, description="Id of POST /v1/uploads; the job takes the upload over."
+        None,
+        max_length=64,
+        description="Id from POST /v1/uploads; the job takes ownership of the upload.",
     )
     path: str | None = Field(
         None,
         min_length=1,
         max_length=4096,
-        description="A file, or a folder of Parquet files, of the server.",
+        description="A file, or a folder of Parquet files, on the server.",
     )
     format: Literal["parquet", "svmlight", "xc", "jsonl", "text"]
-    top_k: int = Field(5, ge=1, le=MOST_K)
+    top_k: int = Field(5, ge=1, le=MAX_K)
     allow: LabelNames | None = Field(
         None,
-        description="Answer only these: names of labels, and set:NAME for the labels of a set.",
+        description="Only these labels can be predicted: label names, or set:NAME for the labels "
+        "of a set.",
     )
-    deny: LabelNames | None = Field(None, description="Never answer these, named in the same way.")
+    deny: LabelNames | None = Field(
+        None, description="These labels are never predicted; same syntax as `allow`."
+    )
     probabilities: bool = Field(
         False,
-        description="Tell the probability of each label; the model must be calibrated, or softmax.",
+        description="Return the probability of each label; needs a calibrated model or a softmax "
+        "model.",
     )
     certificate: bool = Field(
-        False, description="Tell for each row whether the answer is proven, and by what margin."
+        False, description="Return for each row whether the result is proven exact, and the margin."
     )
     text_columns: list[Column] | None = Field(
-        None, min_length=1, max_length=100, description="parquet, jsonl: joined to the text."
+        None,
+        min_length=1,
+        max_length=100,
+        description="parquet, jsonl: columns that are joined to the text.",
     )
     indices_column: Column | None = Field(
-        None, description="parquet, jsonl: lists of feature numbers."
+        None, description="parquet, jsonl: column of feature number lists."
     )
     values_column: Column | None = Field(
-        None, description="parquet, jsonl: lists of their values; alone: of all features."
+        None,
+        description="parquet, jsonl: column of value lists; without indices, one value per "
+        "feature.",
     )
     id_column: Column | None = Field(
         None,
-        description="parquet, jsonl: copied to the answers; else they have the row's number, from 0.",
+        description="parquet, jsonl: column that is copied to the output; default: the row number "
+        "from 0.",
     )
     zero_based: bool = Field(False, description="svmlight: feature indices start at 0.")
     on_error: Literal["fail", "skip"] = Field(
-        "fail", description="What to do with rows that can't be read: skipped ones are counted."
+        "fail", description="What to do with rows that can't be read; skipped rows are counted."
     )
     part_rows: int = Field(
         0,
         ge=0,
-        le=MOST_ROWS,
-        description="Rows of a part file; 0: chosen by the size of the input.",
+        le=MAX_PART_ROWS,
+        description="Rows per output file; 0: chosen by the size of the input.",
     )
     pool: Literal["serial", "threads", "ray"] | None = Field(
-        None, description="Where rows are answered; else the server chooses."
+        None, description="Where the rows are predicted. Default: chosen by the server."
     )
-    workers: int = Field(0, ge=0, le=4096, description="Workers of the pool; 0 takes all cores.")
+    workers: int = Field(0, ge=0, le=4096, description="Workers of the pool; 0 uses all cores.")
     name: str | None = Field(
-        None, min_length=1, max_length=128, description="A readable name; else the model's."
+        None, min_length=1, max_length=128, description="A display name; default: the model's name."
     )
     priority: int = Field(
-        0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission."
+        0,
+        ge=-100,
+        le=100,
+        description="Jobs of higher priority run first, jobs of equal priority in order of "
+        "submission.",
     )
     timeout_seconds: Timeout = None
     expires_seconds: Expires = None
@@ -114,7 +130,10 @@ class BatchRequest(Strict):
 
 
 class OutputFile(View):
-    """A part: it answers rows [first_row, first_row + rows_read) of the input; `rows` of them, the others were skipped."""
+    """One output file, for the input rows [first_row, first_row + rows_read).
+
+    `rows` of them are in the file; the others were skipped.
+    """
 
     file: str
     first_row: int
@@ -126,7 +145,7 @@ class OutputFile(View):
 
 
 class OutputView(View):
-    """The answers of a batch prediction: its files in the order of the input, what their columns are, and what was skipped."""
+    """Output of a batch prediction: files in input order, their columns, and skipped rows."""
 
     job: str
     rows: int
@@ -140,32 +159,35 @@ class OutputView(View):
 @router.post(
     PATH,
     status_code=201,
-    openapi_extra=described(BatchRequest),
-    responses=replayed(JobView),
+    openapi_extra=openapi_body(BatchRequest),
+    responses=replay_response(JobView),
     response_model=JobView,
 )
 def submit(
     request: Request,
     caller: Submitter,
     reference: str,
-    asked: Annotated[BatchRequest, Depends(json_body(BatchRequest, "predict_body_bytes"))],
+    body: Annotated[BatchRequest, Depends(json_body(BatchRequest, "predict_body_bytes"))],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Queue a batch prediction by the version that `reference` means now. With an Idempotency-Key, sending it again gives the same
-    job (200); with another body, 409."""
-    rooms = rooms_of(request)
-    digest = body_digest({"model": reference, **asked.model_dump(mode="json", exclude_unset=True)})
-    job, created = rooms.store.same_key(caller.tenant, idempotency_key, digest), False
+    """Queue a batch prediction with the version that `reference` currently resolves to.
+
+    With an Idempotency-Key, sending the same request again returns the same job (200), and another
+    body is refused (409).
+    """
+    app_state = app_state_of(request)
+    digest = body_digest({"model": reference, **body.model_dump(mode="json", exclude_unset=True)})
+    job, created = app_state.store.find_job_by_key(caller.tenant, idempotency_key, digest), False
     if job is None:
-        job, created = _accepted(rooms, caller, reference, asked, idempotency_key, digest)
-    return accepted(request, job, created)
+        job, created = _submit_job(app_state, caller, reference, body, idempotency_key, digest)
+    return submission_reply(request, job, created)
 
 
 @router.get("/v1/jobs/{job_id}/output")
 def output(request: Request, caller: Reader, job_id: str) -> OutputView:
-    """The files that a batch prediction made, once it SUCCEEDED."""
-    rooms = rooms_of(request)
-    folder = _folder(rooms, rooms.store.get(job_id, caller.tenant))
+    """List the output files of a batch prediction that has SUCCEEDED."""
+    app_state = app_state_of(request)
+    folder = _output_folder(app_state, app_state.store.get_job(job_id, caller.tenant))
     manifest = read_manifest(folder)
     return OutputView(
         job=job_id, **{name: manifest[name] for name in OutputView.model_fields if name != "job"}
@@ -174,90 +196,105 @@ def output(request: Request, caller: Reader, job_id: str) -> OutputView:
 
 @router.get("/v1/jobs/{job_id}/output/{file}", responses=_FILE, response_class=FileResponse)
 def output_file(request: Request, caller: Reader, job_id: str, file: str) -> FileResponse:
-    """One of these files, or its manifest; a part of it with a Range header."""
-    rooms = rooms_of(request)
-    folder = _folder(rooms, rooms.store.get(job_id, caller.tenant))
+    """Download one output file or the manifest. Range requests are supported."""
+    app_state = app_state_of(request)
+    folder = _output_folder(app_state, app_state.store.get_job(job_id, caller.tenant))
     if file not in {MANIFEST, *(part["file"] for part in read_manifest(folder)["parts"])}:
         raise NotFound(
-            f"job {job_id} made no file of this name: GET /v1/jobs/{job_id}/output lists them"
+            f"job {job_id} has no output file of this name: GET /v1/jobs/{job_id}/output lists them"
         )
     return FileResponse(
         folder / file, media_type="application/json" if file == MANIFEST else PARQUET, filename=file
     )
 
 
-def _accepted(
-    rooms: Rooms, caller: Caller, reference: str, asked: BatchRequest, key: str | None, digest: str
+def _submit_job(
+    app_state: AppState,
+    caller: Caller,
+    reference: str,
+    body: BatchRequest,
+    key: str | None,
+    digest: str,
 ) -> tuple[Job, bool]:
-    """The job, and whether it is new: the same request may have come through another door in between, and has the upload then."""
-    registry = rooms.registry_of(caller.tenant)
-    name, version = registry.locate(reference)
+    """Submit the job; return it and whether it is new.
+
+    A concurrent request with the same key may have claimed the upload; then its job is returned.
+    """
+    registry = app_state.registry_of(caller.tenant)
+    name, version = registry.resolve_version(reference)
     job_id = new_id("job")
     try:
-        with _taken(rooms, caller.tenant, asked, job_id) as path:
-            return rooms.store.submit(
-                _spec(rooms, registry, asked, path, name, version),
-                name=asked.name or name,
+        with _claim_input(app_state, caller.tenant, body, job_id) as path:
+            return app_state.store.submit(
+                _batch_spec(app_state, registry, body, path, name, version),
+                name=body.name or name,
                 tenant=caller.tenant,
                 idempotency_key=key,
-                priority=asked.priority,
+                priority=body.priority,
                 digest=digest,
                 kind=PREDICT,
                 job_id=job_id,
                 model=name,
-                **limits_of(
-                    caller, asked.timeout_seconds, asked.expires_seconds, asked.max_attempts
+                **submission_limits(
+                    caller, body.timeout_seconds, body.expires_seconds, body.max_attempts
                 ),
             )
     except NotFound:
-        job = rooms.store.same_key(caller.tenant, key, digest)
+        job = app_state.store.find_job_by_key(caller.tenant, key, digest)
         if job is None:
             raise
         return job, False
 
 
-def _folder(rooms: Rooms, job: Job) -> Path:
-    """Where a job's answers are. Raises NotFound while there are none."""
-    folder = rooms.home.run(job.id) / OUTPUT
+def _output_folder(app_state: AppState, job: Job) -> Path:
+    """Return the folder of a job's output. Raises NotFound if there is none."""
+    folder = app_state.home.run(job.id) / OUTPUT_FOLDER
     if job.kind != PREDICT or not (folder / MANIFEST).is_file():
         raise NotFound(
             f"job {job.id} has no output; it is {job.status}"
-            + ("" if job.kind == PREDICT else " and no batch prediction")
+            + ("" if job.kind == PREDICT else " and not a batch prediction")
         )
     return folder
 
 
 @contextmanager
-def _taken(rooms: Rooms, tenant: str, asked: BatchRequest, job_id: str) -> Iterator[Path]:
-    """The input's path; an upload becomes the job's, and is given back when the job is not accepted."""
-    if (asked.upload is None) == (asked.path is None):
+def _claim_input(
+    app_state: AppState, tenant: str, body: BatchRequest, job_id: str
+) -> Iterator[Path]:
+    """Yield the path of the input; an upload is moved to the job, and back if submission fails."""
+    if (body.upload is None) == (body.path is None):
         raise ParameterError(
-            "name the input: upload, an id of POST /v1/uploads, or path; one of them", code="INPUT"
+            "set either upload (an id from POST /v1/uploads) or path", code="INPUT"
         )
-    if asked.path is not None:
-        yield allowed_path(asked.path, rooms.settings.dataset_roots)
+    if body.path is not None:
+        yield allowed_path(body.path, app_state.settings.dataset_roots)
         return
-    upload = rooms.uploads.path(str(asked.upload), tenant)
-    folder = rooms.home.run(job_id) / INPUT
+    upload = app_state.uploads.path(str(body.upload), tenant)
+    folder = app_state.home.run(job_id) / INPUT_FOLDER
     folder.parent.mkdir(mode=0o700)
     os.rename(upload.parent, folder)
     try:
-        os.rename(folder / upload.name, folder / f"input.{asked.format}")
+        os.rename(folder / upload.name, folder / f"input.{body.format}")
         sync_path(folder)
-        yield folder / f"input.{asked.format}"
+        yield folder / f"input.{body.format}"
     except BaseException:
         with suppress(OSError):
-            os.rename(folder / f"input.{asked.format}", folder / upload.name)
+            os.rename(folder / f"input.{body.format}", folder / upload.name)
             os.rename(folder, upload.parent)
             folder.parent.rmdir()
         raise
 
 
-def _spec(
-    rooms: Rooms, registry: Registry, asked: BatchRequest, path: Path, name: str, version: int
+def _batch_spec(
+    app_state: AppState,
+    registry: Registry,
+    body: BatchRequest,
+    path: Path,
+    name: str,
+    version: int,
 ) -> dict[str, Any]:
-    """The spec that a request means, checked as a whole. Raises ParameterError."""
-    own = (
+    """Return the validated specification of the requested job. Raises ParameterError."""
+    not_spec_fields = (
         "upload",
         "path",
         "top_k",
@@ -269,16 +306,18 @@ def _spec(
         "max_attempts",
     )
     fields = {
-        field: value for field, value in asked.model_dump(mode="json").items() if field not in own
+        field: value
+        for field, value in body.model_dump(mode="json").items()
+        if field not in not_spec_fields
     }
-    given = {
+    model_fields = {
         "model": str(registry.resolve(f"{name}:{version}")),
         "input": str(path),
-        "k": asked.top_k,
+        "k": body.top_k,
     }
-    sets = sets_named([*(asked.allow or ()), *(asked.deny or ())], registry.sets(name))
-    spec = BulkSpec.from_dict(
-        {**fields, **given, "pool": asked.pool or rooms.settings.pool, "label_sets": sets}
+    sets = resolve_label_sets([*(body.allow or ()), *(body.deny or ())], registry.label_sets(name))
+    spec = BatchPredictSpec.from_dict(
+        {**fields, **model_fields, "pool": body.pool or app_state.settings.pool, "label_sets": sets}
     )
-    shown = {"model": f"{name}:{version}", "input": asked.upload or asked.path}
-    return {**spec.as_dict(), "shown": shown, **tracing.carried()}
+    shown = {"model": f"{name}:{version}", "input": body.upload or body.path}
+    return {**spec.as_dict(), "shown": shown, **tracing.trace_headers()}

@@ -1,4 +1,4 @@
-"""Data sets: uploaded, built in, or from folders that the operator allows."""
+"""Data sets: uploaded, built in, downloaded, or from folders that the operator allows."""
 
 from __future__ import annotations
 
@@ -15,30 +15,38 @@ from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, ParameterError, Refused
 from xcray.jobs.job import DatasetRecord, body_digest, new_id
-from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.fetching import fetch
 from xcray.service.datasets.statistics import statistics
 from xcray.service.http.auth import Caller, Reader, Submitter
-from xcray.service.http.body import check_type, described, json_body
-from xcray.service.http.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
-from xcray.service.http.idempotency import REPLAYED, IdempotencyKey, replayed
+from xcray.service.http.body import check_media_type, json_body, openapi_body
+from xcray.service.http.etags import (
+    NOT_MODIFIED,
+    IfMatch,
+    IfNoneMatch,
+    check_if_match,
+    counter_etag,
+    reply,
+)
+from xcray.service.http.idempotency import REPLAYED_HEADERS, IdempotencyKey, replay_response
 from xcray.service.http.strict_json import loads
 from xcray.service.schemas import DatasetPage, DatasetRequest, DatasetView, UploadView
 from xcray.storage.atomic import check_name
 
 router = APIRouter(tags=["data sets"])
 
-UPLOADED = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet")
-GENERATED = ("pydocs", "synthetic")
-RAW = (
+UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet")
+GENERATED_FORMATS = ("pydocs", "synthetic")
+RAW_CONTENT_TYPES = (
     "application/octet-stream",
     "application/x-ndjson",
     "text/csv",
     "text/plain",
     "text/tab-separated-values",
 )
-# paths of the server; patterns that could run for hours in a process that serves; what the server itself declares
+# server paths, patterns that could run for hours in the service, and values that the server sets
+# itself
 CLOSED_OPTIONS = frozenset(
     {
         "expected_bytes",
@@ -50,12 +58,14 @@ CLOSED_OPTIONS = frozenset(
         "token_pattern",
     }
 )
-_BYTES = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in RAW[:3]}
+_BYTES = {
+    kind: {"schema": {"type": "string", "format": "binary"}} for kind in RAW_CONTENT_TYPES[:3]
+}
 _RAW_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 _BOTH_BODIES: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": described(DatasetRequest)["requestBody"]["content"] | _BYTES,
+        "content": openapi_body(DatasetRequest)["requestBody"]["content"] | _BYTES,
     }
 }
 
@@ -64,24 +74,26 @@ _BOTH_BODIES: dict[str, Any] = {
 async def upload(
     request: Request,
     caller: Submitter,
-    sha256: Annotated[str | None, Query(description="What its SHA-256 is.", max_length=64)] = None,
+    sha256: Annotated[str | None, Query(description="SHA-256 of the file.", max_length=64)] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> UploadView:
-    """Send one file: the raw body, streamed to disk. Its id is for `uploads` of POST /v1/datasets, once, within a day.
+    """Upload one file as a raw body, streamed to disk.
 
-    With an Idempotency-Key, sending the same bytes again gives the same upload, as long as no data set took it; other bytes, 409.
+    The returned id can be used once in `uploads` of POST /v1/datasets, within a day. With an
+    Idempotency-Key, sending the same bytes again returns the same upload while no data set has used
+    it, and other bytes are refused (409).
     """
-    check_type(request, RAW)
-    found = await rooms_of(request).uploads.receive(request, sha256, idempotency_key)
-    rooms_of(request).gauges.uploaded.inc(found.n_bytes)
-    return UploadView(id=found.id, bytes=found.n_bytes, sha256=found.sha256)
+    check_media_type(request, RAW_CONTENT_TYPES)
+    stored = await app_state_of(request).uploads.receive(request, sha256, idempotency_key)
+    app_state_of(request).metrics.uploaded.inc(stored.n_bytes)
+    return UploadView(id=stored.id, bytes=stored.n_bytes, sha256=stored.sha256)
 
 
 @router.post(
     "/v1/datasets",
     status_code=201,
     openapi_extra=_BOTH_BODIES,
-    responses=replayed(DatasetView),
+    responses=replay_response(DatasetView),
     response_model=DatasetView,
 )
 async def create(
@@ -91,39 +103,41 @@ async def create(
         str | None, Query(description="Raw body: name of the data set.", max_length=128)
     ] = None,
     format: Annotated[
-        str | None, Query(description=f"Raw body: one of {', '.join(UPLOADED)}.", max_length=20)
+        str | None,
+        Query(description=f"Raw body: one of {', '.join(UPLOAD_FORMATS)}.", max_length=20),
     ] = None,
     options: Annotated[
         str | None,
-        Query(description="Raw body: options of the reader, a JSON object.", max_length=8192),
+        Query(description="Raw body: reader options, a JSON object.", max_length=8192),
     ] = None,
     sha256: Annotated[
-        str | None, Query(description="Raw body: what its SHA-256 is.", max_length=64)
+        str | None, Query(description="Raw body: its SHA-256.", max_length=64)
     ] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Make a data set: from the raw body (name and format in the query), or from a JSON request. Answers at once: BUILDING.
+    """Create a data set from the raw body (name and format in the query), or from a JSON request.
 
-    With an Idempotency-Key, sending it again gives the same data set (200); with another body, 409.
+    The reply is immediate, with status BUILDING. With an Idempotency-Key, sending the same request
+    again returns the same data set (200), and another body is refused (409).
     """
-    rooms = rooms_of(request)
-    kind = check_type(request, ("application/json", *RAW))
+    app_state = app_state_of(request)
+    kind = check_media_type(request, ("application/json", *RAW_CONTENT_TYPES))
     if kind == "application/json" and format is None:
-        asked = await json_body(DatasetRequest)(request)
+        body = await json_body(DatasetRequest)(request)
         record, created = await asyncio.to_thread(
-            _from_request, rooms, caller, asked, idempotency_key
+            _from_request, app_state, caller, body, idempotency_key
         )
     else:
         record, created = await _from_body(
-            request, rooms, caller.tenant, name, format, options, sha256, idempotency_key
+            request, app_state, caller.tenant, name, format, options, sha256, idempotency_key
         )
     if created and record.status == building.BUILDING:
-        rooms.builder.begin(record.id)
-    headers = {"Location": f"/v1/datasets/{record.id}", **({} if created else REPLAYED)}
+        app_state.builder.start(record.id)
+    headers = {"Location": f"/v1/datasets/{record.id}", **({} if created else REPLAYED_HEADERS)}
     return reply(
         request,
-        members(record),
-        tag(record.version),
+        dataset_fields(record),
+        counter_etag(record.version),
         status=201 if created else 200,
         headers=headers,
     )
@@ -137,12 +151,13 @@ def index(
     page_token: Annotated[str | None, Query(max_length=256)] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Data sets, newest first."""
-    records, token = rooms_of(request).store.list_datasets(
+    """List data sets, newest first."""
+    records, token = app_state_of(request).store.list_datasets(
         caller.tenant, limit=limit, page_token=page_token
     )
     return reply(
-        request, {"datasets": [members(record) for record in records], "next_page_token": token}
+        request,
+        {"datasets": [dataset_fields(record) for record in records], "next_page_token": token},
     )
 
 
@@ -150,57 +165,64 @@ def index(
 def show(
     request: Request, caller: Reader, dataset_id: str, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """One data set: its sizes when READY, the first bad lines when FAILED."""
-    record = rooms_of(request).store.get_dataset(dataset_id, caller.tenant)
-    return reply(request, members(record), tag(record.version))
+    """Return one data set: its sizes if READY, the first invalid lines if FAILED."""
+    record = app_state_of(request).store.get_dataset(dataset_id, caller.tenant)
+    return reply(request, dataset_fields(record), counter_etag(record.version))
 
 
 @router.delete("/v1/datasets/{dataset_id}", status_code=204)
 async def delete(
     request: Request, caller: Submitter, dataset_id: str, if_match: IfMatch = None
 ) -> None:
-    """Forget a data set and remove its files (not those of a folder that it was registered from)."""
-    rooms = rooms_of(request)
-    record = await asyncio.to_thread(rooms.store.get_dataset, dataset_id, caller.tenant)
-    expect(request, tag(record.version))
-    await asyncio.to_thread(_check_unused, rooms, record, caller.tenant)
-    seen = record.version if "if-match" in request.headers else None
-    await asyncio.to_thread(rooms.store.delete_dataset, dataset_id, caller.tenant, if_version=seen)
-    await rooms.builder.cancel(dataset_id)
-    if Path(record.path) == rooms.home.dataset(dataset_id):
+    """Delete a data set and its files (but not a folder that it was registered from)."""
+    app_state = app_state_of(request)
+    record = await asyncio.to_thread(app_state.store.get_dataset, dataset_id, caller.tenant)
+    check_if_match(request, counter_etag(record.version))
+    await asyncio.to_thread(_check_unused, app_state, record, caller.tenant)
+    expected_version = record.version if "if-match" in request.headers else None
+    await asyncio.to_thread(
+        app_state.store.delete_dataset, dataset_id, caller.tenant, if_version=expected_version
+    )
+    await app_state.builder.cancel(dataset_id)
+    if Path(record.path) == app_state.home.dataset(dataset_id):
         await asyncio.to_thread(shutil.rmtree, record.path, True)
 
 
-def members(record: DatasetRecord) -> dict[str, Any]:
-    """A record as `DatasetView` describes it, without its path."""
+def dataset_fields(record: DatasetRecord) -> dict[str, Any]:
+    """Return a record as described by `DatasetView`, without its path."""
     return {name: getattr(record, name) for name in DatasetView.model_fields}
 
 
-def find(rooms: Rooms, tenant: str, reference: str) -> DatasetRecord:
-    """A data set by id, or the newest READY one of a name. Raises NotFound; Conflict when it is not READY."""
-    named = [record for record in _all(rooms, tenant) if record.name == reference]
-    ready = [record for record in named if record.status == building.READY]
-    record = (ready or named)[0] if named else rooms.store.get_dataset(reference, tenant)
+def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecord:
+    """Return a data set by id, or the newest READY one of a name.
+
+    Raises NotFound, or Conflict if it is not READY.
+    """
+    candidates = [record for record in _iter_records(app_state, tenant) if record.name == reference]
+    ready = [record for record in candidates if record.status == building.READY]
+    record = (
+        (ready or candidates)[0] if candidates else app_state.store.get_dataset(reference, tenant)
+    )
     if record.status != building.READY:
-        waits = record.status == building.BUILDING
-        mend = (
+        building_now = record.status == building.BUILDING
+        fix = (
             "wait until it is READY"
-            if waits
+            if building_now
             else f"see GET /v1/datasets/{record.id} for the reason"
         )
         raise Conflict(
-            f"data set {reference} is {record.status}: {mend}",
+            f"data set {reference} is {record.status}: {fix}",
             code="DATASET_NOT_READY",
             dataset=record.id,
         )
     return record
 
 
-def _all(rooms: Rooms, tenant: str) -> Iterator[DatasetRecord]:
-    """All records of a tenant, newest first."""
+def _iter_records(app_state: AppState, tenant: str) -> Iterator[DatasetRecord]:
+    """Yield all records of a tenant, newest first."""
     token = None
     while True:
-        records, token = rooms.store.list_datasets(tenant, limit=1000, page_token=token)
+        records, token = app_state.store.list_datasets(tenant, limit=1000, page_token=token)
         yield from records
         if token is None:
             return
@@ -208,7 +230,7 @@ def _all(rooms: Rooms, tenant: str) -> Iterator[DatasetRecord]:
 
 async def _from_body(
     request: Request,
-    rooms: Rooms,
+    app_state: AppState,
     tenant: str,
     name: str | None,
     format: str | None,
@@ -216,120 +238,134 @@ async def _from_body(
     sha256: str | None,
     key: str | None,
 ) -> tuple[DatasetRecord, bool]:
-    """Receive the raw body and accept it as the training file; whether it is new."""
-    if name is None or format not in UPLOADED:
+    """Receive the raw body and accept it as the training file; return whether it is new."""
+    if name is None or format not in UPLOAD_FORMATS:
         raise ParameterError(
-            f"a raw body needs ?name=...&format=..., the format one of {', '.join(UPLOADED)}",
+            f"a raw body needs ?name=...&format=..., the format one of {', '.join(UPLOAD_FORMATS)}",
             code="FORMAT",
         )
     check_name(name)
-    chosen = _options({} if options is None else loads(options.encode("utf-8", "surrogatepass")))
-    received = await rooms.uploads.receive(request, sha256)
-    rooms.gauges.uploaded.inc(received.n_bytes)
+    reader_options = _check_options(
+        {} if options is None else loads(options.encode("utf-8", "surrogatepass"))
+    )
+    received = await app_state.uploads.receive(request, sha256)
+    app_state.metrics.uploaded.inc(received.n_bytes)
     digest = (
-        body_digest({"name": name, "format": format, "options": chosen, "sha256": received.sha256})
+        body_digest(
+            {"name": name, "format": format, "options": reader_options, "sha256": received.sha256}
+        )
         if key
         else None
     )
     accept = partial(
-        _accepted, rooms, tenant, name, format, chosen, {"train": received.path}, key, digest
+        _accept,
+        app_state,
+        tenant,
+        name,
+        format,
+        reader_options,
+        {"train": received.path},
+        key,
+        digest,
     )
     try:
         return await asyncio.to_thread(accept)
     finally:
-        await asyncio.to_thread(rooms.uploads.remove, received.id)
+        await asyncio.to_thread(app_state.uploads.remove, received.id)
 
 
 def _from_request(
-    rooms: Rooms, caller: Caller, asked: DatasetRequest, key: str | None
+    app_state: AppState, caller: Caller, body: DatasetRequest, key: str | None
 ) -> tuple[DatasetRecord, bool]:
-    """Accept what a JSON request names; whether it is new."""
+    """Accept the data set of a JSON request; return whether it is new."""
     tenant = caller.tenant
-    digest = body_digest(asked.model_dump(mode="json", exclude_unset=True)) if key else None
-    known = rooms.store.same_dataset(tenant, key, digest)
-    if known is not None:  # its uploads are used up
-        return known, False
-    options = _options(asked.options)
-    if asked.format in GENERATED:
-        if asked.uploads or asked.path or asked.uri:
+    digest = body_digest(body.model_dump(mode="json", exclude_unset=True)) if key else None
+    existing = app_state.store.find_dataset_by_key(tenant, key, digest)
+    if existing is not None:  # a repeated request: its uploads are already used
+        return existing, False
+    options = _check_options(body.options)
+    if body.format in GENERATED_FORMATS:
+        if body.uploads or body.path or body.uri:
             raise ParameterError(
-                f"format {asked.format} needs neither uploads nor a path", code="FORMAT"
+                f"format {body.format} takes neither uploads nor a path", code="FORMAT"
             )
-        return _accepted(rooms, tenant, asked.name, asked.format, options, {}, key, digest)
-    if asked.uri is not None:
-        return _from_uri(rooms, caller, asked, options, key, digest)
-    if asked.path is not None and asked.uploads is None:
-        found = building.allowed_path(asked.path, rooms.settings.dataset_roots)
-        if asked.format == "dataset":
-            return _register(rooms, tenant, asked.name, found, key, digest)
-        return _accepted(
-            rooms,
+        return _accept(app_state, tenant, body.name, body.format, options, {}, key, digest)
+    if body.uri is not None:
+        return _from_uri(app_state, caller, body, options, key, digest)
+    if body.path is not None and body.uploads is None:
+        path = building.allowed_path(body.path, app_state.settings.dataset_roots)
+        if body.format == "dataset":
+            return _register_folder(app_state, tenant, body.name, path, key, digest)
+        return _accept(
+            app_state,
             tenant,
-            asked.name,
-            asked.format,
+            body.name,
+            body.format,
             options,
-            {"train": found},
+            {"train": path},
             key,
             digest,
             take=False,
         )
     if (
-        asked.uploads is None
-        or "train" not in asked.uploads
-        or asked.path is not None
-        or asked.format not in UPLOADED
+        body.uploads is None
+        or "train" not in body.uploads
+        or body.path is not None
+        or body.format not in UPLOAD_FORMATS
     ):
         raise ParameterError(
-            f"format {asked.format} needs uploads {{'train': id}} of POST /v1/uploads, or a path",
+            f"format {body.format} needs uploads {{'train': id}} from POST /v1/uploads, or a path",
             code="FORMAT",
         )
     sources = {
-        str(part): rooms.uploads.path(upload_id, tenant)
-        for part, upload_id in asked.uploads.items()
+        str(part): app_state.uploads.path(upload_id, tenant)
+        for part, upload_id in body.uploads.items()
     }
     if len(set(sources.values())) < len(sources):
         raise ParameterError("train and test are the same upload: send two files", code="FORMAT")
-    record, created = _accepted(
-        rooms, tenant, asked.name, asked.format, options, sources, key, digest
+    record, created = _accept(
+        app_state, tenant, body.name, body.format, options, sources, key, digest
     )
-    for upload_id in asked.uploads.values():
-        rooms.uploads.remove(upload_id)
+    for upload_id in body.uploads.values():
+        app_state.uploads.remove(upload_id)
     return record, created
 
 
 def _from_uri(
-    rooms: Rooms,
+    app_state: AppState,
     caller: Caller,
-    asked: DatasetRequest,
+    body: DatasetRequest,
     options: Mapping[str, Any],
     key: str | None,
     digest: str | None,
 ) -> tuple[DatasetRecord, bool]:
-    """Fetch a file that the operator lets us fetch, and accept it as the training file."""
-    if asked.uploads is not None or asked.path is not None or asked.format not in UPLOADED:
+    """Download a file from an allowed URI and accept it as the training file."""
+    if body.uploads is not None or body.path is not None or body.format not in UPLOAD_FORMATS:
         raise ParameterError(
-            f"name one of uri, uploads and path, and a format of {', '.join(UPLOADED)}",
+            f"set one of uri, uploads and path, and a format of {', '.join(UPLOAD_FORMATS)}",
             code="FORMAT",
         )
-    received = rooms.uploads.take(caller, fetch(str(asked.uri), rooms.settings), asked.sha256)
-    rooms.gauges.uploaded.inc(received.n_bytes)
+    received = app_state.uploads.receive_blocks(
+        caller, fetch(str(body.uri), app_state.settings), body.sha256
+    )
+    app_state.metrics.uploaded.inc(received.n_bytes)
     try:
-        return _accepted(
-            rooms,
+        return _accept(
+            app_state,
             caller.tenant,
-            asked.name,
-            asked.format,
+            body.name,
+            body.format,
             options,
             {"train": received.path},
             key,
             digest,
         )
     finally:
-        rooms.uploads.remove(received.id)
+        app_state.uploads.remove(received.id)
 
 
-def _accepted(
-    rooms: Rooms,
+def _accept(
+    app_state: AppState,
     tenant: str,
     name: str,
     format: str,
@@ -340,51 +376,61 @@ def _accepted(
     *,
     take: bool = True,
 ) -> tuple[DatasetRecord, bool]:
-    """The record of a data set to build, and whether it is new."""
-    known = rooms.store.same_dataset(tenant, key, digest)
-    if known is not None:
-        return known, False
-    _check_quota(rooms, tenant)
-    return rooms.builder.accept(
-        tenant, name, format, options, sources, take=take and bool(sources), key=key, digest=digest
+    """Return the record of a data set to build, and whether it is new."""
+    existing = app_state.store.find_dataset_by_key(tenant, key, digest)
+    if existing is not None:
+        return existing, False
+    _check_quota(app_state, tenant)
+    return app_state.builder.accept(
+        tenant,
+        name,
+        format,
+        options,
+        sources,
+        move_sources=take and bool(sources),
+        key=key,
+        digest=digest,
     )
 
 
-def _register(
-    rooms: Rooms, tenant: str, name: str, path: Path, key: str | None, digest: str | None
+def _register_folder(
+    app_state: AppState, tenant: str, name: str, path: Path, key: str | None, digest: str | None
 ) -> tuple[DatasetRecord, bool]:
-    """Record a data set directory where it lies."""
-    _check_quota(rooms, tenant)
+    """Record an existing data set directory without copying it."""
+    _check_quota(app_state, tenant)
     stats = {"format": "dataset", **statistics(Dataset.open(path))}
-    own = new_id("ds")
-    record = rooms.store.add_dataset(
+    dataset_id = new_id("ds")
+    record = app_state.store.add_dataset(
         name,
         str(path),
         tenant=tenant,
         status=building.READY,
         stats=stats,
-        dataset_id=own,
+        dataset_id=dataset_id,
         idempotency_key=key,
         digest=digest,
     )
-    return record, record.id == own
+    return record, record.id == dataset_id
 
 
-def _check_quota(rooms: Rooms, tenant: str) -> None:
-    """Refuse one data set too many."""
-    most = rooms.settings.tenant_datasets
-    if rooms.store.count_datasets(tenant) >= most:
+def _check_quota(app_state: AppState, tenant: str) -> None:
+    """Raise Refused DATASET_QUOTA if the tenant has reached its limit."""
+    limit = app_state.settings.tenant_datasets
+    if app_state.store.count_datasets(tenant) >= limit:
         raise Refused(
-            f"this tenant has {most:,} data sets, which is all it may have: delete some",
+            f"this tenant has {limit:,} data sets, which is the limit: delete some",
             code="DATASET_QUOTA",
-            limit=most,
+            limit=limit,
         )
 
 
-def _options(options: Any) -> Mapping[str, Any]:
-    """Options that a stranger may set, when the reader takes them. Raises ParameterError."""
+def _check_options(options: Any) -> Mapping[str, Any]:
+    """Return reader options after checking that a remote caller is allowed to set them.
+
+    Raises ParameterError.
+    """
     if not isinstance(options, dict):
-        raise InputError("options is not a JSON object", code="TYPE")
+        raise InputError("options must be a JSON object", code="TYPE")
     closed = CLOSED_OPTIONS & (
         set(options)
         | {name for value in options.values() if isinstance(value, dict) for name in value}
@@ -394,13 +440,15 @@ def _options(options: Any) -> Mapping[str, Any]:
     try:
         BuildOptions.from_dict(options)
     except (TypeError, ValueError) as error:
-        raise ParameterError(f"the options do not fit: {error}") from None
+        raise ParameterError(f"invalid options: {error}") from None
     return options
 
 
-def _check_unused(rooms: Rooms, record: DatasetRecord, tenant: str) -> None:
-    """Refuse to pull a data set away from jobs that need it."""
-    users, _ = rooms.store.list(tenant, status=("PENDING", "RUNNING"), dataset=record.id, limit=1)
+def _check_unused(app_state: AppState, record: DatasetRecord, tenant: str) -> None:
+    """Raise Conflict while a waiting or running job uses the data set."""
+    users, _ = app_state.store.list_jobs(
+        tenant, status=("PENDING", "RUNNING"), dataset=record.id, limit=1
+    )
     if users:
         status = users[0].status
         raise Conflict(

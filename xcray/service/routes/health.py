@@ -1,4 +1,4 @@
-"""For operators and people: liveness, readiness, figures, the console, the page of all paths."""
+"""Operations: liveness, readiness, metrics, the console, and the API documentation page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from xcray import __version__
-from xcray.service.app_state import rooms_of
+from xcray.service.app_state import app_state_of
 from xcray.service.schemas import Health, Ready
 
 router = APIRouter(tags=["operations"])
@@ -26,21 +26,28 @@ ASSETS: Final = {
 
 @router.get("/healthz")
 async def healthz(request: Request) -> Health:
-    """Alive. Asks nobody: neither Ray nor the store can make this fail. Strangers are not told the version."""
+    """Return that the service is alive; independent of Ray and the store.
+
+    The version is shown to authenticated callers only.
+    """
     return Health(status="ok", version=None if request.scope["caller"] is None else __version__)
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
 async def readyz(request: Request) -> Response:
-    """Whether requests are welcome: DRAINING, STORE, SCHEMA, DISK, MODELS, WORKERS are reasons why not. `degraded` names what only
-    trainings or some models miss: RUNNER, RAY, MODEL, BUILDER, WORKERS; and STORE or SCHEMA while predictions are still answered
-    without, by keys that were known. Answers at once, whatever hangs.
+    """Return whether the service accepts requests, and the reasons if it does not.
 
-    Strangers hear yes or no."""
-    reasons, degraded = await rooms_of(request).readiness.look()
-    told = request.scope["caller"] is not None
+    Reasons: DRAINING, STORE, SCHEMA, DISK, MODELS, WORKERS. `degraded` lists problems that affect
+    only trainings or some models: RUNNER, RAY, MODEL, BUILDER, WORKERS; and STORE or SCHEMA while
+    predictions are still answered for keys that are cached. The reply is immediate even if a
+    dependency hangs. Callers without a key receive only `ready`.
+    """
+    reasons, degraded = await app_state_of(request).readiness.refresh()
+    show_details = request.scope["caller"] is not None
     body = Ready(
-        ready=not reasons, reasons=reasons if told else [], degraded=degraded if told else []
+        ready=not reasons,
+        reasons=reasons if show_details else [],
+        degraded=degraded if show_details else [],
     )
     return JSONResponse(
         body.model_dump(),
@@ -55,20 +62,20 @@ async def readyz(request: Request) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def metrics(request: Request) -> Response:
-    """Figures for Prometheus."""
-    return Response(rooms_of(request).gauges.text(), media_type=CONTENT_TYPE_LATEST)
+    """Return metrics in the Prometheus text format."""
+    return Response(app_state_of(request).metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 @pages.get("/")
 @pages.get("/docs")
 def page(request: Request) -> FileResponse:
-    """A page of plain HTML; it loads nothing from other hosts."""
+    """Return a plain HTML page that loads nothing from other hosts."""
     return FileResponse(STATIC / PAGES[request.url.path], media_type="text/html")
 
 
 @pages.get("/static/{name}")
 def asset(name: str) -> Response:
-    """A script or style of these pages."""
+    """Return a script or style sheet of these pages."""
     if name not in ASSETS:
         return Response(status_code=404)
     return FileResponse(STATIC / name, media_type=ASSETS[name])

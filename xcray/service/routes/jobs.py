@@ -19,14 +19,21 @@ from xcray.jobs.job import TRAIN, Job, body_digest
 from xcray.jobs.states import TERMINAL
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.model.model import Model
-from xcray.service.app_state import Rooms, rooms_of
+from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http import sse
 from xcray.service.http.auth import Caller, Reader, Submitter
-from xcray.service.http.body import described, json_body
-from xcray.service.http.etags import NOT_MODIFIED, IfMatch, IfNoneMatch, expect, reply, tag
-from xcray.service.http.idempotency import REPLAYED, IdempotencyKey, replayed
+from xcray.service.http.body import json_body, openapi_body
+from xcray.service.http.etags import (
+    NOT_MODIFIED,
+    IfMatch,
+    IfNoneMatch,
+    check_if_match,
+    counter_etag,
+    reply,
+)
+from xcray.service.http.idempotency import REPLAYED_HEADERS, IdempotencyKey, replay_response
 from xcray.service.observability import log_tail as log_pages
-from xcray.service.routes.datasets import find
+from xcray.service.routes.datasets import find_ready
 from xcray.service.schemas import (
     ClassPage,
     JobPage,
@@ -37,19 +44,23 @@ from xcray.service.schemas import (
     TimelineView,
 )
 from xcray.telemetry import tracing
-from xcray.training.report.timeline import document, read_timeline
+from xcray.training.report.timeline import read_timeline, timeline_document
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-STOPPED_AT_ONCE = 500  # jobs that stop in one transaction: others write in between
-STOP_SECONDS = 5.0  # a request that stops many is answered after so long, and may be sent again
-TIMELINE_ENTRIES = 20_000  # at most, in a reply: about 4 MB
-MOMENT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$"
+STOP_BATCH_JOBS = 500  # jobs per transaction: other writers get access in between
+# a request that stops many jobs is answered after this time and can be repeated
+STOP_REQUEST_SECONDS = 5.0
+MAX_TIMELINE_ENTRIES = 20_000  # limit per reply: about 4 MB
+TIME_PATTERN = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?"
+    r"(Z|[+-][0-9]{2}:[0-9]{2})$"
+)
 _EVENT = {
     "type": "object",
-    "description": "`data` is a JSON object: the time and what happened.",
+    "description": "`data` is a JSON object: the time and the details of the event.",
     "properties": {
-        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "id": {"type": "string", "description": "Value for Last-Event-ID."},
         "event": {"type": "string", "description": "status, phase, progress, epoch or stop."},
         "data": {"type": "string"},
         "retry": {"type": "integer"},
@@ -57,69 +68,82 @@ _EVENT = {
 }
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": _EVENT}}},
-    204: {"description": "Ended, and all was told."},
+    204: {"description": "The job has ended and all events were sent."},
 }
 _LOGS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {"text/plain": {"schema": {"type": "string"}}},
         "headers": {
             "Log-Offset": {
-                "description": "The byte of the log that this begins with.",
+                "description": "Offset of the first byte in the log.",
                 "schema": {"type": "integer"},
             },
             "Log-Next-Offset": {
-                "description": "`offset` for what follows.",
+                "description": "`offset` of the next request.",
                 "schema": {"type": "integer"},
             },
-            "Log-Size": {"description": "Bytes of the log now.", "schema": {"type": "integer"}},
+            "Log-Size": {
+                "description": "Current size of the log in bytes.",
+                "schema": {"type": "integer"},
+            },
         },
     }
 }
 Status: TypeAlias = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
-Moment: TypeAlias = Annotated[
+TimeFilter: TypeAlias = Annotated[
     str | None,
     Query(
         max_length=40,
-        pattern=MOMENT,
+        pattern=TIME_PATTERN,
         description="A time, such as 2026-01-31T12:00:00Z.",
         examples=["2026-01-31T12:00:00Z"],
     ),
 ]
-_OWN = tuple(name for name in JobView.model_fields if name not in ("spec", "expires"))
-_HIDDEN = frozenset({"dataset_id", "ray_address", "shown", tracing.HEADER})
+_VIEW_FIELDS = tuple(name for name in JobView.model_fields if name not in ("spec", "expires"))
+_HIDDEN_SPEC_FIELDS = frozenset({"dataset_id", "ray_address", "shown", tracing.TRACEPARENT})
 
 
 @router.post(
     "",
     status_code=201,
-    openapi_extra=described(JobRequest),
-    responses=replayed(JobView),
+    openapi_extra=openapi_body(JobRequest),
+    responses=replay_response(JobView),
     response_model=JobView,
 )
 def submit(
     request: Request,
     caller: Submitter,
-    asked: Annotated[JobRequest, Depends(json_body(JobRequest))],
+    body: Annotated[JobRequest, Depends(json_body(JobRequest))],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Queue a training. With an Idempotency-Key, sending it again gives the same job (200); with another body, 409."""
-    rooms = rooms_of(request)
-    digest = body_digest(asked.model_dump(mode="json", exclude_unset=True))
-    job, created = rooms.store.same_key(caller.tenant, idempotency_key, digest), False
+    """Queue a training.
+
+    With an Idempotency-Key, sending the same request again returns the same job (200), and another
+    body is refused (409).
+    """
+    app_state = app_state_of(request)
+    digest = body_digest(body.model_dump(mode="json", exclude_unset=True))
+    job, created = app_state.store.find_job_by_key(caller.tenant, idempotency_key, digest), False
     if job is None:
-        record = find(rooms, caller.tenant, asked.dataset)
-        job, created = rooms.store.submit(
-            {**_spec(rooms, asked, record.path), "dataset_id": record.id, **tracing.carried()},
-            name=asked.name or asked.model,
+        record = find_ready(app_state, caller.tenant, body.dataset)
+        job, created = app_state.store.submit(
+            {
+                **_training_spec(app_state, body, record.path),
+                "dataset_id": record.id,
+                **tracing.trace_headers(),
+            },
+            name=body.name or body.model,
             tenant=caller.tenant,
             idempotency_key=idempotency_key,
-            priority=asked.priority,
+            priority=body.priority,
             digest=digest,
-            model=asked.model,
+            model=body.model,
             dataset_id=record.id,
-            **limits_of(caller, asked.timeout_seconds, asked.expires_seconds, asked.max_attempts),
+            **submission_limits(
+                caller, body.timeout_seconds, body.expires_seconds, body.max_attempts
+            ),
         )
-    return accepted(request, job, created)
+    return submission_reply(request, job, created)
 
 
 @router.get("", response_model=JobPage, responses=NOT_MODIFIED)
@@ -127,51 +151,55 @@ def index(
     request: Request,
     caller: Reader,
     status: Annotated[
-        list[Status] | None, Query(max_length=5, description="One, or several.")
+        list[Status] | None, Query(max_length=5, description="One or several statuses.")
     ] = None,
     kind: Annotated[Literal["train", "predict"] | None, Query()] = None,
     name: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
     model: Annotated[
-        str | None, Query(min_length=1, max_length=128, description="The model it makes or asks.")
+        str | None,
+        Query(min_length=1, max_length=128, description="The model that the job trains or uses."),
     ] = None,
     dataset: Annotated[
-        str | None, Query(min_length=1, max_length=64, description="The id of its data set.")
+        str | None, Query(min_length=1, max_length=64, description="The id of the job's data set.")
     ] = None,
-    created_after: Moment = None,
-    created_before: Moment = None,
+    created_after: TimeFilter = None,
+    created_before: TimeFilter = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """Jobs, newest first: those that fit all that is named."""
-    jobs, token = rooms_of(request).store.list(
+    """List jobs, newest first. Filters are combined with AND."""
+    jobs, token = app_state_of(request).store.list_jobs(
         caller.tenant,
         status=status,
         kind=kind,
         name=name,
         model=model,
         dataset=dataset,
-        created_after=_seconds("created_after", created_after),
-        created_before=_seconds("created_before", created_before),
+        created_after=_to_unix_seconds("created_after", created_after),
+        created_before=_to_unix_seconds("created_before", created_before),
         limit=limit,
         page_token=page_token,
     )
-    return reply(request, {"jobs": [members(job) for job in jobs], "next_page_token": token})
+    return reply(request, {"jobs": [job_fields(job) for job in jobs], "next_page_token": token})
 
 
-@router.post(":stop", openapi_extra=described(StopRequest))
+@router.post(":stop", openapi_extra=openapi_body(StopRequest))
 def stop_all(
     request: Request,
     caller: Submitter,
-    asked: Annotated[StopRequest, Depends(json_body(StopRequest))],
+    body: Annotated[StopRequest, Depends(json_body(StopRequest))],
 ) -> StopView:
-    """Stop many: all jobs that wait or run and fit what is named; {} means every one. Ask again while `more`."""
-    stopped, deadline = 0, time.monotonic() + STOP_SECONDS
+    """Stop all waiting or running jobs that match the filters; {} matches every job.
+
+    Repeat the request while `more` is true.
+    """
+    stopped, deadline = 0, time.monotonic() + STOP_REQUEST_SECONDS
     while True:
-        found = rooms_of(request).store.request_stop_all(
-            caller.tenant, **asked.model_dump(), limit=STOPPED_AT_ONCE
+        count = app_state_of(request).store.request_stop_all(
+            caller.tenant, **body.model_dump(), limit=STOP_BATCH_JOBS
         )
-        stopped, more = stopped + found, found == STOPPED_AT_ONCE
+        stopped, more = stopped + count, count == STOP_BATCH_JOBS
         if not more or time.monotonic() >= deadline:
             break
     return StopView(stopped=stopped, more=more)
@@ -181,9 +209,9 @@ def stop_all(
 def show(
     request: Request, caller: Reader, job_id: str, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """One job."""
-    job = rooms_of(request).store.get(job_id, caller.tenant)
-    return reply(request, members(job), tag(job.events))
+    """Return one job."""
+    job = app_state_of(request).store.get_job(job_id, caller.tenant)
+    return reply(request, job_fields(job), counter_etag(job.events))
 
 
 @router.get("/{job_id}/events", responses=_EVENTS, response_class=StreamingResponse)
@@ -194,18 +222,21 @@ async def events(
     after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """What happened and happens, as server-sent events; ends after the event that ends the job. Resumes after Last-Event-ID."""
-    rooms = rooms_of(request)
-    job = await asyncio.to_thread(rooms.store.get, job_id, caller.tenant)
+    """Stream the past and future events of a job as server-sent events.
+
+    The stream ends after the event that ends the job. It resumes after Last-Event-ID.
+    """
+    app_state = app_state_of(request)
+    job = await asyncio.to_thread(app_state.store.get_job, job_id, caller.tenant)
     start = sse.start_after(after, last_event_id)
     if last_event_id is not None and job.status in TERMINAL:
         left = await asyncio.to_thread(
-            rooms.store.events, job_id, caller.tenant, after=start, limit=1
+            app_state.store.list_events, job_id, caller.tenant, after=start, limit=1
         )
         if not left:
-            return Response(status_code=204)  # tells an EventSource not to come back
-    stream = sse.stream(rooms, job_id, caller.tenant, start)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=sse.HEADERS)
+            return Response(status_code=204)  # makes an EventSource stop reconnecting
+    stream = sse.stream_events(app_state, job_id, caller.tenant, start)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=sse.STREAM_HEADERS)
 
 
 @router.get("/{job_id}/logs", responses=_LOGS, response_class=PlainTextResponse)
@@ -215,33 +246,44 @@ def logs(
     job_id: str,
     tail: Annotated[
         int | None,
-        Query(ge=1, le=10_000, description="The last so many lines; 200 when no offset is given."),
+        Query(
+            ge=1,
+            le=10_000,
+            description="Number of lines from the end; default 200 if no offset is set.",
+        ),
     ] = None,
     offset: Annotated[
-        int | None, Query(ge=0, le=2**53, description="What follows this byte; not with tail.")
+        int | None,
+        Query(ge=0, le=2**53, description="Return the log from this byte on; excludes tail."),
     ] = None,
     limit: Annotated[
-        int, Query(ge=1, le=log_pages.LONGEST, description="Most bytes after an offset.")
-    ] = log_pages.LONGEST,
+        int,
+        Query(
+            ge=1,
+            le=log_pages.MAX_PIECE_BYTES,
+            description="Maximum number of bytes after an offset.",
+        ),
+    ] = log_pages.MAX_PIECE_BYTES,
 ) -> PlainTextResponse:
-    """Lines of its log, all attempts: the last ones, or those after a byte; empty while there is none.
+    """Return lines of a job's log over all attempts: the last lines, or those after an offset.
 
-    To follow it, ask again with the Log-Next-Offset of the answer before.
+    Empty if there is no log yet. To follow the log, repeat the request with the Log-Next-Offset of
+    the previous reply as `offset`.
     """
     if tail is not None and offset is not None:
         raise InputError(
-            "tail and offset exclude each other: send one", code="CHOICE", loc="offset"
+            "tail and offset exclude each other: send one of them", code="CHOICE", loc="offset"
         )
-    rooms = rooms_of(request)
-    path = rooms.home.log(rooms.store.get(job_id, caller.tenant).id)
-    found = (
-        log_pages.last_lines(path, tail or 200)
+    app_state = app_state_of(request)
+    path = app_state.home.log(app_state.store.get_job(job_id, caller.tenant).id)
+    page = (
+        log_pages.read_last_lines(path, tail or 200)
         if offset is None
-        else log_pages.following(path, offset, limit)
+        else log_pages.read_from(path, offset, limit)
     )
-    places = {"Log-Offset": found.begin, "Log-Next-Offset": found.end, "Log-Size": found.size}
+    headers = {"Log-Offset": page.begin, "Log-Next-Offset": page.end, "Log-Size": page.size}
     return PlainTextResponse(
-        found.text, headers={name: str(value) for name, value in places.items()}
+        page.text, headers={name: str(value) for name, value in headers.items()}
     )
 
 
@@ -250,12 +292,12 @@ def timeline(
     request: Request,
     caller: Reader,
     job_id: str,
-    limit: Annotated[int, Query(ge=1, le=TIMELINE_ENTRIES)] = 5000,
+    limit: Annotated[int, Query(ge=1, le=MAX_TIMELINE_ENTRIES)] = 5000,
 ) -> TimelineView:
-    """Which worker did what when: so far while it runs, and with the model once it SUCCEEDED."""
-    rooms = rooms_of(request)
-    job = rooms.store.get(job_id, caller.tenant)
-    return TimelineView(job=job.id, **document(_timeline(rooms, job), limit))
+    """Return the timeline of the workers: partial while the job runs, complete when SUCCEEDED."""
+    app_state = app_state_of(request)
+    job = app_state.store.get_job(job_id, caller.tenant)
+    return TimelineView(job=job.id, **timeline_document(_read_timeline(app_state, job), limit))
 
 
 @router.get("/{job_id}/classes")
@@ -266,52 +308,70 @@ def classes(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     page_token: Annotated[str | None, Query(max_length=256)] = None,
 ) -> ClassPage:
-    """How each class was solved, once the job SUCCEEDED: positives, rounds, support, gap, seconds, worker."""
-    rooms = rooms_of(request)
-    job = rooms.store.get(job_id, caller.tenant)
-    model = Model.open(_model(rooms, job), verify=False)
+    """Return the training report by class of a job that has SUCCEEDED.
+
+    The columns include positives, rounds, support, gap, seconds and worker.
+    """
+    app_state = app_state_of(request)
+    job = app_state.store.get_job(job_id, caller.tenant)
+    model = Model.open(_model_path(app_state, job), verify=False)
     if model.classes is None:
-        raise NotFound(f"the model of job {job.id} keeps no report by class")
+        raise NotFound(f"the model of job {job.id} has no report by class")
     start = page_start(page_token, limit) or 0
     rows = model.classes.slice(start, limit).to_pylist()
-    left = [{"seq": start + i + 1} for i in range(min(limit + 1, model.n_labels - start))]
-    named = [
+    following = [{"seq": start + i + 1} for i in range(min(limit + 1, model.n_labels - start))]
+    classes = [
         {"number": row["label"], **row, "label": model.label_name(row["label"])} for row in rows
     ]
-    return ClassPage(classes=named, next_page_token=page_token_after(left, limit))
+    return ClassPage(classes=classes, next_page_token=page_token_after(following, limit))
 
 
 @router.post("/{job_id}/stop", response_model=JobView)
 def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
-    """Ask it to stop; finished work is kept. Asking twice, or an ended job, changes nothing."""
-    seen = _seen(request, caller, job_id)
-    return _told(
-        request, rooms_of(request).store.request_stop(job_id, caller.tenant, if_events=seen)
+    """Request a stop. Finished work is kept.
+
+    The call is idempotent and has no effect on a finished job.
+    """
+    expected = _expected_events(request, caller, job_id)
+    return _job_reply(
+        request, app_state_of(request).store.request_stop(job_id, caller.tenant, if_events=expected)
     )
 
 
 @router.post("/{job_id}/resume", response_model=JobView)
 def resume(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> Response:
-    """Queue a stopped or failed job again; it does what is left."""
-    seen = _seen(request, caller, job_id)
-    return _told(request, rooms_of(request).store.resume(job_id, caller.tenant, if_events=seen))
+    """Queue a stopped or failed job again; only the remaining work is done."""
+    expected = _expected_events(request, caller, job_id)
+    return _job_reply(
+        request, app_state_of(request).store.resume_job(job_id, caller.tenant, if_events=expected)
+    )
 
 
 @router.delete("/{job_id}", status_code=204)
 def delete(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = None) -> None:
-    """Forget an ended job, its events, log and finished parts; of a batch prediction the answers too. The model stays."""
-    rooms = rooms_of(request)
-    rooms.store.delete(job_id, caller.tenant, if_events=_seen(request, caller, job_id))
-    shutil.rmtree(rooms.home.run(job_id), ignore_errors=True)
-    rooms.home.log(job_id).unlink(missing_ok=True)
+    """Delete a finished job with its events, log and finished parts; a trained model stays.
+
+    The output of a batch prediction is deleted, too.
+    """
+    app_state = app_state_of(request)
+    app_state.store.delete_job(
+        job_id, caller.tenant, if_events=_expected_events(request, caller, job_id)
+    )
+    shutil.rmtree(app_state.home.run(job_id), ignore_errors=True)
+    app_state.home.log(job_id).unlink(missing_ok=True)
 
 
-def members(job: Job) -> dict[str, Any]:
-    """A job as `JobView` describes it: its data set by id, no path of the server. Lists are made of these as they are: making a
-    checked `JobView` of each takes many times as long."""
-    found = {name: getattr(job, name) for name in _OWN}
-    shown = job.spec.get("shown", {})
-    spec = {name: value for name, value in job.spec.items() if name not in _HIDDEN} | shown
+def job_fields(job: Job) -> dict[str, Any]:
+    """Return a job as described by `JobView`, with its data set by id and without server paths.
+
+    Lists contain these dicts directly, because a validated `JobView` per job takes many times as
+    long.
+    """
+    fields = {name: getattr(job, name) for name in _VIEW_FIELDS}
+    display = job.spec.get("shown", {})
+    spec = {
+        name: value for name, value in job.spec.items() if name not in _HIDDEN_SPEC_FIELDS
+    } | display
     if "dataset_id" in job.spec:
         spec["dataset"] = job.spec["dataset_id"]
     expires = (
@@ -319,84 +379,101 @@ def members(job: Job) -> dict[str, Any]:
         if job.expires is None
         else datetime.fromtimestamp(job.expires, UTC).isoformat(timespec="milliseconds")
     )
-    return {**found, "spec": spec, "expires": expires and expires.replace("+00:00", "Z")}
+    return {**fields, "spec": spec, "expires": expires and expires.replace("+00:00", "Z")}
 
 
-def accepted(request: Request, job: Job, created: bool) -> Response:
-    """The reply to a submission: 201, or 200 when the key was used before."""
-    headers = {"Location": f"/v1/jobs/{job.id}", **({} if created else REPLAYED)}
+def submission_reply(request: Request, job: Job, created: bool) -> Response:
+    """Return the reply to a submission: 201, or 200 if the idempotency key was used before."""
+    headers = {"Location": f"/v1/jobs/{job.id}", **({} if created else REPLAYED_HEADERS)}
     return reply(
-        request, members(job), tag(job.events), status=201 if created else 200, headers=headers
+        request,
+        job_fields(job),
+        counter_etag(job.events),
+        status=201 if created else 200,
+        headers=headers,
     )
 
 
-def limits_of(
+def submission_limits(
     caller: Caller, timeout: float | None, expires: float | None, attempts: int | None
 ) -> dict[str, Any]:
-    """What a submission says of its limits, and of the caller's."""
-    own = {"timeout_seconds": timeout, "expires_seconds": expires, "max_attempts": attempts}
-    return {**own, "key_id": caller.key_id, "most_queued": caller.limits.max_queued}
+    """Return the limits of a submission and those of its caller as `submit` arguments."""
+    limits = {"timeout_seconds": timeout, "expires_seconds": expires, "max_attempts": attempts}
+    return {**limits, "key_id": caller.key_id, "max_queued": caller.limits.max_queued}
 
 
-def _told(request: Request, job: Job) -> Response:
-    """A job that was asked to change."""
-    return reply(request, members(job), tag(job.events))
+def _job_reply(request: Request, job: Job) -> Response:
+    """Return the reply of a request that changed a job."""
+    return reply(request, job_fields(job), counter_etag(job.events))
 
 
-def _seen(request: Request, caller: Caller, job_id: str) -> int | None:
-    """How many events the job has that an If-Match means; None without one. Raises Changed when it means another state."""
+def _expected_events(request: Request, caller: Caller, job_id: str) -> int | None:
+    """Return the event count of the job that an If-Match header requires; None without a header.
+
+    Raises Changed if the job is in another state.
+    """
     if "if-match" not in request.headers:
         return None
-    job = rooms_of(request).store.get(job_id, caller.tenant)
-    expect(request, tag(job.events))
+    job = app_state_of(request).store.get_job(job_id, caller.tenant)
+    check_if_match(request, counter_etag(job.events))
     return job.events
 
 
-def _seconds(place: str, moment: str | None) -> float | None:
-    """A moment as Unix seconds. Raises InputError."""
-    if moment is None:
+def _to_unix_seconds(name: str, value: str | None) -> float | None:
+    """Convert a time to Unix seconds. Raises InputError."""
+    if value is None:
         return None
     try:
-        seconds = datetime.fromisoformat(moment).timestamp()
-        datetime.fromtimestamp(seconds, UTC)  # in another zone it can lie before the year 1
+        seconds = datetime.fromisoformat(value).timestamp()
+        datetime.fromtimestamp(seconds, UTC)  # fails if the time in UTC is before the year 1
         return seconds
     except (ValueError, OverflowError):
         raise InputError(
-            f"query: {place} is no time: write it like 2026-01-31T12:00:00Z", code="TIME", loc=place
+            f"query: {name} is not a valid time: use a form like 2026-01-31T12:00:00Z",
+            code="TIME",
+            loc=name,
         ) from None
 
 
-def _spec(rooms: Rooms, asked: JobRequest, dataset: str) -> dict[str, Any]:
-    """The training that a request means, checked as a whole. Raises ParameterError."""
+def _training_spec(app_state: AppState, body: JobRequest, dataset: str) -> dict[str, Any]:
+    """Return the validated specification of the requested training. Raises ParameterError."""
     fields = {
-        "solver": asked.solver,
-        "params": asked.params,
-        "workers": asked.workers,
-        "ks": list(asked.ks),
-        "name": asked.model,
+        "solver": body.solver,
+        "params": body.params,
+        "workers": body.workers,
+        "ks": list(body.ks),
+        "name": body.model,
     }
-    limits = {"max_seconds": asked.max_seconds, "memory_limit": asked.memory_limit}
-    given = {name: limit for name, limit in limits.items() if limit is not None} | (
-        {"calibrate": True} if asked.calibrate else {}
+    limits = {"max_seconds": body.max_seconds, "memory_limit": body.memory_limit}
+    optional = {name: limit for name, limit in limits.items() if limit is not None} | (
+        {"calibrate": True} if body.calibrate else {}
     )
-    return rooms.check_spec(
-        {"dataset": dataset, "pool": asked.pool or rooms.settings.pool, **fields, **given}
+    return app_state.check_spec(
+        {"dataset": dataset, "pool": body.pool or app_state.settings.pool, **fields, **optional}
     )
 
 
-def _timeline(rooms: Rooms, job: Job) -> pa.Table:
-    """The timeline of a job: of its model, which outlives the run; else of the run. Raises NotFound while there is none."""
+def _read_timeline(app_state: AppState, job: Job) -> pa.Table:
+    """Return the timeline of a job: from its model, which outlives the run, else from the run.
+
+    Raises NotFound if there is none.
+    """
     if job.result:
-        with suppress(NotFound):  # the version was deleted: the run may still be there
-            return read_timeline(_model(rooms, job))
+        with suppress(NotFound):  # the version was deleted: the run may still exist
+            return read_timeline(_model_path(app_state, job))
     try:
-        return read_timeline(rooms.home.run(job.id))
+        return read_timeline(app_state.home.run(job.id))
     except NotFound:
         raise NotFound(f"job {job.id} has no timeline (yet)") from None
 
 
-def _model(rooms: Rooms, job: Job) -> Path:
-    """The directory of the version that a job published. Raises NotFound before, and when it was deleted."""
+def _model_path(app_state: AppState, job: Job) -> Path:
+    """Return the directory of the version that a job published.
+
+    Raises NotFound if the job has not published one or it was deleted.
+    """
     if not job.result or job.kind != TRAIN:
         raise NotFound(f"job {job.id} has published no model; it is {job.status}")
-    return rooms.registry_of(job.tenant).resolve(f"{job.result['model']}:{job.result['version']}")
+    return app_state.registry_of(job.tenant).resolve(
+        f"{job.result['model']}:{job.result['version']}"
+    )

@@ -1,4 +1,4 @@
-"""Models: versions that never change, aliases that move, sets of labels."""
+"""Models: immutable versions, aliases, and label sets."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from xcray.errors import Corrupt, NotFound, ParameterError
-from xcray.model.card import card as card_of
+from xcray.model.card import render_card as card_of
 from xcray.model.directory import read_manifest
-from xcray.model.label_sets import LabelSet
+from xcray.model.label_sets import StoredLabelSet
 from xcray.model.model import Model
 from xcray.model.registry import ModelVersion, Registry
-from xcray.model.traffic_split import Route, Share
-from xcray.predict.labels import unknown
-from xcray.service.app_state import Rooms, rooms_of
+from xcray.model.traffic_split import TrafficSplit, VersionShare
+from xcray.predict.labels import unknown_labels
+from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import ModelReader, Reader, Submitter
-from xcray.service.http.body import described, json_body
+from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.etags import (
     NOT_MODIFIED,
     IfMatch,
     IfNoneMatch,
-    expect,
+    check_if_match,
+    content_etag,
     reply,
-    tag_of,
-    written,
+    to_json,
 )
-from xcray.service.prediction.shadow import Pair, figures
+from xcray.service.prediction.shadow import VersionPair, shadow_statistics
 from xcray.service.schemas import (
     AliasRequest,
     LoadView,
@@ -49,7 +49,7 @@ from xcray.service.schemas import (
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
-SETTLED = "."  # in the ETag of a model: what stands before it is the same in every process
+ETAG_SEPARATOR = "."  # in the ETag of a model: the part before it is the same in every process
 _CARD: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}
 }
@@ -57,14 +57,14 @@ _CARD: dict[int | str, dict[str, Any]] = {
 
 @router.get("", response_model=ModelPage, responses=NOT_MODIFIED)
 def index(request: Request, caller: ModelReader, if_none_match: IfNoneMatch = None) -> Response:
-    """All models, by name."""
-    rooms = rooms_of(request)
+    """List all models, by name."""
+    app_state = app_state_of(request)
     return reply(
         request,
         ModelPage(
             models=[
-                _model(rooms, caller.tenant, name)
-                for name in rooms.registry_of(caller.tenant).names()
+                _model_view(app_state, caller.tenant, name)
+                for name in app_state.registry_of(caller.tenant).names()
             ]
         ),
     )
@@ -74,8 +74,8 @@ def index(request: Request, caller: ModelReader, if_none_match: IfNoneMatch = No
 def show(
     request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """One model: versions and aliases."""
-    view = _model(rooms_of(request), caller.tenant, name)
+    """Return one model with its versions and aliases."""
+    view = _model_view(app_state_of(request), caller.tenant, name)
     return reply(request, view, _etag(view))
 
 
@@ -89,9 +89,10 @@ def show_version(
     version: int,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """One version: sizes, measures, where it came from."""
+    """Return one version: sizes, evaluation measures, and provenance."""
     return reply(
-        request, _version(rooms_of(request).registry_of(caller.tenant).describe(name, version))
+        request,
+        _version_view(app_state_of(request).registry_of(caller.tenant).describe(name, version)),
     )
 
 
@@ -107,8 +108,8 @@ def card(
     version: int,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """The model card, in Markdown."""
-    path = rooms_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
+    """Return the model card, in Markdown."""
+    path = app_state_of(request).registry_of(caller.tenant).resolve(f"{name}:{version}")
     return reply(
         request, card_of(read_manifest(path)).encode(), media_type="text/markdown; charset=utf-8"
     )
@@ -118,16 +119,16 @@ def card(
 def delete_version(
     request: Request, caller: Submitter, name: str, version: int, if_match: IfMatch = None
 ) -> None:
-    """Delete a version that no alias names; its number is not used again."""
-    rooms = rooms_of(request)
-    with _as_seen(request, caller.tenant, name):
-        rooms.registry_of(caller.tenant).delete(name, version)
-    rooms.predictors.moved(caller.tenant, name)
+    """Delete a version that no alias uses. Its number is not used again."""
+    app_state = app_state_of(request)
+    with _if_match(request, caller.tenant, name):
+        app_state.registry_of(caller.tenant).delete(name, version)
+    app_state.model_cache.refresh_name(caller.tenant, name)
 
 
 @router.put(
     "/{name:modelname}/aliases/{alias:modelname}",
-    openapi_extra=described(AliasRequest),
+    openapi_extra=openapi_body(AliasRequest),
     response_model=ModelView,
 )
 def set_alias(
@@ -135,73 +136,85 @@ def set_alias(
     caller: Submitter,
     name: str,
     alias: str,
-    asked: Annotated[AliasRequest, Depends(json_body(AliasRequest))],
+    body: Annotated[AliasRequest, Depends(json_body(AliasRequest))],
     if_match: IfMatch = None,
 ) -> Response:
-    """Lead an alias to a version, or to several by weights, perhaps with a shadow. The next request already sees it; where requests
-    use the alias now, the versions are loaded first, and one that can't be is refused."""
-    rooms = rooms_of(request)
-    route = _route(asked)
-    rooms.predictors.prepare(caller.tenant, name, alias, route)
-    with _as_seen(request, caller.tenant, name):
-        rooms.registry_of(caller.tenant).set_route(name, alias, route)
-    rooms.predictors.moved(caller.tenant, name)
-    view = _model(rooms, caller.tenant, name)
+    """Set an alias to a version, or to several versions by weight, optionally with a shadow.
+
+    The next request uses the new route. If the alias is in use, its versions are loaded first, and
+    a version that can't be loaded is refused.
+    """
+    app_state = app_state_of(request)
+    route = _to_route(body)
+    app_state.model_cache.prepare(caller.tenant, name, alias, route)
+    with _if_match(request, caller.tenant, name):
+        app_state.registry_of(caller.tenant).set_traffic_split(name, alias, route)
+    app_state.model_cache.refresh_name(caller.tenant, name)
+    view = _model_view(app_state, caller.tenant, name)
     return reply(request, view, _etag(view))
 
 
 @router.get("/{name:modelname}/aliases/{alias:modelname}/shadow")
 def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowView:
-    """The shadow of an alias: how often it agreed with who answered, and how long both took."""
-    rooms = rooms_of(request)
-    _, route = rooms.registry_of(caller.tenant).route(f"{name}@{alias}")
-    rooms.shadows.flush(rooms.store)
-    found = figures(rooms.store, caller.tenant, f"{name}@{alias}")
+    """Return how often an alias's shadow agreed with the primary version, and both durations."""
+    app_state = app_state_of(request)
+    _, route = app_state.registry_of(caller.tenant).resolve_split(f"{name}@{alias}")
+    app_state.shadows.flush(app_state.store)
+    statistics = shadow_statistics(app_state.store, caller.tenant, f"{name}@{alias}")
     pairs = [
-        _pair(pair, sums)
+        _pair_view(pair, sums)
         for pair, sums in sorted(
-            found.items(), key=lambda each: (-each[0].shadow, -each[0].answered)
+            statistics.items(), key=lambda each: (-each[0].shadow, -each[0].primary)
         )
     ]
-    return ShadowView(alias=alias, shadow=_share(route.shadow), pairs=pairs)
+    return ShadowView(alias=alias, shadow=_share_view(route.shadow), pairs=pairs)
 
 
 @router.post("/{reference:modelref}:load")
 def load(request: Request, caller: Submitter, reference: str) -> LoadView:
-    """Load what a reference (name, name@alias, name:3) means, and hold it in every process, whatever it comes to mean."""
-    loaded = rooms_of(request).predictors.load(caller.tenant, reference)
+    """Load the version of a reference (name, name@alias, name:3), and pin the reference.
+
+    A pinned reference stays loaded in every process, even if it resolves to another version later.
+    """
+    loaded = app_state_of(request).model_cache.load(caller.tenant, reference)
     return LoadView(reference=reference, name=loaded.name, version=loaded.version)
 
 
 @router.post("/{reference:modelref}:unload", status_code=204)
 def unload(request: Request, caller: Submitter, reference: str) -> None:
-    """Let go of it in every process; of a bare name all its versions. The next request loads it again."""
-    rooms_of(request).predictors.unload(caller.tenant, reference)
+    """Unload a reference in every process; a bare name unloads all its versions.
+
+    The next request loads the version again.
+    """
+    app_state_of(request).model_cache.unload(caller.tenant, reference)
 
 
 @router.delete("/{name:modelname}/aliases/{alias:modelname}", status_code=204)
 def delete_alias(
     request: Request, caller: Submitter, name: str, alias: str, if_match: IfMatch = None
 ) -> None:
-    """Remove an alias; the version stays."""
-    rooms = rooms_of(request)
-    with _as_seen(request, caller.tenant, name):
-        rooms.registry_of(caller.tenant).delete_alias(name, alias)
-    rooms.predictors.moved(caller.tenant, name)
+    """Delete an alias. The versions stay."""
+    app_state = app_state_of(request)
+    with _if_match(request, caller.tenant, name):
+        app_state.registry_of(caller.tenant).delete_alias(name, alias)
+    app_state.model_cache.refresh_name(caller.tenant, name)
 
 
-@router.get("/{name:modelname}/sets", response_model=SetPage, responses=NOT_MODIFIED)
+@router.get("/{name:modelname}/label-sets", response_model=SetPage, responses=NOT_MODIFIED)
 def sets(
     request: Request, caller: ModelReader, name: str, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """The sets of labels that requests may name as set:NAME in allow and deny lists."""
-    registry = rooms_of(request).registry_of(caller.tenant)
-    found = registry.sets(_known(registry, name))
-    return reply(request, SetPage(sets=[_summary(found.get(one)) for one in found.names()]))
+    """List the label sets that requests can use as set:NAME in `allow` and `deny`."""
+    registry = app_state_of(request).registry_of(caller.tenant)
+    label_sets = registry.label_sets(_require_model(registry, name))
+    return reply(
+        request,
+        SetPage(sets=[_set_summary(label_sets.get(set_name)) for set_name in label_sets.names()]),
+    )
 
 
 @router.get(
-    "/{name:modelname}/sets/{set:modelname}", response_model=SetView, responses=NOT_MODIFIED
+    "/{name:modelname}/label-sets/{set:modelname}", response_model=SetView, responses=NOT_MODIFIED
 )
 def show_set(
     request: Request,
@@ -211,13 +224,15 @@ def show_set(
     version: Annotated[int | None, Query(ge=1, le=2**31)] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
-    """One set, and which of its labels a version lacks."""
-    return reply(request, _set(rooms_of(request).registry_of(caller.tenant), name, set, version))
+    """Return one label set, and those of its labels that a version does not have."""
+    return reply(
+        request, _set_view(app_state_of(request).registry_of(caller.tenant), name, set, version)
+    )
 
 
 @router.put(
-    "/{name:modelname}/sets/{set:modelname}",
-    openapi_extra=described(SetRequest),
+    "/{name:modelname}/label-sets/{set:modelname}",
+    openapi_extra=openapi_body(SetRequest),
     response_model=SetView,
 )
 def put_set(
@@ -225,131 +240,146 @@ def put_set(
     caller: Submitter,
     name: str,
     set: str,
-    asked: Annotated[SetRequest, Depends(json_body(SetRequest, "predict_body_bytes"))],
+    body: Annotated[SetRequest, Depends(json_body(SetRequest, "predict_body_bytes"))],
     if_match: IfMatch = None,
 ) -> Response:
-    """Keep labels under a name; the next request already sees them, whatever version it asks."""
-    registry = rooms_of(request).registry_of(caller.tenant)
-    with _as_seen(request, caller.tenant, name, set):
-        registry.sets(_known(registry, name)).put(set, asked.labels)
-    return reply(request, _set(registry, name, set, None))
+    """Store labels as a named set. The next request uses it, with every version."""
+    registry = app_state_of(request).registry_of(caller.tenant)
+    with _if_match(request, caller.tenant, name, set):
+        registry.label_sets(_require_model(registry, name)).put(set, body.labels)
+    return reply(request, _set_view(registry, name, set, None))
 
 
-@router.delete("/{name:modelname}/sets/{set:modelname}", status_code=204)
+@router.delete("/{name:modelname}/label-sets/{set:modelname}", status_code=204)
 def delete_set(
     request: Request, caller: Submitter, name: str, set: str, if_match: IfMatch = None
 ) -> None:
-    """Remove a set; requests that name it are then refused."""
-    with _as_seen(request, caller.tenant, name, set):
-        rooms_of(request).registry_of(caller.tenant).sets(name).delete(set)
+    """Delete a label set; later requests that use it are refused."""
+    with _if_match(request, caller.tenant, name, set):
+        app_state_of(request).registry_of(caller.tenant).label_sets(name).delete(set)
 
 
 @contextmanager
-def _as_seen(request: Request, tenant: str, name: str, set: str | None = None) -> Iterator[None]:
-    """Change a model, or one of its sets, as the caller saw it, when an If-Match says so. Raises Changed."""
+def _if_match(request: Request, tenant: str, name: str, set: str | None = None) -> Iterator[None]:
+    """Change a model or label set only if it matches the If-Match header. Raises Changed."""
     if "if-match" not in request.headers:
         yield
         return
-    rooms = rooms_of(request)
-    registry = rooms.registry_of(tenant)
-    with registry.changing(name):
+    app_state = app_state_of(request)
+    registry = app_state.registry_of(tenant)
+    with registry.locked(name):
         if set is None:
-            expect(request, _etag(_model(rooms, tenant, name)), part=SETTLED)
+            check_if_match(
+                request, _etag(_model_view(app_state, tenant, name)), separator=ETAG_SEPARATOR
+            )
         else:
-            expect(request, tag_of(written(_set(registry, name, set, None))))
+            check_if_match(request, content_etag(to_json(_set_view(registry, name, set, None))))
         yield
 
 
 def _etag(view: ModelView) -> str:
-    """Of what is the same in every process; and behind that of what this process holds, which no change depends on."""
-    settled = tag_of(written(view.model_copy(update={"states": []})))
-    return f"{settled[:-1]}{SETTLED}{tag_of(written(view))[1:]}"
+    """Return the ETag of a model: a part that is equal in all processes, and one of this process.
+
+    Preconditions compare only the first part.
+    """
+    shared_part = content_etag(to_json(view.model_copy(update={"states": []})))
+    return f"{shared_part[:-1]}{ETAG_SEPARATOR}{content_etag(to_json(view))[1:]}"
 
 
-def _known(registry: Registry, name: str) -> str:
-    """A name that has a version."""
+def _require_model(registry: Registry, name: str) -> str:
+    """Return a name after checking that it has a version. Raises NotFound."""
     if not registry.versions(name):
         raise NotFound(
-            f"there is no model {name!r}; there are: {', '.join(registry.names()) or 'none'}"
+            f"there is no model {name!r}; available: {', '.join(registry.names()) or 'none'}"
         )
     return name
 
 
-def _set(registry: Registry, name: str, set: str, version: int | None) -> SetView:
-    """A set beside the labels of a version."""
-    _, number = registry.locate(name if version is None else f"{name}:{version}")
-    found = registry.sets(name).get(set)
+def _set_view(registry: Registry, name: str, set: str, version: int | None) -> SetView:
+    """Return a label set with the labels that a version does not have."""
+    _, number = registry.resolve_version(name if version is None else f"{name}:{version}")
+    label_set = registry.label_sets(name).get(set)
     model = Model.open(registry.resolve(f"{name}:{number}"), verify=False)
-    told = _summary(found).model_dump()
+    summary = _set_summary(label_set).model_dump()
     return SetView(
-        **told, labels=list(found.labels), version=number, unknown=unknown(model, found.labels)
+        **summary,
+        labels=list(label_set.labels),
+        version=number,
+        unknown=unknown_labels(model, label_set.labels),
     )
 
 
-def _summary(found: LabelSet) -> SetSummary:
-    """A set in a line."""
-    return SetSummary(name=found.name, n_labels=len(found.labels), changed=found.changed)
+def _set_summary(label_set: StoredLabelSet) -> SetSummary:
+    """Return the summary of a label set."""
+    return SetSummary(
+        name=label_set.name, n_labels=len(label_set.labels), changed=label_set.changed
+    )
 
 
-def _model(rooms: Rooms, tenant: str, name: str) -> ModelView:
-    """A name with at least one version; one whose manifest can't be read hinders nobody from seeing the others."""
-    registry = rooms.registry_of(tenant)
-    versions = registry.versions(_known(registry, name))
+def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:
+    """Return a model with at least one version.
+
+    `latest` is None if its manifest can't be read, so that one corrupt version does not hide the
+    others.
+    """
+    registry = app_state.registry_of(tenant)
+    versions = registry.versions(_require_model(registry, name))
     latest = None
-    with suppress(Corrupt, OSError):  # `states` says so once somebody has tried to load it
-        latest = _version(registry.describe(name, versions[-1]))
+    with suppress(Corrupt, OSError):  # `states` reports it after the first attempt to load it
+        latest = _version_view(registry.describe(name, versions[-1]))
     return ModelView(
         name=name,
         versions=versions,
         states=[
             StateView(version=each.version, state=each.state, reason=each.reason or None)
-            for each in rooms.predictors.states(tenant, name)
+            for each in app_state.model_cache.states(tenant, name)
         ],
         aliases=registry.aliases(name),
-        splits={alias: _shown(route) for alias, route in registry.routes(name).items()},
+        splits={
+            alias: _route_view(route) for alias, route in registry.traffic_splits(name).items()
+        },
         latest=latest,
     )
 
 
-def _route(asked: AliasRequest) -> Route:
-    """The route that a request means. Raises ParameterError."""
-    if (asked.version is None) == (asked.split is None):
-        raise ParameterError(
-            "name where the alias leads: version, or split; one of them", code="SPLIT"
-        )
-    split = [(share.version, share.weight) for share in asked.split or ()] or [
-        (asked.version or 0, 1.0)
+def _to_route(body: AliasRequest) -> TrafficSplit:
+    """Return the requested route. Raises ParameterError."""
+    if (body.version is None) == (body.split is None):
+        raise ParameterError("set either version or split, the target of the alias", code="SPLIT")
+    split = [(share.version, share.weight) for share in body.split or ()] or [
+        (body.version or 0, 1.0)
     ]
-    if asked.shadow is None:
-        return Route.of(split)
-    return Route.of(
+    if body.shadow is None:
+        return TrafficSplit.from_weights(split)
+    return TrafficSplit.from_weights(
         split,
-        (asked.shadow, 1.0)
-        if isinstance(asked.shadow, int)
-        else (asked.shadow.version, asked.shadow.share),
+        (body.shadow, 1.0)
+        if isinstance(body.shadow, int)
+        else (body.shadow.version, body.shadow.share),
     )
 
 
-def _shown(route: Route) -> RouteView:
-    """A route."""
+def _route_view(route: TrafficSplit) -> RouteView:
+    """Return a route as a view."""
     return RouteView(
-        split=[ShareView(**share._asdict()) for share in route.split], shadow=_share(route.shadow)
+        split=[ShareView(**share._asdict()) for share in route.shares],
+        shadow=_share_view(route.shadow),
     )
 
 
-def _share(share: Share | None) -> ShareView | None:
-    """A part of a route."""
+def _share_view(share: VersionShare | None) -> ShareView | None:
+    """Return a traffic share as a view."""
     return None if share is None else ShareView(**share._asdict())
 
 
-def _pair(pair: Pair, sums: dict[str, float]) -> PairView:
-    """Figures of a shadow beside who answered."""
+def _pair_view(pair: VersionPair, sums: dict[str, float]) -> PairView:
+    """Return the statistics of a shadow and the version it was compared with."""
 
     def mean(name: str, by: str, times: float = 1.0) -> float | None:
         return times * sums[name] / sums[by] if sums[by] else None
 
     return PairView(
-        answered=pair.answered,
+        answered=pair.primary,
         shadow=pair.shadow,
         top1_agreement=mean("top1", "rows"),
         overlap=mean("overlap", "rows"),
@@ -359,13 +389,16 @@ def _pair(pair: Pair, sums: dict[str, float]) -> PairView:
     )
 
 
-def _version(found: ModelVersion) -> VersionView:
-    """A version without its path."""
+def _version_view(version: ModelVersion) -> VersionView:
+    """Return a version as a view, without its path."""
     fields = {
-        name: getattr(found, name)
+        name: getattr(version, name)
         for name in VersionView.model_fields
         if name not in ("n_labels", "n_features", "aliases")
     }
     return VersionView(
-        **fields, n_labels=found.shape[0], n_features=found.shape[1], aliases=list(found.aliases)
+        **fields,
+        n_labels=version.shape[0],
+        n_features=version.shape[1],
+        aliases=list(version.aliases),
     )

@@ -1,4 +1,7 @@
-"""What requests may say and replies do say. Requests are strict: no unknown fields, no strings for numbers, no NaN."""
+"""Schemas of REST requests and replies.
+
+Requests are strict: no unknown fields, no strings for numbers, no NaN.
+"""
 
 from __future__ import annotations
 

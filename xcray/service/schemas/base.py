@@ -1,4 +1,7 @@
-"""What requests may say and replies do say. Requests are strict: no unknown fields, no strings for numbers, no NaN."""
+"""Base classes and field types of request and reply schemas.
+
+Requests are strict: no unknown fields, no strings for numbers, no NaN.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,43 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from xcray.storage.atomic import NAME, check_name
+from xcray.storage.atomic import NAME_PATTERN, check_name
 
-INDEX_LIMIT = 2**31 - 2
+MAX_INDEX = 2**31 - 2
 FLOAT32_MAX = 3.4028234663852886e38
-TEXT_LIMIT = 1_000_000  # characters
-MOST_SECONDS = 366 * 86400.0
-MOST_MILLISECONDS = 600_000.0
-LABEL_LIMIT = 10_000  # characters of a label's name
-LABELS_LIMIT = 100_000  # labels of an allow or deny list
+MAX_TEXT_CHARS = 1_000_000  # characters
+MAX_SECONDS = 366 * 86400.0
+MAX_MILLISECONDS = 600_000.0
+MAX_LABEL_CHARS = 10_000  # characters per label name
+MAX_FILTER_LABELS = 100_000  # labels per allow or deny list
 
 Name = Annotated[
     str,
     AfterValidator(check_name),
-    Field(json_schema_extra={"pattern": f"^{NAME.pattern}$"}, examples=["pydocs"]),
+    Field(json_schema_extra={"pattern": f"^{NAME_PATTERN.pattern}$"}, examples=["pydocs"]),
 ]
-Index = Annotated[int, Field(ge=0, le=INDEX_LIMIT)]
+Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
 Value = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
 
 
-# fail_fast: of a million wrong numbers the first is told; collecting all would take a minute and two gigabytes
+# fail_fast: only the first of a million invalid numbers is reported, because collecting all errors
+# would take a minute and two gigabytes
 Indices = Annotated[list[Index], Field(fail_fast=True)]
 Values = Annotated[list[Value], Field(fail_fast=True)]
 Labels = Annotated[
-    list[Annotated[str, Field(max_length=LABEL_LIMIT)]],
-    Field(min_length=1, max_length=LABELS_LIMIT, fail_fast=True),
+    list[Annotated[str, Field(max_length=MAX_LABEL_CHARS)]],
+    Field(min_length=1, max_length=MAX_FILTER_LABELS, fail_fast=True),
 ]
 
 
 class Strict(BaseModel):
-    """A part of a request."""
+    """Base class of requests."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class View(BaseModel):
-    """A part of a reply."""
+    """Base class of replies."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")
 
@@ -54,6 +58,6 @@ class Problem(View):
     status: int
     detail: str
     code: str
-    kind: str = Field(description="The class in xcray.errors.")
+    kind: str = Field(description="Name of the exception class in xcray.errors.")
     request_id: str
     hint: str | None = None

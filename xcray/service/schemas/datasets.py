@@ -10,7 +10,10 @@ from xcray.service.schemas.base import Name, Strict, View
 
 
 class DatasetRequest(Strict):
-    """A data set that needs no body of its own: built in, generated, from uploads, or from a folder the operator allows."""
+    """A data set from another source than the request body.
+
+    Sources: built in, generated, uploads, a URI, or a server path that the operator allows.
+    """
 
     name: Name
     format: Literal[
@@ -18,25 +21,25 @@ class DatasetRequest(Strict):
     ]
     options: dict[str, Any] = Field(default_factory=dict)
     uploads: dict[Literal["train", "test"], str] | None = Field(
-        None, description="Ids of POST /v1/uploads."
+        None, description="Ids from POST /v1/uploads."
     )
     path: str | None = Field(
         None,
         min_length=1,
         max_length=4096,
-        description="A file (a folder: format=dataset) of the server.",
+        description="A file on the server (a folder for format=dataset).",
     )
     uri: str | None = Field(
         None,
         min_length=1,
         max_length=2048,
-        description="Where the server fetches the file, if it may.",
+        description="URI from which the server downloads the file, if allowed.",
     )
-    sha256: str | None = Field(None, max_length=64, description="With `uri`: what its SHA-256 is.")
+    sha256: str | None = Field(None, max_length=64, description="With `uri`: SHA-256 of the file.")
 
 
 class UploadView(View):
-    """A body that arrived whole."""
+    """A complete upload."""
 
     id: str
     bytes: int
@@ -44,7 +47,11 @@ class UploadView(View):
 
 
 class DatasetView(View):
-    """A data set. `stats` has its sizes when READY; when FAILED, `problem` says why and `errors` where (the first 20)."""
+    """A data set.
+
+    `stats` has its sizes when READY. When FAILED, it has the reason in `problem` and the first 20
+    invalid lines in `errors`.
+    """
 
     id: str
     name: str
@@ -54,7 +61,7 @@ class DatasetView(View):
 
 
 class DatasetPage(View):
-    """Newest first."""
+    """A page of data sets, newest first."""
 
     datasets: list[DatasetView]
     next_page_token: str | None

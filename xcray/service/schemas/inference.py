@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's objects: what requests under /v2 may say and replies do say."""
+"""Schemas of the Open Inference Protocol: requests and replies under /v2."""
 
 from __future__ import annotations
 
@@ -6,28 +6,40 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import LABEL_LIMIT, LABELS_LIMIT, MOST_MILLISECONDS, Strict, View
+from xcray.service.schemas.base import (
+    MAX_FILTER_LABELS,
+    MAX_LABEL_CHARS,
+    MAX_MILLISECONDS,
+    Strict,
+    View,
+)
 
 Datatype = Literal["BOOL", "INT32", "INT64", "FP32", "FP64", "BYTES"]
 Dimension = Annotated[int, Field(ge=0, le=2**53)]
 Shape = Annotated[list[Dimension], Field(min_length=1, max_length=4)]
-OneLabel = Annotated[str, Field(max_length=LABEL_LIMIT)]
-Named = Annotated[list[OneLabel], Field(min_length=1, max_length=LABELS_LIMIT, fail_fast=True)]
+LabelName = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
+LabelNames = Annotated[
+    list[LabelName], Field(min_length=1, max_length=MAX_FILTER_LABELS, fail_fast=True)
+]
 
 
 class TensorParameters(Strict):
-    """Of a tensor that is sent."""
+    """Parameters of an input tensor."""
 
     binary_data_size: int | None = Field(
-        None, ge=0, le=2**53, description="Bytes of it behind the JSON object."
+        None, ge=0, le=2**53, description="Size of the tensor's data after the JSON object."
     )
     content_type: str | None = Field(
-        None, max_length=64, description="What other servers want to know; without a meaning here."
+        None, max_length=64, description="Accepted for compatibility and ignored."
     )
 
 
 class InferInput(Strict):
-    """A tensor: its elements in `data`, row by row (nested, or flat), or behind the JSON object."""
+    """An input tensor.
+
+    Its elements are in `data`, row by row (nested or flat), or in binary form after the JSON
+    object.
+    """
 
     name: Literal["text", "indptr", "indices", "values", "dense"]
     shape: Shape
@@ -37,52 +49,62 @@ class InferInput(Strict):
 
 
 class OutputParameters(Strict):
-    """Of a tensor that is wanted."""
+    """Parameters of a requested output tensor."""
 
-    binary_data: bool | None = Field(None, description="Send it behind the JSON object.")
-    content_type: str | None = Field(None, max_length=64, description="Without a meaning here.")
+    binary_data: bool | None = Field(
+        None, description="Send the tensor in binary form after the JSON object."
+    )
+    content_type: str | None = Field(
+        None, max_length=64, description="Accepted for compatibility and ignored."
+    )
 
 
 class InferOutput(Strict):
-    """A tensor that is wanted."""
+    """A requested output tensor."""
 
     name: Literal["labels", "scores", "label_ids", "probabilities", "exact"]
     parameters: OutputParameters | None = None
 
 
 class InferParameters(Strict):
-    """What is asked, with the meanings of POST /v1/models/{reference}:predict."""
+    """Prediction options, with the meanings of POST /v1/models/{reference}:predict."""
 
     top_k: int = Field(5, ge=1)
-    allow: OneLabel | Named | None = Field(
-        None, description="One label, or several; set:NAME for the labels of a set."
+    allow: LabelName | LabelNames | None = Field(
+        None, description="One or several label names; set:NAME for the labels of a set."
     )
-    deny: OneLabel | Named | None = Field(None, description="Named in the same way.")
-    deadline_ms: float | None = Field(None, gt=0, le=MOST_MILLISECONDS)
+    deny: LabelName | LabelNames | None = Field(None, description="Same syntax as `allow`.")
+    deadline_ms: float | None = Field(None, gt=0, le=MAX_MILLISECONDS)
     probabilities: bool = False
     binary_data_output: bool = Field(
-        False, description="Send all tensors behind the JSON object that do not say otherwise."
+        False, description="Default of `binary_data` for all output tensors."
     )
 
 
 class InferRequest(Strict):
-    """One of three sets of tensors: `text` (BYTES [n]); `dense` (FP32 [n, features]); or sparse rows as `indptr` (INT64 [n + 1]),
-    `indices` (INT32 [entries]) and `values` (FP32 [entries]). INT32, INT64, FP32 and FP64 may stand for each other's kind."""
+    """An inference request with one of three sets of input tensors.
 
-    id: str | None = Field(None, max_length=1024, description="Comes back in the reply.")
-    model_name: str | None = Field(None, max_length=128, description="Must be that of the path.")
+    `text` (BYTES [n]); `dense` (FP32 [n, features]); or sparse rows as `indptr` (INT64 [n + 1]),
+    `indices` (INT32 [entries]) and `values` (FP32 [entries]). INT32 and INT64 are interchangeable,
+    and so are FP32 and FP64.
+    """
+
+    id: str | None = Field(None, max_length=1024, description="Returned in the reply.")
+    model_name: str | None = Field(
+        None, max_length=128, description="If set, must be the model name in the path."
+    )
     model_version: str | None = Field(
-        None, max_length=16, description="Without a meaning here: the path has it."
+        None, max_length=16, description="Ignored: the version is in the path."
     )
     parameters: InferParameters | None = None
     inputs: list[InferInput] = Field(min_length=1, max_length=5)
     outputs: list[InferOutput] | None = Field(
-        None, max_length=5, description="None: labels, scores and label_ids."
+        None, max_length=5, description="Default: labels, scores and label_ids."
     )
 
 
 class TensorView(View):
-    """A tensor of a reply. Without `data`, its bytes stand behind the JSON object."""
+    """An output tensor. Without `data`, its elements follow the JSON object in binary form."""
 
     name: str
     datatype: Datatype
@@ -92,7 +114,11 @@ class TensorView(View):
 
 
 class InferReply(View):
-    """labels BYTES [n, k], scores FP64 [n, k], label_ids INT64 [n, k]; when wanted probabilities FP64 [n, k], exact BOOL [n]."""
+    """The output tensors of a prediction.
+
+    labels BYTES [n, k], scores FP64 [n, k], label_ids INT64 [n, k]; if requested, probabilities
+    FP64 [n, k] and exact BOOL [n].
+    """
 
     model_name: str
     model_version: str
@@ -101,7 +127,10 @@ class InferReply(View):
 
 
 class TensorMetadata(View):
-    """A tensor that a model takes or gives; -1 is any size. Inputs of one `form` are sent together, one form a request."""
+    """An input or output tensor of a model; -1 means any size.
+
+    Input tensors of one `form` are sent together, one form per request.
+    """
 
     name: str
     datatype: Datatype
@@ -110,7 +139,7 @@ class TensorMetadata(View):
 
 
 class ModelMetadata(View):
-    """A model: the versions that may be asked, the tensors it takes and gives."""
+    """A model: its versions, and its input and output tensors."""
 
     name: str
     versions: list[str]
@@ -120,7 +149,7 @@ class ModelMetadata(View):
 
 
 class ServerMetadata(View):
-    """This server, and the extensions of the protocol that it knows."""
+    """The server and its protocol extensions."""
 
     name: str
     version: str
@@ -128,33 +157,33 @@ class ServerMetadata(View):
 
 
 class ServerLive(View):
-    """Alive."""
+    """Liveness."""
 
     live: bool
 
 
 class ServerReady(View):
-    """Whether requests are welcome."""
+    """Whether the server accepts requests."""
 
     live: bool
     ready: bool
 
 
 class ModelReady(View):
-    """Whether a model answers."""
+    """Whether a model can answer."""
 
     name: str
     ready: bool
 
 
 class IndexRequest(Strict):
-    """Which models to list."""
+    """Filter of the model list."""
 
-    ready: bool = Field(False, description="Only those that are loaded.")
+    ready: bool = Field(False, description="List only loaded versions.")
 
 
 class IndexEntry(View):
-    """A version: READY when it is loaded, else UNAVAILABLE until the first request loads it."""
+    """A version: READY if loaded, else UNAVAILABLE until the first request loads it."""
 
     name: str
     version: str
@@ -163,23 +192,26 @@ class IndexEntry(View):
 
 
 class RepositoryParameters(Strict):
-    """Of a load or unload."""
+    """Parameters of a load or unload request."""
 
     version: str | None = Field(
         None,
         pattern=r"^[1-9][0-9]{0,8}$",
-        description="Which version. None: the latest; to unload: all.",
+        description="The version. Default: the latest version to load, all versions to unload.",
     )
 
 
 class RepositoryRequest(Strict):
-    """The body of a load or unload, which may be left out."""
+    """The optional body of a load or unload request."""
 
     parameters: RepositoryParameters | None = None
 
 
 class InferenceProblem(View):
-    """An error, as the protocol wants it: a sentence in `error`; the members of a problem document beside it."""
+    """An error as the protocol defines it: a message in `error`.
+
+    The other members are those of a problem document.
+    """
 
     error: str
     code: str

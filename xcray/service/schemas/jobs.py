@@ -1,4 +1,4 @@
-"""Jobs, their timeline and their classes."""
+"""Jobs, their timeline, and their training report by class."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import MOST_SECONDS, Name, Strict, View
+from xcray.service.schemas.base import MAX_SECONDS, Name, Strict, View
 
 Timeout = Annotated[
     float | None,
     Field(
         gt=0,
-        le=MOST_SECONDS,
-        description="Running time allowed, over all attempts; then it FAILED, reason TIMEOUT. None: any.",
+        le=MAX_SECONDS,
+        description="Limit of the running time over all attempts; then the job FAILED with reason "
+        "TIMEOUT. Default: no limit.",
     ),
 ]
 Expires = Annotated[
     float | None,
     Field(
         gt=0,
-        le=MOST_SECONDS,
-        description="Seconds from now by which it must have ended; else FAILED, reason EXPIRED. None: any.",
+        le=MAX_SECONDS,
+        description="Seconds from now by which the job must have finished; else it FAILED with "
+        "reason EXPIRED. Default: no limit.",
     ),
 ]
 Attempts = Annotated[
@@ -29,54 +31,66 @@ Attempts = Annotated[
     Field(
         ge=1,
         le=100,
-        description="How often its runner may vanish before it FAILED. None: what the service allows.",
+        description="Maximum number of attempts; the job FAILED when its runner is lost that "
+        "often. Default: set by the service.",
     ),
 ]
 
 
 class JobRequest(Strict):
-    """A training to queue. `params` are the solver's; what they may be is checked before the job is accepted."""
+    """A training to queue.
+
+    `params` are the solver's parameters; they are validated before the job is accepted.
+    """
 
     dataset: str = Field(
         min_length=1,
         max_length=64,
-        description="Id or name of a data set; a name means its newest READY one.",
+        description="Id or name of a data set; a name selects the newest READY data set of that "
+        "name.",
     )
-    model: Name = Field(description="The name under which the model is published.")
+    model: Name = Field(description="Name under which the model is published.")
     name: str | None = Field(
         None,
         min_length=1,
         max_length=128,
-        description="A readable name; the model's when left out.",
+        description="A display name. Default: the model's name.",
     )
     solver: str = Field("ppdsparse", max_length=64)
     params: dict[str, Any] = Field(default_factory=dict)
     pool: Literal["serial", "threads", "ray"] | None = Field(
-        None, description="Where classes are solved; else the server chooses."
+        None, description="Where classes are trained. Default: chosen by the server."
     )
-    workers: int = Field(0, ge=0, le=100_000, description="Workers of the pool; 0 takes all cores.")
+    workers: int = Field(0, ge=0, le=100_000, description="Workers of the pool; 0 uses all cores.")
     max_seconds: float | None = Field(
         None,
         gt=0,
-        le=MOST_SECONDS,
-        description="Begin no label after so long, the most frequent first; the model is published as partial. Solvers that go in "
-        "epochs (dsmlr, lbfgs, lc) publish the whole model as it was after the last one. None: train to the end.",
+        le=MAX_SECONDS,
+        description="Time limit in seconds. No new label is started after it; the finished labels "
+        "(most frequent first) are published as a partial model. Solvers that train in epochs "
+        "(dsmlr, lbfgs, lc) publish the whole model of the last epoch. Default: no limit.",
     )
     memory_limit: int | None = Field(
         None,
         ge=1,
         le=2**60,
-        description="Bytes the training may take: what is foreseen to need more fails before it starts.",
+        description="Memory limit in bytes; a training that is estimated to need more fails before "
+        "it starts.",
     )
     calibrate: bool = Field(
         False,
-        description="Fit probabilities too, on the held-out part: half fits, the other half measures.",
+        description="Also fit probabilities: one half of the held-out part is used to fit, the "
+        "other to evaluate.",
     )
     ks: list[Annotated[int, Field(ge=1, le=100)]] = Field(
-        [1, 3, 5], min_length=1, max_length=10, description="k of P@k."
+        [1, 3, 5], min_length=1, max_length=10, description="The values of k in P@k."
     )
     priority: int = Field(
-        0, ge=-100, le=100, description="Higher runs first; equal ones in order of submission."
+        0,
+        ge=-100,
+        le=100,
+        description="Jobs of higher priority run first, jobs of equal priority in order of "
+        "submission.",
     )
     timeout_seconds: Timeout = None
     expires_seconds: Expires = None
@@ -84,11 +98,15 @@ class JobRequest(Strict):
 
 
 class JobView(View):
-    """A job. Times are UTC. `result` is there when it SUCCEEDED; `reason` and `message` say why it FAILED.
+    """A job. Times are UTC.
 
-    While a training that goes in epochs runs, `progress.figures` has its newest epoch, objective and held_out loss.
+    `result` is set when the job SUCCEEDED; `reason` and `message` explain why it FAILED.
 
-    When time was up (max_seconds), `result.partial` has the numbers of labels done and missing, and the share of positives done.
+    While a training that runs in epochs is running, `progress.figures` has its latest epoch,
+    objective and held_out loss.
+
+    If the time limit max_seconds was reached, `result.partial` has the numbers of finished and
+    missing labels and the share of positives that are covered.
     """
 
     id: str
@@ -108,38 +126,42 @@ class JobView(View):
     finished: str | None
     kind: Literal["train", "predict"]
     timeout_seconds: float | None
-    expires: str | None = Field(description="When it must have ended (UTC).")
+    expires: str | None = Field(description="Time by which the job must have finished (UTC).")
     max_attempts: int | None
 
 
 class StopRequest(Strict):
-    """Which jobs to stop: those that wait or run and fit all that is named."""
+    """Which jobs to stop: waiting and running jobs that match all given filters."""
 
     status: Literal["PENDING", "RUNNING"] | None = None
     kind: Literal["train", "predict"] | None = None
     name: str | None = Field(None, min_length=1, max_length=128)
     model: str | None = Field(None, min_length=1, max_length=128)
     dataset: str | None = Field(
-        None, min_length=1, max_length=64, description="The id of a data set."
+        None, min_length=1, max_length=64, description="The id of the job's data set."
     )
 
 
 class StopView(View):
-    """How many jobs were asked to stop; `more`: ask again, there may be more of them."""
+    """Number of jobs that were requested to stop; `more`: repeat the request for further jobs."""
 
     stopped: int
     more: bool
 
 
 class JobPage(View):
-    """Newest first."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobView]
     next_page_token: str | None
 
 
 class AttemptSpan(View):
-    """One start of a training: its batches ran from `first` (by its own clock) for `span` seconds; end to end it `begins` there."""
+    """One attempt of a training.
+
+    Its batches ran from `first` (on its own clock) for `span` seconds; on the common time line it
+    starts at `begins`.
+    """
 
     attempt_of_run: int
     begins: float
@@ -149,8 +171,11 @@ class AttemptSpan(View):
 
 
 class WorkerSpan(View):
-    """A worker: seconds it was `busy`, their `share` of the attempts it worked in, and how many of its batches were of no use; the
-    `node` it was on, in the end, by address and identity; empty when it was no process of its own."""
+    """A worker: `busy` seconds, and their `share` of the attempts in which it worked.
+
+    lost, duplicate, stopped: batches whose results were not used. node: address and identity of its
+    last node; empty if it was not a separate process.
+    """
 
     worker: str
     node: str
@@ -164,8 +189,11 @@ class WorkerSpan(View):
 
 
 class BatchSpan(View):
-    """A batch, or `batches` neighbours of one worker: outcome done, duplicate, lost or stopped; it worked `seconds` from `started`
-    to `ended`; `cost` is what was foreseen."""
+    """A batch, or `batches` adjacent batches of one worker.
+
+    outcome: done, duplicate, lost or stopped. It ran from `started` to `ended` and worked for
+    `seconds`; `cost` is the predicted duration.
+    """
 
     attempt_of_run: int
     worker: str
@@ -181,7 +209,11 @@ class BatchSpan(View):
 
 
 class TimelineView(View):
-    """Which worker did what when. With more batches than were asked for, neighbours are one entry (`thinned`); sums stay exact."""
+    """Timeline of the workers.
+
+    If there are more batches than requested, adjacent ones are merged (`thinned`); the sums stay
+    exact.
+    """
 
     job: str
     attempts: list[AttemptSpan]
@@ -197,7 +229,10 @@ class TimelineView(View):
 
 
 class ClassPage(View):
-    """The training's report by class, in order of labels; columns as in the model's classes.arrow, and the label's name."""
+    """A page of the training report by class, in order of labels.
+
+    The columns are those of the model's classes.arrow, and the name of the label.
+    """
 
     classes: list[dict[str, Any]]
     next_page_token: str | None

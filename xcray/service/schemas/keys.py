@@ -1,4 +1,4 @@
-"""Keys and the audit log."""
+"""API keys and the audit log."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import MOST_SECONDS, Name, Strict, View
+from xcray.service.schemas.base import MAX_SECONDS, Name, Strict, View
 
 
 class KeyRequest(Strict):
-    """A key to make. Only admin may."""
+    """A key to create. Requires the scope admin."""
 
-    name: str = Field(min_length=1, max_length=128, description="What people know it by.")
+    name: str = Field(min_length=1, max_length=128, description="A display name.")
     scopes: list[Literal["read", "predict", "submit", "admin"]] = Field(min_length=1, max_length=4)
-    tenant: Name = Field("default", description="Whose things it opens.")
+    tenant: Name = Field("default", description="Tenant that the key gives access to.")
     expires_seconds: float | None = Field(
-        None, gt=0, le=10 * MOST_SECONDS, description="How long it is good; None: until revoked."
+        None,
+        gt=0,
+        le=10 * MAX_SECONDS,
+        description="Validity in seconds. Default: valid until revoked.",
     )
     limits: dict[str, int] = Field(
         default_factory=dict,
         max_length=5,
-        description="max_running, max_queued, requests_per_minute, instances_per_minute, upload_bytes; each may be left out.",
+        description="Optional limits: max_running, max_queued, requests_per_minute, "
+        "instances_per_minute, upload_bytes.",
     )
 
 
@@ -40,19 +44,19 @@ class KeyView(View):
 
 
 class NewKey(KeyView):
-    """A key just made. `key` is told this once and kept nowhere."""
+    """A new key. The secret `key` is shown only once and not stored."""
 
     key: str
 
 
 class KeyPage(View):
-    """In order of making."""
+    """All keys, in order of creation."""
 
     keys: list[KeyView]
 
 
 class AuditView(View):
-    """One thing that somebody did. `subject` is what it was done to."""
+    """One recorded action. `subject` is the object it was applied to."""
 
     seq: int
     time: str
@@ -65,7 +69,7 @@ class AuditView(View):
 
 
 class AuditPage(View):
-    """Newest first."""
+    """A page of audit entries, newest first."""
 
     entries: list[AuditView]
     next_page_token: str | None

@@ -1,4 +1,4 @@
-"""Models, aliases and sets of labels."""
+"""Models, aliases and label sets."""
 
 from __future__ import annotations
 
@@ -12,42 +12,52 @@ Version = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class ShareRequest(Strict):
-    """A version, and which part of the requests it answers."""
+    """A version and its share of the requests."""
 
     version: Version
     weight: float = Field(gt=0, le=1)
 
 
 class ShadowRequest(Strict):
-    """A version that gets copies of a share of the requests; nobody hears what it says, only figures are kept."""
+    """A shadow version, which gets copies of a share of the requests.
+
+    Its answers are not returned to callers, only compared.
+    """
 
     version: Version
     share: float = Field(1.0, gt=0, le=1)
 
 
-def _kind(shadow: Any) -> str:
-    """Which of the two ways a shadow is given in."""
+def _shadow_kind(shadow: Any) -> str:
+    """Return in which of the two forms a shadow is given."""
     return "version" if isinstance(shadow, int) else "shadow"
 
 
 class AliasRequest(Strict):
-    """Where an alias leads from now on: to one version, or to several by weights that sum to 1; perhaps with a shadow."""
+    """The new target of an alias.
 
-    version: Version | None = Field(None, description="The version that answers; or split.")
+    One version, or several versions with weights that sum to 1; optionally a shadow.
+    """
+
+    version: Version | None = Field(
+        None, description="The version that answers. Either this or split."
+    )
     split: list[ShareRequest] | None = Field(
         None, min_length=1, max_length=8, description="The versions that answer, by weight."
     )
     shadow: (
         Annotated[
             Annotated[Version, Tag("version")] | Annotated[ShadowRequest, Tag("shadow")],
-            Discriminator(_kind),
+            Discriminator(_shadow_kind),
         ]
         | None
-    ) = Field(None, description="Another version that answers along, unheard.")
+    ) = Field(
+        None, description="A version that gets copies of requests; its answers are only compared."
+    )
 
 
 class SetRequest(Strict):
-    """The labels of a set from now on, by name; those that a version lacks are passed over by it."""
+    """The new labels of a set, by name. A version ignores those that it does not have."""
 
     labels: list[Annotated[str, Field(min_length=1, max_length=10_000)]] = Field(
         min_length=1, max_length=1_000_000, fail_fast=True
@@ -55,25 +65,28 @@ class SetRequest(Strict):
 
 
 class ShareView(View):
-    """A version, and which part of the requests it answers, or gets copies of."""
+    """A version and its share of the requests, or of the copies for a shadow."""
 
     version: int
     weight: float
 
 
 class RouteView(View):
-    """Where an alias leads that splits requests or has a shadow. Equal keys (X-Routing-Key, else the request's id) are answered by
-    the same version."""
+    """The route of an alias with a traffic split or a shadow.
+
+    Equal keys (X-Routing-Key, else the id of the request) are answered by the same version.
+    """
 
     split: list[ShareView]
     shadow: ShareView | None = None
 
 
 class PairView(View):
-    """A shadow compared with a version that answered, over all requests and processes; null while there was none.
+    """A shadow compared with a version that answered, over all requests and processes.
 
-    top1_agreement: share of rows whose best label is the same; overlap: mean share of labels that both answers have. answer_ms:
-    from a request's beginning to its answer; shadow_ms: computing the copy.
+    top1_agreement: share of rows with the same best label. overlap: mean share of labels that both
+    answers have. answer_ms: from the start of a request to its answer. shadow_ms: computing the
+    copy. Values are null while there is no data.
     """
 
     answered: int
@@ -89,7 +102,7 @@ class PairView(View):
 
 
 class ShadowView(View):
-    """The shadow of an alias now, and what is known of it and of earlier ones, latest first."""
+    """The current shadow of an alias, and statistics of it and of earlier shadows, latest first."""
 
     alias: str
     shadow: ShareView | None
@@ -97,7 +110,7 @@ class ShadowView(View):
 
 
 class LoadView(View):
-    """What was loaded, and is held: the version that the reference means now."""
+    """The version that was loaded; its reference is pinned."""
 
     reference: str
     name: str
@@ -105,7 +118,10 @@ class LoadView(View):
 
 
 class StateView(View):
-    """A version in the process that answers: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason."""
+    """A version in the process that answers this request.
+
+    state: LOADED, AVAILABLE (the first request loads it) or CORRUPT, with the reason.
+    """
 
     version: int
     state: str
@@ -128,15 +144,15 @@ class VersionView(View):
     measures: dict[str, Any]
     dataset_hash: str
     calibrated: bool = Field(
-        description="Whether it tells probabilities: by curves, or as softmax."
+        description="Whether it has probabilities: by calibration curves, or from softmax."
     )
 
 
 class ModelView(View):
-    """A model: its versions and their states, and where its aliases lead.
+    """A model with its versions, their states, and its aliases.
 
-    aliases: the version that answers most. splits: only of aliases that lead to several, or have a shadow. latest: null while its
-    manifest can't be read.
+    aliases: the version with the largest share. splits: only aliases with several versions or a
+    shadow. latest: null while its manifest can't be read.
     """
 
     name: str
@@ -154,7 +170,7 @@ class ModelPage(View):
 
 
 class SetSummary(View):
-    """A set of labels: how many, and when it was changed (UTC)."""
+    """A label set: its size, and when it was last changed (UTC)."""
 
     name: str
     n_labels: int
@@ -162,7 +178,10 @@ class SetSummary(View):
 
 
 class SetView(SetSummary):
-    """A set with the names of its labels; `unknown` are those that a version lacks (the latest when none is named)."""
+    """A label set with its labels.
+
+    `unknown` are the labels that a version does not have (default: the latest version).
+    """
 
     labels: list[str]
     version: int
@@ -170,6 +189,6 @@ class SetView(SetSummary):
 
 
 class SetPage(View):
-    """All sets of a model, by name."""
+    """All label sets of a model, by name."""
 
     sets: list[SetSummary]

@@ -8,14 +8,14 @@ from xcray.service.schemas.base import View
 
 
 class Health(View):
-    """Alive."""
+    """Liveness."""
 
     status: Literal["ok"]
     version: str | None
 
 
 class Ready(View):
-    """Whether requests are welcome; reason codes when not, and what is missing without which most still works."""
+    """Readiness: reason codes if not ready, and codes of degraded but not essential functions."""
 
     ready: bool
     reasons: list[str]

@@ -1,13 +1,13 @@
-"""Predictions and their reasons."""
+"""Predictions and explanations."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from xcray.service.schemas.base import (
-    LABEL_LIMIT,
-    MOST_MILLISECONDS,
-    TEXT_LIMIT,
+    MAX_LABEL_CHARS,
+    MAX_MILLISECONDS,
+    MAX_TEXT_CHARS,
     Indices,
     Labels,
     Strict,
@@ -17,51 +17,68 @@ from xcray.service.schemas.base import (
 
 
 class Instance(Strict):
-    """One thing to classify: `text`; or `indices` and `values` of a sparse row (any order, no index twice); or `values` alone,
-    a dense row as long as the model has features."""
+    """One instance to classify: `text`, or a sparse row, or a dense row.
+
+    A sparse row has `indices` (any order, no duplicates) and `values`. A dense row has `values`
+    only, one per feature of the model.
+    """
 
     text: str | None = Field(
-        None, max_length=TEXT_LIMIT, examples=["read rows of a csv file into dictionaries"]
+        None, max_length=MAX_TEXT_CHARS, examples=["read rows of a csv file into dictionaries"]
     )
     indices: Indices | None = None
     values: Values | None = None
 
 
 class PredictRequest(Strict):
-    """Which instances, how many labels for each (clipped to the number of labels), among which labels, and what to tell of them."""
+    """Instances to classify, and options.
+
+    `top_k` is the number of labels per instance, clipped to the number of labels of the model.
+    """
 
     instances: list[Instance] = Field(min_length=1, fail_fast=True)
     top_k: int = Field(5, ge=1)
     allow: Labels | None = Field(
         None,
-        description="Answer only these: names of labels, and set:NAME for the labels of a set.",
+        description="Only these labels can be predicted: label names, or set:NAME for the labels "
+        "of a set.",
     )
-    deny: Labels | None = Field(None, description="Never answer these, named in the same way.")
+    deny: Labels | None = Field(
+        None, description="These labels are never predicted; same syntax as `allow`."
+    )
     deadline_ms: float | None = Field(
         None,
         gt=0,
-        le=MOST_MILLISECONDS,
-        description="Time to answer: then the best found so far; see `certificate`.",
+        le=MAX_MILLISECONDS,
+        description="Time limit of the search; at the limit, the best labels found so far are "
+        "returned, see `certificate`.",
     )
     certificate: bool = Field(
-        False, description="Tell for each instance whether the answer is proven, and what it took."
+        False,
+        description="Return for each instance whether the result is proven exact, and the search "
+        "effort.",
     )
     probabilities: bool = Field(
         False,
-        description="Tell the probability of each label; the model must be calibrated, or softmax.",
+        description="Return the probability of each label; needs a calibrated model or a softmax "
+        "model.",
     )
 
 
 class ExplainRequest(Strict):
-    """One instance; the label to explain (by name; the best one when left out); how many features to show."""
+    """One instance to explain, and options.
+
+    label: name of the label to explain (default: the best label). top: number of features to
+    return.
+    """
 
     instance: Instance
-    label: str | None = Field(None, max_length=LABEL_LIMIT)
+    label: str | None = Field(None, max_length=MAX_LABEL_CHARS)
     top: int = Field(10, ge=1, le=1000)
 
 
 class Answerer(View):
-    """The version that answered: every part of a reply comes from this one."""
+    """The version that answered; all parts of a reply come from it."""
 
     name: str
     version: int
@@ -69,9 +86,12 @@ class Answerer(View):
 
 
 class CertificateView(View):
-    """The proof of an answer: `exact` when no label allowed has a larger score than those told. `labels_scored`: how many in full;
-    `postings_read`: weights looked at; `bound_gap`: the last score told less the most that any other label could have, below 0
-    only when not exact, null when there is no other label."""
+    """The certificate of a prediction.
+
+    exact: no other allowed label has a larger score. labels_scored: labels whose score was computed
+    in full. postings_read: index weights that were read. bound_gap: the lowest returned score minus
+    the upper bound of all other labels; below 0 only if not exact, null if there is no other label.
+    """
 
     exact: bool
     labels_scored: int
@@ -80,23 +100,29 @@ class CertificateView(View):
 
 
 class PredictionView(View):
-    """The best labels of an instance, best first; equal scores by lower label number. Scores are margins, not probabilities."""
+    """The best labels of an instance, best first; equal scores by lower label number.
+
+    Scores are margins, not probabilities.
+    """
 
     labels: list[str]
     scores: list[float]
-    probabilities: list[float] | None = Field(None, description="There when asked for.")
-    certificate: CertificateView | None = Field(None, description="There when asked for.")
+    probabilities: list[float] | None = Field(None, description="Set if requested.")
+    certificate: CertificateView | None = Field(None, description="Set if requested.")
 
 
 class PredictReply(View):
-    """One prediction for each instance, in order. The search is exact, unless a deadline ended it and the certificate says so."""
+    """One prediction per instance, in order.
+
+    The search is exact unless a deadline ended it; the certificate shows which.
+    """
 
     model: Answerer
     predictions: list[PredictionView]
 
 
 class Contribution(View):
-    """The part of one feature in a score: contribution = x * weight."""
+    """The contribution of one feature to a score: contribution = x * weight."""
 
     feature: str
     x: float
@@ -105,9 +131,11 @@ class Contribution(View):
 
 
 class ExplainReply(View):
-    """Why a label has its score: score = bias + contributions + rest (of the n_rest features not listed).
+    """The parts of a label's score: score = bias + contributions + rest.
 
-    rank: its place among all labels, from 1; gap_to_top, gap_to_kth: what it lacks to be the best, or the k-th best (k=5).
+    rest: the sum of the n_rest contributions that are not listed. rank: position of the label among
+    all labels, from 1. gap_to_top, gap_to_kth: best score minus this score, and k-th best score
+    minus this score (k=5).
     """
 
     model: Answerer

@@ -1,16 +1,16 @@
 "use strict";
-// Everything shown came from strangers: it is set as text, never as markup.
+// All displayed values are untrusted input: set them as text, never as markup.
 
 const at = (id) => document.getElementById(id);
 const count = (n) => (n === undefined || n === null ? "" : n.toLocaleString("en"));
 
-// A key lives in this tab only, and goes by header only.
+// The key is stored for this tab only and sent only in a header.
 function key(asked) {
   if (asked && !key.open) {
     key.open = true;
-    const given = window.prompt("This service asks for a key (xck_...):");
+    const given = window.prompt("This service requires a key (xck_...):");
     if (given) sessionStorage.setItem("key", given.trim());
-    key.open = given === null;  // who cancels is not asked again
+    key.open = given === null;  // no further prompt after a cancel
   }
   const known = sessionStorage.getItem("key");
   return known ? { Authorization: `Bearer ${known}` } : {};
@@ -47,7 +47,7 @@ function words(contributions) {
     word.textContent = `${part.feature} ${part.contribution >= 0 ? "+" : "−"}${Math.abs(part.contribution).toFixed(2)}`;
     line.append(word, " ");
   }
-  if (!contributions.length) line.textContent = "none: the bias alone";
+  if (!contributions.length) line.textContent = "none: bias only";
   return line;
 }
 
@@ -85,7 +85,7 @@ function progress(job) {
   bar.value = done;
   bar.title = `${count(done)} of ${count(total)}` + (eta === null || eta === undefined ? "" : `, ${Math.round(eta)} s left`);
   if (!figures || job.status !== "RUNNING") return bar;
-  const cell = document.createElement("span");  // a training in epochs: what the objective is
+  const cell = document.createElement("span");  // training in epochs: show the objective
   cell.append(bar, ` ${note}`);
   return cell;
 }
@@ -108,7 +108,7 @@ async function refresh() {
     if (names.join() !== shown.join()) at("model").replaceChildren(...names.map((name) => new Option(name)));
     at("health").textContent = "";
   } catch (error) {
-    at("health").textContent = `no answer: ${error.message}`;
+    at("health").textContent = `not available: ${error.message}`;
   }
 }
 

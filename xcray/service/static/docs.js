@@ -1,5 +1,5 @@
 "use strict";
-// The OpenAPI description as a page: no other host is asked, so it works without the internet.
+// The OpenAPI description as a page. It loads nothing from other hosts, so it works offline.
 
 function make(tag, text, ...children) {
   const node = document.createElement(tag);
@@ -42,8 +42,8 @@ function named(reference, description) {
 
 function operation(method, path, found, description) {
   const body = make("details", "", make("summary", "", make("code", `${method.toUpperCase()} ${path}`), ` ${(found.description || found.summary || "").split("\n")[0]}`));
-  const told = (found.parameters || []).filter((parameter) => parameter.in !== "cookie");
-  if (told.length) body.append(table(told.map((p) => [p.name + (p.required ? " *" : ""), `${p.in}: ${typeOf(p.schema)}`, limits({ ...p.schema, description: p.description })])));
+  const parameters = (found.parameters || []).filter((parameter) => parameter.in !== "cookie");
+  if (parameters.length) body.append(table(parameters.map((p) => [p.name + (p.required ? " *" : ""), `${p.in}: ${typeOf(p.schema)}`, limits({ ...p.schema, description: p.description })])));
   for (const [kind, content] of Object.entries(found.requestBody?.content || {})) {
     body.append(make("p", `body, ${kind}: ${typeOf(content.schema)}`));
     if (content.schema.$ref) body.append(fields(named(content.schema.$ref, description)));

@@ -1,1 +1,1 @@
-"""Probabilities from scores, by isotonic regression."""
+"""Calibration: probabilities from scores by isotonic regression."""

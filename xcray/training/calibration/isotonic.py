@@ -1,7 +1,8 @@
-"""Curves from scores to probabilities, fitted by isotonic regression on answers of which it is known whether they were right.
+"""Curves from scores to probabilities, by isotonic regression on answers of known correctness.
 
-Labels share a curve by their frequency in training, places by theirs in the answer; how many groups there are is chosen by cross
-validation on the same answers: few answers bear few curves. scikit-learn's `IsotonicRegression` does the fitting.
+Labels share a curve by their frequency in training. Places (ranks in the answer, from 1) are
+grouped as well. The number of groups is chosen by cross validation on the same answers, because few
+answers support few curves. The fit is scikit-learn's `IsotonicRegression`.
 """
 
 from __future__ import annotations
@@ -14,61 +15,71 @@ from xcray.arrays import Float64, Int32, Int64, frozen
 from xcray.errors import InputError
 from xcray.model.calibration import Calibration
 
-LEAST: Final = 50  # right answers, and wrong ones, that a curve is worth fitting to
-BIN_NUMBERS: Final = (1, 2, 3, 5, 8)
-PLACES: Final = ((), (1, 2), (1, 2, 3))  # where groups of places begin
+MIN_ANSWERS: Final = 50  # correct answers, and incorrect ones, per curve
+BIN_COUNTS: Final = (1, 2, 3, 5, 8)
+PLACE_GROUPS: Final = ((), (1, 2), (1, 2, 3))  # first places of the groups
 FOLDS: Final = 5
-SEEN: Final = 5  # places that people look at: the choice is made by the answers there
+TOP_PLACES: Final = 5  # places that users look at: the groups are chosen by these answers
 
 
-class Answers(NamedTuple):
-    """Answers to held-out rows, best first. labels: (n, k) int32; scores: (n, k) float64; right: (n, k) bool."""
+class RankedLabels(NamedTuple):
+    """Answers to held-out rows, best first.
+
+    labels: (n, k) int32. scores: (n, k) float64. correct: (n, k) bool.
+    """
 
     labels: Int32
     scores: Float64
-    right: Any
+    correct: Any
 
-    def of(self, rows: Any, first: int = 1, last: int | None = None) -> Answers:
-        """Some rows (a mask or numbers), places first to last."""
+    def select(self, rows: Any, first: int = 1, last: int | None = None) -> RankedLabels:
+        """Return some rows (a mask or numbers), places first to last."""
         places = slice(first - 1, last)
-        return Answers(
-            self.labels[rows, places], self.scores[rows, places], self.right[rows, places]
+        return RankedLabels(
+            self.labels[rows, places], self.scores[rows, places], self.correct[rows, places]
         )
 
-    def between(self, first: int, last: int | None) -> Answers:
-        """Places first to last of all rows."""
-        return self.of(slice(None), first, last)
+    def at_places(self, first: int, last: int | None) -> RankedLabels:
+        """Return places first to last of all rows."""
+        return self.select(slice(None), first, last)
 
 
-def fit(answers: Answers, counts: Int64, seed: int = 0) -> Calibration:
-    """The curves that cross validation likes best.
+def fit_curves(answers: RankedLabels, counts: Int64, seed: int = 0) -> Calibration:
+    """Fit the curves that cross validation prefers.
 
-    counts: (K,) training rows of each label. Of the numbers of groups of places (`PLACES`), then of frequency bins (`BIN_NUMBERS`),
-    the smallest whose Brier score over the first `SEEN` places is within one standard error of the best one. seed: of the folds.
-    Raises InputError TOO_FEW_ANSWERS when fewer than `LEAST` answers are right.
+    counts: (K,) training rows per label. First the number of place groups (`PLACE_GROUPS`), then
+    the number of frequency bins (`BIN_COUNTS`) is chosen: the smallest whose Brier score over the
+    first `TOP_PLACES` places is within one standard error of the best one. seed: of the folds.
+    Raises InputError TOO_FEW_ANSWERS if fewer than `MIN_ANSWERS` answers are correct.
     """
-    if (n_right := int(answers.right.sum())) < LEAST:
+    if (n_correct := int(answers.correct.sum())) < MIN_ANSWERS:
         raise InputError(
-            f"{n_right} held-out answers are right, calibration needs {LEAST}: hold out more rows",
+            f"{n_correct} held-out answers are correct, calibration needs {MIN_ANSWERS}: "
+            "hold out more rows",
             code="TOO_FEW_ANSWERS",
         )
     fold = np.random.default_rng(seed).permutation(len(answers.labels)) % FOLDS
-    near = answers.between(1, 2 * SEEN)
-    places = _chosen([_losses(near, counts, fold, 1, begins) for begins in PLACES], PLACES)
-    n_bins = _chosen(
-        [_losses(near, counts, fold, number, places) for number in BIN_NUMBERS], BIN_NUMBERS
+    top = answers.at_places(1, 2 * TOP_PLACES)
+    places = _choose_smallest(
+        [_losses(top, counts, fold, 1, begins) for begins in PLACE_GROUPS], PLACE_GROUPS
     )
-    return fitted(answers, frequency_bins(answers, counts, n_bins, places), places)
+    n_bins = _choose_smallest(
+        [_losses(top, counts, fold, number, places) for number in BIN_COUNTS], BIN_COUNTS
+    )
+    return fit_curves_of(answers, frequency_bins(answers, counts, n_bins, places), places)
 
 
-def fitted(answers: Answers, bins: Int32, places: tuple[int, ...]) -> Calibration:
-    """One curve for each group of places and bin, group 0 of all places; bins: (K,) int32; a curve without answers is flat."""
-    groups = [answers, *(answers.between(*ends) for ends in _groups(places))]
+def fit_curves_of(answers: RankedLabels, bins: Int32, places: tuple[int, ...]) -> Calibration:
+    """Fit one curve per group of places and frequency bin; group 0 has all places.
+
+    bins: (K,) int32. A curve without answers is flat.
+    """
+    groups = [answers, *(answers.at_places(*ends) for ends in _place_ranges(places))]
     curves = []
     for group in groups:
         bin_of = bins[group.labels]
         curves += [
-            _curve(group.scores[own], group.right[own])
+            _fit_curve(group.scores[own], group.correct[own])
             for own in (bin_of == b for b in range(int(bins.max()) + 1))
         ]
     starts = np.concatenate([[0], np.cumsum([len(x) for x, _ in curves])])
@@ -83,81 +94,93 @@ def fitted(answers: Answers, bins: Int32, places: tuple[int, ...]) -> Calibratio
 
 
 def frequency_bins(
-    answers: Answers, counts: Int64, n_bins: int, places: tuple[int, ...] = ()
+    answers: RankedLabels, counts: Int64, n_bins: int, places: tuple[int, ...] = ()
 ) -> Int32:
-    """(K,) int32: the frequency bin of each label, 0 the rarest: about equally many right answers in each of `n_bins`.
+    """Return (K,) int32: the frequency bin per label, 0 the rarest.
 
-    Labels of one count are in one bin. A bin with fewer than `LEAST` right or wrong answers in any group of places becomes one with
-    its rarer neighbour (the first one with the next).
+    Each of the `n_bins` bins has about equally many correct answers. Labels with the same count
+    share a bin. A bin with fewer than `MIN_ANSWERS` correct or incorrect answers in any group of
+    places is merged with its rarer neighbour (the first one with the next).
     """
-    own = np.sort(counts[answers.labels[answers.right]])
+    own = np.sort(counts[answers.labels[answers.correct]])
     edges = (
         np.unique(own[np.arange(1, n_bins) * len(own) // n_bins])
         if len(own)
         else np.empty(0, np.int64)
     )
-    groups = [answers.between(*ends) for ends in _groups(places)] or [answers]
+    groups = [answers.at_places(*ends) for ends in _place_ranges(places)] or [answers]
     while len(edges):
-        thin = _thin(groups, np.searchsorted(edges, counts, side="right"), len(edges) + 1)
+        thin = _find_thin_bin(groups, np.searchsorted(edges, counts, side="right"), len(edges) + 1)
         if thin is None:
             break
         edges = np.delete(edges, max(thin - 1, 0))
     return frozen(np.searchsorted(edges, counts, side="right"), np.int32)
 
 
-def _thin(groups: list[Answers], bins: Any, n_bins: int) -> int | None:
-    """The first bin that lacks answers, right or wrong, in some group."""
-    least = np.full(n_bins, LEAST)
+def _find_thin_bin(groups: list[RankedLabels], bins: Any, n_bins: int) -> int | None:
+    """Return the first bin with too few correct or incorrect answers in some group, or None."""
+    least = np.full(n_bins, MIN_ANSWERS)
     for group in groups:
         bin_of = bins[group.labels]
-        for answers in (group.right, ~group.right):
+        for answers in (group.correct, ~group.correct):
             least = np.minimum(least, np.bincount(bin_of[answers], minlength=n_bins))
-    return int(np.argmin(least)) if least.min() < LEAST else None
+    return int(np.argmin(least)) if least.min() < MIN_ANSWERS else None
 
 
-def _curve(scores: Float64, right: Any) -> tuple[Float64, Float64]:
-    """Knots of one curve: isotonic regression of hits on scores.
+def _fit_curve(scores: Float64, correct: Any) -> tuple[Float64, Float64]:
+    """Return the knots of one curve: isotonic regression of correctness on scores.
 
-    A wrong answer at the highest score and a right one at the lowest are thought of: however many were right, the next may not be.
+    An incorrect answer at the highest score and a correct one at the lowest are added. However many
+    answers were correct, the next one can be wrong.
     """
-    from sklearn.isotonic import (
-        IsotonicRegression,
-    )  # here: serving and training without calibration need no scikit-learn
+    # Imported here: serving, and training without calibration, do not need scikit-learn.
+    from sklearn.isotonic import IsotonicRegression
 
     if not len(scores):
         return np.zeros(1), np.full(1, 0.5)
     ends = np.array([scores.max(), scores.min()])
-    found = IsotonicRegression().fit(
-        np.concatenate([scores, ends]), np.concatenate([right, [0, 1]]).astype(np.float64)
+    curve = IsotonicRegression().fit(
+        np.concatenate([scores, ends]), np.concatenate([correct, [0, 1]]).astype(np.float64)
     )
-    return found.X_thresholds_, np.clip(found.y_thresholds_, 0.0, 1.0)
+    return curve.X_thresholds_, np.clip(curve.y_thresholds_, 0.0, 1.0)
 
 
 def _losses(
-    answers: Answers, counts: Int64, fold: Any, n_bins: int, places: tuple[int, ...]
+    answers: RankedLabels, counts: Int64, fold: Any, n_bins: int, places: tuple[int, ...]
 ) -> Float64:
-    """(n,) squared errors of each row over the first `SEEN` places, told by curves that did not see it; infinite when too thin."""
+    """Return (n,) squared errors of each row over the first `TOP_PLACES` places.
+
+    The curves are fitted without the row. The errors are infinite if a bin has too few answers.
+    """
     out = np.empty(len(fold))
     for number in range(FOLDS):
-        inside, outside = answers.of(fold != number), answers.of(fold == number, 1, SEEN)
-        bins = frequency_bins(inside, counts, n_bins, places)
+        fit_part, test_part = (
+            answers.select(fold != number),
+            answers.select(fold == number, 1, TOP_PLACES),
+        )
+        bins = frequency_bins(fit_part, counts, n_bins, places)
         if (
             places
-            and _thin(
-                [inside.between(*ends) for ends in _groups(places)],
+            and _find_thin_bin(
+                [fit_part.at_places(*ends) for ends in _place_ranges(places)],
                 bins,
                 int(bins.max(initial=0)) + 1,
             )
             is not None
         ):
             return np.full(len(fold), np.inf)
-        told = fitted(inside, bins, places).of(outside.labels, outside.scores)
-        out[fold == number] = ((told - outside.right) ** 2).sum(axis=1)
+        probabilities = fit_curves_of(fit_part, bins, places).estimate(
+            test_part.labels, test_part.scores
+        )
+        out[fold == number] = ((probabilities - test_part.correct) ** 2).sum(axis=1)
     return out
 
 
-def _chosen(losses: list[Float64], choices: tuple[Any, ...]) -> Any:
-    """The first choice whose mean loss is within one standard error (of the difference, row by row) of the best."""
+def _choose_smallest(losses: list[Float64], choices: tuple[Any, ...]) -> Any:
+    """Return the first choice whose mean loss is within one standard error of the best.
+
+    The standard error is that of the difference, row by row.
+    """
     best = losses[int(np.argmin([loss.mean() for loss in losses]))]
     for loss, choice in zip(losses, choices, strict=True):
         more = loss - best if np.isfinite(loss[0]) else loss
@@ -166,8 +189,8 @@ def _chosen(losses: list[Float64], choices: tuple[Any, ...]) -> Any:
     return choices[0]
 
 
-def _groups(places: tuple[int, ...]) -> list[tuple[int, int | None]]:
-    """First and last place of each group; the last group has no end."""
+def _place_ranges(places: tuple[int, ...]) -> list[tuple[int, int | None]]:
+    """Return first and last place of each group; the last group has no end."""
     return (
         list(zip(places, [*(begin - 1 for begin in places[1:]), None], strict=True))
         if places

@@ -1,1 +1,1 @@
-"""What a training or a deployment needs: memory, disk, time."""
+"""Resource models: memory, disk and time of a training or a deployment."""

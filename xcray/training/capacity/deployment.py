@@ -1,9 +1,10 @@
-"""How large a deployment must be: from N, D, K and the entries of X alone, or from a sample of labels that are solved here.
+"""Deployment sizing, from N, D, K and the entries of X, or from a sample of labels solved here.
 
-By numbers alone, what a data set would tell is drawn as sets of text have it: label k of K has rows in proportion to k^-s, where s
-follows from the mean and the most; `xcray.training.capacity.cost_formulas` says what labels of so many rows cost. No label is solved, so what
-comes out is a first guess: docs/operations.md tells its error. `measured` solves labels
-of a data set for some seconds (`xcray.training.capacity.sampling`), and tells a range. Bytes unless said otherwise.
+By numbers alone, the label frequencies are modelled on text data sets: label k of K has rows in
+proportion to k^-s, where s follows from the mean and the maximum. The cost per label comes from
+`xcray.training.capacity.cost_formulas`. No label is solved, so the result is a first guess;
+docs/operations.md gives its error. `size_from_dataset` solves labels of a data set for some seconds
+(`xcray.training.capacity.sampling`) and returns a range. Units are bytes unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -19,99 +20,96 @@ import numpy as np
 from xcray.arrays import Float64, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
-from xcray.index.packed import BUDGET
+from xcray.index.packed import BUFFER_BYTES
 from xcray.solvers import make_solver
-from xcray.training.capacity.cost_formulas import Costs, Numbers, costs, takes_newton
-from xcray.training.capacity.joint_resources import circulating, going, sizes_by
-from xcray.training.capacity.preflight import (
-    MIB,
-    PASSES,
-    PROCESS,
-    Estimate,
-    Known,
-    Paces,
-    Shape,
-    mapped,
-    norm_of,
-    reckoned,
-    sizes_of,
+from xcray.training.capacity.cost_formulas import (
+    MatrixShape,
+    PredictedCosts,
+    predict_costs,
+    uses_newton,
 )
-from xcray.training.capacity.sampling import NOISE, Range, solve_some, stretched, total
-from xcray.training.capacity.serving import ANSWERING, API, LIBRARIES, SCANNED, is_dense
+from xcray.training.capacity.deployment_options import (
+    DatasetShape,
+    DeploymentOptions,
+    check_options,
+    check_shape,
+)
+from xcray.training.capacity.joint_resources import (
+    estimate_rotation,
+    estimate_synchronous,
+    make_joint_shape,
+)
+from xcray.training.capacity.preflight import (
+    MAX_MERGE_PASSES,
+    MIB,
+    PROCESS_BYTES,
+    Estimate,
+    LabelCosts,
+    MeasuredRates,
+    TrainingShape,
+    estimate_from,
+    mapped_bytes,
+    mean_sq_norm,
+    split_sizes,
+)
+from xcray.training.capacity.sampling import (
+    TIMING_NOISE,
+    Range,
+    estimate_total,
+    scale_to_total,
+    solve_sample,
+)
+from xcray.training.capacity.serving import (
+    ANSWERING_BYTES,
+    API_BYTES,
+    LIBRARY_BYTES,
+    SCAN_BYTES_PER_LABEL,
+    uses_dense_search,
+)
 from xcray.training.spec import TrainSpec
-from xcray.training.strategies import way_of
-from xcray.training.strategy import Setting
+from xcray.training.strategies import make_strategy
+from xcray.training.strategy import TrainingContext
 
 GIB: Final = 1 << 30
-OVERLAP: Final = 0.06  # of all entries, in the postings of a row's features, at least: 0.05 to 0.2 on six sets of text
-DENSE: Final = 0.1  # from this share of entries on rows are taken for standardised ones, else for ones of length 1
-MOST: Final = 0.02  # of all rows have the most frequent label: 0.004 to 0.14 on these sets
-AN_ENTRY, A_ROW, A_PAIR, A_NAME = (
-    16,
-    16,
-    8,
-    48,
-)  # bytes of a data set's files: X by row and by column, targets, names of both
-TEXT_ENTRY: Final = (
-    12  # bytes of an entry in a file in svmlight's format, which waits until its data set is built
-)
-SIZES_ALONE: Final = Range(1.0, 0.35, 2.5)  # times the core seconds, see docs/operations.md
-WEIGHTS_ALONE: Final = Range(1.0, 0.3, 2.0)  # times the weights
-PASSED: Final = Range(
-    1.0, 0.3, 2.5
-)  # times the passes that are foreseen of solvers that train all labels together
-ALL: Final = Range(1.0, 1.0, 1.0)
-BODIES: Final = 256 * 10**6  # requests in memory (XCRAY_BODIES_BYTES), for the limit
-RUNNER: Final = 330 * MIB  # a runner's own process
-RAY_HEAD: Final = 1600 * MIB  # Ray's processes of a head with its dashboard
-RAY_NODE: Final = 320 * MIB  # of any other node
-OBJECTS: Final = (
-    512 * MIB
-)  # object store of a node whose data are mapped files: results on their way
-STORE: Final = GIB  # job store, logs, uploads of texts
-RESERVE: Final = 2 * 10**9  # free disk that uploads must leave (XCRAY_DISK_RESERVE_BYTES)
-SLACK: Final = 1.25  # times what is foreseen: requests are no place for optimism
-LEFT: Final = 8 * PASSES * BUDGET  # a pod is made as large as is needed
-BUSY: Final = 0.9  # of the cores of a training's workers: packing, the tail
+# Smallest share of all entries in the postings of a row's features. 0.05 to 0.2 on six text sets.
+MIN_OVERLAP: Final = 0.06
+# Rows with at least this share of entries are assumed to be standardised, others of length 1.
+MIN_DENSE_SHARE: Final = 0.1
+# Share of rows with the most frequent label. 0.004 to 0.14 on these sets.
+MAX_LABEL_SHARE: Final = 0.02
+# Bytes of a data set's files: X by row and by column, targets, names of both.
+BYTES_PER_ENTRY, BYTES_PER_ROW, BYTES_PER_PAIR, BYTES_PER_NAME = 16, 16, 8, 48
+# Bytes per entry of an uploaded svmlight file, stored until its data set is built.
+TEXT_BYTES_PER_ENTRY: Final = 12
+# Bounds as factors of the core seconds and of the weights, see docs/operations.md.
+FORMULA_SECONDS_RANGE: Final = Range(1.0, 0.35, 2.5)
+FORMULA_WEIGHTS_RANGE: Final = Range(1.0, 0.3, 2.0)
+# Bounds as factors of the expected passes of joint solvers.
+JOINT_SECONDS_RANGE: Final = Range(1.0, 0.3, 2.5)
+EXACT_RANGE: Final = Range(1.0, 1.0, 1.0)
+# Request bodies in memory (XCRAY_MAX_BODY_MEMORY_BYTES), part of the limit.
+BODY_BYTES: Final = 256 * 10**6
+RUNNER_BYTES: Final = 330 * MIB  # process of a runner
+RAY_HEAD_BYTES: Final = 1600 * MIB  # Ray's processes on a head with its dashboard
+RAY_NODE_BYTES: Final = 320 * MIB  # Ray's processes on any other node
+# Object store of a node whose data are mapped files: results in transit.
+OBJECT_STORE_BYTES: Final = 512 * MIB
+STORE_BYTES: Final = GIB  # job store, logs, uploads of texts
+# Free disk that uploads must leave (XCRAY_DISK_RESERVE_BYTES).
+DISK_RESERVE_BYTES: Final = 2 * 10**9
+SAFETY_FACTOR: Final = 1.25  # of memory requests and the home's size
+# Memory assumed to be free: a pod is made as large as necessary.
+ASSUMED_FREE_BYTES: Final = 8 * MAX_MERGE_PASSES * BUFFER_BYTES
+# Share of the worker cores that is busy; the rest is lost to packing and to the last batches.
+BUSY_SHARE: Final = 0.9
 
 
-class Data(NamedTuple):
-    """Data that will be there. rows, features, labels, entries: N, D, K, entries of X, of the training part. labels_per_row: mean.
-    held_out: rows more to measure on, as a share of N. overlap, most: see OVERLAP, MOST; None for these. norm: mean |x|^2 of a
-    row; None: 1, or the entries of a row where rows are dense, as standardised features have it."""
+class PodSize(NamedTuple):
+    """Size of a kind of pod.
 
-    rows: int
-    features: int
-    labels: int
-    entries: int
-    labels_per_row: float = 3.0
-    held_out: float = 0.1
-    overlap: float | None = None
-    most: float | None = None
-    norm: float | None = None
-
-
-class Wishes(NamedTuple):
-    """What is wanted of the deployment.
-
-    cluster: trainings on Ray; else all in one pod. cores: of a worker pod, or of the one pod. hours: that a training may take,
-    None for what one worker pod takes. jobs: trainings at the same time. replicas: API pods. processes, threads: in each, and in
-    each process. models: such models that are answered from. versions: of each that are kept.
+    number: replicas. memory: request. limit: memory limit. objects: Ray's object store, included in
+    both.
     """
-
-    cluster: bool = True
-    cores: int = 4
-    hours: float | None = None
-    jobs: int = 1
-    replicas: int = 2
-    processes: int = 1
-    threads: int = 1
-    models: int = 1
-    versions: int = 3
-
-
-class Pod(NamedTuple):
-    """A kind of pod: how many there are, cores, memory to request and memory as a limit, Ray's objects among it."""
 
     number: int
     cores: int
@@ -120,13 +118,17 @@ class Pod(NamedTuple):
     objects: int = 0
 
 
-class Size(NamedTuple):
-    """What a deployment needs. training: see `Estimate`, with the workers of all nodes. pods: by name. disk: of the home by what
-    lies there; home: all of it, with room. core_hours, weights: of one training, with bounds. hours: of one training. known: what
-    from, in words."""
+class DeploymentSize(NamedTuple):
+    """Requirements of a deployment.
+
+    training: see `Estimate`, with the workers of all nodes. pods: by name. disk: of the home
+    directory, by kind of content. home: its total size, with a safety margin. core_hours, weights:
+    of one training, with bounds. hours: of one training. known: description of the basis of these
+    figures.
+    """
 
     training: Estimate
-    pods: dict[str, Pod]
+    pods: dict[str, PodSize]
     disk: dict[str, int]
     home: int
     core_hours: Range
@@ -135,241 +137,310 @@ class Size(NamedTuple):
     known: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         ranges = {"core_hours": self.core_hours._asdict(), "weights": self.weights._asdict()}
         plain = {**self._asdict(), "training": self.training.as_dict(), **ranges}
         return {**plain, "pods": {name: pod._asdict() for name, pod in self.pods.items()}}
 
 
-def size(
-    data: Data, wishes: Wishes, solver: str = "ppdsparse", params: Mapping[str, Any] | None = None
-) -> Size:
-    """What a deployment needs that trains a model of such data and answers from it. Raises ParameterError."""
-    check(data)
-    check_wishes(wishes)
-    known = "sizes alone: no label was solved"
-    weights = WEIGHTS_ALONE if make_solver(solver, params or {}).family == "scatter" else ALL
-    return deployment(
+def size_from_numbers(
+    data: DatasetShape,
+    options: DeploymentOptions,
+    solver: str = "ppdsparse",
+    params: Mapping[str, Any] | None = None,
+) -> DeploymentSize:
+    """Size a deployment that trains and serves a model, from numbers alone.
+
+    Raises ParameterError for impossible numbers.
+    """
+    check_shape(data)
+    check_options(options)
+    basis = "sizes alone: no label was solved"
+    weights_range = (
+        FORMULA_WEIGHTS_RANGE
+        if make_solver(solver, params or {}).family == "independent"
+        else EXACT_RANGE
+    )
+    return build_size(
         data,
-        wishes,
-        partial(foreseen, data, wishes, solver, params or {}),
-        known,
-        SIZES_ALONE,
-        weights,
+        options,
+        partial(estimate_from_formula, data, options, solver, params or {}),
+        basis,
+        FORMULA_SECONDS_RANGE,
+        weights_range,
     )
 
 
-def measured(
+def size_from_dataset(
     path: Path | str,
-    wishes: Wishes,
+    options: DeploymentOptions,
     solver: str = "ppdsparse",
     params: Mapping[str, Any] | None = None,
     seconds: float = 20.0,
-) -> Size:
-    """The same for a data set that is there: labels are drawn and solved on this machine for about `seconds` of a core; of solvers
-    that train all labels together a pass is timed. Raises ParameterError, NotFound, Corrupt."""
-    check_wishes(wishes)
+) -> DeploymentSize:
+    """Size a deployment for an existing data set.
+
+    Labels are sampled and solved on this machine for about `seconds` of one core. For solvers that
+    train all labels together, one pass is timed instead.
+    Raises ParameterError, NotFound, Corrupt.
+    """
+    check_options(options)
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ParameterError("seconds must be above 0: for so long labels are solved")
-    made, dataset = make_solver(solver, params or {}), Dataset.open(path)
+        raise ParameterError("seconds must be above 0: it is the time spent on solving labels")
+    solver_object, dataset = make_solver(solver, params or {}), Dataset.open(path)
     train = dataset.train
     if not train.Y.nnz:
         raise ParameterError(
             "no row has a label, so nothing can be measured: check the label column of the source"
         )
     held_out = dataset.test.n_rows / train.n_rows if dataset.test is not None else 0.0
-    data = Data(*sizes_of(train), train.Y.nnz / train.n_rows, held_out, norm=norm_of(train))
-    if made.family != "scatter":
-        told = "a pass timed here; how many there will be is a guess"
-        return deployment(
+    data = DatasetShape(
+        *split_sizes(train), train.Y.nnz / train.n_rows, held_out, mean_sq_norm=mean_sq_norm(train)
+    )
+    if solver_object.family != "independent":
+        basis = "a pass timed here; the number of passes is a guess"
+        return build_size(
             data,
-            wishes,
-            partial(timed, dataset, wishes, solver, params or {}, seconds),
-            told,
-            PASSED,
-            ALL,
+            options,
+            partial(estimate_with_timing, dataset, options, solver, params or {}, seconds),
+            basis,
+            JOINT_SECONDS_RANGE,
+            EXACT_RANGE,
         )
-    if made.joint:
+    if solver_object.joint:
         raise ParameterError(
-            f"{solver} solves all labels in one task, so none can be drawn: use `xcray train DIR --estimate`"
+            f"{solver} solves all labels in one task, so labels cannot be sampled: "
+            "use `xcray train DIR --estimate`"
         )
-    guessed = guess_of(made, dataset)
-    drawn = solve_some(made, train, guessed, seconds)
-    core, weights = total(drawn, floor=NOISE), total(drawn, 1)
-    law = laws_of(made, data, dataset.label_counts.astype(np.float64))
-    lengths = stretched(
-        law.weights * (dataset.label_counts > 0), weights.value, float(data.features)
+    guessed_seconds = guess_label_seconds(solver_object, dataset)
+    sample = solve_sample(solver_object, train, guessed_seconds, seconds)
+    core, weights = estimate_total(sample, floor=TIMING_NOISE), estimate_total(sample, 1)
+    predicted = predict_label_costs(solver_object, data, dataset.label_counts.astype(np.float64))
+    label_weights = scale_to_total(
+        predicted.weights * (dataset.label_counts > 0), weights.value, float(data.features)
     )
-    known = Known(
-        guessed * (core.value / guessed.sum()),
-        lengths,
-        float(law.active.max()) * data.entries / data.rows,
+    label_costs = LabelCosts(
+        guessed_seconds * (core.value / guessed_seconds.sum()),
+        label_weights,
+        float(predicted.active.max()) * data.entries / data.rows,
     )
-    shape = shape_of(data, known, law.more)._replace(mapped=mapped(dataset))
-    words = f"{drawn.labels:,} labels solved here, drawn by cost; 9 of 10 such draws hold the truth"
-    make = partial(labels_alone, shape, wishes, solver, params or {})
-    return deployment(data, wishes, make, words, core.over(core.value), weights.over(weights.value))
+    shape = make_training_shape(data, label_costs, predicted.extra_bytes)._replace(
+        mapped=mapped_bytes(dataset)
+    )
+    sample_basis = (
+        f"{sample.n_labels:,} labels solved here, sampled by cost; "
+        "9 of 10 such ranges contain the true value"
+    )
+    make = partial(estimate_independent, shape, options, solver, params or {})
+    return build_size(
+        data,
+        options,
+        make,
+        sample_basis,
+        core.relative_to(core.value),
+        weights.relative_to(weights.value),
+    )
 
 
-def deployment(
-    data: Data,
-    wishes: Wishes,
-    of: Callable[[int], Estimate],
-    known: str,
-    slower: Range,
-    heavier: Range,
-) -> Size:
-    """A deployment around a training. of: what it needs with so many workers; slower, heavier: bounds of time and weights, times
-    what is foreseen."""
-    one = of(wishes.cores)
-    hours = one.core_seconds / BUSY / wishes.cores / 3600 if wishes.hours is None else wishes.hours
+def build_size(
+    data: DatasetShape,
+    options: DeploymentOptions,
+    estimate_for: Callable[[int], Estimate],
+    basis: str,
+    seconds_range: Range,
+    weights_range: Range,
+) -> DeploymentSize:
+    """Size a deployment around a training.
+
+    estimate_for: returns the estimate for a number of workers. seconds_range, weights_range: bounds
+    of time and weights as factors of the estimate.
+    """
+    one_pod = estimate_for(options.cores)
+    hours = (
+        one_pod.core_seconds / BUSY_SHARE / options.cores / 3600
+        if options.hours is None
+        else options.hours
+    )
     nodes = (
-        max(1, math.ceil(one.core_seconds / BUSY / wishes.cores / 3600 / max(hours, 1e-9) - 1e-9))
-        if wishes.cluster
+        max(
+            1,
+            math.ceil(
+                one_pod.core_seconds / BUSY_SHARE / options.cores / 3600 / max(hours, 1e-9) - 1e-9
+            ),
+        )
+        if options.cluster
         else 1
     )
-    training = of(nodes * wishes.cores) if nodes > 1 else one
-    disk = disk_of(data, wishes, training)
-    return Size(
+    training = estimate_for(nodes * options.cores) if nodes > 1 else one_pod
+    disk = disk_usage(data, options, training)
+    return DeploymentSize(
         training=training,
-        pods=pods_of(wishes, training, data.labels, data.features, nodes),
+        pods=pod_sizes(options, training, data.labels, data.features, nodes),
         disk=disk,
-        home=int(SLACK * (sum(disk.values())) + RESERVE),
-        core_hours=slower.times(training.core_seconds / 3600),
-        weights=heavier.times(training.weights),
-        hours=training.seconds / BUSY / 3600,
-        known=known,
+        home=int(SAFETY_FACTOR * (sum(disk.values())) + DISK_RESERVE_BYTES),
+        core_hours=seconds_range.scale(training.core_seconds / 3600),
+        weights=weights_range.scale(training.weights),
+        hours=training.seconds / BUSY_SHARE / 3600,
+        known=basis,
     )
 
 
-def check(data: Data) -> None:
-    """Raise ParameterError, with the mend, for sizes that no data have."""
-    for name, low in (
-        ("rows", 1),
-        ("features", 1),
-        ("labels", 1),
-        ("entries", 0),
-        ("labels_per_row", 0),
-        ("held_out", 0),
-    ):
-        value = getattr(data, name)
-        if not (math.isfinite(value) and low <= value <= 1e15):
-            raise ParameterError(f"{name} must be a number from {low} to 1e15, not {value}")
-    if data.entries > data.rows * data.features:
-        raise ParameterError(
-            "there are more entries than rows times features: nnz counts what is not 0 in X of the training part"
-        )
-    if data.labels_per_row > data.labels:
-        raise ParameterError(
-            "a row can't have more labels than there are: labels_per_row is the mean number of a row's labels"
-        )
-    for share in ("overlap", "most"):
-        value = getattr(data, share)
-        if value is not None and not 0.0 < value <= 1.0:
-            raise ParameterError(f"{share} is a share: above 0, and 1 at most")
-    if data.norm is not None and not (math.isfinite(data.norm) and data.norm > 0.0):
-        raise ParameterError(
-            "norm must be above 0: the mean of |x|^2 over rows, 1 for rows of length 1"
-        )
-
-
-def check_wishes(wishes: Wishes) -> None:
-    """Raise ParameterError, with the mend, for wishes that can't be met."""
-    for name in ("cores", "jobs", "replicas", "processes", "threads", "models", "versions"):
-        if not 1 <= getattr(wishes, name) <= 100_000:
-            raise ParameterError(f"{name} must be from 1 to 100,000")
-    if wishes.hours is not None and not (math.isfinite(wishes.hours) and wishes.hours > 0):
-        raise ParameterError("hours must be above 0")
-
-
-def spec_of(
-    wishes: Wishes, workers: int, solver: str, params: Mapping[str, Any], path: str = "data"
+def make_train_spec(
+    options: DeploymentOptions,
+    workers: int,
+    solver: str,
+    params: Mapping[str, Any],
+    path: str = "data",
 ) -> TrainSpec:
-    """A training in such a deployment."""
-    where = (
-        {"pool": "ray", "ray_address": "cluster:6379"} if wishes.cluster else {"pool": "threads"}
+    """Return the spec of a training in such a deployment."""
+    pool_fields = (
+        {"pool": "ray", "ray_address": "cluster:6379"} if options.cluster else {"pool": "threads"}
     )
-    return TrainSpec(path, solver=solver, params=params, workers=workers, **where)  # type: ignore[arg-type]
+    return TrainSpec(
+        path,
+        solver=solver,
+        params=params,
+        workers=workers,
+        **pool_fields,  # type: ignore[arg-type]
+    )
 
 
-def foreseen(
-    data: Data, wishes: Wishes, solver: str, params: Mapping[str, Any], workers: int
+def estimate_from_formula(
+    data: DatasetShape,
+    options: DeploymentOptions,
+    solver: str,
+    params: Mapping[str, Any],
+    workers: int,
 ) -> Estimate:
-    """What one training needs, by the formula of its family. Raises ParameterError for a solver that has none without data."""
-    made, spec = make_solver(solver, params), spec_of(wishes, workers, solver, params)
-    if made.family == "scatter":
-        if not hasattr(made, "terms_by"):
+    """Estimate one training by the formula of its solver family.
+
+    Raises ParameterError for a solver that has no formula.
+    """
+    solver_object, spec = (
+        make_solver(solver, params),
+        make_train_spec(options, workers, solver, params),
+    )
+    if solver_object.family == "independent":
+        if not hasattr(solver_object, "cost_terms_from_counts"):
             raise ParameterError(
-                f"what {solver} takes is known from data only: use `xcray train DIR --solver {solver} --estimate`"
+                f"{solver} can be estimated only from data: "
+                f"use `xcray train DIR --solver {solver} --estimate`"
             )
-        law = laws_of(made, data, rows_of_labels(data))
-        known = Known(law.seconds, law.weights, float(law.active.max()) * data.entries / data.rows)
-        return labels_alone(shape_of(data, known, law.more), wishes, solver, params, workers)
+        predicted = predict_label_costs(solver_object, data, rows_per_label(data))
+        label_costs = LabelCosts(
+            predicted.seconds,
+            predicted.weights,
+            float(predicted.active.max()) * data.entries / data.rows,
+        )
+        return estimate_independent(
+            make_training_shape(data, label_costs, predicted.extra_bytes),
+            options,
+            solver,
+            params,
+            workers,
+        )
     numbers, pairs = (
         (data.rows, data.features, data.labels, data.entries),
         int(data.rows * data.labels_per_row),
     )
-    sizes = sizes_by(made, numbers, pairs, data.features, dataset_bytes(data))._replace(left=LEFT)
-    if made.family == "rounds":
-        return going(spec, sizes, made, workers)
-    grid = made.grid(data.rows, data.labels, sizes.features, workers)
-    return circulating(spec, sizes, made, grid.blocks, min(workers, grid.shards))
+    shape = make_joint_shape(
+        solver_object, numbers, pairs, data.features, dataset_bytes(data)
+    )._replace(free_bytes=ASSUMED_FREE_BYTES)
+    if solver_object.family == "synchronous":
+        return estimate_synchronous(spec, shape, solver_object, workers)
+    grid = solver_object.grid(data.rows, data.labels, shape.features, workers)
+    return estimate_rotation(spec, shape, solver_object, grid.blocks, min(workers, grid.shards))
 
 
-def labels_alone(
-    shape: Shape, wishes: Wishes, solver: str, params: Mapping[str, Any], workers: int
+def estimate_independent(
+    shape: TrainingShape,
+    options: DeploymentOptions,
+    solver: str,
+    params: Mapping[str, Any],
+    workers: int,
 ) -> Estimate:
-    """What a training needs whose labels are solved alone."""
-    made, spec = make_solver(solver, params), spec_of(wishes, workers, solver, params)
-    return reckoned(spec, shape, made, frozen(np.arange(shape.labels), np.int32), workers, Paces())
+    """Estimate a training whose labels are solved independently."""
+    solver_object, spec = (
+        make_solver(solver, params),
+        make_train_spec(options, workers, solver, params),
+    )
+    return estimate_from(
+        spec,
+        shape,
+        solver_object,
+        frozen(np.arange(shape.labels), np.int32),
+        workers,
+        MeasuredRates(),
+    )
 
 
-def timed(
+def estimate_with_timing(
     dataset: Dataset,
-    wishes: Wishes,
+    options: DeploymentOptions,
     solver: str,
     params: Mapping[str, Any],
     seconds: float,
     workers: int,
 ) -> Estimate:
-    """What a training of all labels together needs, a pass timed on this machine."""
-    spec = spec_of(wishes, workers, solver, params, str(dataset.path))
-    way = way_of(Setting(spec, dataset, make_solver(solver, params), dataset.path, "size"))
-    return way.foreseen(frozen(np.arange(dataset.n_labels), np.int32), seconds)
+    """Estimate a training of all labels together, from a pass timed on this machine."""
+    spec = make_train_spec(options, workers, solver, params, str(dataset.path))
+    strategy = make_strategy(
+        TrainingContext(spec, dataset, make_solver(solver, params), dataset.path, "size")
+    )
+    return strategy.estimate(frozen(np.arange(dataset.n_labels), np.int32), seconds)
 
 
-def laws_of(solver: Any, data: Data, counts: Float64) -> Costs:
-    """What labels of `counts` (K,) rows cost in such data."""
+def predict_label_costs(solver: Any, data: DatasetShape, counts: Float64) -> PredictedCosts:
+    """Predict the costs of labels with `counts` (K,) rows in such data."""
     length = data.entries / data.rows
-    dense = data.entries >= DENSE * data.rows * data.features
-    norm = data.norm or (max(1.0, length) if dense else 1.0)
-    overlap = data.overlap or max(
-        OVERLAP, length / data.features
-    )  # of dense rows, every feature is met
-    return costs(solver, Numbers(data.rows, data.features, data.entries, norm, overlap), counts)
+    dense = data.entries >= MIN_DENSE_SHARE * data.rows * data.features
+    norm = data.mean_sq_norm or (max(1.0, length) if dense else 1.0)
+    # Dense rows read the lists of all features.
+    overlap = data.postings_share or max(MIN_OVERLAP, length / data.features)
+    return predict_costs(
+        solver, MatrixShape(data.rows, data.features, data.entries, norm, overlap), counts
+    )
 
 
-def guess_of(solver: Any, dataset: Dataset) -> Float64:
-    """Seconds that each label is thought to take before any is solved, (K,): as the scheduler guesses them, and all alike where
-    Newton's way is taken, whose passes are over all rows."""
+def guess_label_seconds(solver: Any, dataset: Dataset) -> Float64:
+    """Return the seconds per label, (K,), expected before any label is solved.
+
+    This is the scheduler's guess. All labels are equal if Newton's method is used, because its
+    passes read all rows.
+    """
     train = dataset.train
-    if takes_newton(solver, dataset.n_features, norm_of(train)):
-        numbers = Numbers(train.n_rows, dataset.n_features, train.X.nnz, norm_of(train), 1.0)
-        return costs(solver, numbers, dataset.label_counts.astype(np.float64)).seconds
+    if uses_newton(solver, dataset.n_features, mean_sq_norm(train)):
+        numbers = MatrixShape(
+            train.n_rows, dataset.n_features, train.X.nnz, mean_sq_norm(train), 1.0
+        )
+        return predict_costs(solver, numbers, dataset.label_counts.astype(np.float64)).seconds
     return np.asarray(solver.cost_terms(train.X, train.XT, train.YT) @ np.array(solver.cost_rates))
 
 
-def shape_of(data: Data, known: Known, more: int) -> Shape:
-    """The shape of a training that is known."""
+def make_training_shape(
+    data: DatasetShape, label_costs: LabelCosts, extra_bytes: int
+) -> TrainingShape:
+    """Return the shape of a training with known label costs."""
     of_labels, terms = np.zeros(data.labels), np.zeros((data.labels, 0))
     numbers = (data.rows, data.features, data.labels, data.entries)
-    return Shape(*numbers, of_labels, terms, dataset_bytes(data), left=LEFT, known=known, more=more)
+    return TrainingShape(
+        *numbers,
+        of_labels,
+        terms,
+        dataset_bytes(data),
+        free_bytes=ASSUMED_FREE_BYTES,
+        label_costs=label_costs,
+        extra_bytes=extra_bytes,
+    )
 
 
-def rows_of_labels(data: Data) -> Float64:
-    """Rows of each label, the most frequent first: (K,) float64, in proportion to k^-s, as many pairs in all as there are."""
+def rows_per_label(data: DatasetShape) -> Float64:
+    """Return the rows per label, most frequent first: (K,) float64.
+
+    They are in proportion to k^-s and sum to the number of row-label pairs.
+    """
     mean = data.rows * data.labels_per_row / data.labels
-    most = min(float(data.rows), max(mean, (data.most or MOST) * data.rows))
+    most = min(float(data.rows), max(mean, (data.max_label_share or MAX_LABEL_SHARE) * data.rows))
     ranks = np.log(np.arange(1, data.labels + 1))
     low, high = 0.0, 4.0
     for _ in range(50):
@@ -380,55 +451,80 @@ def rows_of_labels(data: Data) -> Float64:
     return out
 
 
-def dataset_bytes(data: Data) -> int:
-    """Files of the data set, all its parts."""
-    parts = 1.0 + data.held_out
+def dataset_bytes(data: DatasetShape) -> int:
+    """Return the bytes of the data set's files, all parts."""
+    parts = 1.0 + data.held_out_share
     rows = parts * (
-        A_ROW * data.rows + AN_ENTRY * data.entries + A_PAIR * data.rows * data.labels_per_row
+        BYTES_PER_ROW * data.rows
+        + BYTES_PER_ENTRY * data.entries
+        + BYTES_PER_PAIR * data.rows * data.labels_per_row
     )
-    return int(rows + A_NAME * (data.labels + data.features))
+    return int(rows + BYTES_PER_NAME * (data.labels + data.features))
 
 
-def disk_of(data: Data, wishes: Wishes, training: Estimate) -> dict[str, int]:
-    """What lies in the home, by what it is. A model's source waits as an upload while its data set is built."""
+def disk_usage(
+    data: DatasetShape, options: DeploymentOptions, training: Estimate
+) -> dict[str, int]:
+    """Return the bytes in the home directory by kind.
+
+    The source of a model waits as an upload while its data set is built.
+    """
     text = int(
-        (1.0 + data.held_out) * TEXT_ENTRY * (data.entries + data.rows * data.labels_per_row)
+        (1.0 + data.held_out_share)
+        * TEXT_BYTES_PER_ENTRY
+        * (data.entries + data.rows * data.labels_per_row)
     )
     return {
         "upload": text,
-        "data": training.mapped * wishes.models,
-        "parts": (training.parts + training.checkpoints) * wishes.jobs,
-        "models": training.model * wishes.models * wishes.versions,
-        "store and logs": STORE,
+        "data": training.mapped * options.models,
+        "parts": (training.parts + training.checkpoints) * options.jobs,
+        "models": training.model * options.models * options.versions,
+        "store and logs": STORE_BYTES,
     }
 
 
-def pods_of(
-    wishes: Wishes, training: Estimate, labels: int, features: int, nodes: int
-) -> dict[str, Pod]:
-    """Pods by name: api, runner, head, worker; or api alone, which trains too."""
-    answering = (
-        wishes.processes * (ANSWERING + SCANNED * labels * wishes.threads)
-        + API
-        + (wishes.processes - 1) * (API - LIBRARIES)
+def pod_sizes(
+    options: DeploymentOptions, training: Estimate, labels: int, features: int, nodes: int
+) -> dict[str, PodSize]:
+    """Return the pods by name: api, runner, head, worker.
+
+    Without a cluster there is only api, which then trains as well.
+    """
+    process_bytes = (
+        options.processes * (ANSWERING_BYTES + SCAN_BYTES_PER_LABEL * labels * options.threads)
+        + API_BYTES
+        + (options.processes - 1) * (API_BYTES - LIBRARY_BYTES)
     )
-    plain = 4 * labels * features if is_dense(labels, features, training.weights) else 0
-    models = (training.model + wishes.processes * plain) * wishes.models
-    more = training.model + BODIES  # while one version takes over from another
-    cores = wishes.processes * wishes.threads
-    if not wishes.cluster:
-        job = wishes.jobs * (PROCESS + training.memory) + training.mapped
-        total = int(SLACK * (answering + models + job))
-        return {"api": Pod(1, max(cores, wishes.cores), total, total + more)}
-    api = int(SLACK * (answering + models))
-    head = int(SLACK * (RAY_HEAD + LIBRARIES + wishes.jobs * (PROCESS + training.driver) + OBJECTS))
-    store = max(OBJECTS, int(SLACK * training.ray / nodes))
-    each = wishes.cores * (training.process + training.worker)
-    worker = int(SLACK * (RAY_NODE + LIBRARIES + each + training.mapped)) + store
-    runner = int(SLACK * RUNNER) + wishes.jobs * 64 * MIB
+    dense_bytes = (
+        4 * labels * features if uses_dense_search(labels, features, training.weights) else 0
+    )
+    models = (training.model + options.processes * dense_bytes) * options.models
+    limit_extra = training.model + BODY_BYTES  # while one version takes over from another
+    cores = options.processes * options.threads
+    if not options.cluster:
+        job = options.jobs * (PROCESS_BYTES + training.memory) + training.mapped
+        memory = int(SAFETY_FACTOR * (process_bytes + models + job))
+        return {"api": PodSize(1, max(cores, options.cores), memory, memory + limit_extra)}
+    api = int(SAFETY_FACTOR * (process_bytes + models))
+    head = int(
+        SAFETY_FACTOR
+        * (
+            RAY_HEAD_BYTES
+            + LIBRARY_BYTES
+            + options.jobs * (PROCESS_BYTES + training.driver)
+            + OBJECT_STORE_BYTES
+        )
+    )
+    store = max(OBJECT_STORE_BYTES, int(SAFETY_FACTOR * training.ray / nodes))
+    worker_bytes = options.cores * (training.process + training.worker)
+    worker = (
+        int(SAFETY_FACTOR * (RAY_NODE_BYTES + LIBRARY_BYTES + worker_bytes + training.mapped))
+        + store
+    )
+    runner = int(SAFETY_FACTOR * RUNNER_BYTES) + options.jobs * 64 * MIB
     return {
-        "api": Pod(wishes.replicas, cores, api, api + more),
-        "runner": Pod(1, 1, runner, 2 * runner),
-        "head": Pod(1, 2, head, head, OBJECTS),
-        "worker": Pod(nodes, wishes.cores, worker, worker, store),
+        "api": PodSize(options.replicas, cores, api, api + limit_extra),
+        "runner": PodSize(1, 1, runner, 2 * runner),
+        "head": PodSize(1, 2, head, head, OBJECT_STORE_BYTES),
+        "worker": PodSize(nodes, options.cores, worker, worker, store),
     }

@@ -1,7 +1,9 @@
-"""What trainings of all labels together take: closed forms, where `xcray.training.capacity.preflight` has a probe of single labels.
+"""Resource model of joint trainings: closed forms.
 
-N rows, D' features with the constant one, K labels, P workers. All of W has 4 K D' bytes in single precision, and each family
-holds it elsewhere: DS-MLR nowhere as a whole, L-BFGS on the driver many times over and at each worker, LC at the workers in parts.
+`xcray.training.capacity.preflight` probes single labels instead.
+N rows, D' features with the constant one, K labels, P workers. All of W takes 4 K D' bytes in
+single precision, and each family holds it elsewhere: DS-MLR never holds it as a whole, L-BFGS holds
+several copies on the driver and one per worker, LC holds parts at the workers.
 """
 
 from __future__ import annotations
@@ -13,68 +15,67 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from xcray.data.dataset import Dataset
-from xcray.index.packed import ENTRY
-from xcray.solvers.multinomial import DENSE, shard_of
-from xcray.solvers.quasi_newton import WHOLE
+from xcray.index.packed import ENTRY_BYTES
+from xcray.solvers.multinomial import MIN_DENSE_SHARE, make_shard
+from xcray.solvers.quasi_newton import MAX_FULL_FEATURES
 from xcray.solvers.rotation_contract import Grid, Step
 from xcray.training.capacity.preflight import (
-    IN_FLIGHT,
-    LABEL,
-    PART_LABEL,
-    PROCESS,
-    PUBLISHED,
-    RAY,
-    RAY_DRIVER,
-    WORTH,
+    DRIVER_BYTES_PER_LABEL,
+    IN_FLIGHT_BYTES,
+    MIN_PROBED_SECONDS,
+    PART_BYTES_PER_LABEL,
+    PROCESS_BYTES,
+    PUBLISH_BYTES_PER_SECOND,
+    RAY_BYTES,
+    RAY_DRIVER_BYTES,
     Estimate,
-    mapped,
+    mapped_bytes,
     merge_budget,
     model_bytes,
-    place_of,
+    worker_place,
 )
-from xcray.training.rotation.shard_worker import Rows
+from xcray.training.rotation.shard_worker import ShardSource
 from xcray.training.spec import TrainSpec
 
-PRUNED: Final = 0.25  # of the weights stay where small ones are dropped: a guess
-PRODUCT: Final = 1.0e-9  # seconds of one core for an entry of X and a label, where a matrix of a column a label is multiplied
-DENSE_PRODUCT: Final = 1.5e-10  # the same where X is dense
-ROUNDS: Final = {
-    "lbfgs": 100,
-    "lc": 120,
-}  # that trainings take: 15 to 260 and 31 to 500 on five small sets
-PRODUCTS: Final = {"lbfgs": 2.1, "lc": 12.0}  # of X with a matrix of a column a label, in a round
-SCRATCH: Final = 8  # arrays of a solver's cells at a worker
-CELLS: Final = {"lbfgs": 4 << 20, "lc": 16 << 20}  # bytes of one of them
-EPOCHS: Final = (
-    65  # that trainings take: 49 to 150 on five small sets; at most as many as are allowed
-)
-VECTOR: Final = 4e-10  # seconds of one core for a number of an inner product
-SCORED: Final = {
-    "lbfgs": 1e-8,
-    "lc": 1.2e-7,
-}  # seconds of one core for a row and a label, in a round: exponentials, sums
-KEPT_UP: Final = {
-    "lbfgs": 1e-7,
-    "lc": 1.2e-7,
-}  # for a weight, in a round: what is remembered of steps, directions
-TURN: Final = {
-    "lbfgs": 8e-3,
-    "lc": 2e-3,
-    "dsmlr": 4e-3,
-}  # of a round, or an epoch, whatever the data: asking and hearing
-STEPS: Final = {False: 1.0, True: 3.0}  # a lap of steps, in products, by whether X is dense
-SUMMED: Final = 0.5  # a lap that only sums, in laps of steps
-KEPT: Final = 3  # checkpoints on disk while one is written
-SHARD_ROW: Final = 64  # bytes that stay at a shard for each row: b, partial sums, and what was kept at the last rest
-CELL: Final = 8 << 20  # bytes of scores in hand
-PROBED: Final = 4096  # rows that are timed, at most
+# Share of the weights that remains if small ones are dropped. A guess.
+UNPRUNED_SHARE: Final = 0.25
+# Core seconds per entry of X and label in a product with a matrix that has a column per label.
+PRODUCT_SECONDS: Final = 1.0e-9
+DENSE_PRODUCT_SECONDS: Final = 1.5e-10  # the same for dense X
+# Rounds of a training: 15 to 260 and 31 to 500 on five small sets.
+TYPICAL_ROUNDS: Final = {"lbfgs": 100, "lc": 120}
+# Products of X per round with a matrix that has a column per label.
+PRODUCTS_PER_ROUND: Final = {"lbfgs": 2.1, "lc": 12.0}
+SCRATCH_ARRAYS: Final = 8  # arrays of a solver's cells at a worker
+SCRATCH_BYTES: Final = {"lbfgs": 4 << 20, "lc": 16 << 20}  # bytes of one of them
+# Epochs of a training: 49 to 150 on five small sets. Never more than the solver allows.
+TYPICAL_EPOCHS: Final = 65
+INNER_PRODUCT_SECONDS: Final = 4e-10  # core seconds per number of an inner product
+# Core seconds per row, label and round: exponentials, sums.
+SCORE_SECONDS: Final = {"lbfgs": 1e-8, "lc": 1.2e-7}
+# Core seconds per weight and round: history of steps, directions.
+UPDATE_SECONDS: Final = {"lbfgs": 1e-7, "lc": 1.2e-7}
+# Seconds per round or epoch for any data: calls to the workers and their replies.
+ROUND_OVERHEAD_SECONDS: Final = {"lbfgs": 8e-3, "lc": 2e-3, "dsmlr": 4e-3}
+# Products in a sweep of steps, by whether X is dense.
+PRODUCTS_PER_SWEEP: Final = {False: 1.0, True: 3.0}
+OBSERVE_COST: Final = 0.5  # cost of a sweep that only sums, in sweeps of steps
+MAX_CHECKPOINTS: Final = 3  # checkpoints on disk while one is written
+# Permanent bytes per row of a shard: b, partial sums, and the state of the last sync point.
+SHARD_BYTES_PER_ROW: Final = 64
+SCORE_BYTES: Final = 8 << 20  # bytes of scores in use
+MAX_PROBE_ROWS: Final = 4096  # rows timed by a probe
 
-Pace: TypeAlias = Callable[[Any, float], tuple[float, int]]
+SweepTimer: TypeAlias = Callable[[Any, float], tuple[float, int]]
 
 
-class Needs(NamedTuple):
-    """What differs from family to family. Bytes: driver, beside what every training needs there; worker, at each; store, what all
-    hold in Ray's object store together; checkpoints, on disk. core_seconds: of training. probed: 1 when a cell was timed."""
+class ResourceNeeds(NamedTuple):
+    """The part of an estimate that differs between solver families.
+
+    Bytes: driver, in addition to what every training needs there; worker, per worker; store, of all
+    objects in Ray's object store; checkpoints, on disk. core_seconds: of the training. probed: 1 if
+    a cell was timed.
+    """
 
     driver: int
     worker: int
@@ -84,9 +85,13 @@ class Needs(NamedTuple):
     probed: int = 0
 
 
-class Sizes(NamedTuple):
-    """N, D', K, entries of X with the constant feature, bytes of X and targets as shards hold them, weights of the model, bytes of
-    the data's files; left: see `Shape`."""
+class JointShape(NamedTuple):
+    """Size of a joint training.
+
+    N, D', K and the entries of X with the constant feature; n_bytes: of X and targets in the
+    shards;
+    weights: of the model; mapped: bytes of the data files; free_bytes: see `TrainingShape`.
+    """
 
     rows: int
     features: int
@@ -96,175 +101,221 @@ class Sizes(NamedTuple):
     weights: int
     dense: bool
     mapped: int
-    left: int | None = None
+    free_bytes: int | None = None
 
     @property
-    def cell(self) -> float:
-        """Seconds of one core for a product of all rows with all weights."""
-        return self.entries * self.labels * (DENSE_PRODUCT if self.dense else PRODUCT)
+    def product_seconds(self) -> float:
+        """Return the seconds of one core for a product of all rows with all weights."""
+        return (
+            self.entries * self.labels * (DENSE_PRODUCT_SECONDS if self.dense else PRODUCT_SECONDS)
+        )
 
 
-def sizes_of(dataset: Dataset, solver: Any) -> Sizes:
-    """The sizes of a training."""
+def joint_shape(dataset: Dataset, solver: Any) -> JointShape:
+    """Return the shape of a training on a data set."""
     train = dataset.train
-    seen = int((np.diff(train.XT.indptr) > 0).sum())
-    return sizes_by(
+    used_features = int((np.diff(train.XT.indptr) > 0).sum())
+    return make_joint_shape(
         solver,
         (train.n_rows, dataset.n_features, dataset.n_labels, train.X.nnz),
         train.Y.nnz,
-        seen,
-        mapped(dataset),
+        used_features,
+        mapped_bytes(dataset),
     )
 
 
-def sizes_by(
-    solver: Any, sizes: tuple[int, int, int, int], pairs: int, seen: int, n_bytes: int
-) -> Sizes:
-    """The same by numbers: N, D, K and entries of X; pairs of row and label; features that rows have; bytes of the data's files."""
+def make_joint_shape(
+    solver: Any, sizes: tuple[int, int, int, int], pairs: int, used_features: int, n_bytes: int
+) -> JointShape:
+    """Return the shape of a training from numbers.
+
+    sizes: N, D, K and the entries of X. pairs: of row and label. used_features: features that occur
+    in some row. n_bytes: of the data files.
+    """
     n, features, labels, nnz = sizes
     constant = int(solver.bias > 0.0)
     d, entries = features + constant, nnz + constant * n
-    dense = entries >= DENSE * n * d
-    kept = min(
-        seen * (PRUNED if solver.prune > 0.0 else 1.0), getattr(solver, "prune_keep", 0) or seen
+    dense = entries >= MIN_DENSE_SHARE * n * d
+    weights_per_label = min(
+        used_features * (UNPRUNED_SHARE if solver.prune > 0.0 else 1.0),
+        getattr(solver, "prune_keep", 0) or used_features,
     )
-    return Sizes(
+    return JointShape(
         n,
         d,
         labels,
         entries,
         8 * entries + 32 * n + 12 * pairs + 4 * n * d * dense,
-        int(kept * labels),
+        int(weights_per_label * labels),
         dense,
         n_bytes,
     )
 
 
-def going(spec: TrainSpec, sizes: Sizes, solver: Any, workers: int) -> Estimate:
-    """For solvers of the family "rounds"."""
+def estimate_synchronous(spec: TrainSpec, shape: JointShape, solver: Any, workers: int) -> Estimate:
+    """Estimate a training of the family "synchronous"."""
     name = spec.solver
-    W = 8 * sizes.features * sizes.labels
-    scratch = SCRATCH * min(CELLS[name], 8 * sizes.rows * sizes.labels)
-    if solver.replicated:  # LC: all rows, with their squares, at every worker; W in parts
-        worker = 4 * sizes.n_bytes + SCRATCH * W // workers + scratch
-        driver = 16 * workers * (sizes.rows + sizes.features) + W // workers
+    W = 8 * shape.features * shape.labels
+    scratch = SCRATCH_ARRAYS * min(SCRATCH_BYTES[name], 8 * shape.rows * shape.labels)
+    # LC: every worker holds all rows with their squares; W is distributed.
+    if solver.replicated:
+        worker = 4 * shape.n_bytes + SCRATCH_ARRAYS * W // workers + scratch
+        driver = 16 * workers * (shape.rows + shape.features) + W // workers
     else:
-        worker = int(2.5 * sizes.n_bytes) // workers + 2 * W + scratch
+        worker = int(2.5 * shape.n_bytes) // workers + 2 * W + scratch
         driver = (2 * solver.memory + 6) * W
-    cells, held = sizes.rows * sizes.labels, sizes.features * sizes.labels
-    core = ROUNDS[name] * (
-        PRODUCTS[name] * sizes.cell + SCORED[name] * cells + KEPT_UP[name] * held + TURN[name]
+    cells, n_weights = shape.rows * shape.labels, shape.features * shape.labels
+    core = TYPICAL_ROUNDS[name] * (
+        PRODUCTS_PER_ROUND[name] * shape.product_seconds
+        + SCORE_SECONDS[name] * cells
+        + UPDATE_SECONDS[name] * n_weights
+        + ROUND_OVERHEAD_SECONDS[name]
     )
-    return estimate_of(spec, workers, sizes, Needs(driver, worker, 2 * W, 2 * W, core))
+    return complete_estimate(
+        spec, workers, shape, ResourceNeeds(driver, worker, 2 * W, 2 * W, core)
+    )
 
 
-def circulating(
-    spec: TrainSpec, sizes: Sizes, solver: Any, blocks: int, workers: int, pace: Pace | None = None
+def estimate_rotation(
+    spec: TrainSpec,
+    shape: JointShape,
+    solver: Any,
+    blocks: int,
+    workers: int,
+    time_sweep: SweepTimer | None = None,
 ) -> Estimate:
-    """For solvers of the family "circulate", in so many blocks; pace: times a lap, given a block and the laps there will be."""
-    block = solver.start(0, -(-sizes.labels // blocks), sizes.features)
+    """Estimate a training of the family "rotation" with `blocks` label blocks.
+
+    time_sweep: times a sweep, given a block and the expected number of sweeps.
+    """
+    block = solver.initial_block(0, -(-shape.labels // blocks), shape.features)
     weights = block.W.nbytes
-    gathered = min(sizes.features, WHOLE) if solver.pairs else 1  # of C, a row of numbers a feature
+    # Width of C, which has one row of numbers per feature.
+    gathered = min(shape.features, MAX_FULL_FEATURES) if solver.history else 1
+    # A block includes its L-BFGS history.
     size = (
         weights
-        + 4 * gathered * sizes.features
-        + weights * (2 * solver.pairs + 2 if solver.pairs else 0)
-    )  # with what it remembers
-    whole, shared = size * blocks, spec.pool == "ray"
-    own = (
-        -(-sizes.n_bytes // workers) + SHARD_ROW * -(-sizes.rows // workers) + CELL
-    )  # rows of its shards, and what stays there
-    worker = own + (
-        2 * size if shared else 0
-    )  # blocks of others are mapped from the store; one is copied, one is made
-    epochs, exact = min(EPOCHS, solver.epochs), 0.0
-    if solver.pairs:  # for most of them gradients are exact, and blocks tell the inner products of what they remember
-        exact = (
-            (2 * solver.pairs + 1) * (3 * solver.pairs + 2) * VECTOR * sizes.features * sizes.labels
+        + 4 * gathered * shape.features
+        + weights * (2 * solver.history + 2 if solver.history else 0)
+    )
+    all_blocks, on_ray = size * blocks, spec.pool == "ray"
+    # The rows of the worker's shards and their permanent state.
+    shard_bytes = (
+        -(-shape.n_bytes // workers) + SHARD_BYTES_PER_ROW * -(-shape.rows // workers) + SCORE_BYTES
+    )
+    # Blocks of other workers are mapped from the object store. One is copied, one is created.
+    worker = shard_bytes + (2 * size if on_ray else 0)
+    epochs, lbfgs_seconds = min(TYPICAL_EPOCHS, solver.epochs), 0.0
+    # Most epochs have exact gradients, and blocks return the inner products of their history.
+    if solver.history:
+        lbfgs_seconds = (
+            (2 * solver.history + 1)
+            * (3 * solver.history + 2)
+            * INNER_PRODUCT_SECONDS
+            * shape.features
+            * shape.labels
         )
-    laps = (
-        sum(1.0 if verb != "observe" else SUMMED for verb in solver.laps(solver.rest_every, True))
-        / solver.rest_every
+    sweeps = (
+        sum(
+            1.0 if verb != "observe" else OBSERVE_COST
+            for verb in solver.sweep_kinds(solver.sync_every, True)
+        )
+        / solver.sync_every
     )
-    lap, probed = (
-        (STEPS[sizes.dense] * sizes.cell, 0) if pace is None else pace(block, epochs * laps)
+    sweep_seconds, probed = (
+        (PRODUCTS_PER_SWEEP[shape.dense] * shape.product_seconds, 0)
+        if time_sweep is None
+        else time_sweep(block, epochs * sweeps)
     )
-    core = epochs * (laps * lap + exact + TURN["dsmlr"])
-    checkpoints = KEPT * (whole + 8 * sizes.rows)
-    held = (
-        whole + 2 * weights * blocks
-    )  # at a rest the blocks of the rest before are still there, should the solver go back
-    return estimate_of(
+    core = epochs * (sweeps * sweep_seconds + lbfgs_seconds + ROUND_OVERHEAD_SECONDS["dsmlr"])
+    checkpoints = MAX_CHECKPOINTS * (all_blocks + 8 * shape.rows)
+    # At a sync point the blocks of the previous one still exist, because the solver can roll back.
+    driver_bytes = all_blocks + 2 * weights * blocks
+    return complete_estimate(
         spec,
         workers,
-        sizes,
-        Needs(0 if shared else held, worker, 2 * held, checkpoints, core, probed),
+        shape,
+        ResourceNeeds(
+            0 if on_ray else driver_bytes, worker, 2 * driver_bytes, checkpoints, core, probed
+        ),
     )
 
 
-def timed_lap(
-    solver: Any, rows: Rows, sizes: Sizes, probe: float | None, block: Any, laps: float
+def time_sweep(
+    solver: Any,
+    rows: ShardSource,
+    shape: JointShape,
+    probe_seconds: float | None,
+    block: Any,
+    sweeps: float,
 ) -> tuple[float, int]:
-    """Seconds of one core for a lap of steps, and 1 when some rows were timed with a block (0: guessed).
+    """Return the core seconds of a sweep of steps, and 1 if some rows were timed (0 for a guess).
 
-    rows: what shards are cut from; probe: seconds it may take, None for what is worth it; laps: that there will be.
+    rows: source of the shards. probe_seconds: time limit of the probe; None probes long trainings.
+    sweeps: expected number of sweeps.
     """
-    guess = STEPS[sizes.dense] * sizes.cell
+    guess = PRODUCTS_PER_SWEEP[shape.dense] * shape.product_seconds
     allowed = (
-        (min(1.0, laps * guess / 50) if laps * guess > WORTH else 0.0) if probe is None else probe
+        (min(1.0, sweeps * guess / 50) if sweeps * guess > MIN_PROBED_SECONDS else 0.0)
+        if probe_seconds is None
+        else probe_seconds
     )
     if allowed <= 0.0:
         return guess, 0
     width = block.hi - block.lo
-    share = allowed / max(guess * width / sizes.labels, 1e-9)  # of the rows, to meet this block
+    share = allowed / max(guess * width / shape.labels, 1e-9)  # share of the rows to time
     numbers = np.linspace(
-        0, sizes.rows - 1, max(1, min(sizes.rows, PROBED, int(share * sizes.rows)))
+        0, shape.rows - 1, max(1, min(shape.rows, MAX_PROBE_ROWS, int(share * shape.rows)))
     ).astype(np.int64)
-    shard = shard_of(
+    shard = make_shard(
         rows.X,
         rows.Y,
         np.unique(numbers),
-        total=rows.how.total,
+        total=rows.split.total,
         weights=rows.weights,
-        bias=rows.how.bias,
+        bias=rows.split.bias,
     )
     entries = max(shard.X.nnz, 1)
-    local = solver.local(shard, 0, Grid(1, 1), None)
+    state = solver.make_shard_state(shard, 0, Grid(1, 1), None)
     solver.warm_up()
-    verb = solver.laps(1, False)[0]
-    block = solver.step(local, block, Step(verb, 1, 1.0), owned=True)[
-        0
-    ]  # touches everything, which takes its time once
-    local = solver.local(shard, 0, Grid(1, 1), None)
+    verb = solver.sweep_kinds(1, False)[0]
+    # The first step touches all memory, which takes extra time once.
+    block = solver.step(state, block, Step(verb, 1, 1.0), owned=True)[0]
+    state = solver.make_shard_state(shard, 0, Grid(1, 1), None)
     began = time.thread_time()
-    solver.step(local, block, Step(verb, 1, 1.0), owned=True)
+    solver.step(state, block, Step(verb, 1, 1.0), owned=True)
     took = max(time.thread_time() - began, 1e-6)
-    return took * sizes.entries / entries * sizes.labels / width, 1
+    return took * shape.entries / entries * shape.labels / width, 1
 
 
-def estimate_of(spec: TrainSpec, workers: int, sizes: Sizes, needs: Needs) -> Estimate:
-    """The needs of a family with those of every training."""
-    place, K = place_of(spec), sizes.labels
-    model = model_bytes(sizes.weights, K, sizes.features)
+def complete_estimate(
+    spec: TrainSpec, workers: int, shape: JointShape, needs: ResourceNeeds
+) -> Estimate:
+    """Return the estimate of a family, completed with the needs of every training."""
+    place, K = worker_place(spec), shape.labels
+    model = model_bytes(shape.weights, K, shape.features)
     pieces = max(
-        min(ENTRY * sizes.weights, merge_budget(spec, sizes.weights, sizes.left)),
-        IN_FLIGHT * workers,
+        min(ENTRY_BYTES * shape.weights, merge_budget(spec, shape.weights, shape.free_bytes)),
+        IN_FLIGHT_BYTES * workers,
     )
-    beside = place != "here"
+    separate = place != "here"
     return Estimate(
-        driver=LABEL * K + 24 * sizes.features + max(pieces, needs.driver) + RAY_DRIVER * beside,
+        driver=DRIVER_BYTES_PER_LABEL * K
+        + 24 * shape.features
+        + max(pieces, needs.driver)
+        + RAY_DRIVER_BYTES * separate,
         worker=needs.worker,
         workers=workers,
         place=place,
-        process=PROCESS * beside,
-        ray=(needs.store + RAY * (spec.ray_address is None)) * (place == "beside"),
+        process=PROCESS_BYTES * separate,
+        ray=(needs.store + RAY_BYTES * (spec.ray_address is None)) * (place == "beside"),
         reserved=0,
-        mapped=sizes.mapped,
-        parts=8 * sizes.weights + PART_LABEL * K,
+        mapped=shape.mapped,
+        parts=8 * shape.weights + PART_BYTES_PER_LABEL * K,
         model=model,
-        weights=sizes.weights,
+        weights=shape.weights,
         core_seconds=needs.core_seconds,
-        seconds=needs.core_seconds / workers + model / PUBLISHED,
+        seconds=needs.core_seconds / workers + model / PUBLISH_BYTES_PER_SECOND,
         probed=needs.probed,
         checkpoints=needs.checkpoints,
     )

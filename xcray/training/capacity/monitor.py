@@ -1,4 +1,4 @@
-"""While a training runs: what it takes, whether it still fits on the disk, and in the end how the estimate compares."""
+"""Resource monitor of a running training: memory, free disk, and comparison with the estimate."""
 
 from __future__ import annotations
 
@@ -10,92 +10,121 @@ from typing import Any, Final
 import numpy as np
 
 from xcray.arrays import Float64
-from xcray.system.memory import Footprint, anonymous
-from xcray.training.block_store import Parts
-from xcray.training.capacity.preflight import MODEL_LABEL, PART_LABEL, Estimate, check_disk, compare
+from xcray.system.memory import MemoryUsage, anonymous_bytes
+from xcray.training.block_store import BlockStore
+from xcray.training.capacity.preflight import (
+    MODEL_BYTES_PER_LABEL,
+    PART_BYTES_PER_LABEL,
+    Estimate,
+    check_disk,
+    compare_estimate,
+)
 
-SECONDS: Final = 2.0  # between two looks at disk and workers
-ENOUGH: Final = 0.05  # of the labels: from then on their weights tell more than the estimate
+POLL_SECONDS: Final = 2.0  # interval of disk and worker checks
+# Share of finished labels whose weights predict the rest better than the estimate.
+MIN_DONE_SHARE: Final = 0.05
 
 
-class Watch:
-    """Follows one training in this process.
+class ResourceMonitor:
+    """Monitors one training in this process.
 
-    found: what was foreseen; weights: (K,) what each label's weights are thought to be in proportion to; parts: the run's,
-    in `run_dir`; out: where the model will be.
+    estimate: made before the start. weights: (K,), in proportion to the expected weights per label.
+    parts: of the run, in `run_dir`. out: future path of the model.
     """
 
     def __init__(
-        self, found: Estimate, weights: Float64, parts: Parts, run_dir: Path, out: Path
+        self,
+        estimate: Estimate,
+        weight_shares: Float64,
+        parts: BlockStore,
+        run_dir: Path,
+        out: Path,
     ) -> None:
-        self.estimate = found
-        self._weights = weights
+        self.estimate = estimate
+        self._weight_shares = weight_shares
         self._parts = parts
         self._run_dir = run_dir
         self._out = out
-        self._before = self._peak = anonymous()
-        self._bytes_before = part_bytes(run_dir)
-        self._looked = time.monotonic()
-        self._workers: dict[str, Footprint] = {}
-        self._ask: Callable[[], Mapping[str, Footprint]] = dict
+        self._start_bytes = self._peak_bytes = anonymous_bytes()
+        self._start_part_bytes = part_bytes(run_dir)
+        self._last_poll = time.monotonic()
+        self._workers: dict[str, MemoryUsage] = {}
+        self._read_workers: Callable[[], Mapping[str, MemoryUsage]] = dict
 
-    def follow(self, ask: Callable[[], Mapping[str, Footprint]]) -> None:
-        """From now on, ask workers in processes of their own by `ask` what they hold."""
-        self._ask = ask
+    def set_worker_source(self, read_workers: Callable[[], Mapping[str, MemoryUsage]]) -> None:
+        """Set the function that reads the memory of workers in separate processes."""
+        self._read_workers = read_workers
 
-    def look(self) -> None:
-        """Note what this process holds; now and then, see whether the disk is large enough. Raises Refused when it is not."""
-        now = anonymous()
+    def poll(self) -> None:
+        """Record the memory of this process.
+
+        Every few seconds, also poll the workers and check the disk.
+        Raises Refused if the disk is too small.
+        """
+        now = anonymous_bytes()
         if now is not None:
-            self._peak = max(now, self._peak or 0)
-        if time.monotonic() - self._looked > SECONDS:
-            self._looked = time.monotonic()
-            self.look_around()
+            self._peak_bytes = max(now, self._peak_bytes or 0)
+        if time.monotonic() - self._last_poll > POLL_SECONDS:
+            self._last_poll = time.monotonic()
+            self.poll_workers()
             self._check_disk()
 
-    def look_around(self) -> None:
-        """Note what workers in processes of their own hold; the largest of what each one held is kept."""
-        for name, held in self._ask().items():
-            if name not in self._workers or held.anonymous > self._workers[name].anonymous:
-                self._workers[name] = held
+    def poll_workers(self) -> None:
+        """Record the memory of workers in separate processes; keep the peak per worker."""
+        for name, footprint in self._read_workers().items():
+            if name not in self._workers or footprint.anonymous > self._workers[name].anonymous:
+                self._workers[name] = footprint
 
-    def report(self, happened: Mapping[str, float]) -> dict[str, Any]:
-        """The estimate beside what happened, and what processes held; JSON.
+    def summarize(self, measured: Mapping[str, float]) -> dict[str, Any]:
+        """Return the estimate compared with the measured values, and the memory of processes; JSON.
 
-        happened: figures by their names in `Estimate`; those of memory and parts are added here.
+        measured: values by their names in `Estimate`; those of memory and parts are added here.
         """
-        found, actual = self.estimate, dict(happened)
-        actual["parts"] = part_bytes(self._run_dir) - self._bytes_before
-        taken = None if self._peak is None or self._before is None else self._peak - self._before
-        if taken is not None:
-            actual["memory" if found.place == "here" else "driver"] = taken
+        estimate, actual = self.estimate, dict(measured)
+        actual["parts"] = part_bytes(self._run_dir) - self._start_part_bytes
+        growth = (
+            None
+            if self._peak_bytes is None or self._start_bytes is None
+            else self._peak_bytes - self._start_bytes
+        )
+        if growth is not None:
+            actual["memory" if estimate.place == "here" else "driver"] = growth
         if self._workers:
             actual["worker_process"] = max(seen.anonymous for seen in self._workers.values())
         return {
-            "estimate": found.as_dict(),
-            "compared": compare(found, actual),
-            "driver": {"anonymous_before": self._before, "anonymous_peak": self._peak},
+            "estimate": estimate.as_dict(),
+            "compared": compare_estimate(estimate, actual),
+            "driver": {"anonymous_before": self._start_bytes, "anonymous_peak": self._peak_bytes},
             "workers": {name: seen._asdict() for name, seen in sorted(self._workers.items())},
         }
 
     def _check_disk(self) -> None:
-        """Raise Refused when what is still to be written won't fit, by the weights of the labels that are done."""
-        missing, K = self._parts.missing, len(self._weights)
-        if K - len(missing) < ENOUGH * K:
+        """Raise Refused if the remaining output does not fit on the disk.
+
+        Its size is extrapolated from the weights of the finished labels.
+        """
+        missing, K = self._parts.missing, len(self._weight_shares)
+        if K - len(missing) < MIN_DONE_SHARE * K:
             return
         done = np.ones(K, bool)
         done[missing] = False
         weights = int(self._parts.lengths.sum())
-        more = (
+        missing_weights = (
             weights
-            * float(self._weights[missing].sum())
-            / max(float(self._weights[done].sum()), 1e-9)
+            * float(self._weight_shares[missing].sum())
+            / max(float(self._weight_shares[done].sum()), 1e-9)
         )
-        model = int(16 * (weights + more)) + MODEL_LABEL * K
-        why = f"(by the {weights:,} weights of {K - len(missing):,} finished labels)"
-        check_disk(int(8 * more) + PART_LABEL * len(missing), model, self._run_dir, self._out, why)
+        model = int(16 * (weights + missing_weights)) + MODEL_BYTES_PER_LABEL * K
+        basis = f"(by the {weights:,} weights of {K - len(missing):,} finished labels)"
+        check_disk(
+            int(8 * missing_weights) + PART_BYTES_PER_LABEL * len(missing),
+            model,
+            self._run_dir,
+            self._out,
+            basis,
+        )
 
 
 def part_bytes(run_dir: Path) -> int:
-    """Bytes of the part files in a run directory."""
+    """Return the bytes of the part files in a run directory."""
     return sum(path.stat().st_size for path in run_dir.glob("part-*.arrow"))

@@ -1,9 +1,10 @@
-"""Before a training starts: what it will need of memory, disk and time, and whether it can fit.
+"""Preflight: estimate the memory, disk and time of a training, and check that it fits.
 
-Memory is of two kinds. The data and the finished weights are mapped files: one copy a node, shared by all workers, which the
-system drops and reads again as it likes. What must be there is anonymous: the program, what a worker works in (O(N + D),
-see `worker_bytes`), what the driver keeps of each label, and one range of weights while merging. Only that is compared
-with the limits. Every figure is an estimate; the training's report says how it compares with what happened.
+Memory is of two kinds. The data and the finished weights are mapped files: one copy per node,
+shared by all workers, which the system can drop and read again. Anonymous memory must be present:
+the program, the scratch memory of the workers (O(N + D), see `worker_bytes`), the driver's records
+per label, and one range of weights while merging. Only anonymous memory is compared with the
+limits. Every figure is an estimate; the training's report compares it with the measured value.
 """
 
 from __future__ import annotations
@@ -20,48 +21,50 @@ import numpy as np
 from xcray.arrays import Float64, Int32, csr, frozen, pattern
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
-from xcray.index.packed import BUDGET, ENTRY
-from xcray.solvers.contract import Local, Solver
-from xcray.solvers.newton import FEW
-from xcray.system.cores import cores
-from xcray.system.memory import anonymous, available
-from xcray.system.units import human, parse_bytes
-from xcray.training.calibration.fit import memory
-from xcray.training.capacity.cost_formulas import newton_bytes, takes_newton
+from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
+from xcray.solvers.contract import Solver, SolverState
+from xcray.solvers.newton import MAX_FEATURES
+from xcray.system.cores import available_cores
+from xcray.system.memory import anonymous_bytes, available_bytes
+from xcray.system.units import format_bytes, parse_bytes
+from xcray.training.calibration.fit import calibration_bytes
+from xcray.training.capacity.cost_formulas import newton_bytes, uses_newton
 from xcray.training.spec import TrainSpec
 
 MIB: Final = 1 << 20
-PROCESS: Final = 116 * MIB  # a worker's own process: interpreter, libraries, compiled kernels
-RAY: Final = 500 * MIB  # a local Ray beside its workers
-RAY_DRIVER: Final = 50 * MIB  # what joining a Ray takes in the driver
-IN_FLIGHT: Final = 8 * MIB  # batches on their way, a worker
-LABEL: Final = 700  # bytes the driver keeps of a label: its place, its record, schedule and report
-JOINT_WEIGHT: Final = 64  # bytes a weight, for solvers that solve all labels in one task
-INDEXED: Final = {
-    True: 10.4,
-    False: 15.0,
-}  # bytes of a weight by label and in the lists of the search, by whether the lists are wide
-WIDE: Final = 1 << 16  # labels from which on lists are wide, see docs/search.md
-PART_LABEL, MODEL_LABEL = (
-    230,
-    260,
-)  # bytes of a label on disk beside its weights: bias, record, names, offsets
-WEIGHTS_A_ROOT: Final = 30.0  # weights of a label for each square root of its positives' entries; 18 to 44 on eight sets of text
-PUBLISHED: Final = 150e6  # bytes of a model merged, checked, hashed and turned in a second
-PROBED: Final = 48  # labels a probe solves
-WORTH: Final = 1.0  # core seconds foreseen from which on a probe is worth its time
-PASSES: Final = 32  # over the weights, while turning them
+PROCESS_BYTES: Final = 116 * MIB  # a worker process: interpreter, libraries, compiled kernels
+RAY_BYTES: Final = 500 * MIB  # a local Ray without its workers
+RAY_DRIVER_BYTES: Final = 50 * MIB  # connection of the driver to Ray
+IN_FLIGHT_BYTES: Final = 8 * MIB  # batches in transit, per worker
+# The driver's bytes per label: position, record, schedule and report.
+DRIVER_BYTES_PER_LABEL: Final = 700
+# For solvers that solve all labels in one task.
+JOINT_BYTES_PER_WEIGHT: Final = 64
+# Bytes per weight, by label and in the search lists, by whether the lists are wide.
+INDEX_BYTES_PER_WEIGHT: Final = {True: 10.4, False: 15.0}
+WIDE_LABELS: Final = 1 << 16  # lists are wide above this number of labels, see docs/search.md
+# Bytes per label on disk without its weights: bias, record, names, offsets.
+PART_BYTES_PER_LABEL, MODEL_BYTES_PER_LABEL = 230, 260
+# Weights of a label per square root of its positives' entries. 18 to 44 on eight text sets.
+WEIGHTS_PER_ROOT: Final = 30.0
+# Bytes of a model that are merged, checked, hashed and transposed per second.
+PUBLISH_BYTES_PER_SECOND: Final = 150e6
+MAX_PROBE_LABELS: Final = 48  # labels solved by a probe
+MIN_PROBED_SECONDS: Final = 1.0  # expected core seconds that make a probe worth its time
+MAX_MERGE_PASSES: Final = 32  # passes over the weights while transposing them
 
 
 class Estimate(NamedTuple):
-    """What a training will need.
+    """Estimated needs of a training.
 
-    Bytes: driver, anonymous in the process that trains; worker, anonymous in each of `workers`, whose place is "here" (threads
-    of the driver), "beside" (processes of this machine) or "elsewhere"; process, what each of those holds before its work;
-    ray, what a Ray started for the training holds; reserved, address space that each may leave empty; mapped, files of the
-    data; parts (still to be written) and model, on disk. weights: of the finished model. core_seconds: of solving; seconds:
-    of all. probed: labels solved to know better (or 1: a cell was timed), 0 for a guess. checkpoints: on disk, of trainings that
-    have some.
+    Bytes: driver, anonymous in the process that trains; worker, anonymous in each of `workers`,
+    whose place is "here" (threads of the driver), "beside" (processes of this machine) or
+    "elsewhere"; process, of each worker process before its work; ray, of a Ray started for the
+    training; reserved, address space that each worker can leave empty; mapped, data files; parts
+    (still to be written) and model, on disk. weights: of the finished model. core_seconds: of
+    solving. seconds: total.
+    probed: labels solved for the estimate (1: a cell was timed), 0 for a guess. checkpoints: on
+    disk, for trainings that have some.
     """
 
     driver: int
@@ -82,7 +85,7 @@ class Estimate(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Anonymous bytes on this machine in all, but for what this process holds already."""
+        """Return the anonymous bytes on this machine, without those this process holds already."""
         return self.driver + (
             self.workers * (self.worker + self.process) + self.ray
             if self.place != "elsewhere"
@@ -91,98 +94,119 @@ class Estimate(NamedTuple):
 
     @property
     def disk(self) -> int:
-        """Bytes on disk when the model is there and the parts still are."""
+        """Return the bytes on disk while both the model and the parts exist."""
         return self.checkpoints + self.parts + self.model
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON. worker_process: what a worker's own process holds in all."""
+        """Return plain JSON. worker_process: total memory of a worker's own process."""
         whole = {"worker_process": self.worker + self.process} if self.place != "here" else {}
         return {**self._asdict(), **whole, "memory": self.memory, "disk": self.disk}
 
 
-class Work(NamedTuple):
-    """What is to be solved: labels (n,) int32, the seconds they are thought to take, (n,), and the weights to have, (n,)."""
+class LabelWork(NamedTuple):
+    """Labels to solve, (n,) int32, with their expected seconds (n,) and weights (n,)."""
 
     labels: Int32
     seconds: Float64
     weights: Float64
 
 
-class Known(NamedTuple):
-    """Of each label, (K,) float64: seconds of one core and weights; most: entries of the rows that one label works on, at most."""
+class LabelCosts(NamedTuple):
+    """Known costs per label, (K,) float64: seconds of one core, and weights.
+
+    max_entries: largest number of entries in the rows that one label works on.
+    """
 
     seconds: Float64
     weights: Float64
-    most: float
+    max_entries: float
 
 
-class Shape(NamedTuple):
-    """What the needs of a training are reckoned from.
+class TrainingShape(NamedTuple):
+    """Input of a training estimate.
 
-    rows, features, labels, entries: N, D, K, entries of X. of_labels: (K,) float64, entries of X in each label's rows. terms:
-    (K, T) float64, see the solver's `cost_terms`. mapped: bytes of the data's files. judged: bytes that calibrating takes. left:
-    bytes that may be taken; None for what this machine says. known: what is known of labels better than by these, or None.
-    more: bytes of a worker beside what its solver's arrays show.
+    rows, features, labels, entries: N, D, K, entries of X. entries_per_label: (K,) float64, entries
+    of X in each label's rows. cost_terms: (K, T) float64, see the solver's `cost_terms`. mapped:
+    bytes of the data files. calibration_bytes: memory of the calibration. free_bytes: available
+    memory; None reads it from this machine. label_costs: better knowledge of the labels, or None.
+    extra_bytes: of a worker in addition to its solver's arrays.
     """
 
     rows: int
     features: int
     labels: int
     entries: int
-    of_labels: Float64
-    terms: Float64
+    entries_per_label: Float64
+    cost_terms: Float64
     mapped: int
-    judged: int = 0
-    left: int | None = None
-    known: Known | None = None
-    more: int = 0
+    calibration_bytes: int = 0
+    free_bytes: int | None = None
+    label_costs: LabelCosts | None = None
+    extra_bytes: int = 0
 
-    def work(self, solver: Solver, labels: Int32) -> Work:
-        """What solving `labels` (n,) takes at a first guess, or as it is known."""
-        if self.known is not None:
-            return Work(labels, self.known.seconds[labels], self.known.weights[labels])
-        return Work(
+    def label_work(self, solver: Solver, labels: Int32) -> LabelWork:
+        """Return the expected work of solving `labels` (n,): known costs, or a first guess."""
+        if self.label_costs is not None:
+            return LabelWork(
+                labels, self.label_costs.seconds[labels], self.label_costs.weights[labels]
+            )
+        return LabelWork(
             labels,
-            np.asarray(self.terms[labels] @ solver.cost_rates),
-            WEIGHTS_A_ROOT * np.sqrt(self.of_labels[labels]),
+            np.asarray(self.cost_terms[labels] @ solver.cost_rates),
+            WEIGHTS_PER_ROOT * np.sqrt(self.entries_per_label[labels]),
         )
 
     @property
-    def most(self) -> float:
-        """Entries of the rows that one label works on, at most."""
+    def max_entries(self) -> float:
+        """Return the largest number of entries in the rows that one label works on."""
         return (
-            3.0 * float(self.of_labels.max(initial=0.0)) if self.known is None else self.known.most
+            3.0 * float(self.entries_per_label.max(initial=0.0))
+            if self.label_costs is None
+            else self.label_costs.max_entries
         )
 
 
-class Paces(NamedTuple):
-    """How a probe differed from the first guess: time over time foreseen, weights over weights foreseen, labels solved."""
+class MeasuredRates(NamedTuple):
+    """Result of a probe, relative to the first guess.
 
-    slower: float = 1.0
-    heavier: float = 1.0
+    time_ratio: time over expected time. weight_ratio: weights over expected weights. probed:
+    labels.
+    """
+
+    time_ratio: float = 1.0
+    weight_ratio: float = 1.0
     probed: int = 0
 
 
-def limits_of(spec: TrainSpec) -> dict[str, int]:
-    """Bytes that this process may still take, by what limits it: see `memory.available`, and `memory_limit` of the spec."""
+def memory_limits(spec: TrainSpec) -> dict[str, int]:
+    """Return the bytes that this process can still take, by name of the limit.
+
+    See `memory.available`, and `memory_limit` of the spec.
+    """
     own = (
         {}
         if spec.memory_limit is None
-        else {"memory_limit": max(0, parse_bytes(spec.memory_limit) - (anonymous() or 0))}
+        else {"memory_limit": max(0, parse_bytes(spec.memory_limit) - (anonymous_bytes() or 0))}
     )
-    return {**available(), **own}
+    return {**available_bytes(), **own}
 
 
-def merge_budget(spec: TrainSpec, weights: int = 0, left: int | None = None) -> int:
-    """Bytes of weights that merging may hold at once: as many as are fast; more for a model so large that there would be more
-    than PASSES passes; at most an eighth of what may still be taken (`left`, or as this machine says), but 4 MiB at least."""
-    left = min(limits_of(spec).values(), default=8 * BUDGET) if left is None else left
-    return max(4 * MIB, min(left // 8, max(BUDGET, ENTRY * weights // PASSES)))
+def merge_budget(spec: TrainSpec, weights: int = 0, free: int | None = None) -> int:
+    """Return the bytes of weights that merging can hold at once.
+
+    This is the fastest size, or more for a model so large that merging would take more than
+    MAX_MERGE_PASSES passes. It is at most an eighth of the free memory (`free`, or read from this
+    machine), and at least 4 MiB.
+    """
+    free = min(memory_limits(spec).values(), default=8 * BUFFER_BYTES) if free is None else free
+    return max(
+        4 * MIB, min(free // 8, max(BUFFER_BYTES, ENTRY_BYTES * weights // MAX_MERGE_PASSES))
+    )
 
 
-def workers_of(spec: TrainSpec) -> int:
-    """How many workers a training has."""
-    return 1 if spec.pool == "serial" else spec.workers or cores()
+def worker_count(spec: TrainSpec) -> int:
+    """Return the number of workers of a training."""
+    return 1 if spec.pool == "serial" else spec.workers or available_cores()
 
 
 def estimate(
@@ -192,173 +216,212 @@ def estimate(
     labels: Int32,
     *,
     workers: int,
-    probe: float | None = None,
-    terms: Float64 | None = None,
+    probe_seconds: float | None = None,
+    cost_terms: Float64 | None = None,
 ) -> Estimate:
-    """What it takes to train `labels` (n,) of a data set as `spec` says, and to publish all K.
+    """Estimate a training of `labels` (n,) of a data set, including publishing all K labels.
 
-    terms: the solver's `cost_terms` where they are known already.
-    probe: seconds a probe may take, about, 0 for none; by default a fiftieth of what is foreseen, 2 at most, if that is long.
+    cost_terms: the solver's `cost_terms`, if already computed. probe_seconds: approximate time
+    limit of the probe, 0 for none. By default a long training is probed for a fiftieth of its
+    expected time, at most 2 seconds.
     """
     train = dataset.train
-    terms = solver.cost_terms(train.X, train.XT, train.YT) if terms is None else terms
-    judged = memory(dataset) if spec.calibrate else 0
-    more = newton_of(solver, train)
-    shape = Shape(
-        *sizes_of(train), entries_of_labels(train), terms, mapped(dataset), judged, more=more
+    cost_terms = (
+        solver.cost_terms(train.X, train.XT, train.YT) if cost_terms is None else cost_terms
     )
-    work = shape.work(solver, labels)
-    foreseen = float(work.seconds.sum())
-    seconds = (min(2.0, foreseen / 50) if foreseen > WORTH else 0.0) if probe is None else probe
-    paces = (
-        run_probe(solver, train, work, seconds) if seconds > 0.0 and not solver.joint else Paces()
+    calibration = calibration_bytes(dataset) if spec.calibrate else 0
+    extra_bytes = newton_extra_bytes(solver, train)
+    shape = TrainingShape(
+        *split_sizes(train),
+        entries_per_label(train),
+        cost_terms,
+        mapped_bytes(dataset),
+        calibration,
+        extra_bytes=extra_bytes,
     )
-    return reckoned(spec, shape, solver, labels, workers, paces)
+    work = shape.label_work(solver, labels)
+    expected = float(work.seconds.sum())
+    seconds = (
+        (min(2.0, expected / 50) if expected > MIN_PROBED_SECONDS else 0.0)
+        if probe_seconds is None
+        else probe_seconds
+    )
+    rates = (
+        run_probe(solver, train, work, seconds)
+        if seconds > 0.0 and not solver.joint
+        else MeasuredRates()
+    )
+    return estimate_from(spec, shape, solver, labels, workers, rates)
 
 
-def reckoned(
-    spec: TrainSpec, shape: Shape, solver: Solver, labels: Int32, workers: int, paces: Paces
+def estimate_from(
+    spec: TrainSpec,
+    shape: TrainingShape,
+    solver: Solver,
+    labels: Int32,
+    workers: int,
+    rates: MeasuredRates,
 ) -> Estimate:
-    """What it takes to train `labels` (n,) of data of a shape as `spec` says, and to publish all K: the formula itself."""
-    work, K, place = shape.work(solver, labels), shape.labels, place_of(spec)
-    every = shape.work(solver, frozen(np.arange(K), np.int32)).weights
-    lengths = np.minimum(paces.heavier * every, shape.features)
+    """Estimate a training of `labels` (n,) by the formula, including publishing all K labels."""
+    work, K, place = shape.label_work(solver, labels), shape.labels, worker_place(spec)
+    all_weights = shape.label_work(solver, frozen(np.arange(K), np.int32)).weights
+    lengths = np.minimum(rates.weight_ratio * all_weights, shape.features)
     weights = int(lengths.sum())
-    core = float(work.seconds.sum()) * paces.slower
+    core = float(work.seconds.sum()) * rates.time_ratio
     sizes = (shape.rows, shape.features, shape.labels, shape.entries)
-    worker, reserved = scratch_bytes(solver, sizes, shape.most, weights)
+    worker, reserved = scratch_bytes(solver, sizes, shape.max_entries, weights)
     model = model_bytes(weights, K, shape.features)
     pieces = max(
-        min(ENTRY * weights, merge_budget(spec, weights, shape.left)),
-        IN_FLIGHT * workers,
-        shape.judged,
+        min(ENTRY_BYTES * weights, merge_budget(spec, weights, shape.free_bytes)),
+        IN_FLIGHT_BYTES * workers,
+        shape.calibration_bytes,
     )
-    alone = float(work.seconds.max(initial=0.0)) * paces.slower
+    longest_label = float(work.seconds.max(initial=0.0)) * rates.time_ratio
     return Estimate(
-        driver=LABEL * K + 24 * shape.features + pieces + (RAY_DRIVER if place != "here" else 0),
-        worker=worker + shape.more,
+        driver=DRIVER_BYTES_PER_LABEL * K
+        + 24 * shape.features
+        + pieces
+        + (RAY_DRIVER_BYTES if place != "here" else 0),
+        worker=worker + shape.extra_bytes,
         workers=workers,
         place=place,
-        process=0 if place == "here" else PROCESS,
-        ray=0 if place == "here" or spec.ray_address is not None else RAY,
+        process=0 if place == "here" else PROCESS_BYTES,
+        ray=0 if place == "here" or spec.ray_address is not None else RAY_BYTES,
         reserved=reserved,
         mapped=shape.mapped,
-        parts=int(8 * lengths[labels].sum()) + PART_LABEL * len(labels),
+        parts=int(8 * lengths[labels].sum()) + PART_BYTES_PER_LABEL * len(labels),
         model=model,
         weights=weights,
         core_seconds=core,
-        seconds=max(core / workers, alone) + model / PUBLISHED,
-        probed=paces.probed,
+        seconds=max(core / workers, longest_label) + model / PUBLISH_BYTES_PER_SECOND,
+        probed=rates.probed,
     )
 
 
-def check(found: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) -> None:
-    """Raise Refused, with the figures and the mend, when the training can't fit in memory or on disk.
+def check_fits(estimate: Estimate, limits: Mapping[str, int], run_dir: Path, out: Path) -> None:
+    """Raise Refused, with figures and a fix, if the training does not fit in memory or on disk.
 
-    limits: see `limits_of`. Parts lie in `run_dir`, the model in `out`.
+    limits: see `memory_limits`. Parts lie in `run_dir`, the model in `out`.
     """
-    for name, left in limits.items():
-        wanted = found.memory + found.mapped * (name == "RLIMIT_AS")
-        wanted += (
-            found.workers * found.reserved * (name.startswith("RLIMIT") and found.place == "here")
+    for name, free in limits.items():
+        needed = estimate.memory + estimate.mapped * (name == "RLIMIT_AS")
+        needed += (
+            estimate.workers
+            * estimate.reserved
+            * (name.startswith("RLIMIT") and estimate.place == "here")
         )
-        if wanted > left:
+        if needed > free:
             raise Refused(
-                f"the training needs about {human(wanted)} of memory ({found.workers} workers of {human(found.worker)}, "
-                f"{human(found.driver)} for the rest), {name} leaves {human(left)}: use fewer workers, raise the limit, "
+                f"the training needs about {format_bytes(needed)} of memory "
+                f"({estimate.workers} workers of {format_bytes(estimate.worker)}, "
+                f"{format_bytes(estimate.driver)} for the rest), {name} leaves "
+                f"{format_bytes(free)}: use fewer workers, raise the limit, "
                 "or take a larger machine",
                 code="MEMORY",
-                needed=wanted,
-                available=left,
+                needed=needed,
+                available=free,
             )
     check_disk(
-        found.checkpoints + found.parts, found.model, run_dir, out, f"for {found.weights:,} weights"
+        estimate.checkpoints + estimate.parts,
+        estimate.model,
+        run_dir,
+        out,
+        f"for {estimate.weights:,} weights",
     )
 
 
-def check_disk(parts: int, model: int, run_dir: Path, out: Path, why: str) -> None:
-    """Raise Refused, with the figures, unless the disks have room for `parts` bytes in `run_dir` and `model` bytes in `out`."""
-    wanted = (
+def check_disk(parts: int, model: int, run_dir: Path, out: Path, basis: str) -> None:
+    """Raise Refused, with figures, unless the disks have enough free space.
+
+    parts: bytes to write in `run_dir`. model: bytes to write in `out`.
+    """
+    needed = (
         {run_dir: parts, out: model}
         if _device(run_dir) != _device(out)
         else {run_dir: parts + model}
     )
-    for folder, size in wanted.items():
+    for folder, size in needed.items():
         free = free_bytes(folder)
         if size > free:
             raise Refused(
-                f"the training needs about {human(size)} more on the disk of {folder.name} {why}, {human(free)} are free: make "
-                "room, choose another place, or make the model smaller (a larger prune or lam); finished batches are kept",
+                f"the training needs about {format_bytes(size)} more on the disk of "
+                f"{folder.name} {basis}, {format_bytes(free)} are free: free some space, choose "
+                "another disk, or make the model smaller (a larger prune or lam); "
+                "finished batches are kept",
                 code="DISK",
                 needed=size,
                 available=free,
             )
 
 
-def compare(found: Estimate, happened: Mapping[str, float]) -> dict[str, Any]:
-    """Estimate beside what happened, name by name: estimated, actual, and actual over estimated; JSON."""
-    told = found.as_dict()
+def compare_estimate(estimate: Estimate, actual: Mapping[str, float]) -> dict[str, Any]:
+    """Return estimated value, actual value, and actual over estimated, by name; JSON."""
+    estimated = estimate.as_dict()
     return {
         name: {
-            "estimated": told[name],
+            "estimated": estimated[name],
             "actual": value,
-            "ratio": round(value / told[name], 3) if told[name] else None,
+            "ratio": round(value / estimated[name], 3) if estimated[name] else None,
         }
-        for name, value in happened.items()
+        for name, value in actual.items()
     }
 
 
-def entries_of_labels(train: Split) -> Float64:
-    """Entries of X in each label's rows: (K,) float64."""
+def entries_per_label(train: Split) -> Float64:
+    """Return the entries of X in each label's rows: (K,) float64."""
     lengths = np.diff(train.X.indptr).astype(np.float64)
     labels = np.repeat(np.arange(train.YT.n_rows), np.diff(train.YT.indptr))
     return np.bincount(labels, lengths[train.YT.indices], train.YT.n_rows).astype(np.float64)
 
 
-def sizes_of(train: Split) -> tuple[int, int, int, int]:
-    """N, D, K and the entries of X."""
+def split_sizes(train: Split) -> tuple[int, int, int, int]:
+    """Return N, D, K and the entries of X."""
     return len(train.X.indptr) - 1, train.X.n_cols, train.YT.n_rows, train.X.nnz
 
 
 def worker_bytes(solver: Solver, train: Split, weights: int) -> tuple[int, int]:
-    """See `scratch_bytes`, for a part of a data set."""
+    """Return `scratch_bytes` for a part of a data set."""
     own, reserved = scratch_bytes(
-        solver, sizes_of(train), 3.0 * float(entries_of_labels(train).max(initial=0.0)), weights
+        solver, split_sizes(train), 3.0 * float(entries_per_label(train).max(initial=0.0)), weights
     )
-    return own + newton_of(solver, train), reserved
+    return own + newton_extra_bytes(solver, train), reserved
 
 
 def model_bytes(weights: int, labels: int, features: int) -> int:
-    """Bytes of a model on disk, lists of the search and names among them."""
-    return int(INDEXED[labels > WIDE] * weights) + (MODEL_LABEL + 16) * labels + 40 * features
+    """Return the bytes of a model on disk, including its search lists and names."""
+    return (
+        int(INDEX_BYTES_PER_WEIGHT[labels > WIDE_LABELS] * weights)
+        + (MODEL_BYTES_PER_LABEL + 16) * labels
+        + 40 * features
+    )
 
 
-def norm_of(train: Split) -> float:
-    """Mean |x|^2 of a row."""
+def mean_sq_norm(train: Split) -> float:
+    """Return the mean |x|^2 of a row."""
     return float(np.dot(train.X.data, train.X.data)) / max(train.n_rows, 1)
 
 
-def newton_of(solver: Any, train: Split) -> int:
-    """Bytes that Newton's way takes at a worker, where the solver takes it."""
-    few = train.X.n_cols <= FEW and hasattr(
-        solver, "terms_by"
-    )  # rows of many features need no look at their values
+def newton_extra_bytes(solver: Any, train: Split) -> int:
+    """Return the bytes that Newton's method needs at a worker; 0 if the solver does not use it."""
+    # checked first: with many features, the values of the rows are not needed
+    few_features = train.X.n_cols <= MAX_FEATURES and hasattr(solver, "cost_terms_from_counts")
     return (
         newton_bytes(train.n_rows, train.X.n_cols)
-        if few and takes_newton(solver, train.X.n_cols, norm_of(train))
+        if few_features and uses_newton(solver, train.X.n_cols, mean_sq_norm(train))
         else 0
     )
 
 
 def scratch_bytes(
-    solver: Solver, sizes: tuple[int, int, int, int], most: float, weights: int
+    solver: Solver, sizes: tuple[int, int, int, int], max_entries: float, weights: int
 ) -> tuple[int, int]:
-    """(bytes a worker works in, bytes it reserves and may leave empty).
+    """Return (scratch bytes of a worker, bytes that it reserves and can leave empty).
 
-    sizes: N, D, K and the entries of X; most: entries of the rows that one label works on; weights: of the model. Measured, not
-    written down: the solver loads five made-up problems, each twice the first in one of the sizes, and what its arrays take is
-    linear in these. What grows with the entries of X is reserved only: it is filled as far as the active set of a label
-    reaches, which `most` tells.
+    sizes: N, D, K and the entries of X. max_entries: entries of the rows that one label works on.
+    weights: of the model. The sizes are measured: the solver loads five synthetic problems, each
+    with one size doubled, and the bytes of its arrays are linear in these sizes. Arrays that grow
+    with the entries of X are only reserved; they fill as far as a label's active set reaches
+    (`max_entries`).
     """
     base = np.full(4, PROBE_SIZE)
     first = _local_bytes(solver, *base)
@@ -368,46 +431,47 @@ def scratch_bytes(
     ]
     fixed = max(0.0, first - float(base @ np.array(steps)))
     linear = np.array(steps) * np.array(sizes, np.float64)
-    filled = steps[3] * min(float(sizes[3]), most)
-    joint = JOINT_WEIGHT * weights if solver.joint else 0
+    filled = steps[3] * min(float(sizes[3]), max_entries)
+    joint = JOINT_BYTES_PER_WEIGHT * weights if solver.joint else 0
     return int(fixed + linear[:3].sum() + filled + joint), int(linear[3] - filled)
 
 
-def run_probe(solver: Solver, train: Split, work: Work, seconds: float) -> Paces:
-    """Solve a few labels, spread over the cheap and the dear.
+def run_probe(solver: Solver, train: Split, work: LabelWork, seconds: float) -> MeasuredRates:
+    """Solve a few labels, spread over all cost levels, and return the measured rates.
 
-    Labels too dear for `seconds` are left out; labels that turn out slower than foreseen end the probe. Its blocks are dropped.
+    Labels too expensive for `seconds` are left out. Labels slower than expected end the probe. The
+    solved blocks are discarded.
     """
     order = np.argsort(work.seconds, kind="stable")
     within = order[
-        (np.cumsum(work.seconds[order] * PROBED / max(len(order), 1)) <= seconds)
+        (np.cumsum(work.seconds[order] * MAX_PROBE_LABELS / max(len(order), 1)) <= seconds)
         & (work.weights[order] > 0)
     ]
     if not len(within):
-        return Paces()
-    middles = (np.arange(PROBED) + 0.5) / PROBED * len(within)  # of equally large groups
-    chosen = within[np.unique(middles.astype(np.int64))]
-    chosen = np.random.default_rng(0).permutation(
-        chosen
-    )  # so that those solved before the end are as mixed as all
-    local = solver.load(train.X, train.XT, train.YT, train.weights)
+        return MeasuredRates()
+    # The middles of equally large groups.
+    middles = (np.arange(MAX_PROBE_LABELS) + 0.5) / MAX_PROBE_LABELS * len(within)
+    picked = within[np.unique(middles.astype(np.int64))]
+    # Shuffled, so that the labels solved before the time limit are a representative mix.
+    picked = np.random.default_rng(0).permutation(picked)
+    state = solver.load(train.X, train.XT, train.YT, train.weights)
     solver.warm_up()
-    solver.solve(
-        local, frozen(work.labels[chosen[:1]], np.int32)
-    )  # touches the mapped files, which takes its time once
-    began, n, nnz, took = time.thread_time(), 0, 0, 0.0  # of this core: others may be at work
-    while n < len(chosen) and took <= seconds:
-        nnz += solver.solve(local, frozen(work.labels[chosen[n : n + 1]], np.int32)).W.nnz
+    # The first call touches the mapped files, which takes extra time once.
+    solver.solve(state, frozen(work.labels[picked[:1]], np.int32))
+    # Thread time, because other processes can be busy.
+    began, n, nnz, took = time.thread_time(), 0, 0, 0.0
+    while n < len(picked) and took <= seconds:
+        nnz += solver.solve(state, frozen(work.labels[picked[n : n + 1]], np.int32)).W.nnz
         n, took = n + 1, time.thread_time() - began
-    return Paces(
-        took / max(float(work.seconds[chosen[:n]].sum()), 1e-9),
-        nnz / float(work.weights[chosen[:n]].sum()),
+    return MeasuredRates(
+        took / max(float(work.seconds[picked[:n]].sum()), 1e-9),
+        nnz / float(work.weights[picked[:n]].sum()),
         n,
     )
 
 
-def place_of(spec: TrainSpec) -> str:
-    """Where the workers are: see `Estimate`."""
+def worker_place(spec: TrainSpec) -> str:
+    """Return the location of the workers: see `Estimate`."""
     if spec.pool != "ray":
         return "here"
     host = (spec.ray_address or "localhost").rpartition("//")[2]
@@ -415,22 +479,22 @@ def place_of(spec: TrainSpec) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes on the disk where `folder` is or will be."""
+    """Return the free bytes on the disk where `folder` is or will be."""
     return shutil.disk_usage(_existing(folder)).free
 
 
 def _device(folder: Path) -> int:
-    """The number of the disk where `folder` is or will be."""
+    """Return the device number of the disk where `folder` is or will be."""
     return _existing(folder).stat().st_dev
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that there is."""
+    """Return the folder, or its nearest existing ancestor."""
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
 
 
-def mapped(dataset: Dataset) -> int:
-    """Bytes of the data set's files that are mapped."""
+def mapped_bytes(dataset: Dataset) -> int:
+    """Return the bytes of the data set's mapped files."""
     return sum(int(entry["bytes"]) for entry in dataset.manifest["files"].values())
 
 
@@ -438,7 +502,7 @@ PROBE_SIZE: Final = 8192  # rows, features, labels and entries of the made-up pr
 
 
 def _local_bytes(solver: Solver, rows: int, features: int, labels: int, entries: int) -> int:
-    """What a solver's arrays take for a made-up problem of these sizes, beside the problem's own."""
+    """Return the bytes of a solver's own arrays for a synthetic problem."""
     indices = np.arange(entries) % features
     X = csr(np.linspace(0, entries, rows + 1).astype(np.int64), indices, np.ones(entries), features)
     XT = csr(
@@ -450,19 +514,19 @@ def _local_bytes(solver: Solver, rows: int, features: int, labels: int, entries:
     YT = pattern(
         np.linspace(0, PROBE_SIZE, labels + 1).astype(np.int64), np.arange(PROBE_SIZE) % rows, rows
     )
-    given = {
+    input_addresses = {
         array.__array_interface__["data"][0] for matrix in (X, XT, YT) for array in matrix[:-1]
     }
-    local: Local = solver.load(X, XT, YT)
+    local: SolverState = solver.load(X, XT, YT)
     return sum(
         array.nbytes
         for array in {id(a): a for a in _arrays(local)}.values()
-        if array.__array_interface__["data"][0] not in given
+        if array.__array_interface__["data"][0] not in input_addresses
     )
 
 
 def _arrays(value: Any) -> Iterator[np.ndarray]:
-    """Every array in nested tuples, lists and dataclasses."""
+    """Yield every array in nested tuples, lists and dataclasses."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, (tuple, list)):

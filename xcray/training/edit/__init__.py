@@ -1,1 +1,1 @@
-"""Labels of an existing model: added, removed, merged, renamed, retrained."""
+"""Edit the labels of an existing model: add, remove, merge, rename, retrain."""

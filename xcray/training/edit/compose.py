@@ -1,6 +1,7 @@
-"""A new model's columns, some from an earlier model and some freshly trained: weights, biases and report rows, never dense.
+"""Compose a new model's weights, biases and report from an earlier model and newly trained labels.
 
-Rows of both are named by one number: i >= 0 is row i of the earlier model, i < 0 is row -1 - i of what was trained.
+The weights are never dense. Rows of both sources share one numbering: i >= 0 is row i of the
+earlier model, i < 0 is row -1 - i of the trained labels.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Int64, frozen
-from xcray.index.packed import BUDGET, ENTRY, ranges
+from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES, row_ranges
 from xcray.kernels.merge import copy_rows
 from xcray.storage.arrow import MatrixWriter
 
@@ -24,12 +25,13 @@ def compose_weights(
     trained: CSR,
     rows: Int64,
     *,
-    budget: int = BUDGET,
+    budget: int = BUFFER_BYTES,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the matrix of `rows` (K',) int64 (see above) of `parent` (K, D) and `trained` (n, D) to the matrix file `path`.
+    """Write the matrix of `rows` (K',) int64 (see above) to the matrix file `path`.
 
-    budget: bytes of weights in memory at once; the file is the same for any. tick: called after each piece.
+    parent: (K, D). trained: (n, D). budget: bytes of weights in memory at once; it does not change
+    the file. tick: called after each piece.
     """
     sources = ((parent, rows >= 0, rows), (trained, rows < 0, -1 - rows))
     lengths = np.zeros(len(rows), np.int64)
@@ -37,7 +39,7 @@ def compose_weights(
         lengths[own] = np.diff(source.indptr)[numbers[own]]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     with MatrixWriter(path, indptr, parent.n_cols) as out:
-        for first, stop in ranges(indptr, budget // ENTRY):
+        for first, stop in row_ranges(indptr, budget // ENTRY_BYTES):
             n = int(indptr[stop] - indptr[first])
             indices, weights = np.empty(n, np.int32), np.empty(n, np.float32)
             for source, own, numbers in sources:
@@ -55,7 +57,10 @@ def compose_weights(
 
 
 def compose_bias(parent: Float32, trained: Any, rows: Int64) -> Float32:
-    """The biases of `rows` (K',) int64: of parent (K,) float32 and trained (n,) float64; gives (K',) float32."""
+    """Return the biases (K',) float32 of `rows` (K',) int64.
+
+    parent: (K,) float32. trained: (n,) float64.
+    """
     out = np.empty(len(rows), np.float32)
     out[rows >= 0] = parent[rows[rows >= 0]]
     out[rows < 0] = np.asarray(trained, np.float32)[-1 - rows[rows < 0]]
@@ -65,31 +70,32 @@ def compose_bias(parent: Float32, trained: Any, rows: Int64) -> Float32:
 def compose_classes(
     parent: pa.Table | None, trained: pa.Table | None, rows: Int64
 ) -> pa.Table | None:
-    """The report rows of `rows` (K',) int64, renumbered from 0; None when the earlier model has no report.
+    """Return the report rows of `rows` (K',) int64, renumbered from 0.
 
-    What only one of both reports has (they may be of different versions of a solver) is null for the rows of the other.
+    None if the earlier model has no report. Columns that only one report has (they can come from
+    different versions of a solver) are null for the rows of the other.
     """
     if parent is None:
         return None
     both = [table.drop_columns("label") for table in (parent, trained) if table is not None]
-    whole = pa.concat_tables(both, promote_options="permissive")
+    combined = pa.concat_tables(both, promote_options="permissive")
     places = np.where(rows >= 0, rows, parent.num_rows - 1 - rows)
     return (
-        whole.take(pa.array(places))
+        combined.take(pa.array(places))
         .combine_chunks()
         .add_column(0, "label", pa.array(np.arange(len(rows), dtype=np.int32)))
     )
 
 
-def missing_classes(classes: pa.Table | None) -> int:
-    """How many labels of a report were never trained: those of a training whose time was up."""
+def count_missing_classes(classes: pa.Table | None) -> int:
+    """Return the number of labels of a report that were never trained because of a time limit."""
     if classes is None or "rounds" not in classes.column_names:
         return 0
     return int((classes.column("rounds").fill_null(0).to_numpy() == -1).sum())
 
 
-def overall(classes: pa.Table | None) -> dict[str, Any]:
-    """How the classes of a whole report came out: "classes", "classes_certified", "largest_gap"; what it lacks is left out."""
+def summarize_classes(classes: pa.Table | None) -> dict[str, Any]:
+    """Return "classes", "classes_certified" and "largest_gap" of a report, as far as available."""
     if classes is None:
         return {}
     out: dict[str, Any] = {"classes": classes.num_rows}

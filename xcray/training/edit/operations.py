@@ -1,7 +1,7 @@
-"""Labels of an existing model: added, removed, merged, renamed, trained again. All other columns keep their bytes.
+"""Add, remove, merge, rename and retrain labels of a model. All other columns keep their bytes.
 
-Each function reads a model directory and publishes a new one; the old one never changes. What is trained is trained with
-the model's own solver and parameters, on a data set that has the model's features.
+Each function reads a model directory and publishes a new one; the old one never changes. Labels are
+trained with the model's own solver and parameters, on a data set with the model's features.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ import numpy as np
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, NotFound, excerpt
 from xcray.model.model import Model
-from xcray.training.edit.apply import Change, Running, check_features, check_out, remake
+from xcray.training.edit.apply import (
+    EditOptions,
+    LabelChange,
+    apply_change,
+    check_features,
+    check_output_path,
+)
 from xcray.training.run import TrainResult
 
 
@@ -24,40 +30,47 @@ def add_labels(
     dataset: str | Path,
     out: str | Path,
     labels: Sequence[str] = (),
-    how: Running | None = None,
+    options: EditOptions | None = None,
 ) -> TrainResult:
-    """Train labels that the data set has and the model has not, and append them.
+    """Train labels of the data set that the model does not have, and append them.
 
-    labels: which; without any, all that have a training row, in the order of the data set. Raises NotFound for a label that
-    the data set lacks, Conflict for one that the model has, InputError when there is nothing to add or a label has no
-    training row, ShapeMismatch when the data set has other features; and as `xcray.training.train`.
+    labels: by default all new labels with a training row, in the order of the data set. Raises
+    NotFound for a label missing in the data set, Conflict for a label that the model has,
+    InputError if there is nothing to add or a label has no training row, ShapeMismatch if the data
+    set has other features; and the errors of `xcray.training.train`.
     """
-    old, data = _open(model, dataset, out)
-    known, there = _Names(old), _Names(data)
+    old, data = _open_inputs(model, dataset, out)
+    model_names, data_names = _NameIndex(old), _NameIndex(data)
     counts = data.label_counts
     if labels:
-        ids = [there.find(name) for name in _distinct(labels)]
+        ids = [data_names.find(name) for name in _check_distinct(labels)]
         for name, d in zip(labels, ids, strict=True):
-            if name in known.ids:
+            if name in model_names.ids:
                 raise Conflict(
-                    f"the model has label {excerpt(name)!r} already; train it again with `xcray retrain`"
+                    f"the model has label {excerpt(name)!r} already; "
+                    "train it again with `xcray retrain`"
                 )
             _require_rows(name, int(counts[d]), data)
     else:
         ids = [
             d
-            for d, name in enumerate(there.names)
-            if name not in known.ids and counts[d] > 0 and there.ids[name] == d
+            for d, name in enumerate(data_names.names)
+            if name not in model_names.ids and counts[d] > 0 and data_names.ids[name] == d
         ]
         if not ids:
             raise InputError(
-                f"data set {data.name} has no label with a training row that the model lacks: there is nothing to add"
+                f"data set {data.name} has no new label with a training row: "
+                "there is nothing to add"
             )
-    names = [there.names[d] for d in ids]
+    names = [data_names.names[d] for d in ids]
     rows = np.concatenate([np.arange(old.n_labels), np.full(len(ids), -1)])
     trains = np.concatenate([np.full(old.n_labels, -1), np.array(ids, np.int64)])
-    return remake(
-        old, data, out, Change("add", known.names + names, rows, trains, {"labels": names}), how
+    return apply_change(
+        old,
+        data,
+        out,
+        LabelChange("add", model_names.names + names, rows, trains, {"labels": names}),
+        options,
     )
 
 
@@ -66,24 +79,29 @@ def retrain_labels(
     dataset: str | Path,
     out: str | Path,
     labels: Sequence[str],
-    how: Running | None = None,
+    options: EditOptions | None = None,
 ) -> TrainResult:
-    """Train labels of the model again, on another (newer) data set; they keep their places.
+    """Retrain labels of the model on another (newer) data set; their positions do not change.
 
-    Raises NotFound for a label that the model or the data set lacks, InputError for one without a training row or when no
-    label is named, ShapeMismatch when the data set has other features; and as `xcray.training.train`.
+    Raises NotFound for a label missing in the model or the data set, InputError for one without a
+    training row or without any labels, ShapeMismatch if the data set has other features; and the
+    errors of `xcray.training.train`.
     """
-    old, data = _open(model, dataset, out)
-    known, there = _Names(old), _Names(data)
+    old, data = _open_inputs(model, dataset, out)
+    model_names, data_names = _NameIndex(old), _NameIndex(data)
     if not labels:
         raise InputError("name at least one label to train again")
     rows, trains = np.arange(old.n_labels), np.full(old.n_labels, -1)
-    for name in _distinct(labels):
-        k, d = known.find(name), there.find(name)
+    for name in _check_distinct(labels):
+        k, d = model_names.find(name), data_names.find(name)
         _require_rows(name, int(data.label_counts[d]), data)
         rows[k], trains[k] = -1, d
-    return remake(
-        old, data, out, Change("retrain", known.names, rows, trains, {"labels": list(labels)}), how
+    return apply_change(
+        old,
+        data,
+        out,
+        LabelChange("retrain", model_names.names, rows, trains, {"labels": list(labels)}),
+        options,
     )
 
 
@@ -92,63 +110,68 @@ def remove_labels(
     out: str | Path,
     labels: Sequence[str],
     dataset: str | Path | None = None,
-    how: Running | None = None,
+    options: EditOptions | None = None,
 ) -> TrainResult:
-    """Drop labels; the others move up and keep their bytes.
+    """Remove labels; the remaining ones are renumbered and keep their bytes.
 
-    dataset: to measure the new model on; without one it has no measures. Raises NotFound for a label that the model lacks,
-    InputError when no label is named or none would be left; and as `xcray.training.train`.
+    dataset: to evaluate the new model; without one it has no measures. Raises NotFound for a label
+    missing in the model, InputError without any labels or if none would remain; and the errors of
+    `xcray.training.train`.
     """
-    check_out(out)
+    check_output_path(out)
     old = Model.open(model)
-    data = None if dataset is None else _fitting(old, dataset)
-    known = _Names(old)
+    data = None if dataset is None else _open_matching_data(old, dataset)
+    model_names = _NameIndex(old)
     if not labels:
         raise InputError("name at least one label to remove")
-    gone = {known.find(name) for name in _distinct(labels)}
-    left = np.array([k for k in range(old.n_labels) if k not in gone], np.int64)
-    if not len(left):
-        raise InputError("no label would be left: a model needs at least one")
-    names = [known.names[k] for k in left]
-    return remake(
+    removed = {model_names.find(name) for name in _check_distinct(labels)}
+    remaining = np.array([k for k in range(old.n_labels) if k not in removed], np.int64)
+    if not len(remaining):
+        raise InputError("no label would remain: a model needs at least one")
+    names = [model_names.names[k] for k in remaining]
+    return apply_change(
         old,
         data,
         out,
-        Change("remove", names, left, np.full(len(left), -1), {"labels": list(labels)}),
-        how,
+        LabelChange(
+            "remove", names, remaining, np.full(len(remaining), -1), {"labels": list(labels)}
+        ),
+        options,
     )
 
 
 def rename_labels(
-    model: str | Path, out: str | Path, names: Mapping[str, str], how: Running | None = None
+    model: str | Path, out: str | Path, names: Mapping[str, str], options: EditOptions | None = None
 ) -> TrainResult:
-    """Give labels other names (old name -> new name); all numbers stay, also the measures.
+    """Rename labels (old name -> new name); numbers and measures do not change.
 
-    Two labels may swap their names. Raises NotFound for a label that the model lacks, Conflict when two labels would have
-    one name, InputError for an empty name or when nothing would change; and as `xcray.training.train`.
+    Two labels can swap their names. Raises NotFound for a label missing in the model, Conflict if
+    two labels would have one name, InputError for an empty name or if nothing would change; and the
+    errors of `xcray.training.train`.
     """
-    check_out(out)
+    check_output_path(out)
     old = Model.open(model)
-    known = _Names(old)
-    new = list(known.names)
+    model_names = _NameIndex(old)
+    new = list(model_names.names)
     for before, after in names.items():
-        new[known.find(before)] = _name(after)
-    if new == known.names:
-        raise InputError("no label would have another name: give pairs OLD=NEW")
+        new[model_names.find(before)] = _check_label_name(after)
+    if new == model_names.names:
+        raise InputError("no label would change its name: give pairs OLD=NEW")
     times = Counter(new)
     for after in names.values():
         if times[after] > 1:
             first, second = (
-                excerpt(known.names[k])
+                excerpt(model_names.names[k])
                 for k in [k for k, name in enumerate(new) if name == after][:2]
             )
             raise Conflict(
-                f"{excerpt(after)!r} would name two labels ({first!r} and {second!r}); `xcray labels merge` makes one of them"
+                f"{excerpt(after)!r} would name two labels ({first!r} and {second!r}); "
+                "`xcray labels merge` merges them"
             )
-    change = Change(
+    change = LabelChange(
         "rename", new, np.arange(old.n_labels), np.full(old.n_labels, -1), {"names": dict(names)}
     )
-    return remake(old, None, out, change, how)
+    return apply_change(old, None, out, change, options)
 
 
 def merge_labels(
@@ -157,100 +180,106 @@ def merge_labels(
     out: str | Path,
     labels: Sequence[str],
     into: str,
-    how: Running | None = None,
+    options: EditOptions | None = None,
 ) -> TrainResult:
-    """Make one label of several: trained on the rows of all of them, it takes the place of the first, the others go.
+    """Merge several labels into one, trained on the rows of all of them.
 
-    into: its name; it may be one of `labels`. Raises NotFound for a label that the model or the data set lacks, Conflict
-    when `into` names another label of either, InputError for less than two labels, an empty name or a group without a
-    training row, ShapeMismatch when the data set has other features; and as `xcray.training.train`.
+    It takes the position of the first label; the others are removed. into: its name, which can be
+    one of `labels`. Raises NotFound for a label missing in the model or the data set, Conflict if
+    `into` is another label of either, InputError for less than two labels, an empty name or a group
+    without a training row, ShapeMismatch if the data set has other features; and the errors of
+    `xcray.training.train`.
     """
-    old, data = _open(model, dataset, out)
-    known, there = _Names(old), _Names(data)
-    group = _distinct(labels)
+    old, data = _open_inputs(model, dataset, out)
+    model_names, data_names = _NameIndex(old), _NameIndex(data)
+    group = _check_distinct(labels)
     if len(group) < 2:
-        raise InputError(
-            "name at least two labels to merge; `xcray labels rename` gives one another name"
-        )
-    ids, sources = [known.find(name) for name in group], [there.find(name) for name in group]
-    if _name(into) not in group:
-        for names in (known, there):
+        raise InputError("name at least two labels to merge; `xcray labels rename` renames one")
+    ids, sources = (
+        [model_names.find(name) for name in group],
+        [data_names.find(name) for name in group],
+    )
+    if _check_label_name(into) not in group:
+        for names in (model_names, data_names):
             if into in names.ids:
                 raise Conflict(
-                    f"{names.whose} has another label {excerpt(into)!r}; merge it too, or choose another name"
+                    f"{names.owner_name} has another label {excerpt(into)!r}; "
+                    "merge it too, or choose another name"
                 )
     _require_rows(into, int(sum(data.label_counts[d] for d in sources)), data)
     rows = np.array([k for k in range(old.n_labels) if k not in ids[1:]], np.int64)
-    new = [known.names[k] for k in rows]
+    new = [model_names.names[k] for k in rows]
     place, trains = int(np.searchsorted(rows, ids[0])), np.full(len(rows), -1)
     new[place], rows[place], trains[place] = into, -1, sources[0]
-    change = Change(
+    change = LabelChange(
         "merge", new, rows, trains, {"labels": group, "into": into}, {sources[0]: sources[1:]}
     )
-    return remake(old, data, out, change, how)
+    return apply_change(old, data, out, change, options)
 
 
-class _Names:
-    """The names of a model's or a data set's labels, and the number of each (the first, where a name occurs twice)."""
+class _NameIndex:
+    """Label names of a model or a data set, with their numbers (the first of a repeated name)."""
 
     def __init__(self, owner: Model | Dataset) -> None:
         self.names: list[str] = owner.label_names.to_pylist()
-        self.whose = "the model" if isinstance(owner, Model) else f"data set {owner.name}"
+        self.owner_name = "the model" if isinstance(owner, Model) else f"data set {owner.name}"
         self.ids: dict[str, int] = {}
         for number, name in enumerate(self.names):
             self.ids.setdefault(name, number)
 
     def find(self, name: str) -> int:
-        """The number of a label. Raises NotFound, and InputError when several have this name."""
+        """Return the number of a label. Raises NotFound, and InputError for an ambiguous name."""
         if name not in self.ids:
-            alike = next(
+            similar = next(
                 (known for known in self.ids if known.casefold() == name.casefold().strip()), None
             )
             hint = (
-                f"did you mean {excerpt(alike)!r}?"
-                if alike is not None
+                f"did you mean {excerpt(similar)!r}?"
+                if similar is not None
                 else "the names are in its labels.arrow"
             )
-            raise NotFound(f"{self.whose} has no label {excerpt(name)!r}; {hint}")
+            raise NotFound(f"{self.owner_name} has no label {excerpt(name)!r}; {hint}")
         if len(self.ids) < len(self.names) and self.names.count(name) > 1:
             raise InputError(
-                f"{self.whose} has several labels {excerpt(name)!r}; which one is meant can't be said by name"
+                f"{self.owner_name} has several labels {excerpt(name)!r}; "
+                "the name is ambiguous, use a label with a unique name"
             )
         return self.ids[name]
 
 
-def _open(model: str | Path, dataset: str | Path, out: str | Path) -> tuple[Model, Dataset]:
-    """The model, and a data set that has its features."""
-    check_out(out)
+def _open_inputs(model: str | Path, dataset: str | Path, out: str | Path) -> tuple[Model, Dataset]:
+    """Open the model, and a data set with the model's features."""
+    check_output_path(out)
     old = Model.open(model)
-    return old, _fitting(old, dataset)
+    return old, _open_matching_data(old, dataset)
 
 
-def _fitting(model: Model, dataset: str | Path) -> Dataset:
-    """A data set that has the model's features."""
+def _open_matching_data(model: Model, dataset: str | Path) -> Dataset:
+    """Open a data set that has the model's features."""
     data = Dataset.open(dataset)
     check_features(model, data)
     return data
 
 
-def _distinct(labels: Sequence[str]) -> list[str]:
-    """The labels, none of them named twice. Raises InputError."""
-    twice = [name for name, times in Counter(labels).items() if times > 1]
-    if twice:
-        raise InputError(f"label {excerpt(twice[0])!r} is named twice; name each label once")
+def _check_distinct(labels: Sequence[str]) -> list[str]:
+    """Return the labels. Raises InputError if one occurs twice."""
+    repeated = [name for name, times in Counter(labels).items() if times > 1]
+    if repeated:
+        raise InputError(f"label {excerpt(repeated[0])!r} is named twice; name each label once")
     return list(labels)
 
 
-def _name(name: str) -> str:
-    """A name that a label can have. Raises InputError for an empty one."""
+def _check_label_name(name: str) -> str:
+    """Return a valid label name. Raises InputError if it is empty."""
     if not name.strip():
         raise InputError("a label needs a name that is not empty", code="LABEL_EMPTY")
     return name
 
 
 def _require_rows(name: str, count: int, data: Dataset) -> None:
-    """Refuse to train a label of nothing. Raises InputError."""
+    """Raise InputError for a label without training rows."""
     if not count:
         raise InputError(
-            f"label {excerpt(name)!r} has no training row in data set {data.name}; there is nothing to learn it from"
+            f"label {excerpt(name)!r} has no training row in data set {data.name}; "
+            "add rows with the label"
         )

@@ -1,4 +1,4 @@
-"""The report of a finished model: its figures as JSON, one page of Markdown, and the pictures that its files allow."""
+"""Report of a finished model: figures as JSON, one page of Markdown, and pictures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from xcray.errors import InputError
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS
 from xcray.storage.atomic import write_bytes, write_json
-from xcray.training.report.timeline import document, note_of
+from xcray.training.report.timeline import describe_timeline, timeline_document
 
-MOST = 10  # classes that the report names
+MAX_CLASSES = 10  # classes listed in the report
 QUANTILES: Final = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 PAGE: Final = """\
 # {name}
@@ -28,22 +28,26 @@ PAGE: Final = """\
 """
 
 
-def draw_report(model_path: Path, out: Path, beside: Sequence[Path] = ()) -> dict[str, Any]:
-    """Draw the pictures of a model directory into the folder `out`, with report.json and report.md; what report.json holds.
+def draw_report(model_path: Path, out: Path, others: Sequence[Path] = ()) -> dict[str, Any]:
+    """Draw the report of a model directory into `out` and return the content of report.json.
 
-    beside: models of the same training with other numbers of workers: with them, scaling is drawn too. Pictures whose
-    figures the model lacks are left out, and "left_out" says why. Files of an earlier report are replaced.
-    Raises NotFound, Corrupt; Unavailable without matplotlib; InputError when a model of `beside` is another training's.
+    Writes report.json, report.md and the pictures. others: models of the same training with other
+    numbers of workers, for a scaling picture. Pictures without data are left out; "left_out" gives
+    the reasons. Files of an earlier report are replaced.
+    Raises NotFound, Corrupt; Unavailable without matplotlib; InputError if a model of `others`
+    comes from another training.
     """
     model = Model.open(model_path, verify=False)
-    report = figures(model)
+    report = summarize_model(model)
     points = (
-        scaling([model, *(Model.open(path, verify=False) for path in beside)]) if beside else []
+        measure_scaling([model, *(Model.open(path, verify=False) for path in others)])
+        if others
+        else []
     )
     out.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for name, draw in _pictures(model).items():
+    for name, draw in _picture_functions(model).items():
         reason = draw(model, report, out / f"{name}.png")
         if reason is None:
             pictures[name] = f"{name}.png"
@@ -55,23 +59,24 @@ def draw_report(model_path: Path, out: Path, beside: Sequence[Path] = ()) -> dic
             out / "scaling.png", points, report["name"], f"solving by workers, {seconds}"
         )
         pictures["scaling"] = "scaling.png"
-    whole = {**report, "scaling": points, "pictures": pictures, "left_out": left_out}
-    write_json(out / "report.json", whole)
-    write_bytes(out / "report.md", page_of(whole).encode())
-    return whole
+    complete = {**report, "scaling": points, "pictures": pictures, "left_out": left_out}
+    write_json(out / "report.json", complete)
+    write_bytes(out / "report.md", to_markdown(complete).encode())
+    return complete
 
 
-def figures(model: Model) -> dict[str, Any]:
-    """What the model's files say of its training: settings, measures, classes, spread of the work; JSON.
+def summarize_model(model: Model) -> dict[str, Any]:
+    """Return the training figures in a model's files: settings, measures, classes, timeline; JSON.
 
-    "classes": counts, and quantiles of positives, rounds, weights and seconds over the classes; "dearest": the classes that took
-    longest; "loosest": those with the largest gap of their null objective. Seconds are null when the model has none.
+    "classes": counts, and quantiles of positives, rounds, weights and seconds over the classes.
+    "dearest": the classes that took longest. "loosest": the classes with the largest gap relative
+    to their null objective. Seconds are null if the model has none.
     """
     manifest, table = model.manifest, model.classes
-    kept = manifest["report"]
-    columns = _columns(model)
+    training = manifest["report"]
+    columns = _class_columns(model)
     out: dict[str, Any] = {
-        "name": kept.get("data", {}).get("name") or model.path.name,
+        "name": training.get("data", {}).get("name") or model.path.name,
         **{
             name: manifest[name]
             for name in (
@@ -85,37 +90,40 @@ def figures(model: Model) -> dict[str, Any]:
                 "measures",
             )
         },
-        "training": kept,
+        "training": training,
         "classes": {},
         "dearest": [],
         "loosest": [],
         "timeline": None,
-        **({"calibration": model.calibrated} if model.calibrated else {}),
+        **({"calibration": model.calibration_facts} if model.calibration_facts else {}),
     }
     if table is not None:
-        wanted = [
+        column_names = [
             name
             for name in ("positives", "rounds", "active", "support", "nnz", "seconds")
             if name in columns
         ]
-        out["classes"] = {name: _quantiles(columns[name]) for name in wanted}
-        out["dearest"] = _first(model, columns, columns.get("seconds"))
-        out["loosest"] = _first(model, columns, columns.get("relative_gap"))
+        out["classes"] = {name: _quantiles(columns[name]) for name in column_names}
+        out["dearest"] = _largest_classes(model, columns, columns.get("seconds"))
+        out["loosest"] = _largest_classes(model, columns, columns.get("relative_gap"))
     timeline = model.timeline
     if timeline is not None:
         out["timeline"] = {
             name: value
-            for name, value in document(timeline, limit=1).items()
+            for name, value in timeline_document(timeline, limit=1).items()
             if name not in ("batches", "thinned")
         }
     return out
 
 
-def scaling(models: Sequence[Model]) -> list[tuple[int, float]]:
-    """(workers, seconds of solving) of each model, the quickest of each number; InputError unless all have the same content."""
+def measure_scaling(models: Sequence[Model]) -> list[tuple[int, float]]:
+    """Return (workers, seconds of solving) of models, the quickest per number of workers.
+
+    Raises InputError unless all have the same content.
+    """
     if len({model.sha256 for model in models}) > 1:
         raise InputError(
-            "models of different trainings say nothing of scaling: give models with one sha256",
+            "models of different trainings do not show scaling: give models with the same sha256",
             code="NOT_THE_SAME",
         )
     best: dict[int, float] = {}
@@ -126,41 +134,44 @@ def scaling(models: Sequence[Model]) -> list[tuple[int, float]]:
     return sorted(best.items())
 
 
-def page_of(report: Mapping[str, Any]) -> str:
-    """The report as one page of Markdown, pictures by their file names."""
-    kept, (n_labels, n_features) = report["training"], report["shape"]
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """Return the report as one page of Markdown that links to the pictures' files."""
+    training, (n_labels, n_features) = report["training"], report["shape"]
     lines = [
-        f"{n_labels:,} classes over {n_features:,} features, solved by {report['solver']}; {report['nnz']:,} weights."
+        f"{n_labels:,} classes over {n_features:,} features, "
+        f"solved by {report['solver']}; {report['nnz']:,} weights."
     ]
-    if "classes_certified" in kept:
+    if "classes_certified" in training:
         gap = (
-            f"the largest gap is {kept['largest_gap']:.2g} of the null objective"
-            if "largest_gap" in kept
+            f"the largest gap is {training['largest_gap']:.2g} of the null objective"
+            if "largest_gap" in training
             else ""
         )
         lines.append(
-            f"{kept['classes_certified']:,} of {kept['classes']:,} classes certified; {gap}."
+            f"{training['classes_certified']:,} of {training['classes']:,} "
+            f"classes certified; {gap}."
         )
-    if "objective" in kept:
+    if "objective" in training:
         lines.append(
-            f"The objective is {kept['objective']:.6g} after {kept['epochs']:,} epochs; {kept['stopped']}."
+            f"The objective is {training['objective']:.6g} after {training['epochs']:,} epochs; "
+            f"{training['stopped']}."
         )
-    if kept.get("core_seconds"):
-        ms = f"{1e3 * kept['core_seconds'] / max(n_labels, 1):.2f} ms a class"
-        took = f"in {kept['makespan']:,.1f} s by {kept['workers']} workers"
-        lines.append(f"{kept['core_seconds']:,.1f} core seconds ({ms}) {took}.")
+    if training.get("core_seconds"):
+        ms = f"{1e3 * training['core_seconds'] / max(n_labels, 1):.2f} ms per class"
+        took = f"in {training['makespan']:,.1f} s by {training['workers']} workers"
+        lines.append(f"{training['core_seconds']:,.1f} core seconds ({ms}) {took}.")
     lines += [f"No picture {name}: {reason}." for name, reason in report["left_out"].items()]
-    table = _table(report["measures"]) or "Not measured: the data have no held-out part."
-    shown = "\n\n".join(
+    table = _measures_table(report["measures"]) or "Not measured: the data have no held-out part."
+    pictures = "\n\n".join(
         f"![{name.replace('_', ' ')}]({file})" for name, file in report["pictures"].items()
     )
     return PAGE.format(
-        name=report["name"], summary="\n".join(lines), measures=table, pictures=shown
+        name=report["name"], summary="\n".join(lines), measures=table, pictures=pictures
     )
 
 
-def _table(measures: Mapping[str, Any]) -> str:
-    """Measures in Markdown: one row a family, one column a k."""
+def _measures_table(measures: Mapping[str, Any]) -> str:
+    """Return the measures in Markdown: one row per family, one column per k."""
     families: dict[str, dict[str, str]] = {}
     for name, value in measures.items():
         family, at, k = name.partition("@")
@@ -172,8 +183,8 @@ def _table(measures: Mapping[str, Any]) -> str:
     return "\n".join(f"| {line} |" for line in [*head, *rows]) if rows else ""
 
 
-def _columns(model: Model) -> dict[str, Any]:
-    """The class table as arrays, those classes left out that were not solved; and what follows from it."""
+def _class_columns(model: Model) -> dict[str, Any]:
+    """Return the class table as arrays, without unsolved classes, plus derived columns."""
     if model.classes is None:
         return {}
     out = {
@@ -192,7 +203,7 @@ def _columns(model: Model) -> dict[str, Any]:
 
 
 def _quantiles(values: Any) -> dict[str, float | None]:
-    """Mean and quantiles of what is known."""
+    """Return mean and quantiles of the finite values."""
     known = values[np.isfinite(values)]
     if not len(known):
         return dict.fromkeys(("mean", *QUANTILES))
@@ -202,12 +213,12 @@ def _quantiles(values: Any) -> dict[str, float | None]:
     }
 
 
-def _first(model: Model, columns: Mapping[str, Any], by: Any) -> list[dict[str, Any]]:
-    """The classes with the largest values, by name."""
+def _largest_classes(model: Model, columns: Mapping[str, Any], by: Any) -> list[dict[str, Any]]:
+    """Return the classes with the largest values, with their names."""
     if by is None or not np.isfinite(by).any():
         return []
-    order = np.argsort(-np.nan_to_num(by, nan=-1.0), kind="stable")[:MOST]
-    shown = [
+    order = np.argsort(-np.nan_to_num(by, nan=-1.0), kind="stable")[:MAX_CLASSES]
+    shown_columns = [
         name
         for name in ("positives", "rounds", "active", "nnz", "relative_gap", "seconds")
         if name in columns
@@ -215,23 +226,26 @@ def _first(model: Model, columns: Mapping[str, Any], by: Any) -> list[dict[str, 
     return [
         {
             "label": model.label_name(int(columns["label"][i])),
-            **{name: _plain(columns[name][i]) for name in shown},
+            **{name: _to_python(columns[name][i]) for name in shown_columns},
         }
         for i in order
     ]
 
 
-def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's; None for NaN."""
+def _to_python(value: Any) -> Any:
+    """Return a numpy number as a Python number; None for NaN."""
     value = value.item()
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _by_frequency(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw measures by label frequency; why not, else."""
+def _draw_by_frequency(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
+    """Draw measures by label frequency; return the reason if that is impossible."""
     groups = report["training"].get("by_frequency")
     if not groups:
-        return "the model was not measured by label frequency (no held-out part, or trained by an earlier xcray)"
+        return (
+            "the model was not measured by label frequency "
+            "(no held-out part, or trained by an earlier xcray)"
+        )
     shown = ", ".join(
         f"{name} {100 * value:.2f} %"
         for name, value in report["measures"].items()
@@ -247,86 +261,107 @@ def _by_frequency(model: Model, report: Mapping[str, Any], path: Path) -> str | 
     return None
 
 
-def _costs(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw cost by frequency; why not, else."""
-    columns = _columns(model)
+def _draw_costs(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
+    """Draw cost by frequency; return the reason if that is impossible."""
+    columns = _class_columns(model)
     if "positives" not in columns or not np.isfinite(columns.get("seconds", np.empty(0))).any():
-        return "no class has its seconds (the run kept no timeline, or an earlier xcray trained it)"
+        return (
+            "the seconds per class are unknown "
+            "(the run kept no timeline, or an earlier xcray trained it)"
+        )
     seconds = columns["seconds"]
     total, middle = np.nansum(seconds), 1e3 * np.nanmedian(seconds)
     rare = np.nansum(seconds[columns["positives"] <= 5]) / max(total, 1e-300)
-    note = f"{len(seconds):,} classes in {total:,.1f} core seconds; median {middle:.2f} ms; {100 * rare:.0f} % of the time in classes"
+    note = (
+        f"{len(seconds):,} classes in {total:,.1f} core seconds; median {middle:.2f} ms; "
+        f"{100 * rare:.0f} % of the time in classes"
+    )
     plots.draw_costs(
         path, columns["positives"], seconds, report["name"], f"{note} of at most 5 positives"
     )
     return None
 
 
-def _timeline(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw the timeline; why not, else."""
+def _draw_timeline(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
+    """Draw the timeline; return the reason if that is impossible."""
     timeline = model.timeline
     if timeline is None or not timeline.num_rows:
-        return "the model has no timeline.arrow (an earlier xcray trained it, or no batch was recorded)"
-    found = document(timeline)
-    plots.draw_timeline(path, found, report["name"], note_of(found))
+        return (
+            "the model has no timeline.arrow "
+            "(an earlier xcray trained it, or no batch was recorded)"
+        )
+    figures = timeline_document(timeline)
+    plots.draw_timeline(path, figures, report["name"], describe_timeline(figures))
     return None
 
 
-def _certificates(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
-    """Draw how classes ended; why not, else."""
-    columns = _columns(model)
+def _draw_certificates(model: Model, report: Mapping[str, Any], path: Path) -> str | None:
+    """Draw the final gaps and rounds of classes; return the reason if that is impossible."""
+    columns = _class_columns(model)
     if "relative_gap" not in columns or "rounds" not in columns:
         return f"solver {report['solver']} records no gaps by class"
     if report["solver"] in SOLVERS and SOLVERS[report["solver"]].joint:
         return f"solver {report['solver']} certifies all classes as one problem"
-    eps, kept = report["params"].get("eps"), report["training"]
-    there = (
+    eps, training = report["params"].get("eps"), report["training"]
+    has_positives = (
         columns["positives"] > 0
         if "positives" in columns
         else np.ones(len(columns["rounds"]), bool)
     )
-    rounds, gaps = columns["rounds"][there], columns["relative_gap"][there]
+    rounds, gaps = columns["rounds"][has_positives], columns["relative_gap"][has_positives]
     if not len(rounds):
         return "no class was solved"
     note = (
-        f"{kept['classes_certified']:,} of {kept['classes']:,} classes certified; "
-        if "classes_certified" in kept
+        f"{training['classes_certified']:,} of {training['classes']:,} classes certified; "
+        if "classes_certified" in training
         else ""
     )
-    without = f"; {(~there).sum():,} without positives not shown" if not there.all() else ""
-    note += f"{rounds.mean():.1f} rounds a class, at most {rounds.max()}{without}"
+    hidden_note = (
+        f"; {(~has_positives).sum():,} without positives not shown"
+        if not has_positives.all()
+        else ""
+    )
+    note += f"{rounds.mean():.1f} rounds per class, at most {rounds.max()}{hidden_note}"
     plots.draw_certificates(path, gaps, eps, rounds, report["name"], note)
     return None
 
 
-def _calibration(model: Model, report: Mapping[str, Any], path: Path) -> None:
-    """Draw what the probabilities of a calibrated model are worth."""
-    facts = model.calibrated
-    rows = f"{facts['rows']['fitted']:,} held-out rows to fit, {facts['rows']['measured']:,} others to measure"
+def _draw_calibration(model: Model, report: Mapping[str, Any], path: Path) -> None:
+    """Draw the reliability of a calibrated model's probabilities."""
+    facts = model.calibration_facts
+    rows = (
+        f"{facts['rows']['fitted']:,} held-out rows to fit, "
+        f"{facts['rows']['measured']:,} others to measure"
+    )
     bins, places = len(facts["bins"]), max(len(facts["places"]), 1)
     note = f"{rows}; {bins} x {places} curves: labels by frequency, places"
     plots.draw_calibration(path, facts["report"], report["name"], note)
 
 
-def _descent(model: Model, report: Mapping[str, Any], path: Path) -> None:
-    """Draw the objective and the held-out measures against time and epochs."""
-    kept = report["training"]
-    note = f"objective {kept['objective']:.6g} after {kept['epochs']:,} epochs; {kept['stopped']}"
-    plots.draw_descent(path, kept["history"], report["name"], note)
+def _draw_objective(model: Model, report: Mapping[str, Any], path: Path) -> None:
+    """Draw the objective and the held-out measures over time and epochs."""
+    training = report["training"]
+    note = (
+        f"objective {training['objective']:.6g} after {training['epochs']:,} epochs; "
+        f"{training['stopped']}"
+    )
+    plots.draw_descent(path, training["history"], report["name"], note)
 
 
-def _pictures(model: Model) -> dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]:
-    """What to draw of a model: what every model may have, and what only some have."""
-    some = {
-        "descent": (_descent, model.manifest["report"].get("history")),
-        "calibration": (_calibration, model.calibrated),
+def _picture_functions(
+    model: Model,
+) -> dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]:
+    """Return the pictures of a model: those of all models, and those that only some have."""
+    optional = {
+        "descent": (_draw_objective, model.manifest["report"].get("history")),
+        "calibration": (_draw_calibration, model.calibration_facts),
     }
-    return {**_PICTURES, **{name: draw for name, (draw, there) in some.items() if there}}
+    return {**_COMMON_PICTURES, **{name: draw for name, (draw, there) in optional.items() if there}}
 
 
-_PICTURES: Final[dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]] = {
-    "by_frequency": _by_frequency,
-    "costs": _costs,
-    "certificates": _certificates,
-    "timeline": _timeline,
+_COMMON_PICTURES: Final[dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]] = {
+    "by_frequency": _draw_by_frequency,
+    "costs": _draw_costs,
+    "certificates": _draw_certificates,
+    "timeline": _draw_timeline,
 }

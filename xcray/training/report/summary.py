@@ -1,4 +1,4 @@
-"""What a training says of itself: figures for people, one table row a class."""
+"""Training summaries: figures for users, and the per-class table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from xcray import metrics
 from xcray.arrays import Pattern, TopK
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.report.timeline import class_costs
 
-COLUMNS: Final = (  # of the class table, those that the solver has
+# Columns of the class table, as far as the solver records them.
+COLUMNS: Final = (
     *(
         "label",
         "positives",
@@ -30,10 +31,11 @@ COLUMNS: Final = (  # of the class table, those that the solver has
 )
 
 
-def figures(block: Block, eps: float) -> dict[str, Any]:
-    """How the classes came out: counts, the largest gap relative to the null objective, weights; JSON.
+def summarize_block(block: SolvedLabels, eps: float) -> dict[str, Any]:
+    """Return counts, the largest gap relative to the null objective, and weights; JSON.
 
-    A solver whose records say themselves what is certified has one problem for all classes: its gap is of the whole.
+    A solver whose records state what is certified solves one problem for all classes. Its gap is
+    that of the whole problem.
     """
     records = block.records
     empty = records["positives"] == 0
@@ -43,8 +45,8 @@ def figures(block: Block, eps: float) -> dict[str, Any]:
     return {
         "classes": len(block.labels),
         "classes_without_positives": int(empty.sum()),
-        "classes_certified": int(certified(records, eps).sum()),
-        "largest_gap": _largest(gap, null),
+        "classes_certified": int(certified_classes(records, eps).sum()),
+        "largest_gap": _largest_ratio(gap, null),
         "weights": block.W.nnz,
         "weights_pruned": int(records["pruned"].sum()),
         "support_vectors": int(records["support"].sum()),
@@ -52,27 +54,32 @@ def figures(block: Block, eps: float) -> dict[str, Any]:
 
 
 def largest_gap(records: Any) -> float:
-    """The largest duality gap of solved classes, as a share of their null objective; 0 where records (n,) tell none."""
+    """Return the largest duality gap of solved classes, as a share of their null objective.
+
+    0 if the records (n,) have no gaps.
+    """
     if not {"gap", "null", "positives"} <= set(records.dtype.names or ()):
         return 0.0
     solved = records["positives"] > 0
-    return _largest(records["gap"][solved], records["null"][solved])
+    return _largest_ratio(records["gap"][solved], records["null"][solved])
 
 
-def _largest(gap: Any, null: Any) -> float:
-    """The largest of some gaps by what each is compared with."""
+def _largest_ratio(gap: Any, null: Any) -> float:
+    """Return the largest ratio of gaps to null objectives."""
     return float((gap / np.maximum(null, 1e-300)).max(initial=0.0))
 
 
 def class_table(
-    block: Block, eps: float | None = None, timeline: pa.Table | None = None
+    block: SolvedLabels, eps: float | None = None, timeline: pa.Table | None = None
 ) -> pa.Table:
-    """The per-class report: one row a label, in the order of the block's labels; columns in the order of COLUMNS.
+    """Return the per-class report: one row per label in the block's order, columns as in COLUMNS.
 
-    Counts, weights and the certificate as the solver recorded them; certified: whether the gap is at most `eps` times the null
-    objective (for `eps`), or there was nothing to solve; seconds float64 and worker: the time of its batch, shared out by work,
-    and who had it, by the run's `timeline` (see `xcray.training.report.timeline`), null where that does not say. What a solver does not
-    record has no column.
+    Counts, weights and the certificate come from the solver's records. certified: whether the gap
+    is at most `eps` times the null objective (given `eps`), or there was nothing to solve. seconds
+    float64,
+    worker: the time of the label's batch, distributed by work, and its worker, from the run's
+    `timeline` (see `xcray.training.report.timeline`); null if unknown. A quantity that the solver
+    does not record has no column.
     """
     records, names = block.records, set(block.records.dtype.names or ())
     columns: dict[str, Any] = {"label": block.labels, "bias": block.bias}
@@ -84,7 +91,7 @@ def class_table(
     if "n_active" in names:
         columns["active"] = np.ascontiguousarray(records["n_active"])
     if eps is not None and {"gap", "null", "positives"} <= names:
-        columns["certified"] = certified(records, eps)
+        columns["certified"] = certified_classes(records, eps)
     seconds, worker = class_costs(
         timeline, block.labels, columns.get("work", np.ones(len(block.labels)))
     )
@@ -95,10 +102,11 @@ def class_table(
     return pa.table({name: columns[name] for name in COLUMNS if name in columns})
 
 
-def certified(records: Any, eps: float) -> Any:
-    """(n,) bool: which classes ended with a gap of at most `eps` times their null objective, or had nothing to solve.
+def certified_classes(records: Any, eps: float) -> Any:
+    """Return (n,) bool: classes with a gap of at most `eps` times their null objective.
 
-    What the records themselves say counts first; a class with rounds = -1 was not solved (but may have had nothing to solve).
+    Classes with nothing to solve are certified as well. An explicit "certified" record has
+    precedence. A class with rounds = -1 was not solved.
     """
     names = records.dtype.names or ()
     if "certified" in names:
@@ -107,12 +115,15 @@ def certified(records: Any, eps: float) -> Any:
     return (solved & (records["gap"] <= eps * records["null"])) | (records["positives"] == 0)
 
 
-def by_frequency(
+def measures_by_frequency(
     top: TopK, truth: Pattern, counts: Any, ks: Sequence[int]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Tenths of the labels by training frequency, on held-out rows: see `xcray.metrics.by_frequency`.
+    """Return measures by tenths of the labels' training frequency.
 
-    "labels": tenths of equally many labels; "positives": tenths of about equally many training positives.
+    See `xcray.metrics.by_frequency`.
+
+    "labels": tenths of equally many labels. "positives": tenths of about equally many training
+    positives.
     """
     return {
         equal: metrics.by_frequency(top, truth, counts, ks=ks, equal=equal)

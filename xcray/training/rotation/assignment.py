@@ -1,7 +1,7 @@
-"""The workers of a training whose blocks go round: who they are, which shards each holds; who takes a lost one's place, who comes
-later, who leaves in time.
+"""Shard assignment of a rotation training.
 
-With the orders "sync" and "ring" none of it is a matter of bits.
+It covers the initial placement, the replacement of lost workers, and workers that join or leave.
+With the orders "sync" and "ring", results are bit-identical regardless of the assignment.
 """
 
 from __future__ import annotations
@@ -11,121 +11,133 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from xcray.errors import Unavailable
-from xcray.schedule.placement import side_by_side
-from xcray.schedule.shard_assignment import homes_by_speed
-from xcray.training.rotation.rebalancing import Speeds
-from xcray.training.rotation.shard_worker import Rows
+from xcray.schedule.placement import group_by_node
+from xcray.schedule.shard_assignment import assign_by_speed
+from xcray.training.rotation.rebalancing import WorkerSpeeds
+from xcray.training.rotation.shard_worker import ShardSource
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import Errand, WorkerLost, errands, made, run
-from xcray.workers.worker_group import Team
+from xcray.workers.rpc import Call, WorkerLost, call, call_many, require_ref
+from xcray.workers.worker_group import WorkerGroup
 
 
-class Crew:
-    """Workers of an open `team`, and the home of each of `shards` shards, which are cut from `rows` for those that don't see the
-    data set's directory. moved: shards that went to another home at a rest."""
+class ShardAssignment:
+    """Workers of an open `group`, and the owner of each of `shards` shards.
 
-    def __init__(self, team: Team, rows: Rows, shards: int) -> None:
-        self._team = team
-        self._rows = rows
-        self.names = list(team.present)
-        self.homes: tuple[str, ...] = ()
+    Shards are cut from `source` for workers that do not see the data set's directory. moved_shards:
+    number of shards that changed their owner at a sync point.
+    """
+
+    def __init__(self, group: WorkerGroup, source: ShardSource, shards: int) -> None:
+        self._group = group
+        self._source = source
+        self.workers = list(group.available)
+        self.owners: tuple[str, ...] = ()
         self.costs = np.ones(shards)
-        self._speeds = Speeds()
-        self.moved = 0
+        self._speeds = WorkerSpeeds()
+        self.moved_shards = 0
 
-    def settle(self, stop: StopFlag) -> None:
-        """Have all shards held, each worker as many as any other by their costs, those of a node side by side."""
-        self.names = side_by_side(self.names, self._team.nodes)
-        self.place(homes_by_speed(self.costs, dict.fromkeys(self.names, 1.0)), stop)
+    def initialise(self, stop: StopFlag) -> None:
+        """Assign all shards evenly by their costs; the workers of a node are neighbours."""
+        self.workers = group_by_node(self.workers, self._group.nodes)
+        self.apply(assign_by_speed(self.costs, dict.fromkeys(self.workers, 1.0)), stop)
 
-    def place(self, homes: Sequence[str], stop: StopFlag | None = None) -> None:
-        """Have each shard held by its home, and nobody else."""
-        asks = [
-            Errand(worker, "hold", [s for s, home in enumerate(homes) if home == worker])
-            for worker in self.names
+    def apply(self, owners: Sequence[str], stop: StopFlag | None = None) -> None:
+        """Make each worker hold exactly the shards that it owns."""
+        calls = [
+            Call(worker, "hold_shards", [s for s, owner in enumerate(owners) if owner == worker])
+            for worker in self.workers
         ]
-        unseen, facts = [], []
-        for answer in list(errands(self._team, asks, stop)):
-            opened, not_opened = answer.told
-            facts += opened
+        unseen, infos = [], []
+        for answer in list(call_many(self._group, calls, stop)):
+            opened, not_opened = answer.result
+            infos += opened
             unseen += not_opened
         for shard in unseen:  # one at a time: this process holds one shard in transit
-            cut = self._team.put(self._rows.cut(shard))
-            facts.append(run(self._team, Errand(homes[shard], "load", shard, cut)).told)
-        for told in facts:
-            self.costs[told.shard] = told.cost
-        self.homes = tuple(homes)
+            cut = self._group.put(self._source.cut_shard(shard))
+            infos.append(call(self._group, Call(owners[shard], "receive_shard", shard, cut)).result)
+        for info in infos:
+            self.costs[info.shard] = info.cost
+        self.owners = tuple(owners)
 
-    def begin_anew(self) -> None:
-        """Have all shards as they were opened, whatever they have computed."""
-        self.everywhere("hold", [])
-        self.place(self.homes)
+    def reset(self) -> None:
+        """Reload all shards, without anything that they have computed."""
+        self.call_all("hold_shards", [])
+        self.apply(self.owners)
 
-    def everywhere(self, verb: str, *args: object) -> None:
-        """A verb at every worker."""
-        list(errands(self._team, [Errand(worker, verb, *args) for worker in self.names]))
+    def call_all(self, method: str, *args: object) -> None:
+        """Call a method of every worker."""
+        list(call_many(self._group, [Call(worker, method, *args) for worker in self.workers]))
 
-    def even_out(self, speeds: Mapping[str, float], passes: int) -> None:
-        """At a rest: give shards to faster workers, when that makes stretches clearly shorter. speeds: measured in the last one;
-        passes: blocks that come to each shard in one."""
-        self._speeds.learn(speeds, self.names)
-        homes = self._speeds.better(self.homes, self.costs, passes)
-        if homes is not None:
-            self._move(homes)
+    def rebalance(self, speeds: Mapping[str, float], passes: int) -> None:
+        """Move shards to faster workers at a sync point, if that makes intervals clearly shorter.
 
-    def enlist(self, workers: Sequence[str], speeds: Mapping[str, float]) -> None:
-        """At a rest: workers that came take their share of the shards; they are thought to be as fast as the fastest."""
-        self._speeds.learn(speeds, self.names)
-        self.names = side_by_side([*self.names, *workers], self._team.nodes)
-        self._move(homes_by_speed(self.costs, self._speeds.of(self.names)))
+        speeds: measured in the last interval. passes: number of blocks that pass each shard in one.
+        """
+        self._speeds.update(speeds, self.workers)
+        owners = self._speeds.better_assignment(self.owners, self.costs, passes)
+        if owners is not None:
+            self._move_shards(owners)
+
+    def add_workers(self, workers: Sequence[str], speeds: Mapping[str, float]) -> None:
+        """Give new workers their share of the shards, at a sync point.
+
+        They are assumed to be as fast as the fastest known one.
+        """
+        self._speeds.update(speeds, self.workers)
+        self.workers = group_by_node([*self.workers, *workers], self._group.nodes)
+        self._move_shards(assign_by_speed(self.costs, self._speeds.speeds_of(self.workers)))
 
     def recover(self, lost: WorkerLost) -> None:
-        """New workers in the places of lost ones, where they can be had at once; else the others do their work. Raises Unavailable
-        when nobody is left."""
-        why: Unavailable | None = (
-            None  # there is no room: where one asked in vain, the others of its node need not
-        )
+        """Replace lost workers where possible at once; otherwise the others take over their shards.
+
+        Raises Unavailable if no worker is left.
+        """
+        # Without room, other workers of the same node need not be requested.
+        error_of_place: Unavailable | None = None
         for worker in lost.workers:
             self._speeds.forget(worker)
-            others = any(each not in lost.workers for each in self.names)
+            others = any(each not in lost.workers for each in self.workers)
             try:
-                if why is None:
-                    self._team.replace(worker, at_once=others)
+                if error_of_place is None:
+                    self._group.replace(worker, at_once=others)
                     continue
             except Unavailable as error:
-                why = error
-            self.names.remove(worker)
-        if why is not None and not self.names:
-            raise why
+                error_of_place = error
+            self.workers.remove(worker)
+        if error_of_place is not None and not self.workers:
+            raise error_of_place
 
     @property
-    def leaving(self) -> dict[str, float]:
-        """Those whose node is about to go while others stay, and seconds until it does; nobody when all are to go: somebody works
-        to the last."""
-        going = {
-            worker: seconds
-            for worker, seconds in self._team.leaving().items()
-            if worker in self.names
-        }
-        return going if len(going) < len(self.names) else {}
+    def draining(self) -> dict[str, float]:
+        """Workers on draining nodes with the seconds left; empty if all workers are on such nodes.
 
-    def leave(self, workers: Sequence[str]) -> None:
-        """Let workers go whose node is about to."""
-        self._team.dismiss(*workers)
+        In that case training goes on to the last moment.
+        """
+        draining = {
+            worker: seconds
+            for worker, seconds in self._group.draining_workers().items()
+            if worker in self.workers
+        }
+        return draining if len(draining) < len(self.workers) else {}
+
+    def release(self, workers: Sequence[str]) -> None:
+        """Release workers on draining nodes."""
+        self._group.release(*workers)
         for worker in workers:
             self._speeds.forget(worker)
-        self.names = [worker for worker in self.names if worker not in workers]
+        self.workers = [worker for worker in self.workers if worker not in workers]
 
-    def _move(self, homes: Sequence[str]) -> None:
-        """Have shards at other homes, with what they kept at the last rest."""
-        moving = [shard for shard, home in enumerate(homes) if home != self.homes[shard]]
-        kept = [
-            made(run(self._team, Errand(self.homes[shard], "kept", shard)).bulk) for shard in moving
+    def _move_shards(self, owners: Sequence[str]) -> None:
+        """Move shards to other owners, with their state of the last sync point."""
+        moving = [shard for shard, owner in enumerate(owners) if owner != self.owners[shard]]
+        snapshots = [
+            require_ref(call(self._group, Call(self.owners[shard], "get_snapshot", shard)).ref)
+            for shard in moving
         ]
-        self.place(homes)
-        asks = [
-            Errand(homes[shard], "take", shard, handle)
-            for shard, handle in zip(moving, kept, strict=True)
+        self.apply(owners)
+        calls = [
+            Call(owners[shard], "restore_shard", shard, handle)
+            for shard, handle in zip(moving, snapshots, strict=True)
         ]
-        list(errands(self._team, asks))
-        self.moved += len(moving)
+        list(call_many(self._group, calls))
+        self.moved_shards += len(moving)

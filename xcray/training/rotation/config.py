@@ -1,4 +1,4 @@
-"""What a training whose blocks go round is asked, and what it tells: the plan, how far it is, how it ended."""
+"""Configuration, progress and outcome of a rotation training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from xcray.solvers.rotation_contract import Grid
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is descended, and how.
+class RotationConfig:
+    """What is trained, and how.
 
-    grid: shards and blocks; n_labels: K; n_features: D', with the constant feature; positives: (K,) training rows of each label;
-    truth: labels of the watched part's rows, None when no rows are watched. order, ahead, hybrid: see `Circulate`; rest_every:
-    epochs of a stretch; seed: of the orders that draw. checkpoint_seconds: between two checkpoints, at least; 0 for one at each
-    rest, infinity for none. max_seconds: after them the blocks of the last rest are delivered. move: whether shards move to faster
-    workers.
+    grid: shards and blocks. n_labels: K. n_features: D', with the constant feature.
+    positives: (K,) training rows of each label. truth: labels of the held-out rows, None without
+    any.
+    order, max_in_flight, hybrid: see `RotationSchedule`. sync_every: epochs per interval.
+    seed: of the orders that draw. checkpoint_seconds: between two checkpoints, at least; 0 for
+    one at each sync point, infinity for none. max_seconds: time limit, after which the blocks of
+    the last sync point are delivered. move_shards: whether shards move to faster workers.
     """
 
     grid: Grid
@@ -27,24 +29,28 @@ class Plan:
     positives: Int64 = field(repr=False)
     truth: Pattern | None = field(default=None, repr=False)
     order: str = "ring"
-    ahead: int = 2
+    max_in_flight: int = 2
     hybrid: bool = False
-    rest_every: int = 1
+    sync_every: int = 1
     seed: int = 0
     checkpoint_seconds: float = 60.0
     max_seconds: float | None = None
-    move: bool = True
+    move_shards: bool = True
 
-    def ends_of(self, block: int) -> tuple[int, int]:
-        """The labels lo .. hi-1 of a block."""
+    def label_range(self, block: int) -> tuple[int, int]:
+        """Return lo and hi: the labels of a block are lo .. hi-1."""
         blocks = self.grid.blocks
         return self.n_labels * block // blocks, self.n_labels * (block + 1) // blocks
 
 
-class Standing(NamedTuple):
-    """How far a training is. epoch: done, with the part of the one under way; epochs: at most; seconds: of training, with those of
-    earlier attempts; eta: to the last epoch there may be; newest: the entry of the last rest, see `Descent.history`; note: for
-    people, what was unusual since the last one."""
+class TrainingProgress(NamedTuple):
+    """Progress of a training.
+
+    epoch: done, with the part of the current one. epochs: maximum. seconds: of training, with
+    those of earlier attempts. eta: seconds to the last possible epoch. newest: entry of the last
+    sync point, see `TrainingOutcome.history`. note: unusual events since the last report, for
+    people.
+    """
 
     epoch: float
     epochs: int
@@ -55,12 +61,15 @@ class Standing(NamedTuple):
     note: str
 
 
-class Descent(NamedTuple):
-    """How a training ended. reason: why it stopped; damaged: checkpoints that were set aside; lost: workers; moved: shards.
+class TrainingOutcome(NamedTuple):
+    """How a training ended.
 
-    history: one entry a rest, in order, JSON: "epoch", "seconds" (of training), "rate", "objective", "back" (whether the solver
-    went back from it) and, of watched rows, "held_out" (loss), "P@1" and so on, "micro-F1", "macro-F1" (of the first label), as
-    fractions; None where a number is not finite.
+    reason: why it stopped. damaged: checkpoints that were set aside. lost: number of lost workers.
+    moved: number of moved shards.
+    history: one entry per sync point, in order, JSON: "epoch", "seconds" (of training), "rate",
+    "objective", "back" (whether the solver rolled back from it) and, for held-out rows,
+    "held_out" (loss), "P@1" and so on, "micro-F1", "macro-F1" (of the first label), as fractions;
+    None for numbers that are not finite.
     """
 
     epochs: int

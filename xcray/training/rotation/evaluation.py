@@ -1,4 +1,4 @@
-"""What a rest shows: the objective, and what held-out rows say; as entries of a history that JSON can hold."""
+"""Evaluation at a sync point: objective and held-out measures, as JSON entries of the history."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ import numpy as np
 
 from xcray.arrays import Pattern, TopK, frozen
 from xcray.kernels.sparse import take_pattern_rows
-from xcray.metrics import chosen, f1, precision_at_k
-from xcray.solvers.rotation_contract import LapFigures, Rest
+from xcray.metrics import f1, precision_at_k, predicted_sets
+from xcray.solvers.rotation_contract import SweepMetrics, SyncState
 
 
-def observed(
-    squared: Sequence[float], figures: Sequence[LapFigures], lam: float, truth: Pattern | None
+def sync_point_metrics(
+    squared: Sequence[float], metrics: Sequence[SweepMetrics], lam: float, truth: Pattern | None
 ) -> dict[str, Any]:
-    """L1 = lam/2 sum |W_block|^2 + sum of losses, as "objective", and the measures of `watched`.
+    """Return "objective", L1 = lam/2 sum |W_block|^2 + sum of losses, and the held-out measures.
 
-    Numbers that are not finite are None. squared: |W|^2 of each block; figures: of each shard; truth: labels of the watched
-    part's rows. Sums are correctly rounded, so they don't depend on who told first.
+    Numbers that are not finite are None. squared: |W|^2 of each block. figures: metrics of each
+    shard.
+    truth: labels of the held-out rows. Sums are correctly rounded, so they do not depend on the
+    order.
     """
-    objective = 0.5 * lam * math.fsum(squared) + math.fsum(each.loss for each in figures)
-    some = [each for each in figures if each.watched_rows]
-    measures = watched(some, truth) if some and truth is not None else {}
+    objective = 0.5 * lam * math.fsum(squared) + math.fsum(each.loss for each in metrics)
+    evaluated = [each for each in metrics if each.held_out_rows]
+    measures = held_out_metrics(evaluated, truth) if evaluated and truth is not None else {}
     return {
         name: value if math.isfinite(value) else None
         for name, value in {"objective": objective, **measures}.items()
     }
 
 
-def watched(figures: Sequence[LapFigures], truth: Pattern) -> dict[str, float]:
-    """Of the watched rows of all shards: "held_out", their loss; "P@1", "P@3" and "P@k" for the k labels that were told of each;
-    "micro-F1" and "macro-F1" of the first label.
+def held_out_metrics(metrics: Sequence[SweepMetrics], truth: Pattern) -> dict[str, float]:
+    """Return the measures of the evaluated held-out rows of all shards.
 
-    Rows without labels are not watched. In P@k they count as misses, with their share of the part, as in `xcray.metrics`: so it
-    is what the published model will be measured to have, when all rows are watched.
+    "held_out" is their loss. "P@1", "P@3" and "P@k" are for the k labels returned per row,
+    "micro-F1" and "macro-F1" for the first label. Rows without labels are not evaluated. In P@k
+    they count as misses, with their share of the part, as in `xcray.metrics`. So the values are
+    those that the published model will have, if all rows are evaluated.
     """
     labels, scores, rows = (
-        np.concatenate([getattr(each, name) for each in figures])
+        np.concatenate([getattr(each, name) for each in metrics])
         for name in ("labels", "scores", "rows")
     )
     top, Y = (
@@ -52,21 +55,21 @@ def watched(figures: Sequence[LapFigures], truth: Pattern) -> dict[str, float]:
         for k in sorted({1, min(3, labels.shape[1]), labels.shape[1]})
     }
     return {
-        "held_out": math.fsum(each.watched_loss for each in figures),
+        "held_out": math.fsum(each.held_out_loss for each in metrics),
         **precision,
-        **f1(chosen(top, truth.n_cols, k=1), Y),
+        **f1(predicted_sets(top, truth.n_cols, k=1), Y),
     }
 
 
-def rest_of(entry: Mapping[str, Any]) -> Rest:
-    """An entry of the history as the solver's judge sees it."""
+def to_sync_state(entry: Mapping[str, Any]) -> SyncState:
+    """Convert an entry of the history to the solver's view of a sync point."""
     objective = entry["objective"]
     exact = {name: entry[name] for name in ("length", "slope") if name in entry}
-    return Rest(
+    return SyncState(
         entry["epoch"],
         entry["rate"],
         math.inf if objective is None else objective,
         held_out=entry.get("held_out"),
-        back=entry["back"],
+        rolled_back=entry["back"],
         **exact,
     )

@@ -1,4 +1,4 @@
-"""One stretch: the schedule says which block passes which shards, the team does it, and what the shards tell is kept."""
+"""One interval: the schedule issues block passes, the worker group runs them."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from typing import Any, Final, NamedTuple
 
 from xcray.errors import Stopped
 from xcray.schedule.events import Done, Finish, Task
-from xcray.schedule.rotation import Circulate, Visit
-from xcray.solvers.rotation_contract import LapFigures, Step
+from xcray.schedule.rotation import BlockPass, RotationSchedule
+from xcray.solvers.rotation_contract import Step, SweepMetrics
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import PATIENCE, WorkerLost, heard
+from xcray.workers.rpc import POLL_SECONDS, WorkerLost, results_of
 from xcray.workers.timeline import DONE, LOST, STOPPED, Span
-from xcray.workers.worker_group import Answer, Handle, Team
+from xcray.workers.worker_group import CallResult, ObjectHandle, WorkerGroup
 
-TIME: Final = "TIME"  # code of the Stopped that says the time is up
+TIME_LIMIT: Final = "TIME"  # code of the Stopped at the time limit
 
 
-class Pace(NamedTuple):
-    """What a worker did in a stretch: `cells` (shard -> how many blocks it saw) in `seconds` (shard -> of work)."""
+class WorkerPace(NamedTuple):
+    """Work of a worker in an interval: shard -> number of block passes, and shard -> seconds."""
 
     cells: dict[int, int]
     seconds: dict[int, float]
 
 
-class Stretch(NamedTuple):
-    """What came of a stretch. blocks: a handle of each, at rest; makers: the worker that touched each one last; squared: |W|^2 of
-    each block, where it was told; figures: of each shard's last lap that had some, by shard; paces: by worker; visits: how many."""
+class IntervalResult(NamedTuple):
+    """Result of an interval.
 
-    blocks: list[Handle]
-    makers: list[str]
+    blocks: a handle of each block. locations: the worker that changed each block last.
+    squared: |W|^2 of each block, if reported. metrics: of each shard's last sweep that had some.
+    paces: by worker. n_passes: number of passes.
+    """
+
+    blocks: list[ObjectHandle]
+    locations: list[str]
     squared: list[float | None]
-    figures: dict[int, LapFigures]
-    paces: dict[str, Pace]
-    visits: int
+    metrics: dict[int, SweepMetrics]
+    paces: dict[str, WorkerPace]
+    n_passes: int
 
 
-def rotate(
-    schedule: Circulate,
-    team: Team,
-    blocks: Sequence[Handle],
+def run_interval(
+    schedule: RotationSchedule,
+    group: WorkerGroup,
+    blocks: Sequence[ObjectHandle],
     steps: Sequence[Step],
     *,
     stop: StopFlag,
@@ -48,120 +52,131 @@ def rotate(
     record: Callable[[Span], None] = lambda span: None,
     first: int = 0,
     ends: float | None = None,
-) -> Stretch:
-    """Run `schedule` on `team` until all is at rest.
+) -> IntervalResult:
+    """Run `schedule` on `group` until all blocks are at rest.
 
-    blocks: one handle each; what is behind them is not changed. steps: what each lap does. tick: told after every wait which
-    share of the cells is done. record: told each visit, as a task numbered `first` + its number in the stretch, whose one label
-    is the number of the block. ends: by `time.monotonic`; then it breaks off.
-    Raises Stopped when `stop` is set, and when the time is up, with the code TIME; WorkerLost; and what a visit raised. After
-    any of these the hands are somewhere in the middle: they must be told to go back before the next stretch.
+    blocks: one handle each; their objects are not changed. steps: what each sweep does.
+    tick: called after every wait with the share of the cells that is done.
+    record: called with each pass, as a task numbered `first` + its number in the interval, whose
+    one label is the number of the block. ends: time limit on the clock of `time.monotonic`.
+    Raises Stopped if `stop` is set, and at the time limit with code TIME; WorkerLost; and what a
+    pass raised. After each of these the shards are in an intermediate state: they must be rolled
+    back before the next interval.
     """
-    loop = _Loop(schedule, team, blocks, steps, record, first)
-    loop.obey(schedule.begin())
+    loop = _IntervalLoop(schedule, group, blocks, steps, record, first)
+    loop.execute(schedule.start())
     try:
         while not loop.finished:
-            replies = team.wait(PATIENCE)
+            replies = group.wait(POLL_SECONDS)
             if stop.is_set():
                 raise Stopped("stopped on request; the next run goes on from the last checkpoint")
             if ends is not None and time.monotonic() > ends:
-                raise Stopped("the time is up", code=TIME)
-            for answer in heard(replies, loop.tickets):
-                loop.hear(answer)
+                raise Stopped("the time limit was reached", code=TIME_LIMIT)
+            for reply in results_of(replies, loop.tickets):
+                loop.handle(reply)
             tick(schedule.done_cells / max(schedule.total_cells, 1))
     except WorkerLost as lost:
-        loop.record_under_way(lost.workers)
+        loop.record_running(lost.workers)
         raise
-    except Stopped:  # also of who was told how far it is
-        team.interrupt()
-        loop.record_under_way(())
+    # also raised by `tick`
+    except Stopped:
+        group.interrupt()
+        loop.record_running(())
         raise
-    return loop.stretch._replace(visits=loop.visits)
+    return loop.result._replace(n_passes=loop.n_passes)
 
 
-class _Loop:
-    """What one stretch holds: the handle of each block, and who is asked for which visit."""
+class _IntervalLoop:
+    """State of one interval: the handle of each block, and the pass of each pending ticket."""
 
     def __init__(
         self,
-        schedule: Circulate,
-        team: Team,
-        blocks: Sequence[Handle],
+        schedule: RotationSchedule,
+        group: WorkerGroup,
+        blocks: Sequence[ObjectHandle],
         steps: Sequence[Step],
         record: Callable[[Span], None],
         first: int,
     ) -> None:
         self._schedule = schedule
-        self._team = team
+        self._group = group
         self._steps = steps
         self._record = record
         self._first = first
         n = len(blocks)
-        paces = {worker: Pace({}, {}) for worker in team.workers}
-        self.stretch = Stretch(list(blocks), [""] * n, [None] * n, {}, paces, 0)
-        self._owned = [False] * n  # made in this stretch: nobody else has it
-        self._verb = "carry" if len(set(team.nodes.values())) > 1 else "visit"
-        self.tickets: dict[int, Visit] = {}
-        self._ends: dict[
-            str, float
-        ] = {}  # worker -> when its last visit ended, by the team's clock
-        self._seen = (0.0, time.monotonic())  # a moment by the team's clock, and by ours
+        paces = {worker: WorkerPace({}, {}) for worker in group.workers}
+        self.result = IntervalResult(list(blocks), [""] * n, [None] * n, {}, paces, 0)
+        self._owned = [False] * n  # created in this interval, so it is not shared
+        self._method = "pass_block_copied" if len(set(group.nodes.values())) > 1 else "pass_block"
+        self.tickets: dict[int, BlockPass] = {}
+        # worker -> end of its last pass, on the group's clock
+        self._ends: dict[str, float] = {}
+        # the same moment on the group's clock and on the local one
+        self._seen = (0.0, time.monotonic())
         self.finished = False
-        self.visits = 0
+        self.n_passes = 0
 
-    def obey(self, commands: Sequence[Visit | Finish]) -> None:
-        """Ask for visits. A finish that has a reason was heard as WorkerLost before."""
+    def execute(self, commands: Sequence[BlockPass | Finish]) -> None:
+        """Submit passes. A finish with a reason was raised as WorkerLost before."""
         for command in commands:
             if isinstance(command, Finish):
                 self.finished = True
                 continue
-            self.visits += 1
-            handle, owned = self.stretch.blocks[command.block], self._owned[command.block]
-            step = self._steps[command.lap]
+            self.n_passes += 1
+            handle, owned = self.result.blocks[command.block], self._owned[command.block]
+            step = self._steps[command.sweep]
             self.tickets[
-                self._team.ask(command.worker, self._verb, handle, command.shards, step, owned)
+                self._group.submit(
+                    command.worker, self._method, handle, command.shards, step, owned
+                )
             ] = command
 
-    def hear(self, answer: Answer) -> None:
-        """A visit is done: keep what it made and told, and do what the schedule says."""
-        visit = self.tickets.pop(answer.ticket)
-        if answer.bulk is not None:  # else the block is as it was
-            self.stretch.blocks[visit.block] = answer.bulk
-            self._owned[visit.block] = True
-        self.stretch.makers[visit.block] = answer.worker
-        pace = self.stretch.paces[answer.worker]
-        for shard, told, seconds in answer.told:
+    def handle(self, reply: CallResult) -> None:
+        """Store the result of a pass, then execute the next commands of the schedule."""
+        block_pass = self.tickets.pop(reply.ticket)
+        if reply.ref is not None:  # otherwise the block is unchanged
+            self.result.blocks[block_pass.block] = reply.ref
+            self._owned[block_pass.block] = True
+        self.result.locations[block_pass.block] = reply.worker
+        pace = self.result.paces[reply.worker]
+        for shard, metrics, seconds in reply.result:
             pace.cells[shard] = pace.cells.get(shard, 0) + 1
             pace.seconds[shard] = pace.seconds.get(shard, 0.0) + seconds
-            if told.squared is not None:
-                self.stretch.squared[visit.block] = told.squared
-            if told.lap is not None:
-                self.stretch.figures[shard] = told.lap
-        self._ends[answer.worker] = answer.started + answer.seconds
-        self._seen = self._ends[answer.worker], time.monotonic()
-        self._record(Span(answer.worker, self._task(visit), answer.started, answer.seconds, DONE))
-        self.obey(self._schedule.on(Done(answer.worker, visit.id, answer.seconds)))
+            if metrics.squared is not None:
+                self.result.squared[block_pass.block] = metrics.squared
+            if metrics.sweep is not None:
+                self.result.metrics[shard] = metrics.sweep
+        self._ends[reply.worker] = reply.started + reply.seconds
+        self._seen = self._ends[reply.worker], time.monotonic()
+        self._record(Span(reply.worker, self._task(block_pass), reply.started, reply.seconds, DONE))
+        self.execute(self._schedule.on(Done(reply.worker, block_pass.id, reply.seconds)))
 
-    def record_under_way(self, lost: Sequence[str]) -> None:
-        """What workers were at when the stretch broke off, as far as it is known: the first visit that each had left."""
+    def record_running(self, lost: Sequence[str]) -> None:
+        """Record the first pending pass of each worker at an interruption."""
         then, moment = self._seen
-        now, told = then + time.monotonic() - moment, set[str]()
-        for visit in self._schedule.under_way():
-            if visit.worker not in told:
-                told.add(visit.worker)
-                began = self._ends.get(visit.worker, now)
-                outcome = LOST if visit.worker in lost else STOPPED
+        now, recorded = then + time.monotonic() - moment, set[str]()
+        for block_pass in self._schedule.running_passes():
+            if block_pass.worker not in recorded:
+                recorded.add(block_pass.worker)
+                started = self._ends.get(block_pass.worker, now)
+                outcome = LOST if block_pass.worker in lost else STOPPED
                 self._record(
-                    Span(visit.worker, self._task(visit), began, max(0.0, now - began), outcome)
+                    Span(
+                        block_pass.worker,
+                        self._task(block_pass),
+                        started,
+                        max(0.0, now - started),
+                        outcome,
+                    )
                 )
 
-    def _task(self, visit: Visit) -> Task:
-        """A visit as the timeline has it."""
-        return Task(self._first + visit.id, (visit.block,), 0.0)
+    def _task(self, block_pass: BlockPass) -> Task:
+        """Return a pass as a task of the timeline."""
+        return Task(self._first + block_pass.id, (block_pass.block,), 0.0)
 
 
-def speeds_of(paces: dict[str, Pace], costs: Any) -> dict[str, float]:
-    """The speed of each worker that did something: `costs` (S,) of a shard's cells done in a second."""
+def measured_speeds(paces: dict[str, WorkerPace], costs: Any) -> dict[str, float]:
+    """Return the speed of each worker that worked: cost (`costs` (S,) per cell) per second."""
     speeds = {}
     for worker, pace in paces.items():
         seconds = sum(pace.seconds.values())

@@ -1,6 +1,7 @@
-"""When exact gradients have taken over: every block's memory, and the point that the next stretch looks at.
+"""L-BFGS phase of a rotation training: the history of each block, and the next point to evaluate.
 
-A memory is made where its block came to rest, and stays on that node. The driver sees inner products and coefficients only.
+A history is created where its block came to rest, and stays on that node. The driver only sees
+inner products and coefficients.
 """
 
 from __future__ import annotations
@@ -8,67 +9,84 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from xcray.solvers.quasi_newton import coefficients, total
-from xcray.workers.rpc import Errand, errands, made
-from xcray.workers.worker_group import Handle, Team
+from xcray.solvers.quasi_newton import coefficients, sum_products
+from xcray.workers.rpc import Call, call_many, require_ref
+from xcray.workers.worker_group import ObjectHandle, WorkerGroup
 
-Held = list[tuple[str, Handle]]  # who made each thing, and its handle
+WorkerHandles = list[tuple[str, ObjectHandle]]  # location and handle of each object
 
 
-class Trial(NamedTuple):
-    """Where the blocks are: at `length` times the direction from the point that was accepted last, along which the slope was
-    `slope`. length 0: gradients are still to be gathered for the first time."""
+class TrialPoint(NamedTuple):
+    """The point of the blocks: `length` times the direction from the last accepted point.
+
+    slope: of the objective along the direction. length 0: the first gradients are still to be
+    computed.
+    """
 
     length: float
     slope: float
 
 
-ENTERING: Final = Trial(0.0, 0.0)
+ENTERING: Final = TrialPoint(0.0, 0.0)
 
 
-class Turn(NamedTuple):
-    """What came of a turn: memories and blocks, one of each for every block, and where they are."""
+class PhaseState(NamedTuple):
+    """Histories and blocks with their locations, one per block, and the point of the blocks."""
 
-    memories: Held
-    blocks: Held
-    trial: Trial
-
-
-def enter(team: Team, blocks: Held) -> Turn:
-    """Begin, with blocks that have gathered their first gradients."""
-    return _turned(team, _made(team, [Errand(worker, "begin", block) for worker, block in blocks]))
+    histories: WorkerHandles
+    blocks: WorkerHandles
+    trial: TrialPoint
 
 
-def accept(team: Team, memories: Held, blocks: Held) -> Turn:
-    """Remember the point that blocks are at, with the gradients they have gathered there, and go on from it."""
-    pairs = zip(memories, blocks, strict=True)
-    return _turned(
-        team,
-        _made(
-            team,
-            [Errand(worker, "remember", memory, block) for (worker, memory), (_, block) in pairs],
+def enter_phase(group: WorkerGroup, blocks: WorkerHandles) -> PhaseState:
+    """Start the phase with blocks that have computed their first gradients."""
+    return _next_direction(
+        group,
+        _call_for_refs(group, [Call(worker, "begin_lbfgs", block) for worker, block in blocks]),
+    )
+
+
+def accept_point(group: WorkerGroup, histories: WorkerHandles, blocks: WorkerHandles) -> PhaseState:
+    """Add the current point with its gradients to the histories, and go on from it."""
+    pairs = zip(histories, blocks, strict=True)
+    return _next_direction(
+        group,
+        _call_for_refs(
+            group,
+            [
+                Call(worker, "update_history", history, block)
+                for (worker, history), (_, block) in pairs
+            ],
         ),
     )
 
 
-def retry(team: Team, memories: Held, trial: Trial, length: float) -> Turn:
-    """Another point of the same direction."""
-    return Turn(memories, _moved(team, memories, length), trial._replace(length=length))
+def retry_point(
+    group: WorkerGroup, histories: WorkerHandles, trial: TrialPoint, length: float
+) -> PhaseState:
+    """Move to another point along the same direction."""
+    return PhaseState(
+        histories, _move_blocks(group, histories, length), trial._replace(length=length)
+    )
 
 
-def _turned(team: Team, memories: Held) -> Turn:
-    """Take the next direction, and go all of it."""
-    asks = [Errand(worker, "products", memory) for worker, memory in memories]
-    coefs, slope = coefficients(total([answer.told for answer in errands(team, asks)]))
-    aimed = _made(team, [Errand(worker, "aim", memory, coefs) for worker, memory in memories])
-    return Turn(aimed, _moved(team, aimed, 1.0), Trial(1.0, slope))
+def _next_direction(group: WorkerGroup, histories: WorkerHandles) -> PhaseState:
+    """Compute the next direction and move by its full length."""
+    calls = [Call(worker, "inner_products", history) for worker, history in histories]
+    coefs, slope = coefficients(sum_products([result.result for result in call_many(group, calls)]))
+    directed = _call_for_refs(
+        group, [Call(worker, "set_direction", history, coefs) for worker, history in histories]
+    )
+    return PhaseState(directed, _move_blocks(group, directed, 1.0), TrialPoint(1.0, slope))
 
 
-def _moved(team: Team, memories: Held, length: float) -> Held:
-    """Blocks at a point of their direction."""
-    return _made(team, [Errand(worker, "move", memory, length) for worker, memory in memories])
+def _move_blocks(group: WorkerGroup, histories: WorkerHandles, length: float) -> WorkerHandles:
+    """Return the blocks at a point along their direction."""
+    return _call_for_refs(
+        group, [Call(worker, "move_block", history, length) for worker, history in histories]
+    )
 
 
-def _made(team: Team, asks: Sequence[Errand]) -> list[tuple[str, Any]]:
-    """What errands made."""
-    return [(answer.worker, made(answer.bulk)) for answer in errands(team, asks)]
+def _call_for_refs(group: WorkerGroup, calls: Sequence[Call]) -> list[tuple[str, Any]]:
+    """Run calls and return the handles of the created objects."""
+    return [(result.worker, require_ref(result.ref)) for result in call_many(group, calls)]

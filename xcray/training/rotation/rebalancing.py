@@ -1,4 +1,4 @@
-"""Whether shards are better off with other workers: by what each was measured to do, with some distrust of single figures."""
+"""Rebalancing of shards by measured worker speeds, damped against noise."""
 
 from __future__ import annotations
 
@@ -7,53 +7,55 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from xcray.arrays import Float64
-from xcray.schedule.shard_assignment import homes_by_speed
+from xcray.schedule.shard_assignment import assign_by_speed
 
-WORTH_MOVING: Final = (
-    0.85  # the slowest worker must then take at most so much of the time it takes now
-)
-LEAST_SAVED: Final = 0.2  # seconds that a stretch must be shorter by: less is noise
+# maximum ratio of the slowest worker's times, new to old
+MAX_TIME_RATIO: Final = 0.85
+MIN_SAVED_SECONDS: Final = 0.2  # per interval: less is noise
 
 
-class Speeds:
-    """How fast workers are, in units of cost a second.
+class WorkerSpeeds:
+    """Worker speeds in units of cost per second.
 
-    A figure counts half, as a logarithm, beside what was known; a worker that nothing is known of is thought to be as fast as
-    the fastest, and one that had no shards comes nearer to it with each stretch: so it gets some again, to show what it can do.
+    A measurement is averaged with the previous value, as logarithms. An unknown worker is assumed
+    to be as fast as the fastest one. The value of a worker without shards gets closer to that
+    with each interval, so that it gets shards again and can be measured.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, float] = {}
 
-    def learn(self, measured: Mapping[str, float], crew: Sequence[str]) -> None:
-        """What the workers of a crew did in a stretch, as far as they did anything."""
+    def update(self, measured: Mapping[str, float], workers: Sequence[str]) -> None:
+        """Add the measured speeds of an interval; workers that did nothing may be missing."""
         best = max([*self._known.values()] or [*measured.values()] or [1.0])
         self._known = {
             worker: math.sqrt(self._known.get(worker, best) * measured.get(worker, best))
-            for worker in crew
+            for worker in workers
         }
 
     def forget(self, worker: str) -> None:
-        """Another worker has this name now, perhaps on another machine."""
+        """Forget a name that another worker has now, perhaps on another machine."""
         self._known.pop(worker, None)
 
-    def of(self, crew: Sequence[str]) -> dict[str, float]:
-        """The speed of each worker, in the order of a crew; of those that nothing is known of, the fastest."""
+    def speeds_of(self, workers: Sequence[str]) -> dict[str, float]:
+        """Return the speed of each worker, in order; the fastest one for unknown workers."""
         best = max(self._known.values(), default=1.0)
-        return {worker: self._known.get(worker, best) for worker in crew}
+        return {worker: self._known.get(worker, best) for worker in workers}
 
-    def better(self, homes: Sequence[str], costs: Float64, passes: int) -> tuple[str, ...] | None:
-        """Homes with which the next stretch is clearly shorter; None when these are good enough.
+    def better_assignment(
+        self, owners: Sequence[str], costs: Float64, passes: int
+    ) -> tuple[str, ...] | None:
+        """Return owners that make the next interval clearly shorter; None if these are good enough.
 
-        homes, costs: (S,) of each shard; passes: blocks that come to each shard in a stretch, each lap counted.
+        owners, costs: (S,) of each shard. passes: number of block passes per shard in an interval.
         """
-        found = homes_by_speed(costs, self._known)
-        now, then = (passes * self._slowest(each, costs) for each in (homes, found))
-        return found if then <= WORTH_MOVING * now and now - then >= LEAST_SAVED else None
+        better = assign_by_speed(costs, self._known)
+        now, then = (passes * self._slowest(each, costs) for each in (owners, better))
+        return better if then <= MAX_TIME_RATIO * now and now - then >= MIN_SAVED_SECONDS else None
 
-    def _slowest(self, homes: Sequence[str], costs: Float64) -> float:
-        """Seconds that the slowest worker takes for one block past its shards."""
-        work = dict.fromkeys(homes, 0.0)
-        for home, cost in zip(homes, costs, strict=True):
-            work[home] += float(cost)
+    def _slowest(self, owners: Sequence[str], costs: Float64) -> float:
+        """Return the seconds that the slowest worker takes for one block past its shards."""
+        work = dict.fromkeys(owners, 0.0)
+        for owner, cost in zip(owners, costs, strict=True):
+            work[owner] += float(cost)
         return max(total / self._known[worker] for worker, total in work.items())

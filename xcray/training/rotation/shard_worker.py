@@ -1,4 +1,8 @@
-"""The hand of a training whose blocks go round: it holds shards of rows, lets blocks of weights pass them, keeps what must last."""
+"""Worker side of rotation training.
+
+A worker holds row shards, updates weight blocks against them, and keeps the state that is needed
+for checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -13,97 +17,119 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern
 from xcray.solvers import quasi_newton
 from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.multinomial import Shard, shard_of, shard_rows, total_weight
-from xcray.solvers.quasi_newton import as_weights, memory_of
-from xcray.solvers.rotation_contract import CHANGING, Grid, Step, Told, Weights
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
+from xcray.solvers.quasi_newton import pack, unpack
+from xcray.solvers.rotation_contract import MUTATING_KINDS, Grid, PassMetrics, Step, WeightBlock
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.checkpoints import Arrays, read_arrays, write_arrays
-from xcray.workers.solver_task import opened
+from xcray.workers.solver_task import open_dataset
 
-WATCH: Final = 10_000  # rows of the other part that are watched
+MAX_HELD_OUT_ROWS: Final = 10_000  # approximate limit of evaluated rows
 
 
-class Facts(NamedTuple):
-    """What a hand tells of a shard it has opened: how many rows, and what a block's passing costs, in entries of X."""
+class ShardInfo(NamedTuple):
+    """An opened shard: its number of rows, and the cost of a block pass, in entries of X."""
 
     shard: int
     rows: int
     cost: float
 
 
-class Cutting(NamedTuple):
-    """How rows are cut into shards, the same wherever it is done. total: the weight of all rows that have labels, see
-    `multinomial.total_weight`; bias: value of the constant feature; every: of the other part's rows in a shard, each so-many-th
-    is watched, 0 for none; watched: the weight of those that have labels."""
+class SplitPlan(NamedTuple):
+    """How rows are split into shards, the same everywhere.
+
+    total: weight of all rows that have labels, see `multinomial.total_weight`.
+    bias: value of the constant feature.
+    held_out_step: evaluate every n-th held-out row of the shard; 0 disables evaluation.
+    held_out_weight: weight of the evaluated rows that have labels.
+    """
 
     grid: Grid
     seed: int
     bias: float
     total: float
-    every: int = 0
-    watched: float = 0.0
+    held_out_step: int = 0
+    held_out_weight: float = 0.0
 
 
-class Rows(NamedTuple):
-    """What shards are cut from. X (N x D), Y (N x K), weights (N,) or None: of training; other: X and Y of the part that is
-    watched, or None. All may be mapped files: of them a cut reads what it needs."""
+class ShardSource(NamedTuple):
+    """Rows that shards are cut from.
 
-    how: Cutting
+    X (N x D), Y (N x K), weights (N,) or None: of training. held_out: X and Y of the held-out
+    part, or None. All of them can be mapped files: a cut reads only the rows that it needs.
+    """
+
+    split: SplitPlan
     X: CSR
     Y: Pattern
     weights: Float32 | None = None
-    other: tuple[CSR, Pattern] | None = None
+    held_out: tuple[CSR, Pattern] | None = None
 
-    def cut(self, number: int) -> tuple[Shard, Shard | None]:
-        """Shard `number`, and its watched rows."""
-        how = self.how
-        rows = shard_rows(self.X.n_rows, how.grid.shards, how.seed, number)
-        shard = shard_of(self.X, self.Y, rows, total=how.total, weights=self.weights, bias=how.bias)
-        if self.other is None or not how.every:
+    def cut_shard(self, number: int) -> tuple[Shard, Shard | None]:
+        """Return shard `number`, and its held-out rows."""
+        split = self.split
+        rows = shard_rows(self.X.n_rows, split.grid.shards, split.seed, number)
+        shard = make_shard(
+            self.X, self.Y, rows, total=split.total, weights=self.weights, bias=split.bias
+        )
+        if self.held_out is None or not split.held_out_step:
             return shard, None
-        seen = _watched_rows(self.other[0].n_rows, how.grid, how.seed, how.every, number)
-        return shard, shard_of(*self.other, seen, total=how.watched, bias=how.bias)
+        counts = _held_out_rows(
+            self.held_out[0].n_rows, split.grid, split.seed, split.held_out_step, number
+        )
+        return shard, make_shard(
+            *self.held_out, counts, total=split.held_out_weight, bias=split.bias
+        )
 
 
-def rows_of(
+def make_shard_source(
     X: CSR,
     Y: Pattern,
     weights: Float32 | None,
-    other: tuple[CSR, Pattern] | None,
+    held_out: tuple[CSR, Pattern] | None,
     *,
     grid: Grid,
     seed: int,
     bias: float,
-    watch: int = WATCH,
-) -> Rows:
-    """Rows and how to cut them; arguments as of `Rows`. watch: rows of `other` that are watched, about, at most."""
-    how = Cutting(grid, seed, bias, total_weight(Y, weights))
-    if other is None or not other[0].n_rows or watch < 1:
-        return Rows(how, X, Y, weights)
-    every = -(-other[0].n_rows // watch)
-    labelled = np.diff(other[1].indptr) > 0
-    seen = [
-        labelled[_watched_rows(other[0].n_rows, grid, seed, every, number)].sum()
+    max_held_out: int = MAX_HELD_OUT_ROWS,
+) -> ShardSource:
+    """Return rows and their split plan; arguments as of `ShardSource`.
+
+    max_held_out: approximate limit of the held-out rows that are evaluated.
+    """
+    split = SplitPlan(grid, seed, bias, total_weight(Y, weights))
+    if held_out is None or not held_out[0].n_rows or max_held_out < 1:
+        return ShardSource(split, X, Y, weights)
+    every = -(-held_out[0].n_rows // max_held_out)
+    labelled = np.diff(held_out[1].indptr) > 0
+    counts = [
+        labelled[_held_out_rows(held_out[0].n_rows, grid, seed, every, number)].sum()
         for number in range(grid.shards)
     ]
-    return Rows(how._replace(every=every, watched=float(sum(seen))), X, Y, weights, other)
+    return ShardSource(
+        split._replace(held_out_step=every, held_out_weight=float(sum(counts))),
+        X,
+        Y,
+        weights,
+        held_out,
+    )
 
 
-def _watched_rows(n_rows: int, grid: Grid, seed: int, every: int, number: int) -> Int64:
-    """The rows of the watched part that shard `number` looks at."""
+def _held_out_rows(n_rows: int, grid: Grid, seed: int, every: int, number: int) -> Int64:
+    """Return the held-out rows that shard `number` evaluates."""
     return shard_rows(n_rows, grid.shards, seed, number)[::every]
 
 
 @dataclass(frozen=True)
-class ShardWork:
-    """Shards of a data set, for workers: what makes a `ShardHand`.
+class ShardWorkerSpec:
+    """Factory of `ShardWorker`s for a data set.
 
-    made: the solver; n_features: D', with the constant feature; path, content_hash: of the data set's
-    directory, which is opened where a node sees it; None when only the driver has the rows.
+    n_features: D', with the constant feature. path, content_hash: of the data set's directory,
+    which is opened on nodes that see it; None if only the driver has the rows.
     """
 
-    made: DSMLRSolver
-    how: Cutting
+    solver: DSMLRSolver
+    split: SplitPlan
     n_features: int
     path: str | None = None
     content_hash: str = ""
@@ -111,190 +137,216 @@ class ShardWork:
     @property
     def grid(self) -> Grid:
         """Shards and blocks."""
-        return self.how.grid
+        return self.split.grid
 
-    def hand(self, worker: str, stopped: Callable[[], bool]) -> ShardHand:
-        """A hand that holds nothing yet."""
-        return ShardHand(self, stopped)
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
+        """Return a worker that holds no shards yet."""
+        return ShardWorker(self, stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
-        self.made.warm_up()
+        self.solver.warm_up()
 
-    def open(self) -> Rows | None:
-        """The rows, mapped, when this node has the data set with this content; None when not."""
-        dataset = None if self.path is None else opened(self.path, self.content_hash)
+    def open(self) -> ShardSource | None:
+        """Map the rows if this node has the data set with this content; None otherwise."""
+        dataset = None if self.path is None else open_dataset(self.path, self.content_hash)
         if dataset is None:
             return None
         train, test = dataset.train, dataset.test
-        return Rows(
-            self.how, train.X, train.Y, train.weights, None if test is None else (test.X, test.Y)
+        return ShardSource(
+            self.split, train.X, train.Y, train.weights, None if test is None else (test.X, test.Y)
         )
 
 
-class ShardHand:
-    """Shards of one worker: their `Local`s, and of each what it kept at the last rest.
+class ShardWorker:
+    """Shards of one worker: their solver state, and a snapshot of it from the last sync point.
 
-    Its public methods are verbs (see `execution.team`): they return (bulk, told). Nothing else of the rows or the weights is
-    held here: a block comes, passes, and goes.
+    Its public methods are called remotely (see `workers.worker_group`) and return (object, result).
+    Rows and weights are not held here: a block arrives, passes the shards, and leaves.
     """
 
-    def __init__(self, work: ShardWork, stopped: Callable[[], bool]) -> None:
-        self._work = work
-        self._solver = work.made
+    def __init__(self, work: ShardWorkerSpec, stopped: Callable[[], bool]) -> None:
+        self._spec = work
+        self._solver = work.solver
         self._stopped = stopped
         self._locals: dict[int, Any] = {}
-        self._kept: dict[int, Arrays] = {}
+        self._snapshots: dict[int, Arrays] = {}
 
-    def hold(self, shards: Sequence[int]) -> tuple[None, tuple[list[Facts], list[int]]]:
-        """Hold these shards and no others. Told: facts of those newly opened from the data set's directory, and those that
-        can't be, because this node does not see the directory, or another data set is there."""
+    def hold_shards(self, shards: Sequence[int]) -> tuple[None, tuple[list[ShardInfo], list[int]]]:
+        """Hold exactly these shards.
+
+        Returns the infos of newly opened shards, and the shards that cannot be opened because
+        this node does not see the data set's directory, or another data set is there.
+        """
         for shard in set(self._locals) - set(shards):
             del self._locals[shard]
-            self._kept.pop(shard, None)
+            self._snapshots.pop(shard, None)
         missing = [shard for shard in shards if shard not in self._locals]
-        rows = self._work.open() if missing else None
+        rows = self._spec.open() if missing else None
         if rows is None:
             return None, ([], missing)
-        return None, ([self._take_in(shard, *rows.cut(shard)) for shard in missing], [])
+        return None, ([self._add_shard(shard, *rows.cut_shard(shard)) for shard in missing], [])
 
-    def load(self, shard: int, cut: Any) -> tuple[None, Facts]:
-        """Hold a shard whose rows the driver sent: what `Rows.cut` gave there."""
-        return None, self._take_in(shard, *cut)
+    def receive_shard(self, shard: int, cut: Any) -> tuple[None, ShardInfo]:
+        """Hold a shard whose rows the driver sent, the result of `ShardSource.cut_shard`."""
+        return None, self._add_shard(shard, *cut)
 
-    def start(self, lo: int, hi: int) -> tuple[Weights, None]:
-        """The block of labels lo .. hi-1 as a training begins with it."""
-        return self._solver.start(lo, hi, self._work.n_features), None
+    def init_block(self, lo: int, hi: int) -> tuple[WeightBlock, None]:
+        """Create the initial block of labels lo .. hi-1."""
+        return self._solver.initial_block(lo, hi, self._spec.n_features), None
 
-    def visit(
-        self, block: Weights, shards: Sequence[int], step: Step, owned: bool
-    ) -> tuple[Weights | None, list[tuple[int, Told, float]]]:
-        """Let a block pass shards, in this order. Made: the block after it, None when it is as it was. Told: of each shard, with
-        the seconds it took. owned: nobody else has the block's arrays, so they may be written."""
-        after, told = block, []
+    def pass_block(
+        self, block: WeightBlock, shards: Sequence[int], step: Step, owned: bool
+    ) -> tuple[WeightBlock | None, list[tuple[int, PassMetrics, float]]]:
+        """Update a block against shards, in this order.
+
+        Creates the updated block, None if it is unchanged. Returns the metrics and seconds of
+        each shard.
+        owned: the block's arrays are not shared, so they can be written.
+        """
+        after, results = block, []
         for shard in shards:
             began = time.monotonic()
             mine = (owned or after is not block) and after.W.flags.writeable
-            after, news = self._solver.step(
+            after, metrics = self._solver.step(
                 self._locals[shard], after, step, owned=mine, stopped=self._stopped
             )
-            told.append((shard, news, time.monotonic() - began))
-        changed = step.verb in CHANGING
-        return after if changed else None, told
+            results.append((shard, metrics, time.monotonic() - began))
+        changed = step.kind in MUTATING_KINDS
+        return after if changed else None, results
 
-    def carry(
-        self, block: Weights, shards: Sequence[int], step: Step, owned: bool
-    ) -> tuple[Weights, list[tuple[int, Told, float]]]:
-        """`visit` for teams on several nodes: the block is made anew here also when it is as it was. Else each node that it passed
-        would keep a copy until its store is full, and in the end all of W."""
-        after, told = self.visit(block, shards, step, owned)
-        return block if after is None else after, told
+    def pass_block_copied(
+        self, block: WeightBlock, shards: Sequence[int], step: Step, owned: bool
+    ) -> tuple[WeightBlock, list[tuple[int, PassMetrics, float]]]:
+        """Run `pass_block` on groups of several nodes, and also create a block that is unchanged.
 
-    def keep(self) -> tuple[None, None]:
-        """Keep what the shards have computed: `back` and checkpoints mean this from now on."""
-        self._kept = {shard: _copied(local.state()) for shard, local in self._locals.items()}
+        Otherwise each node that the block passed would keep a copy until its store is full, in
+        the end all of W.
+        """
+        after, results = self.pass_block(block, shards, step, owned)
+        return block if after is None else after, results
+
+    def take_snapshots(self) -> tuple[None, None]:
+        """Take a snapshot of the shards' state, for `roll_back` and for checkpoints."""
+        self._snapshots = {
+            shard: _copy_arrays(local.state()) for shard, local in self._locals.items()
+        }
         return None, None
 
-    def back(self) -> tuple[None, None]:
-        """Be as at the last `keep`."""
-        for shard, kept in self._kept.items():
-            self._locals[shard].restore(_copied(kept))
+    def roll_back(self) -> tuple[None, None]:
+        """Restore the state of the last snapshot."""
+        for shard, snapshot in self._snapshots.items():
+            self._locals[shard].restore(_copy_arrays(snapshot))
         return None, None
 
-    def kept(self, shard: int) -> tuple[Arrays, None]:
-        """Made: what was kept of a shard."""
-        return self._kept[shard], None
+    def get_snapshot(self, shard: int) -> tuple[Arrays, None]:
+        """Create a copy of the snapshot of a shard."""
+        return self._snapshots[shard], None
 
-    def take(self, shard: int, kept: Arrays) -> tuple[None, None]:
-        """Let a shard be what was kept of it, here or elsewhere."""
-        self._kept[shard] = _copied(kept)
-        self._locals[shard].restore(_copied(kept))
+    def restore_shard(self, shard: int, snapshot: Arrays) -> tuple[None, None]:
+        """Set the state of a shard to a snapshot from here or elsewhere."""
+        self._snapshots[shard] = _copy_arrays(snapshot)
+        self._locals[shard].restore(_copy_arrays(snapshot))
         return None, None
 
     def save_shard(self, shard: int, directory: str, name: str) -> tuple[None, str | None]:
-        """Write what was kept of a shard; told: SHA-256, None when this node does not see the directory."""
+        """Write the snapshot of a shard; return its SHA-256, None without the directory."""
         folder = Path(directory)
-        return None, write_arrays(folder / name, self._kept[shard]) if folder.is_dir() else None
+        return None, write_arrays(
+            folder / name, self._snapshots[shard]
+        ) if folder.is_dir() else None
 
     def load_shard(self, shard: int, directory: str, name: str, digest: str) -> tuple[None, bool]:
-        """`take` what `save_shard` wrote; told: whether this node sees the directory. Raises Corrupt."""
+        """Restore a shard from `save_shard`; return whether this node sees the directory.
+
+        Raises Corrupt.
+        """
         folder = Path(directory)
         if folder.is_dir():
-            self.take(shard, read_arrays(folder / name, digest))
+            self.restore_shard(shard, read_arrays(folder / name, digest))
         return None, folder.is_dir()
 
-    def save_block(self, block: Weights, directory: str, name: str) -> tuple[None, str | None]:
-        """Write a block; told as by `save_shard`."""
+    def save_block(self, block: WeightBlock, directory: str, name: str) -> tuple[None, str | None]:
+        """Write a block; return its SHA-256, None without access to the directory."""
         folder = Path(directory)
-        return None, write_arrays(folder / name, packed(block)) if folder.is_dir() else None
+        return None, write_arrays(
+            folder / name, block_to_arrays(block)
+        ) if folder.is_dir() else None
 
-    def load_block(self, directory: str, name: str, digest: str) -> tuple[Weights | None, None]:
-        """Made: the block that `save_block` wrote; none when this node does not see the directory. Raises Corrupt."""
+    def load_block(self, directory: str, name: str, digest: str) -> tuple[WeightBlock | None, None]:
+        """Create the block that `save_block` wrote, none without access. Raises Corrupt."""
         folder = Path(directory)
-        return unpacked(read_arrays(folder / name, digest)) if folder.is_dir() else None, None
+        return arrays_to_block(
+            read_arrays(folder / name, digest)
+        ) if folder.is_dir() else None, None
 
-    def pack(self, block: Weights) -> tuple[Arrays, None]:
-        """Made: a block as the arrays of its file."""
-        return packed(block), None
+    def pack_block(self, block: WeightBlock) -> tuple[Arrays, None]:
+        """Create the arrays of a block's file."""
+        return block_to_arrays(block), None
 
-    def unpack(self, arrays: Arrays) -> tuple[Weights, None]:
-        """Made: the block of such arrays."""
-        return unpacked(arrays), None
+    def unpack_block(self, arrays: Arrays) -> tuple[WeightBlock, None]:
+        """Create a block from such arrays."""
+        return arrays_to_block(arrays), None
 
-    def begin(self, block: Weights) -> tuple[Weights, None]:
-        """Made: the memory of a block that has gathered its first exact gradient, with C; see `solvers.quasi_newton`."""
+    def begin_lbfgs(self, block: WeightBlock) -> tuple[WeightBlock, None]:
+        """Create the L-BFGS history of a block that has its first exact gradient, with C."""
         G, C = block.state
-        return as_weights(
-            quasi_newton.begin(block.lo, block.hi, block.W, G, C, self._solver.lam)
+        return pack(
+            quasi_newton.start_history(block.lo, block.hi, block.W, G, C, self._solver.lam)
         ), None
 
-    def remember(self, memory: Weights, block: Weights) -> tuple[Weights, None]:
-        """Made: the memory after the step to where the block is, which has gathered its gradient."""
+    def update_history(self, memory: WeightBlock, block: WeightBlock) -> tuple[WeightBlock, None]:
+        """Create the history after the step to the block's point, which has its gradient."""
         solver = self._solver
-        return as_weights(
-            quasi_newton.remember(
-                memory_of(memory), block.W, block.state[0], solver.lam, solver.pairs
+        return pack(
+            quasi_newton.update_history(
+                unpack(memory), block.W, block.state[0], solver.lam, solver.history
             )
         ), None
 
-    def products(self, memory: Weights) -> tuple[None, Float64]:
-        """Told: the memory's inner products."""
-        return None, quasi_newton.products(memory_of(memory))
+    def inner_products(self, memory: WeightBlock) -> tuple[None, Float64]:
+        """Return the inner products of a history."""
+        return None, quasi_newton.products(unpack(memory))
 
-    def aim(self, memory: Weights, coefs: Float64) -> tuple[Weights, None]:
-        """Made: the memory with its direction."""
-        return as_weights(quasi_newton.aimed(memory_of(memory), coefs)), None
+    def set_direction(self, memory: WeightBlock, coefs: Float64) -> tuple[WeightBlock, None]:
+        """Create the history with its direction."""
+        return pack(quasi_newton.with_direction(unpack(memory), coefs)), None
 
-    def move(self, memory: Weights, length: float) -> tuple[Weights, None]:
-        """Made: the block at so much of the direction."""
-        return Weights(
-            memory.lo, memory.hi, quasi_newton.moved(memory_of(memory), length), ()
+    def move_block(self, memory: WeightBlock, length: float) -> tuple[WeightBlock, None]:
+        """Create the block at `length` times the direction."""
+        return WeightBlock(
+            memory.lo, memory.hi, quasi_newton.weights_at_step(unpack(memory), length), ()
         ), None
 
-    def export(self, block: Weights, positives: Int64) -> tuple[Block, None]:
-        """Made: finished labels; positives: (hi-lo,) training rows of each."""
+    def export_labels(self, block: WeightBlock, positives: Int64) -> tuple[SolvedLabels, None]:
+        """Create the solved labels of a block; positives: (hi-lo,) training rows of each label."""
         return self._solver.export(block, positives), None
 
-    def _take_in(self, shard: int, rows: Shard, watched: Shard | None) -> Facts:
-        """Make the Local of a shard. Rows that came through the object store stay there while they are held: no second copy."""
-        self._locals[shard] = self._solver.local(rows, shard, self._work.grid, watched)
-        return Facts(shard, len(rows.rows), float(max(rows.X.nnz, 1)))
+    def _add_shard(self, shard: int, rows: Shard, held_out_shard: Shard | None) -> ShardInfo:
+        """Create the solver state of a shard.
+
+        Rows from the object store stay there while they are held: there is no second copy.
+        """
+        self._locals[shard] = self._solver.make_shard_state(
+            rows, shard, self._spec.grid, held_out_shard
+        )
+        return ShardInfo(shard, len(rows.rows), float(max(rows.X.nnz, 1)))
 
 
-def packed(block: Weights) -> Arrays:
-    """A block as arrays with names: W (D', hi-lo), state.0 and so on, and its range of labels."""
+def block_to_arrays(block: WeightBlock) -> Arrays:
+    """Return a block as named arrays: W (D', hi-lo), state.0 and so on, and its range of labels."""
     state = {f"state.{number}": array for number, array in enumerate(block.state)}
     return {"W": block.W, **state, "range": np.array([block.lo, block.hi], np.int64)}
 
 
-def unpacked(arrays: Mapping[str, np.ndarray]) -> Weights:
-    """The block that `packed` took apart; shares memory."""
+def arrays_to_block(arrays: Mapping[str, np.ndarray]) -> WeightBlock:
+    """Return the block of `block_to_arrays`; shares memory."""
     lo, hi = (int(end) for end in arrays["range"])
-    return Weights(
+    return WeightBlock(
         lo, hi, arrays["W"], tuple(arrays[f"state.{number}"] for number in range(len(arrays) - 2))
     )
 
 
-def _copied(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Arrays of one's own."""
+def _copy_arrays(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    """Return copies of the arrays."""
     return {name: np.array(array) for name, array in arrays.items()}

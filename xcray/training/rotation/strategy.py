@@ -1,4 +1,4 @@
-"""Training of solvers whose blocks of labels go round shards of rows (family "circulate"): no process holds all weights."""
+"""Rotation strategy: label blocks rotate over row shards, so no process holds all weights."""
 
 from __future__ import annotations
 
@@ -12,153 +12,164 @@ import numpy as np
 from xcray.arrays import Int32
 from xcray.errors import NotFound
 from xcray.solvers.rotation_contract import Grid
-from xcray.solvers.solved_labels import Block
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json
-from xcray.system.blas_threads import one_core_each
-from xcray.training.capacity.joint_resources import circulating, sizes_of, timed_lap
+from xcray.system.blas_threads import limit_blas_threads
+from xcray.training.capacity.joint_resources import estimate_rotation, joint_shape, time_sweep
 from xcray.training.capacity.preflight import Estimate
-from xcray.training.joint import Together, open_ended, outcome, team_of, tell
-from xcray.training.rotation.config import Plan, Standing
-from xcray.training.rotation.shard_worker import Rows, ShardWork, rows_of
-from xcray.training.rotation.trainer import ENDED, descend
-from xcray.training.strategy import Desk, Setting
+from xcray.training.joint import (
+    JointStrategy,
+    make_worker_group,
+    outcome_report,
+    report_progress,
+    uses_whole_cluster,
+)
+from xcray.training.rotation.config import RotationConfig, TrainingProgress
+from xcray.training.rotation.shard_worker import ShardSource, ShardWorkerSpec, make_shard_source
+from xcray.training.rotation.trainer import OUTCOME_FILE, train_rotation
+from xcray.training.strategy import RunServices, TrainingContext
 from xcray.workers.timeline import Span, Timeline
 
 CHECKPOINT_SECONDS: Final = 60.0  # between two checkpoints, at least
-STORED: Final = (
-    3  # times all weights in Ray's object store: of this rest, of the one before, and on their way
-)
-DRAWN: Final = (
+# Copies of all weights in Ray's object store: this sync point, the one before, in transit.
+STORE_COPIES: Final = 3
+# orders that can pass all workers of a node before the next node
+RANDOM_ORDERS: Final = (
     "uniform",
     "shortest",
-)  # orders that can pass all workers of a node before the next node
+)
 
 
-class Circulating(Together):
-    """See `Way`. The grid is resolved once: a run that goes on with other workers keeps the grid it began with."""
+class BlockRotation(JointStrategy):
+    """Strategy of family "rotation", see `TrainingStrategy`.
 
-    def __init__(self, at: Setting) -> None:
+    The grid is chosen once: a run that is resumed with another number of workers keeps its grid.
+    """
+
+    def __init__(self, at: TrainingContext) -> None:
         super().__init__(at)
         dataset = at.dataset
         self._n_features = dataset.n_features + bool(at.solver.bias)
-        found = self._begun() or at.solver.grid(
+        outcome = self._existing_grid() or at.solver.grid(
             dataset.train.n_rows, dataset.n_labels, self._n_features, self.workers
         )
-        self._grid = Grid(*found)
+        self._grid = Grid(*outcome)
         self.workers = min(self.workers, self._grid.shards)
 
-    def settled(self) -> dict[str, Any]:
-        """The grid: with "sync" and "ring" the model's bits depend on it, data, parameters and seed alone."""
+    def run_settings(self) -> dict[str, Any]:
+        """Return the grid, which the bits of the model depend on with "sync" and "ring"."""
         return {"grid": list(self._grid)}
 
-    def foreseen(self, missing: Int32, probe: float | None = None) -> Estimate:
+    def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
         """See `xcray.training.capacity.joint_resources`."""
-        sizes = sizes_of(self._at.dataset, self._solver)
-        pace = partial(timed_lap, self._solver, self._rows(), sizes, probe)
-        return circulating(
+        sizes = joint_shape(self._at.dataset, self._solver)
+        pace = partial(time_sweep, self._solver, self._shard_source(), sizes, probe_seconds)
+        return estimate_rotation(
             self._at.spec, sizes, self._solver, self._grid.blocks, self.workers, pace
         )
 
-    def solve(self, desk: Desk) -> None:
-        """From the last checkpoint, or from the start, to all blocks in parts."""
-        if (self.folder / ENDED).is_file():
-            if not len(desk.parts.missing):
+    def solve(self, services: RunServices) -> None:
+        """Train from the last checkpoint, or from the start, until all blocks are committed."""
+        if (self.folder / OUTCOME_FILE).is_file():
+            if not len(services.parts.missing):
                 return
-            (self.folder / ENDED).unlink()  # parts were lost since: nothing is left to make them of
-        desk.parts.clear()
-        at, rows = self._at, self._rows()
-        where = str(at.dataset.path.resolve())
-        work = ShardWork(self._solver, rows.how, self._n_features, where, at.dataset.content_hash)
-        most = self._grid.shards if open_ended(at) else None
-        team = team_of(
+            # parts were lost since then, and there is nothing to rebuild them from
+            (self.folder / OUTCOME_FILE).unlink()
+        services.parts.clear()
+        at, rows = self._at, self._shard_source()
+        path = str(at.dataset.path.resolve())
+        spec = ShardWorkerSpec(
+            self._solver, rows.split, self._n_features, path, at.dataset.content_hash
+        )
+        max_workers = self._grid.shards if uses_whole_cluster(at) else None
+        group = make_worker_group(
             at.spec,
-            work,
+            spec,
             self.workers,
             at.job,
-            STORED * 4 * self._n_features * at.dataset.n_labels,
-            most,
+            STORE_COPIES * 4 * self._n_features * at.dataset.n_labels,
+            max_workers,
         )
-        desk.watch(team.footprints)
-        desk.vitals.follow(team.muster)
+        services.set_memory_source(group.memory_usage)
+        services.metrics.set_worker_source(group.status)
 
         def record(span: Span) -> None:
-            timeline.add(
-                span._replace(task=replace(span.task, labels=()))
-            )  # a visit finishes no label
-            desk.vitals.span(span)
+            # a pass finishes no label
+            timeline.add(span._replace(task=replace(span.task, labels=())))
+            services.metrics.add_span(span)
 
-        with Timeline(at.run_dir, lambda: team.nodes) as timeline, one_core_each():
-            descend(
+        with Timeline(at.run_dir, lambda: group.nodes) as timeline, limit_blas_threads():
+            train_rotation(
                 self._solver,
-                team,
+                group,
                 rows,
-                self._plan(desk.seconds_left()),
+                self._make_config(services.seconds_left()),
                 directory=self.folder,
                 fingerprint=self._fingerprint(),
-                deliver=desk.parts.commit,
-                stop=desk.stop,
-                tell=lambda standing: self._tell(desk, standing),
+                deliver=services.parts.commit,
+                stop=services.stop,
+                on_progress=lambda standing: self._report(services, standing),
                 record=record,
             )
 
-    def figures(self, block: Block, measures: Mapping[str, float]) -> dict[str, Any]:
-        """See `outcome`; the grid, and what was lost, moved and damaged on the way."""
-        found = read_json(self.folder / ENDED)
-        told = {
-            "workers_lost": found["lost"],
-            "shards_moved": found["moved"],
-            "damaged_checkpoints": found["damaged"],
+    def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
+        """Return `outcome_report`, the grid, and the numbers of losses, moves and damages."""
+        outcome = read_json(self.folder / OUTCOME_FILE)
+        losses = {
+            "workers_lost": outcome["lost"],
+            "shards_moved": outcome["moved"],
+            "damaged_checkpoints": outcome["damaged"],
         }
-        return {**outcome(found, block, measures), "grid": self._grid._asdict(), **told}
+        return {**outcome_report(outcome, block, measures), "grid": self._grid._asdict(), **losses}
 
-    def _plan(self, seconds: float | None) -> Plan:
-        """What is descended, and how; seconds: that are left."""
+    def _make_config(self, seconds: float | None) -> RotationConfig:
+        """Return the configuration; seconds: remaining time."""
         data, solver = self._at.dataset, self._solver
-        return Plan(
+        return RotationConfig(
             grid=self._grid,
             n_labels=data.n_labels,
             n_features=self._n_features,
             positives=data.label_counts.astype(np.int64),
             truth=data.test.Y if data.test is not None else None,
             order=solver.order,
-            hybrid=solver.order in DRAWN,
-            rest_every=solver.rest_every,
+            hybrid=solver.order in RANDOM_ORDERS,
+            sync_every=solver.sync_every,
             seed=solver.seed,
             checkpoint_seconds=CHECKPOINT_SECONDS,
             max_seconds=seconds,
         )
 
-    def _rows(self) -> Rows:
-        """What shards are cut from; held-out rows are watched."""
+    def _shard_source(self) -> ShardSource:
+        """Return the rows of the shards, with the held-out ones."""
         train, test, solver = self._at.dataset.train, self._at.dataset.test, self._solver
-        other = None if test is None or not test.Y.nnz else (test.X, test.Y)
-        return rows_of(
+        held_out = None if test is None or not test.Y.nnz else (test.X, test.Y)
+        return make_shard_source(
             train.X,
             train.Y,
             train.weights,
-            other,
+            held_out,
             grid=self._grid,
             seed=solver.seed,
             bias=solver.bias,
         )
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Whose checkpoints these are."""
-        about = {
+        """Return the identity of the run that checkpoints belong to."""
+        identity = {
             "solver": self._at.spec.solver,
             "revision": self._solver.revision,
             "params": self._solver.as_dict(),
         }
-        return {**about, "dataset": self._at.dataset.content_hash, **self.settled()}
+        return {**identity, "dataset": self._at.dataset.content_hash, **self.run_settings()}
 
-    def _begun(self) -> tuple[int, int] | None:
-        """The grid that the run in this directory began with; None for a new one."""
+    def _existing_grid(self) -> tuple[int, int] | None:
+        """Return the grid of the run in this directory; None for a new run."""
         try:
             shards, blocks = read_json(self._at.run_dir / "run.json").get("grid") or (0, 0)
         except NotFound:
             return None
         return (shards, blocks) if shards else None
 
-    def _tell(self, desk: Desk, at: Standing) -> None:
-        """Report how far it is."""
-        tell(desk, at.epoch, at.epochs, at.rate, at.eta, at.newest, at.note)
+    def _report(self, services: RunServices, at: TrainingProgress) -> None:
+        """Report progress."""
+        report_progress(services, at.epoch, at.epochs, at.rate, at.eta, at.newest, at.note)

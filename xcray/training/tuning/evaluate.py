@@ -1,4 +1,4 @@
-"""Points of a path, solved and measured on one data set that is loaded once; each may start from the duals of another."""
+"""Solve and evaluate grid points on one data set, with optional warm starts from other points."""
 
 from __future__ import annotations
 
@@ -20,117 +20,122 @@ from xcray.kernels.sparse import take_rows
 from xcray.metrics import evaluate
 from xcray.model.directory import Staging
 from xcray.solvers import make_solver
-from xcray.solvers.contract import Local, Solver
-from xcray.solvers.solved_labels import Block, untrained
+from xcray.solvers.contract import Solver, SolverState
+from xcray.solvers.solved_labels import SolvedLabels, untrained_records
 from xcray.storage.arrow import read_csr
 from xcray.storage.atomic import discard_directory, read_json, write_json
-from xcray.training.block_store import Parts
-from xcray.training.capacity.preflight import merge_budget, workers_of
-from xcray.training.independent import ray_pool
-from xcray.training.report.summary import figures
-from xcray.training.solve_labels import Rows, local_pool, solve_labels
+from xcray.training.block_store import BlockStore
+from xcray.training.capacity.preflight import merge_budget, worker_count
+from xcray.training.independent import make_ray_pool
+from xcray.training.report.summary import summarize_block
+from xcray.training.solve_labels import TrainingData, make_local_pool, solve_labels
 from xcray.training.spec import TrainSpec
-from xcray.training.tuning.grid import Point, rescale
+from xcray.training.tuning.grid import Point, dual_scale
 from xcray.workers.pool import Pool, Result, StopFlag
 from xcray.workers.timeline import Timeline, balance, read_streams
 
-CHUNK = 1 << 16  # rows split at once
+CHUNK_ROWS = 1 << 16  # rows split per step
 
 
 def hold_out(data: Dataset, share: float, seed: int, path: Path) -> Dataset:
-    """The training rows of a data set as one of its own, a share of them held out by a hash of their numbers; kept at `path`.
+    """Split the training rows of a data set into a new data set with a held-out part.
 
-    Raises ParameterError when one side would be empty, Conflict when `path` has rows held out otherwise.
+    share: of the rows to hold out, selected by a hash of their numbers. path: where it is stored.
+    Raises ParameterError if one side would be empty, Conflict if `path` holds another split.
     """
-    account = {"of": data.content_hash, "holdout": share, "seed": seed}
+    source = {"of": data.content_hash, "holdout": share, "seed": seed}
     if path.exists():
-        held = Dataset.open(path)
-        if held.manifest["source"] != account:
+        existing = Dataset.open(path)
+        if existing.manifest["source"] != source:
             raise Conflict(
-                "the run directory holds another path (other data, holdout or seed); choose a new one"
+                "the run directory holds another search (other data, holdout or seed); "
+                "choose a new one"
             )
-        return held
+        return existing
     split = HashSplit(share, seed)
     with DatasetWriter(
         path, name="held", n_features=data.n_features, n_labels=data.n_labels
     ) as writer:
-        for start in range(0, data.train.n_rows, CHUNK):
-            stop = min(start + CHUNK, data.train.n_rows)
+        for start in range(0, data.train.n_rows, CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, data.train.n_rows)
             for part, X, Y in split_rows(*data.train.take(start, stop), split.mask(start, stop)):
                 writer.add(part, X, Y)
-        if not (writer.rows("train") and writer.rows("test")):
+        if not (writer.n_rows("train") and writer.n_rows("test")):
             rows = (
-                f"{writer.rows('train')} rows to learn from and {writer.rows('test')} to measure on"
+                f"{writer.n_rows('train')} rows to learn from "
+                f"and {writer.n_rows('test')} to measure on"
             )
             raise ParameterError(f"holdout={share:g} leaves {rows}; choose another share")
         weights = data.train.weights
-        kept = (
+        kept_weights = (
             None
             if weights is None
             else frozen(weights[~split.mask(0, data.train.n_rows)], np.float32)
         )
-        return writer.finish(source=account, label_names=data.label_names, weights=kept)
+        return writer.finish(source=source, label_names=data.label_names, weights=kept_weights)
 
 
-class Bench:
-    """Where points are solved and measured.
+class PointEvaluator:
+    """Solves and evaluates grid points.
 
-    spec: a training whose parameters all points share, and its pool; held: learnt from by its training part and measured on
-    by its test part; folder: keeps the points. Starting from another point works on the pools of this process.
+    spec: the training shared by all points, with its pool. data: its training part is used to
+    learn, its test part to measure. folder: stores the points. Warm starts work on the pools of
+    this process.
     """
 
     def __init__(
-        self, spec: TrainSpec, held: Dataset, folder: Path, stop: StopFlag, job: str = "local"
+        self, spec: TrainSpec, data: Dataset, folder: Path, stop: StopFlag, job: str = "local"
     ) -> None:
         self.spec = spec
-        self.held = held
+        self.data = data
         self.folder = folder
         self.stop = stop
         self.job = job
-        self.rows = Rows(held.train.X, held.train.XT, held.train.YT, held.train.weights)
-        self.workers = 1 if make_solver(spec.solver, spec.params).joint else workers_of(spec)
-        self.local: Local | None = None
+        self.training_data = TrainingData(
+            data.train.X, data.train.XT, data.train.YT, data.train.weights
+        )
+        self.workers = 1 if make_solver(spec.solver, spec.params).joint else worker_count(spec)
+        self.state: SolverState | None = None
 
-    def result(
+    def evaluate(
         self, point: Point, start: Point | None, tick: Callable[[int], None] = lambda _: None
     ) -> dict[str, Any]:
-        """What a point gave: params, measures, nnz, certified and so on. One that was finished before is not solved again.
+        """Return the result of a point: params, measures, nnz, certified and so on.
 
-        start: a finished point to start from. tick: told how many labels are done; what it raises ends the work.
+        A finished point is not solved again. start: a finished point to start from. tick: called
+        with the number of finished labels; its exceptions end the work.
         """
         folder = self.folder / point.key
         if not (folder / "result.json").exists():
-            write_json(folder / "result.json", self._solved(folder, point, start, tick))
+            write_json(folder / "result.json", self._solve(folder, point, start, tick))
         for part in folder.glob("part-*.arrow"):
-            part.unlink()  # measured: only its duals are still of use
-        return {
-            **read_json(folder / "result.json"),
-            "params": point.params,
-        }  # in the order of the grid
+            part.unlink()  # only the duals of an evaluated point are still needed
+        # params from the point: in the order of the grid
+        return {**read_json(folder / "result.json"), "params": point.params}
 
-    def forget(self, points: Sequence[Point], done: int) -> None:
+    def remove_duals(self, points: Sequence[Point], done: int) -> None:
         """Remove the duals of points up to number `done` that no later point starts from."""
         wanted = {point.start for point in points[done + 1 :]}
         for point in points[: done + 1]:
             if point.number not in wanted:
                 discard_directory(self.folder / point.key / "duals")
 
-    def _solved(
+    def _solve(
         self, folder: Path, point: Point, start: Point | None, tick: Callable[[int], None]
     ) -> dict[str, Any]:
-        """Solve and measure one point."""
+        """Solve and evaluate one point."""
         spec = replace(self.spec, params={**self.spec.params, **point.params})
-        solver, n_labels = make_solver(spec.solver, spec.params), self.held.n_labels
-        about = {
+        solver, n_labels = make_solver(spec.solver, spec.params), self.data.n_labels
+        fingerprint = {
             "solver": spec.solver,
             "revision": solver.revision,
             "params": solver.as_dict(),
-            "dataset": self.held.content_hash,
+            "dataset": self.data.content_hash,
         }
-        parts = Parts(folder, about, n_labels=n_labels, n_features=self.held.n_features)
+        parts = BlockStore(folder, fingerprint, n_labels=n_labels, n_features=self.data.n_features)
         duals = (
-            Duals(folder / "duals", about, self.held)
-            if spec.pool != "ray" and starts_warm(solver)
+            DualStore(folder / "duals", fingerprint, self.data)
+            if spec.pool != "ray" and supports_warm_start(solver)
             else None
         )
         origin = (
@@ -138,23 +143,26 @@ class Bench:
             if start is None or duals is None
             else read_duals(self.folder / start.key / "duals")
         )
-        factor = 1.0 if start is None else rescale(start.params, point.params)
+        factor = 1.0 if start is None else dual_scale(start.params, point.params)
 
         def commit(result: Result) -> None:
             if duals is not None:
-                duals.commit(result.block)  # first: a part that is there has its duals
-            parts.commit(result.block)
+                # Before the part: every committed part has its duals.
+                duals.commit(result.value)
+            parts.commit(result.value)
 
         missing = frozen(parts.missing, np.int32)
         if len(missing):
             with Timeline(folder) as timeline:
                 solve_labels(
                     solver,
-                    self.rows.terms(solver),
+                    self.training_data.cost_terms(solver),
                     missing,
-                    self._pool(
+                    self._make_pool(
                         spec,
-                        solver if duals is None else cast("Solver", Warm(solver, origin, factor)),
+                        solver
+                        if duals is None
+                        else cast("Solver", WarmSolver(solver, origin, factor)),
                     ),
                     workers=self.workers,
                     commit=commit,
@@ -164,71 +172,88 @@ class Bench:
                 )
         if duals is not None:
             duals.merge(spec)
-        told = None if origin is None or start is None else start.params
-        return {"params": point.params, **self._measured(folder, parts, solver), "start": told}
+        start_params = None if origin is None or start is None else start.params
+        return {
+            "params": point.params,
+            **self._measure(folder, parts, solver),
+            "start": start_params,
+        }
 
-    def _pool(self, spec: TrainSpec, solver: Solver) -> Pool:
-        """The pool that the spec asks for; the problem is loaded once for all points on pools of this process."""
+    def _make_pool(self, spec: TrainSpec, solver: Solver) -> Pool:
+        """Return the pool of the spec. Local pools load the problem once for all points."""
         if spec.pool == "ray":
-            return ray_pool(
-                replace(spec, dataset=str(self.held.path)),
+            return make_ray_pool(
+                replace(spec, dataset=str(self.data.path)),
                 solver,
-                self.held,
+                self.data,
                 self.workers,
                 self.job,
             )
-        if self.local is None:
-            self.local = solver.load(*self.rows)
-        return local_pool(spec.pool, solver, self.local, self.workers)
+        if self.state is None:
+            self.state = solver.load(*self.training_data)
+        return make_local_pool(spec.pool, solver, self.state, self.workers)
 
-    def _measured(self, folder: Path, parts: Parts, solver: Solver) -> dict[str, Any]:
-        """Measures on the held-out rows, and how the classes came out."""
-        held, ks = self.held["test"], self.spec.ks
+    def _measure(self, folder: Path, parts: BlockStore, solver: Solver) -> dict[str, Any]:
+        """Return the measures on the held-out rows and the summary of the classes."""
+        held_out, ks = self.data["test"], self.spec.ks
         budget = merge_budget(self.spec, int(parts.lengths.sum()))
         with Staging(folder / "model", budget) as staging:
             block = parts.merge(staging.weights, budget=budget)
-            top = staging.index(block.bias).query(held.X, max(ks), threads=self.workers).top
-            told = figures(block, solver.eps)
+            top = staging.index(block.bias).query(held_out.X, max(ks), threads=self.workers).top
+            summary = summarize_block(block, solver.eps)
         measures = evaluate(
-            top, held.Y, ks=ks, label_counts=self.held.label_counts, n_train=self.held.train.n_rows
+            top,
+            held_out.Y,
+            ks=ks,
+            label_counts=self.data.label_counts,
+            n_train=self.data.train.n_rows,
         )
-        spread = balance(read_streams(folder), self.workers)
+        balance_figures = balance(read_streams(folder), self.workers)
         return {
             "measures": measures,
-            "nnz": told["weights"],
-            "seconds": spread["makespan"],
-            "core_seconds": spread["core_seconds"],
-            "classes": told["classes"],
-            "certified": told["classes_certified"],
-            "largest_gap": told["largest_gap"],
+            "nnz": summary["weights"],
+            "seconds": balance_figures["makespan"],
+            "core_seconds": balance_figures["core_seconds"],
+            "classes": summary["classes"],
+            "certified": summary["classes_certified"],
+            "largest_gap": summary["largest_gap"],
         }
 
 
-class Duals:
-    """The dual variables of a point, (K x N) by label, committed batch by batch as `Parts` does with weights."""
+class DualStore:
+    """Stores the dual variables of a point, (K x N) by label, batch by batch like the weights."""
 
-    def __init__(self, folder: Path, about: dict[str, Any], held: Dataset) -> None:
-        """folder: where they are kept; about: what point they are of; held: its data set."""
-        self._parts = Parts(
-            folder, {**about, "of": "duals"}, n_labels=held.n_labels, n_features=held.train.n_rows
+    def __init__(self, folder: Path, fingerprint: dict[str, Any], data: Dataset) -> None:
+        """Open the store.
+
+        folder: its directory. fingerprint: identifies the point. data: the point's data set.
+        """
+        self._parts = BlockStore(
+            folder,
+            {**fingerprint, "of": "duals"},
+            n_labels=data.n_labels,
+            n_features=data.train.n_rows,
         )
         self._folder = folder
 
-    def commit(self, block: Block) -> None:
-        """Keep the duals of a finished batch. Raises ValueError when the solver gave none."""
+    def commit(self, block: SolvedLabels) -> None:
+        """Commit the duals of a finished batch. Raises ValueError if the solver returned none."""
         if block.duals is None:
-            raise ValueError("the solver was asked for duals and gave none")
+            raise ValueError("the solver returned no duals")
         self._parts.commit(
-            Block(
+            SolvedLabels(
                 block.labels,
                 block.duals,
                 frozen(np.zeros(len(block.labels)), np.float64),
-                untrained(block.labels),
+                untrained_records(block.labels),
             )
         )
 
     def merge(self, spec: TrainSpec) -> None:
-        """Make one file of all batches, in as much memory as merging weights may take: the next point reads this."""
+        """Merge all batches into one file, which the next point reads.
+
+        It takes at most as much memory as merging weights.
+        """
         budget = merge_budget(spec, int(self._parts.lengths.sum()))
         self._parts.merge(self._folder / "duals.arrow", budget=budget, allow_missing=True)
         for part in self._folder.glob("part-*.arrow"):
@@ -236,19 +261,22 @@ class Duals:
 
 
 def read_duals(folder: Path) -> CSR | None:
-    """The duals of a finished point, (K x N), mapped; None when they are gone (they are removed when no point needs them)."""
+    """Return the duals of a finished point, (K x N), mapped; None if they were removed.
+
+    They are removed once no later point needs them.
+    """
     return read_csr(folder / "duals.arrow") if (folder / "duals.arrow").exists() else None
 
 
-def starts_warm(solver: Solver) -> bool:
-    """Whether a solver can start from duals: its `solve` takes them."""
+def supports_warm_start(solver: Solver) -> bool:
+    """Return whether a solver can start from duals, judged by the parameters of its `solve`."""
     return {"start", "keep_duals"} <= set(inspect.signature(type(solver).solve).parameters)
 
 
-class Warm:
-    """A solver that starts each label from given duals, if there are any, and hands over those it ends with.
+class WarmSolver:
+    """A solver that starts each label from given duals, if any, and returns the final duals.
 
-    origin: (K x N), by label, or None; factor: what they are multiplied by.
+    origin: (K x N), by label, or None. factor: applied to the duals.
     """
 
     def __init__(self, solver: Any, origin: CSR | None, factor: float = 1.0) -> None:
@@ -257,15 +285,17 @@ class Warm:
         self._factor = np.float32(factor)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the solver's."""
+        """Delegate everything else to the solver."""
         return getattr(self._solver, name)
 
     def solve(
-        self, local: Local, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> Block:
-        """As the solver's, but warm."""
+        self, state: SolverState, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> SolvedLabels:
+        """Solve labels like the solver, with a warm start."""
         start = None if self._origin is None else take_rows(self._origin, frozen(labels, np.int64))
         if start is not None:
             start = start._replace(data=frozen(start.data * self._factor, np.float32))
-        block: Block = self._solver.solve(local, labels, stopped, start=start, keep_duals=True)
+        block: SolvedLabels = self._solver.solve(
+            state, labels, stopped, start=start, keep_duals=True
+        )
         return block

@@ -1,7 +1,8 @@
-"""A path of hyper-parameters: every point solved on one part of the training rows and measured on the rest, the best kept.
+"""Hyper-parameter search: solve every grid point on a part of the rows, choose the best, train it.
 
-The data is loaded once, points start from the nearest solved one, a finished point is kept, and the final model is the
-one that `train` makes of all training rows with the chosen parameters, to the byte.
+The data is loaded once, points start from the nearest solved one, and finished points are stored.
+The final model equals, byte by byte, the one that `train` makes of all training rows with the
+chosen parameters.
 """
 
 from __future__ import annotations
@@ -20,25 +21,32 @@ from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, ParameterError, Stopped
 from xcray.solvers import make_solver
 from xcray.storage.arrow import write_table
-from xcray.storage.atomic import discard_directory, publish_directory, staging_directory, write_json
+from xcray.storage.atomic import (
+    create_staging_directory,
+    discard_directory,
+    publish_directory,
+    write_json,
+)
 from xcray.telemetry.progress import Progress
 from xcray.training.run import TrainResult, train
 from xcray.training.spec import TrainSpec
-from xcray.training.tuning.evaluate import Bench, hold_out
-from xcray.training.tuning.grid import Point, checked_grid, key_of, plan
+from xcray.training.tuning.evaluate import PointEvaluator, hold_out
+from xcray.training.tuning.grid import Point, params_key, plan_points, validate_grid
 from xcray.workers.pool import StopFlag
 
-FAMILIES = ("P", "recall", "nDCG", "PSP", "PSnDCG")  # measures that a path can choose by, each @k
+# Measures to choose by, each @k.
+MEASURE_FAMILIES = ("P", "recall", "nDCG", "PSP", "PSnDCG")
 
 
 @dataclass(frozen=True)
-class PathSpec:
-    """What path to run. Checked when made; raises ParameterError with the mend.
+class TuneSpec:
+    """Description of a search. Validated when created; raises ParameterError with a fix.
 
-    train: the training that the best point ends in; its params are those all points share. grid: values of lam, tau and C.
-    select: the measure to choose by, on held-out rows: P, recall, nDCG, PSP or PSnDCG, @k; equal ones: the sparser model.
-    holdout: share of the training rows to measure on, chosen by a hash of their number; seed: another seed, another choice.
-    warm: start each point from the nearest solved one; False: from nothing, so that no point depends on any other.
+    train: the final training; its params are shared by all points. grid: values of lam, tau and C.
+    select: the measure to choose by, on held-out rows: P, recall, nDCG, PSP or PSnDCG, @k; ties
+    select the sparser model. holdout: share of the training rows to measure on, chosen by a hash of
+    their number. seed: of this choice. warm: start each point from the nearest solved one; if
+    False, no point depends on another.
     """
 
     train: TrainSpec
@@ -49,25 +57,29 @@ class PathSpec:
     warm: bool = True
 
     def __post_init__(self) -> None:
-        """Check everything that can be checked without the data."""
-        object.__setattr__(self, "grid", checked_grid(self.grid))
-        if twice := sorted(set(self.grid) & set(self.train.params)):
+        """Validate everything that does not depend on the data."""
+        object.__setattr__(self, "grid", validate_grid(self.grid))
+        if repeated := sorted(set(self.grid) & set(self.train.params)):
             raise ParameterError(
-                f"{twice[0]} is in the grid and among the fixed parameters; give it once"
+                f"{repeated[0]} is in the grid and among the fixed parameters; give it once"
             )
         solvers = [
             make_solver(self.train.solver, {**self.train.params, **point.params})
-            for point in plan(self.grid)
+            for point in plan_points(self.grid)
         ]
-        if any(solver.family != "scatter" for solver in solvers):
+        if any(solver.family != "independent" for solver in solvers):
             raise ParameterError(
-                f"there is no path for {self.train.solver}: train it once for each value (`xcray train -p lam=...`), or search "
+                f"{self.train.solver} cannot be tuned: "
+                "train it once for each value (`xcray train -p lam=...`), or search "
                 "with scikit-learn's GridSearchCV over its estimator"
             )
         family, _, k = self.select.partition("@")
-        if family not in FAMILIES or not (k.isascii() and k.isdecimal() and 1 <= int(k) <= 100):
+        if family not in MEASURE_FAMILIES or not (
+            k.isascii() and k.isdecimal() and 1 <= int(k) <= 100
+        ):
             raise ParameterError(
-                f"select is {self.select[:80]!r}; it must be one of {', '.join(FAMILIES)} with @k, for example P@1"
+                f"select is {self.select[:80]!r}; "
+                f"it must be one of {', '.join(MEASURE_FAMILIES)} with @k, for example P@1"
             )
         if (
             isinstance(self.holdout, bool)
@@ -75,16 +87,20 @@ class PathSpec:
             or not 0.0 < self.holdout < 1.0
         ):
             raise ParameterError(
-                f"holdout is {str(self.holdout)[:80]!r}; it must be a share of the rows between 0 and 1, as 0.2"
+                f"holdout is {str(self.holdout)[:80]!r}; "
+                "it must be a share of the rows between 0 and 1, for example 0.2"
             )
         object.__setattr__(
             self, "train", dataclasses.replace(self.train, ks=(*self.train.ks, int(k)))
         )
 
 
-class PathResult(NamedTuple):
-    """What came out: the folder; points, in the order they were solved, each as in path.json; the chosen one's parameters;
-    and the final training's result."""
+class TuneResult(NamedTuple):
+    """Result of a search.
+
+    path: the directory. points: in the order of solving, each as in path.json. chosen: parameters
+    of the best point. model: result of the final training.
+    """
 
     path: Path
     points: list[dict[str, Any]]
@@ -92,52 +108,55 @@ class PathResult(NamedTuple):
     model: TrainResult
 
 
-def train_path(
-    spec: PathSpec,
+def tune(
+    spec: TuneSpec,
     *,
     run_dir: Path,
     out: Path,
     progress: Callable[[Progress], None] = lambda _: None,
     stop: StopFlag | None = None,
     job: str = "local",
-) -> PathResult:
-    """Solve all points, choose the best, train the final model, and publish the folder `out` by one rename.
+) -> TuneResult:
+    """Solve all points, choose the best, train the final model, and publish the directory `out`.
 
-    out: holds model/ (the model directory), path.json and path.arrow (all points). run_dir: keeps finished points and
-    batches; call again with the same one, also with another grid, to do only what is missing. progress, stop, job: as in
-    `xcray.training.train`. Raises what `train` raises, and ParameterError when no row is left on one side of the split.
+    out: receives model/ (the model directory), path.json and path.arrow (all points). run_dir:
+    stores finished points and batches. Call again with the same directory, also with another grid,
+    to resume.
+    progress, stop, job: as in `xcray.training.train`. Raises the errors of `train`, and
+    ParameterError if one side of the split has no rows.
     """
     if Path(out).exists():
         raise Conflict(
-            f"{Path(out).name} exists already; choose another path for the results, or remove it first"
+            f"{Path(out).name} exists already; "
+            "choose another path for the results, or remove it first"
         )
-    return _Path(spec, Path(run_dir), progress, stop or StopFlag(), job).run(Path(out))
+    return _TuneRun(spec, Path(run_dir), progress, stop or StopFlag(), job).run(Path(out))
 
 
 @dataclass
-class _Path:
-    """One path under way: what its steps share."""
+class _TuneRun:
+    """State of one search."""
 
-    spec: PathSpec
+    spec: TuneSpec
     run_dir: Path
     progress: Callable[[Progress], None]
     stop: StopFlag
     job: str
-    began: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.monotonic)
 
-    def run(self, out: Path) -> PathResult:
-        """Points, choice, final model."""
-        points = plan(self.spec.grid)
-        self._tell(points, 0, 0, 0)
-        held = hold_out(
+    def run(self, out: Path) -> TuneResult:
+        """Evaluate the points, choose one, and train the final model."""
+        points = plan_points(self.spec.grid)
+        self._report_progress(points, 0, 0, 0)
+        held_data = hold_out(
             Dataset.open(self.spec.train.dataset),
             self.spec.holdout,
             self.spec.seed,
             self.run_dir / "held",
         )
-        bench = Bench(
+        evaluator = PointEvaluator(
             self.spec.train,
-            held,
+            held_data,
             self.run_dir / ("points" if self.spec.warm else "cold"),
             self.stop,
             self.job,
@@ -145,72 +164,85 @@ class _Path:
         results = []
         for point in points:
             start = points[point.start] if self.spec.warm and point.start is not None else None
-            tick = functools.partial(self._tell, points, point.number, held.n_labels)
-            results.append(bench.result(point, start, tick))
-            bench.forget(points, point.number)
+            tick = functools.partial(
+                self._report_progress, points, point.number, held_data.n_labels
+            )
+            results.append(evaluator.evaluate(point, start, tick))
+            evaluator.remove_duals(points, point.number)
         return self._finish(out, results)
 
-    def _finish(self, out: Path, results: list[dict[str, Any]]) -> PathResult:
-        """The final model on all training rows, with every point in its report."""
-        best = choose(results, self.spec.select)
+    def _finish(self, out: Path, results: list[dict[str, Any]]) -> TuneResult:
+        """Train the final model on all training rows, with every point in its report."""
+        best = choose_point(results, self.spec.select)
         for number, result in enumerate(results):
             result["chosen"] = number == best
         chosen = results[best]["params"]
-        told = {name: getattr(self.spec, name) for name in ("select", "holdout", "seed", "warm")}
-        account = {
-            **told,
+        settings = {
+            name: getattr(self.spec, name) for name in ("select", "holdout", "seed", "warm")
+        }
+        report = {
+            **settings,
             "grid": {name: list(values) for name, values in self.spec.grid.items()},
             "chosen": chosen,
             "points": results,
         }
         out.parent.mkdir(parents=True, exist_ok=True)
-        staged = staging_directory(out)
+        staged = create_staging_directory(out)
         try:
             spec = dataclasses.replace(self.spec.train, params={**self.spec.train.params, **chosen})
             model = train(
                 spec,
-                run_dir=self.run_dir / "final" / key_of(chosen),
+                run_dir=self.run_dir / "final" / params_key(chosen),
                 out=staged / "model",
                 progress=self.progress,
                 stop=self.stop,
                 job=self.job,
-                notes={"path": account},
+                notes={"path": report},
             )
             write_json(
-                staged / "path.json", {**account, "model": model.sha256, "test": model.measures}
+                staged / "path.json", {**report, "model": model.sha256, "test": model.measures}
             )
-            write_table(staged / "path.arrow", path_table(results))
+            write_table(staged / "path.arrow", points_table(results))
             publish_directory(staged, out)
         finally:
             discard_directory(staged)
-        return PathResult(out, results, chosen, model._replace(model_path=out / "model"))
+        return TuneResult(out, results, chosen, model._replace(model_path=out / "model"))
 
-    def _tell(self, points: list[Point], number: int, n_labels: int, done: int) -> None:
-        """Report progress over all points. Raises Stopped when a stop was asked for."""
+    def _report_progress(self, points: list[Point], number: int, n_labels: int, done: int) -> None:
+        """Report progress over all points. Raises Stopped if a stop was requested."""
         if self.stop.is_set():
             raise Stopped(
-                "stopped on request; finished points and batches are kept, the next run does the rest"
+                "stopped on request; "
+                "finished points and batches are kept, the next run does the rest"
             )
-        note = f"point {number + 1} of {len(points)}: {points[number].said}"
-        seconds, at, total = (
-            time.monotonic() - self.began,
+        note = f"point {number + 1} of {len(points)}: {points[number].text}"
+        seconds, done_labels, total = (
+            time.monotonic() - self.start_time,
             number * n_labels + done,
             len(points) * n_labels,
         )
         self.progress(
-            Progress("POINTS", at, total, seconds, at / seconds if seconds else 0.0, None, note)
+            Progress(
+                "POINTS",
+                done_labels,
+                total,
+                seconds,
+                done_labels / seconds if seconds else 0.0,
+                None,
+                note,
+            )
         )
 
 
-def choose(results: list[dict[str, Any]], select: str) -> int:
-    """The number of the best point by a measure; equal ones: the sparser; equal again: the earlier."""
+def choose_point(results: list[dict[str, Any]], select: str) -> int:
+    """Return the number of the best point by a measure; ties: the sparser, then the earlier."""
     return min(
         range(len(results)), key=lambda i: (-results[i]["measures"][select], results[i]["nnz"], i)
     )
 
 
-def path_table(results: list[dict[str, Any]]) -> pa.Table:
-    """The points as a table: a column for each parameter, measure and figure."""
+def points_table(results: list[dict[str, Any]]) -> pa.Table:
+    """Return the points as a table: one column per parameter, measure and figure."""
     rows = []
     for result in results:
         figures = {

@@ -1,4 +1,4 @@
-"""What workers that are Ray actors have in common, in pools and in teams: their start, their control thread, their deaths."""
+"""Common parts of workers that are Ray actors: start, control thread, liveness and metrics."""
 
 from __future__ import annotations
 
@@ -14,84 +14,90 @@ import ray
 from ray.util.metrics import Counter
 
 from xcray.errors import ParameterError, Unavailable, XcrayError
-from xcray.schedule.autoscaling import Thrift
-from xcray.schedule.placement import A_CPU, Need
-from xcray.system.memory import Footprint, footprint
+from xcray.schedule.autoscaling import ScalingPolicy
+from xcray.schedule.placement import ONE_CPU, ResourceRequest
+from xcray.system.memory import MemoryUsage, process_memory
 from xcray.workers.pool import StopFlag, WorkerStatus
-from xcray.workers.ray.cluster_state import LOOK_SECONDS, Surroundings, Whereabouts
+from xcray.workers.ray.cluster_state import REFRESH_SECONDS, ClusterView, WorkerLocations
 
-REPLACEMENTS: Final = 5  # actors that may take a lost one's place, for each worker
-BUSY: Final = (
+REPLACEMENTS_PER_WORKER: Final = 5  # replacements of lost actors, per worker
+BUSY_COUNTER: Final = (
     "xcray_busy_seconds",
-    "Seconds that this worker was at work, whether or not it counted",
+    "Seconds of work of this worker, whether or not it counted",
 )
-BEAT_SECONDS: Final = 5.0  # between two looks at who still answers
+PROBE_SECONDS: Final = 5.0  # between two probes
 
 
 class WorkerActor:
-    """The part of a worker that is its process: one thread works, and beside it another answers `stop`, `pid` and the like.
+    """The process of a worker: one thread works, another one answers control calls such as `stop`.
 
-    Metrics of a worker, in Ray's export under `ray_` and the name, with the tags job and worker: `counter` of what it did, and
-    `xcray_busy_seconds`. Those of a batch, or a visit, are not told apart there: each name would be a series for ever.
+    Metrics of a worker appear in Ray's export under `ray_` and the name, with the tags job and
+    worker: `counter` of its work, and `xcray_busy_seconds`. There are no metrics per batch or
+    pass: each name would be a time series forever.
     """
 
     def __init__(self, job: str, worker: str, counter: tuple[str, str], *tags: str) -> None:
         self._stop = StopFlag()
-        self._is = f"{worker} of {job}"
+        self._label = f"{worker} of {job}"
         self._counter = _counter(job, worker, counter, *tags)
-        self._busy = _counter(job, worker, BUSY)
+        self._busy = _counter(job, worker, BUSY_COUNTER)
 
     def __repr__(self) -> str:
-        """As Ray's logs and its dashboard call it."""
-        return self._is
+        """Return the name that Ray's logs and its dashboard show."""
+        return self._label
 
     @ray.method(concurrency_group="control")
-    def place(self) -> tuple[str, str]:
-        """Where it is: the address and the identity of its node."""
-        address: Any = ray.util.get_node_ip_address  # it has no types
+    def location(self) -> tuple[str, str]:
+        """Return the address and the id of the worker's node."""
+        address: Any = ray.util.get_node_ip_address  # it has no type annotations
         return address(), ray.get_runtime_context().get_node_id()
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
-        """Let the work under way end at its next slice."""
+        """Stop the current work at its next slice."""
         self._stop.set()
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:
-        """The worker's process."""
+        """Return the process id of the worker."""
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def footprint(self) -> tuple[int, ...] | None:
-        """What the worker's process holds: see `memory.Footprint`."""
-        return footprint()
+    def memory_usage(self) -> tuple[int, ...] | None:
+        """Return the memory usage of the worker's process, see `xcray.system.memory`."""
+        return process_memory()
 
 
 def _counter(job: str, worker: str, counter: tuple[str, str], *tags: str) -> Any:
-    """A metric of a worker, by name and description."""
-    made = Counter(*counter, tag_keys=("job", "worker", *tags))
-    made.set_default_tags({"job": job, "worker": worker})
-    return made
+    """Return a metric of a worker, by name and description."""
+    metric = Counter(*counter, tag_keys=("job", "worker", *tags))
+    metric.set_default_tags({"job": job, "worker": worker})
+    return metric
 
 
 def start_actor(
-    kind: type[WorkerActor], job: str, worker: str, *args: Any, need: Need = A_CPU, **options: Any
+    kind: type[WorkerActor],
+    job: str,
+    worker: str,
+    *args: Any,
+    request: ResourceRequest = ONE_CPU,
+    **options: Any,
 ) -> Any:
-    """An actor named `xcray:JOB:WORKER`, `xcray:JOB:WORKER.2` and so on while dead ones still have the names before; it takes the
-    CPUs and the memory that `need` says.
+    """Start an actor named `xcray:JOB:WORKER` that takes the resources of `request`.
 
-    It works in one thread, for what it works on is not made for two, and is controlled in another. It is neither started again
-    nor are its calls repeated by Ray: who lost a worker decides what follows.
+    While dead actors still have that name, it is `xcray:JOB:WORKER.2` and so on. The actor works in
+    one thread, because its state is not thread-safe, and is controlled in another one. Ray neither
+    restarts it nor repeats its calls: the driver decides what follows a loss.
     """
-    make: Any = ray.remote  # its types know no concurrency groups
+    make: Any = ray.remote  # its type annotations lack concurrency groups
     remote = make(concurrency_groups={"control": 1})(kind)
     for life in count(1):
         name = f"xcray:{job}:{worker}" + (f".{life}" if life > 1 else "")
         try:
             once = remote.options(
                 name=name,
-                num_cpus=need.cpus,
-                memory=int(need.memory) or None,
+                num_cpus=request.cpus,
+                memory=int(request.memory) or None,
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=1,
@@ -104,80 +110,91 @@ def start_actor(
 
 
 def node_seconds() -> float:
-    """How long a node takes to come, about: XCRAY_RAY_NODE_SECONDS of the environment, 60 without. Raises ParameterError."""
-    return _seconds_of("XCRAY_RAY_NODE_SECONDS", Thrift().node)
+    """Return about how long a node takes to start: XCRAY_RAY_NODE_SECONDS, 60 by default.
+
+    Raises ParameterError if the value is invalid.
+    """
+    return _seconds_of("XCRAY_RAY_NODE_SECONDS", ScalingPolicy().node_seconds)
 
 
 def start_seconds() -> float:
-    """When a job gives up that has no worker: XCRAY_RAY_START_SECONDS of the environment, 120 without. Raises ParameterError."""
+    """Return when a job without a worker gives up: XCRAY_RAY_START_SECONDS, 120 by default.
+
+    Raises ParameterError if the value is invalid.
+    """
     return _seconds_of("XCRAY_RAY_START_SECONDS", 120.0)
 
 
 def _seconds_of(name: str, otherwise: float) -> float:
-    """A length of time that the environment may name."""
-    text = os.environ.get(name, "")
+    """Return a duration from the environment."""
+    value = os.environ.get(name, "")
     try:
-        seconds = float(text or otherwise)
+        seconds = float(value or otherwise)
     except ValueError:
         seconds = 0.0
     if not 0.0 < seconds < inf:
-        raise ParameterError(f"{name} must be a number of seconds above 0, not {text!r}")
+        raise ParameterError(f"{name} must be a number of seconds above 0, not {value!r}")
     return seconds
 
 
-def not_ready(who: str, seconds: float, why: str = "") -> Unavailable:
-    """The error when actors do not start in time: `who`, like "no Ray worker was"; why: what was waited for last, in words."""
-    said = f" ({why})" if why else ""
+def not_ready_error(subject: str, seconds: float, reason: str = "") -> Unavailable:
+    """Return the error for actors that do not start in time.
+
+    subject: for example "no Ray worker was". reason: what was waited for last.
+    """
+    detail = f" ({reason})" if reason else ""
     return Unavailable(
-        f"{who} ready after {seconds:.0f} s{said}; does the cluster have a free CPU for each worker, and memory? see `ray status`",
+        f"{subject} ready after {seconds:.0f} s{detail}; "
+        "does the cluster have a free CPU for each worker, and memory? see `ray status`",
         code="RAY_NO_CPU",
     )
 
 
-def check_losses(lost: int, workers: int, why: object) -> None:
-    """Raise Unavailable when so many actors were lost that no more are to take their places; `why` is said of the last."""
-    if lost > REPLACEMENTS * workers:
+def check_losses(lost: int, workers: int, reason: object) -> None:
+    """Raise Unavailable if too many actors were lost; `reason` is that of the last loss."""
+    if lost > REPLACEMENTS_PER_WORKER * workers:
         raise Unavailable(
-            f"{lost} Ray workers were lost one after the other; look at their logs and memory, then resume",
+            f"{lost} Ray workers were lost one after the other; "
+            "check their logs and memory, then resume",
             code="WORKERS_LOST",
-            hint=f"the last one: {why}"[:1000],
+            hint=f"the last one: {reason}"[:1000],
         )
 
 
 def cause_of(error: ray.exceptions.RayTaskError) -> BaseException:
-    """What the worker raised, as it was raised there: an error of xcray's as it was, any other with the trace of its process."""
+    """Return what the worker raised; errors that are not xcray's keep their remote trace."""
     cause = error.cause
     return cause if isinstance(cause, XcrayError) else error
 
 
-class Footprints:
-    """Asks actors what they hold, and waits for nobody."""
+class MemoryProbe:
+    """Polls the memory usage of actors without waiting."""
 
     def __init__(self) -> None:
-        self._asked: dict[Any, str] = {}  # reference -> worker
+        self._pending: dict[Any, str] = {}  # reference -> worker
 
-    def ask(self, actors: Mapping[str, Any]) -> dict[str, Footprint]:
-        """What has been answered since the last call; who has not answered is not asked again."""
+    def poll(self, actors: Mapping[str, Any]) -> dict[str, MemoryUsage]:
+        """Return the replies since the last call; actors with a pending request get no new one."""
         out = {}
-        for reference in answered(self._asked):
-            worker = self._asked.pop(reference)
+        for reference in ready_refs(self._pending):
+            worker = self._pending.pop(reference)
             try:
                 held = ray.get(reference)
             except ray.exceptions.RayError:
-                continue  # it died: who waits for its work hears of it and says so
+                continue  # it died, which the callers of its work report
             if held is not None:
-                out[worker] = Footprint(*held)
-        for worker in actors.keys() - self._asked.values():
-            self._asked[actors[worker].footprint.remote()] = worker
+                out[worker] = MemoryUsage(*held)
+        for worker in actors.keys() - self._pending.values():
+            self._pending[actors[worker].memory_usage.remote()] = worker
         return out
 
     def clear(self) -> None:
-        """Forget what was asked."""
-        self._asked.clear()
+        """Drop pending requests."""
+        self._pending.clear()
 
 
 class RayWorkers:
-    """What pools and teams of actors are: actors by name, inside a session of Ray.
+    """Base of pools and groups of actors: actors by name, inside a session of Ray.
 
     session: a context manager inside which Ray is connected.
     """
@@ -187,38 +204,43 @@ class RayWorkers:
         self._is_open = False
         self._opened = 0.0
         self._actors: dict[str, Any] = {}
-        self._footprints = Footprints()
-        self._around = Surroundings()
-        self._where = Whereabouts(self._around)
+        self._memory_probe = MemoryProbe()
+        self._cluster = ClusterView()
+        self._locations = WorkerLocations(self._cluster)
 
-    def footprints(self) -> dict[str, Footprint]:
-        """What the actors hold, as far as they have answered since the last call; those that have not are not asked again."""
-        return self._footprints.ask(self._actors)
+    def memory_usage(self) -> dict[str, MemoryUsage]:
+        """Return the memory usage of actors that replied since the last call."""
+        return self._memory_probe.poll(self._actors)
 
-    def _mustered(self, wanted: int, present: int, lost: int) -> WorkerStatus:
-        """These workers, with what the cluster they are on says of itself."""
+    def _make_status(self, desired: int, present: int, lost: int) -> WorkerStatus:
+        """Return the status of these workers and of their cluster."""
         if self._is_open:
-            self._around.look(LOOK_SECONDS)
-        nodes_lost, with_nodes = self._around.nodes_lost, self._where.lost - self._where.crashes
+            self._cluster.refresh(REFRESH_SECONDS)
+        nodes_lost, with_nodes = (
+            self._cluster.nodes_lost,
+            self._locations.lost - self._locations.crashes,
+        )
         if not self._is_open:
-            return WorkerStatus(wanted, 0, lost, nodes_lost, None, with_nodes)
-        return WorkerStatus(wanted, present, lost, nodes_lost, self._around.stored, with_nodes)
+            return WorkerStatus(desired, 0, lost, nodes_lost, None, with_nodes)
+        return WorkerStatus(
+            desired, present, lost, nodes_lost, self._cluster.stored_bytes, with_nodes
+        )
 
     @property
     def nodes(self) -> dict[str, str]:
-        """Address and identity of each worker's node; a lost worker's last."""
-        return self._where.names
+        """Address and id of each worker's node; for a lost worker its last one."""
+        return self._locations.names
 
-    def _check_losses(self, workers: int, why: object) -> None:
-        """Raise Unavailable when too many died on nodes that live; those that went with their nodes are nobody's fault."""
-        if self._where.crashes > REPLACEMENTS * workers:
-            self._around.look()  # were some of them of a node that is dead by now?
-        check_losses(self._where.crashes, workers, why)
+    def _check_losses(self, workers: int, reason: object) -> None:
+        """Raise Unavailable if too many actors died on live nodes."""
+        if self._locations.crashes > REPLACEMENTS_PER_WORKER * workers:
+            self._cluster.refresh()  # some losses can be of a node that is dead by now
+        check_losses(self._locations.crashes, workers, reason)
 
     def stop(self) -> None:
-        """Tell the actors to stop at their next slice."""
+        """Stop the actors at their next slice."""
         if self._is_open:
-            for actor in list(self._actors.values()):  # a copy: another thread may ask for the stop
+            for actor in list(self._actors.values()):  # copy: another thread can request the stop
                 actor.stop.remote()
 
     def close(self) -> None:
@@ -230,68 +252,72 @@ class RayWorkers:
             for actor in self._actors.values():
                 ray.kill(actor)
         finally:
-            self._forget_all()
+            self._drop_references()
             self._session.__exit__(None, None, None)
 
     def _connect(self) -> None:
-        """Enter the session. Raises Unavailable when Ray can't be reached."""
+        """Enter the session. Raises Unavailable if Ray cannot be reached."""
         self._session.__enter__()
         self._is_open, self._opened = True, time.time()
 
-    def _forget_all(self) -> None:
-        """Drop all references to what is in Ray."""
+    def _drop_references(self) -> None:
+        """Drop all references to objects and actors in Ray."""
         self._actors.clear()
-        self._footprints.clear()
+        self._memory_probe.clear()
 
 
-class Pulse:
-    """Finds actors that died while nothing was asked of them, and those that say nothing for `seconds`: a process that is stopped,
-    or a machine that is frozen, raises no error.
+class LivenessProbe:
+    """Finds actors that died while they had no call, and actors that do not answer for `seconds`.
 
-    An actor answers beside its work, but not while a thing it was asked with is on its way: `seconds` must be longer than that.
+    A stopped process or a frozen machine raises no error. An actor answers during its work, but not
+    while an argument of a call is on its way: `seconds` must be longer than that.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._next = 0.0
-        self._asked: dict[str, tuple[Any, float]] = {}  # worker -> reference, and when it was asked
+        # worker -> (reference, time of the probe)
+        self._pending: dict[str, tuple[Any, float]] = {}
 
-    def gone(self, actors: Mapping[str, Any]) -> dict[str, str]:
-        """Workers to be given up, and why. They are asked every BEAT_SECONDS, however often this is called."""
+    def poll_dead(self, actors: Mapping[str, Any]) -> dict[str, str]:
+        """Return workers to give up, with the reason; probes at most every PROBE_SECONDS."""
         now = time.monotonic()
         if now < self._next:
             return {}
-        self._next = now + BEAT_SECONDS
+        self._next = now + PROBE_SECONDS
         out = {}
         for worker, actor in actors.items():
-            reference, since = self._asked.get(worker, (None, now))
-            if reference is None or answered([reference]):
-                self._asked[worker] = (actor.pid.remote(), now)
-                if reference is not None and (why := _death(reference)):
-                    out[worker] = why
+            reference, since = self._pending.get(worker, (None, now))
+            if reference is None or ready_refs([reference]):
+                self._pending[worker] = (actor.pid.remote(), now)
+                if reference is not None and (reason := _death_reason(reference)):
+                    out[worker] = reason
             elif now - since > self._seconds:
                 out[worker] = f"it did not answer for {self._seconds:.0f} s"
         return out
 
     def forget(self, worker: str) -> None:
-        """A worker is gone, or begins anew."""
-        self._asked.pop(worker, None)
+        """Forget a worker that is gone or starts again."""
+        self._pending.pop(worker, None)
 
 
-def answered(references: Iterable[Any], seconds: float = 0.0) -> list[Any]:
-    """Those of some references that have their answer, or their error, after at most so many seconds; all that are there with
-    the first of them. Nothing is fetched."""
-    asked = list(references)
-    if not asked:
+def ready_refs(references: Iterable[Any], seconds: float = 0.0) -> list[Any]:
+    """Return the references that are ready after at most `seconds`, without fetching them.
+
+    All that are ready with the first one are returned. A reference is ready with a result or an
+    error.
+    """
+    pending = list(references)
+    if not pending:
         return []
-    ready, _ = ray.wait(asked, num_returns=1, timeout=seconds, fetch_local=False)
+    ready, _ = ray.wait(pending, num_returns=1, timeout=seconds, fetch_local=False)
     if ready:
-        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=0, fetch_local=False)
+        ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0, fetch_local=False)
     return list(ready)
 
 
-def _death(answer: Any) -> str:
-    """What came instead of an answer: why its actor is dead; empty when it is not."""
+def _death_reason(answer: Any) -> str:
+    """Return why an actor is dead, from the reply of a probe; empty if it is alive."""
     try:
         ray.get(answer)
     except ray.exceptions.RayError as error:

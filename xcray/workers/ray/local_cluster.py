@@ -1,12 +1,13 @@
-"""xcray's own local Ray, shared by processes: started when needed, found when there, ended by whoever may.
+"""xcray's own local Ray, shared by processes: started on demand, reused, and stopped when unused.
 
-    cluster = LocalCluster(home.ray)
-    info = cluster.ensure()        # reuses the living one, else starts one
+    cluster = ManagedLocalRay(home.ray)
+    info = cluster.ensure()        # reuses the running Ray, else starts one
     with connect(info.address, token_path=info.token_path):
         ...
 
-A keeper process holds it (`python -m xcray.workers.ray.local_cluster --dir DIR`), in a session of its own, so it outlives the process
-that asked for it. It ends on SIGTERM, and when nobody touched `wanted` for ten minutes.
+A daemon process holds it (`python -m xcray.workers.ray.local_cluster --dir DIR`) in a session of
+its own, so it outlives the process that started it. It ends on SIGTERM, and when no process touched
+the file `wanted` for ten minutes.
 """
 
 from __future__ import annotations
@@ -26,36 +27,41 @@ from typing import Final, NamedTuple, Protocol
 
 from xcray.errors import NotFound, Unavailable
 from xcray.storage.atomic import read_json
-from xcray.system.cores import cores
-from xcray.workers.ray.local_daemon import Keeper
+from xcray.system.cores import available_cores
+from xcray.workers.ray.local_daemon import LocalRayDaemon
 from xcray.workers.ray.session import (
     TOKEN_HEADER,
     auth_environment,
     check_dashboard,
     connect,
+    is_reachable,
     local_ray,
-    reachable,
 )
 
-__all__ = ["Cluster", "ClusterInfo", "JoinedCluster", "LocalCluster", "connect", "local_ray"]
+__all__ = ["Cluster", "ClusterInfo", "ExternalRay", "ManagedLocalRay", "connect", "local_ray"]
 
-START_SECONDS: Final = 120.0
+START_TIMEOUT_SECONDS: Final = 120.0
 GRACE_SECONDS: Final = 600.0
-END_SECONDS: Final = 90.0  # a keeper may take 26 by its own clock: runners, Ray, what is left of both; and more where it is slow
-OBJECT_STORE: Final = 512 << 20  # bytes
+# The daemon can take 26 by its own clock (runners, Ray, remaining processes), and more on a
+# slow machine.
+STOP_TIMEOUT_SECONDS: Final = 90.0
+OBJECT_STORE_BYTES: Final = 512 << 20
 
 
 class ClusterInfo(NamedTuple):
-    """Where a Ray is. `address` for drivers, `dashboard` for people and for jobs; the token is in a file, never in here."""
+    """Location of a Ray: `address` for drivers, `dashboard` for people and for jobs.
+
+    The token is in a file, never in this object.
+    """
 
     address: str
     dashboard: str
-    token_path: Path | None  # None: the cluster is not ours, and the environment says how to get in
-    pid: int  # of the keeper; 0 when the cluster is not ours
+    token_path: Path | None  # None: external cluster, the environment has the credentials
+    pid: int  # of the daemon; 0 for an external cluster
 
     @property
     def environment(self) -> dict[str, str]:
-        """Settings with which a child process may join."""
+        """Environment variables with which a child process can join."""
         return {
             **(auth_environment(self.token_path) if self.token_path else {}),
             "RAY_ADDRESS": self.address,
@@ -63,7 +69,7 @@ class ClusterInfo(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers for the dashboard's API, for a process that must not become part of Ray. Never print them."""
+        """Headers for the dashboard's API, for processes that do not join Ray. Never print them."""
         return (
             {TOKEN_HEADER: f"Bearer {self.token_path.read_text().strip()}"}
             if self.token_path
@@ -72,34 +78,40 @@ class ClusterInfo(NamedTuple):
 
 
 class Cluster(Protocol):
-    """A Ray to run jobs on. `joined`: somebody else runs it; what is not there can't be started by us."""
+    """A Ray to run jobs on. `is_external`: xcray does not run it, and cannot start it."""
 
-    joined: bool
+    is_external: bool
 
     def ensure(self) -> ClusterInfo:
-        """Where it is, once it answers. Raises Unavailable."""
+        """Return its location once it answers. Raises Unavailable."""
 
     def info(self) -> ClusterInfo | None:
-        """Where it is, or None while there is none."""
+        """Return its location, or None while it does not run."""
 
     def touch(self) -> None:
-        """Say that somebody needs it."""
+        """Report that it is needed."""
 
     def stop(self) -> None:
-        """End it, if it is ours."""
+        """Stop it, unless it is external."""
 
 
-class JoinedCluster:
-    """A Ray that somebody else runs: joined, never started nor ended. `address` for drivers, `dashboard` for jobs."""
+class ExternalRay:
+    """A Ray that xcray does not run: joined, never started nor stopped.
 
-    joined = True
+    `address` is for drivers, `dashboard` for jobs.
+    """
+
+    is_external = True
 
     def __init__(self, address: str, dashboard: str, token_path: Path | None = None) -> None:
         self._info = ClusterInfo(address, dashboard, token_path, 0)
 
     def ensure(self) -> ClusterInfo:
-        """Where it is. Raises Unavailable when its head, or its dashboard, does not answer or refuses us."""
-        if not reachable(self._info.address):
+        """Return its location.
+
+        Raises Unavailable if its head or its dashboard does not answer, or refuses access.
+        """
+        if not is_reachable(self._info.address):
             raise Unavailable(
                 f"no Ray answers at {self._info.address}: is the cluster up?",
                 code="RAY_UNREACHABLE",
@@ -108,58 +120,60 @@ class JoinedCluster:
             headers = self._info.headers
         except OSError as error:
             raise Unavailable(
-                f"the file with Ray's token can't be read ({error.strerror}): is the Secret mounted?",
+                f"the file with Ray's token cannot be read ({error.strerror}): "
+                "is the Secret mounted?",
                 code="RAY_REFUSED",
             ) from error
         check_dashboard(self._info.dashboard, headers)
         return self._info
 
     def info(self) -> ClusterInfo | None:
-        """Where it is."""
+        """Return its location."""
         return self._info
 
     def touch(self) -> None:
-        """Nothing: it is not ours to keep."""
+        """Do nothing: xcray does not manage it."""
 
     def stop(self) -> None:
-        """Nothing: it is not ours to end."""
+        """Do nothing: xcray does not manage it."""
 
 
-class LocalCluster:
-    """The local Ray that belongs to a directory. `grace`: seconds it lives on with nobody wanting it."""
+class ManagedLocalRay:
+    """The local Ray of a directory. `grace`: seconds that it runs on without being needed."""
 
-    joined = False
+    is_external = False
 
     def __init__(
         self,
         directory: Path | str,
         *,
         num_cpus: int | None = None,
-        object_store_memory: int = OBJECT_STORE,
+        object_store_memory: int = OBJECT_STORE_BYTES,
         grace: float = GRACE_SECONDS,
     ) -> None:
         self.directory = Path(directory).absolute()
         self._options = {
-            "cpus": num_cpus or cores(),
+            "cpus": num_cpus or available_cores(),
             "object-store": object_store_memory,
             "grace": grace,
         }
 
-    def ensure(self, seconds: float = START_SECONDS) -> ClusterInfo:
-        """The living Ray of this directory, started when there is none. Raises Unavailable when it is not ready in time.
+    def ensure(self, seconds: float = START_TIMEOUT_SECONDS) -> ClusterInfo:
+        """Return the running Ray of this directory, starting it if needed.
 
-        A keeper that is ending, as after the death of its head, is waited for: while it lives no other may begin.
+        A daemon that is ending, for example after the death of its head, is waited for: no other
+        daemon can start while it lives. Raises Unavailable if Ray is not ready in time.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         deadline = time.monotonic() + seconds
         with _locked(self.directory / "start.lock", deadline):
-            info = self._settled(deadline)
-            if info is None and not self._held():
-                self._clear()
-                self._spawn(seconds)
-                info = self._settled(deadline)
-                if info is None and not self._held():
-                    raise Unavailable(self._reason(), code="RAY_START")
+            info = self._wait_for_start(deadline)
+            if info is None and not self._is_daemon_alive():
+                self._remove_stale_files()
+                self._spawn_daemon(seconds)
+                info = self._wait_for_start(deadline)
+                if info is None and not self._is_daemon_alive():
+                    raise Unavailable(self._start_error(), code="RAY_START")
         if info is None:
             self.stop()
             raise Unavailable(
@@ -169,45 +183,52 @@ class LocalCluster:
         self.touch()
         return info
 
-    def _settled(self, deadline: float) -> ClusterInfo | None:
-        """Where the Ray of the keeper that lives now is; None when there is no keeper, or no longer, or at the deadline."""
-        while (info := self.info()) is None and self._held() and time.monotonic() < deadline:
+    def _wait_for_start(self, deadline: float) -> ClusterInfo | None:
+        """Return the location of the daemon's Ray; None without a daemon or at the deadline."""
+        while (
+            (info := self.info()) is None
+            and self._is_daemon_alive()
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         return info
 
     def info(self) -> ClusterInfo | None:
-        """Where the Ray is, or None while there is none."""
-        if not self._held():
+        """Return the location of the Ray, or None while it does not run."""
+        if not self._is_daemon_alive():
             return None
         try:
-            found = read_json(self.directory / "ray.json")
+            content = read_json(self.directory / "ray.json")
         except NotFound:
             return None
         return ClusterInfo(
-            found["address"], found["dashboard"], Path(found["token_path"]), found["pid"]
+            content["address"], content["dashboard"], Path(content["token_path"]), content["pid"]
         )
 
     def touch(self) -> None:
-        """Say that somebody needs this Ray; to be repeated within the grace."""
+        """Report that this Ray is needed; repeat within the grace time."""
         (self.directory / "wanted").touch()
 
     def stop(self) -> None:
-        """End the Ray of this directory and wait for it; nothing happens when there is none. Raises Unavailable if it won't end."""
-        deadline = time.monotonic() + END_SECONDS
-        while self._held():
+        """Stop the Ray of this directory, if any, and wait for its end.
+
+        Raises Unavailable if it does not end.
+        """
+        deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+        while self._is_daemon_alive():
             pid = int((self.directory / "keeper.lock").read_text() or 0)
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"the keeper of Ray (process {pid}) does not end: end it by hand",
+                    f"the daemon of Ray (process {pid}) does not end: end it by hand",
                     code="RAY_STOP",
                 )
             time.sleep(0.1)
 
-    def _held(self) -> bool:
-        """Whether a keeper lives: it holds the lock, and the kernel drops locks of the dead."""
+    def _is_daemon_alive(self) -> bool:
+        """Return whether a daemon lives: it holds a lock that the kernel drops at its death."""
         with contextlib.suppress(FileNotFoundError):
             with open(self.directory / "keeper.lock") as lock:
                 try:
@@ -216,8 +237,8 @@ class LocalCluster:
                     return True
         return False
 
-    def _spawn(self, seconds: float) -> None:
-        """Start a keeper; the child detaches itself and is nobody's zombie."""
+    def _spawn_daemon(self, seconds: float) -> None:
+        """Start a daemon; the child detaches itself and leaves no zombie."""
         options = [
             f"--{name}={value}" for name, value in {**self._options, "start": seconds}.items()
         ]
@@ -237,8 +258,8 @@ class LocalCluster:
                 check=True,
             )
 
-    def _clear(self) -> None:
-        """Remove what a killed keeper left: its temporary folder is named in ray.json."""
+    def _remove_stale_files(self) -> None:
+        """Remove the files of a killed daemon; ray.json contains its temporary folder."""
         with contextlib.suppress(NotFound):
             root = Path(read_json(self.directory / "ray.json")["root"])
             if root.name.startswith("xr-") and root.is_dir() and root.stat().st_uid == os.getuid():
@@ -246,17 +267,18 @@ class LocalCluster:
         for name in ("ray.json", "failed.json", "token"):
             (self.directory / name).unlink(missing_ok=True)
 
-    def _reason(self) -> str:
-        """Why the keeper ended."""
+    def _start_error(self) -> str:
+        """Return why the daemon ended."""
         try:
             return str(read_json(self.directory / "failed.json")["message"])
         except NotFound:
-            return f"the keeper of Ray ended at its start: see {self.directory.name}/keeper.log and ray.log"
+            name = self.directory.name
+            return f"the daemon of Ray ended at its start: see {name}/keeper.log and ray.log"
 
 
 @contextlib.contextmanager
 def _locked(path: Path, deadline: float) -> Iterator[None]:
-    """Hold a lock file; Unavailable when another process holds it until the deadline."""
+    """Hold a lock file. Raises Unavailable if another process holds it until the deadline."""
     with open(path, "a") as lock:
         while True:
             try:
@@ -273,30 +295,34 @@ def _locked(path: Path, deadline: float) -> Iterator[None]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Become the keeper of a directory's Ray; returns at once in the process that was started."""
+    """Run the daemon of a directory's Ray; returns at once in the process that was started."""
     parser = argparse.ArgumentParser(
-        prog="xcray.workers.ray.local_cluster", description="hold a local Ray"
+        prog="xcray.workers.ray.local_cluster", description="run a local Ray"
     )
     parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--cpus", type=int, default=cores())
-    parser.add_argument("--object-store", type=int, default=OBJECT_STORE)
+    parser.add_argument("--cpus", type=int, default=available_cores())
+    parser.add_argument("--object-store", type=int, default=OBJECT_STORE_BYTES)
     parser.add_argument("--grace", type=float, default=GRACE_SECONDS)
-    parser.add_argument("--start", type=float, default=START_SECONDS)
-    chosen = parser.parse_args(arguments)
-    lock = os.open(chosen.dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not _becomes_keeper(lock):
-        return 0  # there is one
-    os.ftruncate(
-        lock, 0
-    )  # what stands there is the process of another keeper, which `stop` would end
+    parser.add_argument("--start", type=float, default=START_TIMEOUT_SECONDS)
+    options = parser.parse_args(arguments)
+    lock = os.open(options.dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not _acquire_daemon_lock(lock):
+        return 0  # another daemon lives
+    # Remove the process id of an earlier daemon, which `stop` would signal.
+    os.ftruncate(lock, 0)
     if os.fork():
         os._exit(0)
     os.write(lock, str(os.getpid()).encode())
-    return Keeper(chosen.dir, chosen.cpus, chosen.object_store, chosen.grace).run(chosen.start)
+    return LocalRayDaemon(options.dir, options.cpus, options.object_store, options.grace).run(
+        options.start
+    )
 
 
-def _becomes_keeper(lock: int, seconds: float = 5.0) -> bool:
-    """Take the keeper's lock, which is shared with forks and kept until all are gone. Who only looks holds it for a moment, too."""
+def _acquire_daemon_lock(lock: int, seconds: float = 5.0) -> bool:
+    """Acquire the daemon's lock, which is shared with forks and held until all of them end.
+
+    Processes that only test the lock also hold it briefly.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,7 +1,8 @@
-"""The process that holds xcray's own local Ray: starts it, watches it, ends it and all that came from it.
+"""Daemon of xcray's own local Ray: starts it, watches it, and ends it with all its descendants.
 
-It adopts orphans of its own tree (Linux: as their subreaper), so that what Ray leaves behind is still its to end. Ray itself is
-`ray start --head --block` as a child: no driver, nothing of xcray dies with the head.
+The daemon adopts orphans of its own tree (on Linux, as their subreaper), so it can also end what
+Ray leaves behind. Ray itself runs as a child, `ray start --head --block`. It is not a driver, so
+no xcray process dies with the head.
 """
 
 from __future__ import annotations
@@ -25,25 +26,24 @@ from xcray.errors import Unavailable
 from xcray.storage.atomic import write_json
 from xcray.system.processes import descendants
 from xcray.workers.ray.session import (
-    SLOW,
+    SLOW_START_TEXT,
     TOKEN_HEADER,
     free_port,
-    own_environment,
-    short_root,
+    local_ray_environment,
+    make_short_root,
     write_token,
 )
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
-TICK: Final = 0.25  # seconds
-RUNNER: Final = b"xcray.jobs.runner.main"  # how a runner is known among our descendants
-PROC: Final = Path(
-    "/proc/self/stat"
-)  # where it lacks, as on macOS, `ps` tells; a small Linux has no `ps`
+POLL_SECONDS: Final = 0.25
+RUNNER_MARKER: Final = b"xcray.jobs.runner.main"  # identifies runners among the descendants
+# Without it, as on macOS, `ps` is used; a small Linux has no `ps`.
+PROC: Final = Path("/proc/self/stat")
 
 
-class Keeper:
-    """One local Ray, from `start` to `end`. `directory` holds ray.json, token, ray.log and `wanted`."""
+class LocalRayDaemon:
+    """One local Ray from start to end. `directory` holds ray.json, token, ray.log and `wanted`."""
 
     def __init__(
         self, directory: Path, num_cpus: int, object_store_memory: int, grace: float
@@ -52,14 +52,14 @@ class Keeper:
         self.grace = grace
         self.num_cpus = num_cpus
         self.object_store_memory = object_store_memory
-        self.told = False
-        self.root = short_root()
+        self.stop_requested = False
+        self.root = make_short_root()
         self.ray: subprocess.Popen[bytes] | None = None
 
     def run(self, start_seconds: float) -> int:
-        """Hold a Ray until told to end, until Ray ends, or until nobody wants it. Returns the exit status."""
-        signal.signal(signal.SIGTERM, self._tell)
-        signal.signal(signal.SIGINT, self._tell)
+        """Run a Ray until a signal, its own end, or the end of the grace; return an exit status."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
             self.start(start_seconds)
@@ -68,15 +68,15 @@ class Keeper:
             write_json(self.directory / "failed.json", {"message": error.message})
             return 1
         finally:
-            self.end()
+            self.shut_down()
 
     def start(self, seconds: float) -> None:
         """Start Ray and publish ray.json when it answers. Raises Unavailable."""
         token = self.directory / "token"
-        token.unlink(missing_ok=True)  # a new one each time: an old copy opens nothing
+        token.unlink(missing_ok=True)  # a new token each time: old copies become invalid
         write_token(token)
         dashboard = free_port()
-        environment = {**os.environ, **own_environment(token)}
+        environment = {**os.environ, **local_ray_environment(token)}
         for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_TOKEN"):
             environment.pop(name, None)
         deadline, address = time.monotonic() + seconds, ""
@@ -88,9 +88,9 @@ class Keeper:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    preexec_fn=_end_with_parent,  # safe: this process has one thread
+                    preexec_fn=_die_with_parent,  # safe: this process has one thread
                 )
-            address = self._wait(dashboard, token, deadline)
+            address = self._wait_until_ready(dashboard, token, deadline)
         info = {
             "pid": os.getpid(),
             "address": address,
@@ -102,45 +102,50 @@ class Keeper:
         write_json(self.directory / "ray.json", info)
 
     def watch(self) -> int:
-        """Return 0 when told to end or when nobody wanted Ray for `grace` seconds, 1 when Ray ended by itself."""
+        """Return 0 on a signal or after `grace` seconds without use, 1 if Ray ended by itself."""
         mark, since = None, time.monotonic()
-        while not self.told:
-            time.sleep(TICK)
+        while not self.stop_requested:
+            time.sleep(POLL_SECONDS)
             if self.ray is None or self.ray.poll() is not None:
                 return 1
             _reap(self.ray.pid)
-            latest = _changed(self.directory / "wanted")
-            if latest != mark:  # compare marks, measure with our own clock: the wall clock may jump
+            latest = _mtime_ns(self.directory / "wanted")
+            # Compare marks, but measure with the monotonic clock: the wall clock can jump.
+            if latest != mark:
                 mark, since = latest, time.monotonic()
             if time.monotonic() - since > self.grace:
                 return 0
         return 0
 
-    def end(self) -> None:
-        """End Ray and every descendant, remove the temporary folder. Runners are told first: they give their jobs back."""
+    def shut_down(self) -> None:
+        """End Ray and all descendants, and remove the temporary folder.
+
+        Runners get a signal first, so that they can return their jobs.
+        """
         for name in ("ray.json", "token"):
             (self.directory / name).unlink(missing_ok=True)
-        runners = [pid for pid in descendants(os.getpid()) if RUNNER in _command_line(pid)]
-        _tell_and_wait(runners, signal.SIGTERM, 6.0)
+        runners = [pid for pid in descendants(os.getpid()) if RUNNER_MARKER in _command_line(pid)]
+        _signal_and_wait(runners, signal.SIGTERM, 6.0)
         if self.ray is not None and self.ray.poll() is None:
-            _tell_and_wait([self.ray.pid], signal.SIGTERM, 10.0)
+            _signal_and_wait([self.ray.pid], signal.SIGTERM, 10.0)
         deadline = time.monotonic() + 10.0
         while (remaining := descendants(os.getpid())) and time.monotonic() < deadline:
-            _tell_and_wait(remaining, signal.SIGKILL, 1.0)
+            _signal_and_wait(remaining, signal.SIGKILL, 1.0)
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def _tell(self, _number: int, _frame: FrameType | None) -> None:
-        """A signal: end at the next tick."""
-        self.told = True
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle a signal: end at the next poll."""
+        self.stop_requested = True
 
     def _command(self, dashboard: int) -> list[str]:
-        """The command that starts Ray, with ports of its own."""
+        """Return the command that starts Ray, with ports of its own."""
         options = {
             "port": 0,
             "dashboard-host": "127.0.0.1",
             "dashboard-port": dashboard,
             "dashboard-agent-listen-port": free_port(),
-            "ray-client-server-port": free_port(),  # it can't be switched off; the token guards it
+            # cannot be disabled; the token protects it
+            "ray-client-server-port": free_port(),
             "min-worker-port": 0,
             "max-worker-port": 0,
             "include-dashboard": "true",
@@ -159,34 +164,38 @@ class Keeper:
         ]
         return start + [f"--{name}={value}" for name, value in options.items()]
 
-    def _wait(self, dashboard: int, token: Path, deadline: float) -> str:
-        """The address of Ray, once it and its dashboard answer; empty when it gave up as one that was too slow, and may be begun
-        again."""
+    def _wait_until_ready(self, dashboard: int, token: Path, deadline: float) -> str:
+        """Return the address of Ray once it and its dashboard answer.
+
+        Returns an empty string if Ray gave up because it was too slow; then it can be started
+        again.
+        """
         assert self.ray is not None
         known = self.root / "r" / "ray_current_cluster"
-        while time.monotonic() < deadline and not self.told:
+        while time.monotonic() < deadline and not self.stop_requested:
             if self.ray.poll() is not None:
-                if SLOW.encode() in (self.directory / "ray.log").read_bytes():
-                    _tell_and_wait(descendants(os.getpid()), signal.SIGKILL, 10.0)
+                if SLOW_START_TEXT.encode() in (self.directory / "ray.log").read_bytes():
+                    _signal_and_wait(descendants(os.getpid()), signal.SIGKILL, 10.0)
                     known.unlink(missing_ok=True)
                     return ""
                 raise Unavailable(
-                    f"Ray ended at its start with status {self.ray.returncode}: see ray.log beside ray.json"
+                    f"Ray ended at its start with status {self.ray.returncode}: "
+                    "see ray.log next to ray.json"
                 )
             if (
                 known.exists()
                 and (address := known.read_text().strip())
-                and _answers(dashboard, token)
+                and _dashboard_answers(dashboard, token)
             ):
                 return address
             time.sleep(0.1)
         raise Unavailable(
-            "Ray was not ready in time: see ray.log beside ray.json; is the machine busy?"
+            "Ray was not ready in time: see ray.log next to ray.json; is the machine busy?"
         )
 
 
-def _answers(dashboard: int, token: Path) -> bool:
-    """Whether the dashboard lists its jobs for the bearer of the token."""
+def _dashboard_answers(dashboard: int, token: Path) -> bool:
+    """Return whether the dashboard lists its jobs for this token."""
     headers = {TOKEN_HEADER: f"Bearer {token.read_text()}"}
     request = urllib.request.Request(f"http://127.0.0.1:{dashboard}/api/jobs/", headers=headers)
     try:
@@ -196,8 +205,8 @@ def _answers(dashboard: int, token: Path) -> bool:
         return False
 
 
-def _tell_and_wait(pids: list[int], number: int, seconds: float) -> None:
-    """Send a signal to processes of our own tree and wait for their end."""
+def _signal_and_wait(pids: list[int], number: int, seconds: float) -> None:
+    """Send a signal to processes of this tree and wait for their end."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -208,18 +217,18 @@ def _tell_and_wait(pids: list[int], number: int, seconds: float) -> None:
     _reap()
 
 
-def _reap(but: int | None = None) -> None:
-    """Collect ended children, adopted ones too; `but` is left for its own Popen."""
+def _reap(except_pid: int | None = None) -> None:
+    """Collect ended children, adopted ones too, except `except_pid`, which has its own Popen."""
     with contextlib.suppress(ChildProcessError):
         while True:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None or ended.si_pid == but:
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if child is None or child.si_pid == except_pid:
                 return
-            os.waitpid(ended.si_pid, os.WNOHANG)
+            os.waitpid(child.si_pid, os.WNOHANG)
 
 
 def _command_line(pid: int) -> bytes:
-    """The command of a process, or nothing when it is gone or not ours to see."""
+    """Return the command line of a process, empty if it is gone or not accessible."""
     if not PROC.exists():
         return subprocess.run(
             ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, check=False
@@ -229,20 +238,20 @@ def _command_line(pid: int) -> bytes:
     return b""
 
 
-def _changed(path: Path) -> int | None:
-    """When a file was last touched, in nanoseconds of its file system's clock."""
+def _mtime_ns(path: Path) -> int | None:
+    """Return when a file was last touched, in nanoseconds of its file system's clock."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
     return None
 
 
-def _end_with_parent() -> None:
-    """In the child: end when the keeper is killed, so that even kill -9 of it leaves no Ray."""
+def _die_with_parent() -> None:
+    """Make the child end with the daemon, so that even kill -9 of the daemon leaves no Ray."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux's prctl; elsewhere nothing."""
+    """Call Linux's prctl; do nothing elsewhere."""
     if sys.platform == "linux":
         libc: Any = ctypes.CDLL(None, use_errno=True)
         libc.prctl(option, value, 0, 0, 0)

@@ -1,19 +1,22 @@
-"""A pool of Ray actors. Each is one worker: it maps what its work needs, does batches, and can be told to stop.
+"""Pool of Ray actors. Each actor is one worker that opens its data and runs batches.
 
-A training's X and its transpose exist once per node: actors that see the data set directory map it (the page cache is shared); on
-other nodes the arrays come from the object store, put there once, mapped read-only by all actors of the node. So nodes are filled
-one after the other, see `schedule.placement`. Results travel back as arrays; the driver commits them to disk, so the object store
-never holds the only copy of one.
+A training's X and its transpose exist once per node. Actors that see the data set directory map it
+(the page cache is shared). On other nodes the arrays come from the object store: they are put there
+once and mapped read-only by all actors of the node. So nodes are filled one after the other, see
+`schedule.placement`. Results are sent back as arrays and the driver commits them to disk, so the
+object store never holds the only copy of a result.
 
-Failure story: an actor that dies is reported Lost, its batches run again elsewhere (work is deterministic, so a batch
-run twice gives the same bits), and another actor takes its place, up to REPLACEMENTS times the number of workers. Actors that went
-with their whole node do not count, nor do the batches they were at; those of a node that is being drained end the batch
-they are at and leave.
+Failures: an actor that dies is reported Lost and its batches run again elsewhere (work is
+deterministic, so a repeated batch gives the same bits). Another actor takes its place, up to
+REPLACEMENTS_PER_WORKER times the number of workers. Actors and batches that were lost with their
+whole node do not count. Actors of a draining node finish their batch and leave.
 
-An actor joins when the cluster has a CPU for it: with fewer CPUs than workers the others wait, and join in the middle of
-the job when the cluster grows: what waits is what an autoscaler sees. With `thrift` no more of them wait than what is left can
-use, and near the end those that have nothing to do are given back, node by node: see `schedule.demand`. An actor that gets no place
-though a node has room is asked for anew, and where nobody at all comes it is given up, in words: see `schedule.patience`.
+An actor joins when the cluster has a CPU for it. With fewer CPUs than workers the others wait, and
+join later when the cluster grows: an autoscaler sees the waiting actors. With a scaling `policy` no
+more of them wait than the remaining work can use, and near the end idle workers are released node
+by node, see `schedule.autoscaling`. An actor that gets no place though a node has room is requested
+again, and if no actor gets a place at all the pool gives up with the reason, see
+`schedule.placement_timeouts`.
 """
 
 from __future__ import annotations
@@ -29,65 +32,78 @@ import numpy as np
 import ray
 
 from xcray.errors import ParameterError, Stopped
-from xcray.schedule.autoscaling import Forecast, Staff, Thrift, given_back, workers_wanted
-from xcray.schedule.events import Cleared, Joined, Left, Lost, Task
-from xcray.schedule.placement import A_CPU, Need, room
-from xcray.schedule.placement_timeouts import SHUN_SECONDS, Patience
-from xcray.workers.pool import Failed, GaveUp, RemoteWork, Report, Result, WorkerStatus
+from xcray.schedule.autoscaling import (
+    Forecast,
+    ScalingPolicy,
+    WorkerCounts,
+    desired_workers,
+    workers_to_release,
+)
+from xcray.schedule.events import Joined, Left, Lost, NodeLost, Task
+from xcray.schedule.placement import ONE_CPU, ResourceRequest, free_slots
+from xcray.schedule.placement_timeouts import AVOID_SECONDS, PlacementWatchdog
+from xcray.workers.pool import Failed, RemoteTaskRunner, Report, Result, TaskCancelled, WorkerStatus
 from xcray.workers.ray.actors import (
-    Pulse,
+    LivenessProbe,
     RayWorkers,
     WorkerActor,
-    answered,
     cause_of,
     node_seconds,
-    not_ready,
+    not_ready_error,
+    ready_refs,
     start_actor,
     start_seconds,
 )
-from xcray.workers.ray.cluster_state import ANYWHERE, LOOK_SECONDS
+from xcray.workers.ray.cluster_state import ANYWHERE, REFRESH_SECONDS
 from xcray.workers.ray.session import connect, local_ray
 
 LOG: Final = logging.getLogger(__name__)
-STORE: Final = 256 << 20  # bytes
-MOST: Final = 256  # workers of a job on a cluster that does not say how many it wants
-SEAT_SECONDS: Final = (
-    15.0  # who had a seat on a node and is not there after them waits like the others
-)
-QUIET_SECONDS: Final = 30.0  # of hearing nothing, before workers are asked whether they are there
-SILENT_SECONDS: Final = 300.0  # until one that does not answer that is given up
+MIN_STORE_BYTES: Final = 256 << 20
+# default limit of a job's workers on a shared cluster
+MAX_CLUSTER_WORKERS: Final = 256
+# After this a worker with a reserved place that is not placed counts as waiting.
+RESERVATION_SECONDS: Final = 15.0
+# of silence, before workers are probed
+QUIET_SECONDS_BEFORE_PROBE: Final = 30.0
+SILENT_SECONDS: Final = 300.0  # until a worker that does not answer is given up
 
 
 @contextmanager
-def session(address: str | None, workers: int, store: int = STORE) -> Iterator[None]:
-    """Ray for the length of a training: the one this process is in already, the cluster at `address`, or one of its own with a CPU
-    a worker and `store` bytes for what travels, at least STORE; what does not fit there Ray writes to disk."""
+def training_session(
+    address: str | None, workers: int, store: int = MIN_STORE_BYTES
+) -> Iterator[None]:
+    """Connect to Ray for the length of a training.
+
+    The session uses the Ray that this process is in already, the cluster at `address`, or a Ray
+    of its own with one CPU per worker and `store` bytes of object store, at least
+    MIN_STORE_BYTES. Ray spills what does not fit to disk.
+    """
     if ray.is_initialized():
         yield
     elif address is None:
-        with local_ray(num_cpus=workers, object_store_memory=max(store, STORE)):
+        with local_ray(num_cpus=workers, object_store_memory=max(store, MIN_STORE_BYTES)):
             yield
     else:
         with connect(address):
             yield
 
 
-def thrift_on(address: str | None) -> Thrift | None:
-    """How a job behaves at a cluster that others pay for, or share; None for a Ray of its own: its processors are there anyway."""
-    return Thrift(node=node_seconds()) if address is not None else None
+def scaling_policy_for(address: str | None) -> ScalingPolicy | None:
+    """Return the scaling policy at a shared cluster; None for an own Ray, whose CPUs are free."""
+    return ScalingPolicy(node_seconds=node_seconds()) if address is not None else None
 
 
-class WorkActor(WorkerActor):
-    """The life of one worker: `open` its files, then `solve` batches one after the other."""
+class TaskActor(WorkerActor):
+    """The actor of one worker: `open` its files, then `solve` batches one after the other."""
 
-    def __init__(self, work: RemoteWork, job: str, worker: str) -> None:
+    def __init__(self, work: RemoteTaskRunner, job: str, worker: str) -> None:
         super().__init__(job, worker, work.counter)
         self._work = work
         self._leaving = False
-        self._off: set[int] = set()  # tasks called off
+        self._cancelled: set[int] = set()  # cancelled tasks
 
     def open(self) -> bool:
-        """Map what the work needs when this node has it; False when not."""
+        """Map the data if this node has it; return False otherwise."""
         self._local = self._work.open()
         if self._local is None:
             return False
@@ -95,315 +111,356 @@ class WorkActor(WorkerActor):
         return True
 
     def load(self, *shared: Any) -> None:
-        """Take what the driver shares, from the object store."""
+        """Load the arrays that the driver shares, from the object store."""
         self._local = self._work.load(*shared)
         self._work.warm_up()
 
     def solve(self, task: int, labels: list[int]) -> tuple[Any, float, float]:
-        """Solve a batch: its block, the wall clock at its start and the seconds it took. No block when it was called off."""
+        """Solve a batch; return its value, the wall clock at its start and its seconds.
+
+        The value is None if the batch was cancelled.
+        """
         began, started = time.time(), time.monotonic()
-        block = None
+        value = None
         if not self._leaving:
             try:
-                called_off = partial(self._called_off, task)
-                block = self._work.solve(self._local, np.array(labels, np.int32), called_off)
+                called_off = partial(self._is_cancelled, task)
+                value = self._work.solve(self._local, np.array(labels, np.int32), called_off)
                 self._counter.inc(len(labels))
             except Stopped:
-                if task not in self._off:
+                if task not in self._cancelled:
                     raise
-        self._off.discard(task)
+        self._cancelled.discard(task)
         seconds = time.monotonic() - started
         self._busy.inc(seconds)
-        return block, began, seconds
+        return value, began, seconds
 
-    def _called_off(self, task: int) -> bool:
-        """Whether a batch is to be given up."""
-        return self._stop.is_set() or task in self._off
+    def _is_cancelled(self, task: int) -> bool:
+        """Return whether a batch must stop."""
+        return self._stop.is_set() or task in self._cancelled
 
     @ray.method(concurrency_group="control")
     def cancel(self, task: int) -> None:
-        """Give a batch up: at its next slice, or when its turn comes."""
-        self._off.add(task)
+        """Cancel a batch at its next slice, or when its turn comes."""
+        self._cancelled.add(task)
 
     @ray.method(concurrency_group="control")
-    def leave(self) -> None:
-        """End the batch under way, and begin none of those that wait."""
+    def release(self) -> None:
+        """Finish the current batch and start none of the waiting ones."""
         self._leaving = True
 
 
 class RayPool(RayWorkers):
     """Workers that are Ray actors named `xcray:JOB:worker-N`.
 
-    session: a context manager inside which Ray is connected. A worker is an actor of one CPU, and of what `need` says. Any thread
-    may `resize` it while it runs. shared: gives what goes to nodes that do not see the work's files, or raises Unavailable.
-    workers: at most so many; without thrift, so many.
+    session: a context manager inside which Ray is connected. request: resources of each actor.
+    shared: returns the arrays for nodes that do not see the files, or raises Unavailable.
+    workers: maximum number of workers; without a policy, the exact number.
+    Any thread may call `resize` while the pool runs.
     """
 
     def __init__(
         self,
-        work: RemoteWork,
+        work: RemoteTaskRunner,
         workers: int,
         session: AbstractContextManager[Any],
         job: str,
         shared: Callable[[], tuple[Any, ...]],
         *,
-        need: Need = A_CPU,
-        thrift: Thrift | None = None,
+        request: ResourceRequest = ONE_CPU,
+        policy: ScalingPolicy | None = None,
     ) -> None:
         super().__init__(session)
         self._work = work
         self._n_workers = workers
         self._job = job
-        self._give = shared
-        self._need = need
-        self._thrift = thrift
-        self._wanted = workers if thrift is None else 1
-        self._solve: dict[str, Any] = {}  # worker -> its method, under a name that can be read
-        self._waiting: dict[
-            Any, tuple[str, Task | None]
-        ] = {}  # reference -> worker and its task; None: getting ready
-        self._finding: dict[Any, str] = {}  # reference of the node it gets to -> worker
-        self._asked: dict[
-            str, float
-        ] = {}  # workers without a node so far, by when they were asked for
-        self._seated: set[str] = set()  # of these, those that a node had room for
-        self._idle: dict[str, float] = {}  # when workers became so
-        self._told: list[Report] = []
+        self._get_shared = shared
+        self._request = request
+        self._policy = policy
+        self._desired = workers if policy is None else 1
+        self._solve: dict[str, Any] = {}  # worker -> its method, under a readable name
+        # reference -> (worker, task); without a task the worker is starting
+        self._pending: dict[Any, tuple[str, Task | None]] = {}
+        self._locating: dict[Any, str] = {}  # reference of its location -> worker
+        # workers without a node -> time of the request
+        self._requested: dict[str, float] = {}
+        self._reserved: set[str] = set()  # of these, those with a reserved place
+        self._idle_since: dict[str, float] = {}  # worker -> since when it is idle
+        self._reports: list[Report] = []
         self._shared: tuple[Any, ...] | None = None
         self._leaving: set[str] = set()
         self._started = 0
-        self._most = 0
-        self._seen = 0
-        self._patience = Patience()
-        self._pulse = Pulse(SILENT_SECONDS)
-        self._began = self._heard = self._watched = 0.0  # on a clock that never goes back
-        self._awaits = ""
+        self._peak = 0
+        self._seen_refresh = 0
+        self._watchdog = PlacementWatchdog()
+        self._liveness = LivenessProbe(SILENT_SECONDS)
+        # on a monotonic clock
+        self._opened_at = self._last_reply_at = self._checked_at = 0.0
+        self._waiting_for = ""
 
     def open(self) -> None:
-        """Connect to Ray and start the actors. Raises Unavailable when Ray can't be reached."""
+        """Connect to Ray and start the actors. Raises Unavailable if Ray cannot be reached."""
         self._work.warm_up()  # one process fills numba's disk cache before many read it
         self._connect()
-        self._began = self._heard = time.monotonic()
+        self._opened_at = self._last_reply_at = time.monotonic()
 
     def resize(self, workers: int) -> None:
-        """Have so many workers at most, from the next `wait` on: new actors join as the cluster has CPUs for them; those that are
-        too many, the youngest, end the batch they are at and leave. Raises ParameterError when it is less than one."""
+        """Set the maximum number of workers, from the next `wait` on.
+
+        New actors join as the cluster has CPUs for them. If there are too many, the youngest
+        finish their batch and leave. Raises ParameterError if `workers` is less than 1.
+        """
         if workers < 1:
             raise ParameterError(f"a pool needs at least 1 worker, not {workers}")
         self._n_workers = workers
 
     def submit(self, worker: str, task: Task) -> None:
-        """Send a task to an actor; one that is about to leave, or is gone, gives it back by leaving."""
+        """Send a task to an actor; one that is leaving, or is gone, returns it by leaving."""
         if worker in self._actors and worker not in self._leaving:
-            self._waiting[self._solve[worker].remote(task.id, list(task.labels))] = (worker, task)
+            self._pending[self._solve[worker].remote(task.id, list(task.labels))] = (worker, task)
 
     def cancel(self, worker: str, task_id: int) -> None:
-        """Call a task off; the actor goes on with its next."""
+        """Cancel a task; the actor goes on with its next one."""
         if worker in self._actors:
             self._actors[worker].cancel.remote(task_id)
 
     def now(self) -> float:
-        """Seconds since the pool opened."""
-        return time.monotonic() - self._began
+        """Return the seconds since the pool was opened."""
+        return time.monotonic() - self._opened_at
 
-    def muster(self) -> WorkerStatus:
-        """The actors that are ready, of those wanted."""
-        return self._mustered(self._target, self._ready(), self._where.lost)._replace(
-            most=self._most, awaits=self._awaits
+    def status(self) -> WorkerStatus:
+        """Return the ready actors and the desired number."""
+        return self._make_status(self._target, self._n_ready(), self._locations.lost)._replace(
+            peak=self._peak, waiting_for=self._waiting_for
         )
 
-    def _ready(self) -> int:
-        """How many actors have what they need."""
+    def _n_ready(self) -> int:
+        """Return how many actors have loaded their data."""
         return len(
-            self._actors.keys() - {held[0] for held in self._waiting.values() if held[1] is None}
+            self._actors.keys()
+            - {pending[0] for pending in self._pending.values() if pending[1] is None}
         )
 
-    def foresee(self, outlook: Forecast) -> int | None:
-        """Want as many workers as what is left can use, give back those it can't, and say how many there are to be."""
-        if self._thrift is None:
+    def set_forecast(self, forecast: Forecast) -> int | None:
+        """Request as many workers as the remaining work can use, release the others.
+
+        Returns the number of workers to expect.
+        """
+        if self._policy is None:
             return None
-        self._around.look(LOOK_SECONDS)
-        now, staying = time.monotonic(), self._staying()
-        self._idle = {
-            worker: self._idle.get(worker, now) for worker in outlook.idle if worker in staying
+        self._cluster.refresh(REFRESH_SECONDS)
+        now, staying = time.monotonic(), self._staying_workers()
+        self._idle_since = {
+            worker: self._idle_since.get(worker, now)
+            for worker in forecast.idle
+            if worker in staying
         }
-        there = {worker: node for worker, node in self._where.placed.items() if worker in staying}
-        for worker in given_back(outlook, self._idle, there, now):
-            self._told += self._send_away(worker)
-        self._wanted = workers_wanted(outlook, self._staff(now), self._n_workers, self._thrift)
+        nodes = {
+            worker: node for worker, node in self._locations.placed.items() if worker in staying
+        }
+        for worker in workers_to_release(forecast, self._idle_since, nodes, now):
+            self._reports += self._release(worker)
+        self._desired = desired_workers(
+            forecast, self._worker_counts(now), self._n_workers, self._policy
+        )
         return self._target
 
     def wait(self, seconds: float) -> list[Report]:
-        """Results, workers that joined, left or were lost. Raises Unavailable when no worker is ready for too long."""
-        gone, self._told = self._told + self._look() + self._follow_size() + self._watch(), []
-        if gone:
-            return gone
-        if not self._waiting:
+        """Return results and changes of workers.
+
+        Raises Unavailable if no worker is ready for too long.
+        """
+        reports, self._reports = (
+            self._reports + self._poll_cluster() + self._adjust_size() + self._check_placement(),
+            [],
+        )
+        if reports:
+            return reports
+        if not self._pending:
             time.sleep(seconds)
             return []
-        asked = [*self._waiting, *self._finding]
-        found = answered(asked, seconds)
-        if found:
-            self._heard = time.monotonic()
-        return [report for reference in found for report in self._receive(reference)]
+        references = [*self._pending, *self._locating]
+        ready = ready_refs(references, seconds)
+        if ready:
+            self._last_reply_at = time.monotonic()
+        return [report for reference in ready for report in self._receive(reference)]
 
     @property
     def _target(self) -> int:
-        """How many workers there are to be."""
-        return min(self._wanted, self._n_workers) if self._thrift is not None else self._n_workers
+        """Desired number of workers."""
+        return min(self._desired, self._n_workers) if self._policy is not None else self._n_workers
 
-    def _forget_all(self) -> None:
-        """Drop all references to what is in Ray."""
-        super()._forget_all()
-        for held in (self._waiting, self._finding, self._solve, self._asked):
-            held.clear()
+    def _drop_references(self) -> None:
+        """Drop all references to objects and actors in Ray."""
+        super()._drop_references()
+        for pending in (self._pending, self._locating, self._solve, self._requested):
+            pending.clear()
         self._shared = None
 
-    def _staying(self) -> list[str]:
-        """Workers that were not told to leave, the oldest first."""
+    def _staying_workers(self) -> list[str]:
+        """Return workers that are not leaving, the oldest first."""
         return [worker for worker in self._actors if worker not in self._leaving]
 
-    def _staff(self, now: float) -> Staff:
-        """Who is there; those with a seat on a node are about to be."""
-        free = sum(room(node, self._need) for node in self._where.rooms())
+    def _worker_counts(self, now: float) -> WorkerCounts:
+        """Return the current workers; those with a reserved place count as ready."""
+        free = sum(free_slots(node, self._request) for node in self._locations.free_nodes())
         fresh = [
             worker
-            for worker in self._seated & self._asked.keys()
-            if now - self._asked[worker] < SEAT_SECONDS
+            for worker in self._reserved & self._requested.keys()
+            if now - self._requested[worker] < RESERVATION_SECONDS
         ]
-        asked = self._asked.keys() - fresh
-        waited = now - min((self._asked[worker] for worker in asked), default=now)
-        return Staff(len(self._staying()) - len(asked), len(asked), free, waited)
+        references = self._requested.keys() - fresh
+        waited = now - min((self._requested[worker] for worker in references), default=now)
+        return WorkerCounts(
+            len(self._staying_workers()) - len(references), len(references), free, waited
+        )
 
-    def _look(self) -> list[Report]:
-        """What the cluster tells: who went with a node, and who is to leave one that goes."""
-        self._around.look(LOOK_SECONDS)
-        if self._around.looks == self._seen:
+    def _poll_cluster(self) -> list[Report]:
+        """Report workers lost with their node, and release workers of draining nodes."""
+        self._cluster.refresh(REFRESH_SECONDS)
+        if self._cluster.n_refreshes == self._seen_refresh:
             return []
-        self._seen = self._around.looks
+        self._seen_refresh = self._cluster.n_refreshes
         out = [
             report
-            for worker in self._where.fallen()
-            for report in self._lose(worker, "its node is gone")
+            for worker in self._locations.on_dead_nodes()
+            for report in self._on_lost(worker, "its node is gone")
         ]
-        out += [Cleared(worker) for worker in self._where.cleared()]
-        draining = [worker for worker in self._where.on_draining() if worker not in self._leaving]
-        return out + [report for worker in draining for report in self._send_away(worker)]
+        out += [NodeLost(worker) for worker in self._locations.poll_node_losses()]
+        draining = [
+            worker for worker in self._locations.on_draining() if worker not in self._leaving
+        ]
+        return out + [report for worker in draining for report in self._release(worker)]
 
-    def _follow_size(self) -> list[Report]:
-        """Start the actors that are missing and send away those that are too many; who had nothing to do has left."""
-        staying, out = self._staying(), list[Report]()
+    def _adjust_size(self) -> list[Report]:
+        """Start missing actors and release surplus ones; report idle ones as Left."""
+        staying, out = self._staying_workers(), list[Report]()
         if len(staying) < self._target:
-            for strategy in self._where.strategies(self._need, self._target - len(staying)):
+            for strategy in self._locations.placement_strategies(
+                self._request, self._target - len(staying)
+            ):
                 self._start_actor(strategy)
         surplus = staying[self._n_workers :]
         too_many = (
-            self._patience.surplus(time.monotonic(), len(staying) - self._target)
-            if self._thrift is not None
+            self._watchdog.surplus_to_cancel(time.monotonic(), len(staying) - self._target)
+            if self._policy is not None
             else 0
         )
         if too_many:
             nowhere = [
-                worker for worker in staying if worker in self._asked and worker not in self._seated
+                worker
+                for worker in staying
+                if worker in self._requested and worker not in self._reserved
             ]
             surplus = list(dict.fromkeys([*surplus, *nowhere[-too_many:]]))
         for worker in surplus:
-            out += self._send_away(worker)
+            out += self._release(worker)
         return out
 
-    def _watch(self) -> list[Report]:
-        """See that those asked for come and that those who came are there; what is waited for is said, and another way is tried.
-        Raises Unavailable when nobody has been ready for as long as a start may take."""
+    def _check_placement(self) -> list[Report]:
+        """Check that requested workers get a place and that placed workers live.
+
+        What is waited for is logged, and requests are retried. Raises Unavailable if no worker
+        has been ready for the start timeout.
+        """
         now = time.monotonic()
-        if now < self._watched + LOOK_SECONDS:
+        if now < self._checked_at + REFRESH_SECONDS:
             return []
-        self._watched = now
-        way = self._patience.look(
-            now, self._asked, self._ready(), self._where.open(self._need), start_seconds()
+        self._checked_at = now
+        action = self._watchdog.check(
+            now,
+            self._requested,
+            self._n_ready(),
+            self._locations.nodes_with_room(self._request),
+            start_seconds(),
         )
-        if way.over:
-            raise not_ready("no Ray worker was", start_seconds(), way.why)
-        if way.anew or bool(way.why) != bool(self._awaits):
+        if action.give_up:
+            raise not_ready_error("no Ray worker was", start_seconds(), action.reason)
+        if action.retry or bool(action.reason) != bool(self._waiting_for):
             LOG.warning(
                 "%s%s",
-                way.why or "nobody waits for a place any more",
-                "; asking anew" if way.anew else "",
+                action.reason or "no worker waits for a place any more",
+                "; requesting again" if action.retry else "",
             )
-        self._awaits = way.why
-        self._where.shun(way.shun, SHUN_SECONDS)
-        return [report for worker in way.anew for report in self._send_away(worker)] + self._silent(
-            now
-        )
+        self._waiting_for = action.reason
+        self._locations.avoid_nodes(action.avoid, AVOID_SECONDS)
+        return [
+            report for worker in action.retry for report in self._release(worker)
+        ] + self._find_silent(now)
 
-    def _silent(self, now: float) -> list[Report]:
-        """Workers that are given up: a process that is stopped raises no error, and with one worker nobody runs a copy."""
-        if now < self._heard + QUIET_SECONDS:
+    def _find_silent(self, now: float) -> list[Report]:
+        """Report workers that do not answer: a stopped process raises no error."""
+        if now < self._last_reply_at + QUIET_SECONDS_BEFORE_PROBE:
             return []
         out = list[Report]()
-        for worker, why in self._pulse.gone(
-            {worker: self._actors[worker] for worker in self._where.placed}
+        for worker, reason in self._liveness.poll_dead(
+            {worker: self._actors[worker] for worker in self._locations.placed}
         ).items():
             ray.kill(self._actors[worker])
-            out += self._lose(worker, why)
+            out += self._on_lost(worker, reason)
         return out
 
-    def _send_away(self, worker: str) -> list[Report]:
-        """Let a worker end the batch it is at and go; who has nothing to do goes now."""
+    def _release(self, worker: str) -> list[Report]:
+        """Let a worker finish its batch and leave; an idle worker leaves now."""
         self._leaving.add(worker)
-        if (worker, None) in self._waiting.values():  # not ready yet: the cluster is too small
-            self._drop(worker)
+        if (worker, None) in self._pending.values():  # not ready yet: the cluster is too small
+            self._forget_requests(worker)
         else:
-            self._actors[worker].leave.remote()
-        return self._leave_when_free(worker)
+            self._actors[worker].release.remote()
+        return self._end_when_idle(worker)
 
-    def _leave_when_free(self, worker: str) -> list[Report]:
-        """End an actor that is to leave once it has answered for all its batches."""
-        if worker not in self._leaving or any(held[0] == worker for held in self._waiting.values()):
+    def _end_when_idle(self, worker: str) -> list[Report]:
+        """End a leaving actor once it has answered for all its batches."""
+        if worker not in self._leaving or any(
+            pending[0] == worker for pending in self._pending.values()
+        ):
             return []
         self._leaving.discard(worker)
-        self._pulse.forget(worker)
-        self._drop(worker)
-        self._where.leave(worker)
+        self._liveness.forget(worker)
+        self._forget_requests(worker)
+        self._locations.remove(worker)
         ray.kill(self._actors.pop(worker))
         return [Left(worker)]
 
-    def _drop(self, worker: str) -> None:
-        """Forget what a worker was asked."""
-        self._waiting = {
-            reference: held for reference, held in self._waiting.items() if held[0] != worker
+    def _forget_requests(self, worker: str) -> None:
+        """Forget pending calls of a worker."""
+        self._pending = {
+            reference: pending
+            for reference, pending in self._pending.items()
+            if pending[0] != worker
         }
-        self._finding = {
-            reference: name for reference, name in self._finding.items() if name != worker
+        self._locating = {
+            reference: name for reference, name in self._locating.items() if name != worker
         }
-        self._asked.pop(worker, None)
-        self._seated.discard(worker)
+        self._requested.pop(worker, None)
+        self._reserved.discard(worker)
 
     def _start_actor(self, strategy: Any) -> None:
-        """One more actor; it is reported as Joined once it has what it needs."""
+        """Start one more actor; it is reported as Joined once its data is loaded."""
         worker = f"worker-{self._started}"
         self._started += 1
         actor = start_actor(
-            WorkActor,
+            TaskActor,
             self._job,
             worker,
             self._work,
             self._job,
             worker,
-            need=self._need,
+            request=self._request,
             scheduling_strategy=strategy,
         )
-        self._actors[worker], self._asked[worker] = actor, time.monotonic()
+        self._actors[worker], self._requested[worker] = actor, time.monotonic()
         if strategy != ANYWHERE:
-            self._seated.add(worker)
+            self._reserved.add(worker)
         self._solve[worker] = actor.solve.options(name=f"xcray:{self._job}:batch")
-        self._finding[actor.place.remote()] = worker
-        self._waiting[actor.open.options(name=f"xcray:{self._job}:open").remote()] = (worker, None)
+        self._locating[actor.location.remote()] = worker
+        self._pending[actor.open.options(name=f"xcray:{self._job}:open").remote()] = (worker, None)
 
     def _receive(self, reference: Any) -> list[Report]:
-        """What one finished reference means."""
-        if reference in self._finding:
-            return self._settle(self._finding.pop(reference), reference)
-        worker, task = self._waiting.pop(reference, (None, None))
+        """Convert one ready reference to reports."""
+        if reference in self._locating:
+            return self._on_located(self._locating.pop(reference), reference)
+        worker, task = self._pending.pop(reference, (None, None))
         if worker is None or worker not in self._actors:
             return []
         try:
@@ -411,46 +468,48 @@ class RayPool(RayWorkers):
         except ray.exceptions.RayTaskError as error:
             return [Failed(worker, task or Task(-1, (), 0.0), cause_of(error))]
         except ray.exceptions.RayError as error:
-            return self._lose(worker, error)
+            return self._on_lost(worker, error)
         if task is not None:
             block, began, seconds = value
             started = began - self._opened
             if block is None:
-                return [GaveUp(worker, task, started, seconds), *self._leave_when_free(worker)]
+                return [TaskCancelled(worker, task, started, seconds), *self._end_when_idle(worker)]
             return [
-                Result(worker, task, self._work.received(block), started, seconds),
-                *self._leave_when_free(worker),
+                Result(worker, task, self._work.decode_result(block), started, seconds),
+                *self._end_when_idle(worker),
             ]
         if value is False:
-            self._waiting[self._actors[worker].load.remote(*self._share())] = (worker, None)
+            self._pending[self._actors[worker].load.remote(*self._shared_refs())] = (worker, None)
             return []
-        self._most = max(self._most, self._ready())
+        self._peak = max(self._peak, self._n_ready())
         return [Joined(worker)]
 
-    def _settle(self, worker: str, reference: Any) -> list[Report]:
-        """A worker has a node."""
+    def _on_located(self, worker: str, reference: Any) -> list[Report]:
+        """Record the node of a worker."""
         try:
-            self._where.settle(worker, *ray.get(reference))
+            self._locations.set_node(worker, *ray.get(reference))
         except ray.exceptions.RayError as error:
-            return self._lose(worker, error)
-        self._asked.pop(worker, None)
-        self._seated.discard(worker)
+            return self._on_lost(worker, error)
+        self._requested.pop(worker, None)
+        self._reserved.discard(worker)
         return []
 
-    def _lose(self, worker: str, why: object) -> list[Report]:
-        """Forget a dead actor; another takes its place at the next wait."""
+    def _on_lost(self, worker: str, reason: object) -> list[Report]:
+        """Forget a dead actor; another one takes its place at the next wait."""
         if worker not in self._actors:
             return []
         del self._actors[worker]
         self._leaving.discard(worker)
-        self._pulse.forget(worker)
-        self._drop(worker)
-        self._where.lose(worker)
-        self._check_losses(min(self._n_workers, max(1, self._started - self._where.lost)), why)
+        self._liveness.forget(worker)
+        self._forget_requests(worker)
+        self._locations.mark_lost(worker)
+        self._check_losses(
+            min(self._n_workers, max(1, self._started - self._locations.lost)), reason
+        )
         return [Lost(worker)]
 
-    def _share(self) -> tuple[Any, ...]:
-        """References to what is shared in the object store, put there once, for nodes that don't see the files."""
+    def _shared_refs(self) -> tuple[Any, ...]:
+        """Return references to the shared arrays, which are put into the object store once."""
         if self._shared is None:
-            self._shared = tuple(ray.put(each) for each in self._give())
+            self._shared = tuple(ray.put(each) for each in self._get_shared())
         return self._shared

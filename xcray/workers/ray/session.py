@@ -1,6 +1,7 @@
-"""Joining a Ray, and a Ray of one's own for the length of a `with`. Nothing here starts anything that outlives its process.
+"""Sessions of Ray: joining a cluster, or an own Ray for the length of a `with` block.
 
-Ray keeps its settings in the environment and caches them, so they are set here for the process and put back after.
+Nothing here starts anything that outlives its process. Ray reads its settings from the environment
+and caches them, so they are set here for the process and restored after.
 """
 
 from __future__ import annotations
@@ -24,71 +25,82 @@ from typing import Any, Final, TypeVar
 
 from xcray.errors import Unavailable
 
-LONGEST_ROOT: Final = 30  # characters: Ray adds 70 to it for its sockets, whose paths may have 107
+# Characters: Ray adds 70 to it for its sockets, whose paths are limited to 107.
+MAX_ROOT_LENGTH: Final = 30
 TOKEN_HEADER: Final = "Authorization"
 NAMESPACE: Final = "xcray"
-AUTO: Final = "auto"  # the cluster that a process is in
-STARTS: Final = 3  # tries to start a Ray that is slow to come
-SLOW: Final = "timed out during startup"  # Ray's own words when a node was not up within thirty seconds, which can't be changed
+AUTO: Final = "auto"  # the cluster of this process
+MAX_STARTS: Final = 3  # attempts to start a slow Ray
+# Part of Ray's message if a node was not up within 30 s, a limit that cannot be changed.
+SLOW_START_TEXT: Final = "timed out during startup"
 T = TypeVar("T")
-QUIET_PORTS: Final = range(20_000, 30_000)
-_PORTS: Final = count(secrets.randbelow(len(QUIET_PORTS)))
-_DIRECT: Final = urllib.request.build_opener(
-    urllib.request.ProxyHandler({})
-)  # a cluster is never behind a proxy
+PRIVATE_PORTS: Final = range(20_000, 30_000)
+_PORTS: Final = count(secrets.randbelow(len(PRIVATE_PORTS)))
+# a cluster is never behind a proxy
+_NO_PROXY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def auth_environment(token_path: Path | str) -> dict[str, str]:
-    """Settings that make Ray ask for, and send, the token in a file. The token itself is never in the environment."""
+    """Return settings that make Ray require and send the token of a file.
+
+    The token itself is never in the environment.
+    """
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
-def own_environment(token_path: Path | str) -> dict[str, str]:
-    """Settings of a Ray that xcray starts: token, no usage report, no killing of small actors for other programs' memory."""
+def local_ray_environment(token_path: Path | str) -> dict[str, str]:
+    """Return settings of a Ray that xcray starts: token, no usage report, no memory monitor."""
     return {
         **auth_environment(token_path),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_memory_monitor_refresh_ms": "0",  # the monitor is node-wide: another program's memory gets our actors killed
-        "RAY_free_objects_period_milliseconds": "100",  # it is 1000: blocks that go round would pile up, a second's worth a node
+        # The monitor is node-wide: memory of other programs would get xcray's actors killed.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # The default 1000 would keep a second's worth of rotating blocks per node.
+        "RAY_free_objects_period_milliseconds": "100",
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
 
 
 def write_token(path: Path) -> None:
-    """Make a token of 256 random bits in a file that only its owner reads."""
+    """Write a token of 256 random bits to a file that only its owner can read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as out:
         out.write(secrets.token_hex(32))
 
 
-def short_root() -> Path:
-    """A new directory of mode 0700 whose path is short enough for Ray's sockets. Raises Unavailable when there is none."""
+def make_short_root() -> Path:
+    """Create a directory of mode 0700 with a path short enough for Ray's sockets.
+
+    Raises Unavailable if all temporary folders have longer paths.
+    """
     for parent in (tempfile.gettempdir(), "/tmp"):
-        if len(parent) + 12 <= LONGEST_ROOT and os.path.isdir(parent):
+        if len(parent) + 12 <= MAX_ROOT_LENGTH and os.path.isdir(parent):
             return Path(tempfile.mkdtemp(prefix="xr-", dir=parent))
     raise Unavailable(
-        f"the temporary folder {tempfile.gettempdir()} has too long a path for Ray's sockets: set TMPDIR to a shorter one"
+        f"the path of the temporary folder {tempfile.gettempdir()} is too long for Ray's sockets: "
+        "set TMPDIR to a shorter one"
     )
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now, another one with each call.
+    """Return a port of the loopback interface that is free now, another one with each call.
 
-    It is not one of those that the system deals out to whoever names none: Ray takes a dozen of them before it comes to the one
-    that it was told, which now and then would be gone by then.
+    The port is outside of the ephemeral range: Ray opens a dozen ephemeral ports before it comes to
+    the one that it was given, which could be taken by then.
     """
-    for port in (QUIET_PORTS[next(_PORTS) % len(QUIET_PORTS)] for _ in QUIET_PORTS):
+    for port in (PRIVATE_PORTS[next(_PORTS) % len(PRIVATE_PORTS)] for _ in PRIVATE_PORTS):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
     raise Unavailable(
-        f"no port from {QUIET_PORTS[0]} to {QUIET_PORTS[-1]} is free on this machine: what holds them all?"
+        f"no port from {PRIVATE_PORTS[0]} to {PRIVATE_PORTS[-1]} is free on this machine: "
+        "which process holds them all?"
     )
 
 
-def reachable(address: str, seconds: float = 5.0) -> bool:
-    """Whether something listens at `host:port`."""
+def is_reachable(address: str, seconds: float = 5.0) -> bool:
+    """Return whether a process listens at `host:port`."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=seconds).close()
@@ -98,27 +110,36 @@ def reachable(address: str, seconds: float = 5.0) -> bool:
 
 
 def check_dashboard(url: str, headers: Mapping[str, str], seconds: float = 5.0) -> None:
-    """Raise Unavailable unless the dashboard at `url` lets us in and finds its head healthy; each answer may take so long."""
+    """Raise Unavailable unless the dashboard at `url` accepts `headers` and its head is healthy.
+
+    seconds: timeout of each request.
+    """
     for place in ("/api/version", "/api/gcs_healthz"):
         request = urllib.request.Request(url.rstrip("/") + place, headers=dict(headers))
         try:
-            with _DIRECT.open(request, timeout=seconds):
+            with _NO_PROXY.open(request, timeout=seconds):
                 pass
         except urllib.error.HTTPError as error:
             error.close()
             if error.code in (401, 403):
-                why = f"Ray's dashboard at {url} refuses our token: does XCRAY_RAY_TOKEN_PATH name the cluster's own?"
+                why = (
+                    f"Ray's dashboard at {url} refuses our token: "
+                    "is XCRAY_RAY_TOKEN_PATH the file of the cluster's own token?"
+                )
                 raise Unavailable(why, code="RAY_REFUSED") from None
-            why = f"Ray's dashboard at {url} answers, but says {error.code}: is its head healthy?"
+            why = f"Ray's dashboard at {url} answers with status {error.code}: is its head healthy?"
             raise Unavailable(why, code="RAY_UNREACHABLE") from None
         except (OSError, http.client.HTTPException) as error:
-            why = f"Ray's dashboard at {url} does not answer ({type(error).__name__}): jobs are submitted there; is it up?"
+            why = (
+                f"Ray's dashboard at {url} does not answer ({type(error).__name__}): "
+                "jobs are submitted there; is it up?"
+            )
             raise Unavailable(why, code="RAY_UNREACHABLE") from error
 
 
 @contextlib.contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Environment variables set (None: removed) for the length of a block; Ray's caches follow, before and after."""
+    """Set environment variables (None: remove) for a block; Ray's caches follow."""
     before = {name: os.environ.get(name) for name in changes}
     set_environment(changes)
     try:
@@ -144,24 +165,28 @@ def set_environment(changes: Mapping[str, str | None]) -> None:
 def connect(
     address: str, *, token_path: Path | str | None = None, namespace: str = NAMESPACE, **more: Any
 ) -> Iterator[str]:
-    """Make this process a driver of the Ray at `address` for the length of a block; the Ray itself lives on.
+    """Make this process a driver of the Ray at `address` for a block; the Ray itself lives on.
 
-    `address`: "host:port", or "auto" for the cluster that this process is in: RAY_ADDRESS says where, as in all pods of KubeRay and
-    in all Ray jobs, or else what `ray start` noted on this machine.
-    `token_path` is the file with the cluster's token; without it RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH of the environment hold.
-    `more` goes to `ray.init`. Raises Unavailable when nothing answers there, or when it refuses the token.
+    address: "host:port", or "auto" for the cluster that this process is in: RAY_ADDRESS if set,
+    as in all pods of KubeRay and in all Ray jobs, or else what `ray start` recorded on this
+    machine.
+    token_path: file with the cluster's token; by default RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH of
+    the environment are used. more: arguments of `ray.init`. Raises Unavailable if nothing answers
+    there, or if it refuses the token.
     """
     if address == AUTO:
         address = os.environ.get("RAY_ADDRESS") or AUTO
-    if address != AUTO and not reachable(address):
+    if address != AUTO and not is_reachable(address):
         raise Unavailable(
             f"no Ray answers at {address}: start one, or use the pool 'threads'",
             code="RAY_UNREACHABLE",
         )
     ray = load_ray()
-    with environment({**(auth_environment(token_path) if token_path else {}), **_left_behind()}):
+    with environment(
+        {**(auth_environment(token_path) if token_path else {}), **_leaked_variables()}
+    ):
         try:
-            with _our_signals():
+            with _preserve_sigterm():
                 ray.init(
                     address=address,
                     namespace=namespace,
@@ -172,7 +197,7 @@ def connect(
         except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
             cause = str(error).splitlines()[0]
             raise Unavailable(
-                f"the Ray at {address} did not let us in: {cause}", code="RAY_REFUSED"
+                f"the Ray at {address} refused the connection: {cause}", code="RAY_REFUSED"
             ) from error
         try:
             yield address
@@ -184,24 +209,25 @@ def connect(
 def local_ray(
     num_cpus: int = 2, object_store_memory: int = 256 << 20, dashboard: bool = False
 ) -> Iterator[str]:
-    """A Ray of this process's own, ended with the block together with its temporary folder; gives its "host:port".
+    """Start a Ray of this process, ended with the block; yield its "host:port".
 
-    `object_store_memory` in bytes. It joins no cluster that it finds and leaves Ray's default folder alone.
-    Raises Unavailable when Ray is not installed or does not start.
+    object_store_memory: in bytes. Its temporary folder is removed at the end. It joins no other
+    cluster and does not use Ray's default folder. Raises Unavailable if Ray is not installed or
+    does not start.
     """
     ray = load_ray()
-    root = short_root()
+    root = make_short_root()
     write_token(root / "token")
     settings = {
-        **own_environment(root / "token"),
+        **local_ray_environment(root / "token"),
         "RAY_ADDRESS": None,
         "RAY_TMPDIR": None,
-        **_left_behind(),
+        **_leaked_variables(),
     }
     with environment(settings):
         try:
-            with _our_signals():
-                context = patiently(
+            with _preserve_sigterm():
+                context = retry_slow_start(
                     lambda: ray.init(
                         address="local",
                         namespace=NAMESPACE,
@@ -221,25 +247,31 @@ def local_ray(
             shutil.rmtree(root, ignore_errors=True)
 
 
-def patiently(start: Callable[[], T]) -> T:
-    """What `start` gives, which begins a node of Ray in this process. One that was not up in the time that Ray allows, as on a
-    machine that is busy with other things, is ended and begun again, STARTS times in all. Raises Unavailable, and what Ray does.
+def retry_slow_start(start: Callable[[], T]) -> T:
+    """Return the result of `start`, which starts a node of Ray in this process.
+
+    A node that was not up within Ray's own time limit, as on a busy machine, is ended and started
+    again, MAX_STARTS times in all. Raises Unavailable, and what Ray raises.
     """
-    for left in reversed(range(STARTS)):
+    for left in reversed(range(MAX_STARTS)):
         try:
             return start()
-        except Exception as error:  # Ray has no closer class for it
-            if SLOW not in str(error):
+        # Ray has no more specific class
+        except Exception as error:
+            if SLOW_START_TEXT not in str(error):
                 raise
             _end_half_started(error)
             if not left:
-                why = f"Ray was not up in the thirty seconds that it allows itself, {STARTS} times: is the machine busy? Try again"
+                why = (
+                    f"Ray was not up within its limit of thirty seconds, {MAX_STARTS} times: "
+                    "is the machine busy? Try again"
+                )
                 raise Unavailable(why, code="RAY_START") from error
     raise AssertionError("the last try returns or raises")
 
 
 def _end_half_started(error: BaseException) -> None:
-    """End the processes of the node whose start raised this: nobody else knows of them, and they would live as long as we do."""
+    """End the processes of the node whose start raised this, which would live on otherwise."""
     trace = error.__traceback__
     while trace is not None:
         node: Any = trace.tb_frame.f_locals.get("self")
@@ -249,13 +281,13 @@ def _end_half_started(error: BaseException) -> None:
         trace = trace.tb_next
 
 
-def _left_behind() -> dict[str, str | None]:
-    """Variables that ray.init sets and ray.shutdown forgets, with their present values."""
+def _leaked_variables() -> dict[str, str | None]:
+    """Return variables that ray.init sets and ray.shutdown leaves, with their current values."""
     return {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}
 
 
 def load_ray() -> Any:
-    """The module `ray`. Raises Unavailable with the command that installs it."""
+    """Return the module `ray`. Raises Unavailable with the command that installs it."""
     try:
         import ray
     except ImportError:
@@ -266,8 +298,8 @@ def load_ray() -> Any:
 
 
 @contextlib.contextmanager
-def _our_signals() -> Iterator[None]:
-    """Keep this process's SIGTERM handler: ray.init puts its own in its place."""
+def _preserve_sigterm() -> Iterator[None]:
+    """Keep this process's SIGTERM handler, which ray.init replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

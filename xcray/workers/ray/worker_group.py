@@ -1,11 +1,14 @@
-"""A team of Ray actors: each has a hand in its own process, and takes things made by others from the object store.
+"""Worker group on Ray: actors with state that pass objects through the object store.
 
-What a verb makes is put in the store of the worker's node. The driver owns the reference and never reads it; it goes along as an
-argument of the next verb, and Ray fetches it to that worker's node while the verb before is still at work there. On one node
-nothing is copied: arrays are mapped read-only. A thing outlives the worker that made it, but not the node that holds it.
+An object that a method creates is put into the store of the worker's node. The driver owns the
+reference and never reads the object. The reference is an argument of the next call, and Ray fetches
+the object to that worker's node while the call before still runs there. Within a node nothing is
+copied: arrays are mapped read-only. An object outlives the worker that created it, but not the node
+that holds it.
 
-Failure story: an actor that dies, or says nothing for long, is reported Lost with all its tickets, and killed, so that it can't
-answer late. What it held is gone; `replace` starts another. A verb whose argument went with its node is Raised as THING_LOST.
+Failures: an actor that dies or does not answer for long is reported Lost with all its tickets, and
+killed, so that it cannot answer late. Its state is gone; `replace` starts another one. A call whose
+argument was lost with its node is reported as CallFailed with OBJECT_LOST.
 """
 
 from __future__ import annotations
@@ -21,132 +24,136 @@ import ray
 
 from xcray.errors import Unavailable
 from xcray.schedule.events import Lost
-from xcray.schedule.placement import A_CPU, Need, room
+from xcray.schedule.placement import ONE_CPU, ResourceRequest, free_slots
 from xcray.workers.pool import WorkerStatus
 from xcray.workers.ray.actors import (
-    Pulse,
+    LivenessProbe,
     RayWorkers,
     WorkerActor,
-    answered,
     cause_of,
     node_seconds,
-    not_ready,
+    not_ready_error,
+    ready_refs,
     start_actor,
     start_seconds,
 )
-from xcray.workers.ray.cluster_state import LOOK_SECONDS
+from xcray.workers.ray.cluster_state import REFRESH_SECONDS
 from xcray.workers.worker_group import (
-    Answer,
-    Handle,
-    HandWork,
-    Raised,
+    CallFailed,
+    CallResult,
+    ObjectHandle,
     Reply,
-    check_replace,
-    do,
-    taken_apart,
-    team_names,
-    thing_lost,
+    WorkerFactory,
+    call_method,
+    check_replacements,
+    object_lost,
+    split_refs,
+    worker_names,
 )
 
 LOG: Final = logging.getLogger(__name__)
-PLACE_SECONDS: Final = 15.0  # that an actor takes, at most, to get to where there is room for it
+PLACE_SECONDS: Final = 15.0  # that placing an actor takes if there is room
 SILENT_SECONDS: Final = 300.0  # longer than any block takes to cross a network
-COUNTER: Final = ("xcray_verbs_done", "Visits of blocks, and other verbs, done by this worker")
+CALL_COUNTER: Final = (
+    "xcray_worker_calls",
+    "Remote methods executed by this worker, block passes included.",
+)
 
 
-class _Told(NamedTuple):
-    """What a verb tells beside the thing it made: whether it made one, and the wall clock at its start."""
+class _CallOutcome(NamedTuple):
+    """Outcome of a call: result, whether it created an object, and the wall clock at its start."""
 
-    told: Any
-    made: bool
+    result: Any
+    has_ref: bool
     began: float
     seconds: float
 
 
-class _Asked(NamedTuple):
-    """A verb under way, or waiting for its turn; bulk: the reference of what it will have made."""
+class _SubmittedCall(NamedTuple):
+    """A running or waiting call; ref: reference of the object that it will create."""
 
     ticket: int
     worker: str
-    bulk: Any
+    ref: Any
 
 
-class TeamActor(WorkerActor):
-    """The life of one worker: `open` makes its hand, `perform` does verbs one after the other."""
+class GroupActor(WorkerActor):
+    """The actor of one worker: `open` creates its worker object, `call` runs methods in order."""
 
-    def __init__(self, work: HandWork, worker: str, job: str) -> None:
-        super().__init__(job, worker, COUNTER, "verb")
-        self._work = work
+    def __init__(self, work: WorkerFactory, worker: str, job: str) -> None:
+        super().__init__(job, worker, CALL_COUNTER, "method")
+        self._factory = work
         self._worker = worker
         self._ticket = 0
-        self._off = -1  # what it is at; tickets up to this one are to end
+        self._interrupted = -1  # tickets up to this one are interrupted
 
     def open(self) -> None:
-        """Make the hand."""
-        self._work.warm_up()
-        self._hand = self._work.hand(self._worker, self._stopped)
+        """Create the worker object."""
+        self._factory.warm_up()
+        self._state = self._factory.create_worker(self._worker, self._stopped)
 
     @ray.method(num_returns=2)
-    def perform(
-        self, ticket: int, verb: str, args: tuple[Any, ...], *things: Any
-    ) -> tuple[Any, _Told]:
-        """Do a verb: the thing it makes, and what it tells."""
+    def call(
+        self, ticket: int, method: str, args: tuple[Any, ...], *objects: Any
+    ) -> tuple[Any, _CallOutcome]:
+        """Run a method; return the created object and the outcome."""
         began, started = time.time(), time.monotonic()
         self._ticket = ticket
-        bulk, told = do(self._hand, verb, args, things, self._stopped)
+        value, result = call_method(self._state, method, args, objects, self._stopped)
         seconds = time.monotonic() - started
-        self._counter.inc(1.0, {"verb": verb})
+        self._counter.inc(1.0, {"method": method})
         self._busy.inc(seconds)
-        return bulk, _Told(told, bulk is not None, began, seconds)
+        return value, _CallOutcome(result, value is not None, began, seconds)
 
     @ray.method(concurrency_group="control")
     def interrupt(self, ticket: int) -> None:
-        """End what was asked up to this ticket."""
-        self._off = ticket
+        """Stop all calls up to this ticket."""
+        self._interrupted = ticket
 
     def _stopped(self) -> bool:
-        """Whether to end what is under way."""
-        return self._stop.is_set() or self._ticket <= self._off
+        """Return whether the current call must stop."""
+        return self._stop.is_set() or self._ticket <= self._interrupted
 
 
-class RayTeam(RayWorkers):
-    """Workers that are Ray actors named `xcray:JOB:worker-N`, each of one CPU, and of what `need` says; on as few nodes as have
-    room for them, for what goes round within a node is not copied.
+class RayWorkerGroup(RayWorkers):
+    """Workers that are Ray actors named `xcray:JOB:worker-N`, on as few nodes as possible.
 
-    session: a context manager inside which Ray is connected. Its object store must hold what is made and what is on its way, or
-    Ray writes it to disk. silent_seconds: when a worker that does not answer is given up; fetching ends then too. begin: so many
-    `open` begins with, all by default; the others are there to be invited. least: of these so many are waited for, all by default;
-    the others are invited too where there is no room.
+    Blocks that move within a node are not copied. session: a context manager inside which Ray is
+    connected; its object store must hold all created objects and those in transit, or Ray spills
+    them to disk. request: resources of each actor. silent_seconds: when a worker that does not
+    answer is given up, and the timeout of `fetch`. initial: number of workers at `open`, all by
+    default; the others are requested later. min_ready: number of initial workers that `open`
+    waits for, all by default; the others are requested later if there is no room.
     """
 
     def __init__(
         self,
-        work: HandWork,
+        work: WorkerFactory,
         workers: int,
         session: AbstractContextManager[Any],
         job: str,
         *,
         silent_seconds: float = SILENT_SECONDS,
-        need: Need = A_CPU,
-        begin: int | None = None,
-        least: int | None = None,
+        request: ResourceRequest = ONE_CPU,
+        initial: int | None = None,
+        min_ready: int | None = None,
     ) -> None:
         super().__init__(session)
-        self._need = need
-        self._work = work
-        self._names = team_names(workers)
+        self._request = request
+        self._factory = work
+        self._names = worker_names(workers)
         self._job = job
-        self._begin = self._names[: begin or workers]
-        self._least = least or len(self._begin)
-        self._coming: dict[Any, str] = {}  # reference of what an invited worker is at -> worker
-        self._placed: set[str] = set()  # of these, those that have a node
-        self._invited = 0.0  # when the last ones were
-        self._silent = silent_seconds
-        self._pulse = Pulse(silent_seconds)
-        self._methods: dict[
-            tuple[str, str], Any
-        ] = {}  # worker and verb -> the actor's method, under a name that can be read
-        self._due: dict[Any, _Asked] = {}  # reference of what will be told -> what was asked
+        self._initial = self._names[: initial or workers]
+        self._min_ready = min_ready or len(self._initial)
+        self._joining: dict[Any, str] = {}  # reference of its current start step -> worker
+        self._located: set[str] = set()  # of these, those with a node
+        self._requested_at = 0.0  # time of the last request; inf: request no more
+        self._silent_seconds = silent_seconds
+        self._liveness = LivenessProbe(silent_seconds)
+        # (worker, method) -> the actor's method, under a readable name
+        self._methods: dict[tuple[str, str], Any] = {}
+        # reference of the outcome -> call
+        self._pending: dict[Any, _SubmittedCall] = {}
         self._tickets = 0
         self._losses = 0
         self._stopped = False
@@ -157,176 +164,212 @@ class RayTeam(RayWorkers):
         return self._names
 
     @property
-    def present(self) -> tuple[str, ...]:
-        """Those that are ready, in order."""
-        coming = set(self._coming.values())
+    def available(self) -> tuple[str, ...]:
+        """Workers that are ready, in order."""
+        coming = set(self._joining.values())
         return tuple(
             worker for worker in self._names if worker in self._actors and worker not in coming
         )
 
-    def muster(self) -> WorkerStatus:
-        """The actors that are there, of all that it began with, or that came."""
-        there = len(self.present)
-        return self._mustered(max(there, len(self._begin)), there, self._losses)
+    def status(self) -> WorkerStatus:
+        """Return the ready actors, of all initial and joined ones."""
+        live = len(self.available)
+        return self._make_status(max(live, len(self._initial)), live, self._losses)
 
     def open(self) -> None:
-        """Connect to Ray, start the actors and make their hands. Raises Unavailable when Ray or CPUs can't be had."""
-        self._work.warm_up()  # one process fills numba's disk cache before many read it
+        """Connect to Ray, start the actors and create their worker objects.
+
+        Raises Unavailable if Ray or CPUs are not available.
+        """
+        self._factory.warm_up()  # one process fills numba's disk cache before many read it
         self._connect()
         try:
-            self._around.look()
-            self._start(self._begin[: max(self._least, self._rooms())], start_seconds())
+            self._cluster.refresh()
+            self._start(
+                self._initial[: max(self._min_ready, self._n_free_slots())], start_seconds()
+            )
         except BaseException:
             self.close()
             raise
 
     def replace(self, *lost: str, at_once: bool = False) -> None:
-        """Other actors in the places of lost ones, wherever there is a CPU. They are waited for as long as a node takes to come; at
-        once, as long as it takes to get to where there is room, or will be."""
-        check_replace(lost, self._names, self.present)
+        """Start actors in place of lost ones, where there is a CPU.
+
+        They are waited for as long as a node takes to start; with at_once, as long as an actor
+        takes to be placed where there is room or will be soon.
+        """
+        check_replacements(lost, self._names, self.available)
         for worker in lost:
-            self._forget(worker)  # one that was on its way
-        self._start(lost, self._patience(lost) if at_once else node_seconds())
+            self._forget(worker)  # it can be a joining one
+        self._start(lost, self._replacement_timeout(lost) if at_once else node_seconds())
 
-    def _patience(self, lost: Sequence[str]) -> float:
-        """How long others can wait for these: where what goes round does not fit into the object stores that are left, as long as a
-        node takes to come; else not at all, if no node has room nor lives on without one of them. Raises Unavailable then."""
-        self._around.look()
-        left = set(self._where.placed.values())
-        if self._around.stores(left) < self._need.store * len(self._begin):
+    def _replacement_timeout(self, lost: Sequence[str]) -> float:
+        """Return how long the other workers can wait for replacements of `lost`.
+
+        If the blocks do not fit into the remaining object stores, it is the start time of a node.
+        If a node has room, or a lost worker was on a live node, it is PLACE_SECONDS. Otherwise
+        Unavailable is raised.
+        """
+        self._cluster.refresh()
+        left = set(self._locations.placed.values())
+        if self._cluster.store_capacity(left) < self._request.store * len(self._initial):
             return node_seconds()
-        if self._where.stayed(lost) or self._rooms():
+        if self._locations.died_on_live_node(lost) or self._n_free_slots():
             return PLACE_SECONDS
-        raise not_ready(f"{', '.join(lost)}: no node has room, so none was", 0.0)
+        raise not_ready_error(f"{', '.join(lost)}: no node has room, so none was", 0.0)
 
-    def invite(self) -> list[str]:
-        """See `Team`. Those invited that have no place after a while are called off: others have taken it."""
-        self._around.look(LOOK_SECONDS)
-        ready, now = self._arrived(), time.monotonic()
-        if now > self._invited + PLACE_SECONDS:
-            for worker in set(self._coming.values()) - self._placed:
+    def poll_new_workers(self) -> list[str]:
+        """See `WorkerGroup`; requests without a place after PLACE_SECONDS are cancelled."""
+        self._cluster.refresh(REFRESH_SECONDS)
+        ready, now = self._poll_joining(), time.monotonic()
+        if now > self._requested_at + PLACE_SECONDS:
+            for worker in set(self._joining.values()) - self._located:
                 self._forget(worker)
         missing = [worker for worker in self._names if worker not in self._actors]
-        rooms = self._rooms()
-        if missing and rooms and self._invited < inf:
-            self._coming |= self._hire(missing[:rooms])
-            self._invited = now
+        rooms = self._n_free_slots()
+        if missing and rooms and self._requested_at < inf:
+            self._joining |= self._start_actors(missing[:rooms])
+            self._requested_at = now
         return ready
 
-    def _rooms(self) -> int:
-        """For how many there is room, as of the last look; stores do not count, for more workers do not hold more."""
-        return sum(room(node, self._need._replace(store=0.0)) for node in self._where.rooms())
+    def _n_free_slots(self) -> int:
+        """Return how many workers fit, as of the last refresh.
 
-    def _arrived(self) -> list[str]:
-        """Invited workers that have become ready. None are invited any more when one could not: the others can do without."""
-        before = set(self._coming.values())
+        Object stores do not count, because more workers do not hold more data.
+        """
+        return sum(
+            free_slots(node, self._request._replace(store=0.0))
+            for node in self._locations.free_nodes()
+        )
+
+    def _poll_joining(self) -> list[str]:
+        """Return requested workers that have become ready.
+
+        If one of them failed no more are requested: the others can go on without them.
+        """
+        before = set(self._joining.values())
         try:
-            self._prepare(self._coming, self._placed, 0.0)
+            self._advance_starts(self._joining, self._located, 0.0)
         except Exception as error:
-            LOG.warning("a worker that was invited did not get ready; no more are: %s", error)
-            self._invited = inf
+            LOG.warning("a requested worker did not get ready; no more are requested: %s", error)
+            self._requested_at = inf
             for worker in before:
                 self._forget(worker)
-        self._placed &= set(self._coming.values())
-        return [worker for worker in self._names if worker in before and worker in self.present]
+        self._located &= set(self._joining.values())
+        return [worker for worker in self._names if worker in before and worker in self.available]
 
-    def leaving(self) -> dict[str, float]:
-        """Those on nodes that drain."""
-        self._around.look(LOOK_SECONDS)
-        present = self.present
+    def draining_workers(self) -> dict[str, float]:
+        """Return workers on draining nodes."""
+        self._cluster.refresh(REFRESH_SECONDS)
+        present = self.available
         return {
             worker: seconds
-            for worker, seconds in self._where.on_draining().items()
+            for worker, seconds in self._locations.on_draining().items()
             if worker in present
         }
 
-    def dismiss(self, *workers: str) -> None:
-        """End their actors; they are not counted as lost."""
+    def release(self, *workers: str) -> None:
+        """End their actors; they do not count as lost."""
         for worker in workers:
             self._forget(worker)
-            self._where.leave(worker)
+            self._locations.remove(worker)
 
-    def ask(self, worker: str, verb: str, *args: Any) -> int:
-        """See `Team`. Things go along as references, and are fetched to the worker's node when they are not there."""
-        plain, handles = taken_apart(worker, verb, args, self._actors)
+    def submit(self, worker: str, method: str, *args: Any) -> int:
+        """See `WorkerGroup`; objects are sent as references and fetched to the worker's node."""
+        arguments, handles = split_refs(worker, method, args, self._actors)
         self._tickets += 1
-        bulk, told = self._perform(worker, verb).remote(
-            self._tickets, verb, plain, *(handle.held for handle in handles)
+        ref, outcome = self._actor_method(worker, method).remote(
+            self._tickets, method, arguments, *(handle.ref for handle in handles)
         )
-        self._due[told] = _Asked(self._tickets, worker, bulk)
+        self._pending[outcome] = _SubmittedCall(self._tickets, worker, ref)
         return self._tickets
 
     def wait(self, seconds: float) -> list[Reply]:
-        """Answers, errors, and workers that are lost. Raises Unavailable when workers keep being lost."""
-        found = [
+        """Return results, errors, and lost workers. Raises Unavailable after too many losses."""
+        replies = [
             reply
-            for reference in answered(self._due, seconds)
+            for reference in ready_refs(self._pending, seconds)
             for reply in self._receive(reference)
         ]
-        there = {worker: self._actors[worker] for worker in self.present}
-        return found + [
+        live = {worker: self._actors[worker] for worker in self.available}
+        return replies + [
             reply
-            for worker, why in self._pulse.gone(there).items()
-            for reply in self._lose(worker, why)
+            for worker, reason in self._liveness.poll_dead(live).items()
+            for reply in self._on_lost(worker, reason)
         ]
 
-    def put(self, value: Any) -> Handle:
+    def put(self, value: Any) -> ObjectHandle:
         """Put a value into the object store of the driver's node."""
-        return Handle(ray.put(value))
+        return ObjectHandle(ray.put(value))
 
-    def fetch(self, handle: Handle) -> Any:
-        """The thing, its arrays mapped from the object store of the driver's node; they hold their place there while they live."""
+    def fetch(self, handle: ObjectHandle) -> Any:
+        """Return the object, with arrays mapped from the object store of the driver's node.
+
+        The arrays occupy the store while they live.
+        """
         try:
-            return ray.get(handle.held, timeout=self._silent)
+            return ray.get(handle.ref, timeout=self._silent_seconds)
         except ray.exceptions.ObjectLostError as error:
-            raise thing_lost(error) from error
+            raise object_lost(error) from error
         except ray.exceptions.GetTimeoutError as error:
             raise Unavailable(
-                f"a block did not arrive in {self._silent:.0f} s; look at the network and the nodes with `ray status`, then resume"
+                f"a block did not arrive in {self._silent_seconds:.0f} s; "
+                "check the network, and the nodes with `ray status`, then resume"
             ) from error
 
     def interrupt(self) -> None:
-        """Tell the actors to end what was asked of them so far."""
+        """Stop all calls submitted so far."""
         for actor in self._actors.values():
             actor.interrupt.remote(self._tickets)
 
     def stop(self) -> None:
-        """Tell the actors to stop at their next slice, also those that come to replace some."""
+        """Stop the actors at their next slice, and later replacements too."""
         self._stopped = True
         super().stop()
 
-    def _forget_all(self) -> None:
-        """Drop all references to what is in Ray."""
-        super()._forget_all()
-        for held in (self._due, self._methods, self._coming):
+    def _drop_references(self) -> None:
+        """Drop all references to objects and actors in Ray."""
+        super()._drop_references()
+        for held in (self._pending, self._methods, self._joining):
             held.clear()
 
     def _start(self, workers: Iterable[str], seconds: float) -> None:
-        """Start actors, which have so long to get a place, and make their hands; one that dies meanwhile has a follower. Raises
-        what making a hand raises; then none of them is there."""
-        waiting = self._hire(list(workers))  # reference -> worker that gets ready
-        placed: set[str] = set()  # those that have a node, and make their hands
+        """Start actors, which must be placed within `seconds`, and create their worker objects.
+
+        An actor that dies meanwhile is replaced. Raises what creating a worker object raised;
+        then none of the actors is left.
+        """
+        waiting = self._start_actors(list(workers))  # reference -> starting worker
+        placed: set[str] = set()  # starting workers with a node
         ends = time.monotonic() + seconds
         try:
             while waiting:
-                again = self._prepare(waiting, placed, 1.0)
-                placed.difference_update(again)
-                waiting |= self._hire(again)
+                died = self._advance_starts(waiting, placed, 1.0)
+                placed.difference_update(died)
+                waiting |= self._start_actors(died)
                 missing = sorted(set(waiting.values()) - placed)
                 if missing and time.monotonic() > ends:
-                    who = f"{len(missing)} of {len(self._begin)} Ray workers ({', '.join(missing[:3])}) were not"
-                    raise not_ready(who, seconds)
+                    names = ", ".join(missing[:3])
+                    subject = (
+                        f"{len(missing)} of {len(self._initial)} Ray workers ({names}) were not"
+                    )
+                    raise not_ready_error(subject, seconds)
         except BaseException:
             for worker in workers:
                 self._forget(worker)
             raise
 
-    def _prepare(self, waiting: dict[Any, str], placed: set[str], seconds: float) -> list[str]:
-        """Go on with the actors whose step is done within so long; those that died, with nothing left in `waiting`."""
-        lost = self._pulse.gone(
+    def _advance_starts(
+        self, waiting: dict[Any, str], placed: set[str], seconds: float
+    ) -> list[str]:
+        """Advance actors whose step is done within `seconds`; return those that died.
+
+        Dead workers are removed from `waiting`.
+        """
+        lost = self._liveness.poll_dead(
             {worker: self._actors[worker] for worker in placed & set(waiting.values())}
         )
-        for reference in answered(waiting, seconds):
+        for reference in ready_refs(waiting, seconds):
             worker = waiting.pop(reference)
             try:
                 place = ray.get(reference)
@@ -337,92 +380,97 @@ class RayTeam(RayWorkers):
                 continue
             if worker not in placed:
                 placed.add(worker)
-                self._where.settle(worker, *place)
+                self._locations.set_node(worker, *place)
                 waiting[self._actors[worker].open.remote()] = worker
-        for worker, why in lost.items():
-            self._lose(worker, why)
+        for worker, reason in lost.items():
+            self._on_lost(worker, reason)
         for reference in [reference for reference, worker in waiting.items() if worker in lost]:
             del waiting[reference]
         return list(lost)
 
-    def _hire(self, workers: Sequence[str]) -> dict[Any, str]:
-        """Actors for these places; references of the nodes they get to."""
+    def _start_actors(self, workers: Sequence[str]) -> dict[Any, str]:
+        """Start actors for these workers; return references of their locations."""
         if workers:
-            self._around.look()
+            self._cluster.refresh()
         out = {}
         for worker, strategy in zip(
-            workers, self._where.strategies(self._need, len(workers)), strict=True
+            workers, self._locations.placement_strategies(self._request, len(workers)), strict=True
         ):
             actor = start_actor(
-                TeamActor,
+                GroupActor,
                 self._job,
                 worker,
-                self._work,
+                self._factory,
                 worker,
                 self._job,
-                need=self._need,
+                request=self._request,
                 scheduling_strategy=strategy,
             )
             self._actors[worker] = actor
             if self._stopped:
                 actor.stop.remote()
-            out[actor.place.remote()] = worker
+            out[actor.location.remote()] = worker
         return out
 
     def _receive(self, reference: Any) -> list[Reply]:
-        """What one finished reference means."""
-        asked = self._due.pop(reference, None)
-        if asked is None:
+        """Convert one ready reference to replies."""
+        call = self._pending.pop(reference, None)
+        if call is None:
             return []  # of a worker that was lost a moment ago
         try:
-            told = ray.get(reference, timeout=self._silent)
+            outcome: _CallOutcome = ray.get(reference, timeout=self._silent_seconds)
         except ray.exceptions.RayTaskError as error:
-            return [Raised(asked.ticket, asked.worker, _cause(error))]
+            return [CallFailed(call.ticket, call.worker, _call_error(error))]
         except ray.exceptions.RayError as error:
-            return self._lose(asked.worker, error)
-        bulk = Handle(asked.bulk) if told.made else None
+            return self._on_lost(call.worker, error)
+        handle = ObjectHandle(call.ref) if outcome.has_ref else None
         return [
-            Answer(
-                asked.ticket, asked.worker, bulk, told.told, told.seconds, told.began - self._opened
+            CallResult(
+                call.ticket,
+                call.worker,
+                handle,
+                outcome.result,
+                outcome.seconds,
+                outcome.began - self._opened,
             )
         ]
 
-    def _lose(self, worker: str, why: object) -> list[Reply]:
-        """Forget an actor that died, or is as good as dead."""
+    def _on_lost(self, worker: str, reason: object) -> list[Reply]:
+        """Forget an actor that died or does not answer."""
         if worker not in self._actors:
             return []
         self._forget(worker)
         self._losses += 1
-        self._where.lose(worker, self._losses)
-        self._check_losses(len(self._names), why)
+        self._locations.mark_lost(worker, self._losses)
+        self._check_losses(len(self._names), reason)
         return [Lost(worker)]
 
-    def _perform(self, worker: str, verb: str) -> Any:
-        """An actor's method, called after the job and the verb where Ray lists its tasks."""
-        key = (worker, verb)
+    def _actor_method(self, worker: str, method: str) -> Any:
+        """Return an actor's method, named after the job and the method in Ray's list of tasks."""
+        key = (worker, method)
         if key not in self._methods:
-            self._methods[key] = self._actors[worker].perform.options(
-                name=f"xcray:{self._job}:{verb}"
+            self._methods[key] = self._actors[worker].call.options(
+                name=f"xcray:{self._job}:{method}"
             )
         return self._methods[key]
 
     def _forget(self, worker: str) -> None:
-        """Make sure that an actor is dead, and drop all that was asked of it."""
+        """Kill an actor and drop all its pending calls."""
         self._methods = {key: method for key, method in self._methods.items() if key[0] != worker}
         if worker in self._actors:
             ray.kill(self._actors.pop(worker))
-        self._pulse.forget(worker)
-        self._placed.discard(worker)
-        for reference in [reference for reference, name in self._coming.items() if name == worker]:
-            del self._coming[reference]
-        self._due = {
-            reference: asked for reference, asked in self._due.items() if asked.worker != worker
+        self._liveness.forget(worker)
+        self._located.discard(worker)
+        for reference in [reference for reference, name in self._joining.items() if name == worker]:
+            del self._joining[reference]
+        self._pending = {
+            reference: call for reference, call in self._pending.items() if call.worker != worker
         }
 
 
-def _cause(error: ray.exceptions.RayTaskError) -> BaseException:
-    """What a verb raised; or that one of its arguments is gone."""
+def _call_error(error: ray.exceptions.RayTaskError) -> BaseException:
+    """Return what a method raised, or the error for an argument that is gone."""
     cause = error.cause
     return (
-        thing_lost(cause) if isinstance(cause, ray.exceptions.ObjectLostError) else cause_of(error)
+        object_lost(cause) if isinstance(cause, ray.exceptions.ObjectLostError) else cause_of(error)
     )

@@ -1,11 +1,14 @@
-"""How a store of an older xcray becomes one of this: Alembic's steps in `versions/`, run by `upgrade`, one transaction each.
+"""Alembic steps that migrate an older store, run by `upgrade` in one transaction each.
 
-Each says in `oldest` which program may go on working beside it, by the revision of that program's own store. A step that only adds
-(tables, columns that may be null or that the database fills, indexes) names one before itself, and old programs serve on while it
-runs; one that takes away, renames, or gives a column another meaning names a program that does not use what goes, or itself. So a
-change of what is there takes two releases: add and use both, then take away. `takes` names the tables and columns (`table.column`)
-that no program from `oldest` on uses. `tests/jobs/database/test_migrations.py` holds steps to what they say.
+Each step declares in `oldest` the oldest program that can use its result, by the schema revision of
+that program. A step that only adds (tables, nullable or defaulted columns, indexes) names an
+earlier program, and old programs continue while it runs. A step that removes, renames, or changes
+the meaning of a column names a program that does not use it, or itself. So changing what exists
+takes two releases: add and use both, then remove. `takes` lists the tables and columns
+(`table.column`) that no program from `oldest` on uses. `tests/jobs/database/test_migrations.py`
+verifies these declarations.
 
-A step for which `in_transaction` is False runs outside of any on PostgreSQL: indexes of tables that may be long, by `online.index`.
-Published steps never change; they name their columns and never the tables of `schema.py`, which say only how things are now.
+A step with `in_transaction` False runs outside any transaction on PostgreSQL. It builds indexes of
+possibly large tables with `online.create_index`. Published steps never change. They name their
+columns themselves and never use the tables of `schema.py`, which describe only the present.
 """

@@ -1,4 +1,4 @@
-"""Changes of large tables beside those who use them."""
+"""Changes of large tables while other programs use them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 from alembic import op
 
 
-def index(name: str, table: str, columns: Sequence[Any], **how: Any) -> None:
-    """Make an index while others read and write the table, in a step that is not `in_transaction`. how: as of Alembic's.
+def create_index(name: str, table: str, columns: Sequence[Any], **options: Any) -> None:
+    """Create an index while others read and write the table; not for steps in a transaction.
 
-    PostgreSQL leaves an index without use behind when that fails: so one that is there goes first. SQLite has no such way; there
-    readers go on, and writers wait, 0.1 s for 100,000 rows.
+    options: those of Alembic's create_index. PostgreSQL leaves an invalid index behind if this
+    fails, so an existing one is dropped first. SQLite has no such mode: readers continue, writers
+    wait 0.1 s per 100,000 rows.
     """
     if op.get_context().dialect.name != "postgresql":
-        op.create_index(name, table, list(columns), **how)
+        op.create_index(name, table, list(columns), **options)
         return
     op.drop_index(name, table, postgresql_concurrently=True, if_exists=True)
-    op.create_index(name, table, list(columns), postgresql_concurrently=True, **how)
+    op.create_index(name, table, list(columns), postgresql_concurrently=True, **options)

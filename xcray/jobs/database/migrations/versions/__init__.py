@@ -1,1 +1,1 @@
-"""One file a step, named for what it brings."""
+"""Migration steps: one file per step, named for what it adds."""

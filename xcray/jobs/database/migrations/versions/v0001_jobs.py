@@ -15,7 +15,10 @@ SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Make the first tables. The table schema_version told the version before Alembic did; xcray 0.1 reads it."""
+    """Create the first tables.
+
+    The table schema_version held the version before Alembic did. xcray 0.1 reads it.
+    """
     op.create_table("schema_version", sa.Column("version", sa.Integer, nullable=False))
     op.create_table(
         "jobs",

@@ -1,4 +1,4 @@
-"""Jobs have a kind; those that were there are trainings."""
+"""Jobs have a kind. Existing jobs are trainings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases without dates, limits of time, filters; keys, audit, duties, counters, turns."""
+"""Leases without dates, time limits, filters; keys, audit, duties, counters, turns."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
-oldest = (
-    "0003"  # leases are told otherwise: who knows dates would take jobs from those who run them
-)
+# Leases have no dates any more: older programs would take jobs from their runners.
+oldest = "0003"
 
 SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LEASE_SECONDS = 20.0  # of jobs that run while the store is upgraded
 
 
 def upgrade() -> None:
-    """Change what is there, add what is new, and tell xcray 0.1, which reads only its own table of the version, to keep away."""
+    """Change existing tables, add new ones, and lock out xcray 0.1.
+
+    xcray 0.1 reads only its own table of the version.
+    """
     _jobs()
     _datasets()
     _keys_and_audit()
@@ -28,7 +30,7 @@ def upgrade() -> None:
 
 
 def _jobs() -> None:
-    """Renamed, not dropped and added: SQLite before 3.35 can't drop a column."""
+    """Add the columns of jobs. Columns are renamed, because SQLite before 3.35 can't drop them."""
     op.execute("ALTER TABLE jobs RENAME COLUMN lease_until TO lease_seconds")
     op.execute(f"UPDATE jobs SET lease_seconds = {LEASE_SECONDS} WHERE lease_seconds IS NOT NULL")
     for column in (
@@ -47,11 +49,11 @@ def _jobs() -> None:
         *(sa.column(name) for name in ("kind", "model", "dataset_id")),
         sa.column("spec", sa.JSON),
     )
-    told = {
+    values = {
         "model": jobs.c.spec["name"].as_string(),
         "dataset_id": jobs.c.spec["dataset_id"].as_string(),
     }
-    op.execute(sa.update(jobs).where(jobs.c.kind == "train").values(told))
+    op.execute(sa.update(jobs).where(jobs.c.kind == "train").values(values))
     op.drop_index("jobs_queue", "jobs")
     op.drop_index("jobs_tenant", "jobs")
     op.create_index("jobs_queue", "jobs", ["status", "priority", "tenant", "seq"])
@@ -73,7 +75,7 @@ def _jobs() -> None:
 
 
 def _datasets() -> None:
-    """Data sets can be asked for twice, and changed unseen by nobody."""
+    """Add idempotency keys and versions of data sets."""
     for column in (
         sa.Column("idempotency_key", sa.Text),
         sa.Column("digest", sa.Text),
@@ -84,7 +86,7 @@ def _datasets() -> None:
 
 
 def _keys_and_audit() -> None:
-    """Who may ask, and who did."""
+    """Add API keys and the audit log."""
     op.create_table(
         "keys",
         sa.Column("seq", SERIAL, primary_key=True, autoincrement=True),
@@ -116,7 +118,7 @@ def _keys_and_audit() -> None:
 
 
 def _duties_counters_turns() -> None:
-    """What one process may do at a time, what is counted, and whose turn it is."""
+    """Add leader leases, counters and the turns of tenants."""
     op.create_table(
         "duties",
         sa.Column("name", sa.Text, primary_key=True),

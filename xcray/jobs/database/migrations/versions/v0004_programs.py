@@ -1,4 +1,4 @@
-"""Which programs work with the store, and the oldest that may: what an upgrade beside them asks."""
+"""Clients of the store, and the oldest program that can use it: an online upgrade checks both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ oldest = "0003"
 
 
 def upgrade() -> None:
-    """Two tables. The row of the second is written by whoever runs the steps: see `xcray.jobs.database.upgrade`."""
+    """Add two tables. `xcray.jobs.database.upgrade` writes the row of the second."""
     op.create_table(
         "programs",
         sa.Column("id", sa.Text, primary_key=True),

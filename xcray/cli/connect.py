@@ -1,4 +1,4 @@
-"""Which server the commands speak to."""
+"""Selection of the server that commands use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ if TYPE_CHECKING:
 
 DEFAULT = "http://127.0.0.1:8000"
 
-ServerChoice = Annotated[
+ServerOption = Annotated[
     str | None,
-    typer.Option("--server", metavar="URL", help=f"The server; else XCRAY_SERVER, else {DEFAULT}."),
+    typer.Option(
+        "--server", metavar="URL", help=f"Server. [default: XCRAY_SERVER, else {DEFAULT}]"
+    ),
 ]
 
 
-def located(client: Client, reference: str) -> tuple[str, int]:
-    """(name, version) that NAME, NAME:VERSION or NAME@ALIAS stands for now. Raises NotFound, InputError."""
+def locate_version(client: Client, reference: str) -> tuple[str, int]:
+    """Return (name, version) of NAME, NAME:VERSION or NAME@ALIAS.
+
+    Raises NotFound, InputError.
+    """
     name, colon, number = reference.partition(":")
     if colon:
         if not (number.isascii() and number.isdecimal()):
@@ -39,8 +44,8 @@ def located(client: Client, reference: str) -> tuple[str, int]:
     return name, aliases[alias or "latest"]
 
 
-def client_of(server: str | None) -> Client:
-    """A client of the chosen server, to be used as a context."""
+def make_client(server: str | None) -> Client:
+    """Return a client of the selected server, to be used as a context manager."""
     from xcray.client import Client
 
     return Client(server or os.environ.get("XCRAY_SERVER") or DEFAULT)

@@ -1,0 +1,286 @@
+"""What the source must not contain: code from bytes, swallowed errors, skipped tests, long files.
+
+Each check is a function from a parsed file to a list of offences, so that the last tests can show
+that it finds what it should.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.source import (
+    PACKAGE,
+    ROOT,
+    SOURCES,
+    constant,
+    dotted,
+    imported_module,
+    kernel_decorators,
+    modules,
+    offences,
+    parse,
+    xcray_imports,
+)
+
+CODE_FORMATS = {
+    *("pickle", "cPickle", "_pickle", "cloudpickle", "dill"),
+    *("joblib", "shelve", "marshal"),
+}
+# Joined here because this file is checked, too.
+KILLERS = [
+    "".join(word) for word in (("pk", "ill"), ("kill", "all"), ("task", "kill"), ("ray ", "stop"))
+]
+RUNNERS = {
+    *("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load"),
+    *("os.system", "os.popen"),
+}
+SKIPS = {"skip", "skipif", "xfail", "importorskip"}
+UNDECIDED = ["".join(word) for word in (("TO", "DO"), ("FIX", "ME"), ("X", "XX"))]
+MAX_FUNCTION_LINES = 64
+MAX_FILE_LINES = 540
+MAX_KERNEL_FILE_LINES = 700
+MAY_SKIP = ROOT / "tests" / "support" / "postgres.py"
+KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
+TEXTS = sorted(
+    path
+    for folder, patterns in (
+        (".", ("*.md", "*.toml", "Makefile")),
+        ("xcray", ("**/*.py", "**/*.html", "**/*.js")),
+        ("tests", ("**/*.py",)),
+        ("docs", ("**/*.md", "**/*.py")),
+        ("benchmarks", ("**/*.py", "**/*.md")),
+        ("notebooks", ("**/*.ipynb",)),
+        ("deploy", ("**/*",)),
+        ("helm", ("**/*",)),
+        (".ci", ("*",)),
+    )
+    for pattern in patterns
+    for path in (ROOT / folder).glob(pattern)
+    if path.is_file() and not {"__pycache__", ".ipynb_checkpoints"} & set(path.parts)
+)
+
+
+def code_from_bytes(tree: ast.Module) -> list[str]:
+    """Return the ways to read data that can run code."""
+    out = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                names = [node.module or ""]
+            unsafe = [name for name in names if name.split(".")[0] in CODE_FORMATS]
+            out += [f"line {node.lineno}: imports {name}" for name in unsafe]
+        elif isinstance(node, ast.Call):
+            name = dotted(node.func)
+            pickled = any(
+                k.arg == "allow_pickle" and constant(k.value) is not False for k in node.keywords
+            )
+            if name in RUNNERS or pickled:
+                out.append(f"line {node.lineno}: calls {name}{'(allow_pickle)' if pickled else ''}")
+            out += [
+                f"line {node.lineno}: starts a shell" for k in node.keywords if k.arg == "shell"
+            ]
+    return out
+
+
+def swallowed_errors(tree: ast.Module) -> list[str]:
+    """Return the handlers that drop an error without a trace."""
+    out = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            silent = all(isinstance(step, ast.Pass) or is_remark(step) for step in node.body)
+            if silent or node.type is None:
+                fault = "does nothing" if silent else "names no class"
+                out.append(f"line {node.lineno}: an except that {fault}")
+        elif isinstance(node, ast.Call) and dotted(node.func).endswith("suppress"):
+            wide = [dotted(a) for a in node.args if dotted(a) in {"Exception", "BaseException"}]
+            out += [f"line {node.lineno}: suppresses every {name}" for name in wide]
+    return out
+
+
+def is_remark(step: ast.stmt) -> bool:
+    """Return whether a statement is only a string or an ellipsis."""
+    return isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant)
+
+
+def long_functions(tree: ast.Module) -> list[str]:
+    """Return the functions that do not fit a screen; loops of kernels can be longer."""
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not kernel_decorators(node)
+    ]
+    # A signature with many options is a list, not logic: only the body counts.
+    lengths = [
+        (f.name, f.lineno, (f.end_lineno or f.lineno) - f.body[0].lineno + 1) for f in functions
+    ]
+    return [
+        f"line {line}: {name} has {n} lines, more than {MAX_FUNCTION_LINES}"
+        for name, line, n in lengths
+        if n > MAX_FUNCTION_LINES
+    ]
+
+
+def kernel_options(tree: ast.Module) -> list[str]:
+    """Return the kernels that hold the interpreter lock or are compiled in each process again."""
+    out = []
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        for decorator in kernel_decorators(function):
+            keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+            options = {k.arg: constant(k.value) for k in keywords}
+            where = f"line {function.lineno}: kernel {function.name}"
+            if not (options.get("nogil") is True and options.get("cache") is True):
+                out.append(f"{where} without nogil=True, cache=True")
+            if options.get("fastmath"):
+                out.append(f"{where} with fastmath: sums must keep their order")
+    return out
+
+
+def skipped_tests(tree: ast.Module) -> list[str]:
+    """Return the tests that can be skipped."""
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in SKIPS]
+    return [f"line {n.lineno}: {dotted(n)}" for n in calls if dotted(n).startswith("pytest.")]
+
+
+def forbidden_words(text: str) -> list[str]:
+    """Return killing by name, open questions and paths of one machine."""
+    machine = ["".join(word) for word in (("/wo", "rk/"), ("/ro", "ot/"), ("/tmp", "/xc"))]
+    return [
+        f"line {number}: {word!r}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for word in (*KILLERS, *UNDECIDED, *machine)
+        if word in line
+    ]
+
+
+PACKAGE_CHECKS: dict[str, Callable[[ast.Module], list[str]]] = {
+    "code from bytes": code_from_bytes,
+    "swallowed errors": swallowed_errors,
+    "long functions": long_functions,
+    "kernel options": kernel_options,
+}
+
+
+def kernel_hashes(tree: ast.Module) -> dict[str, str]:
+    """Return the name and hash of each kernel file that a kernel file calls."""
+    known = modules()
+    names = {imported_module(statement, set(known)) for statement in xcray_imports(tree)}
+    return {
+        name.removeprefix("xcray.kernels."): hashlib.sha256(known[name].read_bytes()).hexdigest()[
+            :8
+        ]
+        for name in sorted(names)
+        if name.startswith("xcray.kernels.")
+    }
+
+
+def declared_hashes(tree: ast.Module) -> dict[str, str]:
+    """Return what a kernel file declares in BUILT_ON."""
+    values = [
+        statement.value
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        and [dotted(target) for target in statement.targets] == ["BUILT_ON"]
+    ]
+    return {name: digits for value in values for name, digits in ast.literal_eval(value).items()}
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_a_kernel_file_names_the_content_of_those_it_calls(path: Path) -> None:
+    """Numba's disk cache sees changes of one file only, so each file changes with its imports."""
+    tree = parse(path)
+    expected = kernel_hashes(tree)
+    line = f"BUILT_ON = {json.dumps(expected)}"
+    assert declared_hashes(tree) == expected, f"{path.name} must hold: {line}"
+
+
+@pytest.mark.parametrize("check", sorted(PACKAGE_CHECKS))
+def test_the_package_passes(check: str) -> None:
+    assert not offences(lambda path: PACKAGE_CHECKS[check](parse(path)), SOURCES)
+
+
+def test_no_test_can_be_skipped() -> None:
+    own = (Path(__file__), MAY_SKIP)
+    paths = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path not in own]
+    assert not offences(lambda path: skipped_tests(parse(path)), paths)
+    # Without PostgreSQL's programs nothing can be tested on it.
+    assert len(skipped_tests(parse(MAY_SKIP))) == 1
+
+
+def test_no_forbidden_words_anywhere() -> None:
+    assert not offences(
+        lambda path: forbidden_words(path.read_text(encoding="utf-8", errors="replace")), TEXTS
+    )
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    limits = {
+        path: MAX_KERNEL_FILE_LINES if path in KERNELS else MAX_FILE_LINES for path in SOURCES
+    }
+    assert {str(p.relative_to(ROOT)): n for p, n in lengths.items() if n > limits[p]} == {}
+
+
+# The checks themselves: each must find the offence in a snippet made for it, and accept good code.
+
+
+@pytest.mark.parametrize(
+    ("check", "snippet"),
+    [
+        (code_from_bytes, "import pickle"),
+        (code_from_bytes, "from joblib import load"),
+        (code_from_bytes, "from ray import x\nimport cloudpickle"),
+        (code_from_bytes, "eval(text)"),
+        (code_from_bytes, "yaml.load(text)"),
+        (code_from_bytes, "np.load(path, allow_pickle=True)"),
+        (code_from_bytes, "np.load(path, allow_pickle=flag)"),
+        (code_from_bytes, "subprocess.run(line, shell=True)"),
+        (swallowed_errors, "try:\n    f()\nexcept ValueError:\n    pass"),
+        (swallowed_errors, "try:\n    f()\nexcept ValueError:\n    ..."),
+        (swallowed_errors, "try:\n    f()\nexcept:\n    raise"),
+        (swallowed_errors, "with contextlib.suppress(Exception):\n    f()"),
+        (long_functions, "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES + 1)),
+        (kernel_options, "@numba.njit\ndef f(): return 1"),
+        (kernel_options, "@njit(nogil=True)\ndef f(): return 1"),
+        (kernel_options, "@njit(nogil=True, cache=True, fastmath=True)\ndef f(): return 1"),
+        (skipped_tests, "@pytest.mark." + "skip\ndef test(): assert True"),
+        (skipped_tests, "sklearn = pytest." + "importorskip('sklearn')"),
+    ],
+)
+def test_each_check_can_fail(check: Callable[[ast.Module], list[str]], snippet: str) -> None:
+    assert len(check(ast.parse(snippet))) == 1
+
+
+@pytest.mark.parametrize(
+    ("check", "snippet"),
+    [
+        (code_from_bytes, "np.load(path, allow_pickle=False)\njson.loads(text)\nmodel.eval()"),
+        (
+            swallowed_errors,
+            "try:\n    f()\nexcept ValueError:\n    x = 1\nexcept OSError:\n    log()",
+        ),
+        (swallowed_errors, "with suppress(ProcessLookupError):\n    f()"),
+        (
+            long_functions,
+            "@njit(nogil=True, cache=True)\ndef f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES,
+        ),
+        (kernel_options, "@numba.njit(nogil=True, cache=True)\ndef f(): return 1"),
+        (skipped_tests, "skip = rows.skip(3)"),
+    ],
+)
+def test_each_check_accepts_good_code(
+    check: Callable[[ast.Module], list[str]], snippet: str
+) -> None:
+    assert check(ast.parse(snippet)) == []
+
+
+def test_forbidden_words_are_found() -> None:
+    for word in (*KILLERS, *UNDECIDED, "/ro" + "ot/x"):
+        assert forbidden_words(f"fine\nso {word} it is") == [f"line 2: {word.removesuffix('x')!r}"]

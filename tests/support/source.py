@@ -1,0 +1,90 @@
+"""The source of the project as parsed files: what the architecture tests read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "xcray"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+class Import(NamedTuple):
+    """One import of an xcray module.
+
+    line: line number. module: the module named. name: the imported name, None for `import x`.
+    inside: inside a function. typing: under `if TYPE_CHECKING`.
+    """
+
+    line: int
+    module: str
+    name: str | None
+    inside: bool
+    typing: bool
+
+
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of a file of the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules() -> dict[str, Path]:
+    """Return all modules of the package by name."""
+    return {module_of(path): path for path in SOURCES}
+
+
+def dotted(node: ast.AST) -> str:
+    """Return `np.load` for the expression np.load, "" for anything that is not a dotted name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a constant expression, None for any other."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def xcray_imports(tree: ast.AST, inside: bool = False, typing: bool = False) -> Iterator[Import]:
+    """Yield every import of xcray in a tree, including late ones and those for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "xcray":
+                    yield Import(node.lineno, alias.name, None, inside, typing)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            if node.level or module.split(".")[0] == "xcray":
+                for alias in node.names:
+                    yield Import(node.lineno, module, alias.name, inside, typing)
+        late = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guarded = isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING")
+        yield from xcray_imports(node, late, typing or guarded)
+
+
+def imported_module(statement: Import, known: set[str]) -> str:
+    """Return the module an import reaches: `from xcray.data import build` reaches the module."""
+    full = f"{statement.module}.{statement.name}"
+    return full if full in known else statement.module
+
+
+def offences(check: Callable[[Path], list[str]], paths: list[Path]) -> list[str]:
+    """Return what `check` finds in the files, each with the path of its file."""
+    return [f"{path.relative_to(ROOT)}: {each}" for path in paths for each in check(path)]
+
+
+def kernel_decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
+    """Return the numba decorators of a function."""
+    names = [(d, dotted(d.func if isinstance(d, ast.Call) else d)) for d in function.decorator_list]
+    return [d for d, name in names if name.split(".")[-1] in {"njit", "jit"}]
