@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from xcray.cli.training.plan import format_figure
-from xcray.training.capacity.deployment import GIB, DeploymentSize, size_from_numbers
-from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
+from xcray.training.planning.deployment import GIB, DeploymentSize, size_from_numbers
+from xcray.training.planning.deployment_options import DatasetShape, DeploymentOptions
 from xcray.training.capacity.serving import ServingLoad, estimate_serving
 
 PAGE: Final = Path(__file__).parent / "operations.md"

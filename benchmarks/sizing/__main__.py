@@ -38,10 +38,10 @@ from benchmarks.common import arguments, in_folder
 from benchmarks.sizing.sets import CASES, Case, opened
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.training.capacity.deployment import guess_label_seconds, size_from_numbers
-from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
 from xcray.training.capacity.preflight import Estimate, mean_sq_norm, split_sizes
 from xcray.training.capacity.sampling import TIMING_NOISE, Range, estimate_total, solve_sample
+from xcray.training.planning.deployment import guess_label_seconds, size_from_numbers
+from xcray.training.planning.deployment_options import DatasetShape, DeploymentOptions
 
 FIGURES = ("seconds", "weights", "memory", "model", "sample")
 

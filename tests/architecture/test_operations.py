@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.printed import lines
 from xcray.cli.main import main
-from xcray.training.capacity.deployment import size_from_numbers
+from xcray.training.planning.deployment import size_from_numbers
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))

@@ -35,7 +35,6 @@ from xcray.service.models.cache import ModelCache, Opener, open_predictor
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
 from xcray.service.models.sync import sync_workers
-from xcray.service.observability.checks import build_readiness
 from xcray.service.observability.metrics import DiskCollector, FailingChecksCollector, Metrics
 from xcray.service.observability.readiness import HANG_SECONDS
 from xcray.service.observability.request_log import LOGGER
@@ -44,6 +43,7 @@ from xcray.service.observability.store_metrics import StoreCollector
 from xcray.service.prediction.batcher import Batcher
 from xcray.service.prediction.fast_path import PredictFastPath
 from xcray.service.prediction.shadow import ShadowRunner
+from xcray.service.readiness_checks import build_readiness
 from xcray.service.routes import batch, datasets, health, inference, jobs, keys, models, predict
 from xcray.service.settings import Settings
 from xcray.service.supervision import leadership_for, retention_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request
 
@@ -19,9 +19,11 @@ from xcray.service.models.registries import Registries
 from xcray.service.models.sync import SyncWorker
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.readiness import Check, Readiness
-from xcray.service.prediction.batcher import Batcher
-from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.settings import Settings
+
+if TYPE_CHECKING:
+    from xcray.service.prediction.batcher import Batcher
+    from xcray.service.prediction.shadow import ShadowRunner
 
 
 class JobSupervisor(Protocol):
@@ -39,7 +41,7 @@ class AppState:
     """Application state of a running service. Only `draining` changes after the start.
 
     checks: by reason code, the checks whose failure makes the service degraded. required_checks:
-    those whose failure makes it unready (see `xcray.service.observability.checks`).
+    those whose failure makes it unready (see `xcray.service.readiness_checks`).
     """
 
     settings: Settings

@@ -21,8 +21,8 @@ from xcray.jobs.store.statistics import StoreStatistics
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.service.models import preloading
-from xcray.service.observability.checks import StalledQueueCheck
 from xcray.service.observability.readiness import HANG_SECONDS, STALE_SECONDS, Readiness
+from xcray.service.readiness_checks import StalledQueueCheck
 
 PATIENCE = (
     600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled

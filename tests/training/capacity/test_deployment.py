@@ -20,15 +20,6 @@ from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers import make_solver, newton
 from xcray.training import TrainSpec
 from xcray.training.capacity.cost_formulas import newton_bytes, uses_newton
-from xcray.training.capacity.deployment import (
-    FORMULA_SECONDS_RANGE,
-    FORMULA_WEIGHTS_RANGE,
-    MAX_LABEL_SHARE,
-    rows_per_label,
-    size_from_dataset,
-    size_from_numbers,
-)
-from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
 from xcray.training.capacity.preflight import (
     MeasuredRates,
     TrainingShape,
@@ -39,6 +30,15 @@ from xcray.training.capacity.preflight import (
     mean_sq_norm,
     newton_extra_bytes,
 )
+from xcray.training.planning.deployment import (
+    FORMULA_SECONDS_RANGE,
+    FORMULA_WEIGHTS_RANGE,
+    MAX_LABEL_SHARE,
+    rows_per_label,
+    size_from_dataset,
+    size_from_numbers,
+)
+from xcray.training.planning.deployment_options import DatasetShape, DeploymentOptions
 
 CHART = Path(__file__).parents[3] / "helm" / "xcray"
 AT = [

@@ -14,8 +14,8 @@ from xcray.cli.training.train import ParameterOption
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
-    from xcray.training.capacity.deployment import DeploymentSize, PodSize
     from xcray.training.capacity.serving import ServingLoad
+    from xcray.training.planning.deployment import DeploymentSize, PodSize
 
 MIB, GIB = 1 << 20, 1 << 30
 MEMORY_STEP = 256 * MIB  # memory in chart values is rounded up to this step
@@ -139,9 +139,9 @@ def plan(
             json,
         )
         return
-    from xcray.training.capacity.deployment import size_from_dataset
-    from xcray.training.capacity.deployment import size_from_numbers as sized
-    from xcray.training.capacity.deployment_options import DatasetShape, DeploymentOptions
+    from xcray.training.planning.deployment import size_from_dataset
+    from xcray.training.planning.deployment import size_from_numbers as sized
+    from xcray.training.planning.deployment_options import DatasetShape, DeploymentOptions
 
     if mode not in (CLUSTER, ALL_IN_ONE):
         raise InputError(

@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql, sqlite
 
 from xcray.jobs.database.engine import POSTGRESQL, Database, retry_once
+from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.schema import HEAD, PROGRAMS
-from xcray.jobs.store.leases import LeaseWatcher
 
 HEARTBEAT_SECONDS: Final = 3.0  # between two heartbeats
 LEASE_SECONDS: Final = 15.0  # without a heartbeat, after which a client counts as gone

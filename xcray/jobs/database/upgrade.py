@@ -31,9 +31,9 @@ from xcray.jobs.database.compatibility import (
 )
 from xcray.jobs.database.db_errors import LockTimeout
 from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database, parse_url
+from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.pg_timeouts import extended_timeout
 from xcray.jobs.database.schema import HEAD, OLDEST_PROGRAM, PROGRAMS
-from xcray.jobs.store.leases import LeaseWatcher
 
 LOG: Final = logging.getLogger(__name__)
 # The key of PostgreSQL's advisory lock. SQLite's writers run one at a time anyway.

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from xcray.errors import Conflict
 from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import EXPIRED, Job, format_utc
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STARTING, STOPPED, TERMINAL
@@ -26,7 +27,6 @@ from xcray.jobs.store.fair_queue import (
     next_job,
     record_turn,
 )
-from xcray.jobs.store.leases import LeaseWatcher
 from xcray.jobs.store.transitions import (
     JOB_COLUMNS,
     append_event,

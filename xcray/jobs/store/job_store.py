@@ -22,6 +22,7 @@ from xcray.errors import Conflict, ParameterError, Refused, XcrayError
 from xcray.jobs.database.clients import ClientTable, process_name
 from xcray.jobs.database.compatibility import SchemaGuard
 from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.database.upgrade import upgrade_database
 from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, format_utc, new_id
@@ -33,7 +34,6 @@ from xcray.jobs.store.counters import CounterTable
 from xcray.jobs.store.datasets import DatasetTable
 from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.store.leader_leases import LeaderLeaseTable
-from xcray.jobs.store.leases import LeaseWatcher
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.jobs.store.statistics import StatisticsTable
 from xcray.jobs.store.transitions import (

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from xcray.jobs.database.engine import Database, retry_once
+from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.schema import DUTIES
-from xcray.jobs.store.leases import LeaseWatcher
 
 
 class LeaderLeaseTable:

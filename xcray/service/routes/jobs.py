@@ -20,7 +20,6 @@ from xcray.jobs.states import TERMINAL
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.model.model import Model
 from xcray.service.app_state import AppState, app_state_of
-from xcray.service.http import sse
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.etags import (
@@ -33,6 +32,7 @@ from xcray.service.http.etags import (
 )
 from xcray.service.http.idempotency import REPLAYED_HEADERS, IdempotencyKey, replay_response
 from xcray.service.observability import log_tail as log_pages
+from xcray.service.routes import sse
 from xcray.service.routes.datasets import find_ready
 from xcray.service.schemas import (
     ClassPage,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,8 +34,10 @@ from xcray.training.capacity.preflight import (
     model_bytes,
     worker_place,
 )
-from xcray.training.rotation.shard_worker import ShardSource
 from xcray.training.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from xcray.training.rotation.shard_worker import ShardSource
 
 # Share of the weights that remains if small ones are dropped. A guess.
 UNPRUNED_SHARE: Final = 0.25

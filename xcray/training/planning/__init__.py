@@ -1,0 +1,1 @@
+"""Deployment planning: pods, memory, disk and core hours for a training or a service."""
