@@ -1,4 +1,4 @@
-"""The table of figures in observing.md, from the code: `python docs/metrics.py` writes it anew; a test compares.
+"""The table of figures in observing.md, from the code: `python docs/metrics.py` rewrites it; a test compares.
 
 The figures of a replica are those of `xcray.service.observability.metrics`, those of the store `xcray.service.observability.store_metrics`.
 """

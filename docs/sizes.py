@@ -1,4 +1,4 @@
-"""The tables of sizes and prices in docs/operations.md, from the formula of `xcray plan`: `python docs/sizes.py` writes them anew.
+"""The tables of sizes and prices in docs/operations.md, from the formula of `xcray plan`: `python docs/sizes.py` rewrites them.
 
 Tables stand between a line `<!-- sizes: NAME -->` and a line `<!-- end -->`; a test compares.
 """
@@ -25,7 +25,7 @@ TRAININGS: Final = 30  # a month
 
 
 class Common(NamedTuple):
-    """A common size: the data, in words beside, and what is wanted."""
+    """A common size: the data, a description, and the options."""
 
     words: str
     data: DatasetShape

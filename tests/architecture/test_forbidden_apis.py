@@ -42,8 +42,8 @@ RUNNERS = {
 }
 SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 UNDECIDED = ["".join(word) for word in (("TO", "DO"), ("FIX", "ME"), ("X", "XX"))]
-MAX_FUNCTION_LINES = 64
-MAX_FILE_LINES = 540
+MAX_FUNCTION_LINES = 66
+MAX_FILE_LINES = 580
 MAX_KERNEL_FILE_LINES = 700
 MAY_SKIP = ROOT / "tests" / "support" / "postgres.py"
 KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))

@@ -18,7 +18,7 @@ import httpx
 
 from xcray.client.connection import Connection
 from xcray.client.resources import Datasets, Jobs, Models, quote_part
-from xcray.client.types import Explanation, Predictions
+from xcray.client.types import ExplanationInfo, Predictions
 
 __all__ = ["Client"]
 
@@ -101,7 +101,7 @@ class Client:
 
     def explain(
         self, model: str, instance: Instance, *, label: str | None = None, top: int = 10
-    ) -> Explanation:
+    ) -> ExplanationInfo:
         """Return the features that contribute most to the score of a label.
 
         label: default is the best label.
@@ -110,7 +110,7 @@ class Client:
             {} if label is None else {"label": label}
         )
         return cast(
-            Explanation,
+            ExplanationInfo,
             self._connection.request(
                 "POST", f"/v1/models/{_reference(model)}:explain", body=body, is_repeatable=True
             ),
@@ -127,6 +127,6 @@ def _reference(model: str) -> str:
     return quote(model, safe="@:")
 
 
-def _instance(given: Instance) -> Mapping[str, Any]:
+def _instance(instance: Instance) -> Mapping[str, Any]:
     """Return a text or a row as a request instance."""
-    return {"text": given} if isinstance(given, str) else given
+    return {"text": instance} if isinstance(instance, str) else instance

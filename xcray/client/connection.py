@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 import httpx
 
 from xcray import errors
-from xcray.client.types import Event
+from xcray.client.types import EventInfo
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError
 
 BLOCK_BYTES: Final = 1 << 20
@@ -197,7 +197,7 @@ class Connection:
                     raise self._unreachable_error(error) from error
                 time.sleep(_backoff(self._retries - left))
 
-    def stream(self, path: str, after: int) -> Iterator[Event]:
+    def stream(self, path: str, after: int) -> Iterator[EventInfo]:
         """Yield server-sent events after a sequence number, until the service ends the stream.
 
         The stream is resumed wherever the connection breaks.
@@ -261,12 +261,12 @@ class Connection:
         )
 
 
-def resolve_key(given: str | None) -> str | None:
+def resolve_key(headers: str | None) -> str | None:
     """Return the key: the argument, XCRAY_KEY, or the content of XCRAY_KEY_FILE, else None.
 
     Raises InputError.
     """
-    found, path = given or os.environ.get(KEY_VARIABLE), os.environ.get(KEY_FILE_VARIABLE)
+    found, path = headers or os.environ.get(KEY_VARIABLE), os.environ.get(KEY_FILE_VARIABLE)
     if not found and path:
         try:
             found = Path(path).read_text(encoding="utf-8")
@@ -335,7 +335,7 @@ def _raise_problem(response: httpx.Response) -> NoReturn:
     raise kind(message, code=code, hint=problem.get("hint"), **{**details, **wait})
 
 
-def _parse_events(lines: Iterator[str]) -> Iterator[Event]:
+def _parse_events(lines: Iterator[str]) -> Iterator[EventInfo]:
     """Yield the events of a stream; comments and incomplete events are skipped."""
     fields: dict[str, str] = {}
     for line in lines:
@@ -344,7 +344,7 @@ def _parse_events(lines: Iterator[str]) -> Iterator[Event]:
             fields[name] = value
         elif not line and "data" in fields and "id" in fields:
             data = json.loads(fields["data"])
-            yield Event(
+            yield EventInfo(
                 seq=int(fields["id"]),
                 time=str(data.pop("time", "")),
                 kind=fields.get("event", "message"),

@@ -10,14 +10,14 @@ from urllib.parse import quote
 
 from xcray.client.connection import Connection
 from xcray.client.types import (
-    Dataset,
-    Event,
-    Job,
+    DatasetInfo,
+    EventInfo,
+    JobInfo,
     LabelSet,
-    Model,
+    ModelInfo,
     Output,
-    SetSummary,
-    Timeline,
+    LabelSetSummary,
+    TimelineInfo,
     Version,
 )
 from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable
@@ -66,7 +66,7 @@ class Datasets(Resource):
         format: str,
         test: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Dataset:
+    ) -> DatasetInfo:
         """Upload a file (svmlight, xc, jsonl, csv or tsv) and build a data set from it.
 
         test: a file of held-out rows. Returns while the data set is BUILDING; see `wait`.
@@ -77,7 +77,9 @@ class Datasets(Resource):
             {"name": name, "format": format, "options": dict(options or {}), "uploads": uploads}
         )
 
-    def build(self, name: str, format: str, options: Mapping[str, Any] | None = None) -> Dataset:
+    def build(
+        self, name: str, format: str, options: Mapping[str, Any] | None = None
+    ) -> DatasetInfo:
         """Build a data set that needs no file: pydocs or synthetic."""
         return self._create({"name": name, "format": format, "options": dict(options or {})})
 
@@ -88,7 +90,7 @@ class Datasets(Resource):
         name: str,
         format: str = "dataset",
         options: Mapping[str, Any] | None = None,
-    ) -> Dataset:
+    ) -> DatasetInfo:
         """Build a data set from a file or directory on the server.
 
         The path must be below a folder that the operator allows.
@@ -97,17 +99,17 @@ class Datasets(Resource):
             {"name": name, "format": format, "options": dict(options or {}), "path": str(path)}
         )
 
-    def list(self) -> Iterator[Dataset]:
+    def list(self) -> Iterator[DatasetInfo]:
         """Iterate over all data sets, newest first."""
         return self._pages("/v1/datasets", "datasets")
 
-    def get(self, dataset_id: str) -> Dataset:
+    def get(self, dataset_id: str) -> DatasetInfo:
         """Return one data set."""
         return cast(
-            Dataset, self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
+            DatasetInfo, self._connection.request("GET", f"/v1/datasets/{quote_part(dataset_id)}")
         )
 
-    def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> Dataset:
+    def wait(self, dataset_id: str, *, seconds: float = 3600.0) -> DatasetInfo:
         """Wait until the data set is READY and return it.
 
         Raises InputError with the first invalid line if it FAILED, Unavailable after `seconds`.
@@ -140,9 +142,9 @@ class Datasets(Resource):
         """Delete a data set."""
         self._connection.request("DELETE", f"/v1/datasets/{quote_part(dataset_id)}")
 
-    def _create(self, body: Mapping[str, Any]) -> Dataset:
+    def _create(self, body: Mapping[str, Any]) -> DatasetInfo:
         """Send POST /v1/datasets."""
-        return cast(Dataset, self._connection.create("/v1/datasets", body=body))
+        return cast(DatasetInfo, self._connection.create("/v1/datasets", body=body))
 
 
 FINAL_STATUSES: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})
@@ -161,7 +163,7 @@ class Jobs(Resource):
         params: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
         **more: Any,
-    ) -> Job:
+    ) -> JobInfo:
         """Submit a training.
 
         dataset: id or name. model: the name to publish under. params: solver parameters. more:
@@ -176,7 +178,7 @@ class Jobs(Resource):
             "params": dict(params or {}),
             **more,
         }
-        return cast(Job, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
+        return cast(JobInfo, self._connection.create("/v1/jobs", key=idempotency_key, body=body))
 
     def predict(
         self,
@@ -187,7 +189,7 @@ class Jobs(Resource):
         path: str | None = None,
         idempotency_key: str | None = None,
         **more: Any,
-    ) -> Job:
+    ) -> JobInfo:
         """Submit a batch prediction of an uploaded file, or of a path on the server.
 
         model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl or text. path:
@@ -200,7 +202,7 @@ class Jobs(Resource):
         source = {"path": path} if file is None else {"upload": self._upload(Path(file))}
         body = {"format": format, **source, **more}
         place = f"/v1/models/{quote_reference(model)}:batchPredict"
-        return cast(Job, self._connection.create(place, key=idempotency_key, body=body))
+        return cast(JobInfo, self._connection.create(place, key=idempotency_key, body=body))
 
     def output(self, job_id: str) -> Output:
         """Return the output of a batch prediction: its files and skipped rows."""
@@ -243,7 +245,7 @@ class Jobs(Resource):
         created_after: str | None = None,
         created_before: str | None = None,
         page: int = 100,
-    ) -> Iterator[Job]:
+    ) -> Iterator[JobInfo]:
         """Iterate over jobs that match all given filters, newest first.
 
         status: one or several. kind: train or predict. dataset: an id. created_after,
@@ -253,15 +255,17 @@ class Jobs(Resource):
         times = {"created_after": created_after, "created_before": created_before}
         return self._pages("/v1/jobs", "jobs", {**wanted, **times, "limit": page})
 
-    def get(self, job_id: str) -> Job:
+    def get(self, job_id: str) -> JobInfo:
         """Return one job."""
-        return cast(Job, self._connection.request("GET", self._path(job_id)))
+        return cast(JobInfo, self._connection.request("GET", self._path(job_id)))
 
-    def events(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+    def events(self, job_id: str, *, after: int = 0) -> Iterator[EventInfo]:
         """Yield the events after number `after`, each once, until the job has ended."""
         return self._connection.stream(f"{self._path(job_id)}/events", after)
 
-    def wait(self, job_id: str, *, on_event: Callable[[Event], object] | None = None) -> Job:
+    def wait(
+        self, job_id: str, *, on_event: Callable[[EventInfo], object] | None = None
+    ) -> JobInfo:
         """Wait until the job has ended and return it; `on_event` is called with each event."""
         for event in self.events(job_id):
             if on_event is not None:
@@ -294,13 +298,13 @@ class Jobs(Resource):
             if not text:
                 time.sleep(pause)
 
-    def timeline(self, job_id: str, *, limit: int = 5000) -> Timeline:
+    def timeline(self, job_id: str, *, limit: int = 5000) -> TimelineInfo:
         """Return which worker did what and when, in at most `limit` entries.
 
         Adjacent entries of a worker are merged. A running job returns the timeline so far.
         """
         return cast(
-            Timeline,
+            TimelineInfo,
             self._connection.request(
                 "GET", f"{self._path(job_id)}/timeline", query={"limit": limit}
             ),
@@ -313,16 +317,17 @@ class Jobs(Resource):
         """
         return self._pages(f"{self._path(job_id)}/classes", "classes", {"limit": 1000})
 
-    def stop(self, job_id: str) -> Job:
+    def stop(self, job_id: str) -> JobInfo:
         """Request a stop. Finished work is kept."""
         return cast(
-            Job, self._connection.request("POST", f"{self._path(job_id)}/stop", is_repeatable=True)
+            JobInfo,
+            self._connection.request("POST", f"{self._path(job_id)}/stop", is_repeatable=True),
         )
 
-    def resume(self, job_id: str) -> Job:
+    def resume(self, job_id: str) -> JobInfo:
         """Queue a stopped or failed job again."""
         return cast(
-            Job,
+            JobInfo,
             self._connection.request("POST", f"{self._path(job_id)}/resume", is_repeatable=True),
         )
 
@@ -338,13 +343,13 @@ class Jobs(Resource):
 class Models(Resource):
     """/v1/models."""
 
-    def list(self) -> list[Model]:
+    def list(self) -> list[ModelInfo]:
         """Return all models, by name."""
-        return cast("list[Model]", self._connection.request("GET", "/v1/models")["models"])
+        return cast("list[ModelInfo]", self._connection.request("GET", "/v1/models")["models"])
 
-    def get(self, name: str) -> Model:
+    def get(self, name: str) -> ModelInfo:
         """Return one model."""
-        return cast(Model, self._connection.request("GET", f"/v1/models/{quote_part(name)}"))
+        return cast(ModelInfo, self._connection.request("GET", f"/v1/models/{quote_part(name)}"))
 
     def version(self, name: str, version: int) -> Version:
         """Return one version."""
@@ -358,7 +363,7 @@ class Models(Resource):
         """Delete a version that no alias points to."""
         self._connection.request("DELETE", self._path(name, version))
 
-    def set_alias(self, name: str, alias: str, version: int) -> Model:
+    def set_alias(self, name: str, alias: str, version: int) -> ModelInfo:
         """Point an alias to a version."""
         return self._put_alias(name, alias, {"version": version})
 
@@ -370,7 +375,7 @@ class Models(Resource):
         *,
         shadow: int | None = None,
         share: float = 1.0,
-    ) -> Model:
+    ) -> ModelInfo:
         """Point an alias to several versions with weights that sum to 1.
 
         Example: `split_alias("news", "prod", {3: 0.9, 4: 0.1}, shadow=5)`. shadow: a version that
@@ -416,10 +421,10 @@ class Models(Resource):
             "DELETE", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}"
         )
 
-    def sets(self, name: str) -> Sequence[SetSummary]:
+    def sets(self, name: str) -> Sequence[LabelSetSummary]:
         """Return the label sets."""
         return cast(
-            "list[SetSummary]",
+            "list[LabelSetSummary]",
             self._connection.request("GET", f"/v1/models/{quote_part(name)}/label-sets")["sets"],
         )
 
@@ -441,10 +446,10 @@ class Models(Resource):
         """Delete a label set."""
         self._connection.request("DELETE", self._set_path(name, set))
 
-    def _put_alias(self, name: str, alias: str, body: dict[str, Any]) -> Model:
+    def _put_alias(self, name: str, alias: str, body: dict[str, Any]) -> ModelInfo:
         """Change the target of an alias."""
         return cast(
-            Model,
+            ModelInfo,
             self._connection.request(
                 "PUT", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}", body=body
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict
 
 
-class Dataset(TypedDict):
+class DatasetInfo(TypedDict):
     """A data set: BUILDING, READY or FAILED, with its statistics or its problem in stats."""
 
     id: str
@@ -15,7 +15,7 @@ class Dataset(TypedDict):
     stats: dict[str, Any]
 
 
-class Job(TypedDict):
+class JobInfo(TypedDict):
     """A job of kind train or predict.
 
     status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. phase: more detail. Times are UTC.
@@ -54,7 +54,7 @@ class Output(TypedDict):
     parts: list[dict[str, Any]]
 
 
-class Event(TypedDict):
+class EventInfo(TypedDict):
     """An event of a job, of kind status, phase, progress, stop, or epoch (iterative trainings)."""
 
     seq: int
@@ -63,7 +63,7 @@ class Event(TypedDict):
     data: dict[str, Any]
 
 
-class Timeline(TypedDict):
+class TimelineInfo(TypedDict):
     """The timeline of a job: attempts with their start, workers with their busy share, batches.
 
     thinned: whether adjacent batches were merged.
@@ -100,7 +100,7 @@ class Version(TypedDict):
     calibrated: bool
 
 
-class VersionState(TypedDict):
+class VersionStateInfo(TypedDict):
     """A version in the process that responded.
 
     state: LOADED, AVAILABLE (loaded on the first request) or CORRUPT, with the reason.
@@ -111,7 +111,7 @@ class VersionState(TypedDict):
     reason: str | None
 
 
-class Model(TypedDict):
+class ModelInfo(TypedDict):
     """A model with its versions and aliases.
 
     splits: aliases that point to several versions or have a shadow.
@@ -119,13 +119,13 @@ class Model(TypedDict):
 
     name: str
     versions: list[int]
-    states: list[VersionState]
+    states: list[VersionStateInfo]
     aliases: dict[str, int]
     splits: dict[str, dict[str, Any]]
     latest: Version | None
 
 
-class SetSummary(TypedDict):
+class LabelSetSummary(TypedDict):
     """Summary of a label set."""
 
     name: str
@@ -133,7 +133,7 @@ class SetSummary(TypedDict):
     changed: str
 
 
-class LabelSet(SetSummary):
+class LabelSet(LabelSetSummary):
     """A label set, with the labels that a version lacks."""
 
     labels: list[str]
@@ -180,7 +180,7 @@ class Predictions(TypedDict):
     predictions: list[Prediction]
 
 
-class Contribution(TypedDict):
+class ContributionInfo(TypedDict):
     """The contribution of one feature to a score."""
 
     feature: str
@@ -189,7 +189,7 @@ class Contribution(TypedDict):
     contribution: float
 
 
-class Explanation(TypedDict):
+class ExplanationInfo(TypedDict):
     """An explanation: score = bias + contributions + rest.
 
     rank: from 1. gap_to_top, gap_to_kth: score missing to the best label, and to the best five.
@@ -199,7 +199,7 @@ class Explanation(TypedDict):
     label: str
     score: float
     bias: float
-    contributions: list[Contribution]
+    contributions: list[ContributionInfo]
     rest: float
     n_rest: int
     rank: int

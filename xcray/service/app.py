@@ -30,6 +30,7 @@ from xcray.service.http.access import AccessMiddleware
 from xcray.service.http.audit import Auditor
 from xcray.service.http.edge import EdgeMiddleware
 from xcray.service.http.limits import Limiter
+from xcray.service.http.request_tracing import TracingMiddleware, trace_transactions
 from xcray.service.maintenance import MaintenanceLoop
 from xcray.service.models.cache import ModelCache, Opener, open_predictor
 from xcray.service.models.preloading import Preloading
@@ -38,7 +39,6 @@ from xcray.service.models.sync import sync_workers
 from xcray.service.observability.metrics import DiskCollector, FailingChecksCollector, Metrics
 from xcray.service.observability.readiness import HANG_SECONDS
 from xcray.service.observability.request_log import LOGGER
-from xcray.service.observability.request_tracing import TracingMiddleware, trace_transactions
 from xcray.service.observability.store_metrics import StoreCollector
 from xcray.service.prediction.batcher import Batcher
 from xcray.service.prediction.fast_path import PredictFastPath

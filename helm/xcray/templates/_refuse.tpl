@@ -38,7 +38,7 @@ including extra objects. */}}
 {{- $open := has (get (get $object "spec" | default dict) "type" | default "") (list "LoadBalancer" "NodePort") -}}
 {{- if or (regexMatch "^(Ingress|IngressRoute|Route|VirtualService|[A-Z]+Route)$" $kind) (and (eq $kind "Service") $open) -}}
 {{- if regexMatch "head-svc|ray\\.io/|8265|10001|6379" (toJson $object) -}}
-{{- fail (printf "extraObjects has a %s that leads to Ray: whoever reaches its dashboard may run code on every node. Use kubectl port-forward, see NOTES" $kind) -}}
+{{- fail (printf "extraObjects has a %s that leads to Ray: anyone who reaches its dashboard may run code on every node. Use kubectl port-forward, see NOTES" $kind) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -47,7 +47,7 @@ including extra objects. */}}
 
 {{- define "xcray.refuse.image" -}}
 {{- if and (eq .Values.image.tag "latest") (not .Values.image.digest) -}}
-{{- fail "image.tag latest is refused: nobody knows which xcray it is, and pods of one release could differ. Name a version, or image.digest" -}}
+{{- fail "image.tag latest is refused: its version is unknown, and pods of one release could differ. Name a version, or image.digest" -}}
 {{- end -}}
 {{- end -}}
 

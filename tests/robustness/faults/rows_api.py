@@ -525,7 +525,7 @@ def few_descriptors(stage: Stage) -> None:
 
 @row(
     "F30",
-    "readiness tells the truth",
+    "readiness is correct",
     "PostgreSQL killed, disk below its reserve, Ray away, model missing: /readyz, /healthz and predictions",
     "tests/service/test_service.py",
     "tests/service/processes/test_manager.py",

@@ -148,7 +148,7 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
 @row(
     "F1",
     "kill -9 of a solver's worker",
-    "SIGKILL of an actor by the pid that it tells, at 10, 50, 90 %",
+    "SIGKILL of an actor by its process id, at 10, 50, 90 %",
     "tests/workers/ray/test_pool.py",
     "tests/workers/ray/test_batch.py",
 )
@@ -286,7 +286,7 @@ def head_killed(stage: Stage) -> None:
 @row(
     "F9",
     "the object store is full",
-    "blocks of three times what the store of 80 MB holds go round",
+    "blocks of three times what the store of 80 MB holds rotate",
     "tests/workers/ray/test_memory.py",
     limit=600,
 )

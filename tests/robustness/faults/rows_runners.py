@@ -426,7 +426,7 @@ if "xcray.jobs.runner.main" in words and "--job" in words:
 
 @row(
     "F21",
-    "a job that kills whoever runs it",
+    "a job that kills its runner",
     "a sitecustomize.py of the test makes its attempts segfault, exit, be killed, run out of memory, flood the log, hang",
     "tests/jobs/supervision/test_supervisor.py",
     "tests/workers/test_pools.py",

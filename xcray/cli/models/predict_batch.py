@@ -148,7 +148,7 @@ def _infer_format(file: Path) -> str:
 
 
 def run_local(
-    model: str, file: Path, out: Path, asked: dict[str, Any], run_dir: Path | None, as_json: bool
+    model: str, file: Path, out: Path, request: dict[str, Any], run_dir: Path | None, as_json: bool
 ) -> None:
     """Predict with a model directory, with progress and Ctrl-C handling.
 
@@ -161,10 +161,10 @@ def run_local(
     named = (
         {}
         if sets is None
-        else resolve_label_sets([*asked.get("allow", ()), *asked.get("deny", ())], sets)
+        else resolve_label_sets([*request.get("allow", ()), *request.get("deny", ())], sets)
     )
     spec = BatchPredictSpec.from_dict(
-        {**asked, "model": model, "input": str(file), "label_sets": named}
+        {**request, "model": model, "input": str(file), "label_sets": named}
     )
     kept = run_dir or out.with_name(f"{out.name}.run")
     with resumable_run(lambda: f"finished parts are kept in {kept}", as_json) as (report, flag):
@@ -175,11 +175,11 @@ def run_local(
 
 
 def run_remote(
-    model: str, file: Path, out: Path, asked: dict[str, Any], server: str | None, as_json: bool
+    model: str, file: Path, out: Path, request: dict[str, Any], server: str | None, as_json: bool
 ) -> None:
     """Upload the file, follow the job, download the results. Ctrl-C leaves the job running."""
     with make_client(server) as client:
-        job = client.jobs.predict(model, file=file, **asked)
+        job = client.jobs.predict(model, file=file, **request)
         if not as_json:
             output.print_note(
                 f"{job['id']}: Ctrl-C leaves it running; "

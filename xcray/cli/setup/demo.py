@@ -26,7 +26,7 @@ from xcray.errors import NotFound, Unavailable, XcrayError
 
 if TYPE_CHECKING:
     from xcray.client import Client
-    from xcray.client.types import Dataset, Job
+    from xcray.client.types import DatasetInfo, JobInfo
 
 QUESTIONS = (
     "read rows of a csv file into dictionaries",
@@ -212,7 +212,7 @@ def stop_service(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> N
         )
 
 
-def build_dataset(client: Client, quiet: bool) -> Dataset:
+def build_dataset(client: Client, quiet: bool) -> DatasetInfo:
     """Build a data set from the documentation of this Python, on the service."""
     if not quiet:
         output.print_line()
@@ -232,8 +232,8 @@ def build_dataset(client: Client, quiet: bool) -> Dataset:
 
 
 def train_model(
-    client: Client, dataset: Dataset, running: DemoService, pool: str, quiet: bool
-) -> Job:
+    client: Client, dataset: DatasetInfo, running: DemoService, pool: str, quiet: bool
+) -> JobInfo:
     """Train over REST and follow the job. Raises Unavailable if it does not succeed."""
     submitted = client.jobs.submit(dataset=dataset["id"], model="pydocs", name="demo", pool=pool)
     if not quiet:

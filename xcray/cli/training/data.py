@@ -166,10 +166,10 @@ def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parse_options(given: list[str] | None) -> dict[str, Any]:
+def parse_options(values: list[str] | None) -> dict[str, Any]:
     """Parse ["text.min_df=2"] to {"text": {"min_df": 2}}; values are parsed as JSON if possible."""
     out: dict[str, Any] = {}
-    for name, value in output.parse_assignments(given).items():
+    for name, value in output.parse_assignments(values).items():
         group, _, inner = name.rpartition(".")
         place = out.setdefault(group, {}) if group else out
         place[inner] = parse_value(value)

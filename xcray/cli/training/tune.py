@@ -105,12 +105,15 @@ def tune(
     print_result(result, select, json)
 
 
-def run_search(spec: Any, out: Path, kept: Path, quiet: bool) -> TuneResult:
+def run_search(spec: Any, out: Path, folder_kept: Path, quiet: bool) -> TuneResult:
     """Run the search with progress and Ctrl-C handling. Raises Stopped with a hint to resume."""
     from xcray.training.tuning.search import tune
 
-    with resumable_run(lambda: f"finished points are kept in {kept}", quiet) as (show, flag):
-        return tune(spec, run_dir=kept, out=out, progress=show, stop=flag)
+    with resumable_run(lambda: f"finished points are folder_kept in {folder_kept}", quiet) as (
+        show,
+        flag,
+    ):
+        return tune(spec, run_dir=folder_kept, out=out, progress=show, stop=flag)
 
 
 def print_result(result: TuneResult, select: str, as_json: bool) -> None:

@@ -61,7 +61,7 @@ class AttemptMonitor:
     """Monitors one attempt from `start` to `stop`.
 
     `stop_flag` is set when the job must stop. The reason is one of: `stop_requested`, a user asked
-    for it; `overtime_reason`, its time is up; `fenced`, a newer attempt owns the job. If it is none
+    for it; `overtime_reason`, its time is up; `fenced`, a newer attempt owns the job. If none of them
     of them, the job is to be released.
 
     If the training does not stop within `stop_grace_seconds`, or `release_grace_seconds` when the

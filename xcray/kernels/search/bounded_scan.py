@@ -36,7 +36,7 @@ from xcray.kernels.search.lists import (
 )
 from xcray.kernels.search.postings import beats, offer, sort_best_first
 
-BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3", "search.postings": "85025973"}
+BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3", "search.postings": "f6a39158"}
 
 ROUNDING = 2.0**-23  # twice the relative rounding error of float32
 MIN_NORMAL = 1e-36  # smaller float32 lose digits

@@ -55,9 +55,9 @@ from xcray.kernels.search.postings import offer, sort_best_first
 
 BUILT_ON = {
     "search.bits": "4319dcd6",
-    "search.bounded_scan": "2ea535dd",
+    "search.bounded_scan": "d6364e9e",
     "search.lists": "507497b3",
-    "search.postings": "85025973",
+    "search.postings": "f6a39158",
 }
 
 Int16 = NDArray[np.int16]
@@ -175,11 +175,11 @@ def pick_by_tally(work: SearchScratch, n: int, allowed: Bytes, picked: Int32) ->
 
 
 @numba.njit(nogil=True, cache=True)
-def mark_large_bias(loud: Int32, seen: Bytes) -> None:
-    """Mark the labels with unusually large bias that are not seen; see `add_large_bias`."""
+def mark_large_bias(loud: Int32, visited: Bytes) -> None:
+    """Mark the labels with unusually large bias that are not visited; see `add_large_bias`."""
     for label in loud:
-        if not seen[label]:
-            seen[label] = LARGE_BIAS_MARK
+        if not visited[label]:
+            visited[label] = LARGE_BIAS_MARK
 
 
 @numba.njit(nogil=True, cache=True)

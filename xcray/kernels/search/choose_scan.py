@@ -26,10 +26,10 @@ from xcray.kernels.search.postings import sort_best_first
 
 BUILT_ON = {
     "search.bits": "4319dcd6",
-    "search.bounded_scan": "2ea535dd",
-    "search.bounded_scan_wide": "b5709a6e",
+    "search.bounded_scan": "d6364e9e",
+    "search.bounded_scan_wide": "d4987d6b",
     "search.lists": "507497b3",
-    "search.postings": "85025973",
+    "search.postings": "f6a39158",
 }
 
 MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32

@@ -16,7 +16,7 @@ from xcray.kernels.search.lists import Bytes
 
 BUILT_ON = {
     "search.bits": "4319dcd6",
-    "search.bounded_scan": "2ea535dd",
+    "search.bounded_scan": "d6364e9e",
     "search.lists": "507497b3",
 }
 

@@ -35,9 +35,9 @@ from xcray.kernels.search.postings import PostingScratch, add_all, add_touched, 
 
 BUILT_ON = {
     "search.bits": "4319dcd6",
-    "search.dense": "70f6fb58",
+    "search.dense": "50c3a1b1",
     "search.lists": "507497b3",
-    "search.postings": "85025973",
+    "search.postings": "f6a39158",
 }
 
 LANES = 256  # numbers processed together

@@ -291,16 +291,16 @@ def _write_split(
 
 @numba.njit(nogil=True, cache=True)
 def wide_block_bytes(
-    indices: Int32, indptr: Int64, data: Float32, least: float, width: int, kept: Int64
+    indices: Int32, indptr: Int64, data: Float32, least: float, width: int, kept_counts: Int64
 ) -> Int64:
     """Return the size of each feature's block in wide lists in bytes: (D,) int64.
 
-    kept: (D,) weights of each feature; the matrix is by label.
+    kept_counts: (D,) weights of each feature; the matrix is by label.
     """
     n_labels = len(indptr) - 1
-    sizes = np.zeros(len(kept), np.int64)
-    for f in range(len(kept)):
-        n = kept[f]
+    sizes = np.zeros(len(kept_counts), np.int64)
+    for f in range(len(kept_counts)):
+        n = kept_counts[f]
         if is_split(n, width, n_labels):
             sizes[f] = (
                 SPLIT_HEADER_BYTES
@@ -309,12 +309,12 @@ def wide_block_bytes(
             )
         elif n > 0:
             sizes[f] = HEADER_BYTES + list_bytes(n, width)
-    counts = np.zeros(len(kept), np.int64)
+    counts = np.zeros(len(kept_counts), np.int64)
     for begin in range(0, n_labels, RANGE_LABELS):
         for p in range(indptr[begin], indptr[min(begin + RANGE_LABELS, n_labels)]):
             counts[indices[p]] += (data[p] > 0) | (data[p] < -least)
-        for f in range(len(kept)):
-            if counts[f] > 0 and is_split(kept[f], width, n_labels):
+        for f in range(len(kept_counts)):
+            if counts[f] > 0 and is_split(kept_counts[f], width, n_labels):
                 sizes[f] += list_bytes(counts[f], NARROW_BYTES)
             counts[f] = 0
     return sizes

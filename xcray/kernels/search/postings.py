@@ -176,7 +176,7 @@ def offer_touched(
 @numba.njit(nogil=True, cache=True)
 def offer_untouched(
     biases: Biases,
-    seen: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    visited: np.ndarray[tuple[int], np.dtype[np.uint8]],
     labels: Int32,
     scores: Float64,
     size: int,
@@ -186,7 +186,7 @@ def offer_untouched(
     The rest are worse still.
     """
     for label in biases.order:
-        if seen[label]:
+        if visited[label]:
             continue
         # 0.0 +: an empty sum, so that a bias of -0.0 gives the same bits
         score = 0.0 + np.float64(biases.values[label])
