@@ -14,9 +14,9 @@ from xcray.client.types import (
     EventInfo,
     JobInfo,
     LabelSet,
+    LabelSetSummary,
     ModelInfo,
     Output,
-    LabelSetSummary,
     TimelineInfo,
     Version,
 )

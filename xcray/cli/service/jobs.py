@@ -149,14 +149,14 @@ def parse_time(text: str | None) -> str | None:
     return ago.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def parse_solver_parameters(solver: str, values: list[str] | None) -> dict[str, Any]:
+def parse_solver_parameters(solver: str, assignments: list[str] | None) -> dict[str, Any]:
     """Return parameters with the types that the solver declares.
 
     A request carries numbers, not strings. Raises ParameterError.
     """
     from xcray.solvers import make_solver
 
-    values = output.parse_assignments(values)
+    values = output.parse_assignments(assignments)
     checked = make_solver(solver, values).as_dict()
     return {name: checked[name] for name in values}
 

@@ -28,12 +28,6 @@ from xcray.training.capacity.cost_formulas import (
     predict_costs,
     uses_newton,
 )
-from xcray.training.capacity.deployment_options import (
-    DatasetShape,
-    DeploymentOptions,
-    check_options,
-    check_shape,
-)
 from xcray.training.capacity.joint_resources import (
     estimate_rotation,
     estimate_synchronous,
@@ -65,6 +59,12 @@ from xcray.training.capacity.serving import (
     LIBRARY_BYTES,
     SCAN_BYTES_PER_LABEL,
     uses_dense_search,
+)
+from xcray.training.planning.deployment_options import (
+    DatasetShape,
+    DeploymentOptions,
+    check_options,
+    check_shape,
 )
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import make_strategy
