@@ -235,7 +235,7 @@ def raylet_killed(stage: Stage) -> None:
                 )
                 stage.figures.runs += 1
     stage.figures.note(
-        "what a cut-off worker still writes is a part named by its content, which nobody reads"
+        "what a cut-off worker still writes is a part named by its content, which is never read"
     )
 
 
