@@ -1,1 +1,3 @@
-"""Benchmarks: `python -m benchmarks.NAME [--data DIR] [--json FILE]`; the last line printed is one JSON object."""
+"""Benchmarks: `python -m benchmarks.NAME [--data DIR] [--json FILE]`; the last line printed is one
+JSON object.
+"""

@@ -1,4 +1,6 @@
-"""Run the benchmarks that need no data: `python -m benchmarks [--quick]`; each prints its JSON as its last line."""
+"""Run the benchmarks that need no data: `python -m benchmarks [--quick]`; each prints its JSON as
+its last line.
+"""
 
 from __future__ import annotations
 

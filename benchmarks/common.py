@@ -1,4 +1,6 @@
-"""What every benchmark does the same way: arguments, data sets by name, the machine, the last line."""
+"""What every benchmark does the same way: arguments, data sets by name, the machine, the last
+line.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ def arguments(description: str, **extra: dict[str, Any]) -> argparse.Namespace:
 
 
 def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
-    """The data set called `name` in `folder`, built when it is not there yet: pydocs and synthetic are made, the others come
-    from `data`/NAME, which holds train.txt.xz and test.txt.xz, or NAME.npz with images."""
+    """The data set called `name` in `folder`, built when it is not there yet: pydocs and synthetic
+    are made, the others come from `data`/NAME, which holds train.txt.xz and test.txt.xz, or
+    NAME.npz with images.
+    """
     target = folder / name.replace("_", "-")
     if target.exists():
         return Dataset.open(target)
@@ -50,7 +54,9 @@ def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
 
 
 def images(name: str, path: Path, target: Path) -> Dataset:
-    """A data set of grey images from X_train, y_train, X_test, y_test: a feature a pixel, from 0 to 1; a label a class."""
+    """A data set of grey images from X_train, y_train, X_test, y_test: a feature a pixel, from 0 to
+    1; a label a class.
+    """
     arrays = np.load(path)
     n_labels = int(arrays["y_train"].max()) + 1
     with DatasetWriter(target, name=name, n_labels=n_labels) as writer:
@@ -74,7 +80,9 @@ def machine() -> dict[str, Any]:
 
 
 def in_folder(run: Callable[[Path], dict[str, Any]], out: Path | None) -> None:
-    """Run in a temporary folder, print the result as the last line, and write it to `out` if given."""
+    """Run in a temporary folder, print the result as the last line, and write it to `out` if
+    given.
+    """
     before = machine()
     with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
         result = {"machine": before, **run(Path(folder))}

@@ -1,8 +1,10 @@
-"""`make docs`: the API reference from the docstrings, the OpenAPI document of the service, and a check of every link.
+"""`make docs`: the API reference from the docstrings, the OpenAPI document of the service, and a
+check of every link.
 
     python docs/build.py build/docs
 
-Writes api/*.md (one page a room) and openapi.json; ends with 1 and the list when a link of a Markdown page leads nowhere.
+Writes api/*.md (one page a room) and openapi.json; ends with 1 and the list when a link of a
+Markdown page leads nowhere.
 """
 
 from __future__ import annotations
@@ -115,7 +117,9 @@ def anchors(text: str) -> set[str]:
 
 
 def dead_links(path: Path) -> list[str]:
-    """Links of a page to files and headings that are not there; links to other hosts are not followed."""
+    """Links of a page to files and headings that are not there; links to other hosts are not
+    followed.
+    """
     text = path.read_text(encoding="utf-8")
     out = []
     for link in LINK.findall(FENCE.sub("", text)):

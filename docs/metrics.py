@@ -1,6 +1,8 @@
-"""The table of figures in observing.md, from the code: `python docs/metrics.py` rewrites it; a test compares.
+"""The table of figures in observing.md, from the code: `python docs/metrics.py` rewrites it; a test
+compares.
 
-The figures of a replica are those of `xcray.service.observability.metrics`, those of the store `xcray.service.observability.store_metrics`.
+The figures of a replica are those of `xcray.service.observability.metrics`, those of the store
+`xcray.service.observability.store_metrics`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A terminal's output as a picture: `python docs/picture.py OUTPUT.txt PICTURE.svg TITLE`; fonts are the reader's own."""
+"""A terminal's output as a picture: `python docs/picture.py OUTPUT.txt PICTURE.svg TITLE`; fonts
+are the reader's own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ WIDTH = 100
 
 def main(source: Path, target: Path, title: str) -> None:
     """Draw the text, and leave out the fonts that the drawing would fetch from elsewhere."""
-    console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"))  # noqa: SIM115 - lives as long as the process
+    # lives as long as the process
+    console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(Text.from_ansi(source.read_text()))
     drawn = console.export_svg(title=title)
     target.write_text(

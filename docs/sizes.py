@@ -1,4 +1,5 @@
-"""The tables of sizes and prices in docs/operations.md, from the formula of `xcray plan`: `python docs/sizes.py` rewrites them.
+"""The tables of sizes and prices in docs/operations.md, from the formula of `xcray plan`: `python
+docs/sizes.py` rewrites them.
 
 Tables stand between a line `<!-- sizes: NAME -->` and a line `<!-- end -->`; a test compares.
 """
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from xcray.cli.training.plan import format_figure
+from xcray.training.capacity.serving import ServingLoad, estimate_serving
 from xcray.training.planning.deployment import GIB, DeploymentSize, size_from_numbers
 from xcray.training.planning.deployment_options import DatasetShape, DeploymentOptions
-from xcray.training.capacity.serving import ServingLoad, estimate_serving
 
 PAGE: Final = Path(__file__).parent / "operations.md"
 CORE, MEMORY, DISK, MONTH = (
@@ -162,7 +163,9 @@ TABLES: Final = {"sizes": sizes, "prices": prices, "serving": serving}
 
 
 def written(page: str) -> str:
-    """The page with its tables as the formula has them now. Raises ValueError for a page that lacks one."""
+    """The page with its tables as the formula has them now. Raises ValueError for a page that lacks
+    one.
+    """
     for name, table in TABLES.items():
         begin = f"<!-- sizes: {name} -->\n"
         if begin not in page:

@@ -1,6 +1,7 @@
 """Fixtures for every test: a clean environment, a small data set, a local Ray of our own.
 
-The environment is cleaned before anything is imported, so that no test finds a cluster, a home or a key of the person who runs it.
+The environment is cleaned before anything is imported, so that no test finds a cluster, a home or a
+key of the person who runs it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ signal.signal(
 )  # a shell that starts us in the background had it ignored
 
 
-# the same examples in each run, however slow the machine; more of them by hand: HYPOTHESIS_PROFILE=default
+# the same examples in each run, however slow the machine; more of them by hand:
+# HYPOTHESIS_PROFILE=default
 settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -70,7 +72,9 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_logs() -> Iterator[None]:
-    """What a test does to the loggers ends with it: a stream that it captured is closed after it."""
+    """What a test does to the loggers ends with it: a stream that it captured is closed after
+    it.
+    """
     loggers = [logging.getLogger(name) for name in ("xcray", "uvicorn")]
     before = [(each.handlers[:], each.propagate, each.level) for each in loggers]
     yield
@@ -101,7 +105,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    """A local Ray with two CPUs, started for the tests of one file and ended after them; no other cluster is joined or touched."""
+    """A local Ray with two CPUs, started for the tests of one file and ended after them; no other
+    cluster is joined or touched.
+    """
     from xcray.workers.ray.local_cluster import local_ray
 
     with local_ray() as cluster:
@@ -110,7 +116,9 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """A private PostgreSQL, one for all tests of a session; skips its test, with the reason, where the binaries lack."""
+    """A private PostgreSQL, one for all tests of a session; skips its test, with the reason, where
+    the binaries lack.
+    """
     from tests.support.postgres import server_or_skip
 
     with server_or_skip() as server:
@@ -119,7 +127,9 @@ def postgres() -> Iterator[Any]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty job store: each test that asks for it runs on a file of SQLite and on PostgreSQL."""
+    """The address of an empty job store: each test that asks for it runs on a file of SQLite and on
+    PostgreSQL.
+    """
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'xcray.db'}"
     from tests.support.postgres import unhurried

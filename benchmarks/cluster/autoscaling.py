@@ -1,12 +1,16 @@
-"""Ray's own autoscaler on one machine: what a job asks for, what nodes come and go, and what they cost.
+"""Ray's own autoscaler on one machine: what a job asks for, what nodes come and go, and what they
+cost.
 
-`python -m benchmarks.cluster.autoscaling [--cpu-seconds 160] [--longest 30] [--nodes 3] [--cpus 2] [--policies thrift all]`
+`python -m benchmarks.cluster.autoscaling [--cpu-seconds 160] [--longest 30] [--nodes 3] [--cpus 2]
+[--policies thrift all]`
 
-A head without CPUs; worker nodes are started and ended by Ray's provider for tests, on this machine, within seconds. The labels
-sleep, so that two cores can play many: nothing but the coming and going is real. (The autoscaler's version 2 can't be had so:
-what its provider needs is not in Ray's wheel.)
+A head without CPUs; worker nodes are started and ended by Ray's provider for tests, on this
+machine, within seconds. The labels sleep, so that two cores can play many: nothing but the coming
+and going is real. (The autoscaler's version 2 can't be had so: what its provider needs is not in
+Ray's wheel.)
 
-`--join` measures something else: a job on one node, a second one joins: how long until it has its first batch, step by step.
+`--join` measures something else: a job on one node, a second one joins: how long until it has its
+first batch, step by step.
 """
 
 from __future__ import annotations
@@ -55,7 +59,9 @@ LABEL = 0.05  # seconds of a label
 
 @dataclass(frozen=True)
 class Sleeping:
-    """Work that takes time and nothing else. longest: seconds of label 0, if they are more than 0; or less, when `gate` exists."""
+    """Work that takes time and nothing else. longest: seconds of label 0, if they are more than 0;
+    or less, when `gate` exists.
+    """
 
     longest: float
     gate: str = ""
@@ -95,7 +101,9 @@ class Sleeping:
 
 @contextmanager
 def autoscaled(nodes: int, cpus: int, idle: float) -> Iterator[str]:
-    """A head without CPUs and an autoscaler of up to `nodes` nodes; gives its address. What it started ends with it."""
+    """A head without CPUs and an autoscaler of up to `nodes` nodes; gives its address. What it
+    started ends with it.
+    """
     root, port = make_short_root(), free_port_below()
     write_token(root / "token")
     config = root / "autoscaler.json"
@@ -145,7 +153,9 @@ def free_port_below() -> int:
 
 
 def end_all(root: Path) -> None:
-    """End every process that has the folder in its environment: the head, and the nodes that its autoscaler started."""
+    """End every process that has the folder in its environment: the head, and the nodes that its
+    autoscaler started.
+    """
     mine, own = str(root).encode(), os.getpid()
     for _ in range(50):
         found = [

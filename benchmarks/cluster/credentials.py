@@ -1,16 +1,21 @@
-"""A secret of Ray is changed under a service that trains on it: predictions go on, jobs keep their place, models keep their bits.
+"""A secret of Ray is changed under a service that trains on it: predictions go on, jobs keep their
+place, models keep their bits.
 
-`python -m benchmarks.cluster.credentials --secret redis|token [--json FILE]`; needs Linux, namespaces, for redis Redis' programs; three
-minutes on two free cores. The stage is that of `benchmarks.cluster.head`: head, two nodes, API and runner, which join by address, dashboard
-and token; jobs are queued, and in the middle of the first the secret is changed as docs/operations.md says:
+`python -m benchmarks.cluster.credentials --secret redis|token [--json FILE]`; needs Linux,
+namespaces, for redis Redis' programs; three minutes on two free cores. The stage is that of
+`benchmarks.cluster.head`: head, two nodes, API and runner, which join by address, dashboard and
+token; jobs are queued, and in the middle of the first the secret is changed as docs/operations.md
+says:
 
-redis  The head's password of Redis. A second password is given to the user that is there; the head is ended and started with it,
-       as KubeRay does with a head's pod that is deleted; the first password is taken away. Nodes live on.
-token  Ray's token. Nodes have the one they started with; API and runner have a file of their own, as a kubelet mounts the Secret.
-       That file changes; head and nodes are ended, and started with the new one.
+redis  The head's password of Redis. A second password is given to the user that is there; the head
+is ended and started with it, as KubeRay does with a head's pod that is deleted; the first password
+is taken away. Nodes live on. token  Ray's token. Nodes have the one they started with; API and
+runner have a file of their own, as a kubelet mounts the Secret. That file changes; head and nodes
+are ended, and started with the new one.
 
-Told: predictions asked and failed; what the service said of itself meanwhile; whether what holds the old secret is refused;
-attempts, order and bits of the jobs. (The database's password: `python -m tests.deployment.chart.rotation`.)
+Told: predictions asked and failed; what the service said of itself meanwhile; whether what holds
+the old secret is refused; attempts, order and bits of the jobs. (The database's password: `python
+-m tests.deployment.chart.rotation`.)
 """
 
 from __future__ import annotations
@@ -103,7 +108,9 @@ class Token(Play):
         )
 
     def take_head(self) -> float:
-        """The file changes; API and runner read it, the head does not know it; then head and nodes end."""
+        """The file changes; API and runner read it, the head does not know it; then head and nodes
+        end.
+        """
         self.old = self.ray.token.read_text().strip()
         changed = time.time()
         self.ray.token.write_text(secrets.token_hex(32))

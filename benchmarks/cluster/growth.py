@@ -1,9 +1,12 @@
-"""A job on a cluster that grows and shrinks, on a simulated clock: how soon it ends, and what its nodes cost.
+"""A job on a cluster that grows and shrinks, on a simulated clock: how soon it ends, and what its
+nodes cost.
 
-`python -m benchmarks.cluster.growth [--hours 0.1 1 10] [--guess 1 5] [--longest 0] [--nodes 64] [--cpus 8] [--start 60] [--idle 60]`
+`python -m benchmarks.cluster.growth [--hours 0.1 1 10] [--guess 1 5] [--longest 0] [--nodes 64]
+[--cpus 8] [--start 60] [--idle 60]`
 
-The schedule, the demand and the placement are those of `RayPool`; the autoscaler is simulated: it brings nodes for workers that
-wait, after `start` seconds, and takes a node away that had none for `idle` seconds. A node costs from when it is asked for.
+The schedule, the demand and the placement are those of `RayPool`; the autoscaler is simulated: it
+brings nodes for workers that wait, after `start` seconds, and takes a node away that had none for
+`idle` seconds. A node costs from when it is asked for.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class Cluster:
-    """At most `nodes` of `cpus` each, `there` from the start; start: seconds until one comes; idle: until one goes."""
+    """At most `nodes` of `cpus` each, `there` from the start; start: seconds until one comes; idle:
+    until one goes.
+    """
 
     nodes: int
     cpus: int
@@ -54,7 +59,9 @@ class Cluster:
 
 @dataclass
 class Grown(Outcome):
-    """With what nodes cost: seconds from when each was asked for to when it was gone; most: nodes at a time; nodes: asked for."""
+    """With what nodes cost: seconds from when each was asked for to when it was gone; most: nodes
+    at a time; nodes: asked for.
+    """
 
     node_seconds: float = 0.0
     most: int = 0
@@ -131,7 +138,9 @@ class _Growing(Simulation):
             self._leave(worker)
 
     def _want(self) -> None:
-        """Ask for workers that are missing, on nodes that there are or on others; call off what is not wanted any more."""
+        """Ask for workers that are missing, on nodes that there are or on others; call off what is
+        not wanted any more.
+        """
         most = self._cluster.nodes * self._cluster.cpus
         free = [
             Node(node, float(self._cluster.cpus - len(workers)))
@@ -172,7 +181,9 @@ class _Growing(Simulation):
 
 
 def grown(cost: Any, cluster: Cluster, policy: Policy, *, guess: float = 1.0) -> Grown:
-    """One job. cost: (n,) seconds of each label; guess: how many times too dear the schedule thinks them at first."""
+    """One job. cost: (n,) seconds of each label; guess: how many times too dear the schedule thinks
+    them at first.
+    """
     workers = cluster.nodes * cluster.cpus
     return _Growing(
         LabelScheduler(range(len(cost)), guess * np.asarray(cost), workers=workers),

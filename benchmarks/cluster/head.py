@@ -1,16 +1,20 @@
-"""The head of a joined Ray goes away while a service trains on it: predictions go on, jobs wait, and go on when it is back.
+"""The head of a joined Ray goes away while a service trains on it: predictions go on, jobs wait,
+and go on when it is back.
 
-`python -m benchmarks.cluster.head [--how kill|freeze|cut] [--redis] [--away 30] [--parts head auto] [--json FILE]`; needs Linux and
-namespaces; three minutes on two free cores.
+`python -m benchmarks.cluster.head [--how kill|freeze|cut] [--redis] [--away 30] [--parts head auto]
+[--json FILE]`; needs Linux and namespaces; three minutes on two free cores.
 
-On one machine, each with a network of its own (see `tests.support.ray_nodes`): a head with dashboard and no CPU, two nodes of one CPU, and an
-API (`xcray serve --no-runner`) and a runner (`xcray runner`) beside them, which join by address, dashboard and token. Jobs are
-queued; in the middle of the first the head is killed with all its processes, frozen, or cut off, and --away seconds later there is
-a head again: with --redis the same cluster, whose nodes live on; without it a new one, with new nodes, as KubeRay would start them.
+On one machine, each with a network of its own (see `tests.support.ray_nodes`): a head with
+dashboard and no CPU, two nodes of one CPU, and an API (`xcray serve --no-runner`) and a runner
+(`xcray runner`) beside them, which join by address, dashboard and token. Jobs are queued; in the
+middle of the first the head is killed with all its processes, frozen, or cut off, and --away
+seconds later there is a head again: with --redis the same cluster, whose nodes live on; without it
+a new one, with new nodes, as KubeRay would start them.
 
-Counted: predictions asked and failed meanwhile; seconds until /readyz says RAY and until it no longer does, until the job waits and
-until it trains again; attempts that the outage cost; classes found again; the order of the queue; and whether all models have the
-bits of an undisturbed one. Part auto: `xcray train --pool ray --ray-address auto` as a Ray job on that head.
+Counted: predictions asked and failed meanwhile; seconds until /readyz says RAY and until it no
+longer does, until the job waits and until it trains again; attempts that the outage cost; classes
+found again; the order of the queue; and whether all models have the bits of an undisturbed one.
+Part auto: `xcray train --pool ray --ray-address auto` as a Ray job on that head.
 """
 
 from __future__ import annotations
@@ -90,7 +94,9 @@ class Asker(threading.Thread):
 
 
 class Play:
-    """A service, its joined Ray, and what is seen of them. `shape`: of the data that jobs train on."""
+    """A service, its joined Ray, and what is seen of them. `shape`: of the data that jobs train
+    on.
+    """
 
     shape: Mapping[str, int] = MIDDLE
 

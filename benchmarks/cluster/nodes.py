@@ -1,22 +1,30 @@
-"""Trainings on several Ray nodes of one machine: equal bits on 1, 2 and 4, nodes that are killed, added and cut off in the middle.
+"""Trainings on several Ray nodes of one machine: equal bits on 1, 2 and 4, nodes that are killed,
+added and cut off in the middle.
 
-`python -m benchmarks.cluster.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round drain] [--counts 1 2 4] [--eps 1e-3]
-[--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain] [--json FILE] [--picture FILE]`; needs Linux; about ten minutes for
-pydocs on two free cores.
+`python -m benchmarks.cluster.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round
+drain] [--counts 1 2 4] [--eps 1e-3] [--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain]
+[--json FILE] [--picture FILE]`; needs Linux; about ten minutes for pydocs on two free cores.
 
-Nodes are separate raylets, each in namespaces of its own (see `tests.support.ray_nodes`): own processes, shared memory, temporary folder and
-network; the head has no CPU, and the driver lives on it. A node dies when all its processes are killed at once. Ray notices a
-silent node after two seconds here (--slow-health: as Ray does it by itself, about 13 s).
+Nodes are separate raylets, each in namespaces of its own (see `tests.support.ray_nodes`): own
+processes, shared memory, temporary folder and network; the head has no CPU, and the driver lives on
+it. A node dies when all its processes are killed at once. Ray notices a silent node after two
+seconds here (--slow-health: as Ray does it by itself, about 13 s).
 
-- same: PPDSparse on 1, 2 and 4 nodes of one CPU each, and on threads: one SHA-256; bytes that nodes sent over the bridge.
-- kill: one of two nodes dies at 40 %. Repeated work is that of the batches that ran again, as a share of all work.
-- add: a training wants three workers and has one CPU. A node that sees the data joins, then one that does not: it gets the
-  arrays through the object store. Seconds until their first batches begin, from when the raylet is up and from `ray start`.
-- cut: the link of one of two nodes goes down, and up again when Ray has given it up. Nothing that it says later counts.
-- mlr: DS-MLR, whose blocks go round, on 1, 2 and 4 nodes with one grid: one SHA-256 for "sync" and "ring".
-- round: what goes round while a node of two dies: back to the last checkpoint, here one every two seconds, and on at once with
-  the node that is left.
-- drain: the same while a node is told to go in 20 s: it is left, with a checkpoint; then a third comes, and gets shards.
+- same: PPDSparse on 1, 2 and 4 nodes of one CPU each, and on threads: one SHA-256; bytes that nodes
+sent over the bridge.
+- kill: one of two nodes dies at 40 %. Repeated work is that of the batches that ran again, as a
+share of all work.
+- add: a training wants three workers and has one CPU. A node that sees the data joins, then one
+that does not: it gets the arrays through the object store. Seconds until their first batches begin,
+from when the raylet is up and from `ray start`.
+- cut: the link of one of two nodes goes down, and up again when Ray has given it up. Nothing that
+it says later counts.
+- mlr: DS-MLR, whose blocks go round, on 1, 2 and 4 nodes with one grid: one SHA-256 for "sync" and
+"ring".
+- round: what goes round while a node of two dies: back to the last checkpoint, here one every two
+seconds, and on at once with the node that is left.
+- drain: the same while a node is told to go in 20 s: it is left, with a checkpoint; then a third
+comes, and gets shards.
 """
 
 from __future__ import annotations
@@ -107,7 +115,9 @@ class Run:
         return {**read_json(self.place / "result.json"), "seconds": time.time() - self.began}
 
     def batches(self, *outcomes: str) -> list[dict[str, Any]]:
-        """Batches by how they ended, with the wall clock at their starts and ends, and the addresses of their nodes."""
+        """Batches by how they ended, with the wall clock at their starts and ends, and the
+        addresses of their nodes.
+        """
         (opened,) = read_json(self.place / "result.json")["opened"]
         rows = read_streams(self.place / "run")
         chosen = rows.filter(
@@ -223,7 +233,9 @@ class Bench:
         return out
 
     def chart(self, run: Run, **events: float) -> dict[str, Any]:
-        """What a picture needs: bars (worker, node, from, to, outcome) and lines, in seconds since the first batch."""
+        """What a picture needs: bars (worker, node, from, to, outcome) and lines, in seconds since
+        the first batch.
+        """
         batches = run.batches(DONE, LOST, DUPLICATE)
         zero = batches[0]["from"]
         bars = [
@@ -281,7 +293,9 @@ def kill(
 
 
 def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
-    """Wait until Ray takes a node for dead, or the training is over. Small ones would be over before: their others wait, too."""
+    """Wait until Ray takes a node for dead, or the training is over. Small ones would be over
+    before: their others wait, too.
+    """
     held = bench.chosen.small and other.hold() > 0
     until(
         lambda: victim.address not in run.seen().get("nodes", {}) or run.process.poll() is not None,

@@ -1,8 +1,10 @@
-"""The training that `benchmarks.cluster.nodes` watches: a driver on the head of a Ray, which writes down what it sees.
+"""The training that `benchmarks.cluster.nodes` watches: a driver on the head of a Ray, which writes
+down what it sees.
 
-`python -m benchmarks.cluster.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder), `eager` (have all workers, however little
-work there is for them) and `checkpoint_seconds`, which takes the place of what trainings whose blocks go round use. It writes
-PLACE/seen.jsonl, a line a look: how far the training is, which nodes live; and PLACE/result.json at the end.
+`python -m benchmarks.cluster.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder),
+`eager` (have all workers, however little work there is for them) and `checkpoint_seconds`, which
+takes the place of what trainings whose blocks go round use. It writes PLACE/seen.jsonl, a line a
+look: how far the training is, which nodes live; and PLACE/result.json at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Runs of `benchmarks.cluster.nodes` as a picture: who did what when, by node; and when nodes went and came."""
+"""Runs of `benchmarks.cluster.nodes` as a picture: who did what when, by node; and when nodes went
+and came.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ TITLES = {
 
 
 def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel for each run in which something happened, and one with seconds and bytes by the number of nodes."""
+    """A panel for each run in which something happened, and one with seconds and bytes by the
+    number of nodes.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

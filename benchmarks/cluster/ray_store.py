@@ -1,4 +1,6 @@
-"""Ray's of several nodes on one machine, and how full their object stores are: what tests and benchmarks of teams look at."""
+"""Ray's of several nodes on one machine, and how full their object stores are: what tests and
+benchmarks of teams look at.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from xcray.workers.ray.session import (
 QUICK = {  # a dead node is noticed in seconds
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "10000",  # the dead refuse at once; who lives and finds no time to answer has half a minute
+    # the dead refuse at once; who lives and finds no time to answer has half a minute
+    "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
 }
 
@@ -38,7 +41,8 @@ class Patient(Cluster):
 
 @contextmanager
 def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
-    """A Ray of one's own with a node for each number of CPUs, beside the driver's, which has none; `store` bytes a node.
+    """A Ray of one's own with a node for each number of CPUs, beside the driver's, which has none;
+    `store` bytes a node.
 
     Its temporary folder is its own, and goes with it.
     """
@@ -78,8 +82,9 @@ def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
 
 
 def store_use(what: str = "object_store_bytes_used") -> dict[str, int]:
-    """Bytes in the object store of each living node, by the node's identity; or "spilled_bytes_total": written to disk so far
-    because the store was full."""
+    """Bytes in the object store of each living node, by the node's identity; or
+    "spilled_bytes_total": written to disk so far because the store was full.
+    """
     out = {}
     for node in ray.nodes():
         if node["Alive"]:

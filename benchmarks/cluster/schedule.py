@@ -1,13 +1,16 @@
-"""How near the schedule comes to the ideal: simulated with up to 1,000 workers and 670,000 labels, and measured with two.
+"""How near the schedule comes to the ideal: simulated with up to 1,000 workers and 670,000 labels,
+and measured with two.
 
-`python -m benchmarks.cluster.schedule [--data DIR] [--sets gutenberg_lcsh] [--measure gnd_tibkat] [--repeats 3] [--largest 670000]`
+`python -m benchmarks.cluster.schedule [--data DIR] [--sets gutenberg_lcsh] [--measure gnd_tibkat]
+[--repeats 3] [--largest 670000]`
 
-Simulated: a schedule driven by a simulated clock (`benchmarks.cluster.simulation`). The schedule knows what a solver tells it before
-the work, terms and a first guess of their rates; the true costs are the CPU seconds of each class, measured one at a time on
-each set, or, for the large job and where no data is given, drawn from the shape measured, with the guess off as a whole and
-for each label. The ideal is the larger of the time in which the workers that are there do all the work without ever waiting
-(total / sum of speeds, when all stay) and the dearest label on the fastest worker. Measured: the
-same training with 1 and 2 workers, in turns, on threads and on Ray.
+Simulated: a schedule driven by a simulated clock (`benchmarks.cluster.simulation`). The schedule
+knows what a solver tells it before the work, terms and a first guess of their rates; the true costs
+are the CPU seconds of each class, measured one at a time on each set, or, for the large job and
+where no data is given, drawn from the shape measured, with the guess off as a whole and for each
+label. The ideal is the larger of the time in which the workers that are there do all the work
+without ever waiting (total / sum of speeds, when all stay) and the dearest label on the fastest
+worker. Measured: the same training with 1 and 2 workers, in turns, on threads and on Ray.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ OVERHEAD = 1e-3  # seconds between two batches of a worker, as measured on Ray w
 PAPER_SECONDS = (
     922.0 * 100.0
 )  # core-seconds that PPDSparse took for Amazon-670K: what a job for 1,000 workers looks like
-OWN_MILLISECONDS = 3.0  # a class: the same job at the speed that is this project's goal; on 1,000 workers it lasts two seconds
+# a class: the same job at the speed that is this project's goal; on 1,000 workers it lasts two
+# seconds
+OWN_MILLISECONDS = 3.0
 NOISE = 0.4  # spread of the logarithm of true costs around those of the terms, as measured
 SIZES, BATCHES = (
     (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000),
@@ -39,7 +44,9 @@ SIZES, BATCHES = (
 
 
 class Work(NamedTuple):
-    """Labels to solve: what the schedule is told, terms (K, T) and rates (T,), and the truth, cost (K,) seconds."""
+    """Labels to solve: what the schedule is told, terms (K, T) and rates (T,), and the truth, cost
+    (K,) seconds.
+    """
 
     name: str
     terms: np.ndarray
@@ -60,8 +67,9 @@ def measured(data: Dataset) -> Work:
 
 
 def generated(n: int, total: float | None = None) -> Work:
-    """Costs of the shape measured, scaled to `total` seconds; the guess is three times too high for the floor and twice too
-    low for the tail, and knows nothing of the noise."""
+    """Costs of the shape measured, scaled to `total` seconds; the guess is three times too high for
+    the floor and twice too low for the tail, and knows nothing of the noise.
+    """
     shape = heavy_tailed(n)
     scale = 1.0 if total is None else total / shape.sum()
     terms = scale * np.stack([np.full(n, FLOOR), shape - FLOOR], axis=1)
@@ -77,7 +85,9 @@ def simulate(
     ends: list[tuple[float, str, str]] | None = None,
     late: float = 0.0,
 ) -> dict[str, Any]:
-    """One job on workers of these speeds; with `late`, each joins at a random moment of so many seconds."""
+    """One job on workers of these speeds; with `late`, each joins at a random moment of so many
+    seconds.
+    """
     when = (
         np.random.default_rng(2).uniform(0.0, late, len(speeds)) if late else np.zeros(len(speeds))
     )
@@ -115,7 +125,9 @@ def simulate(
 def least_time(
     total: float, speeds: list[float], joins: list[float], ends: list[tuple[float, str, str]]
 ) -> float:
-    """When `total` seconds of work would be done if no worker ever waited, nor lost anything: found by bisection."""
+    """When `total` seconds of work would be done if no worker ever waited, nor lost anything: found
+    by bisection.
+    """
     gone = {name: when for when, name, _ in ends}
     lives = [(speed, joins[n], gone.get(f"worker-{n}", np.inf)) for n, speed in enumerate(speeds)]
     low, high = 0.0, max(joins) + total / min(speeds)
@@ -127,7 +139,9 @@ def least_time(
 
 
 def scenarios(work: Work) -> dict[str, Any]:
-    """Eight equal workers; one of them four times slower; and 8 that join late, of whom two are lost and two leave."""
+    """Eight equal workers; one of them four times slower; and 8 that join late, of whom two are
+    lost and two leave.
+    """
     span = work.cost.sum() / 8
     ends = [
         (share * span, f"worker-{n}", how)
@@ -146,7 +160,9 @@ def scenarios(work: Work) -> dict[str, Any]:
 
 
 def sizes(work: Work) -> list[int]:
-    """Numbers of workers that make a job of seconds and not of hours, for the job and for the simulation of it."""
+    """Numbers of workers that make a job of seconds and not of hours, for the job and for the
+    simulation of it.
+    """
     total = float(work.cost.sum())
     return [
         n
@@ -172,7 +188,9 @@ def show(title: str, row: dict[str, Any]) -> None:
 
 
 def scaling(data: Dataset, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Seconds from the first batch to the last with 1 and 2 workers, in turns; medians and their ratio, for threads and Ray."""
+    """Seconds from the first batch to the last with 1 and 2 workers, in turns; medians and their
+    ratio, for threads and Ray.
+    """
     out = []
     for pool in ("threads", "ray"):
         seconds: dict[int, list[float]] = {1: [], 2: []}

@@ -1,7 +1,9 @@
-"""A schedule on a simulated clock: workers of any speed that come, go and die, labels whose true cost it can only guess.
+"""A schedule on a simulated clock: workers of any speed that come, go and die, labels whose true
+cost it can only guess.
 
-Workers do as those of a pool: batches one at a time, in the order given, a message's time apart. No thread, no wall clock
-but to measure the schedule itself: the same arguments give the same run. The tests judge it, and use it.
+Workers do as those of a pool: batches one at a time, in the order given, a message's time apart. No
+thread, no wall clock but to measure the schedule itself: the same arguments give the same run. The
+tests judge it, and use it.
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ FLOOR, TOP, POWER = (
 class Outcome:
     """What a simulated job came to.
 
-    makespan: seconds until the last label was done. committed: labels in the order they were done. useful, wasted:
-    worker-seconds of batches that counted, and of those lost, given up or done twice. lost: of each worker lost, the seconds
-    it had worked on its batch. events, seconds, slowest: how many the schedule heard, what they took, and the slowest one.
+    makespan: seconds until the last label was done. committed: labels in the order they were done.
+    useful, wasted: worker-seconds of batches that counted, and of those lost, given up or done
+    twice. lost: of each worker lost, the seconds it had worked on its batch. events, seconds,
+    slowest: how many the schedule heard, what they took, and the slowest one.
     """
 
     makespan: float = 0.0
@@ -60,7 +63,9 @@ class Outcome:
 
 @dataclass
 class _Worker:
-    """A simulated worker: its speed, the tasks it has, when the one under way began; turns tell a stale end from a true one."""
+    """A simulated worker: its speed, the tasks it has, when the one under way began; turns tell a
+    stale end from a true one.
+    """
 
     name: str
     speed: float
@@ -71,7 +76,9 @@ class _Worker:
 
 
 class Simulation:
-    """One job. cost: seconds of each label at speed 1, by id; overhead: seconds a worker waits between two tasks."""
+    """One job. cost: seconds of each label at speed 1, by id; overhead: seconds a worker waits
+    between two tasks.
+    """
 
     def __init__(
         self, schedule: LabelScheduler, cost: Sequence[float] | np.ndarray, overhead: float = 0.0
@@ -216,6 +223,8 @@ class Simulation:
 
 
 def heavy_tailed(n: int, seed: int = 0) -> Any:
-    """Costs (n,) float64 in seconds, shuffled, of the shape measured on library headings: a floor, and a power law over it."""
+    """Costs (n,) float64 in seconds, shuffled, of the shape measured on library headings: a floor,
+    and a power law over it.
+    """
     ranks = np.random.default_rng(seed).permutation(np.arange(1.0, n + 1))
     return FLOOR + TOP / ranks**POWER

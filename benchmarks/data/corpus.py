@@ -1,14 +1,18 @@
-"""Corpora with the shape of large public sets: words by Zipf and Mandelbrot, labels in topics, topics in fields.
+"""Corpora with the shape of large public sets: words by Zipf and Mandelbrot, labels in topics,
+topics in fields.
 
-A word is its rank: in the background, word r is drawn ~ (r + shift)^-exponent. A field owns a list of words, most common first; a
-topic takes half of its list from its field's; a label takes most of its profile from its topic's list, and `own` of it from rare
-words. How often labels are used follows a power law with a least count. Uses are dealt to rows topic by topic, so the labels of a
-row are mostly siblings. A word of a row comes from the profile of one of its labels, from the list of one of their topics, or
-from the background; words of a list grow rarer along it. Some labels of a row give it no word: nobody can learn those.
-Counts become 1 + ln tf, times 1 + ln(N / df), in float32 rows of length 1.
+A word is its rank: in the background, word r is drawn ~ (r + shift)^-exponent. A field owns a list
+of words, most common first; a topic takes half of its list from its field's; a label takes most of
+its profile from its topic's list, and `own` of it from rare words. How often labels are used
+follows a power law with a least count. Uses are dealt to rows topic by topic, so the labels of a
+row are mostly siblings. A word of a row comes from the profile of one of its labels, from the list
+of one of their topics, or from the background; words of a list grow rarer along it. Some labels of
+a row give it no word: nobody can learn those. Counts become 1 + ln tf, times 1 + ln(N / df), in
+float32 rows of length 1.
 
-Numbers of words and labels are shuffled: neighbours in number have nothing in common. Rows come in blocks with a random stream each
-(`synthetic.stream`); lists and the dealing of labels are drawn before. A shape with its seed is one corpus.
+Numbers of words and labels are shuffled: neighbours in number have nothing in common. Rows come in
+blocks with a random stream each (`synthetic.stream`); lists and the dealing of labels are drawn
+before. A shape with its seed is one corpus.
 """
 
 from __future__ import annotations
@@ -41,11 +45,13 @@ FIELD = 25  # topics a field has, mean
 class Shape:
     """What a corpus is like.
 
-    labels, features: K and D. rows, held_out: of the training and the test part. words_per_row: words drawn, mean; fewer are
-    different. labels_per_row: mean, at least one each. least: rows of the rarest label; most: share of rows of the commonest one.
+    labels, features: K and D. rows, held_out: of the training and the test part. words_per_row:
+    words drawn, mean; fewer are different. labels_per_row: mean, at least one each. least: rows of
+    the rarest label; most: share of rows of the commonest one.
     topic: labels a topic has, mean. profile, listed: words in the list of a label, of a topic.
-    Shares: from_labels and from_topics, of a row's words; own, of a profile, of rare words; kin, of the uses of a label that are
-    dealt among its siblings, at most half of a topic's rows; silent, of labels that give their row no word.
+    Shares: from_labels and from_topics, of a row's words; own, of a profile, of rare words; kin, of
+    the uses of a label that are dealt among its siblings, at most half of a topic's rows; silent,
+    of labels that give their row no word.
     """
 
     name: str
@@ -68,7 +74,9 @@ class Shape:
     seed: int = 0
 
     def scaled(self, scale: float) -> Shape:
-        """`scale` times the rows and labels, and its root times the words: vocabularies grow about so (Heaps)."""
+        """`scale` times the rows and labels, and its root times the words: vocabularies grow about
+        so (Heaps).
+        """
         rows, labels = max(int(self.rows * scale), 2), max(int(self.labels * scale), 2)
         features = max(int(self.features * scale**0.5), self.listed)
         return replace(
@@ -86,7 +94,9 @@ class Shape:
 
 
 class Lists(NamedTuple):
-    """Ranks of words by topic (T, listed) and by label (K, profile), int32; the topic of each label, (K,) int32."""
+    """Ranks of words by topic (T, listed) and by label (K, profile), int32; the topic of each
+    label, (K,) int32.
+    """
 
     topics: Int32
     labels: Int32
@@ -94,14 +104,18 @@ class Lists(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """Labels of all rows, the test part's last: row i has labels[indptr[i] : indptr[i + 1]], in no order, perhaps one twice."""
+    """Labels of all rows, the test part's last: row i has labels[indptr[i] : indptr[i + 1]], in no
+    order, perhaps one twice.
+    """
 
     indptr: Int64
     labels: Int32
 
 
 class Counted(NamedTuple):
-    """The words of a block: how many different ones each row has, their numbers, ascending, and how often each is there."""
+    """The words of a block: how many different ones each row has, their numbers, ascending, and how
+    often each is there.
+    """
 
     lengths: Int64
     words: Int32
@@ -112,7 +126,9 @@ EMPTY = Counted(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.flo
 
 
 def generate(shape: Shape, path: Path) -> Dataset:
-    """Make the corpus and publish it as the data set `path`; in memory: 8 bytes for each entry of X, twice, and the lists."""
+    """Make the corpus and publish it as the data set `path`; in memory: 8 bytes for each entry of
+    X, twice, and the lists.
+    """
     rng = random_stream(shape.seed, 0)
     lists = make_lists(shape, rng)
     dealt = deal(shape, lists.topic_of, rng)
@@ -150,7 +166,9 @@ def make_lists(shape: Shape, rng: np.random.Generator) -> Lists:
 
 
 def deal(shape: Shape, topic_of: Int32, rng: np.random.Generator) -> Dealt:
-    """Lay the uses of all labels in a row of topics, cut it into rows of the corpus, and shuffle these."""
+    """Lay the uses of all labels in a row of topics, cut it into rows of the corpus, and shuffle
+    these.
+    """
     counts = label_uses(
         shape.labels,
         int(shape.total * shape.labels_per_row),
@@ -185,7 +203,9 @@ def deal(shape: Shape, topic_of: Int32, rng: np.random.Generator) -> Dealt:
 
 
 def label_uses(n: int, total: int, least: int, most: int) -> Int64:
-    """How often each of n labels is used, descending: a power law from `least`, cut at `most`, that adds up to about `total`."""
+    """How often each of n labels is used, descending: a power law from `least`, cut at `most`, that
+    adds up to about `total`.
+    """
     places = (np.arange(n) + 0.5) / n
     low, high = 0.0, 4.0
     for _ in range(60):
@@ -196,7 +216,8 @@ def label_uses(n: int, total: int, least: int, most: int) -> Int64:
 
 
 def ranks(u: Any, n: int, exponent: float, shift: float) -> Int32:
-    """Ranks 0 to n - 1, of which r comes ~ (r + shift)^-exponent, for u uniform in [0, 1): the inverse of the integral.
+    """Ranks 0 to n - 1, of which r comes ~ (r + shift)^-exponent, for u uniform in [0, 1): the
+    inverse of the integral.
 
     An exponent of 1 is taken for 1 - 1e-9, so that one formula serves.
     """
@@ -235,7 +256,9 @@ def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start:
 
 
 def inverse_frequencies(shape: Shape, starts: range, blocks: list[Counted]) -> Float64:
-    """1 + ln(N / df) of every word, (D,), by the training rows; words that none of them has are taken for seen once."""
+    """1 + ln(N / df) of every word, (D,), by the training rows; words that none of them has are
+    taken for seen once.
+    """
     df = np.zeros(shape.features, np.int64)
     for start, block in zip(starts, blocks, strict=True):
         trained = int(block.lengths[: max(shape.rows - start, 0)].sum())

@@ -1,16 +1,20 @@
-"""Corpora with the shapes of LSHTC1, Amazon-670K and WikiLSHTC-325K, and models of them that were really trained.
+"""Corpora with the shapes of LSHTC1, Amazon-670K and WikiLSHTC-325K, and models of them that were
+really trained.
 
-`python -m benchmarks.data.shapes lshtc1 amazon wiki --models DIR [--scale 0.05] [--threads 2] [--json FILE]`
+`python -m benchmarks.data.shapes lshtc1 amazon wiki --models DIR [--scale 0.05] [--threads 2]
+[--json FILE]`
 
-For each set: DIR/NAME/dataset, whose held-out part are the queries; DIR/NAME/model; and, when both are there, DIR/NAME/READY, a
-line of JSON with sizes, statistics beside the published ones, measures and parameters. What is there is kept, and a training that
-was stopped goes on. Without --models it all happens in a temporary folder, at a hundredth of the size if no --scale is given.
+For each set: DIR/NAME/dataset, whose held-out part are the queries; DIR/NAME/model; and, when both
+are there, DIR/NAME/READY, a line of JSON with sizes, statistics beside the published ones, measures
+and parameters. What is there is kept, and a training that was stopped goes on. Without --models it
+all happens in a temporary folder, at a hundredth of the size if no --scale is given.
 `benchmarks.data.corpus` says how rows are made.
 
-How the parameters were chosen: lam and eps so that labels have about 1600, 300 and 400 weights, as a few hundred labels solved at
-full size tell; eps is 0.1 where that would do, which takes half the time of 0.01 and gives the same P@1 within a point (at a scale
-of 0.03). The shares of words: so that P@1 is between 0.3 and 0.7. wiki has a quarter of the rows of its original: what a label
-costs grows with all rows, and a search meets weights, not rows.
+How the parameters were chosen: lam and eps so that labels have about 1600, 300 and 400 weights, as
+a few hundred labels solved at full size tell; eps is 0.1 where that would do, which takes half the
+time of 0.01 and gives the same P@1 within a point (at a scale of 0.03). The shares of words: so
+that P@1 is between 0.3 and 0.7. wiki has a quarter of the rows of its original: what a label costs
+grows with all rows, and a search meets weights, not rows.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ SMALL = 0.01  # the scale without --models
 
 
 class Task(NamedTuple):
-    """A shape, the parameters of PPDSparse it is trained with, and what is published of the original.
+    """A shape, the parameters of PPDSparse it is trained with, and what is published of the
+    original.
 
     published: the statistics of the same names; weights_per_label is what was aimed at.
     """
@@ -97,7 +102,8 @@ TASKS = {
 def statistics(dataset: Dataset, model: Model) -> dict[str, float]:
     """What rows, labels and queries are like, under names that begin with what is counted.
 
-    postings_per_query: entries of the posting lists of a held-out row's features, mean and 99th percentile.
+    postings_per_query: entries of the posting lists of a held-out row's features, mean and 99th
+    percentile.
     """
     part, queries = dataset.train, dataset["test"].X
     lists = np.bincount(model.W.indices, minlength=dataset.n_features)  # lengths
@@ -120,7 +126,8 @@ def statistics(dataset: Dataset, model: Model) -> dict[str, float]:
 def prepare(name: str, folder: Path, *, scale: float = 1.0, threads: int = 2) -> dict[str, Any]:
     """Make what `folder` lacks of a set: data, model, READY; what READY says.
 
-    name: in TASKS. scale: see `Shape.scaled`; of no effect on what is there. threads: workers of the training.
+    name: in TASKS. scale: see `Shape.scaled`; of no effect on what is there. threads: workers of
+    the training.
     """
     ready, task = folder / "READY", TASKS[name]
     if ready.exists():

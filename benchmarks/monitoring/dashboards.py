@@ -1,15 +1,19 @@
-"""The dashboards and alerts in front of a real run: a service, its Ray, trainings, traffic, and a Prometheus that scrapes them all.
+"""The dashboards and alerts in front of a real run: a service, its Ray, trainings, traffic, and a
+Prometheus that scrapes them all.
 
-`python -m benchmarks.monitoring.dashboards [--minutes 6] [--pictures DIR] [--series FILE] [--json FILE]`
+`python -m benchmarks.monitoring.dashboards [--minutes 6] [--pictures DIR] [--series FILE] [--json
+FILE]`
 
-Everything is private and on this machine: a home of its own, the local Ray that belongs to it, Debian's Prometheus on a free port.
-While predictions are asked (`soak_traffic`), models are swapped and some requests are refused, jobs run on Ray: labels of pydocs, a
-model with epochs, a batch prediction, and one that must fail; a worker is killed on the way. Then every query of every panel and
-every rule is asked of that Prometheus. A panel's query must have data, or be in `EMPTY` with the reason. --pictures draws each
-dashboard from its JSON (`dashboards_draw`) and photographs three of Prometheus' own pages with Chromium, where that is installed.
+Everything is private and on this machine: a home of its own, the local Ray that belongs to it,
+Debian's Prometheus on a free port. While predictions are asked (`soak_traffic`), models are swapped
+and some requests are refused, jobs run on Ray: labels of pydocs, a model with epochs, a batch
+prediction, and one that must fail; a worker is killed on the way. Then every query of every panel
+and every rule is asked of that Prometheus. A panel's query must have data, or be in `EMPTY` with
+the reason. --pictures draws each dashboard from its JSON (`dashboards_draw`) and photographs three
+of Prometheus' own pages with Chromium, where that is installed.
 
-Told: panels with data, alerts by state, and what xcray says of Ray's object store beside what Ray says. Ends with 1 when a panel
-that should have data has none, or a rule fails.
+Told: panels with data, alerts by state, and what xcray says of Ray's object store beside what Ray
+says. Ends with 1 when a panel that should have data has none, or a rule fails.
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ EMPTY: Final[dict[str, str]] = {  # panels that rightly have no data in this run
 
 
 class Workload:
-    """What is asked of the service beside the traffic, one job after the other until the time is up."""
+    """What is asked of the service beside the traffic, one job after the other until the time is
+    up.
+    """
 
     def __init__(self, url: str, home: Path, folder: Path, ending: threading.Event) -> None:
         self.url = url
@@ -62,7 +68,9 @@ class Workload:
         self.killed = 0
 
     def run(self) -> None:
-        """All jobs at once, so that some wait, and again when they have ended. Pydocs joins once it is built."""
+        """All jobs at once, so that some wait, and again when they have ended. Pydocs joins once it
+        is built.
+        """
         small = {"synthetic": {"rows": 4000, "features": 800, "labels": 60, "seed": 3}}
         with Client(self.url, timeout=120.0) as client:
             many = {"synthetic": {"rows": 20_000, "features": 4000, "labels": 3000, "seed": 4}}
@@ -121,7 +129,9 @@ class Workload:
         return path
 
     def kill_a_worker(self) -> None:
-        """Once a job on Ray is at work, kill one of its workers: a process that came from this home's own keeper."""
+        """Once a job on Ray is at work, kill one of its workers: a process that came from this
+        home's own keeper.
+        """
         while not self.ending.wait(1.0):
             info = ManagedLocalRay(self.home / "ray").info()
             workers = (
@@ -162,7 +172,9 @@ def _title(process: psutil.Process) -> str:
 
 
 def follow_ray(found: Prometheus, home: Path, ending: threading.Event) -> None:
-    """Scrape the Ray of the home as soon as it is there: Ray itself writes down who tells figures."""
+    """Scrape the Ray of the home as soon as it is there: Ray itself writes down who tells
+    figures.
+    """
     while not ending.wait(1.0):
         with contextlib.suppress(FileNotFoundError, ValueError):
             root = Path(json.loads((home / "ray" / "ray.json").read_text())["root"])

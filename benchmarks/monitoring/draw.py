@@ -1,7 +1,9 @@
-"""Grafana's dashboards drawn without Grafana: each panel where its JSON says, with its title, unit, colours and legend.
+"""Grafana's dashboards drawn without Grafana: each panel where its JSON says, with its title, unit,
+colours and legend.
 
-An honest stand-in for machines where Grafana is not to be had: the queries were asked of a real Prometheus, the places, units,
-thresholds and legends are those of the JSON; fonts, colours and ticks are matplotlib's. Each picture says so in its last line.
+An honest stand-in for machines where Grafana is not to be had: the queries were asked of a real
+Prometheus, the places, units, thresholds and legends are those of the JSON; fonts, colours and
+ticks are matplotlib's. Each picture says so in its last line.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ GRAPH: Final = "/graph?g0.expr={expr}&g0.tab=0&g0.range_input={minutes}m"
 def draw(
     boards: Path, panels: Mapping[str, Mapping[str, Any]], begin: float, end: float, folder: Path
 ) -> list[str]:
-    """One PNG a dashboard, `dashboard_NAME.png`; their names. panels: what `dashboards.asked` found."""
+    """One PNG a dashboard, `dashboard_NAME.png`; their names. panels: what `dashboards.asked`
+    found.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     out = []
     for path in sorted(boards.glob("*.json")):
@@ -336,7 +340,9 @@ def _pieces(x: Sequence[float], gap: float) -> list[tuple[int, int]]:
 
 
 def _ticks(unit: str, top: float) -> Any:
-    """Ticks at round values of a unit: powers of two for bytes, parts of minutes and hours for seconds."""
+    """Ticks at round values of a unit: powers of two for bytes, parts of minutes and hours for
+    seconds.
+    """
     if unit in ("bytes", "Bps"):
         return MultipleLocator(2.0 ** math.ceil(math.log2(top / 4)))
     if unit == "s" and top > 60:
@@ -406,7 +412,9 @@ def _scaled(value: float, by: float, names: Sequence[str], space: str) -> str:
 
 
 def photograph(url: str, folder: Path) -> list[str]:
-    """Prometheus' own pages through Chromium: targets, alerts, a graph; the names of the pictures. None without Chromium."""
+    """Prometheus' own pages through Chromium: targets, alerts, a graph; the names of the pictures.
+    None without Chromium.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("chromium is not installed: Prometheus' own pages are not photographed")

@@ -1,4 +1,6 @@
-"""A private Prometheus for the length of a `with`: Debian's program, a folder of its own, a free port of the loopback."""
+"""A private Prometheus for the length of a `with`: Debian's program, a folder of its own, a free
+port of the loopback.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Prometheus:
     def series(
         self, expr: str, begin: float, end: float, step: float
     ) -> list[tuple[Mapping[str, str], list[tuple[float, float]]]]:
-        """Labels and (time, value) of each series that an expression gives; numbers that are none are left out."""
+        """Labels and (time, value) of each series that an expression gives; numbers that are none
+        are left out.
+        """
         found = self.ask("query_range", query=expr, start=begin, end=end, step=step)["result"]
         out = [
             (each["metric"], [(float(at), float(value)) for at, value in each["values"]])
@@ -60,7 +64,9 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
-    """One that scrapes what `scrape` names, with our rules. Raises SystemExit where the program is not installed."""
+    """One that scrapes what `scrape` names, with our rules. Raises SystemExit where the program is
+    not installed.
+    """
     program = shutil.which("prometheus")
     if program is None:
         raise SystemExit(

@@ -1,18 +1,23 @@
-"""Multinomial logistic regression: DS-MLR in its forms beside LC and L-BFGS, objective and F1 against time.
+"""Multinomial logistic regression: DS-MLR in its forms beside LC and L-BFGS, objective and F1
+against time.
 
-`python -m benchmarks.multinomial [--data DIR] [--sets news20 mnist ...] [--cores 1 2] [--budget 10] [--repeats 1]`
+`python -m benchmarks.multinomial [--data DIR] [--sets news20 mnist ...] [--cores 1 2] [--budget 10]
+[--repeats 1]`
 
-All minimise L1(W) = lam/2 |W|^2 + mean log-loss of the same rows with the same lam, from W = 0, without a constant feature. First
-L-BFGS runs on all cores until its gradient is 1e-5 of the first, or for --reference seconds: the least objective it sees is
-"the best". Then every method runs, on threads, until it is within --enough of that or its clock shows --budget. Clocks stand
-still while a run is measured (F1 of the first label of held-out rows), and begin when workers have their rows. L-BFGS and LC
-compute in double, DS-MLR in single precision, as they do when used. L-BFGS on all cores is the reference run itself.
+All minimise L1(W) = lam/2 |W|^2 + mean log-loss of the same rows with the same lam, from W = 0,
+without a constant feature. First L-BFGS runs on all cores until its gradient is 1e-5 of the first,
+or for --reference seconds: the least objective it sees is "the best". Then every method runs, on
+threads, until it is within --enough of that or its clock shows --budget. Clocks stand still while a
+run is measured (F1 of the first label of held-out rows), and begin when workers have their rows.
+L-BFGS and LC compute in double, DS-MLR in single precision, as they do when used. L-BFGS on all
+cores is the reference run itself.
 
-What is told: seconds until the objective is within 5 % and 1 % of the best, for one core and for two (median of --repeats,
-which are interleaved; "-": not within the budget), and F1 at the end. Runs with fewer cores than the most are not looked at but
-for their objective, and asynchronous ones and LC as published are left out there. The picture has three panels a set, with the
-most cores.
-`--lambdas 1e-2 1e-3 ...` tells instead, for each lam, the optimum of L-BFGS and its F1: see `benchmarks.multinomial.data`.
+What is told: seconds until the objective is within 5 % and 1 % of the best, for one core and for
+two (median of --repeats, which are interleaved; "-": not within the budget), and F1 at the end.
+Runs with fewer cores than the most are not looked at but for their objective, and asynchronous ones
+and LC as published are left out there. The picture has three panels a set, with the most cores.
+`--lambdas 1e-2 1e-3 ...` tells instead, for each lam, the optimum of L-BFGS and its F1: see
+`benchmarks.multinomial.data`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The problems that `benchmarks.multinomial` trains on: rows, targets, what is held out, and the weight of the norm.
+"""The problems that `benchmarks.multinomial` trains on: rows, targets, what is held out, and the
+weight of the norm.
 
-A row with m labels has targets 1/m. lam is the largest power of ten whose optimum's micro-F1 on the held-out rows is within 1 %
-of the best power's (`python -m benchmarks.multinomial --lambdas 1e-2 1e-3 ...` makes the table it was read from).
+A row with m labels has targets 1/m. lam is the largest power of ten whose optimum's micro-F1 on the
+held-out rows is within 1 % of the best power's (`python -m benchmarks.multinomial --lambdas 1e-2
+1e-3 ...` makes the table it was read from).
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transp
 
 
 class Made(NamedTuple):
-    """How a problem is made of a data set: rows scaled to length 1; at most so many of the most frequent labels and of the rows
-    that have one of them, 0 for all; lam; patience: by how much runs may take longer than on the other problems."""
+    """How a problem is made of a data set: rows scaled to length 1; at most so many of the most
+    frequent labels and of the rows that have one of them, 0 for all; lam; patience: by how much
+    runs may take longer than on the other problems.
+    """
 
     source: str
     normalised: bool
@@ -41,7 +45,9 @@ GENERATED = {"generated-sparse": 1e-4, "generated-dense": 1e-3}
 
 
 class Problem(NamedTuple):
-    """What is trained. X (N x D), Y (N x K), held out: X_held, Y_held; lam; note: how it was made; patience: see `Made`."""
+    """What is trained. X (N x D), Y (N x K), held out: X_held, Y_held; lam; note: how it was made;
+    patience: see `Made`.
+    """
 
     name: str
     X: CSR

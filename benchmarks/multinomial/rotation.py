@@ -1,22 +1,28 @@
-"""Blocks that go round on Ray: what each process holds, by the number of workers; and what a slow worker costs, by the order.
+"""Blocks that go round on Ray: what each process holds, by the number of workers; and what a slow
+worker costs, by the order.
 
-`python -m benchmarks.multinomial.rotation [--data DIR --set gutenberg_lcsh] [--gib 2] [--workers 1 2 4 8] [--race-labels 2000] [--epochs 8]
-[--rest-every 1] [--repeats 1] [--slow 4] [--pace 4] [--parts memory race] [--json FILE] [--picture FILE]`
+`python -m benchmarks.multinomial.rotation [--data DIR --set gutenberg_lcsh] [--gib 2] [--workers 1
+2 4 8] [--race-labels 2000] [--epochs 8] [--rest-every 1] [--repeats 1] [--slow 4] [--pace 4]
+[--parts memory race] [--json FILE] [--picture FILE]`
 
-Memory: one training on P nodes, each with one worker and an object store of its own, beside the driver's node, which has none.
-The grid is the same for every P, so the objectives must be equal to the last bit. Counted are the anonymous memory of a worker's
-process (its rows, the block it is at, the interpreter: what it holds before the first visit), the object store of its node (blocks
-at rest, those of the rest before, and blocks on their way), and both of the driver; the USS of a worker is told too, but it has
-those pages of the store in it that nobody else has mapped. With --data the set has as many of its most frequent labels as make
---gib GiB of weights in float32; without, it is a made-up set with 64 MiB of weights.
+Memory: one training on P nodes, each with one worker and an object store of its own, beside the
+driver's node, which has none. The grid is the same for every P, so the objectives must be equal to
+the last bit. Counted are the anonymous memory of a worker's process (its rows, the block it is at,
+the interpreter: what it holds before the first visit), the object store of its node (blocks at
+rest, those of the rest before, and blocks on their way), and both of the driver; the USS of a
+worker is told too, but it has those pages of the store in it that nobody else has mapped. With
+--data the set has as many of its most frequent labels as make --gib GiB of weights in float32;
+without, it is a made-up set with 64 MiB of weights.
 
-Race: four workers on one node, of which one needs --slow times as long for each visit. Every visit lasts --pace times the
-processor's time that it takes, a hook of this benchmark, so that four workers race as on four machines where there are two cores.
-All ways run the same epochs; compared are the seconds until each has come to the objective that all of them reach, which is taken
-to fall evenly between two rests. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and blocks as workers, a lap
-of steps and a lap of sums, with a barrier after each inner epoch. Then, one at a time: a finer grid; no barrier; one lap that does
-both; routing by draw, and to the shortest queue; shards that move to faster workers at rests. With shards where they are, every
-block must pass the slow worker once an epoch: no order without moving can be quicker than that.
+Race: four workers on one node, of which one needs --slow times as long for each visit. Every visit
+lasts --pace times the processor's time that it takes, a hook of this benchmark, so that four
+workers race as on four machines where there are two cores. All ways run the same epochs; compared
+are the seconds until each has come to the objective that all of them reach, which is taken to fall
+evenly between two rests. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and
+blocks as workers, a lap of steps and a lap of sums, with a barrier after each inner epoch. Then,
+one at a time: a finer grid; no barrier; one lap that does both; routing by draw, and to the
+shortest queue; shards that move to faster workers at rests. With shards where they are, every block
+must pass the slow worker once an epoch: no order without moving can be quicker than that.
 """
 
 from __future__ import annotations
@@ -40,7 +46,9 @@ COARSE, FINE = (
     Grid(RACERS, RACERS),
     Grid(4 * RACERS, 2 * RACERS),
 )  # the paper's; and one whose shards can be moved singly
-BLOCKS = 64  # of the memory part, at least: a worker holds, beside its share, two that are on their way and the one it makes
+# of the memory part, at least: a worker holds, beside its share, two that are on their way and the
+# one it makes
+BLOCKS = 64
 ALGORITHM_1 = "sync, two laps, 4 x 4"
 WAYS = (
     Way(ALGORITHM_1, COARSE, "sync", 2, False),

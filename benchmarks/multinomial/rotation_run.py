@@ -1,4 +1,6 @@
-"""Trainings whose blocks go round, for `benchmarks.multinomial.rotation`: on a set cut to size, watched, and with a worker that is slow."""
+"""Trainings whose blocks go round, for `benchmarks.multinomial.rotation`: on a set cut to size,
+watched, and with a worker that is slow.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,11 @@ LOOK = 0.1  # seconds between two looks at memory
 
 @dataclass(frozen=True)
 class SlowWork(ShardWorkerSpec):
-    """A `ShardWork` whose visits last `pace` times the processor's time that they need, those of the worker `slow` `factor` times
-    longer still: workers sleep for the rest.
+    """A `ShardWork` whose visits last `pace` times the processor's time that they need, those of
+    the worker `slow` `factor` times longer still: workers sleep for the rest.
 
-    With a pace above workers / cores, workers on one machine hardly wait for each other's core, as if each had a machine.
+    With a pace above workers / cores, workers on one machine hardly wait for each other's core, as
+    if each had a machine.
     """
 
     slow: str = "nobody"
@@ -48,8 +51,10 @@ class SlowWork(ShardWorkerSpec):
 
 
 class SlowHand(ShardWorker):
-    """Does visits as if its processor were slower: by the processor's time that it needs, not by the wall clock, for on a machine
-    with fewer cores than workers that one also tells how many others are at work."""
+    """Does visits as if its processor were slower: by the processor's time that it needs, not by
+    the wall clock, for on a machine with fewer cores than workers that one also tells how many
+    others are at work.
+    """
 
     def __init__(self, work: SlowWork, stopped: Callable[[], bool], factor: float) -> None:
         super().__init__(work, stopped)
@@ -69,7 +74,9 @@ class SlowHand(ShardWorker):
 
 
 class Way(NamedTuple):
-    """How blocks go round: on which grid; see `DSMLRSolver` for passes and order, `Plan` for move."""
+    """How blocks go round: on which grid; see `DSMLRSolver` for passes and order, `Plan` for
+    move.
+    """
 
     name: str
     grid: Grid
@@ -80,7 +87,9 @@ class Way(NamedTuple):
 
 @dataclass
 class Peaks:
-    """The most that was seen of anything while a training went on, in bytes, by worker or node; and what workers held first."""
+    """The most that was seen of anything while a training went on, in bytes, by worker or node; and
+    what workers held first.
+    """
 
     team: WorkerGroup
     driver: int = 0
@@ -106,7 +115,9 @@ class Peaks:
 
 
 def frequent(name: str, data: Path, folder: Path, labels: int) -> Dataset:
-    """A set of `data` with its `labels` most frequent labels, and the rows that have one of them; rows of length 1 as they are."""
+    """A set of `data` with its `labels` most frequent labels, and the rows that have one of them;
+    rows of length 1 as they are.
+    """
     target = folder / f"{name.replace('_', '-')}-{labels}"
     if target.exists():
         return Dataset.open(target)
@@ -164,7 +175,9 @@ def train(
     move: bool = False,
     look: Callable[[Any], None],
 ) -> TrainingOutcome:
-    """One training from the start; `look` is called often. The finished blocks are dropped, as if each had gone to disk."""
+    """One training from the start; `look` is called often. The finished blocks are dropped, as if
+    each had gone to disk.
+    """
     part = data.train
     rows = make_shard_source(
         part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias

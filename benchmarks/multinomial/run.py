@@ -1,4 +1,6 @@
-"""How `benchmarks.multinomial` runs each method: on threads, against a clock that stands still while it is measured."""
+"""How `benchmarks.multinomial` runs each method: on threads, against a clock that stands still
+while it is measured.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.optimize  # noqa: F401  # loaded before any clock goes
+import scipy.optimize  # noqa: F401 - loaded before any clock goes
 from threadpoolctl import threadpool_limits
 
 from benchmarks.multinomial.data import Problem
@@ -63,7 +65,9 @@ SEEN: dict[Any, dict[int, tuple[float, float]]] = {}  # F1 by epoch of runs that
 
 
 class Point(NamedTuple):
-    """A moment of a run: seconds, objective, and micro- and macro-F1 of held-out rows, where they were looked at."""
+    """A moment of a run: seconds, objective, and micro- and macro-F1 of held-out rows, where they
+    were looked at.
+    """
 
     seconds: float
     objective: float
@@ -93,7 +97,9 @@ class Clock:
         self._began, self.running = time.perf_counter() - ago, True
 
     def tell(self, objective: float, weights: Callable[[], Float64] | None) -> bool:
-        """The run is at this objective; whether that is enough. weights: makes W (D, K), if it is to be looked at."""
+        """The run is at this objective; whether that is enough. weights: makes W (D, K), if it is
+        to be looked at.
+        """
         over = self.late() or objective <= self._target
         micro = macro = None
         if weights is not None and self.looks and (over or self._seconds >= NEXT * self._looked):
@@ -131,7 +137,8 @@ def cores(n: int) -> Iterator[None]:
 def run(
     name: str, problem: Problem, workers: int, budget: float, target: float, looks: bool = True
 ) -> list[Point]:
-    """One method on so many workers and cores, until the clock shows `budget` or the objective is at most `target`.
+    """One method on so many workers and cores, until the clock shows `budget` or the objective is
+    at most `target`.
 
     looks: whether held-out rows are looked at on the way.
     """
@@ -192,8 +199,9 @@ def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> Non
 def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: Clock) -> None:
     """DS-MLR, as a training does it, without checkpoints.
 
-    Looking at held-out rows would take the run's own time. So it runs without, and, where F1 is asked for, once more with it:
-    what was seen then after an epoch is told at the time at which the first run ended that epoch.
+    Looking at held-out rows would take the run's own time. So it runs without, and, where F1 is
+    asked for, once more with it: what was seen then after an epoch is told at the time at which the
+    first run ended that epoch.
     """
     first = Rests(clock)
     rested(solver, problem, workers, first, watch=0)
@@ -206,7 +214,9 @@ def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: 
 def watched(
     solver: DSMLRSolver, problem: Problem, workers: int, epochs: list[int]
 ) -> dict[int, tuple[float, float]]:
-    """Micro- and macro-F1 by epoch, the last of `epochs` among them. "sync" and "ring" make the same weights: one does."""
+    """Micro- and macro-F1 by epoch, the last of `epochs` among them. "sync" and "ring" make the
+    same weights: one does.
+    """
     order = "ring" if solver.order == "sync" else solver.order
     key = problem.name, problem.X.n_rows, workers, replace(solver, order=order)
     if max(epochs) not in SEEN.get(key, {}):
@@ -219,7 +229,9 @@ def watched(
 
 
 class Rests:
-    """Hears of the rests of a training, and stops it when the clock or the number of epochs says that it is enough."""
+    """Hears of the rests of a training, and stops it when the clock or the number of epochs says
+    that it is enough.
+    """
 
     def __init__(self, clock: Clock | None, epochs: int = ENDLESS) -> None:
         self._clock = clock

@@ -1,17 +1,22 @@
-"""DS-MLR on 20 to 100 nodes, on paper: the real schedule on a simulated cluster, with cell costs measured on this machine.
+"""DS-MLR on 20 to 100 nodes, on paper: the real schedule on a simulated cluster, with cell costs
+measured on this machine.
 
-`python -m benchmarks.multinomial.scaling [--problems LSHTC1-large ODP Reddit-Full] [--nodes 20 40 60 80 100] [--gbit 10 25 100] [--threads 16]
-[--workers 4] [--picture FILE]`; half a minute as it is, two as shown here without --workers, seven with it.
+`python -m benchmarks.multinomial.scaling [--problems LSHTC1-large ODP Reddit-Full] [--nodes 20 40
+60 80 100] [--gbit 10 25 100] [--threads 16] [--workers 4] [--picture FILE]`; half a minute as it
+is, two as shown here without --workers, seven with it.
 
-An epoch is two laps of all blocks past all shards, one that updates and one that sums; merged, it is one lap that does both. A
-visit takes so many seconds for each (non-zero x label) and each (row x label), as measured by a small run of the kernels that
-train, divided by the threads of the worker: threads are taken to help each other perfectly. A block that is updated is copied to
-own it, and handed over to Ray's object store, by one thread. Blocks travel whole, in float32 (the tables of the DS-MLR paper count
-float64: 34 GB for LSHTC1-large, 355 for ODP, 358 for Reddit-Full; here it is half of that). A node sends one block and receives
-one at a time; a message takes 1 ms; the driver takes 0.25 ms a visit, as measured on Ray.
+An epoch is two laps of all blocks past all shards, one that updates and one that sums; merged, it
+is one lap that does both. A visit takes so many seconds for each (non-zero x label) and each (row x
+label), as measured by a small run of the kernels that train, divided by the threads of the worker:
+threads are taken to help each other perfectly. A block that is updated is copied to own it, and
+handed over to Ray's object store, by one thread. Blocks travel whole, in float32 (the tables of the
+DS-MLR paper count float64: 34 GB for LSHTC1-large, 355 for ODP, 358 for Reddit-Full; here it is
+half of that). A node sends one block and receives one at a time; a message takes 1 ms; the driver
+takes 0.25 ms a visit, as measured on Ray.
 
-Asked are (a) with one worker a node and all its threads in one cell: bandwidths and orders; (b) the same with a node that is slow,
-always or in turns, and with shards moved to where they are passed fastest; (c) with --workers a node: what routing by node saves.
+Asked are (a) with one worker a node and all its threads in one cell: bandwidths and orders; (b) the
+same with a node that is slow, always or in turns, and with shards moved to where they are passed
+fastest; (c) with --workers a node: what routing by node saves.
 """
 
 from __future__ import annotations
@@ -40,7 +45,9 @@ VERBS = ("update", "sum", "both")
 SLOW = 4.0  # times longer
 FINE = 8  # shards a worker, where shards are moved
 STATE = 2  # numbers a feature that travel beside a block's weights
-HAND_OVER = 0.22e-9  # seconds for a byte that Ray's object store takes and gives: 2.6 ms for 5 MB, 12.6 ms for 50 MB, as measured
+# seconds for a byte that Ray's object store takes and gives: 2.6 ms for 5 MB, 12.6 ms for 50 MB, as
+# measured
+HAND_OVER = 0.22e-9
 NONZERO_BYTES, ROW_BYTES, WEIGHT_BYTES = (
     8,
     48,
@@ -85,7 +92,9 @@ PROBLEMS = {
 
 
 class Rates(NamedTuple):
-    """Seconds of one thread: for a non-zero and a label, and for a row and a label, of each verb; for a byte copied."""
+    """Seconds of one thread: for a non-zero and a label, and for a row and a label, of each verb;
+    for a byte copied.
+    """
 
     update: tuple[float, float]
     sum: tuple[float, float]
@@ -99,9 +108,11 @@ class Rates(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One run: on how many nodes, with how many workers and threads each, blocks a worker, Gbit/s, the order, whether its laps
-    are merged, and who is slow: "nobody"; "one" node, always; "turns": every cell with a chance of one in the number of nodes;
-    "moved": one, and shards are moved to where they are passed fastest."""
+    """One run: on how many nodes, with how many workers and threads each, blocks a worker, Gbit/s,
+    the order, whether its laps are merged, and who is slow: "nobody"; "one" node, always; "turns":
+    every cell with a chance of one in the number of nodes; "moved": one, and shards are moved to
+    where they are passed fastest.
+    """
 
     nodes: int
     workers: int
@@ -119,7 +130,9 @@ class Plan(NamedTuple):
 
 
 def measured(repeats: int) -> Rates:
-    """Rates of this machine: two probes with few and many non-zeros a row tell the two parts of a cell's cost apart."""
+    """Rates of this machine: two probes with few and many non-zeros a row tell the two parts of a
+    cell's cost apart.
+    """
     solver, n_labels = DSMLRSolver(), PROBE["labels"]
     shards = [drawn_rows(nonzeros) for nonzeros in PROBE["nonzeros"]]
     locals_ = [solver.make_shard_state(shard, 0, Grid(1, 1 << 30), None) for shard in shards]
@@ -152,7 +165,9 @@ def measured(repeats: int) -> Rates:
 
 
 def drawn_rows(nonzeros: int) -> Shard:
-    """Rows of about so many features, which are as frequent as words are: the r-th with 1 / r; a label each."""
+    """Rows of about so many features, which are as frequent as words are: the r-th with 1 / r; a
+    label each.
+    """
     n, n_features, n_labels = PROBE["rows"], PROBE["features"], PROBE["labels"]
     rng = np.random.default_rng(0)
     drawn = [
@@ -227,8 +242,9 @@ def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
 
 
 def slow_turns(plan: Plan, laps: int, blocks: int, shards: int) -> np.ndarray | None:
-    """What each cell takes beside others, (laps, blocks, shards) float32, the same draws for every order; None: all take the
-    same."""
+    """What each cell takes beside others, (laps, blocks, shards) float32, the same draws for every
+    order; None: all take the same.
+    """
     if plan.slow != "turns":
         return None
     slow = np.random.default_rng(0).random((laps, blocks, shards)) < 1.0 / plan.nodes
@@ -236,7 +252,9 @@ def slow_turns(plan: Plan, laps: int, blocks: int, shards: int) -> np.ndarray | 
 
 
 def plans(problem: Problem, nodes: int, chosen: Any) -> Iterator[Plan]:
-    """What is asked for, see the head of this file; and a ring with as many blocks as the solver itself would make."""
+    """What is asked for, see the head of this file; and a ring with as many blocks as the solver
+    itself would make.
+    """
     middle = middle_of(chosen.gbit)
     base = Plan(nodes, 1, chosen.threads, chosen.blocks, middle)
     yield from (
@@ -268,8 +286,10 @@ def middle_of(gbits: Iterable[float]) -> float:
 def crossings(
     problem: Problem, rates: Rates, threads: int, gbits: Sequence[float]
 ) -> dict[str, float]:
-    """Nodes from which on the blocks of an epoch take longer to come in than its cells to be computed, by Gbit/s: every block
-    enters every node once a lap, so the one stays the same while the other falls with the number of nodes."""
+    """Nodes from which on the blocks of an epoch take longer to come in than its cells to be
+    computed, by Gbit/s: every block enters every node once a lap, so the one stays the same while
+    the other falls with the number of nodes.
+    """
     cells = (rates.cells(problem, "update") + rates.cells(problem, "sum")) / threads
     return {f"{gbit:g}": cells / (2 * problem.weight_bytes / (gbit * 1e9 / 8)) for gbit in gbits}
 
@@ -301,7 +321,9 @@ def show(row: Mapping[str, Any]) -> None:
 
 
 def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Seconds of an epoch against nodes for each problem, and the orders side by side where nodes are slow."""
+    """Seconds of an epoch against nodes for each problem, and the orders side by side where nodes
+    are slow.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -325,7 +347,9 @@ def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_nodes(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What an epoch takes in a ring by Gbit/s, and with a barrier; what it would take if only its cells or its copies counted."""
+    """What an epoch takes in a ring by Gbit/s, and with a barrier; what it would take if only its
+    cells or its copies counted.
+    """
     gbits = sorted({row["gbit"] for row in rows})
     middle = middle_of(gbits)
     even = [
@@ -378,7 +402,9 @@ def draw_nodes(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_slow(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What an epoch takes by order on the largest cluster, where nobody is slow, and where a node is."""
+    """What an epoch takes by order on the largest cluster, where nobody is slow, and where a node
+    is.
+    """
     nodes, gbit, blocks = (
         max(row["nodes"] for row in rows),
         middle_of(row["gbit"] for row in rows),

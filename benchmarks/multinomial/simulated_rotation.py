@@ -1,9 +1,12 @@
-"""Blocks that circulate, on a simulated clock: nodes with workers of any speed, and a network between them.
+"""Blocks that circulate, on a simulated clock: nodes with workers of any speed, and a network
+between them.
 
-It drives the real schedule, `RotationSchedule`, with what a visit takes and what a block weighs. The driver takes a fixed time for each
-visit it issues, one at a time. A block that is on another node travels once its visit is issued, so that with visits issued
-ahead it travels while the worker is busy. A node sends one block at a time and receives one at a time, in the order asked for; the
-network between them is never the narrow place. Within a node a block is in shared memory: nothing moves. No thread, no wall
+It drives the real schedule, `RotationSchedule`, with what a visit takes and what a block weighs.
+The driver takes a fixed time for each visit it issues, one at a time. A block that is on another
+node travels once its visit is issued, so that with visits issued ahead it travels while the worker
+is busy. A node sends one block at a time and receives one at a time, in the order asked for; the
+network between them is never the narrow place. Within a node a block is in shared memory: nothing
+moves. No thread, no wall
 clock: the same arguments give the same run.
 """
 
@@ -20,8 +23,10 @@ from xcray.schedule.rotation import BlockPass, RotationSchedule
 
 @dataclass(frozen=True)
 class Cluster:
-    """nodes: worker -> node. block: bytes of one block as it travels. bandwidth: bytes a second, of each node, each way. latency:
-    seconds between what the driver says and what a worker hears. driver: seconds of the driver for each visit."""
+    """nodes: worker -> node. block: bytes of one block as it travels. bandwidth: bytes a second, of
+    each node, each way. latency: seconds between what the driver says and what a worker hears.
+    driver: seconds of the driver for each visit.
+    """
 
     nodes: Mapping[str, str]
     block: float
@@ -31,9 +36,11 @@ class Cluster:
 
 
 class Outcome(NamedTuple):
-    """What a stretch came to. makespan: seconds. busy: worker-seconds of work. driver: seconds in which the driver was. sent,
-    most_sent: bytes sent by all nodes, and by the one that sent most. held: most blocks that one node held at a time, copies
-    that wait for their visit to be reported included. visits: how many."""
+    """What a stretch came to. makespan: seconds. busy: worker-seconds of work. driver: seconds in
+    which the driver was. sent,
+    most_sent: bytes sent by all nodes, and by the one that sent most. held: most blocks that one
+    node held at a time, copies that wait for their visit to be reported included. visits: how many.
+    """
 
     makespan: float
     busy: float
@@ -121,7 +128,9 @@ class Circulation:
         return False
 
     def _fetch(self, now: float, visit: BlockPass) -> None:
-        """A worker hears of a visit: its block travels, and when it is there and the worker free, it passes."""
+        """A worker hears of a visit: its block travels, and when it is there and the worker free,
+        it passes.
+        """
         cluster, goal = self._cluster, self._cluster.nodes[visit.worker]
         origin = self._where.get(visit.block)
         if origin is not None and origin != goal:

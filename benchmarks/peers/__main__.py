@@ -1,13 +1,16 @@
 """Core-seconds and P@1/3/5 of xcray beside its peers: LIBLINEAR, napkinXC, PECOS and omikuji.
 
-`python -m benchmarks.peers --data DIR [--sets bibtex cooking ...] [--peers xcray liblinear ...] [--cache DIR] [--env DIR]`
+`python -m benchmarks.peers --data DIR [--sets bibtex cooking ...] [--peers xcray liblinear ...]
+[--cache DIR] [--env DIR]`
 
-Everybody reads the same rows, runs on one core with one thread and minimises the squared hinge with the same C; everything
-else is each one's default. CPU seconds count, of training alone; runs are interleaved, medians and ratios within a round
-are told. One-vs-rest over tens of thousands of labels takes hours, so on the sets in --samples the one-vs-rest peers train
-a sample of labels stratified by frequency: their time a class is that of the sample, their answers are compared on the
-test rows that have a label of the sample, choosing among the sample only, for xcray as for them. Trees and xcray train
-all labels. --cache keeps data, the runs and their answers; --again NAMES runs those anew.
+Everybody reads the same rows, runs on one core with one thread and minimises the squared hinge with
+the same C; everything else is each one's default. CPU seconds count, of training alone; runs are
+interleaved, medians and ratios within a round are told. One-vs-rest over tens of thousands of
+labels takes hours, so on the sets in --samples the one-vs-rest peers train a sample of labels
+stratified by frequency: their time a class is that of the sample, their answers are compared on the
+test rows that have a label of the sample, choosing among the sample only, for xcray as for them.
+Trees and xcray train all labels. --cache keeps data, the runs and their answers; --again NAMES runs
+those anew.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ from xcray.data.dataset import Dataset
 
 
 class Who(NamedTuple):
-    """A row of the table: what it is, the package it needs, and which labels it trains where one-vs-rest peers train a sample.
+    """A row of the table: what it is, the package it needs, and which labels it trains where
+    one-vs-rest peers train a sample.
 
-    whole: all of them; so do trees and xcray, but for `xcray_sample`, which is there to be compared on a sample alone.
+    whole: all of them; so do trees and xcray, but for `xcray_sample`, which is there to be compared
+    on a sample alone.
     """
 
     title: str
@@ -70,7 +75,9 @@ SETS = (
     "gnd_tibkat",
 )
 C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
-PRUNE = 0.1  # weights the peers drop, their own default; nothing on sets of few labels, where weights are small and room is not short
+# weights the peers drop, their own default; nothing on sets of few labels, where weights are small
+# and room is not short
+PRUNE = 0.1
 FEW = 2000
 
 
@@ -135,7 +142,9 @@ def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
 def runs_of(
     those: Set, peers: list[str], chosen: Any, python: Path, folder: Path
 ) -> dict[str, list[dict[str, Any]]]:
-    """All runs on one set, a round of everybody after another; whoever has taken --patience seconds is not asked again."""
+    """All runs on one set, a round of everybody after another; whoever has taken --patience seconds
+    is not asked again.
+    """
     core = default_core() if chosen.core is None else chosen.core if chosen.core >= 0 else None
     runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in peers}
     for number in range(chosen.repeats):
@@ -199,7 +208,9 @@ def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
 def bars(
     rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], those: Set
 ) -> dict[str, Any]:
-    """xcray against each peer of one set: times faster a class (median over rounds), difference of P@1, and memory."""
+    """xcray against each peer of one set: times faster a class (median over rounds), difference of
+    P@1, and memory.
+    """
     found = {row["peer"]: row for row in rows if "failed" not in row}
     us = next((peer for peer in ("xcray", "xcray_sample") if peer in found), None)
     if us is None:

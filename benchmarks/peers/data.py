@@ -1,7 +1,9 @@
-"""The files the peers read, written from a Dataset; samples of classes; and one way to measure everybody's answers.
+"""The files the peers read, written from a Dataset; samples of classes; and one way to measure
+everybody's answers.
 
-A *task folder* holds train_x.npz, train_y.npz, test_x.npz (scipy CSR, float32), train.txt (XC format, for omikuji) and
-columns.npy: which label of the data set each column of Y is. Labels that no training row has are left out: nobody can learn them.
+A *task folder* holds train_x.npz, train_y.npz, test_x.npz (scipy CSR, float32), train.txt (XC
+format, for omikuji) and columns.npy: which label of the data set each column of Y is. Labels that
+no training row has are left out: nobody can learn them.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ KS = (1, 3, 5)
 
 
 def sample(counts: Any, size: int, seed: int = 0) -> Int32:
-    """`size` of the labels that have training rows, one drawn from each of `size` equal strata of frequency; ascending.
+    """`size` of the labels that have training rows, one drawn from each of `size` equal strata of
+    frequency; ascending.
 
-    A mean over the sample estimates the mean over all labels, with every frequency present in its share.
+    A mean over the sample estimates the mean over all labels, with every frequency present in its
+    share.
     """
     seen = np.flatnonzero(counts > 0)
     ordered = seen[np.argsort(counts[seen], kind="stable")]
@@ -78,7 +82,9 @@ def measures_all(top: Any, data: Dataset) -> dict[str, float]:
 
 
 def measures_sample(top: Any, data: Dataset, columns: Int32) -> dict[str, float]:
-    """Measures of a choice among `columns` only, over the test rows that have one of them: the same question to everybody."""
+    """Measures of a choice among `columns` only, over the test rows that have one of them: the same
+    question to everybody.
+    """
     truth = data["test"].Y.to_scipy()[:, columns]
     rows = np.flatnonzero(np.diff(truth.indptr))
     return {**measures(top[rows], pattern_from(truth[rows])), "rows": float(len(rows))}

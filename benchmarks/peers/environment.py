@@ -1,4 +1,6 @@
-"""The environment of the peers: a Python of its own with pinned versions, made once; and who cannot be had, and why."""
+"""The environment of the peers: a Python of its own with pinned versions, made once; and who cannot
+be had, and why.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import sys
 import venv
 from pathlib import Path
 
-# PECOS needs numpy < 2, and with it these; none of them drags in more than is listed (PECOS names torch, linear models need none)
+# PECOS needs numpy < 2, and with it these; none of them drags in more than is listed (PECOS names
+# torch, linear models need none)
 COMMON = (
     "numpy==1.26.4",
     "scipy==1.13.1",
@@ -21,7 +24,8 @@ PACKAGES = {
     "pecos": ("libpecos==1.2.8",),
     "omikuji": ("omikuji==0.5.2", "cffi==1.17.1", "pycparser==2.22"),
 }
-# what the search is compared with; nmslib's own last release does not compile on Python 3.11, this build of its source does
+# what the search is compared with; nmslib's own last release does not compile on Python 3.11, this
+# build of its source does
 SEARCHERS = {
     "sparse_dot_topn": ("sparse_dot_topn==1.1.5", "psutil==6.1.0"),
     "pecos": PACKAGES["pecos"],
@@ -45,7 +49,9 @@ LISTED = ("napkinxc", "libpecos", "omikuji", "sparse_dot_topn", "nmslib-metabrai
 def environment(
     folder: Path, packages: dict[str, tuple[str, ...]] = PACKAGES
 ) -> tuple[Path, dict[str, str]]:
-    """The environment's Python, and for each package that is not usable there the reason; made when it is not there yet."""
+    """The environment's Python, and for each package that is not usable there the reason; made when
+    it is not there yet.
+    """
     python = folder / "bin" / "python"
     if (folder / DONE).exists():
         return python, json.loads((folder / DONE).read_text())
@@ -61,7 +67,9 @@ def environment(
 
 
 def install(python: Path, pins: tuple[str, ...]) -> str:
-    """Install exactly `pins`, from wheels or, where there are none, from source; an empty string, or what pip said."""
+    """Install exactly `pins`, from wheels or, where there are none, from source; an empty string,
+    or what pip said.
+    """
     command = [
         str(python),
         "-m",

@@ -1,10 +1,12 @@
-"""xcray and LIBLINEAR taking turns on the same labels, a few at a time in one process: a ratio that a busy machine cannot bend.
+"""xcray and LIBLINEAR taking turns on the same labels, a few at a time in one process: a ratio that
+a busy machine cannot bend.
 
 `python -m benchmarks.peers.paired --data DIR [--sets gutenberg_lcsh:300 gnd_tibkat:60] [--turn 10]`
 
-SET:LABELS draws that many labels stratified by frequency (see `peers_data.sample`). Both have the data loaded in their own
-form before; CPU seconds of solving count: xcray with its defaults and its certificate, LIBLINEAR through scikit-learn's
-LinearSVC, dual, tol 0.1, as in `benchmarks.peers`. Who shares the core shares it with both alike.
+SET:LABELS draws that many labels stratified by frequency (see `peers_data.sample`). Both have the
+data loaded in their own form before; CPU seconds of solving count: xcray with its defaults and its
+certificate, LIBLINEAR through scikit-learn's LinearSVC, dual, tol 0.1, as in `benchmarks.peers`.
+Who shares the core shares it with both alike.
 """
 
 from __future__ import annotations

@@ -59,7 +59,9 @@ def kind(row: dict[str, Any]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel a set: milliseconds a class as bars on a logarithmic axis, P@1 written at their ends."""
+    """A panel a set: milliseconds a class as bars on a logarithmic axis, P@1 written at their
+    ends.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,6 @@
-"""Running one training in a process of its own, on one core, with a limit of time; and keeping what came out."""
+"""Running one training in a process of its own, on one core, with a limit of time; and keeping what
+came out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ONE_THREAD = {
 
 
 def command(task: dict[str, Any], python: Path, file: Path) -> list[str]:
-    """How a task is run: xcray and scikit-learn's LIBLINEAR by this Python, the others by that of their environment."""
+    """How a task is run: xcray and scikit-learn's LIBLINEAR by this Python, the others by that of
+    their environment.
+    """
     if task["peer"].startswith("xcray"):
         return [sys.executable, "-m", "benchmarks.peers.xcray_task", str(file)]
     chosen = sys.executable if task["package"] == "sklearn" else str(python)
@@ -70,7 +74,9 @@ def answers(place: Path) -> dict[str, Any]:
 def cached(
     task: dict[str, Any], python: Path, limit: float, file: Path, again: bool
 ) -> dict[str, Any]:
-    """The run kept in `file`, if it is of the same task and not wanted again; else run now and keep it."""
+    """The run kept in `file`, if it is of the same task and not wanted again; else run now and keep
+    it.
+    """
     wanted = {name: value for name, value in task.items() if name not in ("core",)}
     if file.exists() and not again:
         kept: dict[str, Any] = json.loads(file.read_text())

@@ -1,8 +1,10 @@
-"""One training of one peer: `python peers_worker.py TASK.json` with the Python of the peers' environment; JSON as its last line.
+"""One training of one peer: `python peers_worker.py TASK.json` with the Python of the peers'
+environment; JSON as its last line.
 
-Imports nothing of xcray: it must run where only the peers are installed. What the task holds is told in `peers_data`; the
-measured step is `train` alone, in CPU seconds of this process; reading and converting come before, prediction after.
-Every peer runs with its own defaults but for one thread, squared hinge, C, and how small a weight it drops.
+Imports nothing of xcray: it must run where only the peers are installed. What the task holds is
+told in `peers_data`; the measured step is `train` alone, in CPU seconds of this process; reading
+and converting come before, prediction after. Every peer runs with its own defaults but for one
+thread, squared hinge, C, and how small a weight it drops.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Peer(Protocol):
         """(rows, k) columns of Y, best first; -1 where there are fewer."""
 
     def account(self) -> dict[str, Any]:
-        """What is peculiar to this run: bytes of the model, weights, classes that did not converge."""
+        """What is peculiar to this run: bytes of the model, weights, classes that did not
+        converge.
+        """
 
 
 class Problem:
@@ -46,7 +50,9 @@ class Problem:
 
 
 class Liblinear:
-    """scikit-learn's LinearSVC, a class at a time: LIBLINEAR. `tol`: of the dual solver; None leaves all to scikit-learn."""
+    """scikit-learn's LinearSVC, a class at a time: LIBLINEAR. `tol`: of the dual solver; None
+    leaves all to scikit-learn.
+    """
 
     def __init__(self, problem: Problem, tol: float | None) -> None:
         self.X = problem.X.astype(np.float64)
@@ -91,7 +97,9 @@ class Liblinear:
 
 
 class Napkin:
-    """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X for each class, `PLT` a tree of such classifiers."""
+    """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X for each class, `PLT` a tree of
+    such classifiers.
+    """
 
     def __init__(self, problem: Problem, kind: str) -> None:
         from napkinxc import models
@@ -121,7 +129,9 @@ class Napkin:
 
 
 class Pecos:
-    """PECOS XR-Linear: one layer that holds all labels, or the tree of its documentation (PIFA, hierarchical k-means)."""
+    """PECOS XR-Linear: one layer that holds all labels, or the tree of its documentation (PIFA,
+    hierarchical k-means).
+    """
 
     def __init__(self, problem: Problem, tree: bool) -> None:
         self.X = problem.X.astype(np.float32)
@@ -160,7 +170,9 @@ class Pecos:
 
 
 class Omikuji:
-    """omikuji: its default three trees, or one tree that is a single leaf with all labels. It always normalises rows."""
+    """omikuji: its default three trees, or one tree that is a single leaf with all labels. It
+    always normalises rows.
+    """
 
     def __init__(self, problem: Problem, tree: bool) -> None:
         import omikuji
@@ -206,7 +218,9 @@ PEERS = {
 
 
 def best(scores: Any, k: int) -> Any:
-    """(rows, k) the largest scores' columns, best first, of equal scores the lower column; -1 where there are fewer."""
+    """(rows, k) the largest scores' columns, best first, of equal scores the lower column; -1 where
+    there are fewer.
+    """
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.pad(order, ((0, 0), (0, k - order.shape[1])), constant_values=-1)
 
@@ -244,7 +258,9 @@ def stay_on(core: int | None) -> None:
 
 
 def measured(peer: Peer) -> dict[str, Any]:
-    """Train, with the seconds and the memory it took. rest_bytes: resident before training, data and libraries."""
+    """Train, with the seconds and the memory it took. rest_bytes: resident before training, data
+    and libraries.
+    """
     rest, began, wall = memory_bytes("VmRSS"), cpu_seconds(), time.monotonic()
     peer.train()
     used = {"train_cpu_s": cpu_seconds() - began, "train_wall_s": time.monotonic() - wall}

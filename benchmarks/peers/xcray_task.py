@@ -1,8 +1,10 @@
-"""One training of xcray in a process of its own: `python -m benchmarks.peers.xcray_task TASK.json`; JSON as its last line.
+"""One training of xcray in a process of its own: `python -m benchmarks.peers.xcray_task TASK.json`;
+JSON as its last line.
 
-Measured like the peers (`peers_worker`): CPU seconds of this process. What counts as training is everything from opening
-the data set to the last finished class, commits to disk included; merging, evaluating and publishing come after and are told
-apart in `phases`. The kernels are compiled, or read from their cache, before.
+Measured like the peers (`peers_worker`): CPU seconds of this process. What counts as training is
+everything from opening the data set to the last finished class, commits to disk included; merging,
+evaluating and publishing come after and are told apart in `phases`. The kernels are compiled, or
+read from their cache, before.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_sample(task: dict[str, Any]) -> dict[str, Any]:
-    """Solve the labels of the sample alone, as the one-vs-rest peers do, and answer the test rows among them."""
+    """Solve the labels of the sample alone, as the one-vs-rest peers do, and answer the test rows
+    among them.
+    """
     data, columns, rest = (
         Dataset.open(task["dataset"]),
         np.load(task["columns"]),
@@ -110,7 +114,9 @@ def run_sample(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float:
-    """CPU seconds of solving `columns` alone, the very classes that one-vs-rest peers train; the data are loaded before."""
+    """CPU seconds of solving `columns` alone, the very classes that one-vs-rest peers train; the
+    data are loaded before.
+    """
     solver = make_solver(SOLVER, params)
     local = solver.load(data.train.X, data.train.XT, data.train.YT)
     began = cpu_seconds()
@@ -119,7 +125,9 @@ def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float
 
 
 def restricted(model: Model, data: Dataset, columns: Any, k: int) -> TopK:
-    """The best of `columns` (a sample of labels, ascending) alone; labels count within the sample."""
+    """The best of `columns` (a sample of labels, ascending) alone; labels count within the
+    sample.
+    """
     W = take_rows(model.W, frozen(columns, np.int64))
     return InvertedIndex.build(W, frozen(model.b[columns], np.float32)).query(data["test"].X, k)
 

@@ -1,12 +1,14 @@
-"""Exact search: milliseconds a query beside the plain scan, scipy and peers; batches, bytes, sizes; equality with brute force.
+"""Exact search: milliseconds a query beside the plain scan, scipy and peers; batches, bytes, sizes;
+equality with brute force.
 
-`python -m benchmarks.search [--models DIR] [--only NAME ...] [--pydocs] [--peers] [--picture FILE] [--json FILE]`
-`python -m benchmarks.search --equality 100000` compares queries with brute force instead, and tells the mismatches.
-`python -m benchmarks.search.profile FILE.svg` draws where the time goes, `python -m benchmarks.search.instructions` counts what
-the processor does.
+`python -m benchmarks.search [--models DIR] [--only NAME ...] [--pydocs] [--peers] [--picture FILE]
+[--json FILE]` `python -m benchmarks.search --equality 100000` compares queries with brute force
+instead, and tells the mismatches. `python -m benchmarks.search.profile FILE.svg` draws where the
+time goes, `python -m benchmarks.search.instructions` counts what the processor does.
 
-DIR holds NAME/model beside NAME/dataset (its test part is asked), NAME/queries or NAME/queries.npz. Without it a small model is
-trained on the spot. Engines take turns on blocks of queries; see `search_timing` for what is counted.
+DIR holds NAME/model beside NAME/dataset (its test part is asked), NAME/queries or NAME/queries.npz.
+Without it a small model is trained on the spot. Engines take turns on blocks of queries; see
+`search_timing` for what is counted.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> 
 def costs(
     subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, speed: float, p50: float
 ) -> dict[str, Any]:
-    """What a query reads, on average, in postings, labels and bytes; and how long memory alone would take for these bytes."""
+    """What a query reads, on average, in postings, labels and bytes; and how long memory alone
+    would take for these bytes.
+    """
     answer = predictor.index.query(subject.X, k)
     X, lists = subject.X, np.diff(subject.model.postings.indptr)
     of_lists = float(lists[X.indices].sum()) / X.n_rows
@@ -129,7 +133,9 @@ def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
 def cells(
     subject: Subject, engines: list[Engine], times: dict[tuple[str, int], Times], ks: list[int]
 ) -> list[dict[str, Any]]:
-    """A line of the table for each engine and k. Recall is that among the labels an engine knows."""
+    """A line of the table for each engine and k. Recall is that among the labels an engine
+    knows.
+    """
     out = []
     for engine in engines:
         W, b, _ = part_of(subject, None if engine.labels is None else len(engine.labels))
@@ -176,7 +182,9 @@ def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) 
 def beside_peers(
     subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path
 ) -> dict[str, Any]:
-    """Peers and the search in turn: lines of the table, what each took to build, and why some are not there."""
+    """Peers and the search in turn: lines of the table, what each took to build, and why some are
+    not there.
+    """
     out: dict[str, Any] = {"latency": [], "batches": {}, "absent": {}, "built": {}}
     scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
     for names in groups(subject, chosen.peer_names):

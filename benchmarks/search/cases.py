@@ -1,6 +1,8 @@
-"""Models and queries made to break a search: each family aims at one way in which a fast search may go wrong.
+"""Models and queries made to break a search: each family aims at one way in which a fast search may
+go wrong.
 
-A family is a function from a random generator to a `Case`; the same generator gives the same case. `FAMILIES` names them all.
+A family is a function from a random generator to a `Case`; the same generator gives the same case.
+`FAMILIES` names them all.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Case(NamedTuple):
 def drawn(
     rng: Rng, rows: int, columns: int, per_row: float, values: Any = None, skew: float = 0.0
 ) -> CSR:
-    """A random matrix of about `per_row` cells a row. values: what to choose from, or a function of (rng, how many).
+    """A random matrix of about `per_row` cells a row. values: what to choose from, or a function of
+    (rng, how many).
 
     skew: 0 draws columns evenly; above, the first columns are the frequent ones, as words are.
     """
@@ -83,7 +86,9 @@ def trained(rng: Rng) -> Case:
 
 
 def planted(rng: Rng) -> Case:
-    """Each query is a noisy copy of some label's own weights: a clear winner, and followers close to the bias."""
+    """Each query is a noisy copy of some label's own weights: a clear winner, and followers close
+    to the bias.
+    """
     n_labels, n_features = 6_000, 4_000
     W = drawn(rng, n_labels, n_features, 20, learned, skew=1.0)
     chosen = W.to_scipy()[rng.integers(0, n_labels, 60)]
@@ -99,7 +104,9 @@ def signed(rng: Rng) -> Case:
 
 
 def ties(rng: Rng) -> Case:
-    """Few different values and copied label rows: scores equal to the bit, won by the lower label number."""
+    """Few different values and copied label rows: scores equal to the bit, won by the lower label
+    number.
+    """
     few = drawn(rng, 60, 40, 6, [0.5, -0.5, 1.0, 0.25], skew=1.0).to_scipy()
     W = csr_from(few[rng.integers(0, 60, 900)])
     return Case(
@@ -110,7 +117,9 @@ def ties(rng: Rng) -> Case:
 
 
 def all_negative(rng: Rng) -> Case:
-    """Weights below nought only: every label that a query touches is worse than those it does not."""
+    """Weights below nought only: every label that a query touches is worse than those it does
+    not.
+    """
     W = drawn(rng, 800, 100, 8, [-0.25, -1.0, -0.001])
     return Case(
         W,
@@ -120,7 +129,9 @@ def all_negative(rng: Rng) -> Case:
 
 
 def wild_biases(rng: Rng) -> Case:
-    """A few biases beyond all others, upwards and downwards: bounds with the largest bias are useless."""
+    """A few biases beyond all others, upwards and downwards: bounds with the largest bias are
+    useless.
+    """
     b = np.exp(rng.normal(0, 3, 700)) * rng.choice([-1.0, 1.0], 700)
     b[rng.integers(0, 700, 6)] = [1e30, -1e30, LARGEST, -LARGEST, 50.0, 0.0]
     return Case(drawn(rng, 700, 150, 12, learned), b.astype(np.float32), drawn(rng, 60, 150, 15))
@@ -137,7 +148,9 @@ def equal_biases(rng: Rng) -> Case:
 
 
 def gaps(rng: Rng) -> Case:
-    """Labels without weights, features without labels, rows without features, zeros that are stored."""
+    """Labels without weights, features without labels, rows without features, zeros that are
+    stored.
+    """
     n_labels, n_features = 1_500, 300
     W = sp.csr_matrix(drawn(rng, n_labels, n_features, 6, [0.0, 0.5, -0.0, 1.0, -0.3]).to_scipy())
     kept = sp.diags((rng.random(n_labels) < 0.1).astype(np.float32))
@@ -157,7 +170,9 @@ def unknown(rng: Rng) -> Case:
 
 
 def dense(rng: Rng) -> Case:
-    """Features that every label has, labels that have every feature, queries that have every feature."""
+    """Features that every label has, labels that have every feature, queries that have every
+    feature.
+    """
     n_labels, n_features = 500, 60
     W = (rng.random((n_labels, n_features)) < 0.05) * rng.normal(size=(n_labels, n_features))
     W[:, :3], W[rng.integers(0, n_labels, 5)] = (
@@ -204,7 +219,9 @@ def cancelling(rng: Rng) -> Case:
 
 
 def nearly_tied(rng: Rng) -> Case:
-    """Labels that differ in the last bits of a float32 only: sums of less than float64 put them in another order."""
+    """Labels that differ in the last bits of a float32 only: sums of less than float64 put them in
+    another order.
+    """
     n_labels, n_features = 800, 60
     cells = rng.random((1, n_features)) < 0.6
     base = np.abs(rng.normal(1.0, 0.2, (1, n_features))).astype(np.float32)
@@ -216,7 +233,9 @@ def nearly_tied(rng: Rng) -> Case:
 
 
 def steps(rng: Rng) -> Case:
-    """Weights at and beside powers of the square root of two: where a code for a range of weights begins and ends."""
+    """Weights at and beside powers of the square root of two: where a code for a range of weights
+    begins and ends.
+    """
     powers = np.float32(2.0) ** (np.arange(-40, 41) / 2).astype(np.float32)
     edges = np.concatenate(
         [powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(1e30))]
@@ -235,7 +254,9 @@ def one_value(rng: Rng) -> Case:
 
 
 def false_friends(rng: Rng) -> Case:
-    """Labels with the strongest single weights have dragging others: who looks best first is not, and the threshold starts low."""
+    """Labels with the strongest single weights have dragging others: who looks best first is not,
+    and the threshold starts low.
+    """
     n_labels, n_features = 2_000, 100
     W = rng.normal(0.05, 0.05, (n_labels, n_features)) * (rng.random((n_labels, n_features)) < 0.3)
     friends = rng.choice(n_labels, 300, replace=False)
@@ -247,7 +268,9 @@ def false_friends(rng: Rng) -> Case:
 
 
 def many_small(rng: Rng) -> Case:
-    """The best label has a hundred small weights where others have one large: what is left unread adds up."""
+    """The best label has a hundred small weights where others have one large: what is left unread
+    adds up.
+    """
     n_labels, n_features = 3_000, 200
     W = drawn(rng, n_labels, n_features, 3, [0.9, 0.8, 1.0]).to_scipy().tolil()
     for label in rng.integers(0, n_labels, 8):
@@ -267,7 +290,9 @@ def negative_queries(rng: Rng) -> Case:
 
 
 def stretched(rng: Rng) -> Case:
-    """A trained model asked with rows of length 1e-40 to 1e35: what is summed in float32 vanishes, or overflows."""
+    """A trained model asked with rows of length 1e-40 to 1e35: what is summed in float32 vanishes,
+    or overflows.
+    """
     W = drawn(rng, 4_000, 500, 15, learned, skew=1.0)
     X = unit(drawn(rng, 60, 500, 20, skew=1.0))
     length = np.repeat(10.0 ** rng.uniform(-40, 35, 60), np.diff(X.indptr))
@@ -281,7 +306,9 @@ def drowned(rng: Rng) -> Case:
 
 
 def hot(rng: Rng) -> Case:
-    """Some features that most labels have beside many that few have, and a number of labels that nothing divides."""
+    """Some features that most labels have beside many that few have, and a number of labels that
+    nothing divides.
+    """
     n_labels = 6_007
     often = np.where(
         rng.random((n_labels, 12)) < 0.7, 0.3 * learned(rng, n_labels * 12).reshape(n_labels, 12), 0
@@ -297,7 +324,9 @@ def hot(rng: Rng) -> Case:
 
 
 def wide_lists(rng: Rng) -> Case:
-    """Lists of tens of thousands of weights over the whole range of float32: every scale has its share, and no list is short."""
+    """Lists of tens of thousands of weights over the whole range of float32: every scale has its
+    share, and no list is short.
+    """
 
     def values(rng: Rng, n: int) -> Any:
         return rng.choice([-1.0, 1.0, 1.0], n) * 2.0 ** rng.uniform(-149, 127, n)
@@ -311,7 +340,9 @@ def wide_lists(rng: Rng) -> Case:
 
 
 def alike(rng: Rng) -> Case:
-    """Every label has the same weights but for one: thousands of scores close to the k-th, and none can be left out."""
+    """Every label has the same weights but for one: thousands of scores close to the k-th, and none
+    can be left out.
+    """
     n_labels, n_features = 3_000, 100
     W = np.tile(np.abs(rng.normal(0.3, 0.1, n_features)), (n_labels, 1))
     W[np.arange(n_labels), rng.integers(0, n_features, n_labels)] += rng.normal(0, 0.01, n_labels)
@@ -375,8 +406,10 @@ def long_queries(rng: Rng) -> Case:
 
 
 def spread_out(case: Case, rng: Rng) -> Case:
-    """The same labels in the same order among more than 2^16, with the first queries. The others have no weights; their biases are
-    those of some labels, or lower than all: so a search for many labels meets what is hard with few."""
+    """The same labels in the same order among more than 2^16, with the first queries. The others
+    have no weights; their biases are those of some labels, or lower than all: so a search for many
+    labels meets what is hard with few.
+    """
     n_labels = EDGE + int(rng.integers(1, 3_000))
     places = np.sort(rng.choice(n_labels, case.W.n_rows, replace=False))
     lengths = np.zeros(n_labels, np.int64)

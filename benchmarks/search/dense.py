@@ -1,10 +1,12 @@
-"""Models that have all their weights: plain rows against packed lists against a matrix product, microseconds a row.
+"""Models that have all their weights: plain rows against packed lists against a matrix product,
+microseconds a row.
 
 `python -m benchmarks.search.dense [--json FILE] [--rounds 9]`
 
-All weights are random and there; rows have a share of the features. Lists and plain rows answer the same bits, which is checked;
-the product is float32 (X @ W + b and numpy's partition), which is less exact and keeps no order of sums. One core each: set
-OMP_NUM_THREADS=1. Ways take turns in each round, and medians are told.
+All weights are random and there; rows have a share of the features. Lists and plain rows answer the
+same bits, which is checked; the product is float32 (X @ W + b and numpy's partition), which is less
+exact and keeps no order of sums. One core each: set OMP_NUM_THREADS=1. Ways take turns in each
+round, and medians are told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Answers of a search beside brute force: labels, bits of scores, order, and whether the certificate tells the truth."""
+"""Answers of a search beside brute force: labels, bits of scores, order, and whether the
+certificate tells the truth.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ KEPT = 20  # mismatches told in full
 
 
 class Asked(NamedTuple):
-    """One call of a search: k, the labels allowed (None: all), threads, milliseconds (None: as long as it takes)."""
+    """One call of a search: k, the labels allowed (None: all), threads, milliseconds (None: as long
+    as it takes).
+    """
 
     k: int
     allowed: Any = None
@@ -42,7 +46,9 @@ class Asked(NamedTuple):
 
 
 def searcher(W: CSR, b: Any) -> SearchIndex:
-    """The search under test over weights by label and biases, by lists also where plain rows would be better."""
+    """The search under test over weights by label and biases, by lists also where plain rows would
+    be better.
+    """
     return SearchIndex.build(W, b, dense=False)
 
 
@@ -57,7 +63,9 @@ def bits(values: Any) -> Any:
 
 
 def differences(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
-    """What is wrong with an answer that had all the time, a line each; scores: (n, K) float64 of all labels by brute force."""
+    """What is wrong with an answer that had all the time, a line each; scores: (n, K) float64 of
+    all labels by brute force.
+    """
     expected = naive.best(scores, asked.k, asked.allowed)
     if answer.labels.shape != expected.labels.shape:
         return [f"labels are {answer.labels.shape}, not {expected.labels.shape}"]
@@ -82,8 +90,9 @@ def differences(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
 def dishonest(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
     """What an answer says of itself that is not so, with or without a deadline; a line each.
 
-    Its labels are allowed, different, in order, and have their exact scores; it scored at least these; a row that is exact has
-    the best labels; and the gap is no more than the truth: nothing outside can be better than the gap says.
+    Its labels are allowed, different, in order, and have their exact scores; it scored at least
+    these; a row that is exact has the best labels; and the gap is no more than the truth: nothing
+    outside can be better than the gap says.
     """
     n, k = answer.labels.shape
     n_allowed = scores.shape[1] if asked.allowed is None else len(np.unique(asked.allowed))
@@ -117,7 +126,9 @@ def dishonest(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
 
 
 def questions(rng: np.random.Generator, n_labels: int, scores: Any) -> Iterator[Asked]:
-    """Calls for one case: several k, and filters from one label to all but one; the best labels denied, the worst allowed."""
+    """Calls for one case: several k, and filters from one label to all but one; the best labels
+    denied, the worst allowed.
+    """
     for k in rng.choice(KS, 3, replace=False):
         yield Asked(int(k), None, int(rng.integers(1, 3)))
     some = np.flatnonzero(rng.random(n_labels) < rng.choice([0.001, 0.01, 0.5, 0.99]))
@@ -138,7 +149,9 @@ def questions(rng: np.random.Generator, n_labels: int, scores: Any) -> Iterator[
 def check(
     case: Case, rng: np.random.Generator, make: Callable[[CSR, Any], SearchIndex] = searcher
 ) -> tuple[int, list[str]]:
-    """Ask a case's questions: how many queries were compared (rows x questions), and what was wrong."""
+    """Ask a case's questions: how many queries were compared (rows x questions), and what was
+    wrong.
+    """
     index, scan = make(case.W, case.b), InvertedIndex.build(case.W, case.b)
     scores, wrong, compared = naive.all_scores(case.X, case.W, case.b), [], 0
     for asked in questions(rng, case.W.n_rows, scores):
@@ -163,7 +176,9 @@ def same(found: TopK, expected: TopK) -> bool:
 
 
 def many(wanted: int, seed: int = 0, families: tuple[str, ...] = tuple(FAMILIES)) -> dict[str, Any]:
-    """Compare `wanted` queries or more, all families in turn with fresh seeds; "wrong" tells the first and how to make them."""
+    """Compare `wanted` queries or more, all families in turn with fresh seeds; "wrong" tells the
+    first and how to make them.
+    """
     compared: Counter[str] = Counter()
     wrong: list[str] = []
     mismatches, round_, began = 0, 0, perf_counter()

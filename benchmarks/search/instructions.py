@@ -1,8 +1,10 @@
-"""Instructions, and bytes that miss the caches, of a query: counted by valgrind, where the machine's own counters are hidden.
+"""Instructions, and bytes that miss the caches, of a query: counted by valgrind, where the
+machine's own counters are hidden.
 
-`python -m benchmarks.search.instructions [--models DIR --only NAME] [--k 5] [--queries 100]` runs an engine under
-`valgrind --tool=cachegrind` twice, with no queries and with many; the difference is what the queries cost. Kernels are compiled
-for AVX2 here, the most that valgrind knows, so a machine with wider registers needs fewer. Code without a name is the kernels.
+`python -m benchmarks.search.instructions [--models DIR --only NAME] [--k 5] [--queries 100]` runs
+an engine under `valgrind --tool=cachegrind` twice, with no queries and with many; the difference is
+what the queries cost. Kernels are compiled for AVX2 here, the most that valgrind knows, so a
+machine with wider registers needs fewer. Code without a name is the kernels.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def child(model: str, queries: str, engine: str, k: int, n: int) -> None:
 
 
 def counted(task: list[str], n: int, folder: Path) -> dict[str, float]:
-    """Sums of cachegrind's events over a run with n queries; and "kernels": instructions of code that has no name."""
+    """Sums of cachegrind's events over a run with n queries; and "kernels": instructions of code
+    that has no name.
+    """
     command = [sys.executable, "-m", "benchmarks.search.instructions", "--child", *task, str(n)]
     environment = {**os.environ, **MACHINE, "NUMBA_CACHE_DIR": str(folder / "cache")}
     subprocess.run(

@@ -33,8 +33,10 @@ class Subject(NamedTuple):
 def subjects(
     models: Path | None, pydocs: bool, only: list[str] | None, queries: int, folder: Path
 ) -> Iterator[Subject]:
-    """The models of a directory that holds NAME/model with NAME/dataset, NAME/queries or NAME/queries.npz; a small trained one
-    without a directory; pydocs if asked for. `queries`: how many rows at most."""
+    """The models of a directory that holds NAME/model with NAME/dataset, NAME/queries or
+    NAME/queries.npz; a small trained one without a directory; pydocs if asked for. `queries`: how
+    many rows at most.
+    """
     for place in sorted(path.parent for path in models.glob("*/model")) if models else []:
         if only is None or place.name in only:
             yield Subject(
@@ -106,7 +108,9 @@ def arrays_of(thing: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def index_bytes(search: Any) -> int:
-    """Bytes of the arrays that a search reads, rows for rescoring included; memory that two views share counts once."""
+    """Bytes of the arrays that a search reads, rows for rescoring included; memory that two views
+    share counts once.
+    """
     spans = {
         (array.__array_interface__["data"][0], array.nbytes) for array in arrays_of(search, set())
     }

@@ -1,9 +1,10 @@
-"""One peer of the search: `python search_peer_worker.py FOLDER PEER` with the Python of the peers' environment.
+"""One peer of the search: `python search_peer_worker.py FOLDER PEER` with the Python of the peers'
+environment.
 
-Imports nothing of xcray. FOLDER holds the arrays of W (K x D), its transpose, the biases and the queries as .npy. It says
-{"ready": seconds of building, "resident": bytes} and then answers a line of JSON with a line of JSON,
-until its input ends: {"first", "last", "k"} -> {"ns": [...], "labels": [[...]]}, a query at a time;
-{"rows", "k", "threads"} -> {"s": seconds}, as one call.
+Imports nothing of xcray. FOLDER holds the arrays of W (K x D), its transpose, the biases and the
+queries as .npy. It says {"ready": seconds of building, "resident": bytes} and then answers a line
+of JSON with a line of JSON, until its input ends: {"first", "last", "k"} -> {"ns": [...], "labels":
+[[...]]}, a query at a time; {"rows", "k", "threads"} -> {"s": seconds}, as one call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import scipy.sparse as sp
 
 
 class Task:
-    """What a peer is made of: W with the biases as a last column, (K, D + 1); queries X, and X1 with a last column of ones."""
+    """What a peer is made of: W with the biases as a last column, (K, D + 1); queries X, and X1
+    with a last column of ones.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,8 +65,9 @@ def owned(X: Any) -> Any:
 
 
 class Kept(np.ndarray):
-    """An array of which a copy as the same type is itself: sparse_dot_topn copies the indices of all weights at every call, which
-    takes longer than its search."""
+    """An array of which a copy as the same type is itself: sparse_dot_topn copies the indices of
+    all weights at every call, which takes longer than its search.
+    """
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         same = np.dtype(dtype) == self.dtype
@@ -71,7 +75,9 @@ class Kept(np.ndarray):
 
 
 class SparseDotTopn:
-    """sparse_dot_topn: the product that keeps the best of each row. A bias is a feature that every label has."""
+    """sparse_dot_topn: the product that keeps the best of each row. A bias is a feature that every
+    label has.
+    """
 
     def __init__(self, task: Task) -> None:
         from sparse_dot_topn import sp_matmul_topn
@@ -96,7 +102,9 @@ class SparseDotTopn:
 
 
 class Pecos:
-    """PECOS: one layer that holds all labels, loaded for prediction only; its fastest form of weights."""
+    """PECOS: one layer that holds all labels, loaded for prediction only; its fastest form of
+    weights.
+    """
 
     kind = "BINARY_SEARCH_CHUNKED"
 
@@ -129,7 +137,9 @@ class PecosHash(Pecos):
 
 
 class Napkin:
-    """napkinXC: its one-vs-rest predictor, given the weights in its own file; a score becomes a probability, in the same order."""
+    """napkinXC: its one-vs-rest predictor, given the weights in its own file; a score becomes a
+    probability, in the same order.
+    """
 
     def __init__(self, task: Task) -> None:
         from napkinxc.models import BR
@@ -145,7 +155,8 @@ class Napkin:
                 pairs["index"] = np.concatenate([[1], task.W1.indices[lo : hi - 1] + 2])
                 pairs["value"] = np.roll(task.W1.data[lo:hi], 1)
                 sizes = (task.n_features + 3, len(pairs))
-                # two classes, the first is the positive one, logistic link; then the vector, sparse; no gradients
+                # two classes, the first is the positive one, logistic link; then the vector,
+                # sparse; no gradients
                 file.write(
                     struct.pack("<3i4Q?", 2, 1, 0, *sizes, *sizes, True) + pairs.tobytes() + b"\0"
                 )
@@ -167,7 +178,9 @@ class Napkin:
 
 
 class Nmslib:
-    """nmslib: a method over sparse vectors and their inner product; a bias is a feature that every label has."""
+    """nmslib: a method over sparse vectors and their inner product; a bias is a feature that every
+    label has.
+    """
 
     method = "simple_invindx"
     build: ClassVar[dict[str, int]] = {}
@@ -259,7 +272,9 @@ def answer(peer: Any, asked: dict[str, int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Build, and answer until the input ends. Only our lines go to the output: libraries write where they like."""
+    """Build, and answer until the input ends. Only our lines go to the output: libraries write
+    where they like.
+    """
     out = sys.stdout
     sys.stdout = sys.stderr
     folder, name = Path(sys.argv[1]), sys.argv[2]

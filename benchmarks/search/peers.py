@@ -1,4 +1,6 @@
-"""Peers of the search, each in a process of its own with its own Python: same weights, same queries, asked in turn with ours."""
+"""Peers of the search, each in a process of its own with its own Python: same weights, same
+queries, asked in turn with ours.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from benchmarks.search.timing import Engine
 from xcray.arrays import CSR, csr_from
 
 WORKER = Path(__file__).with_name("peer_worker.py")
-# which package of the environment each needs, and how many labels it can be given: graphs and hash maps of more take hours or
-# more memory than there is
+# which package of the environment each needs, and how many labels it can be given: graphs and hash
+# maps of more take hours or more memory than there is
 PEERS = {
     "sparse_dot_topn": ("sparse_dot_topn", None),
     "pecos": ("pecos", None),
@@ -39,7 +41,9 @@ class Unusable(Exception):
 
 
 class Peer:
-    """A peer's process: built when `Peer(...)` returns. Raises Unusable when it ends, or is not ready after `limit` seconds."""
+    """A peer's process: built when `Peer(...)` returns. Raises Unusable when it ends, or is not
+    ready after `limit` seconds.
+    """
 
     def __init__(self, name: str, python: Path, folder: Path, limit: float) -> None:
         self.name = name
@@ -122,7 +126,9 @@ def write(subject: Subject, W: CSR, b: Any, folder: Path) -> None:
 
 
 def part_of(subject: Subject, most: int | None) -> tuple[CSR, Any, Any]:
-    """W, b and the numbers of the labels a peer is given: all, or `most` of them, evenly over the numbers."""
+    """W, b and the numbers of the labels a peer is given: all, or `most` of them, evenly over the
+    numbers.
+    """
     K = subject.model.n_labels
     chosen = (
         np.arange(K) if most is None or most >= K else np.linspace(0, K - 1, most).astype(np.int64)
@@ -146,7 +152,9 @@ def running(
     folder: Path,
     limit: float,
 ) -> Iterator[tuple[list[Engine], dict[str, str], dict[str, Any]]]:
-    """Engines of the peers that can be used, why the others cannot, and what each took to build; ended afterwards."""
+    """Engines of the peers that can be used, why the others cannot, and what each took to build;
+    ended afterwards.
+    """
     peers: list[Peer] = []
     why = {name: absent[PEERS[name][0]] for name in names if PEERS[name][0] in absent}
     accounts: dict[str, Any] = {}

@@ -1,9 +1,11 @@
-"""Where the time of a query goes, down to the lines of the kernels: `perf` samples, source lines by the kernels' debug tables.
+"""Where the time of a query goes, down to the lines of the kernels: `perf` samples, source lines by
+the kernels' debug tables.
 
-`python -m benchmarks.search.profile FILE.svg [--models DIR --only NAME] [--engine scan] [--k 5]` runs an engine in a process
-of its own, whose kernels are compiled with tables of lines (their speed is the same), lets `perf record` watch it, and draws
-what it saw: a row of blocks a level, as wide as their share of the time: part of the system, kernel, function, line. Needs
-Linux with perf, and nm and addr2line (binutils).
+`python -m benchmarks.search.profile FILE.svg [--models DIR --only NAME] [--engine scan] [--k 5]`
+runs an engine in a process of its own, whose kernels are compiled with tables of lines (their speed
+is the same), lets `perf record` watch it, and draws what it saw: a row of blocks a level, as wide
+as their share of the time: part of the system, kernel, function, line. Needs Linux with perf, and
+nm and addr2line (binutils).
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def told(subject: Subject) -> str:
 
 
 def kernels(folder: Path) -> list[dict[str, Any]]:
-    """Each kernel this process has compiled: its name, where it lies in memory, the file its machine code was written to."""
+    """Each kernel this process has compiled: its name, where it lies in memory, the file its
+    machine code was written to.
+    """
     from numba.core.registry import CPUDispatcher
 
     out = []
@@ -89,7 +93,9 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
 def watched(
     chosen: argparse.Namespace, folder: Path
 ) -> tuple[str, dict[str, Any], list[tuple[int, str]]]:
-    """The title, what the child did, and the samples: address and the name of the file mapped there."""
+    """The title, what the child did, and the samples: address and the name of the file mapped
+    there.
+    """
     command = [
         sys.executable,
         "-m",
@@ -189,7 +195,9 @@ SOURCES: dict[str, tuple[list[str], list[tuple[int, int, str]]]] = {}
 
 
 def place_of(answer: str) -> Place:
-    """FILE:LINE as (function, line with its text); functions are told by the file itself, because inlining leaves the line only."""
+    """FILE:LINE as (function, line with its text); functions are told by the file itself, because
+    inlining leaves the line only.
+    """
     file, _, number = answer.split(" ")[0].rpartition(":")
     if not number.isdigit() or not Path(file).exists():
         return ("calls, without a line",)

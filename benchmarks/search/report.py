@@ -39,7 +39,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Left: k = 5, a bar an engine for every model, p50 with a mark at p99. Right: p50 and p99 of the search and the scan by k."""
+    """Left: k = 5, a bar an engine for every model, p50 with a mark at p99. Right: p50 and p99 of
+    the search and the scan by k.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,8 +1,10 @@
-"""Timing engines beside each other on a machine that others use too: interleaved, every query many times, the load told.
+"""Timing engines beside each other on a machine that others use too: interleaved, every query many
+times, the load told.
 
-Queries come in blocks. On a block each engine in turn answers all queries, one by one, and so again `repeats` times, so that
-a slow moment of the machine hits all alike. Told are percentiles of all times, and of each query's least time: the second is
-what the query costs, the first what a busy machine makes of it.
+Queries come in blocks. On a block each engine in turn answers all queries, one by one, and so again
+`repeats` times, so that a slow moment of the machine hits all alike. Told are percentiles of all
+times, and of each query's least time: the second is what the query costs, the first what a busy
+machine makes of it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ Ask = Callable[[int, int, int], tuple[list[int], list[Any]]]
 
 
 class Engine(NamedTuple):
-    """ask(first row, last + 1, k): nanoseconds and labels of each row. batch(rows, k, threads): seconds for the first rows as one
-    call, or None where there is no such call. labels: the numbers of those it knows; None: all."""
+    """ask(first row, last + 1, k): nanoseconds and labels of each row. batch(rows, k, threads):
+    seconds for the first rows as one call, or None where there is no such call. labels: the numbers
+    of those it knows; None: all.
+    """
 
     name: str
     ask: Ask
@@ -35,7 +39,9 @@ class Engine(NamedTuple):
 
 
 class Times(NamedTuple):
-    """ns: (repeats, queries) nanoseconds of one engine and k, NaN where it was not asked; labels: (queries, k), -1 where not."""
+    """ns: (repeats, queries) nanoseconds of one engine and k, NaN where it was not asked; labels:
+    (queries, k), -1 where not.
+    """
 
     ns: Any
     labels: Any
@@ -62,8 +68,9 @@ def local(
 def interleaved(
     engines: list[Engine], n: int, ks: tuple[int, ...], repeats: int, budget: float
 ) -> dict[tuple[str, int], Times]:
-    """Time all engines for every k. An engine that would take more than `budget` seconds for a k answers fewer queries of
-    each block."""
+    """Time all engines for every k. An engine that would take more than `budget` seconds for a k
+    answers fewer queries of each block.
+    """
     out = {}
     n_blocks = -(-n // BLOCK)
     for k in ks:
@@ -122,14 +129,18 @@ def asked(times: Times) -> Any:
 
 
 def ratio(times: Times, other: Times) -> float:
-    """How many times as long as another engine one takes: the median over the queries both were asked, of their least times."""
+    """How many times as long as another engine one takes: the median over the queries both were
+    asked, of their least times.
+    """
     both = ~np.isnan(times.ns).any(axis=0) & ~np.isnan(other.ns).any(axis=0)
     return float(np.median(times.ns[:, both].min(axis=0) / other.ns[:, both].min(axis=0)))
 
 
 def recall(times: Times, subject: Subject, worst: Any) -> float:
-    """Share of the best labels that an engine found, over the queries it was asked. A label is among the best when its exact
-    score is at least `worst` (n,), the k-th best, less what float32 rounds: of labels that tie any will do."""
+    """Share of the best labels that an engine found, over the queries it was asked. A label is
+    among the best when its exact score is at least `worst` (n,), the k-th best, less what float32
+    rounds: of labels that tie any will do.
+    """
     W, b, shares = subject.model.W.to_scipy(), subject.model.b, []
     for i in np.flatnonzero(~np.isnan(times.ns).any(axis=0)):
         found = np.unique(times.labels[i][times.labels[i] >= 0])
@@ -142,7 +153,9 @@ def recall(times: Times, subject: Subject, worst: Any) -> float:
 
 
 def batches(engine: Engine, rows: int, k: int, repeats: int) -> dict[str, Any]:
-    """Queries a second of one call with many rows on one and on two threads, in turn; the median, and their ratio."""
+    """Queries a second of one call with many rows on one and on two threads, in turn; the median,
+    and their ratio.
+    """
     assert engine.batch is not None
     took: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(repeats):
@@ -171,7 +184,9 @@ def stream(words: Any) -> int:
 
 
 def bandwidth(megabytes: int = 512, repeats: int = 7) -> float:
-    """Bytes a second that one core reads from memory in order: the best of some passes over an array larger than every cache."""
+    """Bytes a second that one core reads from memory in order: the best of some passes over an
+    array larger than every cache.
+    """
     words = np.arange(megabytes << 17, dtype=np.int64)
     stream(words[:8])
     best = np.inf
@@ -183,7 +198,9 @@ def bandwidth(megabytes: int = 512, repeats: int = 7) -> float:
 
 
 class Others:
-    """How much of the machine other processes used between `__init__` and `share`: 0 to 1, of all cores; None without /proc."""
+    """How much of the machine other processes used between `__init__` and `share`: 0 to 1, of all
+    cores; None without /proc.
+    """
 
     def __init__(self) -> None:
         self.began = self._read()
@@ -198,7 +215,9 @@ class Others:
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
-        """Seconds busy, seconds in all, seconds of this process and its finished children, so far."""
+        """Seconds busy, seconds in all, seconds of this process and its finished children, so
+        far.
+        """
         stat = Path("/proc/stat")
         if not stat.exists():
             return None

@@ -1,19 +1,23 @@
-"""The prediction endpoint at full speed: requests a second and latencies, over HTTP, of one row and of 32, text and sparse.
+"""The prediction endpoint at full speed: requests a second and latencies, over HTTP, of one row and
+of 32, text and sparse.
 
-`python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3] [--json FILE] [--picture FILE]`
+`python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3]
+[--json FILE] [--picture FILE]`
 
-Without --model a text model is trained on pydocs (DATA/pydocs when it is there) and asked for texts and for sparse rows. A model
-given is asked for the test rows of --rows. The service runs as people run it (`serve`, logs to a file) on all cores but the last;
-`serving_load` asks from the last one. For each case, in turns of `repeats`, medians told:
+Without --model a text model is trained on pydocs (DATA/pydocs when it is there) and asked for texts
+and for sparse rows. A model given is asked for the test rows of --rows. The service runs as people
+run it (`serve`, logs to a file) on all cores but the last; `serving_load` asks from the last one.
+For each case, in turns of `repeats`, medians told:
 
-bare        the predictor alone, in this process on the service's core: milliseconds for the rows of one request
-idle        one client that asks again once it is answered
-capacity    32 clients that do; crowd: 300 of them (one row a request only)
-open        requests due at random moments at 80 % of capacity, on up to 300 connections; times count from when one was due
+bare        the predictor alone, in this process on the service's core: milliseconds for the rows of
+one request idle        one client that asks again once it is answered capacity    32 clients that
+do; crowd: 300 of them (one row a request only) open        requests due at random moments at 80 %
+of capacity, on up to 300 connections; times count from when one was due
 
-`cpu_us` are microseconds of processor time of the service for one request: they feel less of what else the machine does than the
-other figures do. `variants` asks the first case of services that are set up otherwise; `training` asks it at half of capacity
-before and while a job trains, which the service runs on its own core.
+`cpu_us` are microseconds of processor time of the service for one request: they feel less of what
+else the machine does than the other figures do. `variants` asks the first case of services that are
+set up otherwise; `training` asks it at half of capacity before and while a job trains, which the
+service runs on its own core.
 """
 
 from __future__ import annotations
@@ -181,7 +185,9 @@ def cases_of(name: str, X: Any, texts: list[str] | None) -> list[Case]:
 
 
 def bare(predictor: Predictor, case: Case) -> float:
-    """Median milliseconds of the predictor alone for one request, names included; on the service's core."""
+    """Median milliseconds of the predictor alone for one request, names included; on the service's
+    core.
+    """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores()[0])
     seconds = []

@@ -1,10 +1,13 @@
-"""Batch prediction: rows a second by pool and workers, what more workers bring, and where the time goes.
+"""Batch prediction: rows a second by pool and workers, what more workers bring, and where the time
+goes.
 
-`python -m benchmarks.serving.batch [--rows 20000] [--model DIR --queries DATASET] [--repeats 3] [--ray]`
+`python -m benchmarks.serving.batch [--rows 20000] [--model DIR --queries DATASET] [--repeats 3]
+[--ray]`
 
-Without a model a synthetic one is trained. Held-out rows are repeated up to --rows, written as Parquet (and once as svmlight), and
-answered by each pool in turn, --repeats times, interleaved. Rows a second count from the first chunk begun to the last answered;
-opening the model and hashing the input (`loading`), and the start of a pool (`starting`: a Ray and its workers), are told apart.
+Without a model a synthetic one is trained. Held-out rows are repeated up to --rows, written as
+Parquet (and once as svmlight), and answered by each pool in turn, --repeats times, interleaved.
+Rows a second count from the first chunk begun to the last answered; opening the model and hashing
+the input (`loading`), and the start of a pool (`starting`: a Ray and its workers), are told apart.
 """
 
 from __future__ import annotations

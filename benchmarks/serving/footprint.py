@@ -1,11 +1,15 @@
-"""What a process that predicts costs: time to its first answer, memory, what eight of them share, what a hundred reloads leave.
+"""What a process that predicts costs: time to its first answer, memory, what eight of them share,
+what a hundred reloads leave.
 
-`python -m benchmarks.serving.footprint [--model DIR] [--rows DATASET] [--repeats 7] [--processes 8] [--reloads 100]`
+`python -m benchmarks.serving.footprint [--model DIR] [--rows DATASET] [--repeats 7] [--processes 8]
+[--reloads 100]`
 
-Without --model a text model is made up (15,000 labels, 40,000 terms, 4 million weights). Times are medians of fresh processes,
-the kinds interleaved: "all": everything installed; "core": what a core install lacks is hidden; "cold": all, no kernels compiled.
-Shared: the processes load their kernels on a toy model; then each opens two versions (copies, so other pages on disk) and answers
-1,000 rows with each. Figures are sums of proportional shares (PSS): before, and what was added, over the bytes of one model.
+Without --model a text model is made up (15,000 labels, 40,000 terms, 4 million weights). Times are
+medians of fresh processes, the kinds interleaved: "all": everything installed; "core": what a core
+install lacks is hidden; "cold": all, no kernels compiled. Shared: the processes load their kernels
+on a toy model; then each opens two versions (copies, so other pages on disk) and answers 1,000 rows
+with each. Figures are sums of proportional shares (PSS): before, and what was added, over the bytes
+of one model.
 """
 
 from __future__ import annotations
@@ -79,8 +83,9 @@ def _syllables() -> list[str]:
 
 
 def written_queries(model: Model, rows: str, path: Path) -> Path:
-    """1,000 rows to ask, in a file: of a data set's test part, again from the first when there are fewer; else made up, features
-    as frequent as their weights, as texts for a model of text."""
+    """1,000 rows to ask, in a file: of a data set's test part, again from the first when there are
+    fewer; else made up, features as frequent as their weights, as texts for a model of text.
+    """
     if rows:
         X = Dataset.open(rows)["test"].X
         wanted = np.arange(ROWS) % X.n_rows
@@ -252,7 +257,9 @@ def _sum(workers: list[subprocess.Popen[str]]) -> dict[str, int]:
 
 
 def reloads(model: Path, rows: str, times: int) -> dict[str, Any]:
-    """What grows when a model is opened, asked and let go again and again: least squares over the later three quarters."""
+    """What grows when a model is opened, asked and let go again and again: least squares over the
+    later three quarters.
+    """
     steps = finished(child("reload", {"model": str(model), "rows": rows, "times": times}))
     later = steps[len(steps) // 4 :]
     slopes = {

@@ -1,6 +1,7 @@
 """One process of benchmarks.serving.footprint; nothing is imported above what is measured.
 
-`python -m benchmarks.serving.footprint_child TASK JSON`: prints one JSON object a step; steps of `serve` wait for a line of standard input.
+`python -m benchmarks.serving.footprint_child TASK JSON`: prints one JSON object a step; steps of
+`serve` wait for a line of standard input.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def first_answer(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def serve(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A worker: kernels loaded on a toy, then every model of `models` open and asked; says when, and stays until told to end."""
+    """A worker: kernels loaded on a toy, then every model of `models` open and asked; says when,
+    and stays until told to end.
+    """
     _use(told["toy"], told["toy_rows"])
     yield {"step": "ready"}
     input()

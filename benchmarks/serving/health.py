@@ -1,15 +1,18 @@
 """How long /healthz and /readyz take while clients send the worst predict bodies that are allowed.
 
-`python -m benchmarks.serving.health [--seconds 10] [--clients 4] [--workers 1] [--cases sparse,strict,...] [--json FILE]`
+`python -m benchmarks.serving.health [--seconds 10] [--clients 4] [--workers 1] [--cases
+sparse,strict,...] [--json FILE]`
 
-A service as people run it, with models of random weights (20,000 features, 4,000 labels; one reads text). For each case `clients`
-connections send the same body again and again, each as soon as it was answered, from a process of their own; meanwhile /healthz and
-/readyz are asked ten times a second each, on new connections. Told: milliseconds p50, p99, most; how often bodies were answered,
+A service as people run it, with models of random weights (20,000 features, 4,000 labels; one reads
+text). For each case `clients` connections send the same body again and again, each as soon as it
+was answered, from a process of their own; meanwhile /healthz and /readyz are asked ten times a
+second each, on new connections. Told: milliseconds p50, p99, most; how often bodies were answered,
 and how. The bar is a p99 of 500 ms: kubelets wait a second by default.
 
-sparse  1,024 rows of features, 10 MB     strict  the same with a mistake at its end      wide   one row of two million values
-answer  1,024 rows, top_k 1,000           text    1,024 texts, 10 MB                      many   two million empty instances
-names   a filter of 10 MB of label names  braces  10 MB of objects within a value that is none
+sparse  1,024 rows of features, 10 MB     strict  the same with a mistake at its end      wide   one
+row of two million values answer  1,024 rows, top_k 1,000           text    1,024 texts, 10 MB
+many   two million empty instances names   a filter of 10 MB of label names  braces  10 MB of
+objects within a value that is none
 """
 
 from __future__ import annotations
@@ -132,7 +135,9 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
 
 
 def send(url: str, model: str, body: bytes, seconds: float, clients: int) -> dict[str, int]:
-    """Ask from so many threads until the time is up; how often each status came, `lost` for none."""
+    """Ask from so many threads until the time is up; how often each status came, `lost` for
+    none.
+    """
     statuses: Counter[str] = Counter()
     until = time.monotonic() + seconds
 
@@ -165,7 +170,9 @@ def send(url: str, model: str, body: bytes, seconds: float, clients: int) -> dic
 
 
 def probe(url: str, path: str, ending: threading.Event, took: list[float]) -> None:
-    """Ask a path ten times a second as a probe does, on a new connection each time; the milliseconds that it took."""
+    """Ask a path ten times a second as a probe does, on a new connection each time; the
+    milliseconds that it took.
+    """
     due = time.monotonic()
     while not ending.is_set():
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)

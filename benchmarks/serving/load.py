@@ -1,10 +1,12 @@
-"""The other end of `benchmarks.serving`: requests to a service from a process, and a core, of its own.
+"""The other end of `benchmarks.serving`: requests to a service from a process, and a core, of its
+own.
 
 Reads one JSON object from standard input and answers with one on standard output. Two ways to ask:
 
-closed  `connections` clients, each asks again as soon as it has been answered: what the service can do at most.
-open    requests are due at random moments (a Poisson process of `rate` a second, from `seed`), whatever the service does. A time
-        is counted from the moment a request was due, also when all connections were busy then: waiting is never left out.
+closed  `connections` clients, each asks again as soon as it has been answered: what the service can
+do at most. open    requests are due at random moments (a Poisson process of `rate` a second, from
+`seed`), whatever the service does. A time is counted from the moment a request was due, also when
+all connections were busy then: waiting is never left out.
 """
 
 from __future__ import annotations

@@ -1,17 +1,22 @@
-"""The queue under load: submitting, listing, stopping and restarting with 10,000 jobs; a store of 100,000; claims by 4 processes.
+"""The queue under load: submitting, listing, stopping and restarting with 10,000 jobs; a store of
+100,000; claims by 4 processes.
 
-`python -m benchmarks.serving.queue [--jobs 10000] [--rows 100000] [--claims 10000] [--store sqlite,postgresql] [--json FILE]`
+`python -m benchmarks.serving.queue [--jobs 10000] [--rows 100000] [--claims 10000] [--store
+sqlite,postgresql] [--json FILE]`
 
---store names the stores, which take turns in each step: sqlite (a file in a temporary folder), postgresql (a private server from
-the binaries of this machine, commits synced), or the URL of an empty database. Over HTTP, against `xcray serve --no-runner`:
+--store names the stores, which take turns in each step: sqlite (a file in a temporary folder),
+postgresql (a private server from the binaries of this machine, commits synced), or the URL of an
+empty database. Over HTTP, against `xcray serve --no-runner`:
 
-submit     jobs a second by 8 clients that ask again once they are answered, each acknowledged job on disk; the same by one
-list       pages of 50 while all those wait: newest first, deep ones, by status, by name
-restart    seconds from SIGTERM to gone, and from start to ready, with all those waiting
-stop       seconds to stop them all: POST /v1/jobs:stop where there is one, else each by itself
+submit     jobs a second by 8 clients that ask again once they are answered, each acknowledged job
+on disk; the same by one list       pages of 50 while all those wait: newest first, deep ones, by
+status, by name restart    seconds from SIGTERM to gone, and from start to ready, with all those
+waiting stop       seconds to stop them all: POST /v1/jobs:stop where there is one, else each by
+itself
 
-In the store itself: `filled` has lists by each filter, counts, submits and claims with `rows` jobs of all states and 20 tenants;
-`claims` lets 4 processes claim `claims` jobs, and counts those that were claimed twice. Times are milliseconds.
+In the store itself: `filled` has lists by each filter, counts, submits and claims with `rows` jobs
+of all states and 20 tenants; `claims` lets 4 processes claim `claims` jobs, and counts those that
+were claimed twice. Times are milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The service whose queue is measured, as people run it without a runner, and clients that submit, list and stop over HTTP."""
+"""The service whose queue is measured, as people run it without a runner, and clients that submit,
+list and stop over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ BODY = {"model": "queued", "params": {"C": 1.0}, "pool": "serial"}
 
 
 class Service:
-    """`xcray serve --no-runner` on a store, in a process of its own that can be ended and started again."""
+    """`xcray serve --no-runner` on a store, in a process of its own that can be ended and started
+    again.
+    """
 
     def __init__(self, home: Path, store: str) -> None:
         self.home = home
@@ -97,14 +101,18 @@ class Service:
 
 
 def free_of_limits() -> dict[str, str]:
-    """Settings that let one caller do all: the queue is measured here, not the limits of callers."""
+    """Settings that let one caller do all: the queue is measured here, not the limits of
+    callers.
+    """
     return {"XCRAY_REQUESTS_PER_MINUTE": "100000000"}
 
 
 def many(
     service: Service, clients: int, steps: Sequence[Callable[[httpx.Client], httpx.Response]]
 ) -> tuple[list[float], float]:
-    """Do all steps with so many clients that ask again once they are answered: seconds of each, and of all."""
+    """Do all steps with so many clients that ask again once they are answered: seconds of each, and
+    of all.
+    """
 
     def one_client(mine: Sequence[Callable[[httpx.Client], httpx.Response]]) -> list[float]:
         with service.client() as client:

@@ -1,9 +1,11 @@
-"""The same service by plain uvicorn and by Ray Serve: latencies of one client, requests a second of sixteen.
+"""The same service by plain uvicorn and by Ray Serve: latencies of one client, requests a second of
+sixteen.
 
 `python -m benchmarks.serving.ray_serve [--seconds 5] [--ha-proxy] [--json FILE]`
 
-One model, one row a request. Plain is one process of `xcray serve`; Serve is one replica behind its proxy, in Python, or in HAProxy
-with --ha-proxy. The client is a process of its own, on the last core; the rest is the service's.
+One model, one row a request. Plain is one process of `xcray serve`; Serve is one replica behind its
+proxy, in Python, or in HAProxy with --ha-proxy. The client is a process of its own, on the last
+core; the rest is the service's.
 """
 
 from __future__ import annotations

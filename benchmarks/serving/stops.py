@@ -1,18 +1,21 @@
-"""How soon a job stops, whatever it is at; how soon a runner gives its job back; how soon the first work of a job begins.
+"""How soon a job stops, whatever it is at; how soon a runner gives its job back; how soon the first
+work of a job begins.
 
 `python -m benchmarks.serving.stops [--repeats 5] [--rows 20000] [--only WORD] [--json FILE]`
 
-Real runners as processes, launched by a supervisor with the settings of the service; data sets are synthetic. Seconds from the
-request to the end, which is when the store says so and the runner's process is gone with all its children:
+Real runners as processes, launched by a supervisor with the settings of the service; data sets are
+synthetic. Seconds from the request to the end, which is when the store says so and the runner's
+process is gone with all its children:
 
-queued, starting, loading        before there is anything to stop
-SOLVER on POOL                   in the middle of its training; `class without end`: in one class of the hinge loss that never ends
-merging and so on                at the end, just before the model is published
-deaf                             a program in the runner's place that looks at nothing: `loop` computes, `stopped` stands still
-twice                            asked ten times at once
-sigterm                          the runner is told to give its job back: PENDING, to be claimed again
+queued, starting, loading        before there is anything to stop SOLVER on POOL
+in the middle of its training; `class without end`: in one class of the hinge loss that never ends
+merging and so on                at the end, just before the model is published deaf
+a program in the runner's place that looks at nothing: `loop` computes, `stopped` stands still twice
+asked ten times at once sigterm                          the runner is told to give its job back:
+PENDING, to be claimed again
 
-`wait` is the time from submitting to the first phase that the training tells, and to the first report of work. Ends are counted by
+`wait` is the time from submitting to the first phase that the training tells, and to the first
+report of work. Ends are counted by
 status: every job must have one, STOPPED or, when it was quicker, SUCCEEDED.
 """
 

@@ -1,11 +1,14 @@
-"""Texts to rows: the mapped vocabulary and its compiled call beside a dictionary and a Counter, to the same bits.
+"""Texts to rows: the mapped vocabulary and its compiled call beside a dictionary and a Counter, to
+the same bits.
 
 `python -m benchmarks.serving.text [--texts 4000] [--terms 1600000] [--repeats 7]`
 
-Two pipelines: the demo corpus with its options (identifiers, plurals, aliases), and the default options over a vocabulary of
---terms names, made up around the words of the corpus. Each is asked for its documents, and for the first twelve words of each, in
-batches. Opening: fresh processes, seconds and memory. Times: processor microseconds a text, medians of interleaved rounds. Lock:
-the share of the time that holds the interpreter's lock: all but compiled code, less what its calls without text take.
+Two pipelines: the demo corpus with its options (identifiers, plurals, aliases), and the default
+options over a vocabulary of --terms names, made up around the words of the corpus. Each is asked
+for its documents, and for the first twelve words of each, in batches. Opening: fresh processes,
+seconds and memory. Times: processor microseconds a text, medians of interleaved rounds. Lock: the
+share of the time that holds the interpreter's lock: all but compiled code, less what its calls
+without text take.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 
 
 class Dictionary:
-    """The plain way: a dictionary of all terms in each process, Python strings and a Counter for each text."""
+    """The plain way: a dictionary of all terms in each process, Python strings and a Counter for
+    each text.
+    """
 
     def __init__(self, pipeline: TextPipeline) -> None:
         self.pipeline = pipeline
@@ -71,7 +76,9 @@ def many_terms(texts: list[str], n: int) -> TextPipeline:
 
 
 def opening(directory: Path, repeats: int) -> dict[str, Any]:
-    """Seconds to open and first use, and bytes of the process's own, by fresh processes of either way."""
+    """Seconds to open and first use, and bytes of the process's own, by fresh processes of either
+    way.
+    """
     found: dict[str, list[dict[str, float]]] = {"mapped": [], "dictionary": []}
     for _ in range(repeats):
         for way, runs in found.items():

@@ -125,7 +125,9 @@ def judged(case: Case, dataset: Dataset, seconds: float, whole: float) -> dict[s
 
 
 def worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return per figure: sets, median, worst factor, and the sets within a factor of 1.3 and of 2."""
+    """Return per figure: sets, median, worst factor, and the sets within a factor of 1.3 and of
+    2.
+    """
     out = {}
     for name in FIGURES:
         ratios = [row["ratios"][name] for row in rows if row["ratios"].get(name)]

@@ -49,7 +49,9 @@ def copied(model: Path, target: Path) -> Path:
 
 
 def searched(model: Path, part: Split, seconds: float) -> tuple[float, int]:
-    """Processor seconds of a query of one row, the median, and bytes that this process holds more than before."""
+    """Processor seconds of a query of one row, the median, and bytes that this process holds more
+    than before.
+    """
     warm_up()
     before = resident()
     index = Predictor(Model.open(model, verify=False)).index

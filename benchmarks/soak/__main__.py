@@ -1,15 +1,19 @@
-"""A service under everything at once for a long time: does it leak, does anything fail, does a reply ever mix two versions?
+"""A service under everything at once for a long time: does it leak, does anything fail, does a
+reply ever mix two versions?
 
 `python -m benchmarks.soak [--minutes 30] [--swaps 20] [--workers 1] [--json FILE] [--picture FILE]`
 
-A real service with a home of its own is asked by clients of every kind until the time is up (`soak_traffic`), while its models
-are swapped: new versions, aliases, splits, shadows, deletes, spread evenly over the time. Every few seconds its processes are
-looked at. Told: the slope of memory after the warm-up (least squares, with its standard error), file descriptors and threads
-before and after, errors by kind (must be none), mixed replies (must be none), latencies by kind. Ends with 1 when something
-failed or was mixed, or when a process that answers holds more file descriptors or threads at the end than it did when warm.
+A real service with a home of its own is asked by clients of every kind until the time is up
+(`soak_traffic`), while its models are swapped: new versions, aliases, splits, shadows, deletes,
+spread evenly over the time. Every few seconds its processes are looked at. Told: the slope of
+memory after the warm-up (least squares, with its standard error), file descriptors and threads
+before and after, errors by kind (must be none), mixed replies (must be none), latencies by kind.
+Ends with 1 when something failed or was mixed, or when a process that answers holds more file
+descriptors or threads at the end than it did when warm.
 
-`service` are the processes that answer; `all` adds runners, builds and whatever else they started. `private` memory leaves out
-pages that files stand behind, which models are. Figures are of this machine, clients included.
+`service` are the processes that answer; `all` adds runners, builds and whatever else they started.
+`private` memory leaves out pages that files stand behind, which models are. Figures are of this
+machine, clients included.
 """
 
 from __future__ import annotations

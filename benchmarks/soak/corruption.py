@@ -1,11 +1,13 @@
-"""Damaged models: of every kind of damage to a model directory, how much goes unseen when it is opened. It must be none.
+"""Damaged models: of every kind of damage to a model directory, how much goes unseen when it is
+opened. It must be none.
 
 `python -m benchmarks.soak.corruption [--flips 10000] [--seed 0] [--json FILE]`
 
-A small model that reads text is written once. Single bits are flipped at random places of random files (each file as likely as it
-is long, the manifest among them); files are truncated at random lengths, given zero pages, lengthened, removed, exchanged with
-each other and with those of another model of the same shape, and signed anew with biases that are NaN, or another schema version
-or shape. Each damage is opened as the service does (`Model.open(verify=True)`), and then mended.
+A small model that reads text is written once. Single bits are flipped at random places of random
+files (each file as likely as it is long, the manifest among them); files are truncated at random
+lengths, given zero pages, lengthened, removed, exchanged with each other and with those of another
+model of the same shape, and signed anew with biases that are NaN, or another schema version or
+shape. Each damage is opened as the service does (`Model.open(verify=True)`), and then mended.
 """
 
 from __future__ import annotations
@@ -101,7 +103,9 @@ def cuts(model: Path, rng: np.random.Generator) -> Iterator[Damage]:
 
 
 def exchanges(model: Path, other: Path) -> Iterator[Damage]:
-    """Files in each other's places, and those of another model; all but the manifest of the other, which is a whole model."""
+    """Files in each other's places, and those of another model; all but the manifest of the other,
+    which is a whole model.
+    """
     files = files_of(model)
     contents = {path: path.read_bytes() for path in files}
 

@@ -1,6 +1,7 @@
 """What `soak` does to a service: clients of every kind, each a thread, and the swaps of its models.
 
-Labels of every version bear its number, so that a reply that mixed two versions would show; one label, `common`, is in all of them.
+Labels of every version bear its number, so that a reply that mixed two versions would show; one
+label, `common`, is in all of them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Record:
 
 
 class Models:
-    """The versions of docs, published into the home as a runner does, from another process than the service."""
+    """The versions of docs, published into the home as a runner does, from another process than the
+    service.
+    """
 
     def __init__(self, home: Path, folder: Path) -> None:
         self.registry = Registry(home / "models")
@@ -122,7 +125,9 @@ class Models:
         return number
 
     def swap(self, client: Client, turn: int) -> None:
-        """One change of what answers: a new version, an alias that moves, a split with a shadow, and versions that go."""
+        """One change of what answers: a new version, an alias that moves, a split with a shadow,
+        and versions that go.
+        """
         versions = self.registry.versions("docs")
         if turn % 3 == 0:
             self.publish()
@@ -231,7 +236,9 @@ class Traffic:
         self.ending.wait(2.0)
 
     def trains(self, rng: random.Random, http: httpx.Client) -> None:
-        """A training, followed by its events to its end; some are stopped on the way and resumed."""
+        """A training, followed by its events to its end; some are stopped on the way and
+        resumed.
+        """
         stops = rng.random() < 0.4
         with self.record.of("stop, resume" if stops else "training"), self.client() as client:
             data = self._data(client, LARGE if stops else SMALL)

@@ -75,7 +75,9 @@ def judged(told: Told, others: RankedLabels) -> dict[str, float]:
 
 
 def narrowed(answers: RankedLabels, n_labels: int, seed: int) -> tuple[RankedLabels, Any]:
-    """The first five answers when a tenth of the labels is allowed; which of them are within the candidates."""
+    """The first five answers when a tenth of the labels is allowed; which of them are within the
+    candidates.
+    """
     allowed = np.random.default_rng(seed).random(n_labels) < 0.1
     kept = allowed[answers.labels]
     order = np.argsort(~kept, axis=1, kind="stable")[:, : max(KS)]

@@ -39,7 +39,9 @@ COLOURS = (*plots.BLUES[:0:-1], plots.ORANGE)  # of P@1, P@3, P@5
 
 
 def sampled(data: Dataset, n: int) -> Any:
-    """At most `n` labels (int32, ascending), equally many of each tenth by frequency; the same ones every time."""
+    """At most `n` labels (int32, ascending), equally many of each tenth by frequency; the same ones
+    every time.
+    """
     groups, rng = frequency_groups(data.label_counts), np.random.default_rng(0)
     chosen = [
         rng.permutation(np.flatnonzero(groups == group))[: -(-n // 10)] for group in range(10)
@@ -61,7 +63,9 @@ def solved(local: Any, params: dict[str, Any], labels: Any, repeats: int) -> tup
 
 
 def single_classes(data: Dataset, labels: Any, repeats: int) -> dict[str, Any]:
-    """Both paths of single classes: {"by_round", "by_eps"} as rows of quantiles, and whether each gap was a bound."""
+    """Both paths of single classes: {"by_round", "by_eps"} as rows of quantiles, and whether each
+    gap was a bound.
+    """
     split = data.train
     local = make_solver("ppdsparse", {}).load(split.X, split.XT, split.YT)
     settings: list[tuple[str, float, dict[str, Any]]] = [
@@ -158,7 +162,9 @@ def main() -> None:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """Distance to the optimum against time, the bound against what was asked for, and P@k against eps."""
+    """Distance to the optimum against time, the bound against what was asked for, and P@k against
+    eps.
+    """
     note = (
         f"{found['classes']} classes of {found['labels']:,}, spread over all frequencies; {found['rows']:,} rows; "
         "lines: median, bands: 10 to 90 % of the classes"
@@ -226,7 +232,9 @@ def draw_eps(axis: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """P@k of the whole model against eps, as points above that of the smallest eps; the time of a class above."""
+    """P@k of the whole model against eps, as points above that of the smallest eps; the time of a
+    class above.
+    """
     x, last = [row["eps"] for row in rows], rows[-1]
     for name, colour, mark in zip(
         [name for name in last if name.startswith("P@")], COLOURS, ("o-", "s-", "^-"), strict=True

@@ -81,7 +81,9 @@ def run(
 
 
 class Killer:
-    """Kills a worker of this job each time the share of solved classes passes a random mark. Called with every Progress."""
+    """Kills a worker of this job each time the share of solved classes passes a random mark. Called
+    with every Progress.
+    """
 
     def __init__(self, kills: int, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -108,7 +110,9 @@ class Killer:
 def kill_driver(
     data: Dataset, place: Path, pool: str, workers: int, address: str | None, share: float
 ) -> dict[str, Any]:
-    """A training in a process of its own that is killed when `share` of the classes is committed: what it leaves."""
+    """A training in a process of its own that is killed when `share` of the classes is committed:
+    what it leaves.
+    """
     place.mkdir()
     text = json.dumps({**spec(data, pool, workers, address).as_dict(), "place": str(place)})
     child = subprocess.Popen([sys.executable, "-m", "benchmarks.training.kills", "--child", text])
@@ -131,7 +135,9 @@ def kill_driver(
 
 
 def committed(place: Path) -> int:
-    """Classes in the part files of a run, by the timeline's rows and files: cheap enough to ask often."""
+    """Classes in the part files of a run, by the timeline's rows and files: cheap enough to ask
+    often.
+    """
     timeline = read_streams(place / "run")
     return int(
         pc.sum(
@@ -172,7 +178,9 @@ def everything(data: Dataset, folder: Path, kills: int, seed: int) -> dict[str, 
 
 
 def verdict(found: dict[str, Any], kills: int) -> dict[str, Any]:
-    """The bars: one hash; all killed, drivers in the middle; at most one batch lost with a worker, no longer than whole ones."""
+    """The bars: one hash; all killed, drivers in the middle; at most one batch lost with a worker,
+    no longer than whole ones.
+    """
     killed = next(row for row in found["runs"] if "kills" in row)
     return {
         "same_sha256": len({row["sha256"] for row in found["runs"]}) == 1,

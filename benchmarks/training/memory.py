@@ -63,7 +63,9 @@ def generated(path: Path, labels: int) -> Dataset:
 
 
 def child(task: str, folder: Path, data: str) -> dict[str, Any]:
-    """What runs in a process of its own: a training, or merging and turning the weights of a model in memory."""
+    """What runs in a process of its own: a training, or merging and turning the weights of a model
+    in memory.
+    """
     if task == "in-memory":
         W = Model.open(folder / "free" / "model", verify=False).W
         try:
@@ -84,7 +86,9 @@ def child(task: str, folder: Path, data: str) -> dict[str, Any]:
 
 
 def watched(task: str, folder: Path, data: str, limit: int | None) -> dict[str, Any]:
-    """Run a child under a limit and watch its memory from outside: peaks in bytes, and the course of it."""
+    """Run a child under a limit and watch its memory from outside: peaks in bytes, and the course
+    of it.
+    """
 
     def limited() -> None:
         if limit is not None:

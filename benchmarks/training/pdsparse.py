@@ -100,7 +100,9 @@ def compare(name: str, data: Dataset) -> dict[str, Any]:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds of the plain settings, and P@1 of the better setting with the published one as a line; set by set."""
+    """Seconds of the plain settings, and P@1 of the better setting with the published one as a
+    line; set by set.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -43,7 +43,9 @@ def p_at_1(W: CSR, bias: Any, part: Any) -> float:
 
 
 def solved(solver: Any, local: Any, n_labels: int) -> tuple[SolvedLabels, CSR | None, float]:
-    """All labels: their block, their duals when the solver gives them, and the CPU seconds of this thread that it took."""
+    """All labels: their block, their duals when the solver gives them, and the CPU seconds of this
+    thread that it took.
+    """
     blocks, duals, seconds = [], [], 0.0
     for first in range(0, n_labels, BATCH):
         labels = frozen(np.arange(first, min(first + BATCH, n_labels)), np.int32)
@@ -119,7 +121,9 @@ def path_of(held: Dataset, points: list[Point], repeats: int) -> dict[str, Any]:
 
 
 def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
-    """CPU seconds of one core and P@1 on the test part, when labels go out by `values` (None: dearest first)."""
+    """CPU seconds of one core and P@1 on the test part, when labels go out by `values` (None:
+    dearest first).
+    """
     solver, train = PPDSparseSolver(), data.train
     local = solver.load(train.X, train.XT, train.YT)
     labels = frozen(np.arange(data.n_labels), np.int32)

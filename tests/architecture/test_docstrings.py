@@ -1,7 +1,8 @@
 """Docstrings are part of the public face: each public thing has one, and what it names exists.
 
-A name in backticks must be a parameter, a member, or a name of the module or of xcray; a line `name: text` in the docstring of
-a function must be one of its parameters, in that of a class one of its members.
+A name in backticks must be a parameter, a member, or a name of the module or of xcray; a line
+`name: text` in the docstring of a function must be one of its parameters, in that of a class one of
+its members.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The notebook after a run in a folder of its own; the first cell that raises ends the test with its traceback."""
+    """The notebook after a run in a folder of its own; the first cell that raises ends the test
+    with its traceback.
+    """
     place = tmp_path_factory.mktemp("notebook")
     patch = pytest.MonkeyPatch()
     for name in (

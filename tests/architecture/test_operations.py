@@ -1,4 +1,6 @@
-"""The figures of docs/operations.md are those of `xcray plan` as they come out; what it names exists (`tests/architecture/test_printed.py`)."""
+"""The figures of docs/operations.md are those of `xcray plan` as they come out; what it names
+exists (`tests/architecture/test_printed.py`).
+"""
 
 from __future__ import annotations
 

@@ -563,7 +563,9 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, model, big):
 
 
 def test_two_that_publish_the_same_work_agree(tmp_path, model, big):
-    """The slower one finds the output of the quicker one and says what that says; another's output is a conflict."""
+    """The slower one finds the output of the quicker one and says what that says; another's output
+    is a conflict.
+    """
     spec, out = (
         BatchPredictSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7),
         tmp_path / "out",

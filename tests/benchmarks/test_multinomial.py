@@ -1,4 +1,6 @@
-"""The benchmark of multinomial logistic regression: its problems, its clock, what it reads off its runs, and all its methods."""
+"""The benchmark of multinomial logistic regression: its problems, its clock, what it reads off its
+runs, and all its methods.
+"""
 
 from __future__ import annotations
 

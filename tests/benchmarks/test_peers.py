@@ -1,4 +1,6 @@
-"""The comparison with other libraries: samples, files, restricted answers, and the objective both sides are put into."""
+"""The comparison with other libraries: samples, files, restricted answers, and the objective both
+sides are put into.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ def test_one_worker_only_computes(order):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_nodes_and_a_block_each_wait_for_what_travels(order):
-    """Both compute, both blocks change places: in a ring after each of the six steps but the last. Elsewhere a block may begin a
-    lap where it ended the one before."""
+    """Both compute, both blocks change places: in a ring after each of the six steps but the last.
+    Elsewhere a block may begin a lap where it ended the one before.
+    """
     outcome = simulated("ab", 2, 3, order)
     assert outcome.busy == 12 * CELL
     if order in ("ring", "sync"):
@@ -44,14 +45,17 @@ def test_two_nodes_and_a_block_each_wait_for_what_travels(order):
 
 
 def test_with_two_blocks_each_the_ring_travels_while_it_computes_and_sync_does_so_within_a_step():
-    """Ring: never waits. Sync, two blocks a worker and step: after each of the 3 barriers the first block of the step is still
-    to come."""
+    """Ring: never waits. Sync, two blocks a worker and step: after each of the 3 barriers the first
+    block of the step is still to come.
+    """
     assert simulated("ab", 4, 2, "ring").makespan == 8 * CELL
     assert simulated("ab", 4, 2, "sync").makespan == 8 * CELL + 3 * TRAVEL
 
 
 def test_where_travel_is_dearer_than_work_the_network_is_what_counts():
-    """Two blocks a node and step: each node receives two blocks a step, one after the other, and computes the last of them."""
+    """Two blocks a node and step: each node receives two blocks a step, one after the other, and
+    computes the last of them.
+    """
     outcome = simulated("ab", 4, 1, "ring", travel=10.0)
     assert outcome.makespan == CELL + 2 * 10.0 + CELL
 
@@ -65,7 +69,9 @@ def test_within_a_node_nothing_travels_and_a_ring_crosses_once_a_node():
 
 
 def test_messages_and_the_driver_take_their_time():
-    """One worker, one block, one lap past 4 shards, one at a time: each visit is told of, and then done."""
+    """One worker, one block, one lap past 4 shards, one at a time: each visit is told of, and then
+    done.
+    """
     outcome = simulated("a", 1, 1, "sync", shards=4, latency=0.5, driver=0.25)
     assert outcome.makespan == 4 * (0.25 + 0.5 + CELL)
     assert outcome.driver == 4 * 0.25
@@ -76,8 +82,10 @@ def test_messages_and_the_driver_take_their_time():
 
 
 def test_what_a_node_holds():
-    """A worker alone holds all blocks, and for a moment the one it has made beside the one it was made of. Of two nodes each
-    holds its own, those that came, and those that have gone until their visit is reported."""
+    """A worker alone holds all blocks, and for a moment the one it has made beside the one it was
+    made of. Of two nodes each holds its own, those that came, and those that have gone until their
+    visit is reported.
+    """
     assert simulated("a", 4, 2, "ring").held == 4 + 1
     assert 2 <= simulated("ab", 4, 2, "ring").held <= 5
 
@@ -100,8 +108,9 @@ RATES = scaling.Rates(update=(3e-6, 1e-5), sum=(1e-6, 2e-5), both=(3e-6, 2e-5), 
 
 
 def test_the_study_reckons_one_node_by_hand():
-    """Two laps of two blocks past one shard, on four threads; nothing travels, four visits are told of one at a time or waited
-    for."""
+    """Two laps of two blocks past one shard, on four threads; nothing travels, four visits are told
+    of one at a time or waited for.
+    """
     row = scaling.simulate(
         PROBLEM, RATES, scaling.Plan(nodes=1, workers=1, threads=4, blocks=2, gbit=10.0)
     )

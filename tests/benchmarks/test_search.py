@@ -1,4 +1,6 @@
-"""The benchmark of the search: times are kept in their places, recall allows ties, bytes count once, peers that fail say why."""
+"""The benchmark of the search: times are kept in their places, recall allows ties, bytes count
+once, peers that fail say why.
+"""
 
 from __future__ import annotations
 

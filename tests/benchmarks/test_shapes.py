@@ -1,4 +1,6 @@
-"""Corpora with the shapes of public sets: the same for a seed, canonical, with the statistics asked for, learnable in part."""
+"""Corpora with the shapes of public sets: the same for a seed, canonical, with the statistics asked
+for, learnable in part.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def test_label_uses_add_up_between_their_bounds() -> None:
 
 
 def test_shares_of_words_change_how_much_can_be_learnt(tmp_path: Path) -> None:
-    """A row is likelier to be nearest to a row of its own labels, the more words come from the labels."""
+    """A row is likelier to be nearest to a row of its own labels, the more words come from the
+    labels.
+    """
 
     def found(from_labels: float) -> float:
         dataset = generate(

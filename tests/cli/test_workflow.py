@@ -1,4 +1,6 @@
-"""The command line at work: a data set, a model, answers; interrupted and resumed; and the same over REST."""
+"""The command line at work: a data set, a model, answers; interrupted and resumed; and the same
+over REST.
+"""
 
 from __future__ import annotations
 
@@ -232,7 +234,8 @@ def test_models_card_and_diff(
 # interrupted and resumed: a process of its own, so that signals are real
 
 
-PATIENCE = 600.0  # seconds until a wait is given up: a process of its own may have to compile the kernels first
+# seconds until a wait is given up: a process of its own may have to compile the kernels first
+PATIENCE = 600.0
 
 
 def wait_for(wish: Callable[[], bool]) -> None:

@@ -1,4 +1,6 @@
-"""The Python client against the real service: every noun, every kind of error, lost answers, broken streams."""
+"""The Python client against the real service: every noun, every kind of error, lost answers, broken
+streams.
+"""
 
 from __future__ import annotations
 
@@ -303,7 +305,9 @@ def test_a_deletion_whose_answer_was_lost_is_done() -> None:
 
 
 def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never before that, and not all at the same moment; who would have to wait too long hears it at once."""
+    """Never before that, and not all at the same moment; who would have to wait too long hears it
+    at once.
+    """
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
 

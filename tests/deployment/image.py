@@ -1,18 +1,22 @@
-"""The image, built and run for real: `python -m tests.deployment.image`; steps go to stderr, the last line of stdout is one JSON object.
+"""The image, built and run for real: `python -m tests.deployment.image`; steps go to stderr, the
+last line of stdout is one JSON object.
 
-    --base NAME|TAR   base image: a name that can be pulled or is there, or a root file system with Python 3.11 and its venv module
-                      [without: python:3.11-slim-bookworm by docker; else a stand-in is made by mmdebstrap from Debian bookworm]
-    --skip STEP,...   steps to leave out: facts, doctor, first, processor, signals, train, cluster, demo, make
-    --folder DIR      where images and containers are kept [a temporary folder, removed at the end]; --keep leaves it
-    --image NAME      test this image, which is there already, in place of building one
-    --cpu NAME        XCRAY_CPU, for what processor kernels are compiled
-    --tests FILES     what `make test` runs, after the checks [four files, two minutes]; '' is all
+--base NAME|TAR   base image: a name that can be pulled or is there, or a root file system with
+    Python 3.11 and its venv module [without: python:3.11-slim-bookworm by docker; else a stand-in
+    is made by mmdebstrap from Debian bookworm] --skip STEP,...   steps to leave out: facts, doctor,
+    first, processor, signals, train, cluster, demo, make --folder DIR      where images and
+    containers are kept [a temporary folder, removed at the end]; --keep leaves it --image NAME
+    test this image, which is there already, in place of building one --cpu NAME        XCRAY_CPU,
+    for what processor kernels are compiled --tests FILES     what `make test` runs, after the
+    checks [four files, two minutes]; '' is all
 
-It takes docker, where an engine answers; else buildah and podman as root, without any daemon (Debian: buildah podman runc netavark
-aardvark-dns catatonit mmdebstrap). Containers run as they should in production: read-only root file system, no capabilities, no new
-privileges, no network, a volume and a /tmp. `make` runs the two commands of the README in the base image plus make, as the image
-has none, on a machine as poor as CONTRIBUTING promises to do with: a plain user whose HOME is not theirs to write, umask 077,
-blanks and an umlaut in the path, no git, no PostgreSQL, no ip; pip has a network, the demo and the tests have none.
+It takes docker, where an engine answers; else buildah and podman as root, without any daemon
+(Debian: buildah podman runc netavark aardvark-dns catatonit mmdebstrap). Containers run as they
+should in production: read-only root file system, no capabilities, no new privileges, no network, a
+volume and a /tmp. `make` runs the two commands of the README in the base image plus make, as the
+image has none, on a machine as poor as CONTRIBUTING promises to do with: a plain user whose HOME is
+not theirs to write, umask 077, blanks and an umlaut in the path, no git, no PostgreSQL, no ip; pip
+has a network, the demo and the tests have none.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
 """
-PART: Final = "tests/deployment/test_image.py tests/unit/predict/test_predict.py tests/unit/solvers/test_ppdsparse.py tests/cli/test_cli.py"  # of the suite, for `make test`
+# of the suite, for `make test`
+PART: Final = "tests/deployment/test_image.py tests/unit/predict/test_predict.py tests/unit/solvers/test_ppdsparse.py tests/cli/test_cli.py"
 STRANGER: Final = """ARG PYTHON_IMAGE
 FROM ${PYTHON_IMAGE}
 RUN apt-get update && apt-get install --yes --no-install-recommends make
@@ -100,7 +105,9 @@ class Engine:
     def __call__(
         self, *arguments: str, seconds: float = 900, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """A command of the engine; its output. Ends the program when it fails, unless `check` is False."""
+        """A command of the engine; its output. Ends the program when it fails, unless `check` is
+        False.
+        """
         command = ["docker"] if self.docker else ["podman", *self.store]
         ran = subprocess.run(
             [*command, *arguments],
@@ -125,7 +132,9 @@ class Engine:
         ).stdout
 
     def limits(self) -> list[str]:
-        """Options of `run`: how containers are shut in, what they may write, and the script with the questions."""
+        """Options of `run`: how containers are shut in, what they may write, and the script with
+        the questions.
+        """
         closed = [
             *ISOLATED,
             *(() if self.docker else ("--read-only-tmpfs=false",)),
@@ -194,7 +203,9 @@ def base_image(engine: Engine, base: str | None) -> str:
 
 
 def made_base(tar: Path) -> Path:
-    """Debian bookworm with its Python 3.11: what python:3.11-slim-bookworm is, but for where Python lies."""
+    """Debian bookworm with its Python 3.11: what python:3.11-slim-bookworm is, but for where Python
+    lies.
+    """
     if shutil.which("mmdebstrap") is None:
         raise SystemExit(
             "no base image: registries are not asked without docker, and mmdebstrap lacks; give --base"
@@ -283,9 +294,11 @@ def processor(engine: Engine, image: str) -> dict[str, Any]:
 def service(
     engine: Engine, image: str, work: Callable[[str], dict[str, Any]], without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A container that serves while `work` is done with its name, and is stopped; seconds and exit code of the stop.
+    """A container that serves while `work` is done with its name, and is stopped; seconds and exit
+    code of the stop.
 
-    without: options of `Engine.limits` that are left out."""
+    without: options of `Engine.limits` that are left out.
+    """
     name = engine(
         "run", "--detach", *(option for option in engine.limits() if option not in without), image
     ).stdout.strip()
@@ -320,7 +333,9 @@ def signals(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def train(engine: Engine, image: str) -> dict[str, Any]:
-    """Trainings on threads and on Ray in the container; the same model; no kernel compiled, no process left uncollected."""
+    """Trainings on threads and on Ray in the container; the same model; no kernel compiled, no
+    process left uncollected.
+    """
 
     def work(name: str) -> dict[str, Any]:
         out = dict(
@@ -338,7 +353,9 @@ def train(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def cluster(engine: Engine, image: str) -> dict[str, Any]:
-    """A head of Ray in the container: health, dashboard, token; xcray by Ray Serve; programs that a login shell finds."""
+    """A head of Ray in the container: health, dashboard, token; xcray by Ray Serve; programs that a
+    login shell finds.
+    """
     random = "python -c 'import secrets; print(secrets.token_hex(), end=str())'"
     start = f"umask 077; {random} > $RAY_AUTH_TOKEN_PATH; exec ray start --head --block"
     told = ["--env", "RAY_AUTH_MODE=token", "--env", "RAY_AUTH_TOKEN_PATH=/tmp/token"]
@@ -367,7 +384,9 @@ def cluster(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def demo(engine: Engine, image: str) -> dict[str, Any]:
-    """`xcray demo`, which is what `make demo` runs: a training on Ray through REST, five questions."""
+    """`xcray demo`, which is what `make demo` runs: a training on Ray through REST, five
+    questions.
+    """
     started = time.monotonic()
     told = json.loads(engine.inside(image, "xcray", "demo", "--json", seconds=1800))
     measures = (told["job"]["result"] or {}).get("measures", {})
@@ -376,7 +395,9 @@ def demo(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
-    """`make demo` and `make test` on a poor machine, on a checkout of its own, as a stranger has it: see the top of this file."""
+    """`make demo` and `make test` on a poor machine, on a checkout of its own, as a stranger has
+    it: see the top of this file.
+    """
     del image
     with tempfile.TemporaryDirectory(dir=engine.folder) as folder:
         clone, machine = checkout(Path(folder) / "clone"), "xcray-stranger:test"

@@ -1,4 +1,6 @@
-"""What `python -m tests.deployment.image` runs in a container, where only xcray is: `python image_inside.py WHAT` prints one JSON object."""
+"""What `python -m tests.deployment.image` runs in a container, where only xcray is: `python
+image_inside.py WHAT` prints one JSON object.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ for turn in ("first", "again"):
 
 
 def facts() -> dict[str, Any]:
-    """Who runs, what it may do and where it may write, what is there and what is not, and what takes room."""
+    """Who runs, what it may do and where it may write, what is there and what is not, and what
+    takes room.
+    """
     status = dict(
         line.split(":\t", 1)
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -96,7 +100,9 @@ def size_of(path: Path) -> int:
 
 
 def first() -> dict[str, Any]:
-    """Seconds of a fresh process until its first answer: with the baked kernels, again, and without them."""
+    """Seconds of a fresh process until its first answer: with the baked kernels, again, and without
+    them.
+    """
     from xcray.cli.setup.compile_kernels import write_random_model
 
     model = write_random_model(Path("/tmp/first-model"), 3000, "identity")
@@ -113,7 +119,9 @@ def first() -> dict[str, Any]:
 
 
 def processor() -> dict[str, Any]:
-    """Seconds of the same training with the image's kernels, and with kernels for this very processor."""
+    """Seconds of the same training with the image's kernels, and with kernels for this very
+    processor.
+    """
     from xcray.data.build import BuildOptions, build
 
     build(
@@ -172,7 +180,9 @@ def zombies() -> dict[str, Any]:
 
 
 def cluster() -> dict[str, Any]:
-    """A head of Ray as compose has it: health, the pages of its dashboard, xcray by Ray Serve; what a login shell finds."""
+    """A head of Ray as compose has it: health, the pages of its dashboard, xcray by Ray Serve; what
+    a login shell finds.
+    """
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
     wait_for(
         "http://127.0.0.1:8265/api/gcs_healthz", "http://127.0.0.1:52365/api/local_raylet_healthz"
@@ -228,7 +238,9 @@ def state_of(path: Path) -> str:
 
 
 def trained() -> dict[str, Any]:
-    """A small data set trained by the service on 127.0.0.1, on threads and on Ray; the same model, and an answer."""
+    """A small data set trained by the service on 127.0.0.1, on threads and on Ray; the same model,
+    and an answer.
+    """
     from xcray.client import Client
 
     out: dict[str, Any] = {}

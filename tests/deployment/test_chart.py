@@ -1,6 +1,8 @@
-"""The chart as helm renders it: by both helms alike, valid for each version of Kubernetes and for KubeRay, complete in itself.
+"""The chart as helm renders it: by both helms alike, valid for each version of Kubernetes and for
+KubeRay, complete in itself.
 
-Values files: helm/xcray/ci. Without helm the manifests that were rendered last are checked, and the summary of the run says so.
+Values files: helm/xcray/ci. Without helm the manifests that were rendered last are checked, and the
+summary of the run says so.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ MADE_BY_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "def
 
 
 def both() -> list[str]:
-    """The helms that are here; with none, the committed manifests stand for them, which `rendering` says."""
+    """The helms that are here; with none, the committed manifests stand for them, which `rendering`
+    says.
+    """
     if not helms():
         rendering("minimal")
     return sorted(helms())
@@ -126,7 +130,9 @@ def test_the_package_holds_what_is_needed_and_no_more(tmp_path: Path) -> None:
 
 
 def test_kinds_of_other_projects_are_asked_for_by_name() -> None:
-    """Who does not have the Prometheus operator, Gateway API or Kueue can install the chart as it is."""
+    """Who does not have the Prometheus operator, Gateway API or Kueue can install the chart as it
+    is.
+    """
     for name in ("minimal", "serving"):
         assert not {each["kind"] for each in rendering(name).objects} & {*OTHERS, *CRDS}
     for helm in both()[-1:]:
@@ -343,7 +349,9 @@ def object_references(thing: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def exists(objects: Objects, name: str, kind: str, named: str) -> bool:
-    """Whether a named object is made by the release, by Kubernetes or KubeRay, or given in the values."""
+    """Whether a named object is made by the release, by Kubernetes or KubeRay, or given in the
+    values.
+    """
     if (kind, named) in {
         (each["kind"], each["metadata"]["name"]) for each in objects
     } | MADE_BY_KUBERNETES:
@@ -366,7 +374,9 @@ def test_whatever_is_named_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_hooks_need_nothing_that_comes_later(name: str) -> None:
-    """A pre-install hook runs before anything of the release is there: no claim, no ServiceAccount, no Secret of it."""
+    """A pre-install hook runs before anything of the release is there: no claim, no ServiceAccount,
+    no Secret of it.
+    """
     objects = rendering(name).objects
     for thing in objects:
         hooks = thing["metadata"].get("annotations", {}).get("helm.sh/hook", "").split(",")

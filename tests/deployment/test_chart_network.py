@@ -1,7 +1,8 @@
-"""Who reaches whom: the release's network policies, evaluated over its pods and over strangers, are exactly the list below.
+"""Who reaches whom: the release's network policies, evaluated over its pods and over strangers, are
+exactly the list below.
 
-Every pair of ends and every port that anything listens on is tried; a path that is not in the list must be closed, one that is must
-be open.
+Every pair of ends and every port that anything listens on is tried; a path that is not in the list
+must be closed, one that is must be open.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ OUTSIDE = (NEIGHBOUR, STRANGER, IMPOSTOR, INGRESS, PROMETHEUS, OPERATOR, DNS, DA
 
 
 def peer(owner: Owner) -> Peer:
-    """A pod of the release. The one by which KubeRay cleans Redis has all labels of the head but one."""
+    """A pod of the release. The one by which KubeRay cleans Redis has all labels of the head but
+    one.
+    """
     labels = owner.pod["metadata"]["labels"]
     cleans = labels.get("ray.io/node-type") == "redis-cleanup"
     return Peer(owner.role.replace("head", "cleanup") if cleans else owner.role, labels)

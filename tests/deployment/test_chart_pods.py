@@ -1,6 +1,8 @@
-"""The rendered pods, played: what the chart writes is what the program takes, as the pod's user, with nothing but volumes to write.
+"""The rendered pods, played: what the chart writes is what the program takes, as the pod's user,
+with nothing but volumes to write.
 
-The environment, commands, volumes and probes are those of the manifests; only the seconds of draining are fewer.
+The environment, commands, volumes and probes are those of the manifests; only the seconds of
+draining are fewer.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ def test_pods_count_on_the_cores_that_they_ask_for(resources: dict[str, Any], co
 
 
 def hasten(spec: dict[str, Any]) -> None:
-    """Fewer seconds of draining, and no model that is waited for: it would have to be trained first."""
+    """Fewer seconds of draining, and no model that is waited for: it would have to be trained
+    first.
+    """
     variables = spec["containers"][0]["env"]
     variables[:] = [each for each in variables if each["name"] != "XCRAY_PRELOAD"]
     for each in variables:
@@ -131,7 +135,9 @@ def hasten(spec: dict[str, Any]) -> None:
 
 
 def asked(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
-    """Questions, each with the status that its answer must have. metrics: of a stranger who asks for figures."""
+    """Questions, each with the status that its answer must have. metrics: of a stranger who asks
+    for figures.
+    """
     opens = {"Authorization": f"Bearer {key}"}
     return [
         {"path": "/readyz", "wanted": 200},  # Host is the pod's address, as of a kubelet

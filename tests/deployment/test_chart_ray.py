@@ -1,4 +1,6 @@
-"""The Ray half of the chart: what KubeRay's operator will make of it, what Ray and xcray understand of what it says."""
+"""The Ray half of the chart: what KubeRay's operator will make of it, what Ray and xcray understand
+of what it says.
+"""
 
 from __future__ import annotations
 
@@ -255,7 +257,9 @@ def test_workers_have_time_to_drain_and_a_dead_node_is_noticed_soon(name: str) -
 
 @functools.cache
 def known_to_ray(variable: str) -> bool:
-    """Whether Ray reads an environment variable: its compiled half holds the name, or its Python half does."""
+    """Whether Ray reads an environment variable: its compiled half holds the name, or its Python
+    half does.
+    """
     folder = Path(ray.__file__).parent
     with (
         (folder / "_raylet.so").open("rb") as file,
@@ -289,7 +293,9 @@ def test_ray_knows_the_variables() -> None:
 
 
 def test_ray_has_what_a_local_one_of_xcray_has() -> None:
-    """One list for local Rays and for pods. In a pod the memory monitor sees the pod's own memory, so there it is of use."""
+    """One list for local Rays and for pods. In a pod the memory monitor sees the pod's own memory,
+    so there it is of use.
+    """
     pod = head_pod(index(rendering("production").objects)["RayCluster", "xcray-ray"])
     found = variables(pod["spec"]["containers"][0])
     wanted = {
@@ -400,7 +406,9 @@ def test_the_variables_of_rays_pods_are_settings() -> None:
 
 
 def test_only_those_who_open_the_store_have_its_address() -> None:
-    """Drivers run on the head and open it, copies of the application do. Workers of trainings do not: no password is there."""
+    """Drivers run on the head and open it, copies of the application do. Workers of trainings do
+    not: no password is there.
+    """
     for name in WITH_RAY:
         for owner in pods(rendering(name).objects):
             if owner.role.startswith("ray"):

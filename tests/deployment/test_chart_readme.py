@@ -1,4 +1,6 @@
-"""The chart's values: every key has a comment, the README's table is made from them, and settings are those of the program."""
+"""The chart's values: every key has a comment, the README's table is made from them, and settings
+are those of the program.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from tests.deployment.chart.values_table import CHART, renewed, rows
 from xcray import __version__
 from xcray.service.settings import Settings
 
-# What the chart decides itself, from other values: nobody may say it a second time under `settings`.
+# What the chart decides itself, from other values: nobody may say it a second time under
+# `settings`.
 DECIDED = {
     *(
         "home",

@@ -1,6 +1,8 @@
-"""Releases of the chart, by helm itself against a stand-in for the API server: installed, upgraded, tested, uninstalled, again.
+"""Releases of the chart, by helm itself against a stand-in for the API server: installed, upgraded,
+tested, uninstalled, again.
 
-What only a cluster shows of templates is shown here: what `lookup` finds, which hook comes first, what stays.
+What only a cluster shows of templates is shown here: what `lookup` finds, which hook comes first,
+what stays.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from xcray.jobs.store.tokens import import_token
 SPACE = "ml"
 PRODUCTION = str(values_files()["production"])
 AUTOSCALED = str(values_files()["autoscaled"])
-LATER = (  # values that came after a release of 0.1.0 could be there; --reuse-values knows them not
+# values that came after a release of 0.1.0 could be there; --reuse-values knows them not
+ADDED_VALUES = (
     *(
         "api.progressDeadlineSeconds",
         "runner.progressDeadlineSeconds",
@@ -164,11 +167,11 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, change: str, mend
 
 
 def older_chart(folder: Path) -> str:
-    """The chart without the values of LATER, as an older version had it."""
+    """The chart without the values of ADDED_VALUES, as an older version had it."""
     copy = folder / "older"
     shutil.copytree(CHART, copy)
     values: dict[str, Any] = yaml.safe_load((copy / "values.yaml").read_text())
-    for path in LATER:
+    for path in ADDED_VALUES:
         *parents, last = path.split(".")
         at = values
         for name in parents:
@@ -179,7 +182,9 @@ def older_chart(folder: Path) -> str:
 
 
 def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Path) -> None:
-    """By --reuse-values they are not there at all. And what the autoscaler decided outlives upgrades."""
+    """By --reuse-values they are not there at all. And what the autoscaler decided outlives
+    upgrades.
+    """
     for name in several()[-1:]:
         with ApiServer(tmp_path) as server:
             server.put_secret("xcray-admin", SPACE, key="one")

@@ -1,7 +1,9 @@
-"""What an operator must be able to sign: each container of each pod that a release makes is restricted, also those of KubeRay.
+"""What an operator must be able to sign: each container of each pod that a release makes is
+restricted, also those of KubeRay.
 
-The rules are the "restricted" pod security standard of Kubernetes, and more: read-only root file systems, no token of Kubernetes
-but in the one container that needs it, no secret where it can be read in passing.
+The rules are the "restricted" pod security standard of Kubernetes, and more: read-only root file
+systems, no token of Kubernetes but in the one container that needs it, no secret where it can be
+read in passing.
 """
 
 from __future__ import annotations
@@ -157,7 +159,9 @@ def test_each_rule_can_fail(path: tuple[Any, ...], value: Any, expected: str | N
 
 @pytest.mark.parametrize("name", FILES)
 def test_one_container_alone_has_a_token_of_kubernetes(name: str) -> None:
-    """Users' code runs in Ray's containers. So what may change pods is mounted beside them, and only where Ray scales."""
+    """Users' code runs in Ray's containers. So what may change pods is mounted beside them, and
+    only where Ray scales.
+    """
     holders, scaling = [], 0
     for thing in rendering(name).objects:
         spec = cluster_spec(thing)
@@ -229,7 +233,9 @@ def test_liveness_depends_on_nothing_outside_the_process(name: str) -> None:
 
 
 def exposed(objects: Objects) -> set[tuple[str, int]]:
-    """Roles and ports that are offered outside of the cluster: by Ingress, HTTPRoute, and Services that have an address there."""
+    """Roles and ports that are offered outside of the cluster: by Ingress, HTTPRoute, and Services
+    that have an address there.
+    """
     services = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Service"}
     names = {
         name

@@ -1,4 +1,5 @@
-"""What the chart takes and what it refuses: shapes of single values by its schema, what they mean together by its templates.
+"""What the chart takes and what it refuses: shapes of single values by its schema, what they mean
+together by its templates.
 
 Every `fail` of the templates has a row here, and each row's message names the mend.
 """
@@ -110,7 +111,9 @@ def at(value: Any, path: tuple[str, ...]) -> Any:
 
 
 def maps(path: tuple[str, ...]) -> bool:
-    """Whether the keys below are the user's own: labels, annotations, resources, groups of workers."""
+    """Whether the keys below are the user's own: labels, annotations, resources, groups of
+    workers.
+    """
     last = path[-1]
     return last in (
         "requests",

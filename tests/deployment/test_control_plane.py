@@ -1,4 +1,6 @@
-"""The judges of `python -m tests.deployment.chart.real`, which wants a control plane: that they see what they are there to see."""
+"""The judges of `python -m tests.deployment.chart.real`, which wants a control plane: that they see
+what they are there to see.
+"""
 
 from __future__ import annotations
 

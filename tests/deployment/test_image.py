@@ -1,4 +1,5 @@
-"""What the image is made of: Dockerfile, requirements, compose, Ray's launcher; kernels found where nothing can be written.
+"""What the image is made of: Dockerfile, requirements, compose, Ray's launcher; kernels found where
+nothing can be written.
 
 That the image builds and runs is shown by `python -m tests.deployment.image`, which takes minutes.
 """
@@ -51,7 +52,9 @@ CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
 def statements(path: Path) -> list[tuple[str, str]]:
-    """The statements of a Dockerfile, with their continued lines: [("FROM", "${PYTHON_IMAGE} AS packages"), ...]."""
+    """The statements of a Dockerfile, with their continued lines: [("FROM", "${PYTHON_IMAGE} AS
+    packages"), ...].
+    """
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n", " ", text).splitlines()
     return [

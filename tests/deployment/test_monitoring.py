@@ -1,4 +1,6 @@
-"""Dashboards and alerts: every name in them exists, every alert fires when it should and only then, the JSON is current."""
+"""Dashboards and alerts: every name in them exists, every alert fires when it should and only then,
+the JSON is current.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def page_of(name: str) -> Any:
 
 @functools.cache
 def known() -> dict[str, set[str]]:
-    """All series there are, with their labels: xcray's own from its code, Ray's and Kubernetes' from `foreign_figures`."""
+    """All series there are, with their labels: xcray's own from its code, Ray's and Kubernetes'
+    from `foreign_figures`.
+    """
     out: dict[str, set[str]] = {}
     for metric, labels in page_of("metrics").figures():
         ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
@@ -290,7 +294,9 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
 
 
 def write_rule(folder: Path, name: str) -> None:
-    """One alert as a file of its own, with the recording rules it asks: it is done in a tenth of the time."""
+    """One alert as a file of its own, with the recording rules it asks: it is done in a tenth of
+    the time.
+    """
     rule = alerts()[name]
     recorded = [each for each in rules() if "record" in each and ":" in rule["expr"]]
     groups = [{"name": "one", "rules": [*recorded, rule]}]

@@ -1,4 +1,6 @@
-"""The rotation drill that is quick: the database's role and the first key change under pods that answer, and nobody notices."""
+"""The rotation drill that is quick: the database's role and the first key change under pods that
+answer, and nobody notices.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ from tests.support.missing_tools import say
 def test_the_databases_role_and_the_first_key_change_and_no_request_fails(
     tmp_path: Path, postgres: Any
 ) -> None:
-    """Rendered commands and environment, real processes, in the order of docs/operations.md. By hand, with jobs on a runner, and
-    with one role whose password changes: `python -m tests.deployment.chart.rotation`."""
+    """Rendered commands and environment, real processes, in the order of docs/operations.md. By
+    hand, with jobs on a runner, and with one role whose password changes: `python -m
+    tests.deployment.chart.rotation`.
+    """
     if not helms():
         say("helm, for values of one's own", "no secret was rotated under rendered pods")
         return

@@ -1,4 +1,6 @@
-"""DSMLR with scikit-learn's contract: its checks, probabilities by the formula, labels by shares, agreement with the solver."""
+"""DSMLR with scikit-learn's contract: its checks, probabilities by the formula, labels by shares,
+agreement with the solver.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ def test_it_agrees_with_scikit_learns_own(classes):
 
 
 def test_sample_weights_count_rows(classes):
-    """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what `tolerance` allows."""
+    """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what `tolerance`
+    allows.
+    """
     X, y = classes
     weights, rows = (
         np.r_[np.zeros(40), np.full(60, 2.0), np.ones(200)],

@@ -1,4 +1,6 @@
-"""The scikit-learn face: its contract, sparse X and Y, pipelines, searches, and agreement with the solver."""
+"""The scikit-learn face: its contract, sparse X and Y, pipelines, searches, and agreement with the
+solver.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def test_bad_input_names_the_mend(sparse_problem):
 
 
 def test_sample_weights_count_rows(sparse_problem):
-    """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what the certificates allow."""
+    """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what the certificates
+    allow.
+    """
     X, Y = sparse_problem
     weights = np.r_[np.zeros(40), np.full(60, 2.0), np.ones(140)]
     rows = np.r_[np.arange(40, 100), np.arange(40, 240)]

@@ -1,4 +1,6 @@
-"""Calibration as a textbook has it: pool adjacent violators, curves read knot by knot, calibration error group by group."""
+"""Calibration as a textbook has it: pool adjacent violators, curves read knot by knot, calibration
+error group by group.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from fractions import Fraction
 
 
 def isotonic(scores: Sequence[float], right: Sequence[int]) -> dict[float, Fraction]:
-    """The never falling function of the score that is nearest to `right` in squares, at each score: pool adjacent violators."""
+    """The never falling function of the score that is nearest to `right` in squares, at each score:
+    pool adjacent violators.
+    """
     blocks: list[tuple[Fraction, int, list[float]]] = []  # mean, weight, scores
     for score in sorted(set(scores)):
         own = [Fraction(int(r)) for s, r in zip(scores, right, strict=True) if s == score]
@@ -31,7 +35,9 @@ def read(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 
 def ece(told: Sequence[float], right: Sequence[bool], n_bins: int) -> float:
-    """Answers sorted by probability, each value's middle answer decides for all with that value; then the mean of |gap|."""
+    """Answers sorted by probability, each value's middle answer decides for all with that value;
+    then the mean of |gap|.
+    """
     ordered = sorted(told)
     groups: dict[int, list[tuple[float, bool]]] = {}
     for p, r in zip(told, right, strict=True):

@@ -1,4 +1,6 @@
-"""DS-MLR as the paper writes it: dense, float64, one formula a function, one row and one label at a time."""
+"""DS-MLR as the paper writes it: dense, float64, one formula a function, one row and one label at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import numpy as np
 
 
 def split_objective(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float) -> float:
-    """Eq. (10): the sum over all rows and labels of `term`. W: (D, K); b: (N,); X: (N, D); Y: (N, K); c: (N,) adding up to 1."""
+    """Eq. (10): the sum over all rows and labels of `term`. W: (D, K); b: (N,); X: (N, D); Y: (N,
+    K); c: (N,) adding up to 1.
+    """
     return sum(term(W, b, X, Y, c, lam, i, k) for i in range(len(X)) for k in range(W.shape[1]))
 
 
@@ -25,7 +29,9 @@ def term(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float, i: int, k: int) -> 
 
 
 def term_gradient(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float, i: int, k: int) -> Any:
-    """What eq. (13) steps against, without its K: the gradient of f_ki with respect to w_k; (D,)."""
+    """What eq. (13) steps against, without its K: the gradient of f_ki with respect to w_k;
+    (D,).
+    """
     return c[i] * (lam * W[:, k] + (np.exp(W[:, k] @ X[i] + b[i]) - Y[i, k]) * X[i])
 
 
@@ -49,7 +55,9 @@ def steps(
     share: float,
     adaptive: bool,
 ) -> Any:
-    """Steps of one block, row by row: W (D, k), h (D,) and the rows' targets of the block Y (N, k); returns new W and h."""
+    """Steps of one block, row by row: W (D, k), h (D,) and the rows' targets of the block Y (N, k);
+    returns new W and h.
+    """
     W, h = W.copy(), h.copy()
     for i in rows:
         r = c[i] * (np.exp(np.minimum(X[i] @ W + b[i], 0.0)) - Y[i])
@@ -61,7 +69,9 @@ def steps(
 
 
 def two_loops(g: Any, S: Any, Y: Any, M: Any) -> Any:
-    """The direction -H g of L-BFGS, by its two loops, from H0 = (s.y / y.My) M of the last pair; vectors of any shape."""
+    """The direction -H g of L-BFGS, by its two loops, from H0 = (s.y / y.My) M of the last pair;
+    vectors of any shape.
+    """
     q, alphas = g.copy(), []
     for s, y in zip(S[::-1], Y[::-1], strict=True):
         alphas.append((s * q).sum() / (s * y).sum())

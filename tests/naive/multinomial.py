@@ -12,7 +12,9 @@ from xcray.solvers.multinomial import Shard
 
 
 def objective(W: Any, X: Any, Y: Any, c: Any, lam: float) -> float:
-    """lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i + sum_i c_i log sum_k exp(w_k.x_i). W: (D, K); Y: (N, K); c: (N,)."""
+    """lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i + sum_i c_i log sum_k exp(w_k.x_i). W: (D, K); Y:
+    (N, K); c: (N,).
+    """
     total = lam / 2 * float((W**2).sum())
     for x, y, weight in zip(X, Y, c, strict=True):
         scores = x @ W

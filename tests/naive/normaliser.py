@@ -1,4 +1,6 @@
-"""Log-normalisers of softmax, one row and one exponential after the other, added without rounding."""
+"""Log-normalisers of softmax, one row and one exponential after the other, added without
+rounding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The PD-Sparse problem, solved slowly and obviously: dense arrays, every label active, plain loops; and as a program for SLSQP."""
+"""The PD-Sparse problem, solved slowly and obviously: dense arrays, every label active, plain
+loops; and as a program for SLSQP.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def soft(V: np.ndarray, lam: float) -> np.ndarray:
 
 
 def loss(z: np.ndarray, labels: Sequence[int]) -> float:
-    """max(0, 1 + the best score of another label - the worst score of a label); nothing without either."""
+    """max(0, 1 + the best score of another label - the worst score of a label); nothing without
+    either.
+    """
     others = [k for k in range(len(z)) if k not in set(labels)]
     if not len(labels) or not others:
         return 0.0
@@ -30,7 +34,9 @@ def primal(
 
 
 def dual(beta: np.ndarray, X: np.ndarray, lam: float, tau: float) -> float:
-    """sum of the masses m_i - tau/2 |W(beta)|^2; beta is N x K, its positive part sums to m_i in each row."""
+    """sum of the masses m_i - tau/2 |W(beta)|^2; beta is N x K, its positive part sums to m_i in
+    each row.
+    """
     W = soft(X.T @ beta, lam) / tau
     return float(np.maximum(beta, 0.0).sum() - 0.5 * tau * (W**2).sum())
 
@@ -100,7 +106,9 @@ def solve(
 def solve_program(
     X: np.ndarray, labels: list[list[int]], K: int, lam: float, tau: float, C: float
 ) -> tuple[np.ndarray, float]:
-    """(W, objective): W = A - B with A, B >= 0, a slack a sample, and a row of constraints a pair of labels; SLSQP."""
+    """(W, objective): W = A - B with A, B >= 0, a slack a sample, and a row of constraints a pair
+    of labels; SLSQP.
+    """
     n, d = X.shape
     rows, right = [], []
     for i, own in enumerate(labels):

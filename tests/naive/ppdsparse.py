@@ -1,4 +1,5 @@
-"""The PPDSparse problem, solved slowly and obviously: dense arrays, L-BFGS-B on a smooth split of w.
+"""The PPDSparse problem, solved slowly and obviously: dense arrays, L-BFGS-B on a smooth split of
+w.
 
 C is a number, or an array of one for each sample.
 """
@@ -33,7 +34,9 @@ def primal(
 def solve_squared_hinge(
     X: np.ndarray, y: np.ndarray, lam: float, tau: float, C: float | np.ndarray
 ) -> tuple[np.ndarray, float, float]:
-    """(w, b, objective): w = p - m with p, m >= 0 makes the l1 norm linear, and the problem smooth in a box."""
+    """(w, b, objective): w = p - m with p, m >= 0 makes the l1 norm linear, and the problem smooth
+    in a box.
+    """
     n, d = X.shape
 
     def objective(u: np.ndarray) -> tuple[float, np.ndarray]:

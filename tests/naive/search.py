@@ -53,7 +53,9 @@ def best(scores: Any, k: int, allowed: Any = None) -> TopK:
 
 
 def best_other(scores: Any, answered: Any, allowed: Any = None) -> Any:
-    """(n,) the best score among the labels allowed that are not in `answered` (n, k); minus infinity where none is left."""
+    """(n,) the best score among the labels allowed that are not in `answered` (n, k); minus
+    infinity where none is left.
+    """
     left = scores.copy()
     if allowed is not None:
         left[:, np.setdiff1d(np.arange(scores.shape[1]), allowed)] = -np.inf

@@ -8,7 +8,9 @@ from typing import Any
 def sparse_rows(
     W: Any, prune: float, keep: int
 ) -> tuple[list[list[int]], list[list[float]], list[int]]:
-    """Of each column of W (D, n): the features that stay, their weights, and how many weights other than 0 were lost."""
+    """Of each column of W (D, n): the features that stay, their weights, and how many weights other
+    than 0 were lost.
+    """
     features, weights, lost = [], [], []
     for label in range(W.shape[1]):
         column = [float(w) for w in W[:, label]]

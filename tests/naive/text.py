@@ -1,4 +1,6 @@
-"""The slow, obvious twin of text to features: a dictionary of terms, a Counter per text, a list of Python strings per token."""
+"""The slow, obvious twin of text to features: a dictionary of terms, a Counter per text, a list of
+Python strings per token.
+"""
 
 from __future__ import annotations
 

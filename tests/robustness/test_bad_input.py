@@ -1,4 +1,6 @@
-"""Bad input outside the catalogue: memory while reading, two files, collected and skipped errors."""
+"""Bad input outside the catalogue: memory while reading, two files, collected and skipped
+errors.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def warnings_of(ds: Dataset) -> dict[str, int]:
 
 
 def warmed(tmp_path: Path, format: str, data: bytes) -> None:
-    """Read a good file: what is compiled and loaded once for a format is there before memory is measured."""
+    """Read a good file: what is compiled and loaded once for a format is there before memory is
+    measured.
+    """
     (tmp_path / "warm").write_bytes(data)
     assert check(format, tmp_path / "warm").is_readable
 

@@ -1,6 +1,8 @@
-"""The most telling rows of the fault table, in their small form: each a command of its own, in namespaces where they are allowed.
+"""The most telling rows of the fault table, in their small form: each a command of its own, in
+namespaces where they are allowed.
 
-The whole table: `python -m tests.robustness.faults all --runs 5`. What a machine does not allow is not passed over: then a row must say so.
+The whole table: `python -m tests.robustness.faults all --runs 5`. What a machine does not allow is
+not passed over: then a row must say so.
 """
 
 from __future__ import annotations

@@ -1009,7 +1009,7 @@ class Process:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.log = open(home.parent / "serve.log", "ab")  # noqa: SIM115  # closed in `end`
+        self.log = open(home.parent / "serve.log", "ab")  # noqa: SIM115 - closed in `end`
         self.popen = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(home)], stderr=self.log, stdout=self.log
         )
@@ -1137,7 +1137,9 @@ def test_uploads_stream_with_flat_memory(service: Service) -> None:
 
 
 def test_replies_leave_at_once(tmp_path: Path) -> None:
-    """asyncio sends without delay only when the listener knows its protocol; else each reply waits 40 ms for an acknowledgement."""
+    """asyncio sends without delay only when the listener knows its protocol; else each reply waits
+    40 ms for an acknowledgement.
+    """
     with listen(settings_for(tmp_path)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 

@@ -32,7 +32,8 @@ TEXTS = (
     "rows of text in files",
 )
 LABELS = ("csv", "json", "socket", "io")
-PATIENCE = 600.0  # seconds until a wait is given up: whoever loads the first model may have to compile the kernels
+# seconds until a wait is given up: whoever loads the first model may have to compile the kernels
+PATIENCE = 600.0
 
 
 def settings_for(home: Path, **changes: Any) -> Settings:
@@ -130,7 +131,9 @@ def _write(
 
 
 def raw(url: str, data: bytes, *, seconds: float = 10.0) -> bytes:
-    """Bytes to the server as they are; all that comes back until it closes or, unless it was asked to close, falls silent."""
+    """Bytes to the server as they are; all that comes back until it closes or, unless it was asked
+    to close, falls silent.
+    """
     parts = httpx.URL(url)
     out = b""
     with socket.create_connection((parts.host, parts.port or 80), timeout=seconds) as connection:

@@ -1,7 +1,9 @@
-"""What this machine lacks, and what a test did instead: said once, in the summary at the end of a test run.
+"""What this machine lacks, and what a test did instead: said once, in the summary at the end of a
+test run.
 
-A test that wants a tool (helm, promtool, a schema that may not be copied) never skips where it is absent: it does the next best
-check and calls `say`. So a green run on a poor machine can't be taken for a full one.
+A test that wants a tool (helm, promtool, a schema that may not be copied) never skips where it is
+absent: it does the next best check and calls `say`. So a green run on a poor machine can't be taken
+for a full one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ _said: dict[str, str] = {}
 
 
 def say(what: str, instead: str) -> None:
-    """Say that `what` was absent and that `instead` was done; the same absence is said once, whoever says it first."""
+    """Say that `what` was absent and that `instead` was done; the same absence is said once,
+    whoever says it first.
+    """
     _said.setdefault(what, instead)
 
 

@@ -1,10 +1,12 @@
-"""The service against its own OpenAPI description: requests that fit it and requests that do not, made up by Schemathesis.
+"""The service against its own OpenAPI description: requests that fit it and requests that do not,
+made up by Schemathesis.
 
     python -m tests.support.openapi --requests 10000 --seed 1
 
-The service is a real one with a key, models, data sets and jobs, on 127.0.0.1. All checks of Schemathesis run, on examples, on
-boundary values, on random requests and on chains of requests that follow the description's links. Printed are requests sent,
-answers by class of status, and each failure; the last line is JSON. Exit code 1 when anything failed.
+The service is a real one with a key, models, data sets and jobs, on 127.0.0.1. All checks of
+Schemathesis run, on examples, on boundary values, on random requests and on chains of requests that
+follow the description's links. Printed are requests sent, answers by class of status, and each
+failure; the last line is JSON. Exit code 1 when anything failed.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ STUB = """import json, pathlib, sys
 """
 KEY = "xck_of_the_tests"
 
-# What a request that fits its schema may be answered all the same, and why. The schema of JSON says which fields there are and of
-# what type; whether a data set exists, a solver takes a parameter, or the tensors of a row fit each other, it can't say.
+# What a request that fits its schema may be answered all the same, and why. The schema of JSON says
+# which fields there are and of what type; whether a data set exists, a solver takes a parameter, or
+# the tensors of a row fit each other, it can't say.
 REASONS = {
     "400": "rules between fields under /v2, whose protocol says 400",
     "406": "never sent",
@@ -96,7 +99,9 @@ PLACES = {
 
 
 class Found(NamedTuple):
-    """What came of it: requests by class of status, requests by operation, failures (check, operation, what) counted."""
+    """What came of it: requests by class of status, requests by operation, failures (check,
+    operation, what) counted.
+    """
 
     statuses: Counter[str]
     operations: Counter[str]
@@ -110,7 +115,9 @@ class Found(NamedTuple):
 
 @contextmanager
 def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
-    """A served app with something of everything: its description, its address, and what there is."""
+    """A served app with something of everything: its description, its address, and what there
+    is.
+    """
     stub = folder / "stub.py"
     stub.write_text(STUB)
     settings = settings_for(folder / "home", requests_per_minute=0)
@@ -183,7 +190,9 @@ class Ender:
 
 
 async def admin(request: Request) -> Caller:
-    """Who bears the key may do everything; a key of the store could be revoked by one of the requests."""
+    """Who bears the key may do everything; a key of the store could be revoked by one of the
+    requests.
+    """
     if bearer_token(request).decode("latin-1") != KEY:
         raise Unauthorised("nobody knows this key")
     return Caller()
@@ -198,7 +207,8 @@ def explore(
     seed: int,
     whole: bool = True,
 ) -> Found:
-    """Send about `examples` requests to each operation and follow as many chains of links, and check every answer.
+    """Send about `examples` requests to each operation and follow as many chains of links, and
+    check every answer.
 
     whole: with the boundary values of every parameter, some thousand requests.
     """

@@ -40,7 +40,9 @@ WHERE_THEY_LACK = (
 
 
 def binaries() -> Path | None:
-    """The folder with initdb and postgres, of the newest version that is there; None when there is none."""
+    """The folder with initdb and postgres, of the newest version that is there; None when there is
+    none.
+    """
     on_path = shutil.which("initdb")
     found = [folder for place in PLACES for folder in Path("/").glob(place[1:])]
     found.sort(
@@ -76,7 +78,9 @@ def account() -> dict[str, Any]:
 
 
 class PostgresServer:
-    """A server that tests may stop, kill and start again. `durable`: whether commits are synced to disk, as in earnest."""
+    """A server that tests may stop, kill and start again. `durable`: whether commits are synced to
+    disk, as in earnest.
+    """
 
     def __init__(self, folder: Path, tools: Path, *, durable: bool = False) -> None:
         self._folder = folder
@@ -113,7 +117,9 @@ class PostgresServer:
         return self.url(name)
 
     def emptied(self) -> str:
-        """The address of one database that is used again and again, with its tables but nothing in them."""
+        """The address of one database that is used again and again, with its tables but nothing in
+        them.
+        """
         if not self.run("SELECT 1 FROM pg_database WHERE datname = 'emptied'"):
             self.run("CREATE DATABASE emptied")
         tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ('alembic_version', 'oldest_program')"
@@ -256,8 +262,9 @@ def children(pid: int) -> list[int]:
 
 
 def unhurried(url: str) -> str:
-    """The address for those who wait for a connection however long it takes, as where fifty threads ask for one of a slow machine;
-    by itself a store gives up after four seconds."""
+    """The address for those who wait for a connection however long it takes, as where fifty threads
+    ask for one of a slow machine; by itself a store gives up after four seconds.
+    """
     return f"{url}?connect_timeout=300"
 
 
@@ -271,7 +278,9 @@ def state(pid: int) -> str:
 
 @contextmanager
 def private_postgres(*, durable: bool = False) -> Iterator[PostgresServer]:
-    """A running server in a folder of its own, which goes with it. Raises FileNotFoundError when the binaries lack."""
+    """A running server in a folder of its own, which goes with it. Raises FileNotFoundError when
+    the binaries lack.
+    """
     tools = binaries()
     if tools is None:
         raise FileNotFoundError(WHERE_THEY_LACK)

@@ -59,7 +59,9 @@ def sources(*folders: str) -> dict[str, str]:
 
 
 def lines(text: str) -> list[str]:
-    """The lines of a page's indented and fenced blocks that run xcray; of a line that runs several programs, each that is xcray."""
+    """The lines of a page's indented and fenced blocks that run xcray; of a line that runs several
+    programs, each that is xcray.
+    """
     text = text.replace("\\\n", " ")  # a command goes on on the next line
     blocks = [
         line.strip()
@@ -80,7 +82,9 @@ def quoted(text: str) -> list[str]:
 
 
 def faults(command: str, whole: bool = False) -> list[str]:
-    """What of a command line does not exist: a command, an option, a place for an argument; with `whole` also what lacks."""
+    """What of a command line does not exist: a command, an option, a place for an argument; with
+    `whole` also what lacks.
+    """
     words = words_of(command)
     at: Any = COMMANDS
     while hasattr(at, "commands"):
@@ -178,8 +182,9 @@ def resolved(at: dict[str, Any]) -> dict[str, Any]:
 
 
 def values_in(text: str, plain: bool = False) -> list[str]:
-    """Paths of values that a page names in backticks, or sets in a command of helm; with `plain` those in running text too, as
-    comments, NOTES and refusals of the chart have them."""
+    """Paths of values that a page names in backticks, or sets in a command of helm; with `plain`
+    those in running text too, as comments, NOTES and refusals of the chart have them.
+    """
     known = "|".join(
         each for each in schema()["properties"] if each != "tests"
     )  # `tests.deployment.image` is a module

@@ -48,7 +48,9 @@ OWN: Final = tuple(space for space in SPACES if space != "--user")
 
 
 class Node:
-    """One raylet and all that belongs to it. `address`: where; `number`: which address of its network."""
+    """One raylet and all that belongs to it. `address`: where; `number`: which address of its
+    network.
+    """
 
     def __init__(
         self, ray: Nodes, number: int, words: Sequence[str], hide: Sequence[Path] = ()
@@ -100,7 +102,9 @@ class Node:
         self.process.stdin.flush()
 
     def came(self) -> bool:
-        """Wait until Ray says that it runs here; False when it gave up, as on a machine that is too slow, or hung."""
+        """Wait until Ray says that it runs here; False when it gave up, as on a machine that is too
+        slow, or hung.
+        """
 
         def told() -> str:
             return self.log.read_text(errors="replace")
@@ -140,7 +144,9 @@ class Node:
         self.process.wait(seconds)
 
     def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
-        """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how many."""
+        """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how
+        many.
+        """
         found = [
             each.pid
             for each in find_descendants([self.pid])
@@ -156,7 +162,9 @@ class Node:
         )
 
     def cut(self) -> float:
-        """Take its link down: nobody hears it, and it hears nobody; when that was. Needs namespaces."""
+        """Take its link down: nobody hears it, and it hears nobody; when that was. Needs
+        namespaces.
+        """
         _ip("link", "set", self.link, "down")
         return time.time()
 
@@ -171,7 +179,9 @@ class Node:
         return int(found["stats64"]["rx"]["bytes"])
 
     def start(self, words: Sequence[str], log: Path, **settings: Any) -> subprocess.Popen[bytes]:
-        """A process on this node, as a driver is. settings: XCRAY_... and others, see `tests.robustness.faults.service.environment`."""
+        """A process on this node, as a driver is. settings: XCRAY_... and others, see
+        `tests.robustness.faults.service.environment`.
+        """
         into = (
             ["nsenter", f"--target={self.pid}", "--net", "--ipc", "--mount", "--pid", "--"]
             if namespaces()
@@ -200,7 +210,9 @@ class Node:
         return log.read_text(errors="replace")
 
     def drain(self, node_id: str, seconds: int = 60) -> str:
-        """Tell Ray that a node of this identity will be gone soon, as a spot market does; from any node."""
+        """Tell Ray that a node of this identity will be gone soon, as a spot market does; from any
+        node.
+        """
         reason = [
             "--reason",
             "DRAIN_NODE_REASON_PREEMPTION",
@@ -304,7 +316,9 @@ class Nodes:
         tries: int = TRIES,
         **options: Any,
     ) -> Node:
-        """One more node. hide: folders that it does not see. wait: until it runs. options: more of `ray start`."""
+        """One more node. hide: folders that it does not see. wait: until it runs. options: more of
+        `ray start`.
+        """
         given = {"address": self.gcs, "num-cpus": cpus, **options}
         node = Node(self, len(self.others) + 2, self._start(given, len(self.others) + 2), hide)
         self.others.append(node)
@@ -317,7 +331,9 @@ class Nodes:
         return node
 
     def revive_head(self) -> Node:
-        """Another head in the place of a dead one: with Redis the same cluster, without it a new one."""
+        """Another head in the place of a dead one: with Redis the same cluster, without it a new
+        one.
+        """
         assert not self.head.alive
         (self.temporary / "ray_current_cluster").unlink(
             missing_ok=True
@@ -419,7 +435,8 @@ def nodes(
     patient: bool = False,
     store: int = STORE,
 ) -> Iterator[Nodes]:
-    """A Ray with its head; all of it ends with the block. folder: a short path, for sockets. dashboard: Ray jobs need it.
+    """A Ray with its head; all of it ends with the block. folder: a short path, for sockets.
+    dashboard: Ray jobs need it.
 
     redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds,
     not thirteen; patient: only one that is dead, a silent one after half a minute. store: bytes

@@ -42,7 +42,9 @@ TRUTH = pattern(
 
 
 class Passed:
-    """What stays at a shard: how often each block came in this lap, and a number that depends on their order."""
+    """What stays at a shard: how often each block came in this lap, and a number that depends on
+    their order.
+    """
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
@@ -61,7 +63,9 @@ class Passed:
 
 @dataclass(frozen=True)
 class Toy:
-    """The solver. back: numbers of the rests (from 1) that it goes back from; pause: seconds of a visit."""
+    """The solver. back: numbers of the rests (from 1) that it goes back from; pause: seconds of a
+    visit.
+    """
 
     lam: float = 0.5
     epochs: int = 6
@@ -125,7 +129,9 @@ class Toy:
             time.sleep(0.002)
 
     def _closed(self, local: Passed, step: Step) -> SweepMetrics | None:
-        """What is told when a shard's lap is full: the shard finds its own labels, but for the first row."""
+        """What is told when a shard's lap is full: the shard finds its own labels, but for the
+        first row.
+        """
         if len(local.seen) < GRID.blocks:
             return None
         local.seen = []
@@ -164,7 +170,9 @@ class _Size(NamedTuple):
 
 @dataclass(frozen=True)
 class ToyWork:
-    """Makes hands. seen: whether workers can open shards by themselves; it is also the driver's source of rows."""
+    """Makes hands. seen: whether workers can open shards by themselves; it is also the driver's
+    source of rows.
+    """
 
     solver: Toy = field(default_factory=Toy)
     seen: bool = True
@@ -261,8 +269,9 @@ def trained_dsmlr(
     X: CSR | None = None,
     **parameters: Any,
 ) -> Model:
-    """DS-MLR on a data set. team: a kind, or what makes one of a work and a number of workers; directory: whether workers open the
-    data set's directory; X: other rows than the data set's."""
+    """DS-MLR on a data set. team: a kind, or what makes one of a work and a number of workers;
+    directory: whether workers open the data set's directory; X: other rows than the data set's.
+    """
     how = {
         name: parameters.pop(name)
         for name in ("on_progress", "stop", "order", "record", "max_seconds")

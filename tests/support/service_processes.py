@@ -24,7 +24,9 @@ PATIENCE = (
 def process(
     home: Path, *words: str, store: str | None = None, lease: str = LEASE
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`xcray WORDS` on a home, ended with the block. lease: seconds; a slow machine may lose a job that is heard of no sooner."""
+    """`xcray WORDS` on a home, ended with the block. lease: seconds; a slow machine may lose a job
+    that is heard of no sooner.
+    """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")
     }

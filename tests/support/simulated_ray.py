@@ -39,8 +39,9 @@ class Raised(Died):
 
 @dataclass(frozen=True)
 class Happening:
-    """At a moment: "node" comes with `size` CPUs, "deaf" the same that never heard of the job, "kill" or "drain" the node numbered
-    `size` among those there, "crash" one actor."""
+    """At a moment: "node" comes with `size` CPUs, "deaf" the same that never heard of the job,
+    "kill" or "drain" the node numbered `size` among those there, "crash" one actor.
+    """
 
     at: float
     what: str
@@ -49,7 +50,9 @@ class Happening:
 
 @dataclass
 class Node:
-    """A machine. gone: when it died; deaf: it has room, but starts no actors; drains: nothing new goes there."""
+    """A machine. gone: when it died; deaf: it has room, but starts no actors; drains: nothing new
+    goes there.
+    """
 
     id: str
     cpus: int
@@ -146,10 +149,12 @@ class _Method:
 
 @dataclass
 class Play:
-    """What happens. costs: seconds of each label; happenings: in order; lost: numbers of the actors whose request is lost; lag:
-    seconds by which the view of what is free is old; notice: until a dead node is told as dead;
+    """What happens. costs: seconds of each label; happenings: in order; lost: numbers of the actors
+    whose request is lost; lag: seconds by which the view of what is free is old; notice: until a
+    dead node is told as dead;
     grows: nodes of two CPUs that an autoscaler may bring, each `node` seconds after somebody
-    waited."""
+    waited.
+    """
 
     costs: list[float]
     happenings: list[Happening] = field(default_factory=list)
@@ -255,7 +260,9 @@ class Play:
                 up[what.size % len(up)].die("crashed")
 
     def _scale(self) -> None:
-        """An autoscaler brings nodes for those that wait; actors of nodes that are known to be dead die."""
+        """An autoscaler brings nodes for those that wait; actors of nodes that are known to be dead
+        die.
+        """
         waits = sum(
             actor.node is None and not actor.dead and not actor.lost for actor in self.actors
         )  # type: ignore[attr-defined]

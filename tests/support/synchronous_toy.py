@@ -35,7 +35,9 @@ class Work:
 
 
 def problem(seed: int = 0, n: int = 90, d: int = 8, k: int = 5) -> Rows:
-    """Noisy classes; some rows have two labels, some none (and so no weight), and rows differ in weight."""
+    """Noisy classes; some rows have two labels, some none (and so no weight), and rows differ in
+    weight.
+    """
     rng = np.random.default_rng(seed)
     X = (rng.normal(size=(n, d)) * (rng.random((n, d)) < 0.5)).astype(np.float32).astype(np.float64)
     Y = np.eye(k)[(X @ rng.normal(size=(d, k)) + rng.normal(size=(n, k))).argmax(axis=1)]

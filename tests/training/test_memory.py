@@ -331,7 +331,9 @@ def in_parts(
 def test_three_times_the_allowed_memory_is_merged_turned_and_published(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """The limit is 16 MiB; the parts have 50 MB of weights, the model 100. In memory it must fail."""
+    """The limit is 16 MiB; the parts have 50 MB of weights, the model 100. In memory it must
+    fail.
+    """
     allowed, n_labels, n_features = 16 << 20, 240, 40_000
     W = in_parts(tmp_path / "run", rng, n_labels, n_features, 26_000)
     in_parts(tmp_path / "small", rng, 12, 60, 30)

@@ -1,4 +1,6 @@
-"""DS-MLR, L-BFGS and LC trainings: pools, stops, kills, resumes, time limits, reports, CLI, REST."""
+"""DS-MLR, L-BFGS and LC trainings: pools, stops, kills, resumes, time limits, reports, CLI,
+REST.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +213,9 @@ def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
 def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With LC the weights are where they were made; the team of this process can rehearse that they go with a node."""
+    """With LC the weights are where they were made; the team of this process can rehearse that they
+    go with a node.
+    """
     made, lost = list[Any](), list[int]()
     build = synchronous.make_worker_group
     monkeypatch.setattr(

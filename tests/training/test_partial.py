@@ -33,7 +33,9 @@ def reference(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainR
 
 
 def short(labels: int, timed: bool = True) -> Callable[..., None]:
-    """A `drive` whose time is up when so many labels are done: a clock would make the test depend on the machine."""
+    """A `drive` whose time is up when so many labels are done: a clock would make the test depend
+    on the machine.
+    """
 
     def until(schedule: Any, pool: Any, *, tick: Any, seconds: float | None, **more: Any) -> None:
         assert (seconds is not None) == timed

@@ -61,7 +61,9 @@ def test_where_all_goes_well_nobody_says_anything():
 
 @pytest.mark.parametrize("thrift", [None, ScalingPolicy(node_seconds=10.0)], ids=["all", "thrift"])
 def test_a_request_that_was_lost_is_made_anew(thrift):
-    """A node with room, up from the start, and an actor that Ray never places: the first, and its follower."""
+    """A node with room, up from the start, and an actor that Ray never places: the first, and its
+    follower.
+    """
     seconds, said = job(
         Play([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift
     )
@@ -70,7 +72,9 @@ def test_a_request_that_was_lost_is_made_anew(thrift):
 
 
 def test_a_node_that_takes_nobody_is_left_out_and_another_is_asked_for():
-    """It has room, as its head says, and never heard of the job; the autoscaler must be asked for one that works."""
+    """It has room, as its head says, and never heard of the job; the autoscaler must be asked for
+    one that works.
+    """
     play = Play([1.0] * 60, [Happening(0.0, "deaf", 2)], grows=2)
     seconds, _ = job(play, 4, ScalingPolicy(node_seconds=10.0))
     assert seconds < 120.0
@@ -90,7 +94,9 @@ def test_where_nobody_is_ready_it_is_given_up_also_after_somebody_was(monkeypatc
 
 
 def test_a_clock_that_is_set_back_stops_nothing(monkeypatch):
-    """What is left is looked at a few times a second, by a clock that never goes back: else nobody would be asked for."""
+    """What is left is looked at a few times a second, by a clock that never goes back: else nobody
+    would be asked for.
+    """
     play = Play([1.0] * 60, [Happening(0.0, "node", 4)])
     with played(play):
         wall = SimpleNamespace(
@@ -135,7 +141,9 @@ HAPPENINGS = st.lists(
 def test_whatever_happens_in_whatever_order_all_labels_are_done_in_time(
     happenings, lost, lag, thrifty, grows
 ):
-    """Nodes come, go, drain and are deaf, actors crash, requests are lost, what is told is old; from 150 s on one is sound."""
+    """Nodes come, go, drain and are deaf, actors crash, requests are lost, what is told is old;
+    from 150 s on one is sound.
+    """
     play = Play(
         [0.5] * 120,
         [*happenings, Happening(0.0, "node", 2), Happening(150.0, "node", 3)],

@@ -138,7 +138,9 @@ def test_what_a_task_raises_comes_out(name, monkeypatch):
 
 
 class FragilePool(SerialPool):
-    """A serial pool whose worker dies after every third batch, and whose dead workers answer late."""
+    """A serial pool whose worker dies after every third batch, and whose dead workers answer
+    late.
+    """
 
     def __init__(self, solver, local):
         super().__init__(solver, local)
@@ -365,7 +367,9 @@ def test_no_time_at_all_begins_nothing():
 
 
 class Sluggish(ThreadPool):
-    """Two threads; what `thread-1` solves is held back until all else is done and a copy was made."""
+    """Two threads; what `thread-1` solves is held back until all else is done and a copy was
+    made.
+    """
 
     def __init__(self, solver, local):
         super().__init__(solver, local, 2)
@@ -374,7 +378,9 @@ class Sluggish(ThreadPool):
         self.copied = False
 
     def open(self):
-        """Both are there before anything is given out: one might be done with all before the other has begun."""
+        """Both are there before anything is given out: one might be done with all before the other
+        has begun.
+        """
         super().open()
         self.there = []
         while len(self.there) < 2:
@@ -445,7 +451,9 @@ def test_a_lost_workers_batch_is_recorded_as_lost_work():
 
 
 def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_out():
-    """One wait tells of a's result, which gives b work, and of b's end: nothing may be submitted to b."""
+    """One wait tells of a's result, which gives b work, and of b's end: nothing may be submitted to
+    b.
+    """
 
     class Both(SerialPool):
         def __init__(self, solver, local):

@@ -36,7 +36,9 @@ KINDS = ["serial", "threads", pytest.param("ray", marks=pytest.mark.ray)]
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request):
-    """The name of a kind of team; with a Ray that has room for two teams of two when it needs one."""
+    """The name of a kind of team; with a Ray that has room for two teams of two when it needs
+    one.
+    """
     with local_ray(num_cpus=4) if request.param == "ray" else nullcontext():
         yield request.param
 
@@ -206,7 +208,9 @@ LOCAL = pytest.mark.parametrize("local", ["serial", "threads"])
 
 @LOCAL
 def test_the_rehearsal_of_a_loss_is_a_loss(local):
-    """A worker is lost with its tickets; it is told once, a new one of its name begins anew, and nothing late is heard."""
+    """A worker is lost with its tickets; it is told once, a new one of its name begins anew, and
+    nothing late is heard.
+    """
     with opened(local) as team:
         kept = ask(team, "worker-0", "make", 4.0).ref
         team.submit("worker-0", "long")

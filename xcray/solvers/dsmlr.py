@@ -54,11 +54,11 @@ __all__ = [
     "DSMLRSolver",
     "Decision",
     "Grid",
-    "SweepMetrics",
-    "ShardState",
-    "SyncState",
-    "Step",
     "PassMetrics",
+    "ShardState",
+    "Step",
+    "SweepMetrics",
+    "SyncState",
     "WeightBlock",
 ]
 

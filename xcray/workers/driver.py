@@ -34,13 +34,13 @@ def run_schedule(
 
     commit: called once per task, with its first result, before the schedule receives it.
     tick: called after every wait, for progress.
-    seconds: time limit. Nothing new starts after it. What still runs GRACE_SECONDS later is stopped
-    and not waited for, and the function returns as if everything was done.
+    seconds: time limit. Nothing new starts after it. Work that is still running GRACE_SECONDS later
+    is stopped and not waited for, and the function returns as if everything was done.
     record: called with what each worker did, useful or not.
-    sync: called once for all results of one wait, after their commits and before anything new
-    starts: with a thousand workers, one write makes many results durable.
-    Raises Stopped if `stop` is set, Unavailable if workers keep being lost, and what a task raised.
-    The pool is closed in every case, and committed results are kept.
+    sync: called once for all results of one wait, after their commits and before new tasks begin.
+    One write then makes the results of many workers durable. Raises Stopped if `stop` is set,
+    Unavailable if workers keep being lost, and what a task raised. The pool is closed in every
+    case, and committed results are kept.
     """
     loop = _DriverLoop(schedule, pool, commit, record, sync)
     # Also stops a pool whose `wait` works in this thread.

@@ -1,6 +1,8 @@
-"""What `helm test` asks: alive, ready, a stranger is turned away, the admin key is not. Only Python's own library.
+"""What `helm test` asks: alive, ready, a stranger is turned away, the admin key is not. Only
+Python's own library.
 
-In the environment: URL, KEY_FILE (none: no keys), CERTIFICATE (of pods that speak TLS themselves), MODEL (asked for a prediction).
+In the environment: URL, KEY_FILE (none: no keys), CERTIFICATE (of pods that speak TLS themselves),
+MODEL (asked for a prediction).
 """
 
 import json
@@ -29,7 +31,9 @@ def ask(path: str, key: str = "", body: object = None) -> tuple[int, str]:
 
 
 def context() -> ssl.SSLContext | None:
-    """Trust in the pods' own certificate, whose names are those outside: only that it is this one is checked."""
+    """Trust in the pods' own certificate, whose names are those outside: only that it is this one
+    is checked.
+    """
     if "CERTIFICATE" not in os.environ:
         return None
     trusted = ssl.create_default_context(cafile=os.environ["CERTIFICATE"])

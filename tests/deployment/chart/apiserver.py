@@ -1,11 +1,13 @@
-"""As much of a Kubernetes API server as helm talks to: objects are kept, found, merged, deleted; nothing is checked, nothing runs.
+"""As much of a Kubernetes API server as helm talks to: objects are kept, found, merged, deleted;
+nothing is checked, nothing runs.
 
     with ApiServer(tmp_path) as server:
         subprocess.run([helm, "install", ..., "--kubeconfig", server.kubeconfig])
         server.find("Secret", "xcray-admin-key")
 
-Jobs are complete and pods have succeeded the moment they are made, so hooks and `helm test` end. `writes` tells what was asked to
-be made, changed and deleted, in order. It answers on 127.0.0.1 only, to anybody who may reach that.
+Jobs are complete and pods have succeeded the moment they are made, so hooks and `helm test` end.
+`writes` tells what was asked to be made, changed and deleted, in order. It answers on 127.0.0.1
+only, to anybody who may reach that.
 """
 
 from __future__ import annotations
@@ -272,7 +274,9 @@ class _Handler(BaseHTTPRequestHandler):
             ]
 
     def _watch(self, kind: str, namespace: str, query: Query) -> None:
-        """Tell what happens after a version; where that is wanted, first what there is. Ends after a while, to be asked again."""
+        """Tell what happens after a version; where that is wanted, first what there is. Ends after
+        a while, to be asked again.
+        """
         server, since = self.server_of, int(query.get("resourceVersion", ["0"])[0] or 0)
         self.send_response(200)
         self.send_header("content-type", "application/json")
@@ -409,7 +413,9 @@ def path_of(api: str) -> str:
 
 
 def openapi(api: str) -> Object:
-    """A description that says only this: the server checks fields itself, so that helm leaves it to us."""
+    """A description that says only this: the server checks fields itself, so that helm leaves it to
+    us.
+    """
     group, _, version = api.rpartition("/")
     paths = {}
     for kind, many in KINDS[api].items():
@@ -426,7 +432,9 @@ def openapi(api: str) -> Object:
 
 
 def merged(known: Object, change: Object) -> Object:
-    """A merge patch (RFC 7386); the directives of strategic ones are left out, lists are replaced."""
+    """A merge patch (RFC 7386); the directives of strategic ones are left out, lists are
+    replaced.
+    """
     out = dict(known)
     for key, value in change.items():
         if key.startswith("$"):
@@ -442,7 +450,9 @@ def merged(known: Object, change: Object) -> Object:
 
 
 def secret_of(sent: bytes) -> Object:
-    """A Secret in Kubernetes' protobuf: runtime.Unknown{1: TypeMeta{2: kind}, 2: Secret{1: ObjectMeta, 2: data, 3: type}}."""
+    """A Secret in Kubernetes' protobuf: runtime.Unknown{1: TypeMeta{2: kind}, 2: Secret{1:
+    ObjectMeta, 2: data, 3: type}}.
+    """
     envelope = fields_of(sent)
     kind = fields_of(envelope[1][0])[2][0].decode()
     if kind != "Secret":
@@ -469,7 +479,9 @@ def pair_of(entry: bytes) -> tuple[bytes, bytes]:
 
 
 def fields_of(message: bytes) -> dict[int, list[bytes]]:
-    """The fields of a message that are bytes, texts or messages, by number; numbers are passed over."""
+    """The fields of a message that are bytes, texts or messages, by number; numbers are passed
+    over.
+    """
     found: dict[int, list[bytes]] = {}
     at = 0
     while at < len(message):

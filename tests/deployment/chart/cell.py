@@ -1,9 +1,11 @@
-"""What a kubelet does for a pod, as far as one machine can: private mounts, network and processes, and a read-only root.
+"""What a kubelet does for a pod, as far as one machine can: private mounts, network and processes,
+and a read-only root.
 
-Run inside `unshare --mount --net --pid --fork --kill-child --mount-proc`, as root, `python -m tests.deployment.chart.cell PLAN.json` mounts
-the pod's volumes, makes all else read-only, runs the init containers, then the container, asks it what the plan says, ends it by
-SIGTERM, and prints one JSON object. Containers run as the pod's user, without capabilities and without a way to more.
-(Not imitated: the seccomp profile RuntimeDefault, limits of resources, the network policies.)
+Run inside `unshare --mount --net --pid --fork --kill-child --mount-proc`, as root, `python -m
+tests.deployment.chart.cell PLAN.json` mounts the pod's volumes, makes all else read-only, runs the
+init containers, then the container, asks it what the plan says, ends it by SIGTERM, and prints one
+JSON object. Containers run as the pod's user, without capabilities and without a way to more. (Not
+imitated: the seccomp profile RuntimeDefault, limits of resources, the network policies.)
 """
 
 from __future__ import annotations
@@ -75,13 +77,17 @@ def main(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(*command: str) -> None:
-    """Run a command of the system. Raises CalledProcessError, with what it said on standard error."""
+    """Run a command of the system. Raises CalledProcessError, with what it said on standard
+    error.
+    """
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Volumes at their places, folders that this checkout needs reachable for the pod's user, all else read-only. Where the folders
-    of the plan are to be found now, also those that a mount hides."""
+    """Volumes at their places, folders that this checkout needs reachable for the pod's user, all
+    else read-only. Where the folders of the plan are to be found now, also those that a mount
+    hides.
+    """
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "tmpfs", "-o", "mode=0755", "kept", "/run")
     known = [
@@ -132,7 +138,9 @@ def make_point(where: Path, folder: bool) -> None:
 
 
 def forward(ip: str, port: int, socket_file: str) -> None:
-    """Let programs in here reach a socket of the file system, of a database out there, by an address and a port."""
+    """Let programs in here reach a socket of the file system, of a database out there, by an
+    address and a port.
+    """
     listener = socket.create_server((ip, port))
 
     def pass_on(source: socket.socket, goal: socket.socket) -> None:
@@ -153,7 +161,9 @@ def forward(ip: str, port: int, socket_file: str) -> None:
 
 
 def as_user(plan: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """A container's command as its user: the group of the volumes, no capability, no way to get one."""
+    """A container's command as its user: the group of the volumes, no capability, no way to get
+    one.
+    """
     ids = [f"--reuid={plan['uid']}", f"--regid={plan['gid']}", f"--groups={plan['groups']}"]
     return [
         "setpriv",
@@ -167,7 +177,9 @@ def as_user(plan: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
 
 
 def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Start a container of another pod, which lives as long as we do; whether its startup probe passes."""
+    """Start a container of another pod, which lives as long as we do; whether its startup probe
+    passes.
+    """
     said = f"/tmp/{container['name']}"
     with open(said, "wb") as file:
         process = subprocess.Popen(
@@ -195,7 +207,9 @@ def wait_until(
 
 
 def ask(plan: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """One request to the pod's address, as a kubelet sends it: its Host is that address, where the plan does not say another."""
+    """One request to the pod's address, as a kubelet sends it: its Host is that address, where the
+    plan does not say another.
+    """
     connection = connection_to(plan, wanted.get("port", plan["port"]))
     try:
         connection.request("GET", wanted["path"], headers=wanted.get("headers", {}))
@@ -221,7 +235,9 @@ def connection_to(plan: Mapping[str, Any], port: int) -> http.client.HTTPConnect
 
 
 def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Another container beside it, as the one of `helm test`; status None when it did not end in time."""
+    """Another container beside it, as the one of `helm test`; status None when it did not end in
+    time.
+    """
     try:
         done = subprocess.run(
             as_user(plan, container),
@@ -240,7 +256,9 @@ def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, 
 
 
 def end(plan: Mapping[str, Any], process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """SIGTERM; what readiness and a request say meanwhile, how long it takes, with which status it ends."""
+    """SIGTERM; what readiness and a request say meanwhile, how long it takes, with which status it
+    ends.
+    """
     began = time.monotonic()
     process.terminate()
     ready = alive = 0

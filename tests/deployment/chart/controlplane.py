@@ -1,11 +1,13 @@
-"""A real control plane on this machine: etcd and kube-apiserver, and where they are there the controller manager and the scheduler.
+"""A real control plane on this machine: etcd and kube-apiserver, and where they are there the
+controller manager and the scheduler.
 
     with ControlPlane(binaries, folder) as plane:
         plane.ask("GET", "/version").json()
         subprocess.run([helm, "install", ..., "--kubeconfig", plane.kubeconfig])
 
-No kubelet: `tests.deployment.chart.hollow` says of pods what one would. It listens on 127.0.0.1 only and asks for a token; all ends with the
-block. What the programs say is in the folder, one file for each.
+No kubelet: `tests.deployment.chart.hollow` says of pods what one would. It listens on 127.0.0.1
+only and asks for a token; all ends with the block. What the programs say is in the folder, one file
+for each.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ MERGE: Final = "application/merge-patch+json"
 
 
 class ControlPlane:
-    """Runs while the block does. binaries: where the programs are; folder: for data, keys, and what they say."""
+    """Runs while the block does. binaries: where the programs are; folder: for data, keys, and what
+    they say.
+    """
 
     def __init__(self, binaries: Path, folder: Path) -> None:
         if lacking := [name for name in MUST if not os.access(binaries / name, os.X_OK)]:
@@ -63,7 +67,8 @@ class ControlPlane:
         self._etcd, port = f"http://127.0.0.1:{quiet_port()}", quiet_port()
         self.url = f"https://127.0.0.1:{port}"
         self._port = port
-        # The server signs its certificate itself at each start; nobody but us can listen on the port that we gave it.
+        # The server signs its certificate itself at each start; nobody but us can listen on the
+        # port that we gave it.
         self._client = httpx.Client(
             base_url=self.url,
             verify=False,
@@ -140,9 +145,12 @@ class ControlPlane:
             self._run("kube-scheduler", common)
 
     def _server_flags(self, key: str) -> dict[str, str]:
-        """kube-apiserver's: what a cluster of kubeadm has, but for Node authorization, which needs nodes."""
+        """kube-apiserver's: what a cluster of kubeadm has, but for Node authorization, which needs
+        nodes.
+        """
         accounts = {"service-account-key-file": key, "service-account-signing-key-file": key}
-        # What these ask for, or what they leave to be taken off later, only a controller manager makes.
+        # What these ask for, or what they leave to be taken off later, only a controller manager
+        # makes.
         off = (
             ""
             if "kube-controller-manager" in self.has
@@ -195,7 +203,9 @@ class ControlPlane:
         )
 
     def _until(self, name: str, ready: Callable[[], bool]) -> None:
-        """Wait for a program. Raises RuntimeError with what it said when it ends, or does not answer in START_SECONDS."""
+        """Wait for a program. Raises RuntimeError with what it said when it ends, or does not
+        answer in START_SECONDS.
+        """
         process = next(process for its, process, _ in self._programs if its == name)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -219,7 +229,9 @@ class ControlPlane:
         kind: str = "application/json",
         **query: str,
     ) -> httpx.Response:
-        """What the server answers, whatever it is. kind: the content type of the body; JSON is YAML too."""
+        """What the server answers, whatever it is. kind: the content type of the body; JSON is YAML
+        too.
+        """
         sent = None if body is None else json.dumps(body)
         return self._client.request(
             verb, path, content=sent, headers={"content-type": kind}, params=query
@@ -231,7 +243,9 @@ class ControlPlane:
         return found
 
     def take(self, thing: Object, namespace: str) -> httpx.Response:
-        """Whether it would take an object by server-side apply. An unknown field is an error there, in any version."""
+        """Whether it would take an object by server-side apply. An unknown field is an error there,
+        in any version.
+        """
         query = {
             "fieldManager": "check",
             "force": "true",
@@ -264,7 +278,9 @@ class ControlPlane:
 
 
 def quiet_port() -> int:
-    """A free port of the loopback below those that the system gives away by itself: it stays free until its program has started."""
+    """A free port of the loopback below those that the system gives away by itself: it stays free
+    until its program has started.
+    """
     while True:
         with (
             contextlib.suppress(OSError),

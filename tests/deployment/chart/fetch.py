@@ -1,8 +1,10 @@
-"""python -m tests.deployment.chart.fetch DIR: put helm 3 and helm 4 into DIR, as helm3 and helm4, for the checks of the chart.
+"""python -m tests.deployment.chart.fetch DIR: put helm 3 and helm 4 into DIR, as helm3 and helm4,
+for the checks of the chart.
 
-Helm's programs lie as ordinary files inside two wheels (Apache-2.0, of the AWS CDK) on the package index that pip is set up for.
-The wheels are downloaded by pip with pinned versions and checksums, never installed; the programs are checked by their own
-checksums. What is there already is left alone. Exit status: 0 both are there, 1 not; the reason is printed.
+Helm's programs lie as ordinary files inside two wheels (Apache-2.0, of the AWS CDK) on the package
+index that pip is set up for. The wheels are downloaded by pip with pinned versions and checksums,
+never installed; the programs are checked by their own checksums. What is there already is left
+alone. Exit status: 0 both are there, 1 not; the reason is printed.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def there(folder: Path, helm: Helm) -> bool:
 
 
 def download(helm: Helm, into: Path) -> Path:
-    """The wheel, by pip, which checks its checksum. Raises subprocess.CalledProcessError or TimeoutExpired."""
+    """The wheel, by pip, which checks its checksum. Raises subprocess.CalledProcessError or
+    TimeoutExpired.
+    """
     wanted = into / "wanted.txt"
     wanted.write_text(f"{helm.wheel} --hash=sha256:{helm.wheel_sha256}\n")
     pip = [

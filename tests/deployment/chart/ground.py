@@ -1,7 +1,8 @@
-"""What a cluster has before the chart comes: kinds of KubeRay and others, a namespace of the restricted standard, Secrets.
+"""What a cluster has before the chart comes: kinds of KubeRay and others, a namespace of the
+restricted standard, Secrets.
 
-KubeRay's kinds have their own schemas where those are at hand (`tests.deployment.chart.schemas`), its rules in CEL too; else, as the kinds of
-others do, they take any field.
+KubeRay's kinds have their own schemas where those are at hand (`tests.deployment.chart.schemas`),
+its rules in CEL too; else, as the kinds of others do, they take any field.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ SECRETS: Final = (
     "xcray-redis",
     "regcred",
 )
-# Before 1.25: the policy "restricted" of that time. It asks for what the standard asks for; some it would add itself, so that
-# `tests.deployment.chart.real` looks whether a pod comes back as it was sent.
+# Before 1.25: the policy "restricted" of that time. It asks for what the standard asks for; some it
+# would add itself, so that `tests.deployment.chart.real` looks whether a pod comes back as it was
+# sent.
 POLICY: Final[Object] = {
     "apiVersion": "policy/v1beta1",
     "kind": "PodSecurityPolicy",
@@ -132,7 +134,9 @@ def lay(plane: ControlPlane) -> None:
 
 
 def put(plane: ControlPlane, thing: Object, namespace: str = "") -> None:
-    """Make an object; a new kind is waited for. An old server drops rules in CEL, which it does not know."""
+    """Make an object; a new kind is waited for. An old server drops rules in CEL, which it does not
+    know.
+    """
     answer = plane.ask("POST", plane.path_of(thing, namespace).rpartition("/")[0], thing)
     assert answer.status_code == 201, (
         f"{thing['kind']} {thing['metadata']['name']}: {answer.text[:1000]}"
@@ -153,7 +157,9 @@ def put(plane: ControlPlane, thing: Object, namespace: str = "") -> None:
 
 
 def without_empty_defaults(schema: Any) -> Any:
-    """For an old server, which takes an empty text for null and so refuses it as a default: another text. Keys of maps need one."""
+    """For an old server, which takes an empty text for null and so refuses it as a default: another
+    text. Keys of maps need one.
+    """
     if isinstance(schema, list):
         return [without_empty_defaults(each) for each in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,9 @@
-"""Rendering the chart: by the helm programs of this machine, or, where there is none, from what was rendered last and committed.
+"""Rendering the chart: by the helm programs of this machine, or, where there is none, from what was
+rendered last and committed.
 
-Helm 3 and helm 4 are looked for as `helm3` and `helm4` in build/tools (`python -m tests.deployment.chart.fetch build/tools`), then on PATH,
-where a plain `helm` counts as what it says it is.
+Helm 3 and helm 4 are looked for as `helm3` and `helm4` in build/tools (`python -m
+tests.deployment.chart.fetch build/tools`), then on PATH, where a plain `helm` counts as what it
+says it is.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ APIS = (
     "ray.io/v1",
 )  # what the cluster offers beside Kubernetes
 RELEASE, NAMESPACE = "xcray", "ml"
-LONGEST_DATA = 4000  # characters of a ConfigMap's value that are committed; of longer ones (dashboards) a checksum
+# characters of a ConfigMap's value that are committed; of longer ones (dashboards) a checksum
+LONGEST_DATA = 4000
 
 Objects = list[dict[str, Any]]
 
@@ -166,7 +169,9 @@ def chart_hash() -> str:
 
 
 def normal(objects: Objects) -> Objects:
-    """As they are committed: a made-up key is replaced by one that is none, long data by its checksum."""
+    """As they are committed: a made-up key is replaced by one that is none, long data by its
+    checksum.
+    """
     out = plain(objects)
     for each in out:
         if each["kind"] == "Secret":
@@ -228,5 +233,7 @@ def _text(name: str) -> str:
 
 
 def rendering(name: str) -> Rendering:
-    """The objects of a values file: fresh from helm, or the committed ones. Callers may change them."""
+    """The objects of a values file: fresh from helm, or the committed ones. Callers may change
+    them.
+    """
     return Rendering(json.loads(_text(name)), _rendering(name))

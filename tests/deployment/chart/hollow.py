@@ -1,8 +1,9 @@
-"""What a kubelet says of its pods, said without one: nodes and volumes that only exist, pods that run because we say so.
+"""What a kubelet says of its pods, said without one: nodes and volumes that only exist, pods that
+run because we say so.
 
-A pod of a Job, and one of helm's tests, has succeeded; any other runs and is ready. A pod that is deleted is gone at once. Where no
-controller manager is, Jobs too are complete because we say so. What decides whether a pod may exist, and where it is placed, is the
-control plane's own.
+A pod of a Job, and one of helm's tests, has succeeded; any other runs and is ready. A pod that is
+deleted is gone at once. Where no controller manager is, Jobs too are complete because we say so.
+What decides whether a pod may exist, and where it is placed, is the control plane's own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import httpx
 
 from tests.deployment.chart.controlplane import MERGE, ControlPlane
 
-NODES: Final = {  # name: labels beside zone and host name; those of the last repel what does not tolerate them
+# name: labels beside zone and host name; those of the last repel what does not tolerate them
+NODES: Final = {
     "one": {},
     "two": {},
     "three": {},
@@ -34,7 +36,9 @@ DONE: Final[dict[str, Any]] = {
 
 
 class Hollow:
-    """Nodes, and who speaks for them while the block runs. Faults of its own are in `faults`: there should be none."""
+    """Nodes, and who speaks for them while the block runs. Faults of its own are in `faults`: there
+    should be none.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -59,7 +63,9 @@ class Hollow:
         self._thread.join(timeout=60)
 
     def _make_node(self, name: str, labels: dict[str, str]) -> None:
-        """One that is ready. The server itself taints a new node until somebody finds it well: that is taken off."""
+        """One that is ready. The server itself taints a new node until somebody finds it well: that
+        is taken off.
+        """
         known = {
             "kubernetes.io/hostname": name,
             "kubernetes.io/os": "linux",
@@ -117,7 +123,9 @@ class Hollow:
             self._change("PATCH", f"{path}/status", {"status": told(pod)})
 
     def _provide(self, claim: dict[str, Any]) -> None:
-        """A volume for a claim, as a provisioner makes one: just what was asked for. Binding is the controller manager's."""
+        """A volume for a claim, as a provisioner makes one: just what was asked for. Binding is the
+        controller manager's.
+        """
         about, wanted = claim["metadata"], claim["spec"]
         meant = {
             "kind": "PersistentVolumeClaim",

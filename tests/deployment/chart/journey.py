@@ -1,4 +1,5 @@
-"""What a user does, from a program beside the API's pod: build a data set, have a model trained, ask it. Prints one JSON line.
+"""What a user does, from a program beside the API's pod: build a data set, have a model trained,
+ask it. Prints one JSON line.
 
 The environment says where: URL, KEY_FILE, LABELS.
 """

@@ -1,8 +1,9 @@
 """A small evaluator of NetworkPolicies: may this pod reach that one on this port?
 
-Kubernetes' rules: a pod that no policy selects, for a direction, is open in it; else a path is open when one rule of one policy
-that selects the pod allows it. Both ends must agree. Rules without `from`, `to` or `ports` allow all of them. An address block
-never matches a pod here: it speaks of addresses, and pods of this release have none yet.
+Kubernetes' rules: a pod that no policy selects, for a direction, is open in it; else a path is open
+when one rule of one policy that selects the pod allows it. Both ends must agree. Rules without
+`from`, `to` or `ports` allow all of them. An address block never matches a pod here: it speaks of
+addresses, and pods of this release have none yet.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from tests.deployment.chart.helm import NAMESPACE, Objects
 
 
 class Peer(NamedTuple):
-    """A pod, or somebody outside: labels of the pod, name and labels of its namespace; an outside address has no namespace."""
+    """A pod, or somebody outside: labels of the pod, name and labels of its namespace; an outside
+    address has no namespace.
+    """
 
     name: str
     labels: dict[str, str]
@@ -110,7 +113,9 @@ def reaches(
     protocol: str = "TCP",
     names: dict[str, int] | None = None,
 ) -> bool:
-    """Whether `source` may open a connection to a port of `target`; names: the target's named ports."""
+    """Whether `source` may open a connection to a port of `target`; names: the target's named
+    ports.
+    """
     known = names or {}
     out = _allowed(policies, source, target, "Egress", port, protocol, known)
     return out and _allowed(policies, target, source, "Ingress", port, protocol, known)

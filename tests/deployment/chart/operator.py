@@ -1,18 +1,25 @@
-"""What KubeRay's operator (1.7) says of a custom resource after the schema has passed it, and the command that it builds.
+"""What KubeRay's operator (1.7) says of a custom resource after the schema has passed it, and the
+command that it builds.
 
-The schema can't say it: these rules are the operator's code (`validation.go`) and the rules in CEL of its CRDs. A resource that
-breaks one is accepted by the API server and then never becomes a cluster. What the operator does by itself:
+The schema can't say it: these rules are the operator's code (`validation.go`) and the rules in CEL
+of its CRDs. A resource that breaks one is accepted by the API server and then never becomes a
+cluster. What the operator does by itself:
 
 - The head's Service is called NAME-head-svc; RayJob and RayService call their clusters NAME-xxxxx.
-- Labels ray.io/cluster, ray.io/node-type and ray.io/group can't be overridden by a template; app.kubernetes.io/name can.
-- Ray's container is the first. `ulimit -n 65536; ray start ... --block` becomes its command; bash runs the last command of such a
-  line in its own place, so Ray is process 1 and hears SIGTERM. Ray 2.60 then marks its node as draining and ends when it is idle.
-- /dev/shm and, with the autoscaler, /tmp/ray get volumes without a size where nothing is mounted there.
-- Probes are added where a container has none: over HTTP from Ray 2.53 on, but with `wget` for workers of a RayService.
-- With autoscaler v2 all pods get restartPolicy Never. A ServiceAccount that the head's template names is not made by the operator;
-  its Role (pods and rayclusters of the namespace) is bound to it.
+- Labels ray.io/cluster, ray.io/node-type and ray.io/group can't be overridden by a template;
+app.kubernetes.io/name can.
+- Ray's container is the first. `ulimit -n 65536; ray start ... --block` becomes its command; bash
+runs the last command of such a line in its own place, so Ray is process 1 and hears SIGTERM. Ray
+2.60 then marks its node as draining and ends when it is idle.
+- /dev/shm and, with the autoscaler, /tmp/ray get volumes without a size where nothing is mounted
+there.
+- Probes are added where a container has none: over HTTP from Ray 2.53 on, but with `wget` for
+workers of a RayService.
+- With autoscaler v2 all pods get restartPolicy Never. A ServiceAccount that the head's template
+names is not made by the operator; its Role (pods and rayclusters of the namespace) is bound to it.
 - The token's Secret is made where `authOptions.secretName` names none; it is called as the cluster.
-- A RayCluster's pods are replaced for a changed template only with upgradeStrategy Recreate; numbers of workers are no such change.
+- A RayCluster's pods are replaced for a changed template only with upgradeStrategy Recreate;
+numbers of workers are no such change.
 - When a cluster with Redis is deleted, a Job with the head's template cleans Redis.
 """
 
@@ -40,7 +47,9 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def faults(thing: dict[str, Any]) -> list[str]:
-    """Why the operator would refuse a RayCluster, RayJob or RayService, or do something else than the chart says."""
+    """Why the operator would refuse a RayCluster, RayJob or RayService, or do something else than
+    the chart says.
+    """
     name, spec = thing["metadata"]["name"], cluster_spec(thing)
     assert spec is not None
     out = (
@@ -118,7 +127,9 @@ def _job_faults(spec: dict[str, Any]) -> list[str]:
 
 
 def start_words(group: dict[str, Any], head: bool) -> list[str]:
-    """The `ray start` that the operator builds: the parameters given, and its own where those lack; limits become resources."""
+    """The `ray start` that the operator builds: the parameters given, and its own where those lack;
+    limits become resources.
+    """
     params = dict(group.get("rayStartParams", {}))
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     params.setdefault("num-cpus", str(limits["cpu"]))

@@ -1,8 +1,10 @@
-"""python -m tests.deployment.chart.play: the rendered pods in earnest: a data set is built, a model trained and asked.
+"""python -m tests.deployment.chart.play: the rendered pods in earnest: a data set is built, a model
+trained and asked.
 
-Mode all-in-one: one pod on SQLite. Mode cluster: pods of API and runner on one home and a private PostgreSQL, migrated by the
-hook's container. They are started as a kubelet does; all but the seconds of draining is as the manifests say. See
-`tests.deployment.chart.cell` for what is not imitated. Needs root, helm, and for mode cluster PostgreSQL's programs. Exit status: 0 all went
+Mode all-in-one: one pod on SQLite. Mode cluster: pods of API and runner on one home and a private
+PostgreSQL, migrated by the hook's container. They are started as a kubelet does; all but the
+seconds of draining is as the manifests say. See `tests.deployment.chart.cell` for what is not
+imitated. Needs root, helm, and for mode cluster PostgreSQL's programs. Exit status: 0 all went
 well; 1 not, with what the pods said.
 """
 

@@ -1,10 +1,10 @@
 """A rendered pod as a plan that one machine can play: see `tests.deployment.chart.cell`.
 
-    plan = plan_of(pod_spec, files, folder)     # files: the contents of Secrets; folder: where the volumes lie
-    told = play(plan, folder)                   # where `may_play`
+plan = plan_of(pod_spec, files, folder)     # files: the contents of Secrets; folder: where the
+    volumes lie told = play(plan, folder)                   # where `may_play`
 
-Commands `xcray` and `python` are those of this checkout. The home is a volume as a kubelet hands it over: root owns it, and it is
-writable for the group fsGroup.
+Commands `xcray` and `python` are those of this checkout. The home is a volume as a kubelet hands it
+over: root owns it, and it is writable for the group fsGroup.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def may_play() -> bool:
 
 
 def environment(container: Mapping[str, Any], secrets: Secrets, ip: str = IP) -> dict[str, str]:
-    """The environment a kubelet makes: $(NAME) stands for what was set before. Raises KeyError for a Secret that is not there."""
+    """The environment a kubelet makes: $(NAME) stands for what was set before. Raises KeyError for
+    a Secret that is not there.
+    """
     found: dict[str, str] = {}
     for source in container.get("envFrom", []):
         found |= secrets[source["secretRef"]["name"]]
@@ -70,7 +72,9 @@ def environment(container: Mapping[str, Any], secrets: Secrets, ip: str = IP) ->
 def plan_of(
     spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The plan of a pod with one container. asks: requests that it gets once its startup probe passes."""
+    """The plan of a pod with one container. asks: requests that it gets once its startup probe
+    passes.
+    """
     security = spec["securityContext"]
     volumes = {
         each["name"]: make_volume(each, secrets, folder, security["fsGroup"])
@@ -106,7 +110,9 @@ def plan_of(
 
 
 def who_sees(security: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a plan that says as whom a pod runs, and what it sees of this machine: the checkout and Python."""
+    """The part of a plan that says as whom a pod runs, and what it sees of this machine: the
+    checkout and Python.
+    """
     keep = [str(ROOT), os.path.realpath(sys.base_prefix)]
     return {
         "uid": security["runAsUser"],
@@ -159,7 +165,9 @@ def runnable(container: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
 
 
 def play(plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Play a plan; what happened, as `tests.deployment.chart.cell.main` tells it. Raises RuntimeError when the machine does not play along."""
+    """Play a plan; what happened, as `tests.deployment.chart.cell.main` tells it. Raises
+    RuntimeError when the machine does not play along.
+    """
     file = folder / "plan.json"
     file.write_text(json.dumps(plan))
     seconds = plan["grace"] + 10 * CALL_SECONDS + plan["program_seconds"]

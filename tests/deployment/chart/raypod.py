@@ -1,8 +1,10 @@
-"""python -m tests.deployment.chart.raypod [--seconds N]: play the head of the rendered Ray cluster as a pod, on this machine.
+"""python -m tests.deployment.chart.raypod [--seconds N]: play the head of the rendered Ray cluster
+as a pod, on this machine.
 
-The head of the production values is started by the command that KubeRay builds, as the pod's user, without capabilities, with a
-read-only root and the volumes of its template. Then: is it well; does the dashboard refuse strangers and admit the token; how long
-does SIGTERM take. Takes 1.5 GB of memory and, on a quiet machine, half a minute. Ends with one JSON line; exit status 0: all as
+The head of the production values is started by the command that KubeRay builds, as the pod's user,
+without capabilities, with a read-only root and the volumes of its template. Then: is it well; does
+the dashboard refuse strangers and admit the token; how long does SIGTERM take. Takes 1.5 GB of
+memory and, on a quiet machine, half a minute. Ends with one JSON line; exit status 0: all as
 promised, 1: not. Needs root, for namespaces.
 """
 

@@ -1,9 +1,12 @@
-"""python -m tests.deployment.chart.real --binaries DIR: the chart in a real control plane: installed, upgraded, rolled back, uninstalled.
+"""python -m tests.deployment.chart.real --binaries DIR: the chart in a real control plane:
+installed, upgraded, rolled back, uninstalled.
 
-DIR holds etcd and kube-apiserver, and better also kube-controller-manager and kube-scheduler (kubebuilder's and Kubernetes' own
-releases have them). Nodes and kubelets are said, see `tests.deployment.chart.hollow`; all else is the cluster's: admission, validation,
-defaults, garbage collection, rollouts, Jobs, binding of volumes and pods. A server older than the chart asks for (1.27) is told
-the same in the versions that it has, see OLDER. Ends in one JSON line. Exit status: 0 all went well; 1 not.
+DIR holds etcd and kube-apiserver, and better also kube-controller-manager and kube-scheduler
+(kubebuilder's and Kubernetes' own releases have them). Nodes and kubelets are said, see
+`tests.deployment.chart.hollow`; all else is the cluster's: admission, validation, defaults, garbage
+collection, rollouts, Jobs, binding of volumes and pods. A server older than the chart asks for
+(1.27) is told the same in the versions that it has, see OLDER. Ends in one JSON line. Exit status:
+0 all went well; 1 not.
 """
 
 from __future__ import annotations
@@ -41,13 +44,15 @@ from tests.deployment.chart.templates import as_pod, pods
 
 SECONDS: Final = 300  # for one command of helm, and for what the cluster is waited for
 MODERN: Final = (1, 27)
-OLDER: Final = {  # in the templates, for a server before MODERN: versions of that time, without the two newest fields
+# in the templates, for a server before MODERN: versions of that time, without the two newest fields
+OLDER: Final = {
     "apiVersion: policy/v1\n": "apiVersion: policy/v1beta1\n",
     "apiVersion: autoscaling/v2\n": "apiVersion: autoscaling/v2beta2\n",
     "  unhealthyPodEvictionPolicy: AlwaysAllow\n": "",
     '(set $rule "matchLabelKeys" (list "pod-template-hash"))': "$rule",
 }
-# What a file is upgraded to: none to one that claims the home with other access modes or of another class, which can't change.
+# What a file is upgraded to: none to one that claims the home with other access modes or of another
+# class, which can't change.
 AFTER: Final = {
     "minimal": "serving",
     "serving": "production",
@@ -95,7 +100,9 @@ class Journey:
         return done.stdout
 
     def leg(self, name: str, after: str) -> None:
-        """One file of values from install to uninstall, with an upgrade to another on the way. Raises Fault."""
+        """One file of values from install to uninstall, with an upgrade to another on the way.
+        Raises Fault.
+        """
         self.dry(name)
         self.tell(
             "install", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
@@ -117,7 +124,9 @@ class Journey:
             raise Fault(f"{name}, upgraded to {after}: {sorted(stay)} are still there")
         if (
             gone & KEPT
-        ):  # kept, but no more of the release: Helm 3 and 4 roll back over that no more; an upgrade takes it up
+            # kept, but no more of the release: Helm 3 and 4 roll back over that no more; an upgrade
+            # takes it up
+        ):
             self.upgrade(name)
         else:
             self.tell("rollback", RELEASE, "1", *self.waits)
@@ -237,7 +246,9 @@ class Journey:
         }
 
     def cleared(self) -> None:
-        """After uninstalling there is what is kept on purpose, and nothing else of ours. What was kept is then taken away."""
+        """After uninstalling there is what is kept on purpose, and nothing else of ours. What was
+        kept is then taken away.
+        """
         kinds = {
             (api, kind)
             for api, kind in self.plane.words
@@ -354,7 +365,9 @@ def security(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def lacking(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """Where the server does not keep what was sent. Empty values count as absent, as Kubernetes has it."""
+    """Where the server does not keep what was sent. Empty values count as absent, as Kubernetes has
+    it.
+    """
     if isinstance(sent, dict) and isinstance(kept, dict):
         for name, each in sent.items():
             if each not in (None, "", [], {}) or kept.get(name):

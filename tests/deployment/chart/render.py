@@ -1,7 +1,8 @@
-"""python -m tests.deployment.chart.render: render the chart anew, for every values file, into tests/deployment/chart/rendered.
+"""python -m tests.deployment.chart.render: render the chart anew, for every values file, into
+tests/deployment/chart/rendered.
 
-What is committed there lets a machine without helm check the manifests; with helm a test holds it to the chart.
-Exit status: 0 done, 1 no helm is here.
+What is committed there lets a machine without helm check the manifests; with helm a test holds it
+to the chart. Exit status: 0 done, 1 no helm is here.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""python -m tests.deployment.chart.rotation: the database's password and the first admin key are changed under pods that answer and train.
+"""python -m tests.deployment.chart.rotation: the database's password and the first admin key are
+changed under pods that answer and train.
 
-Processes of this machine with the commands and the environment of the rendered pods (mode cluster), on a private PostgreSQL: pods
-of the API behind a stand-in for a Service (it sends requests to pods that are ready), and a runner. Two ways, as in
-docs/operations.md:
+Processes of this machine with the commands and the environment of the rendered pods (mode cluster),
+on a private PostgreSQL: pods of the API behind a stand-in for a Service (it sends requests to pods
+that are ready), and a runner. Two ways, as in docs/operations.md:
 
-roles     A second role that acts as the first; its URL and another key go into the Secrets, pods are replaced, a new one first,
-          and the first role may no longer log in. Predictions are asked for all the time, and the list of jobs, which needs the
-          store.
-password  One role, ALTER ROLE ... PASSWORD, and its connections ended, as a restart of the server does: what fails until new pods
-          are there.
+roles     A second role that acts as the first; its URL and another key go into the Secrets, pods
+are replaced, a new one first, and the first role may no longer log in. Predictions are asked for
+all the time, and the list of jobs, which needs the store. password  One role, ALTER ROLE ...
+PASSWORD, and its connections ended, as a restart of the server does: what fails until new pods are
+there.
 
-Prints what was seen, and one JSON line. Exit status: 0 all held, 1 not. Two minutes on two free cores.
+Prints what was seen, and one JSON line. Exit status: 0 all held, 1 not. Two minutes on two free
+cores.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class Release:
         self.pods: list[Pod] = []
 
     def run(self, name: str, number: int = 0) -> dict[str, Any]:
-        """Run a Job's container, or an init container of a Deployment, to its end; what it said as JSON."""
+        """Run a Job's container, or an init container of a Deployment, to its end; what it said as
+        JSON.
+        """
         kind = "containers" if name.startswith("Job/") else "initContainers"
         container = self.container(self.specs[name][kind][number])
         command = (
@@ -95,7 +99,9 @@ class Release:
         return said
 
     def container(self, container: Mapping[str, Any], **more: str) -> dict[str, Any]:
-        """Command and environment, with this machine's folders for the pod's; each start reads the Secrets as they are now."""
+        """Command and environment, with this machine's folders for the pod's; each start reads the
+        Secrets as they are now.
+        """
         made = runnable(container, self.secrets)
         (self.folder / "key").write_text(self.secrets["admin"]["key"])
         made["command"] = [
@@ -183,8 +189,9 @@ class Pod:
         self.serves = True
 
     def end(self, seconds: float) -> float | None:
-        """As a kubelet does: SIGTERM, and after so many seconds SIGKILL. Seconds that it took; None where it had to be killed, or
-        did not end with 0."""
+        """As a kubelet does: SIGTERM, and after so many seconds SIGKILL. Seconds that it took; None
+        where it had to be killed, or did not end with 0.
+        """
         self.serves, began = False, time.monotonic()
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -200,7 +207,9 @@ class Pod:
 
 
 class Clients(threading.Thread):
-    """Somebody who asks for predictions and for the list of jobs all the time, with the key from before; counts what came."""
+    """Somebody who asks for predictions and for the list of jobs all the time, with the key from
+    before; counts what came.
+    """
 
     def __init__(self, release: Release) -> None:
         super().__init__(daemon=True)
@@ -267,7 +276,9 @@ class Drill:
         return self
 
     def prepare(self) -> None:
-        """What the hook and the init container do at the first install; at the upgrade they do it themselves."""
+        """What the hook and the init container do at the first install; at the upgrade they do it
+        themselves.
+        """
         about = self.release.specs["Deployment/xcray-api"]["initContainers"][-1]["args"]
         token = import_token(self.release.secrets["admin"]["key"])
         store = JobStore(self.url("a"))
@@ -340,7 +351,8 @@ class Drill:
         )
 
     def upgrade(self, url: str) -> list[int]:
-        """The Secrets change, and `helm upgrade` follows: migrations, then pods, a new one first; runners end before the next.
+        """The Secrets change, and `helm upgrade` follows: migrations, then pods, a new one first;
+        runners end before the next.
 
         In how many hours older keys end.
         """

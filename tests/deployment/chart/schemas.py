@@ -1,8 +1,10 @@
-"""What manifests are held against: the schemas of Kubernetes, and those of KubeRay's custom resources.
+"""What manifests are held against: the schemas of Kubernetes, and those of KubeRay's custom
+resources.
 
-Schemas of Kubernetes come with the package kubernetes-validate, for each version; "strict": unknown fields are errors. KubeRay's
-are not this project's to copy: they are read from XCRAY_KUBERAY_CRDS, or ../shared/kuberay-crds, as an API server reads them
-(defaults first, then unknown fields are errors). Where they lack, FIELDS below names all that the chart may use, by hand.
+Schemas of Kubernetes come with the package kubernetes-validate, for each version; "strict": unknown
+fields are errors. KubeRay's are not this project's to copy: they are read from XCRAY_KUBERAY_CRDS,
+or ../shared/kuberay-crds, as an API server reads them (defaults first, then unknown fields are
+errors). Where they lack, FIELDS below names all that the chart may use, by hand.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def _definitions(folder: str) -> Registry[Any]:
 
 @functools.cache
 def kubernetes_schema(version: str, api: str, kind: str) -> Draft202012Validator | None:
-    """The strict schema of a kind in a version of Kubernetes like 1.30; None where that version has no such kind."""
+    """The strict schema of a kind in a version of Kubernetes like 1.30; None where that version has
+    no such kind.
+    """
     full = max(
         each
         for each in kubernetes_validate.utils.all_versions()
@@ -116,7 +120,9 @@ def crd(kind: str) -> Crd | None:
 
 
 def strict(schema: Any, top: bool = False) -> Any:
-    """An OpenAPI schema as JSON Schema, in which fields that are not named are errors unless it says to keep them."""
+    """An OpenAPI schema as JSON Schema, in which fields that are not named are errors unless it
+    says to keep them.
+    """
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
@@ -181,8 +187,8 @@ def check_custom(thing: dict[str, Any]) -> list[str]:
     return faults(schema.validator, with_defaults(schema.original, plain(thing)))
 
 
-# Fields of KubeRay v1.7.0 that the chart uses, with their types: what is checked where the real schemas lack. ... is not looked
-# into (pod templates are validated as pods of Kubernetes).
+# Fields of KubeRay v1.7.0 that the chart uses, with their types: what is checked where the real
+# schemas lack. ... is not looked into (pod templates are validated as pods of Kubernetes).
 _TEXT, _YES, _NUMBER = str, bool, int
 _GROUP: dict[str, Any] = {"rayStartParams": {"*": _TEXT}, "template": ..., "labels": {"*": _TEXT}}
 _CLUSTER: dict[str, Any] = {

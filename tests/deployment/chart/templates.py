@@ -1,7 +1,9 @@
-"""Every pod that a release makes, as a plain Pod: of Deployments, Jobs, hooks, tests, and of Ray's nodes as KubeRay builds them.
+"""Every pod that a release makes, as a plain Pod: of Deployments, Jobs, hooks, tests, and of Ray's
+nodes as KubeRay builds them.
 
-What KubeRay 1.7 does to a template is told here as far as the checks depend on it: labels that can't be overridden, the autoscaler
-beside the head, the init container that waits for the head, the job that cleans Redis.
+What KubeRay 1.7 does to a template is told here as far as the checks depend on it: labels that
+can't be overridden, the autoscaler beside the head, the init container that waits for the head, the
+job that cleans Redis.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def ray_labels(thing: dict[str, Any], node: str, group: str) -> dict[str, str]:
 
 
 def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
-    """The head as KubeRay makes it: with in-tree autoscaling there is a second container, made of `autoscalerOptions`."""
+    """The head as KubeRay makes it: with in-tree autoscaling there is a second container, made of
+    `autoscalerOptions`.
+    """
     spec = cluster_spec(thing)
     assert spec is not None
     pod = as_pod(spec["headGroupSpec"]["template"], f"{cluster_name(thing)}-head")
@@ -100,7 +104,9 @@ def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
 
 
 def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One pod of each group. Its first container is preceded by one that waits for the head, with the same security and mounts."""
+    """One pod of each group. Its first container is preceded by one that waits for the head, with
+    the same security and mounts.
+    """
     spec = cluster_spec(thing)
     assert spec is not None
     for group in spec["workerGroupSpecs"]:
@@ -126,7 +132,9 @@ def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def cleanup_pod(thing: dict[str, Any]) -> dict[str, Any] | None:
-    """The pod that empties Redis when a cluster with GCS fault tolerance is deleted: the head's template, with one container."""
+    """The pod that empties Redis when a cluster with GCS fault tolerance is deleted: the head's
+    template, with one container.
+    """
     spec = cluster_spec(thing)
     assert spec is not None
     if "gcsFaultToleranceOptions" not in spec:
@@ -142,7 +150,9 @@ def cleanup_pod(thing: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _authenticate(thing: dict[str, Any], spec: dict[str, Any], container: dict[str, Any]) -> None:
-    """The token comes as a variable from the Secret that is named, else from KubeRay's, called as the cluster."""
+    """The token comes as a variable from the Secret that is named, else from KubeRay's, called as
+    the cluster.
+    """
     secret = {
         "name": spec["authOptions"].get("secretName", cluster_name(thing)),
         "key": "auth_token",

@@ -1,7 +1,9 @@
-"""python -m tests.deployment.chart.values_table: write the table of values into the chart's README, from the comments in values.yaml.
+"""python -m tests.deployment.chart.values_table: write the table of values into the chart's README,
+from the comments in values.yaml.
 
-Each key that holds no keys of its own has a comment `# -- ...` right above it, which may go on in lines that begin with `#`. A key
-whose content is meant as a whole (a map of free keys) has one too. Exit status: 0 done, 1 a key has no comment.
+Each key that holds no keys of its own has a comment `# -- ...` right above it, which may go on in
+lines that begin with `#`. A key whose content is meant as a whole (a map of free keys) has one too.
+Exit status: 0 done, 1 a key has no comment.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ KEY = re.compile(r"(?P<indent> *)(?P<name>[A-Za-z_][A-Za-z0-9_]*):(?P<rest>.*)")
 
 
 class Row(NamedTuple):
-    """A line of the table. path: keys from the top; text: what the comment says; value: the default."""
+    """A line of the table. path: keys from the top; text: what the comment says; value: the
+    default.
+    """
 
     path: tuple[str, ...]
     text: str
@@ -69,7 +73,9 @@ def value_at(values: Any, path: tuple[str, ...]) -> Any:
 
 
 def table(text: str) -> str:
-    """The table as Markdown, a part for each key at the top that holds others; single keys come first."""
+    """The table as Markdown, a part for each key at the top that holds others; single keys come
+    first.
+    """
     parts: dict[str, list[str]] = {"one by one": []}
     for row in rows(text)[0]:
         cells = f"`{'.'.join(row.path)}`", shown(row.value), row.text.replace("|", "\\|")
@@ -90,7 +96,9 @@ def shown(value: Any) -> str:
 
 
 def renewed(page: str, text: str) -> str:
-    """The page with the table of these values between its two marks. Raises ValueError when it has none."""
+    """The page with the table of these values between its two marks. Raises ValueError when it has
+    none.
+    """
     before, _, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:

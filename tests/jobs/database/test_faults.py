@@ -167,7 +167,9 @@ def killed_writer(url: str, after: int) -> list[str]:
 
 
 def is_sound(store, acknowledged):
-    """Every acknowledged job is there with its first event, and at most one more, which was under way."""
+    """Every acknowledged job is there with its first event, and at most one more, which was under
+    way.
+    """
     jobs = {job.id: job for job in store.list_jobs(limit=1000)[0]}
     assert set(acknowledged) <= set(jobs)
     assert len(jobs) <= len(acknowledged) + 1
@@ -251,7 +253,9 @@ def there(postgres):
 
 @pytest.fixture
 def away(there):
-    """A store on PostgreSQL that waits for a short while only, one that waits as long as it takes, and their server."""
+    """A store on PostgreSQL that waits for a short while only, one that waits as long as it takes,
+    and their server.
+    """
     calm, server = there
     store = JobStore(server.url("emptied"), busy_seconds=1.0)
     yield store, calm, server

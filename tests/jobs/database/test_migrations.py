@@ -101,7 +101,8 @@ def used(table: sa.Table, takes: Collection[str]) -> sa.Table:
 def offences_of(
     steps: MigrationScripts, step: str, url: str, takes: Collection[str] = ()
 ) -> list[str]:
-    """What a step changes for programs that know the store as it was right before it, which the one at the address is.
+    """What a step changes for programs that know the store as it was right before it, which the one
+    at the address is.
 
     takes: tables and columns (`table.column`) that none of those programs uses, as the step says.
     """
@@ -132,7 +133,9 @@ def offences_of(
 def changed(
     connection: Connection, table: sa.Table, rules: set[str], rows: list[Any]
 ) -> Iterator[str]:
-    """What is otherwise than it was, for who reads and writes a table as it was. rules, rows: of that time."""
+    """What is otherwise than it was, for who reads and writes a table as it was. rules, rows: of
+    that time.
+    """
     yield from (f"must have: {rule}" for rule in rules_of(connection, table.name) - rules)
     if connection.execute(sa.select(table)).all() != rows:
         yield "rows read otherwise"

@@ -164,7 +164,9 @@ def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(
         own.close()
 
     def copied_under_way(*given: Any, **how: Any) -> Any:
-        """The store is copied while the second training runs; it publishes before the files are copied."""
+        """The store is copied while the second training runs; it publishes before the files are
+        copied.
+        """
         place.copy_store()
         return train(*given, **how)
 
@@ -272,7 +274,9 @@ def test_a_home_that_was_mounted_elsewhere_is_told_so(tmp_path: Path, tiny: Data
 def test_pods_that_may_not_upgrade_wait_for_the_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of the chart: an old store, new pods that refuse it, the hook, pods that start with all that was in it."""
+    """The order of the chart: an old store, new pods that refuse it, the hook, pods that start with
+    all that was in it.
+    """
     home = Home(tmp_path / "home")
     old_file(home.path / "xcray.db", 2)
     settings = settings_for(home.path, store_upgrade=False)

@@ -284,7 +284,9 @@ def add(url: str, folder: Path) -> str | None:
 
 
 def work(store: JobStore, n: int) -> None:
-    """Jobs from submit to end, keys, data sets: often enough for drivers to remember how each statement is done."""
+    """Jobs from submit to end, keys, data sets: often enough for drivers to remember how each
+    statement is done.
+    """
     for i in range(n):
         job = submit(store, name=f"job {i}")
         mine = claim(store)

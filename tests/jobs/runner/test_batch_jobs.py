@@ -47,7 +47,9 @@ QUICK = {
 
 
 class Place(NamedTuple):
-    """A served app with two models, text and vector, and a client; jobs run when the test says so."""
+    """A served app with two models, text and vector, and a client; jobs run when the test says
+    so.
+    """
 
     app_state: AppState
     client: Client
@@ -286,7 +288,9 @@ def test_a_bad_row_fails_the_job_with_its_place_and_skipping_counts_it(
 
 
 def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callable[[], None]:
-    """What asks the store to stop a job once so many parts are there, and waits until its heart has heard of it."""
+    """What asks the store to stop a job once so many parts are there, and waits until its heart has
+    heard of it.
+    """
 
     def look() -> None:
         if len(list(place.app_state.home.run(job_id).glob("part-*.parquet"))) >= parts:
@@ -302,7 +306,9 @@ def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callabl
 def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first attempt is stopped by a person, the second dies with the rename done, the third has only to say so."""
+    """The first attempt is stopped by a person, the second dies with the rename done, the third has
+    only to say so.
+    """
     whole = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
     assert run_next(place) == SUCCEEDED
     job = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
@@ -347,7 +353,9 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
 def test_a_fenced_attempt_publishes_nothing(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is answered when the attempt, which heard nothing, is replaced: it must not publish any more."""
+    """All is answered when the attempt, which heard nothing, is replaced: it must not publish any
+    more.
+    """
     job, store = (
         place.client.jobs.predict("text", file=file, format="parquet", part_rows=3),
         place.app_state.store,

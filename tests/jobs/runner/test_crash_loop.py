@@ -186,7 +186,9 @@ def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
     tiny: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGSTOP: nothing is raised anywhere. The lease tells, the next attempt does the work, the first one's process is ended."""
+    """SIGSTOP: nothing is raised anywhere. The lease tells, the next attempt does the work, the
+    first one's process is ended.
+    """
     monkeypatch.setattr("xcray.jobs.supervision.supervisor.EXIT_GRACE_SECONDS", 0.0)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
@@ -277,7 +279,9 @@ os.kill(os.getpid(), signal.SIGSTOP)
 def test_a_runner_stopped_in_the_middle_of_a_write_does_not_lock_the_store_for_ever(
     home: Home, poison: Callable[[str, str], None], tiny: Any
 ) -> None:
-    """The embedded store has one writer at a time. When that one is stopped by a signal, nobody can even take its job away."""
+    """The embedded store has one writer at a time. When that one is stopped by a signal, nobody can
+    even take its job away.
+    """
     store = JobStore(home.store_url, busy_seconds=0.1)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, LOCKS.replace("sys.argv[1]", repr(str(home.path / "xcray.db"))))

@@ -62,7 +62,9 @@ def claimed(store: JobStore, **limits: Any) -> Job:
 
 
 class Ends:
-    """Stands for the end of the process: the deaf training hears of it and gives up, as it would with its process."""
+    """Stands for the end of the process: the deaf training hears of it and gives up, as it would
+    with its process.
+    """
 
     def __init__(self, begun: Callable[[], object] = lambda: None) -> None:
         """begun: called when the training has begun."""
@@ -167,7 +169,9 @@ def test_a_job_that_must_have_ended_by_now_fails(
 def test_a_stop_at_the_finish_line_counts_until_the_result_is_published(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before: STOPPED, and nothing is published. In the middle of it: too late, SUCCEEDED, however long the disk takes."""
+    """Before: STOPPED, and nothing is published. In the middle of it: too late, SUCCEEDED, however
+    long the disk takes.
+    """
     early = claimed(store)
 
     def stopped_just_before(spec: Any, **more: Any) -> TrainResult:
@@ -221,7 +225,9 @@ def test_a_fenced_attempt_that_publishes_says_nothing_and_is_ended(
 def test_who_stood_still_asks_before_it_goes_on(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All threads of a stopped process stand still; the one that works may be the first to go on, with another's job in hand."""
+    """All threads of a stopped process stand still; the one that works may be the first to go on,
+    with another's job in hand.
+    """
     job, after = claimed(store), []
 
     def training(spec: Any, *, progress: Callable[[Progress], None], **more: Any) -> TrainResult:

@@ -334,7 +334,9 @@ def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
 
 
 def test_a_heart_keeps_the_lease_and_the_cluster(home, tmp_path):
-    """The clock of who watches the lease goes on only after a beat that came when it last looked."""
+    """The clock of who watches the lease goes on only after a beat that came when it last
+    looked.
+    """
     clock, beats = [0.0], threading.Semaphore(0)
     watcher, store = JobStore(home.store_url, monotonic=lambda: clock[0]), JobStore(home.store_url)
     store.submit(SPEC, name="pydocs")
@@ -445,7 +447,9 @@ def test_a_crash_before_publishing_is_trained_again(store, home, registry, job, 
 def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(
     store, home, registry, job, monkeypatch
 ):
-    """Attempt 1 stands still inside the registry, loses its job, wakes up and publishes; attempt 2 is ready at the same time."""
+    """Attempt 1 stands still inside the registry, loses its job, wakes up and publishes; attempt 2
+    is ready at the same time.
+    """
     real, ends, second = Registry.publish, [], []
 
     def stalled(self, name, staged):

@@ -255,7 +255,9 @@ def test_any_sequence_of_calls_agrees_with_the_model_on_postgresql(postgres):
 
 
 def main() -> None:
-    """By hand, for longer: python tests/jobs/store/test_state_machine.py [--examples 2000] [--steps 50] [--postgresql]."""
+    """By hand, for longer: python tests/jobs/store/test_state_machine.py [--examples 2000] [--steps
+    50] [--postgresql].
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=50)

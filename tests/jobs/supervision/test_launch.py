@@ -27,7 +27,9 @@ def poll_to_end(launcher: RayJobLauncher) -> list[RunnerId]:
 def test_a_disk_that_was_full_while_a_log_was_kept_does_not_end_the_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The end of a runner is told once there is room again: a supervisor that hears the same error for ever does nothing else."""
+    """The end of a runner is told once there is room again: a supervisor that hears the same error
+    for ever does nothing else.
+    """
     launcher = RayJobLauncher(Home(tmp_path), ExternalRay("127.0.0.1:1", "http://127.0.0.1:1"))
     runner, full = RunnerId("job_0", 1), [True]
 

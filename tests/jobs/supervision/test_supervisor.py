@@ -281,7 +281,9 @@ def test_a_running_job_survives_kill_9_of_the_service(store, home, spec):
 
 
 def test_sigterm_makes_a_runner_give_its_job_back(store, home, spec, tiny, tmp_path):
-    """The data set's manifest is a pipe: the training stands still at its beginning until the test has sent the signal."""
+    """The data set's manifest is a pipe: the training stands still at its beginning until the test
+    has sent the signal.
+    """
     data = tmp_path / "data"
     shutil.copytree(tiny.path, data)
     manifest = (data / "manifest.json").read_bytes()

@@ -33,7 +33,7 @@ class Bad(NamedTuple):
     value: str | None = None
     hint: str = ""
     says: str = ""
-    options: dict[str, Any] = {}  # noqa: RUF012  a NamedTuple's default, never changed
+    options: dict[str, Any] = {}  # noqa: RUF012
     name: str = ""
     row: int | None = None
     test: bytes | None = None

@@ -32,7 +32,9 @@ ANY = {
 
 
 def stream(first: bytes, again: bytes, n: int) -> bytes:
-    """A gzip file of `first` and n times `again`: members one after the other, small however long what they hold is."""
+    """A gzip file of `first` and n times `again`: members one after the other, small however long
+    what they hold is.
+    """
     return gzip.compress(first) + gzip.compress(again) * n
 
 

@@ -28,7 +28,7 @@ class Case(NamedTuple):
     status: int
     code: str
     path: str = VECTOR
-    headers: dict[str, str] = {"Content-Type": JSON}  # noqa: RUF012  # never changed
+    headers: dict[str, str] = {"Content-Type": JSON}  # noqa: RUF012 - never changed
 
 
 CASES = [

@@ -1,4 +1,6 @@
-"""python -m tests.robustness.faults ROW [--runs N] [--seed N] [--json FILE] | all [--page FILE] | chaos [--minutes N] | table FILES."""
+"""python -m tests.robustness.faults ROW [--runs N] [--seed N] [--json FILE] | all [--page FILE] |
+chaos [--minutes N] | table FILES.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,8 @@ def told(figures: Figures, to: Path | None) -> int:
 
 
 def everything(chosen: Any) -> int:
-    """Each row in a process and namespaces of its own, whatever the others do; one JSON line a row, and the table into a page.
+    """Each row in a process and namespaces of its own, whatever the others do; one JSON line a row,
+    and the table into a page.
 
     SIGTERM ends the rows under way and begins no others; what was played is written all the same.
     """
@@ -152,7 +155,9 @@ def everything(chosen: Any) -> int:
 
 
 def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | None:
-    """The figures of one row, played by a process of its own within the row's limit; None when it was not begun."""
+    """The figures of one row, played by a process of its own within the row's limit; None when it
+    was not begun.
+    """
     if ending.is_set():
         return None
     words = [

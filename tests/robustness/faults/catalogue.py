@@ -11,7 +11,9 @@ Play: TypeAlias = Callable[[Stage], None]
 
 
 class Row(NamedTuple):
-    """A row of the fault catalogue. `tests`: those of the suite that inject it too; `limit`: seconds until it counts as hung."""
+    """A row of the fault catalogue. `tests`: those of the suite that inject it too; `limit`:
+    seconds until it counts as hung.
+    """
 
     number: str
     title: str

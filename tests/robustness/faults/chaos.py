@@ -1,7 +1,9 @@
-"""Random kills for minutes: two API replicas and two runners on PostgreSQL, or one service on SQLite, while clients go on.
+"""Random kills for minutes: two API replicas and two runners on PostgreSQL, or one service on
+SQLite, while clients go on.
 
-Clients submit with keys, upload and predict; every few seconds one of the processes, a running attempt or the database is killed
-or stopped, and started again. At the end all drains, and the invariants must hold.
+Clients submit with keys, upload and predict; every few seconds one of the processes, a running
+attempt or the database is killed or stopped, and started again. At the end all drains, and the
+invariants must hold.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ TEXT = {"instances": [{"text": "read rows of a csv file"}], "top_k": 3}
 
 
 class Cast:
-    """Who plays: the processes that can be killed, and what clients have seen. Guarded by `lock`: `tally`, `paces`."""
+    """Who plays: the processes that can be killed, and what clients have seen. Guarded by `lock`:
+    `tally`, `paces`.
+    """
 
     def __init__(self, here: Stage, store: str) -> None:
         self.here = here
@@ -147,7 +151,9 @@ def _client(cast: Cast, do: Callable[[Cast, random.Random], None], seed: int) ->
 def _anyone(
     cast: Cast, mine: random.Random, ask: Callable[[httpx.Client], httpx.Response], what: str
 ) -> httpx.Response:
-    """Ask one replica, and the next when the connection breaks or it says 503: what any client must do."""
+    """Ask one replica, and the next when the connection breaks or it says 503: what any client must
+    do.
+    """
 
     def once() -> httpx.Response:
         api = mine.choice(cast.apis)

@@ -14,9 +14,11 @@ from typing import Any
 
 @dataclass
 class Figures:
-    """One row of the table. `runs` counts injected faults; lost, duplicated and wrong count broken promises, which fail the row.
+    """One row of the table. `runs` counts injected faults; lost, duplicated and wrong count broken
+    promises, which fail the row.
 
-    recovery: seconds from a fault to what the row calls healthy again. redone: share of the work that was done twice.
+    recovery: seconds from a fault to what the row calls healthy again. redone: share of the work
+    that was done twice.
     facts: other figures by name. notes: what was done instead of what could not be done here.
     """
 

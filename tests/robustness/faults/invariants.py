@@ -1,9 +1,10 @@
-"""I1 to I7: what must hold after any fault, read from the ledger, the store, the files and the processes.
+"""I1 to I7: what must hold after any fault, read from the ledger, the store, the files and the
+processes.
 
-I1 every acknowledged job, data set and model exists     I2 every job ended, in one terminal state, by allowed moves
-I3 one result a job, and its sha is the model's          I4 attempts are bounded
-I5 no orphan file, no row without its files              I6 no process of a job is left
-I7 no secret in logs
+I1 every acknowledged job, data set and model exists     I2 every job ended, in one terminal state,
+by allowed moves I3 one result a job, and its sha is the model's          I4 attempts are bounded I5
+no orphan file, no row without its files              I6 no process of a job is left I7 no secret in
+logs
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def check(
     swept: bool = True,
     settles: float = SETTLES,
 ) -> None:
-    """Count every broken promise. For when all has drained. swept: leftovers of crashes must be gone in `settles` s."""
+    """Count every broken promise. For when all has drained. swept: leftovers of crashes must be
+    gone in `settles` s.
+    """
     jobs = {job.id: job for job in all_jobs(store)}
     _exists(figures, ledger, store, home, jobs)
     for job in jobs.values():

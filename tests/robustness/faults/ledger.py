@@ -1,4 +1,6 @@
-"""What clients were told: an append-only file of acknowledged operations, which later is held against the store and the files."""
+"""What clients were told: an append-only file of acknowledged operations, which later is held
+against the store and the files.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ from typing import Any
 
 
 class Ledger:
-    """One line of JSON for each acknowledgement, written through before the next request is sent. Safe for many threads."""
+    """One line of JSON for each acknowledgement, written through before the next request is sent.
+    Safe for many threads.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115  # closed in `close`
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115 - closed in `close`
         self._path = path
         self._lock = threading.Lock()
 

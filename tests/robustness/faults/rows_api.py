@@ -1,4 +1,6 @@
-"""Rows about those who ask: the API process dies, clients ask twice, slowly, half, or all at once."""
+"""Rows about those who ask: the API process dies, clients ask twice, slowly, half, or all at
+once.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,9 @@ def _broken_off(service: Service, path: str, body: bytes, share: float) -> None:
 
 
 def _declared(service: Service, path: str, body: bytes, length: int) -> None:
-    """A Content-Length that is not the body's. Too small: what was declared is a whole, shorter file. Too large: given up."""
+    """A Content-Length that is not the body's. Too small: what was declared is a whole, shorter
+    file. Too large: given up.
+    """
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
         connection.sendall(
             _head(path.replace("half", "cut") if length < len(body) else path, length) + body
@@ -592,8 +596,10 @@ def _health(service: Service) -> int:
 
 
 def _without_store(stage: Stage, service: Service, strict: Service, server: PostgresServer) -> None:
-    """The database is killed: predictions go on, and so long the service is ready, and says what lacks; one that believes no key
-    without it is not ready for that reason. Both are alive. Then it is back."""
+    """The database is killed: predictions go on, and so long the service is ready, and says what
+    lacks; one that believes no key without it is not ready for that reason. Both are alive. Then it
+    is back.
+    """
     body = {"instances": [{"indices": [1], "values": [1.0]}]}
     server.kill()
     until(

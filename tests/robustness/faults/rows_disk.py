@@ -1,4 +1,6 @@
-"""Rows about bytes: the disk is full, files are harmed, publishing is crashed at every system call."""
+"""Rows about bytes: the disk is full, files are harmed, publishing is crashed at every system
+call.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def _below_reserve(stage: Stage, service: Service, disk: Path, data: str, turn: 
 
 
 def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: int) -> None:
-    """Not a page is left: writes are refused and say so, reads and predictions go on; with space all is well, without a restart."""
+    """Not a page is left: writes are refused and say so, reads and predictions go on; with space
+    all is well, without a restart.
+    """
     ballast = _fill(disk, 0)
     body = {**QUICK, "dataset": data, "model": "m"}
     answers = [
@@ -139,7 +143,9 @@ def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: in
 def _while_training(
     stage: Stage, service: Service, disk: Path, data: str, sha: str, turn: int
 ) -> None:
-    """A training meets a full disk: it fails as DISK_FULL or is given back, and with space again it ends with the same bits."""
+    """A training meets a full disk: it fails as DISK_FULL or is given back, and with space again it
+    ends with the same bits.
+    """
     job = submit(service.http, stage.ledger, data, "m", f"train{turn}", **SLOW)
     until(
         lambda: ok(service.http.get(f"/v1/jobs/{job}"))["phase"] == "TRAINING",
@@ -279,7 +285,9 @@ def _served(stage: Stage) -> None:
 
 
 def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int) -> None:
-    """Run a verb with its n-th call harmed, for every n: then a reader finds the old or the new, and the verb can be done again."""
+    """Run a verb with its n-th call harmed, for every n: then a reader finds the old or the new,
+    and the verb can be done again.
+    """
     beginning = stage.folder / f"{verb}-{what.split('=')[1]}-0"
     beginning.mkdir()
     verbs.VERBS[verb].prepare(beginning)
@@ -290,7 +298,8 @@ def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int
     for call, count in found.items():
         for when in stage.random.sample(range(1, count + 1), min(count, most)):
             folder = _copy(beginning, f"{call}-{when}")
-            code = strace.inject(lambda: do(folder), call, what, when)  # noqa: B023  # it is done at once
+            # it is done at once
+            code = strace.inject(lambda: do(folder), call, what, when)  # noqa: B023
             state = verbs.state(verb, folder)
             stage.figures.expect(
                 state in ("old", "new"), f"{verb}, {what} at {call} {when}: {state}"

@@ -1,4 +1,6 @@
-"""Rows about Ray: workers, a node, the head, its object store, its messages. Each starts a Ray of its own and ends only that."""
+"""Rows about Ray: workers, a node, the head, its object store, its messages. Each starts a Ray of
+its own and ends only that.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ STORE = 80 << 20  # bytes of a node's object store, the least that Ray takes
 SOON = {  # a node whose processes are killed counts as dead after two seconds, not thirteen
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "10000",  # the dead refuse at once; who lives and finds no time to answer has half a minute
+    # the dead refuse at once; who lives and finds no time to answer has half a minute
+    "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
 }
 PPD: dict[str, Any] = {"solver": "ppdsparse", "params": {"eps": 1e-4}}
@@ -75,7 +78,9 @@ class Lab:
 
 
 class Killer:
-    """Does something to a worker once a share of a training is done, and notes when there are as many workers as before."""
+    """Does something to a worker once a share of a training is done, and notes when there are as
+    many workers as before.
+    """
 
     def __init__(self, stage: Stage, name: str, share: float, act: Callable[[int], None]) -> None:
         self._stage = stage
@@ -128,7 +133,9 @@ class Killer:
 
 
 def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
-    """Kill a worker at shares of a training on two of them; the model has the bits of an undisturbed one."""
+    """Kill a worker at shares of a training on two of them; the model has the bits of an
+    undisturbed one.
+    """
     lab = Lab(stage, **sizes)
     sha = lab.train("plain", how, "threads", 2).sha256
     with local_ray(num_cpus=2, object_store_memory=STORE):

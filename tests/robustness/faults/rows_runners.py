@@ -26,7 +26,9 @@ SHARES = (0.1, 0.5, 0.9)
 
 
 def working(stage: Stage, **settings: Any) -> tuple[Service, str, str]:
-    """A service, the id of a data set whose training takes seconds, and the sha of its undisturbed model."""
+    """A service, the id of a data set whose training takes seconds, and the sha of its undisturbed
+    model.
+    """
     service = Service(stage, **settings)
     service.up()
     data = dataset(service.http, stage.ledger, **MIDDLE)
@@ -137,7 +139,8 @@ def stopped(stage: Stage) -> None:
         same_model(stage, done, sha)
         same_model(stage, ok(service.http.get(f"/v1/jobs/{job}")), sha)
         stage.figures.runs += 1
-    if not stage.small:  # it takes as long as a writer waits; tests/jobs/store/test_store.py has it with less patience
+    # it takes as long as a writer waits; tests/jobs/store/test_store.py has it with less patience
+    if not stage.small:
         _stopped_writer(stage, service)
     drained(stage, service, most_attempts=10)
 
@@ -152,7 +155,9 @@ time.sleep(600)
 
 
 def _stopped_writer(stage: Stage, service: Service) -> None:
-    """A stopped process holds the write lock: writes are answered 503 with Retry-After, reads go on; then all is well."""
+    """A stopped process holds the write lock: writes are answered 503 with Retry-After, reads go
+    on; then all is well.
+    """
     job = ok(service.http.get("/v1/jobs"))["jobs"][0]["id"]
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(service.home.path / "xcray.db")], stdout=subprocess.PIPE
@@ -235,7 +240,9 @@ def asked_to_end(stage: Stage) -> None:
 
 
 def _in_flight(stage: Stage, service: Service) -> str:
-    """An upload that is half sent when the signal comes is answered well; readiness says no at once. The upload's id."""
+    """An upload that is half sent when the signal comes is answered well; readiness says no at
+    once. The upload's id.
+    """
     told, sent = threading.Event(), threading.Event()
     half = b"".join(
         b'{"text": "row %d of a file", "labels": ["a", "b%d"]}\n' % (i, i % 7) for i in range(2000)
@@ -354,7 +361,9 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
 
 
 def _race(stage: Stage, store: JobStore, turn: int) -> None:
-    """Stop against finish, both at once, on a job that nobody really runs: one of the two orders, never a mixture."""
+    """Stop against finish, both at once, on a job that nobody really runs: one of the two orders,
+    never a mixture.
+    """
     job, _ = store.submit({"kind": "race"}, name="race")
     claimed = store.claim_job("race", lease_seconds=600)
     assert claimed is not None
@@ -489,7 +498,9 @@ def poison(stage: Stage) -> None:
 
 
 def _poisoned(stage: Stage, service: Service, data: str, kind: str, marks: Path) -> str:
-    """A job whose attempts die: it is marked while jobs before it hold the queue, which begin when it is."""
+    """A job whose attempts die: it is marked while jobs before it hold the queue, which begin when
+    it is.
+    """
     (marks / "hold").touch()
     holds = [submit(service.http, stage.ledger, data, "before", f"{kind}-{i}") for i in range(2)]
     job = submit(service.http, stage.ledger, data, "poison", kind, priority=-1)

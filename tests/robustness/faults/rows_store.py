@@ -1,4 +1,6 @@
-"""Rows about the store: clocks, replicas, crashes of who writes, a database that is away, programs of two versions."""
+"""Rows about the store: clocks, replicas, crashes of who writes, a database that is away, programs
+of two versions.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ HOUR, DAY = 3600.0, 86_400.0
 
 
 def postgres(stage: Stage, *, durable: bool = False) -> PostgresServer | None:
-    """A private PostgreSQL, which ends with the stage; None where its binaries lack, which is noted."""
+    """A private PostgreSQL, which ends with the stage; None where its binaries lack, which is
+    noted.
+    """
     manager = private_postgres(durable=durable)
     try:
         server = manager.__enter__()
@@ -91,7 +95,9 @@ def clocks(stage: Stage) -> None:
 
 
 def _jumping_service(stage: Stage) -> None:
-    """A real service and its runners under a clock that jumps by a day, both ways, while a job trains."""
+    """A real service and its runners under a clock that jumps by a day, both ways, while a job
+    trains.
+    """
     if not Path(FAKETIME).is_file():
         stage.figures.note(
             "libfaketime is not here (apt-get install libfaketime): no whole process had a wrong clock"
@@ -257,7 +263,9 @@ def writers_killed(stage: Stage) -> None:
 
 
 def _killed_commit(stage: Stage, url: str, turn: int) -> None:
-    """A process that submits as fast as it can is killed; what it told is there, at most one more, and the file is sound."""
+    """A process that submits as fast as it can is killed; what it told is there, at most one more,
+    and the file is sound.
+    """
     writer = subprocess.Popen(
         [sys.executable, "-c", SUBMITTER, url, str(turn)],
         stdout=subprocess.PIPE,
@@ -323,7 +331,9 @@ def _backup(stage: Stage) -> None:
 
 
 def _old_tree(stage: Stage) -> Path | None:
-    """The program as it was at OLD, with this one's compiled kernels where they are the same; None where git's history lacks."""
+    """The program as it was at OLD, with this one's compiled kernels where they are the same; None
+    where git's history lacks.
+    """
     tree = stage.folder / "old"
     git = ["git", "-C", str(ROOT)]
     if tree.is_dir():
@@ -382,7 +392,9 @@ store.close()
 
 
 def _upgrade_killed(stage: Stage) -> None:
-    """An upgrade that dies at any system call leaves the old store or the new one, with every job."""
+    """An upgrade that dies at any system call leaves the old store or the new one, with every
+    job.
+    """
     tree = _old_tree(stage)
     if tree is None or not strace.there():
         stage.figures.note("no upgrade was killed: it needs git's history and strace")
@@ -404,7 +416,8 @@ def _upgrade_killed(stage: Stage) -> None:
         ):
             folder = stage.folder / f"upgrade-{call}-{when}"
             shutil.copytree(beginning, folder)
-            strace.inject(lambda: upgrade(folder), call, "signal=KILL", when)  # noqa: B023  # it is done at once
+            # it is done at once
+            strace.inject(lambda: upgrade(folder), call, "signal=KILL", when)  # noqa: B023
             store = JobStore(f"sqlite:///{folder / 'xcray.db'}")
             there = {job.id for job in invariants.all_jobs(store)}
             store.close()
@@ -466,7 +479,9 @@ def database_away(stage: Stage) -> None:
 
 
 def _answers_without(stage: Stage, service: Service, data: str, seconds: float, turn: int) -> None:
-    """While the database is away: alive, not ready, predictions go on, writes are refused with 503 and Retry-After."""
+    """While the database is away: alive, not ready, predictions go on, writes are refused with 503
+    and Retry-After.
+    """
     began, patience = time.monotonic(), 60.0
     while True:
         alive = service.http.get("/healthz", timeout=patience)

@@ -1,4 +1,6 @@
-"""`xcray serve` and `xcray runner` as processes that can be killed, stopped and started again; and their runners."""
+"""`xcray serve` and `xcray runner` as processes that can be killed, stopped and started again; and
+their runners.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,15 @@ QUIET: Final = {
     "NO_COLOR": "1",
     "XCRAY_LOG_LEVEL": "warning",
 }
-PATIENCE: Final = 600.0  # seconds for an answer or a start, kernels compiled meanwhile: a limit for hangs, no target
+# seconds for an answer or a start, kernels compiled meanwhile: a limit for hangs, no target
+PATIENCE: Final = 600.0
 MAIN: Final = (sys.executable, "-m", "xcray")
 
 
 def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """An environment that depends on nothing around; settings as XCRAY_NAME by their lower-case names in `more`."""
+    """An environment that depends on nothing around; settings as XCRAY_NAME by their lower-case
+    names in `more`.
+    """
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     given = {
         name if name.isupper() else f"XCRAY_{name.upper()}": str(value)
@@ -152,7 +157,9 @@ def runner_process(stage: Stage, home: Path, name: str, **settings: Any) -> Proc
 
 
 def attempts(home: Path, job: str | None = None) -> dict[str, int]:
-    """Processes that run attempts now, by `job aN`: of one home, of one job when named. Found by their command lines."""
+    """Processes that run attempts now, by `job aN`: of one home, of one job when named. Found by
+    their command lines.
+    """
     found = {}
     for process in list_processes():
         with suppress(OSError):

@@ -1,7 +1,9 @@
-"""Where a fault is played: private namespaces when the machine allows them, a folder of its own, and an end for every process.
+"""Where a fault is played: private namespaces when the machine allows them, a folder of its own,
+and an end for every process.
 
-With namespaces the kernel ends everything when the stage ends, nobody else's process can be seen, and /dev/shm and the network are
-our own. Without them processes are told apart by who started them: orphans come to this process (it is their subreaper).
+With namespaces the kernel ends everything when the stage ends, nobody else's process can be seen,
+and /dev/shm and the network are our own. Without them processes are told apart by who started them:
+orphans come to this process (it is their subreaper).
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class AskedToEnd(Exception):
 
 
 class Stage(NamedTuple):
-    """What a row plays on. `small` asks for the quick form that the test suite runs; `runs` says how often."""
+    """What a row plays on. `small` asks for the quick form that the test suite runs; `runs` says
+    how often.
+    """
 
     folder: Path
     figures: Figures
@@ -76,8 +80,8 @@ class Stage(NamedTuple):
 def enter(
     arguments: list[str], plain: bool = False, module: str = "tests.robustness.faults"
 ) -> None:
-    """Run this command, `python -m MODULE ARGUMENTS`, again in namespaces of its own, unless it is there already, or they are not
-    allowed. Returns inside.
+    """Run this command, `python -m MODULE ARGUMENTS`, again in namespaces of its own, unless it is
+    there already, or they are not allowed. Returns inside.
 
     From then on SIGTERM raises AskedToEnd.
     """
@@ -98,7 +102,9 @@ def enter(
 
 @contextmanager
 def _swept_folder() -> Iterator[Path]:
-    """A new folder that is removed after the block, and by another process when this one is killed; a short path, for sockets."""
+    """A new folder that is removed after the block, and by another process when this one is killed;
+    a short path, for sockets.
+    """
     folder = Path(tempfile.mkdtemp(prefix="xf-"))
     again = "for _ in range(50):\n    shutil.rmtree(sys.argv[1], True)\n    time.sleep(0.1)\n"
     sweep = f"import shutil, sys, time\nsys.stdin.read()\n{again}"
@@ -116,7 +122,9 @@ def _swept_folder() -> Iterator[Path]:
 
 
 def _inside(words: list[str], environment: dict[str, str]) -> int:
-    """Run in namespaces; the exit status. `unshare` ignores SIGTERM: it is passed on to its child, and who stays is killed."""
+    """Run in namespaces; the exit status. `unshare` ignores SIGTERM: it is passed on to its child,
+    and who stays is killed.
+    """
     with subprocess.Popen(words, cwd=ROOT, env=environment, preexec_fn=_die_with_parent) as process:
 
         def pass_on(_number: int, _frame: Any) -> None:
@@ -149,7 +157,9 @@ def namespaces() -> bool:
 
 @contextmanager
 def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) -> Iterator[Stage]:
-    """A stage for one row. At its end all processes that came from us are ended, and the folder is removed."""
+    """A stage for one row. At its end all processes that came from us are ended, and the folder is
+    removed.
+    """
     figures = Figures(row, title)
     figures.note(
         "private namespaces" if namespaces() else "no namespaces here: plain process groups"
@@ -189,7 +199,9 @@ def end_all(seconds: float = 10.0) -> None:
 
 @contextmanager
 def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of its own, of so many megabytes, at `path`. Raises PermissionError where mounting is not allowed."""
+    """A file system of its own, of so many megabytes, at `path`. Raises PermissionError where
+    mounting is not allowed.
+    """
     path.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "faults", str(path)],
@@ -205,7 +217,9 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
 
 
 def until(check: Callable[[], Any], what: str, seconds: float = 600.0, pause: float = 0.05) -> Any:
-    """The first true answer of `check`. Raises TimeoutError with `what` after so many seconds: a limit for hangs, no target."""
+    """The first true answer of `check`. Raises TimeoutError with `what` after so many seconds: a
+    limit for hangs, no target.
+    """
     deadline = time.monotonic() + seconds
     while not (found := check()):
         if time.monotonic() > deadline:
@@ -230,7 +244,9 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 
 def allowed() -> list[str] | None:
-    """What `unshare` needs beside SPACES: nothing for root, a user namespace for others; None where it gives us no namespaces."""
+    """What `unshare` needs beside SPACES: nothing for root, a user namespace for others; None where
+    it gives us no namespaces.
+    """
     return next((each for each in ([], ["-r"]) if _allowed(each)), None)
 
 

@@ -38,7 +38,9 @@ def there() -> bool:
 
 
 def counts(do: Callable[[], None], log: Path, calls: Sequence[str] = CALLS) -> Counter[str]:
-    """How often something undisturbed makes each call; `log`: a file to write. Raises RuntimeError when it fails."""
+    """How often something undisturbed makes each call; `log`: a file to write. Raises RuntimeError
+    when it fails.
+    """
     if code := _traced(do, ["-o", str(log), "-e", f"trace={','.join(calls)}"]):
         raise RuntimeError(f"undisturbed, it ended with {code}")
     found = Counter(
@@ -49,7 +51,8 @@ def counts(do: Callable[[], None], log: Path, calls: Sequence[str] = CALLS) -> C
 
 
 def inject(do: Callable[[], None], call: str, what: str, when: int) -> int:
-    """Do something in a child process whose `when`-th `call` does `what`: "signal=KILL" or "error=EIO".
+    """Do something in a child process whose `when`-th `call` does `what`: "signal=KILL" or
+    "error=EIO".
 
     Its exit status: 0 it said to be done, 1 it raised, negative for a signal.
     """
@@ -59,7 +62,9 @@ def inject(do: Callable[[], None], call: str, what: str, when: int) -> int:
 
 
 def _traced(do: Callable[[], None], how: Sequence[str]) -> int:
-    """Fork, attach strace to the child, let it go, wait for its end. A fork, because starting Python takes a second."""
+    """Fork, attach strace to the child, let it go, wait for its end. A fork, because starting
+    Python takes a second.
+    """
     waiting, go = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -42,7 +42,9 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def into(page: Path, rows: Sequence[dict[str, Any]], *, runs: int, small: bool) -> None:
-    """Write the table between the marks of a page, after a sentence on how, when and on what it was measured."""
+    """Write the table between the marks of a page, after a sentence on how, when and on what it was
+    measured.
+    """
     before, _, rest = page.read_text().partition(BEGIN)
     _, mark, after = rest.partition(END)
     assert mark, f"{page} lacks the marks {BEGIN} and {END}"

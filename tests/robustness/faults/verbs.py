@@ -1,6 +1,7 @@
 """Things that are published durably, each as a function of a folder that can be crashed.
 
-`prepare` makes what a verb starts from; `state` says what a reader finds then: "old", "new", or a sentence that tells the harm.
+`prepare` makes what a verb starts from; `state` says what a reader finds then: "old", "new", or a
+sentence that tells the harm.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def _checkpoint_do(folder: Path) -> None:
 
 
 def _checkpoint(folder: Path, value: float) -> None:
-    """Arrays in a file of their own, then the pointer to it with its digest: the order of `Checkpoints.write`."""
+    """Arrays in a file of their own, then the pointer to it with its digest: the order of
+    `Checkpoints.write`.
+    """
     name = f"block-{value:.0f}.arrow"
     digest = write_arrays(folder / name, {"w": np.full(5000, value)})
     write_json(folder / "checkpoint.json", {"file": name, "digest": digest, "value": value})

@@ -1,4 +1,6 @@
-"""Small real work: a synthetic data set, and trainings of seconds that can be hit at any share of their labels."""
+"""Small real work: a synthetic data set, and trainings of seconds that can be hit at any share of
+their labels.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def submit(http: httpx.Client, ledger: Ledger, data: str, model: str, key: str, 
 
 
 def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Response:
-    """The first answer that is no 502, 503 or 504; connections that break are tried again, as any client must."""
+    """The first answer that is no 502, 503 or 504; connections that break are tried again, as any
+    client must.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -50,7 +50,9 @@ class Trial:
         self.base = resident()
 
     def __call__(self, data: bytes) -> str | None:
-        """What came of an input; None when it failed. A failure is kept, a smaller one that fails alike when there is one."""
+        """What came of an input; None when it failed. A failure is kept, a smaller one that fails
+        alike when there is one.
+        """
         (self.work / "current").write_bytes(data)
         self.executions += 1
         outcome, failure = self._attempt(data)
@@ -130,7 +132,9 @@ def resident() -> int:
 
 
 def random_engine(trial: Trial, request: dict[str, Any]) -> None:
-    """Inputs of the mutator, until the time or the number of executions is up; those with a new outcome join its pool."""
+    """Inputs of the mutator, until the time or the number of executions is up; those with a new
+    outcome join its pool.
+    """
     from tests.robustness.fuzz.mutate import Mutator
 
     for seed in trial.target.seeds:
@@ -147,7 +151,9 @@ def random_engine(trial: Trial, request: dict[str, Any]) -> None:
 
 
 def atheris_engine(trial: Trial, request: dict[str, Any], atheris: Any) -> None:
-    """libFuzzer's inputs, led by the coverage of the modules that were instrumented. Ends the process."""
+    """libFuzzer's inputs, led by the coverage of the modules that were instrumented. Ends the
+    process.
+    """
     corpus = trial.folder / "corpus"
     corpus.mkdir(exist_ok=True)
     for i, seed in enumerate(trial.target.seeds):

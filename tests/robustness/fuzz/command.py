@@ -78,7 +78,9 @@ def line_of(one: dict[str, Any]) -> str:
 def run(
     name: str, folder: Path, engine: str, seconds: float, seed: int, executions: int
 ) -> dict[str, Any]:
-    """One target: children one after another until the time is up, a new one with the next seed after each that died."""
+    """One target: children one after another until the time is up, a new one with the next seed
+    after each that died.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     crashes, coverage, end = 0, 0, time.monotonic() + seconds
     shared = Path(
@@ -118,7 +120,9 @@ def run(
 
 
 def child(request: dict[str, Any], folder: Path, seconds: float) -> tuple[int, str]:
-    """A child to its end; its exit code (negative: the signal, SIGKILL when it fell silent), and the end of what it said."""
+    """A child to its end; its exit code (negative: the signal, SIGKILL when it fell silent), and
+    the end of what it said.
+    """
     (folder / "request.json").write_text(json.dumps(request))
     environment = {
         **os.environ,

@@ -55,7 +55,9 @@ def template() -> tuple[Path, list[str]]:
 
 
 def seeds() -> list[bytes]:
-    """Each file as it is: a byte for which it is, a byte for whether the manifest shall fit, the content."""
+    """Each file as it is: a byte for which it is, a byte for whether the manifest shall fit, the
+    content.
+    """
     root, names = template()
     return [
         bytes([i, sealing]) + (root / name).read_bytes()
@@ -65,7 +67,9 @@ def seeds() -> list[bytes]:
 
 
 def run(data: bytes, folder: Path) -> str:
-    """A changed file is refused, unless the manifest was made to fit; then what is opened with care can be used."""
+    """A changed file is refused, unless the manifest was made to fit; then what is opened with care
+    can be used.
+    """
     root, names = template()
     if len(data) < 2:
         return "nothing"

@@ -8,7 +8,9 @@ TRIES = 400
 
 
 def shrunk(data: bytes, fails: Callable[[bytes], bool], tries: int = TRIES) -> bytes:
-    """A part of `data` that still fails: halves, quarters, ... down to single bytes are left out, in at most `tries` tries."""
+    """A part of `data` that still fails: halves, quarters, ... down to single bytes are left out,
+    in at most `tries` tries.
+    """
     size = max(1, len(data) // 2)
     while tries > 0:
         at, smaller = 0, False

@@ -40,7 +40,8 @@ OPTIONS = ReadOptions(max_line_bytes=1 << 20, max_field_bytes=1 << 20)
 
 
 class Target(NamedTuple):
-    """seeds: inputs to begin with; words: what the grammar knows; run: input, folder -> what came of it, in a word.
+    """seeds: inputs to begin with; words: what the grammar knows; run: input, folder -> what came
+    of it, in a word.
 
     `run` raises Differs when xcray accepts what it should not, and whatever escapes from xcray.
     """
@@ -58,7 +59,9 @@ class Differs(AssertionError):
 def compared(
     read: Callable[[], Any], plain: Callable[[], Any], same: Callable[[Any, Any], bool]
 ) -> str:
-    """What came of reading: the code of the refusal, or "accepted" when the plain reader reads the same."""
+    """What came of reading: the code of the refusal, or "accepted" when the plain reader reads the
+    same.
+    """
     try:
         found = read()
     except XcrayError as error:
@@ -188,7 +191,9 @@ SETTINGS = Settings(max_instances=64)
 
 
 def run_predict(data: bytes, folder: Path) -> str:
-    """The quick reader takes nothing that the strict one refuses, and understands it alike; rows are those of the JSON."""
+    """The quick reader takes nothing that the strict one refuses, and understands it alike; rows
+    are those of the JSON.
+    """
     fast = quick.decode_fast(data, 64)
     try:
         asked = quick.to_query(parse_body(PredictRequest, data))

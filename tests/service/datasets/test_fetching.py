@@ -50,7 +50,8 @@ def canary() -> Iterator[Canary]:
     listening.listener.close()
 
 
-# {port} is the canary's. The first are refused as they are written, by whatever the operator lists...
+# {port} is the canary's. The first are refused as they are written, by whatever the operator
+# lists...
 WRITTEN: Final = (
     *(
         "http://127.0.0.1:{port}/a",

@@ -185,7 +185,9 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 def answered(url: str) -> None:
-    """The service goes on; who asks this is also cut off where the machine keeps it from asking in time, and asks again."""
+    """The service goes on; who asks this is also cut off where the machine keeps it from asking in
+    time, and asks again.
+    """
     poll(lambda: httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE), 200)
 
 
@@ -242,7 +244,9 @@ def test_a_byte_now_and_then_does_not_keep_a_connection(
 
 
 def test_connections_are_bounded_and_the_others_unharmed(own_home: Path) -> None:
-    """Twenty at once: the client's and nineteen that say nothing; who comes after them hears so at once."""
+    """Twenty at once: the client's and nineteen that say nothing; who comes after them hears so at
+    once.
+    """
     with client_of(
         create_app(settings_for(own_home, header_timeout_seconds=600, connections=20))
     ) as client:

@@ -261,7 +261,7 @@ def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: Cache
     whole = path.read_text()
     path.write_text("{")
     assert place.cache.get(target("docs@prod")).version == 1
-    with pytest.raises(Unavailable, match="can.t be updated"):
+    with pytest.raises(Unavailable, match=r"can.t be updated"):
         place.cache.check()
     with pytest.raises(Corrupt) as caught:
         place.cache.get(target("docs@beta"))

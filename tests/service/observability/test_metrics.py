@@ -30,12 +30,12 @@ from xcray.jobs.store.metric_deltas import AttemptMetrics, bucket_label, classif
 from xcray.model.registry import Registry
 from xcray.schedule.events import Task
 from xcray.service.app import create_app
+from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.observability import request_log as logs
 from xcray.service.observability.metrics import MAX_CODES, Metrics
 from xcray.service.observability.probe import BackgroundProbe
 from xcray.service.observability.store_metrics import StoreCollector
 from xcray.service.prediction.encode import encode_predict_reply
-from xcray.service.prediction.offload import run_in_heavy_thread
 from xcray.telemetry.logging import (
     JSONFormatter,
     LogContext,

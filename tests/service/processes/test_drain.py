@@ -46,7 +46,9 @@ def until(look: Any, seconds: float = PATIENCE) -> Any:
 
 
 class Crowd:
-    """Clients that ask all the time, each on a connection that it keeps for some requests; what they were told."""
+    """Clients that ask all the time, each on a connection that it keeps for some requests; what
+    they were told.
+    """
 
     def __init__(self, url: str) -> None:
         self.told: Counter[str] = Counter()
@@ -85,7 +87,9 @@ def asked(url: str, path: str) -> httpx.Response:
 
 
 def may_be_reset() -> set[str]:
-    """What else clients may be told here: where the kernel takes no filters, those who connect in the last instant are reset."""
+    """What else clients may be told here: where the kernel takes no filters, those who connect in
+    the last instant are reset.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if stop_accepting(listener):
             return set()
@@ -209,7 +213,9 @@ def test_a_drain_ends_by_itself_when_its_seconds_are_over(
 def test_who_is_connected_and_has_not_asked_yet_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client may be on a busy machine: it has a connection, as far as it knows, and must not be told that it has none."""
+    """Its client may be on a busy machine: it has a connection, as far as it knows, and must not be
+    told that it has none.
+    """
     monkeypatch.setattr("xcray.service.processes.server.SILENT_CONNECTION_SECONDS", PATIENCE)
     app, ready = create_app(settings_for(tmp_path / "home")), threading.Event()
     with contextlib.closing(listen(app.state.settings)) as listener:

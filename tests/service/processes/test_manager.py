@@ -157,7 +157,9 @@ def test_an_address_is_kept_for_those_who_share_it(tmp_path: Path) -> None:
 
 
 def test_only_the_leader_builds_and_it_sees_what_others_accept(tmp_path: Path) -> None:
-    """Two apps of one home, as two workers are: a data set accepted by one is built by the other, a deleted one is given up."""
+    """Two apps of one home, as two workers are: a data set accepted by one is built by the other, a
+    deleted one is given up.
+    """
     stub = tmp_path / "stub.py"
     stub.write_text(
         "import json, pathlib, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n"
@@ -325,7 +327,9 @@ def test_workers_are_a_setting() -> None:
 
 
 def test_threads_share_what_the_allocator_keeps() -> None:
-    """In a process of its own: threads that free what they held leave it to each other, by the allocator's own account."""
+    """In a process of its own: threads that free what they held leave it to each other, by the
+    allocator's own account.
+    """
     program = (
         "import ctypes, sys, threading\n"
         "from xcray.system.malloc import limit_arenas\n"

@@ -89,7 +89,9 @@ def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
 def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(
     tmp_path: Path, postgres: Any
 ) -> None:
-    """Two that answer, two that run jobs. The one that keeps the house is killed: the other builds and runs what comes."""
+    """Two that answer, two that run jobs. The one that keeps the house is killed: the other builds
+    and runs what comes.
+    """
     home, url = tmp_path / "home", unhurried(postgres.emptied())
     with ExitStack() as held:
         first = held.enter_context(process(home, "serve", "--no-runner", store=url))

@@ -224,7 +224,9 @@ def test_a_key_that_opens_nothing_ends_no_other(place: Place) -> None:
 
 
 def test_a_key_that_is_known_by_another_name_ends_none_of_either_name(place: Place) -> None:
-    """Two releases share a store, and what made their keys called all of them alike: neither may end the other's."""
+    """Two releases share a store, and what made their keys called all of them alike: neither may
+    end the other's.
+    """
     first = place.create(sprig(1), "--if-absent", name="chart")
     place.create(sprig(2), "--if-absent", name="chart")
     assert (

@@ -66,6 +66,7 @@ def test_a_token_has_256_bits_and_its_record_none_of_them() -> None:
         create_token().token + "a",
         "\u0660" * 68,
     ],
+    ids=["empty", "prefix", "short", "scheme", "one-less", "one-more", "digits"],
 )
 def test_what_is_no_token_is_not_read(token: str) -> None:
     assert parse_token(token) is None
@@ -206,7 +207,9 @@ def test_a_revoked_key_is_refused_within_five_seconds() -> None:
 
 
 def test_all_replicas_hear_of_a_revocation(tmp_path: Path) -> None:
-    """Two services on one store: what one of them revokes, both refuse within the time that anything is believed."""
+    """Two services on one store: what one of them revokes, both refuse within the time that
+    anything is believed.
+    """
     url = f"sqlite:///{tmp_path / 'xcray.db'}"
     stores = [JobStore(url), JobStore(url)]
     made = create_token()

@@ -34,7 +34,9 @@ LINES = (
 
 
 class Watch:
-    """What everybody may see of a process and its descendants (command lines), and what they were handed (environments)."""
+    """What everybody may see of a process and its descendants (command lines), and what they were
+    handed (environments).
+    """
 
     def __init__(self, root: int) -> None:
         self.seen: set[bytes] = set()

@@ -387,7 +387,9 @@ def test_no_name_leaves_the_home(place: Place, tmp_path: Path, own_home: Path) -
 
 
 def harmless(told: Told, template: str, name: str) -> bool:
-    """Names that a router takes apart before any route sees them reach other routes: what is then told is that route's."""
+    """Names that a router takes apart before any route sees them reach other routes: what is then
+    told is that route's.
+    """
     return told.status == 200 and "/" in template.format(name).removeprefix(template.split("{")[0])
 
 

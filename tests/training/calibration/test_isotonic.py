@@ -42,9 +42,11 @@ def simulated(
     k: int = 10,
     labels: int = 200,
 ) -> tuple[RankedLabels, Any, Any]:
-    """Answers whose truth is known: P(right) = sigmoid(2 score - 1 + by_bin [frequent label] + by_place [first place]).
+    """Answers whose truth is known: P(right) = sigmoid(2 score - 1 + by_bin [frequent label] +
+    by_place [first place]).
 
-    Labels 100 and up are frequent (1000 training rows instead of 10). Gives answers, counts, and the true probabilities.
+    Labels 100 and up are frequent (1000 training rows instead of 10). Gives answers, counts, and
+    the true probabilities.
     """
     scores = -np.sort(-rng.normal(size=(rows, k)), axis=1)
     chosen = rng.integers(0, labels, size=(rows, k)).astype(np.int32)

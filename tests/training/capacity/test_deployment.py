@@ -56,8 +56,9 @@ AT = [
 
 
 class Known(NamedTuple):
-    """A set that was solved with the defaults: its sizes, core seconds, weights, bytes of its files in MB (None: not counted), and
-    the mean |x|^2 of a row."""
+    """A set that was solved with the defaults: its sizes, core seconds, weights, bytes of its files
+    in MB (None: not counted), and the mean |x|^2 of a row.
+    """
 
     rows: int
     features: int
@@ -71,8 +72,9 @@ class Known(NamedTuple):
     norm: float = 1.0
 
 
-# README.md and `python -m benchmarks.sizing`. Fitted to: bibtex, gutenberg_lcsh, clef. Made up with the shapes of famous sets, at
-# their full size: lshtc1, wiki, amazon. Made up and dense: the last three
+# README.md and `python -m benchmarks.sizing`. Fitted to: bibtex, gutenberg_lcsh, clef. Made up with
+# the shapes of famous sets, at their full size: lshtc1, wiki, amazon. Made up and dense: the last
+# three
 KNOWN = {
     "bibtex": Known(4880, 1836, 159, 68.5, 2.38, 0.52, 0.58, 0.194e6, 8.5, 68.5),
     "cooking": Known(12404, 4201, 735, 7.8, 2.31, 0.24, 0.72, 0.213e6, 2.7),
@@ -119,7 +121,9 @@ def test_sizes_alone_foresee_what_sets_really_took(name: str) -> None:
 
 
 def test_methods_are_chosen_as_the_solver_does(tiny: Dataset) -> None:
-    """Long rows of few features take Newton's way: by the numbers, and by the solver that looks at the rows."""
+    """Long rows of few features take Newton's way: by the numbers, and by the solver that looks at
+    the rows.
+    """
     solver = make_solver("ppdsparse", {})
     rng, Y = np.random.default_rng(0), pattern(np.arange(41), np.arange(40) % 3, 3)
     for scale in (0.1, 3.0):
@@ -136,7 +140,9 @@ def test_methods_are_chosen_as_the_solver_does(tiny: Dataset) -> None:
 
 
 def test_dense_rows_are_foreseen_by_their_length() -> None:
-    """Embeddings of length 1 take descent, standardised features Newton's way, whose work is with the square of the features."""
+    """Embeddings of length 1 take descent, standardised features Newton's way, whose work is with
+    the square of the features.
+    """
     unit = size_from_numbers(
         DatasetShape(10_000, 384, 100, 3_840_000, mean_sq_norm=1.0),
         DeploymentOptions(cluster=False),
@@ -256,7 +262,9 @@ def test_the_command_tells_people_and_machines(capsys: pytest.CaptureFixture[str
 def test_labels_of_a_data_set_are_solved_instead(
     tiny: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All are, where there is time for all: then the weights are those of the model to the last one."""
+    """All are, where there is time for all: then the weights are those of the model to the last
+    one.
+    """
     found = size_from_dataset(tiny.path, DeploymentOptions(cluster=False, cores=1), seconds=60.0)
     solver, train = make_solver("ppdsparse", {}), tiny.train
     every = frozen(np.arange(tiny.n_labels), np.int32)

@@ -58,7 +58,9 @@ def spec(dataset: Dataset, **changes: Any) -> TrainSpec:
 
 
 def held(value: Any, given: set[int]) -> int:
-    """Bytes of all arrays in nested tuples and objects, but for those whose data lie at `given` addresses."""
+    """Bytes of all arrays in nested tuples and objects, but for those whose data lie at `given`
+    addresses.
+    """
     if isinstance(value, np.ndarray):
         return 0 if value.__array_interface__["data"][0] in given else value.nbytes
     if isinstance(value, tuple):
@@ -93,7 +95,9 @@ def test_entries_of_labels_are_counted(middle: Dataset) -> None:
 
 
 def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
-    """Within a third of what is trained: weights, parts and model; and every figure is compared in the report."""
+    """Within a third of what is trained: weights, parts and model; and every figure is compared in
+    the report.
+    """
     found = estimate_training(
         spec(middle), probe_seconds=600.0
     )  # as long as it takes: by itself it ends early on a slow machine
@@ -213,7 +217,9 @@ def test_too_little_disk_is_refused_before_and_under_way(
 def test_the_disk_is_watched_by_the_weights_that_come(
     middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the labels are done, with more weights than foreseen: the other half is expected to have as many."""
+    """Half of the labels are done, with more weights than foreseen: the other half is expected to
+    have as many.
+    """
     K, D = middle.n_labels, middle.n_features
     parts = BlockStore(tmp_path / "run", {}, n_labels=K, n_features=D)
     labels = frozen(np.arange(0, K, 2), np.int32)

@@ -59,7 +59,9 @@ def test_all_labels_are_no_sample() -> None:
 
 
 def test_the_range_holds_the_truth_nine_times_of_ten() -> None:
-    """The guess is wrong by a factor for each label, by another for dear ones, and by one for all."""
+    """The guess is wrong by a factor for each label, by another for dear ones, and by one for
+    all.
+    """
     rng, costs, held, widths = np.random.default_rng(1), costs_of(), 0, []
     for seed in range(150):
         truth = 3.0 * costs**1.1 * rng.lognormal(0.0, 0.6, len(costs))

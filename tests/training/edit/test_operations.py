@@ -35,7 +35,9 @@ EMPTY = 38  # of the tiny set: a label without a training row
 def with_labels(
     source: Dataset, sets: list[tuple[str, list[int]]], path: Path, rows: int | None = None
 ) -> Dataset:
-    """`source` with other labels: of each a name and the old labels whose rows it has; the first `rows` training rows."""
+    """`source` with other labels: of each a name and the old labels whose rows it has; the first
+    `rows` training rows.
+    """
     with DatasetWriter(
         path, name="other", n_features=source.n_features, n_labels=len(sets)
     ) as writer:
@@ -61,7 +63,9 @@ def trained(data: Dataset, folder: Path) -> Model:
 
 
 def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = ("label",)) -> bool:
-    """Whether labels i of a are labels j of b, to the byte: weights, bias, report row (but for its number)."""
+    """Whether labels i of a are labels j of b, to the byte: weights, bias, report row (but for its
+    number).
+    """
     i, j = np.asarray(i), np.asarray(j)
     weights = [take_rows(model.W, rows) for model, rows in ((a, i), (b, j))]
     assert a.classes is not None
@@ -77,7 +81,9 @@ def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = (
 
 
 def solved_alike(a: Model, i: Any, b: Model, j: Any) -> bool:
-    """`same_labels` of labels that were trained twice: who did it in how many seconds may differ."""
+    """`same_labels` of labels that were trained twice: who did it in how many seconds may
+    differ.
+    """
     return same_labels(a, i, b, j, ("label", "seconds", "worker"))
 
 

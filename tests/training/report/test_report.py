@@ -36,7 +36,9 @@ PICTURES = {"by_frequency", "costs", "certificates", "timeline"}
 
 @pytest.fixture(scope="module")
 def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """A model of two threads, of which none copied what the other was late with; its run directory is gone."""
+    """A model of two threads, of which none copied what the other was late with; its run directory
+    is gone.
+    """
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("xcray.schedule.label_scheduler.COPY_MARGIN_SECONDS", 1e9)

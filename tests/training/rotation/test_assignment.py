@@ -23,7 +23,9 @@ NOW = -1e9  # seconds until a node goes that is overdue
 
 
 class Moving(SerialGroup):
-    """A team some of whose places are on nodes that go and come. began: how many are there from the start."""
+    """A team some of whose places are on nodes that go and come. began: how many are there from the
+    start.
+    """
 
     def __init__(self, work: Any, workers: int, began: int | None = None) -> None:
         super().__init__(work, workers)
@@ -57,7 +59,9 @@ class Moving(SerialGroup):
 
 
 class Tell:
-    """Does something once, when so many epochs are done; notes what was said, and who worked after it."""
+    """Does something once, when so many epochs are done; notes what was said, and who worked after
+    it.
+    """
 
     def __init__(self, epoch: float, act: Any) -> None:
         self._epoch = epoch
@@ -96,7 +100,9 @@ def run(folder: Any, team: Moving, tell: Tell, order: str = "ring", **changes: A
 def test_a_node_that_is_about_to_go_is_left_with_a_checkpoint_and_no_bit_changes(
     alone, tmp_path, order, seconds
 ):
-    """In time: at the end of the stretch; where it would come too late, in the middle of it. Nothing counts as lost."""
+    """In time: at the end of the stretch; where it would come too late, in the middle of it.
+    Nothing counts as lost.
+    """
     team = Moving(ToyWork(), 3)
     tell = Tell(2.3, lambda: team.going.update({"worker-1": seconds}))
     ran = run(tmp_path, team, tell, order)
@@ -186,7 +192,9 @@ def test_seconds_of_training_count_once_whoever_leaves(tmp_path):
 
 
 def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_path, monkeypatch):
-    """Nobody asks a cluster for an estimate; a number that was named is taken; there are no more workers than shards."""
+    """Nobody asks a cluster for an estimate; a number that was named is taken; there are no more
+    workers than shards.
+    """
     asked = list[str]()
     monkeypatch.setattr(ray_nodes, "cluster_cores_at", lambda address: asked.append(address) or 6)
     spec = TrainSpec(str(tiny.path), solver="dsmlr", pool="ray", ray_address="10.0.0.1:6379")

@@ -26,7 +26,9 @@ TEAMS = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
 class Hand:
-    """What a shard computes depends on the order in which blocks pass, and what a block becomes on the order of its shards."""
+    """What a shard computes depends on the order in which blocks pass, and what a block becomes on
+    the order of its shards.
+    """
 
     def __init__(self, stopped: Any) -> None:
         self._stopped = stopped
@@ -125,7 +127,9 @@ def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
 
 
 def naive() -> bytes:
-    """The same in two loops: at step t of a lap, block j is at shard (j S // B + t) mod S, and shards take lower blocks first."""
+    """The same in two loops: at step t of a lap, block j is at shard (j S // B + t) mod S, and
+    shards take lower blocks first.
+    """
     W = [np.full(3, 1.0 + j, np.float32) for j in range(BLOCKS)]
     kept = {shard: 1.0 + shard for shard in range(SHARDS)}
     for verb in VERBS:

@@ -117,7 +117,9 @@ def test_stretches_of_more_epochs_rest_less_often(tmp_path):
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_going_back_is_going_on_from_the_rest_before(alone, tmp_path, seconds):
-    """From rest 3 it goes back to rest 2, with half the rate, whether there is a checkpoint of it or not."""
+    """From rest 3 it goes back to rest 2, with half the rate, whether there is a checkpoint of it
+    or not.
+    """
     work = ToyWork(Toy(back=(3, 4)))
     ran = trained(tmp_path, "threads", 2, work, plan_of(checkpoint_seconds=seconds))
     assert [(entry["epoch"], entry["rate"], entry["back"]) for entry in ran.told.history] == [
@@ -137,7 +139,9 @@ def test_going_back_from_the_first_rest_is_the_start(alone, tmp_path):
 
 
 def test_going_back_has_an_end(tmp_path):
-    """Where no rate is small enough, as with data that is not finite: the blocks are those of the last rest that counts."""
+    """Where no rate is small enough, as with data that is not finite: the blocks are those of the
+    last rest that counts.
+    """
     told = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).told
     assert (told.epochs, len(told.history)) == (1, 1 + descents.MAX_ROLLBACKS)
     assert told.reason.startswith("it went back 25 times")
@@ -301,7 +305,9 @@ def test_the_directory_of_another_run_is_refused(tmp_path):
 
 
 class Lossy:
-    """Loses workers of a team of this process, each in the middle of the stretch after a number of rests."""
+    """Loses workers of a team of this process, each in the middle of the stretch after a number of
+    rests.
+    """
 
     def __init__(self, team, losses: dict[int, str], things: bool) -> None:
         self.team = team

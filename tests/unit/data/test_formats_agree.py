@@ -26,7 +26,8 @@ ROWS = st.lists(
     min_size=1,
     max_size=8,
 )
-# Whatever a file of text may hold: no halves of characters, and no control characters (a line end is one, to all but quoted CSV)
+# Whatever a file of text may hold: no halves of characters, and no control characters (a line end
+# is one, to all but quoted CSV)
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
 NAMES = (
     st.text(st.sampled_from("abcé\U0001f600;,\"' =#:-0123456789"), min_size=1, max_size=8)

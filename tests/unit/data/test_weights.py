@@ -1,4 +1,6 @@
-"""Weights of training rows: stored and hashed with the data set, used by every solver, validated."""
+"""Weights of training rows: stored and hashed with the data set, used by every solver,
+validated.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ from xcray.kernels.training.sparsify import sparse_rows
 
 
 def block(n_features: int, n_labels: int, seed: int = 0) -> Any:
-    """Weights with many equal sizes, zeros of both signs, and sizes that differ in their last bit."""
+    """Weights with many equal sizes, zeros of both signs, and sizes that differ in their last
+    bit.
+    """
     rng = np.random.default_rng(seed)
     W = np.where(
         rng.random((n_features, n_labels)) < 0.5, rng.normal(size=(n_features, n_labels)), 0.25

@@ -225,7 +225,7 @@ def test_filters_that_say_nothing_or_name_nothing(predictor: Predictor) -> None:
             predictor.filter(asked)
     with pytest.raises(ParameterError, match="no label is allowed"):
         predictor.filter(["law"], ["law"])
-    with pytest.raises(ParameterError, match="a LabelFilter can.t be combined"):
+    with pytest.raises(ParameterError, match=r"a LabelFilter can.t be combined"):
         predictor.filter(LabelFilter.of(8, [1]), [2])
 
 

@@ -32,7 +32,9 @@ def batches(rates, n=300, seed=0, noise=0.2):
 
 
 def test_the_rates_are_those_of_least_squares_with_weights_and_a_ridge():
-    """The recursion against scipy's nnls on all batches at once, with the weights that the class states."""
+    """The recursion against scipy's nnls on all batches at once, with the weights that the class
+    states.
+    """
     guess, truth = [3e-8, 1e-8, 5e-9], np.array([1e-8, 4e-8, 1e-9])
     terms, seconds = batches(truth)
     model, rows, goals = CostModel(guess), [], []

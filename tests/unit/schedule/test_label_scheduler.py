@@ -34,7 +34,9 @@ def runs(commands):
 
 
 def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **options) -> Outcome:
-    """Workers of `speeds` from the start, or as `joins` says; the schedule knows `guess`, by default the truth."""
+    """Workers of `speeds` from the start, or as `joins` says; the schedule knows `guess`, by
+    default the truth.
+    """
     joins = joins or {f"w{n}": (0.0, speed) for n, speed in enumerate(speeds)}
     schedule = LabelScheduler(
         range(len(cost)), cost if guess is None else guess, workers=len(joins), **options
@@ -258,9 +260,10 @@ def test_state_is_json_and_goes_on_where_it_was():
     st.integers(0, 2**32),
 )
 def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
-    """Random joins, departures, losses, completions in any order, cancellations heeded or too late, restores: every label is
-    done exactly once, no batch is in more than two places, and while labels are left somebody
-    works on them."""
+    """Random joins, departures, losses, completions in any order, cancellations heeded or too late,
+    restores: every label is done exactly once, no batch is in more than two places, and while
+    labels are left somebody works on them.
+    """
     random, done, names = Random(seed), [], iter(range(10**9))
     values = [random.random() for _ in costs] if by_value else None
     schedule = LabelScheduler(
@@ -394,8 +397,9 @@ def test_workers_come_go_and_die_during_the_job():
 
 
 def test_the_fit_sorts_what_is_left_again():
-    """Labels 500.. grow with the second term, which the guess values a hundred times too low: once that is measured they are
-    dearer than the rest."""
+    """Labels 500.. grow with the second term, which the guess values a hundred times too low: once
+    that is measured they are dearer than the rest.
+    """
     terms = np.zeros((1000, 2))
     terms[:500, 0], terms[500:, 1] = np.linspace(1.0, 2.0, 500), np.linspace(1.0, 2.0, 500)
     truth = terms @ [0.01, 1.0]

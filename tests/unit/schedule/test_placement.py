@@ -53,7 +53,9 @@ NODES = st.lists(
 def test_a_node_takes_no_more_than_it_has_and_none_is_opened_without_need(
     nodes, cpus, memory, count, random: Random
 ):
-    """No node is overfilled; workers go where there is room while there is; all but the last opened are full."""
+    """No node is overfilled; workers go where there is room while there is; all but the last opened
+    are full.
+    """
     need = ResourceRequest(float(cpus), float(memory))
     ours = {node.id: random.randrange(3) for node in nodes if random.random() < 0.3}
     seats = place_workers(nodes, need, count, placed=ours, driver_node=nodes[0].id if nodes else "")
@@ -105,9 +107,10 @@ def test_memory_opens_another_node_and_so_do_object_stores_while_there_are_other
 def test_what_goes_round_crosses_nodes_no_more_often_than_there_are_nodes():
     workers = [f"worker-{n}" for n in range(12)]
     nodes = {worker: f"node-{n % 3}" for n, worker in enumerate(workers)}
-    crossings = lambda order: sum(
-        nodes[a] != nodes[b] for a, b in zip(order, [*order[1:], order[0]], strict=True)
-    )  # noqa: E731
+
+    def crossings(order):
+        return sum(nodes[a] != nodes[b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
+
     assert crossings(workers) == 12
     assert crossings(group_by_node(workers, nodes)) == 3
     assert group_by_node(workers, {}) == workers
@@ -174,7 +177,9 @@ def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
 
 
 def test_a_batch_is_not_to_blame_for_nodes_that_vanish_but_for_workers_that_crash():
-    """Its holder is lost four times: with its node, and it goes on; alone, and the third time ends it."""
+    """Its holder is lost four times: with its node, and it goes on; alone, and the third time ends
+    it.
+    """
     for node_went, end in ((True, None), (False, "3 workers were lost")):
         schedule, failed = LabelScheduler([7], [1.0]), None
         for n in range(4):
@@ -194,7 +199,9 @@ def test_a_batch_is_not_to_blame_for_nodes_that_vanish_but_for_workers_that_cras
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_job_pays_for_few_more_node_seconds_than_it_must_and_ends_nearly_as_soon(seed):
-    """Of nodes that take a minute to come and are idle for one before they go, each works for a minute at least."""
+    """Of nodes that take a minute to come and are idle for one before they go, each works for a
+    minute at least.
+    """
     cost, cluster = 60.0 * heavy_tailed(20_000, seed), Cluster(nodes=32, cpus=4, start=60.0)
     own, whole = grown(cost, cluster, Policy.THRIFT), grown(cost, cluster, Policy.ALL)
     assert sorted(own.committed) == sorted(whole.committed) == list(range(len(cost)))

@@ -18,7 +18,8 @@ from xcray.schedule.rotation import ORDERS, BlockPass, RotationSchedule
 
 
 class World:
-    """Workers that run their visits one after the other, in the order given, each at any time; what happens is written down.
+    """Workers that run their visits one after the other, in the order given, each at any time; what
+    happens is written down.
 
     Shards and blocks hold numbers that change in a way that depends on the order in which they
     meet.
@@ -99,14 +100,18 @@ def start(shards, blocks):
 
 
 def meet(shard_values, block_values, shard, block):
-    """One cell: both numbers change, and neither order of two cells of one shard or one block gives the same bits."""
+    """One cell: both numbers change, and neither order of two cells of one shard or one block gives
+    the same bits.
+    """
     old = shard_values[shard]
     shard_values[shard] = (0.7 * old + 1.1 * block_values[block]) % 3.0
     block_values[block] = (0.9 * block_values[block] + 1.3 * old) % 5.0
 
 
 def nested_loops(shards, blocks, sweeps):
-    """The judge of ring and sync: sweeps, steps, blocks. What each shard and each block met, and their numbers at the end."""
+    """The judge of ring and sync: sweeps, steps, blocks. What each shard and each block met, and
+    their numbers at the end.
+    """
     by_shard, by_block = [[] for _ in range(shards)], [[] for _ in range(blocks)]
     shard_values, block_values = start(shards, blocks)
     for sweep in range(sweeps):
@@ -129,7 +134,9 @@ def homes_of(shards, workers, random=None):
 
 @st.composite
 def grids(draw):
-    """Any small grid on any workers, on one node or more, and a generator for whatever else is to be drawn."""
+    """Any small grid on any workers, on one node or more, and a generator for whatever else is to
+    be drawn.
+    """
     random = Random(draw(st.integers(0, 2**32)))
     shards = draw(st.integers(1, 9))
     workers = draw(st.integers(1, shards))
@@ -199,7 +206,9 @@ def test_sync_issues_no_step_before_all_have_made_the_one_before(grid):
 
 
 def test_ring_goes_on_past_a_worker_that_is_late():
-    """Four workers, a block each and one more; w3 does nothing: the others pass what they can without it."""
+    """Four workers, a block each and one more; w3 does nothing: the others pass what they can
+    without it.
+    """
     world = World(homes_of(4, 4), 8, 1, order="ring")
     while busy := [worker for worker, queue in world.queues.items() if queue and worker != "w3"]:
         world.run_one(busy[0])
@@ -217,8 +226,10 @@ def test_ring_goes_on_past_a_worker_that_is_late():
 
 
 def test_blocks_do_not_gather_before_a_slow_worker():
-    """Eight workers, 32 blocks, and w5 runs a visit only when nobody else has one. A worker's share is 4 blocks: it never holds
-    more than 3 x 4 + 2, those counted that have left it and are not yet past the next."""
+    """Eight workers, 32 blocks, and w5 runs a visit only when nobody else has one. A worker's share
+    is 4 blocks: it never holds more than 3 x 4 + 2, those counted that have left it and are not yet
+    past the next.
+    """
     world, most = World(homes_of(8, 8), 32, 3, order="ring"), Counter()
     while world.finish is None:
         busy = [worker for worker, queue in world.queues.items() if queue]
@@ -230,7 +241,9 @@ def test_blocks_do_not_gather_before_a_slow_worker():
 
 
 def test_a_visit_covers_the_shards_of_a_worker():
-    """Four workers of four shards, sixteen blocks: a block passes a worker in one visit, but for the blocks that start there."""
+    """Four workers of four shards, sixteen blocks: a block passes a worker in one visit, but for
+    the blocks that start there.
+    """
     world = World(homes_of(16, 4), 16, 3, order="ring").run(lambda busy: busy[0])
     lengths = Counter(len(visit.shards) for visit in world.issued if visit.sweep == 1)
     assert lengths[4] >= 3 * 16
@@ -256,7 +269,9 @@ def test_with_nodes_a_block_passes_all_workers_of_a_node_before_the_next(grid, o
 
 
 def test_tours_of_a_node_are_in_random_order():
-    """Six orders of three workers: over 200 blocks each is taken, and none by more than half of them."""
+    """Six orders of three workers: over 200 blocks each is taken, and none by more than half of
+    them.
+    """
     nodes = {"w0": "a", "w1": "a", "w2": "a", "w3": "b"}
     world = World(homes_of(4, 4), 200, 1, order="uniform", nodes=nodes).run(Random(1).choice)
     tours = Counter(tuple(shard for shard, _ in met if shard != 3) for met in world.by_block)
@@ -276,7 +291,9 @@ def test_without_room_anywhere_a_block_waits_for_who_has_room_first():
 
 
 def test_a_full_queue_is_drawn_again_and_the_shortest_is_preferred():
-    """Six workers with room for three each; the loads are 3 (full), 2, 1, 1, 2, and w5, which the block has just passed."""
+    """Six workers with room for three each; the loads are 3 (full), 2, 1, 1, 2, and w5, which the
+    block has just passed.
+    """
     goals = {}
     for shortest in (False, True):
         seen = Counter()
@@ -307,7 +324,9 @@ def test_the_same_seed_and_the_same_events_give_the_same_visits(order):
 
 
 def test_a_worker_is_never_idle_while_a_block_could_come():
-    """With all workers alike and blocks enough, the first sweep takes little more than blocks x shards / workers rounds."""
+    """With all workers alike and blocks enough, the first sweep takes little more than blocks x
+    shards / workers rounds.
+    """
     world = World(homes_of(8, 8), 32, 1, order="shortest")
     rounds = 0
     while world.finish is None:

@@ -1,4 +1,6 @@
-"""DS-MLR's cell against the paper's formulas, written out; its judge; and the L-BFGS of split vectors against its two loops."""
+"""DS-MLR's cell against the paper's formulas, written out; its judge; and the L-BFGS of split
+vectors against its two loops.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,9 @@ def test_steps_are_those_of_the_naive_twin(adaptive, summed):
 
 
 def test_an_epoch_takes_the_whole_norm_once():
-    """Where targets are the probabilities, rows pull at nothing, and what is left of an epoch is the norm's share of each row."""
+    """Where targets are the probabilities, rows pull at nothing, and what is left of an epoch is
+    the norm's share of each row.
+    """
     X, _, c = problem(6)
     solver = DSMLRSolver(lam=0.01, steps="sqrt", history=0)
     Y = np.full((N, K), 1.0 / K)

@@ -1,4 +1,6 @@
-"""Newton's method for long rows over few features: the same promises as the kernel it stands in for."""
+"""Newton's method for long rows over few features: the same promises as the kernel it stands in
+for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ALL = np.arange(5, dtype=np.int32)
 
 
 def long_rows(seed: int, n: int = 200, d: int = 20, k: int = 5) -> tuple[CSR, Pattern]:
-    """Dense rows of length about 30, features alike, and labels along noisy directions; the last label has no positive."""
+    """Dense rows of length about 30, features alike, and labels along noisy directions; the last
+    label has no positive.
+    """
     rng = np.random.default_rng(seed)
     X = (rng.normal(size=(n, d)) + 3.0 * rng.normal(size=(n, 1))).astype(np.float32) * 2.0
     Y = (X @ rng.normal(size=(d, k)) + 20.0 * rng.normal(size=(n, k)) > 25.0).astype(np.float32)

@@ -1,4 +1,6 @@
-"""PD-Sparse against its naive twin, a general solver, finite differences, the optimality conditions, and its own certificate."""
+"""PD-Sparse against its naive twin, a general solver, finite differences, the optimality
+conditions, and its own certificate.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from xcray.solvers.solved_labels import SolvedLabels
 def problem(
     seed: int, n: int = 60, d: int = 25, k: int = 7, density: float = 0.25, single: bool = False
 ) -> tuple[CSR, Pattern]:
-    """Sparse rows of unit length, and labels that depend on a few features each, row i on label i at least; or one label a row."""
+    """Sparse rows of unit length, and labels that depend on a few features each, row i on label i
+    at least; or one label a row.
+    """
     rng = np.random.default_rng(seed)
     X = normalize(sp.random(n, d, density, "csr", np.float32, random_state=rng))
     scores = X @ (rng.normal(size=(d, k)) * (rng.random((d, k)) < 0.3)) + 0.05 * rng.normal(
@@ -173,7 +177,9 @@ def test_gap_is_the_sum_of_what_each_sample_lacks():
 
 
 def test_conditions_of_the_optimum():
-    """At the optimum each sample's mass is on its worst labels and best others, all of C where it has a loss."""
+    """At the optimum each sample's mass is on its worst labels and best others, all of C where it
+    has a loss.
+    """
     X, Y = problem(8, n=40)
     solver = PDSparseSolver(eps=1e-6, max_passes=5000)
     rows, labels = dense(X, Y)
@@ -308,7 +314,9 @@ def test_duplicate_rows_count_twice():
 
 
 def test_common_features_of_many_labels_grow_tables():
-    """Two features in every row, thirty labels: rows of W move several times and are found by their tables."""
+    """Two features in every row, thirty labels: rows of W move several times and are found by their
+    tables.
+    """
     X, Y = problem(12, n=150, d=12, k=30, density=0.6, single=True)
     solver = PDSparseSolver(eps=1e-4, max_passes=3000)
     found, gap, null = objectives(solved(solver, X, Y), X, Y, solver)

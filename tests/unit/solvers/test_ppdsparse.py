@@ -45,7 +45,9 @@ def test_objective_equals_the_naive_twins(lam, tau, C):
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 @pytest.mark.parametrize("eps", [0.1, 0.01, 0.001])
 def test_certificate_is_true(loss, eps):
-    """The primal is that of the exported weights over all rows, recomputed; the gap is at most what was asked for."""
+    """The primal is that of the exported weights over all rows, recomputed; the gap is at most what
+    was asked for.
+    """
     X, Y = problem(2, n=300, k=12)
     solver = PPDSparseSolver(loss=loss, eps=eps)
     block = solved(solver, X, Y)
@@ -67,7 +69,9 @@ def test_certificate_is_true(loss, eps):
 
 
 def test_optimality_conditions_hold_at_a_tight_gap():
-    """tau w + lam sign(w) = sum alpha y x where w is not zero, at most lam in size where it is (paper, eq. 7, squared hinge)."""
+    """tau w + lam sign(w) = sum alpha y x where w is not zero, at most lam in size where it is
+    (paper, eq. 7, squared hinge).
+    """
     X, Y = problem(3)
     solver = PPDSparseSolver(lam=0.05, eps=1e-9, max_sweeps=200)
     block = solved(solver, X, Y)
@@ -100,7 +104,9 @@ def test_objective_equals_liblinear_without_l1():
 
 
 def test_rows_that_share_no_feature_with_w_are_not_forgotten():
-    """The trap of a search through postings only: 5,000 negatives without any common feature must hold the bias down."""
+    """The trap of a search through postings only: 5,000 negatives without any common feature must
+    hold the bias down.
+    """
     rng = np.random.default_rng(5)
     n, d = 5_000, 400
     columns = np.concatenate([[0, 1, 2], rng.integers(3, d, n)])
@@ -152,7 +158,9 @@ def test_bits_do_not_depend_on_order_batches_or_neighbours():
 
 
 def test_bits_do_not_depend_on_the_slices(monkeypatch):
-    """A class interrupted in the middle of sweeps and scoring passes goes on as if nothing had been."""
+    """A class interrupted in the middle of sweeps and scoring passes goes on as if nothing had
+    been.
+    """
     X, Y = problem(8)
     solver = PPDSparseSolver(eps=1e-4)
     whole = solved(solver, X, Y)
@@ -249,7 +257,8 @@ def test_parameters_from_strings_and_their_table():
 
 
 def test_arrays_given_as_writable_compile_nothing_new():
-    """Read-only arrays are a law: a second call with other data must not add a signature to the kernel.
+    """Read-only arrays are a law: a second call with other data must not add a signature to the
+    kernel.
 
     There is one for scores in single precision, and one for a tight eps.
     """

@@ -1,4 +1,6 @@
-"""PPDSparse's variants: weights of samples and positives, pruning and what it costs, warm starts."""
+"""PPDSparse's variants: weights of samples and positives, pruning and what it costs, warm
+starts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ALL = np.arange(8, dtype=np.int32)
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 @pytest.mark.parametrize("eps", [0.01, 1e-6])
 def test_sample_weights_are_weights_of_losses(loss, eps):
-    """The certificate holds for the weighted problem, and at a tight gap its optimum is the naive twin's."""
+    """The certificate holds for the weighted problem, and at a tight gap its optimum is the naive
+    twin's.
+    """
     X, Y = problem(1)
     weights = np.random.default_rng(0).uniform(0.1, 4.0, X.n_rows).astype(np.float32)
     solver = PPDSparseSolver(loss=loss, eps=eps, positive_weight=1.5, max_rounds=300)
@@ -109,7 +113,9 @@ def test_pruning_keeps_the_largest_weights_of_each_label():
 
 @pytest.mark.parametrize("rise", [0.01, 0.1])
 def test_pruning_within_a_rise_of_the_loss(rise):
-    """The loss told is the true one at the weights that stay with their best bias, within the bound; one weight more breaks it."""
+    """The loss told is the true one at the weights that stay with their best bias, within the
+    bound; one weight more breaks it.
+    """
     X, Y = problem(12, n=300)
     solver = PPDSparseSolver(prune_loss=rise)
     plain, pruned = solved(PPDSparseSolver(), X, Y), solved(solver, X, Y)
@@ -148,7 +154,9 @@ def test_dismec_and_the_plain_machine_are_settings():
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 def test_duals_say_what_the_weights_are(loss):
-    """w = soft(sum of alpha y x, lam) / tau is the dual's point, which a tight gap brings to the exported one."""
+    """w = soft(sum of alpha y x, lam) / tau is the dual's point, which a tight gap brings to the
+    exported one.
+    """
     X, Y = problem(5)
     solver = PPDSparseSolver(loss=loss, eps=1e-7, max_rounds=500)
     block = solver.solve(local_of(solver, X, Y), ALL, keep_duals=True)

@@ -1,4 +1,6 @@
-"""Probabilities of softmax models: the exact normaliser over all labels, and everyone who tells them."""
+"""Probabilities of softmax models: the exact normaliser over all labels, and everyone who tells
+them.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
 
 
 def check(W: CSR, b: Any, X: CSR) -> None:
-    """The normalisers of X against the naive twin: of lists, of plain rows, of postings, and of two threads."""
+    """The normalisers of X against the naive twin: of lists, of plain rows, of postings, and of two
+    threads.
+    """
     b = np.asarray(b, np.float32)
     expected = naive.log_normaliser(search.all_scores(X, W, b))
     for dense in (False, True):
@@ -142,7 +146,9 @@ def test_rows_without_features_have_the_sum_over_all_biases() -> None:
 
 
 def test_a_sum_that_the_labels_touched_hold_almost_all_of_is_added_anew() -> None:
-    """exp(60) of the sum over all biases belongs to a label whose score is -60: what is left of a difference would be rounding."""
+    """exp(60) of the sum over all biases belongs to a label whose score is -60: what is left of a
+    difference would be rounding.
+    """
     n = 400
     W, b = np.zeros((n, 3), np.float32), np.zeros(n, np.float32)
     b[7] = 60.0
@@ -230,7 +236,9 @@ def test_a_deadline_bounds_the_search_and_not_the_normaliser(small: Predictor) -
 
 
 def test_a_model_of_scikit_learn_tells_what_it_tells_there(tmp_path: Path) -> None:
-    """Weights by feature, as solvers have them, exported as sparse rows: the probabilities are scikit-learn's own."""
+    """Weights by feature, as solvers have them, exported as sparse rows: the probabilities are
+    scikit-learn's own.
+    """
     rng = np.random.default_rng(4)
     X, classes = rng.normal(size=(300, 25)).astype(np.float32), rng.integers(0, 12, 300)
     X[np.arange(300), classes] += 2

@@ -175,7 +175,9 @@ def test_a_launch_that_finds_the_cluster_away_gives_the_job_its_place_back(store
 def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same(
     store, monkeypatch
 ):
-    """Four times gone of two allowed; once more in another way, and it counts as ever. What brings down each cluster ends, too."""
+    """Four times gone of two allowed; once more in another way, and it counts as ever. What brings
+    down each cluster ends, too.
+    """
     job, launcher = submit(store, ON_RAY), Launches()
     supervisor = Supervisor(store, launcher, max_attempts=2)
     launcher.pools_shaken = {"ray"}

@@ -183,7 +183,8 @@ def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
     reply = subprocess.run(
         [sys.executable, "-c", program, info.address, str(tmp_path / "token")],
         capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "RAY_NUM_REDIS_GET_RETRIES": "1"},  # Ray tries twenty times, a second apart
+        # Ray tries twenty times, a second apart
+        env={**os.environ, "RAY_NUM_REDIS_GET_RETRIES": "1"},
     )  # fmt: skip
     assert reply.returncode != 0
     assert "refused the connection" in reply.stderr
@@ -247,7 +248,9 @@ def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path
 
 
 def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
-    """A hundred seconds of the keeper's own clock after the last touch, however long ago the first was."""
+    """A hundred seconds of the keeper's own clock after the last touch, however long ago the first
+    was.
+    """
     clock, wanted, turns = [0.0], tmp_path / "wanted", []
 
     def sleep(_seconds):
@@ -371,7 +374,9 @@ time.sleep(0.3)
 
 
 def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
-    """As after the death of its head: it has taken its address away and still ends its processes."""
+    """As after the death of its head: it has taken its address away and still ends its
+    processes.
+    """
     cluster, keepers = ManagedLocalRay(tmp_path, **SMALL), []
 
     def keeper():

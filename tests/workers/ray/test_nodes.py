@@ -90,7 +90,9 @@ def test_the_judge_finds_each_broken_promise(broken):
 
 
 def test_a_killed_command_leaves_no_process_and_no_folder(tmp_path):
-    """kill -9 of the command while its nodes start; what it began is known by a mark in the environment."""
+    """kill -9 of the command while its nodes start; what it began is known by a mark in the
+    environment.
+    """
     mark = f"xcray-mark-{os.getpid()}-{time.monotonic_ns()}"
     words = [*WORDS, "--parts", "same", "--json", str(tmp_path / "found.json")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -131,7 +133,9 @@ def environment_of(pid: int) -> str:
 
 
 def plays(pid: int) -> bool:
-    """Whether a process is the one inside the namespaces: it has its folder, and is not `unshare` on the way there any more."""
+    """Whether a process is the one inside the namespaces: it has its folder, and is not `unshare`
+    on the way there any more.
+    """
     try:
         begins = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
     except OSError:  # it has ended

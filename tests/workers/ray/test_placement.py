@@ -137,13 +137,17 @@ class Run:
 
 
 def node_named(cluster, short: str):
-    """A node of the cluster; kept, for Python warns of processes whose owner forgot them before they ended."""
+    """A node of the cluster; kept, for Python warns of processes whose owner forgot them before
+    they ended.
+    """
     KEPT.append(next(node for node in cluster.worker_nodes if node.node_id.startswith(short)))
     return KEPT[-1]
 
 
 def test_the_head_tells_what_is_read_of_it(cluster):
-    """What has no public door in Ray, in the form that `ray_nodes` reads; see also test_ray_doors."""
+    """What has no public door in Ray, in the form that `ray_nodes` reads; see also
+    test_ray_doors.
+    """
     told = ray_nodes.read_gcs()
     alive = {node["NodeID"]: node for node in told.nodes if node["Alive"]}
     assert len(alive) == 3
@@ -195,8 +199,9 @@ def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp
 
 
 def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_path):
-    """Two workers on one node of two, and two on the other; one of the nodes is told to go soon. No bit changes, nobody is lost,
-    and what the node held was elsewhere before it went."""
+    """Two workers on one node of two, and two on the other; one of the nodes is told to go soon. No
+    bit changes, nobody is lost, and what the node held was elsewhere before it went.
+    """
     work, said, drained, last = (
         ToyWork(Toy(pause=0.01)),
         list[str](),
@@ -247,7 +252,9 @@ def test_a_node_that_vanishes_costs_neither_bits_nor_patience(
 def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_idles(
     cluster, tmp_path
 ):
-    """Four CPUs, eight workers at most, and a label that ends when those with nothing to do are gone: nobody waited for a node."""
+    """Four CPUs, eight workers at most, and a label that ends when those with nothing to do are
+    gone: nobody waited for a node.
+    """
     gate = tmp_path / "gate"
     pool = RayPool(
         Sleeping(100.0, str(gate)),

@@ -67,7 +67,9 @@ def whole(solver, dataset):
 
 
 def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
-    """Right after the first result one worker is killed, by its own pid, with its batches in flight."""
+    """Right after the first result one worker is killed, by its own pid, with its batches in
+    flight.
+    """
     solver, pool, schedule = pool_and_schedule(tiny)
     results: list[Result] = []
 
@@ -179,7 +181,9 @@ def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
 
 
 def outlast(pool, worker: str) -> None:
-    """Keep back results until a worker has joined, and bring them after what it does first: the job lasts until then."""
+    """Keep back results until a worker has joined, and bring them after what it does first: the job
+    lasts until then.
+    """
     wait, kept = pool.wait, []
 
     def held(seconds: float):
@@ -196,7 +200,9 @@ def outlast(pool, worker: str) -> None:
 
 
 def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
-    """One CPU of two is taken: one worker of two begins; the other joins when the CPU is given back."""
+    """One CPU of two is taken: one worker of two begins; the other joins when the CPU is given
+    back.
+    """
 
     class Squatter:
         """Holds a CPU."""

@@ -11,7 +11,9 @@ NODE = "0" * 56
 
 
 def test_ray_still_has_what_no_public_door_leads_to():
-    """If this fails after an upgrade of Ray: `read_gcs` and `soft_affinity` are the two places to fix."""
+    """If this fails after an upgrade of Ray: `read_gcs` and `soft_affinity` are the two places to
+    fix.
+    """
     assert all(
         callable(getattr(state.state, name))
         for name in ("available_resources_per_node", "get_draining_nodes")

@@ -29,7 +29,8 @@ WORK = ToyWork(Toy(pause=0.01))
 SOON = {  # a node whose processes are killed counts as dead after two seconds, not thirteen
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "10000",  # the dead refuse at once; who lives and finds no time to answer has half a minute
+    # the dead refuse at once; who lives and finds no time to answer has half a minute
+    "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
 }
 
@@ -144,7 +145,9 @@ class Teams:
 
 
 def test_dsmlr_has_the_same_bits_after_a_kill_among_exact_gradients(cluster, tiny, tmp_path):
-    """In the ring without a barrier; what blocks remember of exact gradients is in checkpoints too."""
+    """In the ring without a barrier; what blocks remember of exact gradients is in checkpoints
+    too.
+    """
     teams, how = Teams("dsmlr"), {"lbfgs_switch_tol": 1e9, "epochs": 6}
     fault = Fault(4, lambda: kill_actor(teams.last))
     model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, on_progress=fault.tell, **how)
@@ -169,7 +172,9 @@ def test_a_stop_ends_visits_on_ray_and_the_last_rest_is_saved(cluster, alone, tm
 
 
 def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
-    """DS-MLR itself: all labels are there once, and the objective is that of the training that lost nobody."""
+    """DS-MLR itself: all labels are there once, and the objective is that of the training that lost
+    nobody.
+    """
     teams, spans = Teams("nomad"), []
     fault = Fault(3, lambda: kill_actor(teams.last))
     how = {
@@ -213,8 +218,10 @@ def squat():
 
 @pytest.mark.parametrize("order", ["ring", "uniform"])
 def test_a_dead_node_costs_no_block(cluster, alone, tmp_path, order):
-    """With the node go a worker, its shards, and the blocks that lay there; the head has room for another worker then. In a
-    ring no bit changes; where the way is drawn, every label is there once."""
+    """With the node go a worker, its shards, and the blocks that lay there; the head has room for
+    another worker then. In a ring no bit changes; where the way is drawn, every label is there
+    once.
+    """
     squatter = squat()
     with one_more_node(cluster) as node:
         places = []

@@ -91,7 +91,9 @@ def alive(pid: int) -> bool:
 
 
 def test_the_next_thing_is_fetched_while_a_worker_works_and_the_driver_never_has_it(team, tmp_path):
-    """A gate holds worker-1 at a verb; the argument of its next one, made on the other node, comes to its node meanwhile."""
+    """A gate holds worker-1 at a verb; the argument of its next one, made on the other node, comes
+    to its node meanwhile.
+    """
     assert len(set(team.nodes.values())) == 2
     thing = ask(team, "worker-0", "make", 3.0).ref
     assert places(thing) == {node_of(team, "worker-0")}
@@ -123,7 +125,9 @@ def test_a_thing_is_freed_everywhere_when_its_handle_goes(team):
 
 
 def test_kill_minus_nine_is_one_loss_and_what_was_made_is_kept(team):
-    """The process dies with a verb under way and one waiting; neither is heard of again, and a new worker has its name."""
+    """The process dies with a verb under way and one waiting; neither is heard of again, and a new
+    worker has its name.
+    """
     kept = ask(team, "worker-0", "make", 5.0).ref
     for verb in ("long", "history"):
         team.submit("worker-0", verb)
@@ -155,7 +159,9 @@ def test_names_can_be_read_and_the_dead_do_not_hold_them(team):
 
 
 def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monkeypatch, tmp_path):
-    """A stopped process raises nothing. It is given up and killed; its place is taken before it could wake."""
+    """A stopped process raises nothing. It is given up and killed; its place is taken before it
+    could wake.
+    """
     ahead = [0.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead[0])
     monkeypatch.setattr(ray_actors, "time", clock)
@@ -188,7 +194,9 @@ def test_the_death_of_an_idle_worker_is_noticed(cluster, monkeypatch):
 
 
 def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, monkeypatch):
-    """What was made there is told as lost, by verbs and by fetching; without a CPU for it a worker can't be replaced."""
+    """What was made there is told as lost, by verbs and by fetching; without a CPU for it a worker
+    can't be replaced.
+    """
     with opened("node") as team:
         victim = next(
             node
@@ -267,7 +275,9 @@ def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
 
 
 def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
-    """After laps of steps and a lap that only looks, each block is on one node, and the stores hold no more than the blocks."""
+    """After laps of steps and a lap that only looks, each block is on one node, and the stores hold
+    no more than the blocks.
+    """
     work = ToyWork(n_features=WIDE)
     with opened("rotation", work=work) as team:
         asks = [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xcray.workers.pool import StopFlag
 
 
-class StopRequest(Protocol):
+class StopSignal(Protocol):
     """A flag that requests a stop when set."""
 
     def set(self) -> None:
@@ -24,7 +24,7 @@ class StopRequest(Protocol):
 
 
 @contextmanager
-def stop_on_interrupt(flag: StopRequest) -> Iterator[None]:
+def stop_on_interrupt(flag: StopSignal) -> Iterator[None]:
     """Set `flag` on the first SIGINT or SIGTERM; then restore the previous handlers."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

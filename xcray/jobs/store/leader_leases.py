@@ -16,7 +16,7 @@ from xcray.jobs.database.schema import DUTIES
 
 
 class LeaderLeaseTable:
-    """The table of leader leases (SQL table `duties`)."""
+    """The table of leader leases (SQL table DUTIES)."""
 
     _database: Database
     _leader_leases: LeaseWatcher

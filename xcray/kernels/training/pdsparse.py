@@ -280,8 +280,8 @@ def sort_descending(source: Float64, out: Float64) -> None:
 def project(c: Float64, n_pos: int, C: float, scratch_: Float64) -> None:
     """Project c, in place, on the bi-simplex. Exact.
 
-    All entries are >= 0, and c[:n_pos] and c[n_pos:] have the same sum, at most C. Optimality
-    conditions: (c_p - t)_+ and (c_n - h)_+ with t + h >= 0, zero if the sum is below C. In that
+    All entries are >= 0, and c[:n_pos] and c[n_pos:] have the same sum, at most C. The optimum is
+    (c_p - t)_+ and (c_n - h)_+ with t + h >= 0, zero if the sum is below C. In that
     case t is the only unknown; adding labels in descending order changes it such that no included
     label leaves again.
     """

@@ -215,7 +215,7 @@ class _IncomingUpload:
     def open(self) -> None:
         """Create its folder and file."""
         self._part.mkdir(mode=0o700)
-        self._out = open(self._part / "body", "xb")  # noqa: SIM115  # closed in `close`
+        self._out = open(self._part / "body", "xb")  # noqa: SIM115 - closed in `close`
 
     def check(self, more: int) -> None:
         """Raise InputError BODY_TOO_LARGE if `more` bytes exceed the limit."""

@@ -18,9 +18,9 @@ from starlette.types import Message
 
 from xcray.errors import InputError, excerpt
 from xcray.service.http.limits import hold_body_bytes
+from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.http.problems import validation_error
 from xcray.service.http.strict_json import loads
-from xcray.service.prediction.offload import run_in_heavy_thread
 from xcray.service.settings import Settings
 
 M = TypeVar("M", bound=BaseModel)

@@ -34,7 +34,7 @@ class RateLimited(Unavailable):
 class TokenBucket:
     """Token bucket that refills with `per_minute`. Not thread-safe."""
 
-    __slots__ = ("updated_at", "tokens", "per_minute")
+    __slots__ = ("per_minute", "tokens", "updated_at")
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute

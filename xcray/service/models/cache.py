@@ -37,7 +37,7 @@ from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.system.processes import lower_thread_priority
 
-__all__ = ["LoadedModel", "Opener", "ModelCache", "VersionState", "ModelTarget", "open_predictor"]
+__all__ = ["LoadedModel", "ModelCache", "ModelTarget", "Opener", "VersionState", "open_predictor"]
 
 LOADER_THREADS: Final = 2  # threads that load models for waiting requests; swaps have their own
 MAX_ENDPOINTS: Final = 1024  # references that are remembered

@@ -19,13 +19,13 @@ from xcray.model.model import Model
 from xcray.service.app_state import AppState
 from xcray.service.http.body import check_media_type, parse_body, read_body
 from xcray.service.http.limits import count_instances
+from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.models.cache import LoadedModel, ModelTarget
 from xcray.service.observability.request_log import REQUEST_ID
 from xcray.service.prediction import fast_decode
 from xcray.service.prediction.encode import encode_predict_reply
 from xcray.service.prediction.fast_decode import PredictQuery
 from xcray.service.prediction.instances import to_rows
-from xcray.service.prediction.offload import run_in_heavy_thread
 from xcray.service.prediction.shadow import ShadowCopy
 from xcray.service.schemas import PredictRequest
 from xcray.service.settings import Settings

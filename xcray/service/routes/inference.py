@@ -23,12 +23,12 @@ from xcray.service.http.body import (
     read_body,
 )
 from xcray.service.http.limits import count_instances
+from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.inference_v2 import repository
 from xcray.service.inference_v2.decode import decode_request
 from xcray.service.inference_v2.encode import encode_reply, model_metadata
 from xcray.service.models.cache import ModelTarget
 from xcray.service.prediction.handler import BODY_BYTES_PER_ROW, model_target, run_inference
-from xcray.service.prediction.offload import run_in_heavy_thread
 from xcray.service.routes.health import readyz
 from xcray.service.schemas.inference import (
     IndexEntry,

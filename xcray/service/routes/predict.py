@@ -18,7 +18,7 @@ from xcray.service.prediction.handler import handle_predict, model_target
 from xcray.service.prediction.instances import to_csr
 from xcray.service.schemas import (
     Answerer,
-    Contribution,
+    ContributionView,
     ExplainReply,
     ExplainRequest,
     PredictReply,
@@ -93,7 +93,7 @@ def _explanation(loaded: LoadedModel, body: ExplainRequest) -> ExplainReply:
         name: getattr(explanation, name)
         for name in ("score", "bias", "rest", "n_rest", "rank", "gap_to_top", "gap_to_kth")
     }
-    contributions = [Contribution(**part._asdict()) for part in explanation.contributions]
+    contributions = [ContributionView(**part._asdict()) for part in explanation.contributions]
     answerer = Answerer(name=loaded.name, version=loaded.version, sha256=predictor.model.sha256)
     return ExplainReply(
         model=answerer, label=explanation.name, contributions=contributions, **fields

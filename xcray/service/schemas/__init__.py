@@ -41,7 +41,7 @@ from xcray.service.schemas.operations import Health, Ready
 from xcray.service.schemas.predict import (
     Answerer,
     CertificateView,
-    Contribution,
+    ContributionView,
     ExplainReply,
     ExplainRequest,
     Instance,
@@ -57,7 +57,7 @@ __all__ = [
     "BatchSpan",
     "CertificateView",
     "ClassPage",
-    "Contribution",
+    "ContributionView",
     "DatasetPage",
     "DatasetRequest",
     "DatasetView",

@@ -129,7 +129,7 @@ class InferReply(View):
 class TensorMetadata(View):
     """An input or output tensor of a model; -1 means any size.
 
-    Input tensors of one `form` are sent together, one form per request.
+    Input tensors with the same parameter "form" are sent together, one form per request.
     """
 
     name: str

@@ -121,7 +121,7 @@ class PredictReply(View):
     predictions: list[PredictionView]
 
 
-class Contribution(View):
+class ContributionView(View):
     """The contribution of one feature to a score: contribution = x * weight."""
 
     feature: str
@@ -142,7 +142,7 @@ class ExplainReply(View):
     label: str
     score: float
     bias: float
-    contributions: list[Contribution]
+    contributions: list[ContributionView]
     rest: float
     n_rest: int
     rank: int

@@ -31,9 +31,9 @@ PROBE_SECONDS: Final = 5.0  # between two probes
 class WorkerActor:
     """The process of a worker: one thread works, another one answers control calls such as `stop`.
 
-    Metrics of a worker appear in Ray's export under `ray_` and the name, with the tags job and
-    worker: `counter` of its work, and `xcray_busy_seconds`. There are no metrics per batch or
-    pass: each name would be a time series forever.
+    Ray exports two metrics of each worker, prefixed with `ray_` and with the tags job and worker:
+    the `counter` of its work, and `xcray_busy_seconds`. There are no metrics per batch or pass,
+    because each name would remain a time series forever.
     """
 
     def __init__(self, job: str, worker: str, counter: tuple[str, str], *tags: str) -> None:

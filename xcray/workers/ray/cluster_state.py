@@ -71,8 +71,8 @@ class ClusterView:
     """The cluster of the workers, as of the last `refresh`.
 
     stored_bytes: in its object stores. nodes_lost: machines that were seen earlier and went away
-    unplanned: crashed, unreachable, or reclaimed by their provider. alive, dead, draining: ids of
-    nodes, the latter with the wall clock in seconds of their end, infinity if unknown.
+    without a drain (crashed, unreachable, or reclaimed by their provider). alive, dead, draining:
+    ids of nodes, the last with the wall clock in seconds of their end, infinity if unknown.
     """
 
     def __init__(self) -> None:
