@@ -49,7 +49,7 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
     with Client(place.url) as client:
         for _ in range(4):
             client.predict("docs@prod", list(TEXTS))
-        place.app_state.shadwait_until_idlettle()
+        place.app_state.shadows.wait_until_idle()
         told = client.models.shadow("docs", "prod")
         assert told["shadow"] == {"version": 3, "weight": 1.0}
         assert sum(pair["rows"] for pair in told["pairs"]) == 4 * len(TEXTS)

@@ -350,7 +350,7 @@ if sys.argv[1] == "more":
     from xcray.kernels.random import below
     below(np.uint64(1), 5)
 hits = {str(sum(mix.stats.cache_hits.values())): sum(mix.stats.cache_misses.values())}
-print(json.dumps({"hits": hits, "missed": kernels.missed()}))
+print(json.dumps({"hits": hits, "missed": kernels.unbaked_kernels()}))
 """
 
 
@@ -484,7 +484,7 @@ def test_health_says_whether_the_service_lives(
         monkeypatch.setenv("XCRAY_RUNNER_PORT", port)
         assert cli.main(["health", "--ready"]) == 0
     assert cli.main(["health"]) == 1
-    assert "nothing (ConnectionRefusedError)" in capsys.readouterr().out
+    assert "no response (ConnectionRefusedError)" in capsys.readouterr().out
 
 
 def test_health_of_what_is_no_service(

@@ -83,7 +83,7 @@ def test_s39_a_cut_upload_is_refused_by_its_checksum(place: Place) -> None:
         "/v1/uploads", params={"sha256": "0" * 64}, content=b"1 1:1\n2 13:0", headers=RAW
     )
     assert (answer.status_code, answer.json()["code"]) == (422, "UPLOAD_TRUNCATED")
-    assert "send the file again" in answer.json()["detail"]
+    assert "send again" in answer.json()["detail"]
     assert list((place.home / "uploads").iterdir()) == before
 
 

@@ -93,16 +93,14 @@ def test_where_nobody_is_ready_it_is_given_up_also_after_somebody_was(monkeypatc
     assert play.now - play.began < 20.0 + play.notice + 60.0 + 20.0
 
 
-def test_a_clock_that_is_set_back_stops_nothing(monkeypatch):
+def test_a_clock_that_is_set_back_stops_nothing():
     """What is left is looked at a few times a second, by a clock that never goes back: else nobody
     would be asked for.
     """
     play = Play([1.0] * 60, [Happening(0.0, "node", 4)])
-    with played(play):
-        wall = SimpleNamespace(
-            monotonic=lambda: play.now, time=lambda: -play.now, sleep=play.pass_time
-        )
-        monkeypatch.setattr(ray_pool, "time", wall)
+    wall = SimpleNamespace(monotonic=lambda: play.now, time=lambda: -play.now, sleep=play.pass_time)
+    with played(play), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_pool, "time", wall)
         pool, done = (
             RayPool(WORK, 4, nullcontext(), "play", tuple, policy=ScalingPolicy(node_seconds=10.0)),
             list[int](),

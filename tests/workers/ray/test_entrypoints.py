@@ -93,7 +93,7 @@ def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
     client.submit_job(entrypoint=shlex.join(words), submission_id="third")
     client.submit_job(entrypoint=shlex.join([*words, "-p", "lam=0.5"]), submission_id="fourth")
     assert ended(client, "third") == "SUCCEEDED", client.get_job_logs("third")
-    assert "nothing is left to train" in client.get_job_logs("third")
+    assert "nothing to train" in client.get_job_logs("third")
     assert list_versions(StoragePath.parse(store) / "news") == [remote]
     assert ended(client, "fourth") == "FAILED"
     assert "exit code 1" in client.get_job_info("fourth").message

@@ -92,7 +92,7 @@ def test_a_healthy_dashboard_is_told_the_token():
         ({"/api/version": (401, b"")}, "RAY_REFUSED", "refuses our token"),
         ({"/api/version": (403, b"")}, "RAY_REFUSED", "refuses our token"),
         ({**WELL, "/api/gcs_healthz": (503, b"")}, "RAY_UNREACHABLE", "is its head healthy"),
-        ({}, "RAY_UNREACHABLE", "says 404"),
+        ({}, "RAY_UNREACHABLE", "answers with status 404"),
     ],
 )
 def test_what_is_wrong_with_a_dashboard_is_said(answers, code, says):

@@ -67,7 +67,7 @@ class PredictQuery(NamedTuple):
     probabilities: bool = False
 
 
-class _Instance(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _FastInstance(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """Counterpart of `schemas.Instance`; None means absent (an explicit null changes the count)."""
 
     text: _Text | None = None
@@ -78,7 +78,7 @@ class _Instance(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
     """Counterpart of `schemas.PredictRequest`; None means absent."""
 
-    instances: Annotated[list[_Instance], msgspec.Meta(min_length=1)]
+    instances: Annotated[list[_FastInstance], msgspec.Meta(min_length=1)]
     top_k: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)] | None = None
     allow: _Labels | None = None
     deny: _Labels | None = None
