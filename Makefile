@@ -11,7 +11,7 @@ MADE := $(VENV)/.made-by-make
 LOG := $(VENV)/install.log
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test kernels check bench docs clean
+.PHONY: help install demo serve test drills kernels check bench docs clean
 
 help:  ## this list
 	@echo "make VERB, where VERB is one of:"
@@ -26,9 +26,12 @@ demo: $(STAMP)  ## build a data set, train it on Ray through REST, ask five ques
 serve: $(STAMP)  ## the service on 127.0.0.1 until Ctrl-C; the address is printed
 	@$(BIN)/xcray serve $(ARGS)
 
-test: $(STAMP)  ## check, then the whole test suite
+test: $(STAMP)  ## check, then the tests in parallel, without the drills (up to ten minutes)
 	@$(MAKE) --no-print-directory -j2 check kernels
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -m "not drill" --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+drills: $(STAMP)  ## the long tests: faults, upgrades, several Ray nodes, pods, notebooks (up to 40 minutes)
+	@$(BIN)/python -m pytest -m drill $(ARGS)
 
 kernels: $(STAMP)  ## compile all kernels now, not each one when it is first used
 	@$(BIN)/xcray compile-kernels > /dev/null

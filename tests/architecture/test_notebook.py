@@ -64,6 +64,7 @@ def test_it_is_committed_clean() -> None:
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
+@pytest.mark.drill
 def test_it_measures(ran: Any) -> None:
     shown = "\n".join(outputs(ran, "text/plain"))
     measures = {name: float(value) for name, value in re.findall(r"'(P@\d)': (\d+\.\d)", shown)}

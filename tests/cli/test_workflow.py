@@ -484,6 +484,7 @@ def test_families_of_processes() -> None:
     assert processes.wait_for_exit(family, 60.0) == set()
 
 
+@pytest.mark.drill
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     home = tmp_path / "home"
     demo = command("demo", "--pool", "threads", "--home", home)

@@ -29,6 +29,8 @@ from tests.support.missing_tools import say
 from xcray.jobs.store.tokens import create_token, import_token
 from xcray.service.settings import Settings, check_address
 
+pytestmark = pytest.mark.drill
+
 OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray's that are no settings of the service
 WITHOUT = "the settings of all pods were read by the program, but no pod was played"
 URL = "postgresql://xcray@postgres/xcray"

@@ -18,6 +18,8 @@ from tests.deployment.chart.real import OLDER, amount, lacking, older, security
 from tests.deployment.chart.schemas import check_kubernetes
 from tests.deployment.chart.templates import pods
 
+pytestmark = pytest.mark.drill
+
 
 @pytest.mark.parametrize(
     ("sent", "kept", "lost"),

@@ -7,9 +7,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.deployment.chart.helm import helms
 from tests.deployment.chart.rotation import Drill, by_roles, manifests
 from tests.support.missing_tools import say
+
+pytestmark = pytest.mark.drill
 
 
 def test_the_databases_role_and_the_first_key_change_and_no_request_fails(

@@ -1033,6 +1033,7 @@ class Process:
         return self.popen.wait(PATIENCE)
 
 
+@pytest.mark.drill
 def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
     home = tmp_path / "home"
     first = Process(home)

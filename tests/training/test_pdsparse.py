@@ -76,6 +76,7 @@ def test_threads_give_the_same_model_on_one_core(reference, tmp_path, workers):
     assert other.report["batches"] == 1
 
 
+@pytest.mark.drill
 def test_one_ray_worker_gives_the_same_model(reference, tmp_path, ray):
     spec, result = reference
     other = train(

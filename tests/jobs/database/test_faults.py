@@ -26,6 +26,8 @@ from xcray.jobs.database.db_errors import RetryableTransaction, translate_error
 from xcray.jobs.states import RUNNING
 from xcray.jobs.store.job_store import JobStore
 
+pytestmark = pytest.mark.drill
+
 # --- SQLite
 
 

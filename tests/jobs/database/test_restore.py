@@ -31,6 +31,8 @@ from xcray.model.registry import Registry
 from xcray.service.app import create_app
 from xcray.training import train
 
+pytestmark = pytest.mark.drill
+
 COPIED = ("datasets", "models", "tenants")  # of the home; what is in runs/ is trained again
 QUICK = {"lease_seconds": 60.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
 

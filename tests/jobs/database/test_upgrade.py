@@ -152,6 +152,7 @@ print("through")
 """
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("statement", [12, 30, "commit"])
 def test_a_killed_upgrade_leaves_the_old_store_and_the_next_start_does_it(old_url, statement):
     done = subprocess.run(

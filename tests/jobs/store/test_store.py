@@ -567,6 +567,7 @@ while (job := store.claim_job("worker", lease_seconds=60)) is not None:
 """
 
 
+@pytest.mark.drill
 def test_processes_never_claim_one_job_twice_nor_lose_a_write(store_url):
     store = JobStore(store_url)
     ids = {submit(store).id for _ in range(40)}

@@ -324,6 +324,7 @@ def test_a_cluster_that_does_not_answer_is_said_so(store, home, supervise):
     assert "is the cluster up?" in store.get_job(job_id).message
 
 
+@pytest.mark.drill
 @pytest.mark.ray
 def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(
     store, home, supervise, spec

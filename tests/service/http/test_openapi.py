@@ -111,7 +111,6 @@ def test_wrong_methods_are_told_the_right_ones(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.slow
 def test_the_service_does_what_it_says(tmp_path: Path) -> None:
     """Some hundred requests, the same each time: no failure of any check, no answer that blames
     ourselves.

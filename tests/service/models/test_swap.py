@@ -394,6 +394,7 @@ def test_tenants_have_models_of_their_own(tmp_path: Path) -> None:
     app_state.model_cache.close()
 
 
+@pytest.mark.drill
 def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
     """Publishing, moving aliases, splits, deletes and load at once.
 

@@ -114,6 +114,7 @@ def slow_upload(url: str) -> socket.socket:
     return connection
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> None:
     home = tmp_path / "home"

@@ -33,6 +33,8 @@ from xcray.service.processes.sockets import listen, reserve_address
 from xcray.service.settings import Settings
 from xcray.system.processes import lower_priority
 
+pytestmark = pytest.mark.drill
+
 PATIENCE = (
     600.0  # seconds until a wait is given up: on a slow machine two processes compile the kernels
 )

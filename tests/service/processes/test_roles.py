@@ -19,6 +19,8 @@ from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
 
+pytestmark = pytest.mark.drill
+
 SIZES = {"rows": 400, "features": 200, "labels": 40, "seed": 7}
 DATA = {
     "name": "small",
@@ -85,7 +87,6 @@ def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
     assert not [*home.glob("serve*.json"), *home.glob("runner*.json")]
 
 
-@pytest.mark.slow
 def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(
     tmp_path: Path, postgres: Any
 ) -> None:

@@ -37,6 +37,8 @@ from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.tokens import create_token
 from xcray.model.registry import Registry
 
+pytestmark = pytest.mark.drill
+
 ADDS = f'oldest = "{HEAD}"'
 EXPAND = (
     NextStep(

@@ -70,6 +70,7 @@ class Watch:
         return self.seen
 
 
+@pytest.mark.drill
 def test_neither_keys_nor_tokens_are_found_anywhere(
     own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -270,6 +270,7 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
     assert evaluate.read_duals(tmp_path / "points" / first.key / "duals") is None
 
 
+@pytest.mark.drill
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray")
 def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def test_models_of_edge_sizes(tmp_path: Path) -> None:
         assert Model.open(tmp_path / name).W.shape == shape
 
 
+@pytest.mark.drill
 def test_every_flipped_byte_is_seen_and_its_file_named(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:

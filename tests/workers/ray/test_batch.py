@@ -16,7 +16,7 @@ from xcray.batch import BatchPredictSpec, predict_batch
 from xcray.errors import DataError, Unavailable
 from xcray.workers.ray.pool import RayPool
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray"), pytest.mark.drill]
 
 
 @pytest.fixture(scope="module")

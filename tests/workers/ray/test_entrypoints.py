@@ -30,6 +30,8 @@ from xcray.service.ray_serve import application, replica_settings
 from xcray.workers.ray.local_cluster import ClusterInfo, ManagedLocalRay, connect
 from xcray.workers.ray.session import free_port
 
+pytestmark = pytest.mark.drill
+
 PATIENCE = 600.0  # seconds: kernels may have to be compiled, on a slow machine
 
 
@@ -58,7 +60,6 @@ def ended(client: Any, job: str) -> str:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
     cluster: ClusterInfo, tiny: Dataset, tmp_path: Path
 ) -> None:
@@ -101,7 +102,6 @@ def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_serve_answers_with_the_same_bytes(
     cluster: ClusterInfo, tmp_path: Path, own_home: Path
 ) -> None:

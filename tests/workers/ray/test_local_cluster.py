@@ -123,6 +123,7 @@ def get(url, headers=None):
         return error.code
 
 
+@pytest.mark.drill
 def test_it_outlives_the_process_that_asked_for_it_and_is_found_again(cluster, directory):
     info = cluster.ensure()
     assert info == ManagedLocalRay(directory).info() == ManagedLocalRay(directory).ensure()
@@ -231,6 +232,7 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
     assert marks() == before
 
 
+@pytest.mark.drill
 def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path):
     cluster = ManagedLocalRay(tmp_path / "ray", **SMALL)
     try:
@@ -315,6 +317,7 @@ def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_pa
     assert ray_cluster_file(tmp_path)["address"] == "127.0.0.1:1"
 
 
+@pytest.mark.drill
 def test_a_ray_of_ones_own_ends_with_the_block(before):
     import ray
 
@@ -353,6 +356,7 @@ def test_nothing_listening_is_said_at_once():
     assert caught.value.code == "RAY_UNREACHABLE"
 
 
+@pytest.mark.drill
 def test_a_start_that_fails_says_why(tmp_path):
     cluster = ManagedLocalRay(
         tmp_path / "ray", num_cpus=1, object_store_memory=1

@@ -17,7 +17,7 @@ from xcray.training.capacity.preflight import PROCESS_BYTES, worker_bytes
 from xcray.workers.ray.pool import RayPool
 from xcray.workers.solver_task import SolverTask, shared_arrays
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray"), pytest.mark.drill]
 MIB = 1 << 20
 
 

@@ -23,7 +23,7 @@ from tests.robustness.faults.stage import allowed
 from tests.support.missing_tools import say
 from xcray.cli.terminal.processes import list_processes
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
 ROOT = Path(__file__).parents[3]
 SECONDS = 900  # a hang, whatever the machine is at
 WORDS = (sys.executable, "-m", "benchmarks.cluster.nodes", "--small", "--eps", "1e-5")

@@ -26,7 +26,7 @@ from xcray.workers.ray.worker_group import RayWorkerGroup
 from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Timeline, read_streams
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
 LATER_MS = 60_000  # when a node that drains is to be gone: after the test
 PREEMPTION = 2  # of Ray's DrainNodeReason
 KEPT = []  # nodes that were removed

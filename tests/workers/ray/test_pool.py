@@ -34,7 +34,10 @@ def serial_sha(tiny, tmp_path_factory):
     ).sha256
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(1, marks=pytest.mark.drill), 2, pytest.param(4, marks=pytest.mark.drill)],
+)
 def test_the_model_is_the_same_for_any_number_of_workers(tiny, tmp_path, serial_sha, workers):
     spec = TrainSpec(str(tiny.path), pool="ray", workers=workers)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job=f"w{workers}")
@@ -108,6 +111,7 @@ def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
     assert all(earlier[1] <= later[0] + 1e-3 for earlier, later in pairwise(spans))
 
 
+@pytest.mark.drill
 def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):
     solver, pool, schedule = pool_and_schedule(replace(tiny, path=Path("/nowhere/to/be/found")))
     results: list[Result] = []
@@ -143,6 +147,7 @@ def test_a_stop_keeps_finished_batches(tiny):
     assert committed
 
 
+@pytest.mark.drill
 def test_what_a_worker_raises_is_raised_here(tiny):
     _, pool, _ = pool_and_schedule(tiny)
     schedule = LabelScheduler([10**6], [1.0])  # no such label
@@ -199,6 +204,7 @@ def outlast(pool, worker: str) -> None:
     pool.wait = held
 
 
+@pytest.mark.drill
 def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
     """One CPU of two is taken: one worker of two begins; the other joins when the CPU is given
     back.

@@ -23,7 +23,7 @@ from xcray.workers.ray.session import environment, local_ray
 from xcray.workers.ray.worker_group import RayWorkerGroup
 from xcray.workers.timeline import DONE, LOST
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.drill]
 STORE = 80 << 20  # bytes of a node's object store
 WORK = ToyWork(Toy(pause=0.01))
 SOON = {  # a node whose processes are killed counts as dead after two seconds, not thirteen

@@ -90,6 +90,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.drill
 def test_the_next_thing_is_fetched_while_a_worker_works_and_the_driver_never_has_it(team, tmp_path):
     """A gate holds worker-1 at a verb; the argument of its next one, made on the other node, comes
     to its node meanwhile.
@@ -158,6 +159,7 @@ def test_names_can_be_read_and_the_dead_do_not_hold_them(team):
     assert mine in ([f"xcray:{job}:worker-1"], [f"xcray:{job}:worker-1.2"])
 
 
+@pytest.mark.drill
 def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monkeypatch, tmp_path):
     """A stopped process raises nothing. It is given up and killed; its place is taken before it
     could wake.
@@ -193,6 +195,7 @@ def test_the_death_of_an_idle_worker_is_noticed(cluster, monkeypatch):
         assert ask(team, "worker-0", "history").result == []
 
 
+@pytest.mark.drill
 def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, monkeypatch):
     """What was made there is told as lost, by verbs and by fetching; without a CPU for it a worker
     can't be replaced.
@@ -256,6 +259,7 @@ def test_too_few_processors_are_said_and_nothing_is_left(cluster, monkeypatch):
     )
 
 
+@pytest.mark.drill
 def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
     monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
     with opened("doomed") as team:
@@ -274,6 +278,7 @@ def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
         assert "died" in caught.value.hint
 
 
+@pytest.mark.drill
 def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
     """After laps of steps and a lap that only looks, each block is on one node, and the stores hold
     no more than the blocks.
