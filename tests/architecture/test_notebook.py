@@ -73,6 +73,7 @@ def test_it_measures(ran: Any) -> None:
     assert measures["P@1"] > measures["P@3"] > measures["P@5"]
 
 
+@pytest.mark.drill
 def test_it_answers_with_words(ran: Any) -> None:
     shown = "\n".join(outputs(ran, "text/plain"))
     assert re.search(r"read rows of a csv file into dictionaries\s+csv", shown)
@@ -80,6 +81,7 @@ def test_it_answers_with_words(ran: Any) -> None:
     assert "score of 'csv', rank 1" in shown
 
 
+@pytest.mark.drill
 def test_it_draws(ran: Any) -> None:
     pictures = outputs(ran, "image/png")
     assert len(pictures) == 1
