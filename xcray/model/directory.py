@@ -47,6 +47,7 @@ from xcray.storage.atomic import (
     verify_files,
     write_bytes,
 )
+from xcray.storage.verified import VerifiedFiles
 
 SCHEMA_VERSION = 2
 # still readable; its index is built on opening
@@ -189,23 +190,30 @@ class Staging:
         publish_directory(self.path, self.target)
 
 
-def read_parts(path: Path, verify: bool = True) -> tuple[ModelParts, dict[str, Any]]:
+def read_parts(
+    path: Path, verify: bool | VerifiedFiles = True
+) -> tuple[ModelParts, dict[str, Any]]:
     """Map a model directory, without copying. Returns its parts and its manifest.
 
     verify: compare every file with its SHA-256 and check the structure and finiteness of all
-    weights (one pass over the model). Without it, the seal of the manifest, file sizes, types
-    and shapes are still checked.
+    weights (one pass over the model); with VerifiedFiles, files that did not change since their
+    last verification are not hashed again. Without it, the seal of the manifest, file sizes, types
+    and shapes are still checked: enough to read facts of a model, and for a model that this process
+    wrote, but search kernels read without bounds checks.
     Raises NotFound if there is no model, Corrupt with the name of a changed file.
     """
     path = Path(path)
     manifest = read_manifest(path)
     _check_sizes(path, manifest["files"])
     if verify:
-        verify_files(path, manifest["files"])
+        if isinstance(verify, VerifiedFiles):
+            verify.verify(path, manifest["files"])
+        else:
+            verify_files(path, manifest["files"])
         for name in manifest["files"]:
             if name.endswith(".arrow"):
                 read_table(path / name, validate_data=True)
-    parts = _map_files(path, manifest, verify)
+    parts = _map_files(path, manifest, bool(verify))
     if verify:
         parts.search.check(LISTS)
     return parts, manifest

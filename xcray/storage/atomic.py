@@ -6,6 +6,7 @@ rename.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -139,21 +140,26 @@ def verify_files(directory: Path, digests: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def publish_directory(staged: Path, target: Path) -> None:
-    """Rename a finished directory into place, durably. Raises Conflict if `target` exists.
+    """Rename a finished directory into place, durably.
 
-    Published things never change.
+    Published things never change. Raises Conflict if `target` exists, or if another process
+    discarded `staged`.
     """
-    for path in staged.rglob("*"):
-        if path.is_dir():
-            sync_path(path)
-    sync_path(staged)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        for path in staged.rglob("*"):
+            if path.is_dir():
+                sync_path(path)
+        sync_path(staged)
         os.rename(staged, target)
     except OSError as error:
         if target.exists():
             raise Conflict(
                 f"{target.name} exists already; choose another name or remove it first"
+            ) from error
+        if not staged.exists():
+            raise Conflict(
+                f"another process discarded what was to become {target.name}; run this again"
             ) from error
         raise
     sync_path(target.parent)
@@ -170,5 +176,12 @@ def create_staging_directory(target: Path) -> Path:
 
 
 def discard_directory(staged: Path) -> None:
-    """Remove a staging directory that will not be published."""
-    shutil.rmtree(staged, ignore_errors=True)
+    """Remove a staging directory that will not be published.
+
+    It is renamed first: if another process still writes into it, `publish_directory` there fails
+    instead of publishing what the removal left over.
+    """
+    discarded = staged.with_name(f".{uuid.uuid4().hex}.part")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(staged, discarded)
+    shutil.rmtree(discarded, ignore_errors=True)

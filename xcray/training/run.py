@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from xcray.training.joint import shorten_history
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.report.summary import measures_by_frequency
 from xcray.training.report.timeline import normalize_timeline
+from xcray.training.run_lock import lock_run_directory
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import RunServices, TrainingContext
@@ -53,6 +55,7 @@ def train(
     stop: StopFlag | None = None,
     job: str = "local",
     notes: Mapping[str, Any] | None = None,
+    exclusive: bool = True,
 ) -> TrainResult:
     """Train `spec` and publish the model directory `out`.
 
@@ -61,22 +64,26 @@ def train(
     of the names of Ray actors. notes: additional entries of the model's report (JSON). With
     spec.max_seconds the labels with the most training rows are solved first. When the time is up,
     the model is published without the other labels; its manifest, card and report state this.
-    Calling again with the same run_dir and more time solves the rest.
-    Raises NotFound, Corrupt, ParameterError, InputError; Conflict (`out` exists, or `run_dir`
-    belongs to another run); Refused (does not fit in memory or on disk, or no label finished in
-    time); Unavailable (no Ray, workers lost); Stopped.
+    Calling again with the same run_dir and more time solves the rest. exclusive: lock `run_dir`
+    against other trainings. Attempts of jobs do not: their store decides which one publishes, and
+    an attempt can take over from a process that hangs.
+    Raises NotFound, Corrupt, ParameterError, InputError; Conflict (`out` exists, `run_dir` belongs
+    to another run, or another training uses it); Refused (does not fit in memory or on disk, or no
+    label finished in time); Unavailable (no Ray, workers lost); Stopped.
     """
     # Checked here as well, so that no work is lost.
     if Path(out).exists():
         raise Conflict(
             f"{Path(out).name} exists already; "
-            "choose another path for the model, or remove it first"
+            "choose another path for the model, remove it first, or use --resume"
         )
-    run = _TrainingRun(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
-    run.notes = dict(notes or {})
-    run.prepare(Path(out))
-    run.solve()
-    return run.publish(Path(out))
+    stop = stop or StopFlag()
+    with lock_run_directory(Path(run_dir), stop) if exclusive else contextlib.nullcontext():
+        run = _TrainingRun(spec, Path(run_dir), progress or (lambda _: None), stop, job)
+        run.notes = dict(notes or {})
+        run.prepare(Path(out))
+        run.solve()
+        return run.publish(Path(out))
 
 
 class _TrainingRun:

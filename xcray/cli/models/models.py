@@ -11,6 +11,7 @@ import typer
 from xcray.cli.connect import ServerOption, locate_version, make_client
 from xcray.cli.models import label_sets
 from xcray.cli.models import object_storage as storage
+from xcray.cli.models.open_model import open_model
 from xcray.cli.models.predict import ModelName, is_directory
 from xcray.cli.terminal import output
 from xcray.cli.training.train import format_percent, print_measures
@@ -339,9 +340,8 @@ def diff(
 ) -> None:
     """Compare two model directories: labels, weights, measures."""
     from xcray.model.diff import diff as compare
-    from xcray.model.model import Model
 
-    found = compare(Model.open(before, verify=False), Model.open(after, verify=False))
+    found = compare(open_model(before), open_model(after))
     if json:
         output.print_json(found.as_dict())
     else:

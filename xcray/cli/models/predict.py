@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from xcray.cli.connect import ServerOption, make_client
+from xcray.cli.models.open_model import open_model
 from xcray.cli.terminal import output
 from xcray.errors import InputError
 
@@ -114,10 +115,9 @@ def predict_local(
     model: str, text: list[str] | None, file: Path | None, zero_based: bool, options: PredictOptions
 ) -> Iterator[dict[str, Any]]:
     """Yield predictions of a model directory; label sets are available inside a registry."""
-    from xcray.model.model import Model
     from xcray.predict import Predictor
 
-    opened = Model.open(model, verify=False)
+    opened = open_model(model)
     predictor = Predictor(opened)
     rows: Any = read_texts(text) if file is None else read_rows(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
@@ -329,10 +329,9 @@ def explain(
 
 def explain_local(model: str, text: str, label: str | None, top: int) -> dict[str, Any]:
     """Return an explanation of a model directory."""
-    from xcray.model.model import Model
     from xcray.predict import Predictor
 
-    predictor = Predictor(Model.open(model, verify=False))
+    predictor = Predictor(open_model(model))
     chosen: int | str = int(predictor.predict([text], 1).labels[0, 0]) if label is None else label
     found = predictor.explain(text, chosen, top).as_dict()
     found["label"] = found.pop("name")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from xcray.cli.terminal import output
 from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.estimate import print_estimate
-from xcray.errors import Conflict, InputError, ParameterError
+from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 
 if TYPE_CHECKING:
     from xcray.model.objectstore.client import StoragePath
@@ -140,7 +141,9 @@ def train(
     if dataset is None:
         raise InputError("no data set given: xcray train DIR")
     if out.exists() and not (resume or estimate):
-        raise Conflict(f"{out} exists already; choose another --out or remove it first")
+        raise Conflict(
+            f"{out} exists already; choose another --out, remove it first, or use --resume"
+        )
     from xcray.training import TrainSpec
 
     fields = {
@@ -200,10 +203,19 @@ def resolve_ray_address(address_option: str | None) -> str | None:
 
 
 def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
-    """Return the model written by an earlier run of this command, if any."""
+    """Return the model written by an earlier run of this command, if any.
+
+    A damaged or incomplete model is renamed, so that the training can write it again.
+    """
     from xcray.training.finished import find_finished
 
-    found = find_finished(spec, out)
+    try:
+        found = find_finished(spec, out)
+    except Corrupt as error:
+        aside = out.with_name(f"{out.name}.damaged-{uuid.uuid4().hex[:8]}")
+        out.rename(aside)
+        output.print_note(f"{error.message}; it is now {aside.name}, {out.name} is written again")
+        return None
     if found is not None:
         output.print_note(f"{out} exists already: nothing to train")
     return found

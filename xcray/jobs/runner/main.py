@@ -182,6 +182,7 @@ class _Attempt:
             progress=self.monitor.report_progress,
             stop=self.monitor.stop_flag,
             job=self.job.id,
+            exclusive=False,
         )
         outcome = Outcome(trained.sha256, trained.measures, shorten_report(trained.report))
         result = publisher.publish(

@@ -1,0 +1,115 @@
+"""One training at a time in a run directory; what is published is complete."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from xcray.cli.main import main
+from xcray.data.dataset import Dataset
+from xcray.errors import Conflict, Stopped
+from xcray.model.model import Model
+from xcray.storage.atomic import (
+    create_staging_directory,
+    discard_directory,
+    publish_directory,
+    write_bytes,
+)
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainSpec, run_lock, train
+from xcray.training.run_lock import lock_run_directory
+from xcray.workers.pool import StopFlag
+
+
+def test_a_second_training_in_a_run_directory_is_refused(
+    tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lock, "WAIT_SECONDS", 0.0)
+    spec, inside, go_on = (
+        TrainSpec(str(tiny.path), pool="serial"),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def hold(progress: Progress) -> None:
+        if progress.phase == "PUBLISHING":
+            inside.set()
+            assert go_on.wait(600)
+
+    def run_first() -> None:
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "m", progress=hold)
+
+    first = threading.Thread(target=run_first)
+    first.start()
+    assert inside.wait(600)
+    staged = {path.name for path in tmp_path.glob(".*.part")}
+    with pytest.raises(Conflict, match="another training uses the run directory") as caught:
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "m")
+    assert caught.value.code == "RUN_DIR_IN_USE"
+    assert {path.name for path in tmp_path.glob(".*.part")} == staged
+    go_on.set()
+    first.join(600)
+    assert Model.open(tmp_path / "m").n_labels == tiny.n_labels
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from xcray.training.run_lock import lock_run_directory\n"
+        "from xcray.workers.pool import StopFlag\n"
+        "with lock_run_directory(Path(sys.argv[1]), StopFlag()): print('held', flush=True); "
+        "time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert f"process {holder.pid}" in (tmp_path / "lock").read_text()
+        holder.kill()
+        holder.wait()
+    with lock_run_directory(tmp_path, StopFlag()):
+        assert f"process {holder.pid}" not in (tmp_path / "lock").read_text()
+
+
+def test_a_stop_ends_the_wait_for_the_lock(tmp_path: Path) -> None:
+    stop = StopFlag()
+    stop.set()
+    with (
+        lock_run_directory(tmp_path, StopFlag()),
+        pytest.raises(Stopped),
+        lock_run_directory(tmp_path, stop),
+    ):
+        pass
+
+
+def test_a_discarded_directory_is_not_published(tmp_path: Path) -> None:
+    staged = create_staging_directory(tmp_path / "m")
+    write_bytes(staged / "weights.arrow", b"weights")
+    discard_directory(staged)
+    with pytest.raises(FileNotFoundError):
+        write_bytes(staged / "manifest.json", b"{}")
+    with pytest.raises(Conflict, match="another process discarded"):
+        publish_directory(staged, tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_incomplete_model_is_written_again_by_resume(
+    tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(tiny.path), "--pool", "serial", "--out", str(tmp_path / "m"), "--json"]
+    assert main(words) == 0
+    before = json.loads(capsys.readouterr().out)["sha256"]
+    for path in (tmp_path / "m").rglob("*.arrow"):
+        path.unlink()
+    assert main(words) == 1
+    assert "--resume" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out)["sha256"] == before
+    assert Model.open(tmp_path / "m").sha256 == before
+    assert len(list(tmp_path.glob("m.damaged-*"))) == 1

@@ -1,0 +1,109 @@
+"""Remembered checksums: unchanged files are not read again, every change is detected."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from xcray.errors import Corrupt
+from xcray.storage import atomic
+from xcray.storage import verified as module
+from xcray.storage.atomic import file_digests
+from xcray.storage.verified import VerifiedFiles
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Two files, written long enough ago to be remembered."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"0123456789" * 100)
+    (folder / "b").write_bytes(b"x")
+    return folder
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were hashed."""
+    names = list[str]()
+    real = atomic.sha256_file
+
+    def counted(path: Path) -> str:
+        names.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(atomic, "sha256_file", counted)
+    monkeypatch.setattr(module, "SETTLED_NS", -1)
+    return names
+
+
+def test_unchanged_files_are_hashed_once(
+    directory: Path, tmp_path: Path, hashed: list[str]
+) -> None:
+    digests = file_digests(directory)
+    hashed.clear()
+    for _ in range(3):
+        VerifiedFiles(tmp_path / "memory.json").verify(directory, digests)
+    assert sorted(hashed) == ["a", "b"]
+
+
+def test_a_change_that_keeps_size_and_time_is_detected(
+    directory: Path, tmp_path: Path, hashed: list[str]
+) -> None:
+    digests, path = file_digests(directory), directory / "a"
+    files = VerifiedFiles(tmp_path / "memory.json")
+    files.verify(directory, digests)
+    before = path.stat()
+    time.sleep(0.02)  # one tick of the file system's clock
+    with open(path, "r+b") as out:
+        out.write(b"9")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(Corrupt, match="file a is not what was written"):
+        files.verify(directory, digests)
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(
+    directory: Path, tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SETTLED_NS", 3_600 * 10**9)
+    digests = file_digests(directory)
+    files = VerifiedFiles(tmp_path / "memory.json")
+    files.verify(directory, digests)
+    hashed.clear()
+    files.verify(directory, digests)
+    assert sorted(hashed) == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"files": 3}', b'{"files": [[1]]}'])
+def test_a_broken_memory_only_costs_time(
+    directory: Path, tmp_path: Path, hashed: list[str], content: bytes
+) -> None:
+    memory = tmp_path / "memory.json"
+    memory.write_bytes(content)
+    digests = file_digests(directory)
+    VerifiedFiles(memory).verify(directory, digests)
+    hashed.clear()
+    VerifiedFiles(memory).verify(directory, digests)
+    assert hashed == []
+
+
+def test_without_a_writable_memory_files_are_still_verified(
+    directory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    files = VerifiedFiles(tmp_path / "file" / "memory.json")
+    digests = file_digests(directory)
+    files.verify(directory, digests)
+    (directory / "b").write_bytes(b"y")
+    with pytest.raises(Corrupt, match="file b"):
+        files.verify(directory, digests)
+
+
+def test_a_removed_file_is_named(directory: Path, tmp_path: Path) -> None:
+    files, digests = VerifiedFiles(tmp_path / "memory.json"), file_digests(directory)
+    (directory / "b").unlink()
+    with pytest.raises(Corrupt, match="file b is missing"):
+        files.verify(directory, digests)
