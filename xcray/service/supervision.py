@@ -94,7 +94,7 @@ def supervision(
         if not settings.detach_jobs:
             launcher.release_jobs()
     finally:
-        cluster.stop()
+        cluster.close()
 
 
 def leadership_for(settings: Settings, store: JobStore) -> Leadership:
@@ -130,11 +130,9 @@ def cluster_checks(settings: Settings, home: Home) -> Checks:
 
 def _cluster(settings: Settings, home: Home) -> tuple[Cluster, Checks]:
     """Return the Ray of jobs with pool "ray": an external one, or a managed local one."""
+    cluster: Cluster
     if settings.ray_address is None:
-        return ManagedLocalRay(home.ray), {}
-    external = ExternalRay(settings.ray_address, settings.ray_dashboard, settings.ray_token_path)
-
-    def check() -> None:
-        external.ensure()
-
-    return external, {"RAY": check}
+        cluster = ManagedLocalRay(home.ray)
+    else:
+        cluster = ExternalRay(settings.ray_address, settings.ray_dashboard, settings.ray_token_path)
+    return cluster, {"RAY": cluster.check}

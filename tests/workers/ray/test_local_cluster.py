@@ -249,6 +249,52 @@ def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path
         cluster.stop()
 
 
+@pytest.mark.drill
+def test_a_node_that_ends_with_status_0_is_noticed_and_replaced(tmp_path):
+    """kill -9 of the dashboard agent ends the raylet with status 0, and `ray start` lives on."""
+    cluster = ManagedLocalRay(tmp_path / "ray", **SMALL)
+    try:
+        first = cluster.ensure()
+        cluster.check()
+        pids = [first.pid, *descendants(first.pid)]
+        agents = [pid for pid in pids if b"dashboard/agent.py" in ray_keeper._command_line(pid)]
+        assert len(agents) == 1
+        os.kill(agents[0], signal.SIGKILL)
+        assert gone(pids) == []
+        assert cluster.info() is None
+        with pytest.raises(Unavailable, match="raylet") as caught:
+            cluster.check()
+        assert caught.value.code == "RAY_ENDED"
+        assert cluster.ensure().pid != first.pid
+        cluster.check()
+    finally:
+        cluster.stop()
+
+
+def test_a_closed_ray_is_not_started_by_a_launch_under_way(tmp_path):
+    cluster, errors = ManagedLocalRay(tmp_path / "ray", **SMALL), []
+
+    def launch():
+        try:
+            cluster.ensure()
+        except Unavailable as error:
+            errors.append(error.message)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    deadline = time.monotonic() + 300
+    while not cluster._is_daemon_alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    cluster.close()
+    thread.join(300)
+    assert errors == ["the local Ray is being stopped"]
+    assert not cluster._is_daemon_alive()
+    with pytest.raises(Unavailable, match="being stopped"):
+        cluster.ensure()
+    assert not cluster._is_daemon_alive()
+
+
 def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
     """A hundred seconds of the keeper's own clock after the last touch, however long ago the first
     was.

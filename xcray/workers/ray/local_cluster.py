@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,7 @@ __all__ = ["Cluster", "ClusterInfo", "ExternalRay", "ManagedLocalRay", "connect"
 
 START_TIMEOUT_SECONDS: Final = 120.0
 GRACE_SECONDS: Final = 600.0
+FAILURE_SECONDS: Final = 600.0
 # The daemon can take 26 by its own clock (runners, Ray, remaining processes), and more on a
 # slow machine.
 STOP_TIMEOUT_SECONDS: Final = 90.0
@@ -91,8 +93,11 @@ class Cluster(Protocol):
     def touch(self) -> None:
         """Report that it is needed."""
 
-    def stop(self) -> None:
-        """Stop it, unless it is external."""
+    def check(self) -> None:
+        """Raise Unavailable RAY_UNREACHABLE, RAY_REFUSED or RAY_ENDED if it is broken."""
+
+    def close(self) -> None:
+        """Stop it, unless it is external; later calls of `ensure` are refused."""
 
 
 class ExternalRay:
@@ -134,7 +139,11 @@ class ExternalRay:
     def touch(self) -> None:
         """Do nothing: xcray does not manage it."""
 
-    def stop(self) -> None:
+    def check(self) -> None:
+        """Raise Unavailable as `ensure` does."""
+        self.ensure()
+
+    def close(self) -> None:
         """Do nothing: xcray does not manage it."""
 
 
@@ -157,17 +166,21 @@ class ManagedLocalRay:
             "object-store": object_store_memory,
             "grace": grace,
         }
+        self._closed = threading.Event()
 
     def ensure(self, seconds: float = START_TIMEOUT_SECONDS) -> ClusterInfo:
         """Return the running Ray of this directory, starting it if needed.
 
         A daemon that is ending, for example after the death of its head, is waited for: no other
-        daemon can start while it lives. Raises Unavailable if Ray is not ready in time.
+        daemon can start while it lives. Raises Unavailable if Ray is not ready in time, or if this
+        object is closed meanwhile.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         deadline = time.monotonic() + seconds
         with _locked(self.directory / "start.lock", deadline):
             info = self._wait_for_start(deadline)
+            if self._closed.is_set():
+                raise Unavailable("the local Ray is being stopped", code="RAY_START")
             if info is None and not self._is_daemon_alive():
                 self._remove_stale_files()
                 self._spawn_daemon(seconds)
@@ -176,6 +189,8 @@ class ManagedLocalRay:
                     raise Unavailable(self._start_error(), code="RAY_START")
         if info is None:
             self.stop()
+            if self._closed.is_set():
+                raise Unavailable("the local Ray is being stopped", code="RAY_START")
             raise Unavailable(
                 f"Ray was not ready within {seconds:.0f} s; is the machine busy? Try again",
                 code="RAY_START",
@@ -189,6 +204,7 @@ class ManagedLocalRay:
             (info := self.info()) is None
             and self._is_daemon_alive()
             and time.monotonic() < deadline
+            and not self._closed.is_set()
         ):
             time.sleep(0.1)
         return info
@@ -208,6 +224,26 @@ class ManagedLocalRay:
     def touch(self) -> None:
         """Report that this Ray is needed; repeat within the grace time."""
         (self.directory / "wanted").touch()
+
+    def check(self) -> None:
+        """Raise Unavailable RAY_ENDED if the last Ray ended by itself, until the next one starts.
+
+        A job that needs Ray starts it. Without one, this is reported for FAILURE_SECONDS.
+        """
+        path = self.directory / "failed.json"
+        with contextlib.suppress(NotFound, FileNotFoundError):
+            if time.time() - path.stat().st_mtime < FAILURE_SECONDS:
+                raise Unavailable(str(read_json(path)["message"]), code="RAY_ENDED")
+
+    def close(self) -> None:
+        """Stop the Ray of this directory, also one that is just being started by `ensure`.
+
+        Later calls of `ensure` are refused. Raises Unavailable if it does not end.
+        """
+        self._closed.set()
+        if self.directory.is_dir():
+            with _locked(self.directory / "start.lock", time.monotonic() + STOP_TIMEOUT_SECONDS):
+                self.stop()
 
     def stop(self) -> None:
         """Stop the Ray of this directory, if any, and wait for its end.

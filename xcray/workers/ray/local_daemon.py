@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,8 @@ from xcray.workers.ray.session import (
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 POLL_SECONDS: Final = 0.25
+# `ray start --block` lives on if these end with status 0, as a raylet without its agent does.
+NODE_PROGRAMS: Final = (b"gcs_server", b"raylet")
 RUNNER_MARKER: Final = b"xcray.jobs.runner.main"  # identifies runners among the descendants
 # Without it, as on macOS, `ps` is used; a small Linux has no `ps`.
 PROC: Final = Path("/proc/self/stat")
@@ -55,6 +58,7 @@ class LocalRayDaemon:
         self.stop_requested = False
         self.root = make_short_root()
         self.ray: subprocess.Popen[bytes] | None = None
+        self.node_processes: list[int] = []
 
     def run(self, start_seconds: float) -> int:
         """Run a Ray until a signal, its own end, or the end of the grace; return an exit status."""
@@ -65,8 +69,7 @@ class LocalRayDaemon:
             self.start(start_seconds)
             return self.watch()
         except Unavailable as error:
-            write_json(self.directory / "failed.json", {"message": error.message})
-            return 1
+            return self._fail(error.message)
         finally:
             self.shut_down()
 
@@ -98,16 +101,22 @@ class LocalRayDaemon:
             "token_path": str(token),
             "root": str(self.root),
         }
+        self.node_processes = [pid for pid in descendants(os.getpid()) if _runs_node(pid)]
         (self.directory / "wanted").touch()
         write_json(self.directory / "ray.json", info)
 
     def watch(self) -> int:
-        """Return 0 on a signal or after `grace` seconds without use, 1 if Ray ended by itself."""
+        """Return 0 on a signal or after `grace` seconds without use, 1 if Ray ended by itself.
+
+        The reason is then in failed.json.
+        """
         mark, since = None, time.monotonic()
         while not self.stop_requested:
             time.sleep(POLL_SECONDS)
             if self.ray is None or self.ray.poll() is not None:
-                return 1
+                return self._fail("Ray ended by itself: see ray.log next to ray.json")
+            if not all(map(_runs_node, self.node_processes)):
+                return self._fail("a process of Ray's node ended by itself, raylet or gcs_server")
             _reap(self.ray.pid)
             latest = _mtime_ns(self.directory / "wanted")
             # Compare marks, but measure with the monotonic clock: the wall clock can jump.
@@ -132,6 +141,11 @@ class LocalRayDaemon:
         while (remaining := descendants(os.getpid())) and time.monotonic() < deadline:
             _signal_and_wait(remaining, signal.SIGKILL, 1.0)
         shutil.rmtree(self.root, ignore_errors=True)
+
+    def _fail(self, message: str) -> int:
+        """Record why Ray is gone, for `ManagedLocalRay`; return the exit status."""
+        write_json(self.directory / "failed.json", {"message": message})
+        return 1
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Handle a signal: end at the next poll."""
@@ -236,6 +250,12 @@ def _command_line(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+def _runs_node(pid: int) -> bool:
+    """Whether a process runs gcs_server or raylet; False for an ended one, also as a zombie."""
+    program = re.split(rb"[\0 ]", _command_line(pid))[0]
+    return program.rpartition(b"/")[2] in NODE_PROGRAMS
 
 
 def _mtime_ns(path: Path) -> int | None:
