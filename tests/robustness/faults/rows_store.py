@@ -54,7 +54,7 @@ def postgres(stage: Stage, *, durable: bool = False) -> PostgresServer | None:
     "the clocks of three stores on one database are an hour or a day apart and jump while jobs run; a "
     "service under libfaketime whose clock jumps by a day",
     "tests/jobs/store/test_store.py",
-    "tests/test_leases.py",
+    "tests/jobs/store/test_queue.py",
 )
 def clocks(stage: Stage) -> None:
     ahead = [0.0, 0.0, 0.0]
