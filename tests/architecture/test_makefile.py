@@ -101,4 +101,4 @@ def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
 
 def test_the_build_server_runs_the_same() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-    assert "exec make test" in (ROOT / ".ci" / "run").read_text()
+    assert "make test || exit\nexec make drills\n" in (ROOT / ".ci" / "run").read_text()
