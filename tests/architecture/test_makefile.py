@@ -101,5 +101,4 @@ def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
 
 def test_the_build_server_runs_the_same() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-    script = (ROOT / ".ci" / "run").read_text()
-    assert script.endswith("make test || exit\nexec make drills\n")
+    assert "make test || exit\nexec make drills\n" in (ROOT / ".ci" / "run").read_text()

@@ -401,10 +401,19 @@ def test_every_code_that_is_named_is_given_somewhere() -> None:
         (name, each)
         for name, text in PROSE.items()
         for each in re.findall(r"`([A-Z][A-Z_]{3,})`", text)
+        if name != "CONTRIBUTING.md"
     }
     named = {each for each in named if not each[1].startswith(FOREIGN) and each[1] not in NO_CODES}
     assert {each for each in named if each[1] not in given} == set()
     assert len({code for _, code in named}) > 60
+
+
+def test_every_constant_that_contributing_names_is_defined() -> None:
+    code = "".join(sources("xcray", "tests").values())
+    defined = set(re.findall(r"^([A-Z][A-Z_]+)(?:: .*)? = ", code, re.MULTILINE))
+    named = set(re.findall(r"`([A-Z][A-Z_]{3,})`", PROSE["CONTRIBUTING.md"]))
+    assert {each for each in named - defined if not each.startswith(FOREIGN)} == set()
+    assert {"SOLVERS", "READERS", "OPERATIONS"} <= named
 
 
 def test_what_python_of_the_pages_imports_is_there() -> None:

@@ -40,7 +40,8 @@ TEXTS = sorted(
     for folder, patterns in (
         (".", ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")),
         ("xcray", ("**/*.py", "**/*.html", "**/*.js")),
-        ("docs", ("*.md", "*.py")),
+        ("docs", ("**/*.md", "*.py")),
+        ("examples", ("*.py",)),
         ("helm", ("**/*.md", "**/*.yaml", "**/*.tpl", "**/*.txt")),
         ("deploy", ("**/*.md", "**/*.py", "**/*.yaml")),
         (".ci", ("*",)),

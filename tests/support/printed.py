@@ -24,6 +24,7 @@ COMMANDS: Final = typer.main.get_command(app)
 PLACES: Final = (
     "*.md",
     "docs/*.md",
+    "docs/decisions/*.md",
     "deploy/**/*.md",
     "deploy/**/*.yaml",
     "deploy/*/Dockerfile",
