@@ -196,6 +196,8 @@ class LBFGSSolver:
             callback=objective.on_iteration,
             options={"maxcor": self.memory, **limits},
         )
+        if objective.last.number == 0:
+            objective.record_start(result.x)
         stuck = (
             "no step improves the objective in double precision"
             if result.nit < self.max_iterations
@@ -267,6 +269,14 @@ class _DistributedObjective:
             self.reason = "the gradient is small"
         if self.reason:
             raise StopIteration
+
+    def record_start(self, w: Float64) -> None:
+        """Record the start as the only iteration: it is optimal, or no step improves it."""
+        self.value(w)
+        self.last = self.last._replace(number=1, held_out=self._evaluate_held_out(w, 1))
+        self._on_round(self.last, partial(self.parts, w))
+        if self.last.gradient == 0.0:
+            self.reason = "the gradient is zero at the start"
 
     def parts(self, w: Float64) -> Iterator[LabelWeights]:
         """Yield the weights w (D'K,) by ranges of labels."""

@@ -21,6 +21,7 @@ SLICE_MULTIPLICATIONS: Final = 60_000_000
 # scores in memory at once: 1 MB, half of an L2 cache
 CHUNK_SCORES: Final = 1 << 18
 BATCH_ROWS: Final = 32  # dense rows per step
+MAX_SUM: Final = 1e32  # limit of sums in float32, which are added over shards
 TOP_K: Final = 5  # labels reported per held-out row
 # kinds of sweeps that make b exact
 SUMMING_KINDS: Final = ("sum", "both", "observe")
@@ -193,9 +194,10 @@ class ShardState:
             X = self.shard.X
             data = X.data[X.indptr[0] : X.indptr[-1]].astype(np.float64)
             counts = np.bincount(X.indices[X.indptr[0] : X.indptr[-1]], minlength=X.n_cols)
+            sums = [X.n_rows, np.abs(data).sum(), (data**2).sum()]
             self._summary = (
                 counts.astype(np.float32),
-                np.array([X.n_rows, np.abs(data).sum(), (data**2).sum()], np.float32),
+                np.minimum(sums, MAX_SUM).astype(np.float32),
             )
         return self._summary
 

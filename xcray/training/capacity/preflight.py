@@ -32,6 +32,7 @@ from xcray.training.capacity.cost_formulas import newton_bytes, uses_newton
 from xcray.training.spec import TrainSpec
 
 MIB: Final = 1 << 20
+PIECE: Final = 1 << 20  # values that are converted to float64 at once
 PROCESS_BYTES: Final = 116 * MIB  # a worker process: interpreter, libraries, compiled kernels
 RAY_BYTES: Final = 500 * MIB  # a local Ray without its workers
 RAY_DRIVER_BYTES: Final = 50 * MIB  # connection of the driver to Ray
@@ -398,7 +399,9 @@ def model_bytes(weights: int, labels: int, features: int) -> int:
 
 def mean_sq_norm(train: Split) -> float:
     """Return the mean |x|^2 of a row."""
-    return float(np.dot(train.X.data, train.X.data)) / max(train.n_rows, 1)
+    data = train.X.data
+    pieces = (data[lo : lo + PIECE].astype(np.float64) for lo in range(0, len(data), PIECE))
+    return sum(float(piece @ piece) for piece in pieces) / max(train.n_rows, 1)
 
 
 def newton_extra_bytes(solver: Any, train: Split) -> int:

@@ -1,0 +1,84 @@
+"""Every solver on every extreme data set: a finite model and a report in strict JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xcray.data.build import BuildOptions, build
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.solvers import SOLVERS
+from xcray.training import TrainSpec, train
+
+Row = tuple[list[int], list[tuple[int, float]]]
+
+
+def random_rows(n_rows: int, n_features: int, n_labels: int) -> list[Row]:
+    """Return rows of one label and up to three features."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(n_rows):
+        label = int(rng.integers(n_labels))
+        features = sorted(rng.choice(n_features, min(n_features, 3), replace=False))
+        rows.append(([label], [(int(each) + 1, float(rng.normal())) for each in features]))
+    return rows
+
+
+CASES: dict[str, list[Row]] = {
+    "one label": [([0], features) for _, features in random_rows(8, 5, 1)],
+    "one row": random_rows(1, 5, 1),
+    "one row for each of two labels": [([0], [(1, 1.0)]), ([1], [(1, 1.0)])],
+    "identical rows": [([i % 3], [(1, 1.0), (2, 2.0)]) for i in range(9)],
+    "duplicate rows": 3 * random_rows(4, 5, 3),
+    "a label on every row": [
+        ([0, i % 3 + 1], features) for i, (_, features) in enumerate(random_rows(9, 5, 3))
+    ],
+    "rows without labels": [
+        ([i % 3] if i % 2 else [], features) for i, (_, features) in enumerate(random_rows(9, 5, 3))
+    ],
+    "rows without features": [
+        (labels, [] if i % 3 else features)
+        for i, (labels, features) in enumerate(random_rows(9, 5, 3))
+    ],
+    "no features": [([i % 2], []) for i in range(6)],
+    "one feature": [([i % 3], [(1, float(i + 1))]) for i in range(9)],
+    "huge values": [([i % 3], [(1, 1e38 * (i + 1) / 9), (2, 1.0)]) for i in range(9)],
+    "tiny values": [([i % 3], [(1, 1e-38 * (i + 1)), (2, 1e-30)]) for i in range(9)],
+}
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A data set directory for each case."""
+    folder = tmp_path_factory.mktemp("edge")
+    for number, rows in enumerate(CASES.values()):
+        lines = [
+            ",".join(map(str, labels)) + "".join(f" {name}:{value!r}" for name, value in features)
+            for labels, features in rows
+        ]
+        (folder / f"{number}.svm").write_text("\n".join(lines) + "\n")
+        source = {"train": folder / f"{number}.svm"}
+        build("svmlight", source, folder / str(number), BuildOptions())
+    return {name: folder / str(number) for number, name in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_training_ends_with_a_finite_model(
+    directories: dict[str, Path], tmp_path: Path, solver: str, case: str
+) -> None:
+    spec = TrainSpec(str(directories[case]), solver=solver, pool="serial")
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    json.dumps(result.report, allow_nan=False)
+    model = Model.open(result.model_path)
+    assert np.isfinite(model.b).all()
+    rows = random_rows(3, model.n_features, 1)
+    X = np.zeros((3, model.n_features), np.float32)
+    for i, (_, features) in enumerate(rows):
+        for name, value in features:
+            X[i, name - 1] = value
+    assert np.isfinite(Predictor(model).predict(X, 1).scores).all()
