@@ -1,24 +1,21 @@
-"""Compare the estimates of `xcray plan` with real trainings, on fitted, inspected and fresh sets.
+"""Compare the plans of `xcray plan` with real trainings.
 
 `python -m benchmarks.sizing --data DIR [--sets NAME ...] [--made] [--seconds 20] [--whole 20]
 [--folder DIR] [--json FILE]`
 
-Each set of `benchmarks.sizing.sets` (only synthetic ones without --data) gives three ratios, actual
-over estimated:
+Each set of `benchmarks.sizing.sets` (only synthetic ones without --data) is planned from a tenth of
+--seconds, or of the seconds of all its labels if they are fewer. Ratios of actual over planned:
 
-seconds   processor seconds of solving all labels. Estimated from N, D, K, Z, labels per row and
-          mean |x|^2 alone. Actual: all labels if they take less than --seconds, otherwise a
-          stratified sample of that duration (`xcray.training.capacity.sampling`)
+seconds   processor seconds of solving all labels. Actual: all labels if they take less than
+          --seconds, otherwise a second sample of that duration
+weights   of all labels, from the same solutions
 memory    peak anonymous bytes of a process that trains with one worker, over its bytes before and
-          the estimate, if estimate and sample agree on less than --whole seconds; and the bytes of
-          the model that it writes
-sample    result of --measure after a tenth of that time: the total over the true value, and
-          whether its range contains the true value
+          the plan, if all labels take less than --whole seconds
+model     bytes of the model that it writes
 
-Roles: "fitted", the constants were fitted to the set; "looked at", the form of the formula was
-chosen with its results in view, so they flatter; "fresh", first run with the final formula. Only
-the last are a test. The machine can be busy, so processor time is reported. The last line is JSON
-with the median and the worst factor (either way) by role.
+The machine can be busy, so processor time is reported. The last line is JSON with the median and
+the worst factor (either way), and how many ranges of seconds and of weights contain the actual
+value.
 """
 
 from __future__ import annotations
@@ -35,47 +32,33 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import arguments, in_folder
-from benchmarks.sizing.sets import CASES, Case, opened
+from benchmarks.sizing.sets import CASES, opened
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.training.capacity.preflight import Estimate, mean_sq_norm, split_sizes
-from xcray.training.capacity.sampling import TIMING_NOISE, Range, estimate_total, solve_sample
-from xcray.training.planning.deployment import guess_label_seconds, size_from_numbers
-from xcray.training.planning.deployment_options import DatasetShape, DeploymentOptions
+from xcray.training.capacity.preflight import split_sizes
+from xcray.training.capacity.sampling import Range, estimate_total, solve_sample
+from xcray.training.planning.deployment import (
+    DeploymentOptions,
+    guessed_shape,
+    size_from_dataset,
+)
 
-FIGURES = ("seconds", "weights", "memory", "model", "sample")
-
-
-def foreseen(dataset: Dataset) -> Estimate:
-    """By numbers alone: those that `xcray plan` asks for, and the mean |x|^2."""
-    train = dataset.train
-    held_out = dataset.test.n_rows / train.n_rows if dataset.test is not None else 0.0
-    data = DatasetShape(
-        *split_sizes(train), train.Y.nnz / train.n_rows, held_out, mean_sq_norm=mean_sq_norm(train)
-    )
-    return size_from_numbers(data, DeploymentOptions(cluster=False, cores=1)).training
+FIGURES = ("seconds", "weights", "memory", "model")
 
 
-def solved(dataset: Dataset, seconds: float, seed: int) -> tuple[Range, Range, int]:
+def solved(dataset: Dataset, seconds: float) -> tuple[Range, Range, int]:
     """Seconds and weights of all labels, and labels solved."""
-    train, solver = dataset.train, make_solver("ppdsparse", {})
-    sample = solve_sample(solver, train, guess_label_seconds(solver, dataset), seconds, seed)
-    return estimate_total(sample, floor=TIMING_NOISE), estimate_total(sample, 1), sample.n_labels
+    solver = make_solver("ppdsparse", {})
+    guess = guessed_shape(solver, dataset).seconds
+    sample = solve_sample(solver, dataset.train, guess, seconds, seed=1)
+    return estimate_total(sample), estimate_total(sample, 1), sample.n_labels
 
 
-def trained(dataset: Dataset) -> dict[str, Any]:
+def trained(dataset: Dataset) -> dict[str, int]:
     """Run a whole training in its own process."""
     with tempfile.TemporaryDirectory(prefix="xcray-size-") as folder:
-        request: dict[str, Any] = {
-            "dataset": str(dataset.path),
-            "solver": "ppdsparse",
-            "params": {},
-            "folder": folder,
-            "seconds": None,
-        }
-        command = [sys.executable, "-m", "benchmarks.sizing.child", json.dumps(request)]
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", "benchmarks.sizing.child", str(dataset.path), folder],
             capture_output=True,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -86,41 +69,47 @@ def trained(dataset: Dataset) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def judged(case: Case, dataset: Dataset, seconds: float, whole: float) -> dict[str, Any]:
-    """One set: really over foreseen, by figure."""
-    found, (core, weights, n) = foreseen(dataset), solved(dataset, seconds, 1)
-    quick, _, few = solved(dataset, max(0.1, min(seconds, core.value) / 10), 2)
+def judged(name: str, dataset: Dataset, seconds: float, whole: float) -> dict[str, Any]:
+    """One set: actual over planned, by figure."""
+    core, weights, n = solved(dataset, seconds)
+    plan = size_from_dataset(
+        dataset.path,
+        DeploymentOptions(cluster=False, cores=1),
+        seconds=max(0.1, min(seconds, core.value) / 10),
+    )
+    planned = plan.core_hours.scale(3600.0)
     row: dict[str, Any] = {
-        "set": case.name,
-        "role": case.role,
+        "set": name,
         "sizes": dict(zip("NDKZ", split_sizes(dataset.train), strict=True)),
+        "labels_solved": n,
+        "seconds": [planned, core],
+        "weights": [plan.weights, weights],
+        "based_on": plan.known,
     }
-    row |= {"core_seconds": [found.core_seconds, *core], "labels_solved": n}
-    row["weights"] = [found.weights, *weights]
-    row |= {
-        "quick": [*quick],
-        "quick_labels": few,
-        "holds": quick.low <= core.high and core.low <= quick.high,
-    }
+    row["holds"] = [
+        first.low <= second.high and second.low <= first.high
+        for first, second in ((planned, core), (plan.weights, weights))
+    ]
     ratios = {
-        "seconds": core.value / found.core_seconds,
-        "weights": weights.value / max(found.weights, 1),
+        "seconds": core.value / planned.value,
+        "weights": weights.value / max(plan.weights.value, 1.0),
     }
-    ratios["sample"] = quick.value / core.value
-    if max(core.value, found.core_seconds) <= whole:
+    if core.value <= whole:
         really = trained(dataset)
-        process = really["before"] + found.driver + found.worker
+        process = really["before"] + plan.training.driver + plan.training.worker
         row |= {
             "process": [process, really["peak"]],
-            "model": [found.model, really["model"]],
-            "trained": really["seconds"],
+            "model": [plan.training.model, really["model"]],
         }
-        ratios |= {"memory": really["peak"] / process, "model": really["model"] / found.model}
-    row["ratios"] = {name: round(value, 3) for name, value in ratios.items()}
+        ratios |= {
+            "memory": really["peak"] / process,
+            "model": really["model"] / plan.training.model,
+        }
+    row["ratios"] = {figure: round(value, 3) for figure, value in ratios.items()}
     summary = "  ".join(
-        f"{name} {ratios[name]:.2f}" if name in ratios else f"{name}   - " for name in FIGURES
+        f"{each} {ratios[each]:.2f}" if each in ratios else f"{each}   - " for each in FIGURES
     )
-    print(f"{case.name:16} {case.role:9}  {summary}  {core.value:.2f} s", flush=True)
+    print(f"{name:16}  {summary}  {core.value:.2f} s  {row['holds']}", flush=True)
     return row
 
 
@@ -128,7 +117,7 @@ def worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return per figure: sets, median, worst factor, and the sets within a factor of 1.3 and of
     2.
     """
-    out = {}
+    out: dict[str, Any] = {}
     for name in FIGURES:
         ratios = [row["ratios"][name] for row in rows if row["ratios"].get(name)]
         if ratios:
@@ -143,8 +132,9 @@ def worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 "worst": round(max(factors), 2),
                 **near,
             }
-    holds = [row["holds"] for row in rows]
-    return {**out, "ranges_hold": [sum(holds), len(holds)]}
+    for position, name in enumerate(("seconds_ranges_hold", "weights_ranges_hold")):
+        out[name] = [sum(row["holds"][position] for row in rows), len(rows)]
+    return out
 
 
 def main() -> None:
@@ -172,17 +162,12 @@ def main() -> None:
         where = chosen.folder or folder
         where.mkdir(parents=True, exist_ok=True)
         rows = [
-            judged(case, opened(case, chosen.data, where), chosen.seconds, chosen.whole)
+            judged(case.name, opened(case, chosen.data, where), chosen.seconds, chosen.whole)
             for case in cases
         ]
-        summary = {
-            role: worst([row for row in rows if row["role"] == role])
-            for role in ("fitted", "looked at", "fresh")
-        }
-        for role, name, figures in (
-            (role, name, figures) for role, of in summary.items() for name, figures in of.items()
-        ):
-            print(f"{role}, {name}: {figures}", flush=True)
+        summary = worst(rows)
+        for name, figures in summary.items():
+            print(f"{name}: {figures}", flush=True)
         return {"benchmark": "sizing", "sets": rows, **summary}
 
     in_folder(run, chosen.json)

@@ -1,4 +1,4 @@
-"""Data sets of the sizing benchmark: synthetic ones over a grid of shapes, and real ones.
+"""Data sets of the sizing benchmark: synthetic ones of several shapes, and real ones.
 
 Sparse sets come from `xcray.data.synthetic`, text-like ones from `benchmarks.data.corpus`. Dense
 ones are classes of points around centres that several labels share. A core trains each set in about
@@ -40,21 +40,11 @@ class Dense(NamedTuple):
 class Case(NamedTuple):
     """A data set.
 
-    fit: whether constants were fitted to it. made: parameters of a synthetic set, None for a real
-    one.
-    fresh: first run with the final formula; the other sets without fit were inspected while the
-    form of the formula was chosen.
+    made: parameters of a synthetic set, or its share of a famous set; None for a real one.
     """
 
     name: str
-    fit: bool
     made: Dense | SyntheticParams | float | None = None
-    fresh: bool = False
-
-    @property
-    def role(self) -> str:
-        """What a result on it is worth."""
-        return "fitted" if self.fit else "fresh" if self.fresh else "looked at"
 
 
 def _text(
@@ -67,54 +57,29 @@ def _text(
 
 
 CASES = (
-    Case("bibtex", True),
-    Case("gutenberg_lcsh", True),
-    Case("clef_imclef07a", True),
-    Case("cooking", False),
-    Case("news20_bydate", False),
-    Case("gnd_tibkat", False),
-    Case("mnist", False),
-    Case("kddcup99_10pct", False),
-    Case("pydocs", False),
-    Case("sparse-1e3-few", True, _text(1_000, 5_000, 50, 30, 2)),
-    Case("sparse-1e4", False, _text(10_000, 20_000, 1_000, 50, 2)),
-    Case("sparse-1e4-many", True, _text(10_000, 30_000, 10_000, 40, 5)),
-    Case("sparse-1e5-few", True, _text(100_000, 50_000, 20, 30, 1)),
-    Case("sparse-1e5", False, _text(100_000, 50_000, 1_000, 20, 2)),
-    Case("sparse-3e4-many", False, _text(30_000, 100_000, 10_000, 60, 3, signal=0.3)),
-    Case("sparse-long", True, _text(5_000, 100_000, 500, 400, 3)),
-    Case("sparse-1e3-many", False, _text(1_000, 10_000, 5_000, 80, 20)),
-    Case("sparse-noise", False, _text(20_000, 20_000, 300, 30, 2, label_noise=0.3)),
-    Case("dense-1e3", True, Dense(1_000, 50, 20)),
-    Case("dense-1e4", False, Dense(10_000, 100, 50)),
-    Case("dense-1e4-wide", True, Dense(10_000, 500, 20)),
-    Case("dense-1e5", True, Dense(100_000, 32, 10)),
-    Case("dense-1e5-half", False, Dense(100_000, 64, 20, share=0.5)),
-    Case("dense-many", False, Dense(5_000, 64, 1_000, 2)),
-    Case("dense-2000", True, Dense(3_000, 2_000, 10)),
-    Case("dense-1500", False, Dense(2_000, 1_500, 30, spread=1.0)),
-    Case("unit-1e4", True, Dense(10_000, 384, 500, 2, unit=True)),
-    Case("unit-3e4", False, Dense(30_000, 128, 2_000, 2, unit=True)),
-    Case("unit-3e3-wide", False, Dense(3_000, 768, 100, 1, unit=True)),
-    Case("shape-lshtc1", True, 0.1),
-    Case("shape-wiki", False, 0.03),
-    Case("shape-amazon", False, 0.03),
-    Case("fresh-sparse-5e3", False, _text(5_000, 8_000, 2_000, 25, 3, seed=11), True),
-    Case(
-        "fresh-sparse-4e4",
-        False,
-        _text(40_000, 20_000, 100, 40, 1, seed=12, feature_exponent=0.8),
-        True,
-    ),
-    Case(
-        "fresh-sparse-2e4",
-        False,
-        _text(20_000, 60_000, 3_000, 90, 4, seed=13, own_features=20, label_exponent=0.7),
-        True,
-    ),
-    Case("fresh-dense", False, Dense(20_000, 200, 30, spread=0.9), True),
-    Case("fresh-dense-many", False, Dense(3_000, 150, 400, 3), True),
-    Case("fresh-unit", False, Dense(8_000, 256, 300, 1, unit=True, spread=0.9), True),
+    Case("bibtex"),
+    Case("gutenberg_lcsh"),
+    Case("clef_imclef07a"),
+    Case("cooking"),
+    Case("news20_bydate"),
+    Case("gnd_tibkat"),
+    Case("mnist"),
+    Case("kddcup99_10pct"),
+    Case("pydocs"),
+    Case("sparse-1e3-many", _text(1_000, 10_000, 5_000, 80, 20)),
+    Case("sparse-1e4", _text(10_000, 20_000, 1_000, 50, 2)),
+    Case("sparse-1e5-few", _text(100_000, 50_000, 20, 30, 1)),
+    Case("sparse-long", _text(5_000, 100_000, 500, 400, 3)),
+    Case("sparse-noise", _text(20_000, 20_000, 300, 30, 2, label_noise=0.3)),
+    Case("dense-1e4", Dense(10_000, 100, 50)),
+    Case("dense-1e5-half", Dense(100_000, 64, 20, share=0.5)),
+    Case("dense-many", Dense(5_000, 64, 1_000, 2)),
+    Case("dense-2000", Dense(3_000, 2_000, 10)),
+    Case("unit-1e4", Dense(10_000, 384, 500, 2, unit=True)),
+    Case("unit-3e3-wide", Dense(3_000, 768, 100, 1, unit=True)),
+    Case("shape-lshtc1", 0.1),
+    Case("shape-wiki", 0.03),
+    Case("shape-amazon", 0.03),
 )
 
 

@@ -209,20 +209,10 @@ class PPDSparseSolver:
         labels = np.repeat(np.arange(YT.n_rows), np.diff(YT.indptr))
         walked = np.bincount(labels, _postings_per_row(X, XT)[YT.indices], YT.n_rows)
         rows = np.bincount(labels, lengths[YT.indices], YT.n_rows).astype(np.float64)
-        return self.cost_terms_from_counts(X.n_rows, X.nnz, walked.astype(np.float64), rows)
-
-    def cost_terms_from_counts(
-        self, n_rows: int, entries: int, walked: Float64, rows: Float64
-    ) -> Float64:
-        """Return `cost_terms` from counts.
-
-        entries: of X; walked: (K,) postings of the features of each label's rows; rows: (K,)
-        entries of these rows.
-        """
-        total = max(float(entries), 1.0)
+        total = max(float(X.nnz), 1.0)
         scored = total * -np.expm1(-walked / total)
         return np.stack(
-            [np.full(len(rows), float(n_rows)), scored, self.max_sweeps * self.growth * rows],
+            [np.full(len(rows), float(X.n_rows)), scored, self.max_sweeps * self.growth * rows],
             axis=1,
         )
 

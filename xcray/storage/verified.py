@@ -1,7 +1,7 @@
 """Memory of verified checksums, so that files that did not change are hashed once.
 
 A file counts as unchanged while device, inode, size, time of modification and time of change are
-those at its last verification. Whoever can write to the memory file can also make this program
+those at its last verification. A user who can write to the memory file can also make this program
 accept changed files, so it belongs into a directory of the user.
 """
 
@@ -42,7 +42,7 @@ class VerifiedFiles:
         changed = {
             name: digest
             for name, digest in digests.items()
-            if identities[name] is None or known.get(identities[name]) != digest["sha256"]
+            if known.get(identities[name] or "") != digest["sha256"]
         }
         verify_files(directory, changed)
         settled = {
@@ -84,5 +84,5 @@ def _identity(path: Path) -> str | None:
 
 
 def _is_settled(path: Path) -> bool:
-    """Whether the last change of a file is long enough ago to be told from a later one."""
+    """Whether the last change of a file is long enough ago to be distinguishable from a later one."""
     return time.time_ns() - os.stat(path).st_ctime_ns > SETTLED_NS

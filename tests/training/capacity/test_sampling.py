@@ -15,7 +15,6 @@ from xcray.training.capacity.sampling import (
     draw_labels,
     estimate_total,
     make_strata,
-    scale_to_total,
 )
 
 
@@ -100,9 +99,6 @@ def test_nothing_drawn_is_no_estimate() -> None:
     )
 
 
-def test_weights_are_stretched_to_a_total() -> None:
-    weights = np.array([1.0, 2.0, 50.0])
-    assert scale_to_total(weights, 60.0, 40.0).sum() == pytest.approx(60.0, rel=1e-6)
-    assert scale_to_total(weights, 60.0, 40.0).max() == 40.0
-    assert scale_to_total(weights, 1e6, 40.0).sum() == pytest.approx(120.0)
+def test_a_range_is_a_multiple_of_an_amount() -> None:
     assert Range(2.0, 1.0, 4.0).relative_to(2.0) == Range(1.0, 0.5, 2.0)
+    assert Range(1.0, 0.5, 2.0).scale(4.0) == Range(4.0, 2.0, 8.0)

@@ -1,10 +1,10 @@
-"""`xcray plan`: size a deployment from data statistics or a measured sample; print chart values."""
+"""`xcray plan`: size a deployment from a sample of labels solved here; print chart values."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,27 +22,9 @@ MEMORY_STEP = 256 * MIB  # memory in chart values is rounded up to this step
 CLUSTER, ALL_IN_ONE = "cluster", "all-in-one"
 
 
-PostingsShareOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of all entries of X that lie in the posting lists of one row's features: "
-        "0.05 to 0.2 for texts. [default: 0.06]"
-    ),
-]
-MeanSqNormOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Mean squared norm |x|^2 of a row. [default: 1, or the entries per row if at "
-        "least a tenth of X is nonzero]"
-    ),
-]
-MeasureOption = Annotated[
+DatasetArgument = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Solve a sample of the labels of this data set instead of using N, D, K, Z; "
-        "prints ranges.",
-    ),
+    typer.Argument(metavar="DATASET", help="Data set of which a sample of the labels is solved."),
 ]
 HoursOption = Annotated[
     float | None,
@@ -55,39 +37,14 @@ ServeOption = Annotated[
     Path | None,
     typer.Option(
         metavar="MODEL",
-        help="Estimate serving of this model only; alternatively give K, D and --weights.",
+        help="Estimate serving of this model, instead of a deployment for a data set.",
     ),
 ]
 
 
 def plan(
-    rows: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of training rows.")
-    ] = None,
-    features: Annotated[
-        int | None, typer.Option(metavar="D", min=1, help="Number of features.")
-    ] = None,
-    labels: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="Number of labels.")
-    ] = None,
-    nnz: Annotated[
-        int | None,
-        typer.Option(metavar="Z", min=0, help="Number of nonzero entries of the training rows."),
-    ] = None,
-    labels_per_row: Annotated[float, typer.Option(help="Mean number of labels per row.")] = 3.0,
-    held_out_share: Annotated[
-        float, typer.Option(help="Additional held-out rows, as a share of N.")
-    ] = 0.1,
-    postings_share: PostingsShareOption = None,
-    max_label_share: Annotated[
-        float | None,
-        typer.Option(help="Share of rows that have the most frequent label. [default: 0.02]"),
-    ] = None,
-    mean_sq_norm: MeanSqNormOption = None,
-    measure: MeasureOption = None,
-    seconds: Annotated[
-        float, typer.Option(help="Core seconds that --measure spends on solving labels.")
-    ] = 20.0,
+    dataset: DatasetArgument = None,
+    seconds: Annotated[float, typer.Option(help="Core seconds spent on solving labels.")] = 20.0,
     solver: Annotated[
         str, typer.Option(help="Solver or preset: ppdsparse, dismec, l2svm, dsmlr, lbfgs, lc.")
     ] = "ppdsparse",
@@ -111,18 +68,8 @@ def plan(
         int, typer.Option(min=1, help="Number of retained versions per model.")
     ] = 3,
     serve: ServeOption = None,
-    weights: Annotated[
-        int | None,
-        typer.Option(
-            metavar="W", min=0, help="Number of weights of the model, to estimate serving."
-        ),
-    ] = None,
-    query_nnz: Annotated[
-        float, typer.Option(help="Entries per query row, for --serve and --weights.")
-    ] = 50.0,
-    query_rows: Annotated[
-        int, typer.Option(min=1, help="Rows per request, for --serve and --weights.")
-    ] = 1,
+    query_nnz: Annotated[float, typer.Option(help="Entries per query row, for --serve.")] = 50.0,
+    query_rows: Annotated[int, typer.Option(min=1, help="Rows per request, for --serve.")] = 1,
     values: Annotated[
         bool, typer.Option("--values", help="Print values for the Helm chart.")
     ] = False,
@@ -130,18 +77,14 @@ def plan(
 ) -> None:
     """Estimate memory, disk and core hours of a deployment.
 
-    Without --measure the estimate uses sizes alone and is rough.
+    A sample of the labels of DATASET is solved on this machine.
     """
-    if serve is not None or weights is not None:
-        print_serving(
-            serving_workload(serve, (labels, features, weights), query_nnz, query_rows),
-            threads,
-            json,
-        )
+    if serve is not None and dataset is None:
+        print_serving(serving_workload(serve, query_nnz, query_rows), threads, json)
         return
-    from xcray.training.planning.deployment import size_from_dataset
-    from xcray.training.planning.deployment import size_from_numbers as sized
-    from xcray.training.planning.deployment_options import DatasetShape, DeploymentOptions
+    if serve is not None or dataset is None:
+        raise InputError("give either DATASET, a data set, or --serve MODEL", code="USAGE")
+    from xcray.training.planning.deployment import DeploymentOptions, size_from_dataset
 
     if mode not in (CLUSTER, ALL_IN_ONE):
         raise InputError(
@@ -154,62 +97,23 @@ def plan(
     deployment = DeploymentOptions(
         mode == CLUSTER, cores, hours, jobs, replicas, processes, threads, models, versions
     )
-    if measure is not None:
-        basis: dict[str, Any] = {"measured": str(measure), "seconds": seconds}
-        size = size_from_dataset(
-            measure, deployment, solver, output.parse_assignments(param), seconds
-        )
-    else:
-        data = DatasetShape(
-            *require_sizes((rows, features, labels, nnz)),
-            labels_per_row,
-            held_out_share,
-            postings_share,
-            max_label_share,
-            mean_sq_norm,
-        )
-        basis, size = (
-            {"data": data._asdict()},
-            sized(data, deployment, solver, output.parse_assignments(param)),
-        )
+    size = size_from_dataset(dataset, deployment, solver, output.parse_assignments(param), seconds)
     if json:
-        output.print_json({**basis, "options": deployment._asdict(), **size.as_dict()})
+        basis = {"dataset": str(dataset), "seconds": seconds, "options": deployment._asdict()}
+        output.print_json({**basis, **size.as_dict()})
     elif values:
         typer.echo(chart_values(size, jobs), nl=False)
     else:
         print_size(size)
 
 
-def require_sizes(numbers: tuple[int | None, ...]) -> tuple[int, int, int, int]:
-    """Return N, D, K and Z. Raises InputError if one is missing."""
-    rows, features, labels, nnz = numbers
-    if rows is None or features is None or labels is None or nnz is None:
-        raise InputError(
-            "give --rows, --features, --labels and --nnz, or --measure DIR with a data set",
-            code="USAGE",
-        )
-    return rows, features, labels, nnz
-
-
-def serving_workload(
-    model: Path | None, numbers: tuple[int | None, ...], entries: float, rows: int
-) -> ServingLoad:
-    """Return the serving workload of a model, or of K, D and W.
-
-    Raises InputError, NotFound, Corrupt.
-    """
+def serving_workload(model: Path, entries: float, rows: int) -> ServingLoad:
+    """Return the serving workload of a model. Raises NotFound, Corrupt."""
     from xcray.model.model import Model
     from xcray.training.capacity.serving import ServingLoad
 
-    if model is not None:
-        opened = Model.open(model, verify=False)
-        return ServingLoad(opened.n_labels, opened.n_features, opened.nnz, entries, rows)
-    labels, features, weights = numbers
-    if labels is None or features is None or weights is None:
-        raise InputError(
-            "--weights needs --labels and --features; or use --serve MODEL", code="USAGE"
-        )
-    return ServingLoad(labels, features, weights, entries, rows)
+    opened = Model.open(model, verify=False)
+    return ServingLoad(opened.n_labels, opened.n_features, opened.nnz, entries, rows)
 
 
 def print_serving(load: ServingLoad, threads: int, as_json: bool) -> None:

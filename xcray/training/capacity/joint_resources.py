@@ -1,6 +1,5 @@
-"""Resource model of joint trainings: closed forms.
+"""Resource model of joint trainings, whose labels cannot be probed one by one.
 
-`xcray.training.capacity.preflight` probes single labels instead.
 N rows, D' features with the constant one, K labels, P workers. All of W takes 4 K D' bytes in
 single precision, and each family holds it elsewhere: DS-MLR never holds it as a whole, L-BFGS holds
 several copies on the driver and one per worker, LC holds parts at the workers.
@@ -32,6 +31,7 @@ from xcray.training.capacity.preflight import (
     mapped_bytes,
     merge_budget,
     model_bytes,
+    split_sizes,
     worker_place,
 )
 from xcray.training.spec import TrainSpec
@@ -92,7 +92,7 @@ class JointShape(NamedTuple):
 
     N, D', K and the entries of X with the constant feature; n_bytes: of X and targets in the
     shards;
-    weights: of the model; mapped: bytes of the data files; free_bytes: see `TrainingShape`.
+    weights: of the model; mapped: bytes of the data files.
     """
 
     rows: int
@@ -103,7 +103,6 @@ class JointShape(NamedTuple):
     weights: int
     dense: bool
     mapped: int
-    free_bytes: int | None = None
 
     @property
     def product_seconds(self) -> float:
@@ -116,25 +115,8 @@ class JointShape(NamedTuple):
 def joint_shape(dataset: Dataset, solver: Any) -> JointShape:
     """Return the shape of a training on a data set."""
     train = dataset.train
+    n, features, labels, nnz = split_sizes(train)
     used_features = int((np.diff(train.XT.indptr) > 0).sum())
-    return make_joint_shape(
-        solver,
-        (train.n_rows, dataset.n_features, dataset.n_labels, train.X.nnz),
-        train.Y.nnz,
-        used_features,
-        mapped_bytes(dataset),
-    )
-
-
-def make_joint_shape(
-    solver: Any, sizes: tuple[int, int, int, int], pairs: int, used_features: int, n_bytes: int
-) -> JointShape:
-    """Return the shape of a training from numbers.
-
-    sizes: N, D, K and the entries of X. pairs: of row and label. used_features: features that occur
-    in some row. n_bytes: of the data files.
-    """
-    n, features, labels, nnz = sizes
     constant = int(solver.bias > 0.0)
     d, entries = features + constant, nnz + constant * n
     dense = entries >= MIN_DENSE_SHARE * n * d
@@ -147,10 +129,10 @@ def make_joint_shape(
         d,
         labels,
         entries,
-        8 * entries + 32 * n + 12 * pairs + 4 * n * d * dense,
+        8 * entries + 32 * n + 12 * train.Y.nnz + 4 * n * d * dense,
         int(weights_per_label * labels),
         dense,
-        n_bytes,
+        mapped_bytes(dataset),
     )
 
 
@@ -297,7 +279,7 @@ def complete_estimate(
     place, K = worker_place(spec), shape.labels
     model = model_bytes(shape.weights, K, shape.features)
     pieces = max(
-        min(ENTRY_BYTES * shape.weights, merge_budget(spec, shape.weights, shape.free_bytes)),
+        min(ENTRY_BYTES * shape.weights, merge_budget(spec, shape.weights)),
         IN_FLIGHT_BYTES * workers,
     )
     separate = place != "here"

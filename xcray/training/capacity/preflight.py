@@ -23,12 +23,12 @@ from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
 from xcray.solvers.contract import Solver, SolverState
-from xcray.solvers.newton import MAX_FEATURES
+from xcray.solvers.newton import MAX_FEATURES, MIN_MEAN_CURVATURE
+from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.system.cores import available_cores
 from xcray.system.memory import anonymous_bytes, available_bytes
 from xcray.system.units import format_bytes, parse_bytes
 from xcray.training.calibration.fit import calibration_bytes
-from xcray.training.capacity.cost_formulas import newton_bytes, uses_newton
 from xcray.training.spec import TrainSpec
 
 MIB: Final = 1 << 20
@@ -112,59 +112,27 @@ class LabelWork(NamedTuple):
     weights: Float64
 
 
-class LabelCosts(NamedTuple):
-    """Known costs per label, (K,) float64: seconds of one core, and weights.
-
-    max_entries: largest number of entries in the rows that one label works on.
-    """
-
-    seconds: Float64
-    weights: Float64
-    max_entries: float
-
-
 class TrainingShape(NamedTuple):
     """Input of a training estimate.
 
-    rows, features, labels, entries: N, D, K, entries of X. entries_per_label: (K,) float64, entries
-    of X in each label's rows. cost_terms: (K, T) float64, see the solver's `cost_terms`. mapped:
-    bytes of the data files. calibration_bytes: memory of the calibration. free_bytes: available
-    memory; None reads it from this machine. label_costs: better knowledge of the labels, or None.
-    extra_bytes: of a worker in addition to its solver's arrays.
+    rows, features, labels, entries: N, D, K, entries of X. max_entries: largest number of entries
+    in the rows that one label works on. seconds, weights: (K,) float64, expected of each label.
+    mapped: bytes of the data files. extra_bytes: of a worker in addition to its solver's arrays.
+    calibration_bytes: memory of the calibration. free_bytes: available memory; None reads it from
+    this machine.
     """
 
     rows: int
     features: int
     labels: int
     entries: int
-    entries_per_label: Float64
-    cost_terms: Float64
+    max_entries: float
+    seconds: Float64
+    weights: Float64
     mapped: int
+    extra_bytes: int
     calibration_bytes: int = 0
     free_bytes: int | None = None
-    label_costs: LabelCosts | None = None
-    extra_bytes: int = 0
-
-    def label_work(self, solver: Solver, labels: Int32) -> LabelWork:
-        """Return the expected work of solving `labels` (n,): known costs, or a first guess."""
-        if self.label_costs is not None:
-            return LabelWork(
-                labels, self.label_costs.seconds[labels], self.label_costs.weights[labels]
-            )
-        return LabelWork(
-            labels,
-            np.asarray(self.cost_terms[labels] @ solver.cost_rates),
-            WEIGHTS_PER_ROOT * np.sqrt(self.entries_per_label[labels]),
-        )
-
-    @property
-    def max_entries(self) -> float:
-        """Return the largest number of entries in the rows that one label works on."""
-        return (
-            3.0 * float(self.entries_per_label.max(initial=0.0))
-            if self.label_costs is None
-            else self.label_costs.max_entries
-        )
 
 
 class MeasuredRates(NamedTuple):
@@ -226,21 +194,10 @@ def estimate(
     limit of the probe, 0 for none. By default a long training is probed for a fiftieth of its
     expected time, at most 2 seconds.
     """
-    train = dataset.train
-    cost_terms = (
-        solver.cost_terms(train.X, train.XT, train.YT) if cost_terms is None else cost_terms
-    )
-    calibration = calibration_bytes(dataset) if spec.calibrate else 0
-    extra_bytes = newton_extra_bytes(solver, train)
-    shape = TrainingShape(
-        *split_sizes(train),
-        entries_per_label(train),
-        cost_terms,
-        mapped_bytes(dataset),
-        calibration,
-        extra_bytes=extra_bytes,
-    )
-    work = shape.label_work(solver, labels)
+    shape = training_shape(dataset, solver, cost_terms)
+    if spec.calibrate:
+        shape = shape._replace(calibration_bytes=calibration_bytes(dataset))
+    work = LabelWork(labels, shape.seconds[labels], shape.weights[labels])
     expected = float(work.seconds.sum())
     seconds = (
         (min(2.0, expected / 50) if expected > MIN_PROBED_SECONDS else 0.0)
@@ -248,11 +205,32 @@ def estimate(
         else probe_seconds
     )
     rates = (
-        run_probe(solver, train, work, seconds)
+        run_probe(solver, dataset.train, work, seconds)
         if seconds > 0.0 and not solver.joint
         else MeasuredRates()
     )
     return estimate_from(spec, shape, solver, labels, workers, rates)
+
+
+def training_shape(
+    dataset: Dataset, solver: Solver, cost_terms: Float64 | None = None
+) -> TrainingShape:
+    """Return the shape of a training on a data set, with the first guess of every label's work.
+
+    cost_terms: the solver's `cost_terms`, if already computed.
+    """
+    train = dataset.train
+    entries = entries_per_label(train)
+    if cost_terms is None:
+        cost_terms = solver.cost_terms(train.X, train.XT, train.YT)
+    return TrainingShape(
+        *split_sizes(train),
+        max_entries=3.0 * float(entries.max(initial=0.0)),
+        seconds=np.asarray(cost_terms @ solver.cost_rates),
+        weights=WEIGHTS_PER_ROOT * np.sqrt(entries),
+        mapped=mapped_bytes(dataset),
+        extra_bytes=newton_extra_bytes(solver, train),
+    )
 
 
 def estimate_from(
@@ -264,11 +242,10 @@ def estimate_from(
     rates: MeasuredRates,
 ) -> Estimate:
     """Estimate a training of `labels` (n,) by the formula, including publishing all K labels."""
-    work, K, place = shape.label_work(solver, labels), shape.labels, worker_place(spec)
-    all_weights = shape.label_work(solver, frozen(np.arange(K), np.int32)).weights
-    lengths = np.minimum(rates.weight_ratio * all_weights, shape.features)
+    K, place, seconds = shape.labels, worker_place(spec), shape.seconds[labels]
+    lengths = np.minimum(rates.weight_ratio * shape.weights, shape.features)
     weights = int(lengths.sum())
-    core = float(work.seconds.sum()) * rates.time_ratio
+    core = float(seconds.sum()) * rates.time_ratio
     sizes = (shape.rows, shape.features, shape.labels, shape.entries)
     worker, reserved = scratch_bytes(solver, sizes, shape.max_entries, weights)
     model = model_bytes(weights, K, shape.features)
@@ -277,7 +254,7 @@ def estimate_from(
         IN_FLIGHT_BYTES * workers,
         shape.calibration_bytes,
     )
-    longest_label = float(work.seconds.max(initial=0.0)) * rates.time_ratio
+    longest_label = float(seconds.max(initial=0.0)) * rates.time_ratio
     return Estimate(
         driver=DRIVER_BYTES_PER_LABEL * K
         + 24 * shape.features
@@ -404,15 +381,23 @@ def mean_sq_norm(train: Split) -> float:
     return sum(float(piece @ piece) for piece in pieces) / max(train.n_rows, 1)
 
 
-def newton_extra_bytes(solver: Any, train: Split) -> int:
-    """Return the bytes that Newton's method needs at a worker; 0 if the solver does not use it."""
-    # checked first: with many features, the values of the rows are not needed
-    few_features = train.X.n_cols <= MAX_FEATURES and hasattr(solver, "cost_terms_from_counts")
+def uses_newton(solver: Solver, train: Split) -> bool:
+    """Return whether the solver uses Newton's method, see `xcray.solvers.newton.is_suitable`."""
+    # Tested in this order: with many features, the values of the rows are not needed.
+    if not (isinstance(solver, PPDSparseSolver) and train.X.n_cols <= MAX_FEATURES):
+        return False
     return (
-        newton_bytes(train.n_rows, train.X.n_cols)
-        if few_features and uses_newton(solver, train.X.n_cols, mean_sq_norm(train))
-        else 0
+        solver.loss == "squared_hinge"
+        and solver.C * mean_sq_norm(train) >= MIN_MEAN_CURVATURE * solver.tau
     )
+
+
+def newton_extra_bytes(solver: Solver, train: Split) -> int:
+    """Return the bytes that Newton's method needs at a worker; 0 if the solver does not use it.
+
+    They are three matrices of the features and ten numbers per row.
+    """
+    return 24 * (train.X.n_cols + 1) ** 2 + 80 * train.n_rows if uses_newton(solver, train) else 0
 
 
 def scratch_bytes(

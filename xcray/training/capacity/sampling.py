@@ -204,23 +204,6 @@ def _variance(
     return variance, max(degrees // 4, 1)
 
 
-def scale_to_total(weights: Float64, total: float, max_weight: float) -> Float64:
-    """Scale weights (K,) by one factor so that they sum to `total`.
-
-    No weight exceeds `max_weight`, so the sum can be lower.
-    """
-    low, high = 0.0, 1e9
-    for _ in range(100):
-        factor = math.sqrt(max(low, 1e-9) * high)
-        low, high = (
-            (low, factor)
-            if np.minimum(factor * weights, max_weight).sum() > total
-            else (factor, high)
-        )
-    out: Float64 = np.minimum(factor * weights, max_weight)
-    return out
-
-
 def solve_sample(
     solver: Any, train: Split, costs: Float64, seconds: float, seed: int = 0
 ) -> Sample:

@@ -1,10 +1,7 @@
-"""Deployment sizing, from N, D, K and the entries of X, or from a sample of labels solved here.
+"""Deployment sizing for a data set, from a sample of its labels solved here.
 
-By numbers alone, the label frequencies are modelled on text data sets: label k of K has rows in
-proportion to k^-s, where s follows from the mean and the maximum. The cost per label comes from
-`xcray.training.capacity.cost_formulas`. No label is solved, so the result is a first guess;
-docs/operations.md gives its error. `size_from_dataset` solves labels of a data set for some seconds
-(`xcray.training.capacity.sampling`) and returns a range. Units are bytes unless stated otherwise.
+`size_from_dataset` solves labels for some seconds (`xcray.training.capacity.sampling`) and returns
+ranges; docs/operations.md gives their accuracy. Units are bytes unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -17,42 +14,23 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, frozen
+from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
 from xcray.index.packed import BUFFER_BYTES
 from xcray.solvers import make_solver
-from xcray.training.capacity.cost_formulas import (
-    MatrixShape,
-    PredictedCosts,
-    predict_costs,
-    uses_newton,
-)
-from xcray.training.capacity.joint_resources import (
-    estimate_rotation,
-    estimate_synchronous,
-    make_joint_shape,
-)
 from xcray.training.capacity.preflight import (
     MAX_MERGE_PASSES,
     MIB,
     PROCESS_BYTES,
     Estimate,
-    LabelCosts,
     MeasuredRates,
     TrainingShape,
     estimate_from,
-    mapped_bytes,
-    mean_sq_norm,
-    split_sizes,
+    training_shape,
+    uses_newton,
 )
-from xcray.training.capacity.sampling import (
-    TIMING_NOISE,
-    Range,
-    estimate_total,
-    scale_to_total,
-    solve_sample,
-)
+from xcray.training.capacity.sampling import TIMING_NOISE, Range, estimate_total, solve_sample
 from xcray.training.capacity.serving import (
     ANSWERING_BYTES,
     API_BYTES,
@@ -60,30 +38,13 @@ from xcray.training.capacity.serving import (
     SCAN_BYTES_PER_LABEL,
     uses_dense_search,
 )
-from xcray.training.planning.deployment_options import (
-    DatasetShape,
-    DeploymentOptions,
-    check_options,
-    check_shape,
-)
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import TrainingContext
 
 GIB: Final = 1 << 30
-# Smallest share of all entries in the postings of a row's features. 0.05 to 0.2 on six text sets.
-MIN_OVERLAP: Final = 0.06
-# Rows with at least this share of entries are assumed to be standardised, others of length 1.
-MIN_DENSE_SHARE: Final = 0.1
-# Share of rows with the most frequent label. 0.004 to 0.14 on these sets.
-MAX_LABEL_SHARE: Final = 0.02
-# Bytes of a data set's files: X by row and by column, targets, names of both.
-BYTES_PER_ENTRY, BYTES_PER_ROW, BYTES_PER_PAIR, BYTES_PER_NAME = 16, 16, 8, 48
 # Bytes per entry of an uploaded svmlight file, stored until its data set is built.
 TEXT_BYTES_PER_ENTRY: Final = 12
-# Bounds as factors of the core seconds and of the weights, see docs/operations.md.
-FORMULA_SECONDS_RANGE: Final = Range(1.0, 0.35, 2.5)
-FORMULA_WEIGHTS_RANGE: Final = Range(1.0, 0.3, 2.0)
 # Bounds as factors of the expected passes of joint solvers.
 JOINT_SECONDS_RANGE: Final = Range(1.0, 0.3, 2.5)
 EXACT_RANGE: Final = Range(1.0, 1.0, 1.0)
@@ -102,6 +63,27 @@ SAFETY_FACTOR: Final = 1.25  # of memory requests and the home's size
 ASSUMED_FREE_BYTES: Final = 8 * MAX_MERGE_PASSES * BUFFER_BYTES
 # Share of the worker cores that is busy; the rest is lost to packing and to the last batches.
 BUSY_SHARE: Final = 0.9
+
+
+class DeploymentOptions(NamedTuple):
+    """Requirements of a deployment.
+
+    cluster: trainings run on Ray; otherwise everything runs in one pod. cores: of a worker pod, or
+    of the one pod. hours: time limit of a training; None accepts the time that one worker pod
+    takes.
+    jobs: simultaneous trainings. replicas: API pods. processes: per API pod. threads: per process.
+    models: served models of this size. versions: retained versions per model.
+    """
+
+    cluster: bool = True
+    cores: int = 4
+    hours: float | None = None
+    jobs: int = 1
+    replicas: int = 2
+    processes: int = 1
+    threads: int = 1
+    models: int = 1
+    versions: int = 3
 
 
 class PodSize(NamedTuple):
@@ -143,34 +125,6 @@ class DeploymentSize(NamedTuple):
         return {**plain, "pods": {name: pod._asdict() for name, pod in self.pods.items()}}
 
 
-def size_from_numbers(
-    data: DatasetShape,
-    options: DeploymentOptions,
-    solver: str = "ppdsparse",
-    params: Mapping[str, Any] | None = None,
-) -> DeploymentSize:
-    """Size a deployment that trains and serves a model, from numbers alone.
-
-    Raises ParameterError for impossible numbers.
-    """
-    check_shape(data)
-    check_options(options)
-    basis = "sizes alone: no label was solved"
-    weights_range = (
-        FORMULA_WEIGHTS_RANGE
-        if make_solver(solver, params or {}).family == "independent"
-        else EXACT_RANGE
-    )
-    return build_size(
-        data,
-        options,
-        partial(estimate_from_formula, data, options, solver, params or {}),
-        basis,
-        FORMULA_SECONDS_RANGE,
-        weights_range,
-    )
-
-
 def size_from_dataset(
     path: Path | str,
     options: DeploymentOptions,
@@ -178,7 +132,7 @@ def size_from_dataset(
     params: Mapping[str, Any] | None = None,
     seconds: float = 20.0,
 ) -> DeploymentSize:
-    """Size a deployment for an existing data set.
+    """Size a deployment that trains on a data set and serves the model.
 
     Labels are sampled and solved on this machine for about `seconds` of one core. For solvers that
     train all labels together, one pass is timed instead.
@@ -193,57 +147,37 @@ def size_from_dataset(
         raise ParameterError(
             "no row has a label, so nothing can be measured: check the label column of the source"
         )
-    held_out = dataset.test.n_rows / train.n_rows if dataset.test is not None else 0.0
-    data = DatasetShape(
-        *split_sizes(train), train.Y.nnz / train.n_rows, held_out, mean_sq_norm=mean_sq_norm(train)
-    )
     if solver_object.family != "independent":
         basis = "a pass timed here; the number of passes is a guess"
-        return build_size(
-            data,
-            options,
-            partial(estimate_with_timing, dataset, options, solver, params or {}, seconds),
-            basis,
-            JOINT_SECONDS_RANGE,
-            EXACT_RANGE,
-        )
+        estimate = partial(estimate_with_timing, dataset, options, solver, params or {}, seconds)
+        return build_size(dataset, options, estimate, basis, JOINT_SECONDS_RANGE, EXACT_RANGE)
     if solver_object.joint:
         raise ParameterError(
             f"{solver} solves all labels in one task, so labels cannot be sampled: "
             "use `xcray train DIR --estimate`"
         )
-    guessed_seconds = guess_label_seconds(solver_object, dataset)
-    sample = solve_sample(solver_object, train, guessed_seconds, seconds)
+    guess = guessed_shape(solver_object, dataset)
+    sample = solve_sample(solver_object, train, guess.seconds, seconds)
     core, weights = estimate_total(sample, floor=TIMING_NOISE), estimate_total(sample, 1)
-    predicted = predict_label_costs(solver_object, data, dataset.label_counts.astype(np.float64))
-    label_weights = scale_to_total(
-        predicted.weights * (dataset.label_counts > 0), weights.value, float(data.features)
+    # Only the sum of the weights matters, because all labels are trained.
+    shape = guess._replace(
+        seconds=guess.seconds * (core.value / guess.seconds.sum()),
+        weights=np.full(dataset.n_labels, weights.value / dataset.n_labels),
+        free_bytes=ASSUMED_FREE_BYTES,
     )
-    label_costs = LabelCosts(
-        guessed_seconds * (core.value / guessed_seconds.sum()),
-        label_weights,
-        float(predicted.active.max()) * data.entries / data.rows,
-    )
-    shape = make_training_shape(data, label_costs, predicted.extra_bytes)._replace(
-        mapped=mapped_bytes(dataset)
-    )
-    sample_basis = (
-        f"{sample.n_labels:,} labels solved here, sampled by cost; "
-        "9 of 10 such ranges contain the true value"
-    )
-    make = partial(estimate_independent, shape, options, solver, params or {})
     return build_size(
-        data,
+        dataset,
         options,
-        make,
-        sample_basis,
+        partial(estimate_independent, shape, options, solver, params or {}),
+        f"{sample.n_labels:,} labels solved here, sampled by cost; "
+        "9 of 10 such ranges contain the true value",
         core.relative_to(core.value),
         weights.relative_to(weights.value),
     )
 
 
 def build_size(
-    data: DatasetShape,
+    dataset: Dataset,
     options: DeploymentOptions,
     estimate_for: Callable[[int], Estimate],
     basis: str,
@@ -255,27 +189,16 @@ def build_size(
     estimate_for: returns the estimate for a number of workers. seconds_range, weights_range: bounds
     of time and weights as factors of the estimate.
     """
-    one_pod = estimate_for(options.cores)
-    hours = (
-        one_pod.core_seconds / BUSY_SHARE / options.cores / 3600
-        if options.hours is None
-        else options.hours
-    )
-    nodes = (
-        max(
-            1,
-            math.ceil(
-                one_pod.core_seconds / BUSY_SHARE / options.cores / 3600 / max(hours, 1e-9) - 1e-9
-            ),
-        )
-        if options.cluster
-        else 1
-    )
-    training = estimate_for(nodes * options.cores) if nodes > 1 else one_pod
-    disk = disk_usage(data, options, training)
+    training, nodes = estimate_for(options.cores), 1
+    if options.cluster and options.hours is not None:
+        pod_hours = training.core_seconds / BUSY_SHARE / options.cores / 3600
+        nodes = max(1, math.ceil(pod_hours / max(options.hours, 1e-9) - 1e-9))
+    if nodes > 1:
+        training = estimate_for(nodes * options.cores)
+    disk = disk_usage(dataset, options, training)
     return DeploymentSize(
         training=training,
-        pods=pod_sizes(options, training, data.labels, data.features, nodes),
+        pods=pod_sizes(options, training, dataset.n_labels, dataset.n_features, nodes),
         disk=disk,
         home=int(SAFETY_FACTOR * (sum(disk.values())) + DISK_RESERVE_BYTES),
         core_hours=seconds_range.scale(training.core_seconds / 3600),
@@ -305,53 +228,6 @@ def make_train_spec(
     )
 
 
-def estimate_from_formula(
-    data: DatasetShape,
-    options: DeploymentOptions,
-    solver: str,
-    params: Mapping[str, Any],
-    workers: int,
-) -> Estimate:
-    """Estimate one training by the formula of its solver family.
-
-    Raises ParameterError for a solver that has no formula.
-    """
-    solver_object, spec = (
-        make_solver(solver, params),
-        make_train_spec(options, workers, solver, params),
-    )
-    if solver_object.family == "independent":
-        if not hasattr(solver_object, "cost_terms_from_counts"):
-            raise ParameterError(
-                f"{solver} can be estimated only from data: "
-                f"use `xcray train DIR --solver {solver} --estimate`"
-            )
-        predicted = predict_label_costs(solver_object, data, rows_per_label(data))
-        label_costs = LabelCosts(
-            predicted.seconds,
-            predicted.weights,
-            float(predicted.active.max()) * data.entries / data.rows,
-        )
-        return estimate_independent(
-            make_training_shape(data, label_costs, predicted.extra_bytes),
-            options,
-            solver,
-            params,
-            workers,
-        )
-    numbers, pairs = (
-        (data.rows, data.features, data.labels, data.entries),
-        int(data.rows * data.labels_per_row),
-    )
-    shape = make_joint_shape(
-        solver_object, numbers, pairs, data.features, dataset_bytes(data)
-    )._replace(free_bytes=ASSUMED_FREE_BYTES)
-    if solver_object.family == "synchronous":
-        return estimate_synchronous(spec, shape, solver_object, workers)
-    grid = solver_object.grid(data.rows, data.labels, shape.features, workers)
-    return estimate_rotation(spec, shape, solver_object, grid.blocks, min(workers, grid.shards))
-
-
 def estimate_independent(
     shape: TrainingShape,
     options: DeploymentOptions,
@@ -360,14 +236,10 @@ def estimate_independent(
     workers: int,
 ) -> Estimate:
     """Estimate a training whose labels are solved independently."""
-    solver_object, spec = (
-        make_solver(solver, params),
-        make_train_spec(options, workers, solver, params),
-    )
     return estimate_from(
-        spec,
+        make_train_spec(options, workers, solver, params),
         shape,
-        solver_object,
+        make_solver(solver, params),
         frozen(np.arange(shape.labels), np.int32),
         workers,
         MeasuredRates(),
@@ -390,92 +262,26 @@ def estimate_with_timing(
     return strategy.estimate(frozen(np.arange(dataset.n_labels), np.int32), seconds)
 
 
-def predict_label_costs(solver: Any, data: DatasetShape, counts: Float64) -> PredictedCosts:
-    """Predict the costs of labels with `counts` (K,) rows in such data."""
-    length = data.entries / data.rows
-    dense = data.entries >= MIN_DENSE_SHARE * data.rows * data.features
-    norm = data.mean_sq_norm or (max(1.0, length) if dense else 1.0)
-    # Dense rows read the lists of all features.
-    overlap = data.postings_share or max(MIN_OVERLAP, length / data.features)
-    return predict_costs(
-        solver, MatrixShape(data.rows, data.features, data.entries, norm, overlap), counts
-    )
+def guessed_shape(solver: Any, dataset: Dataset) -> TrainingShape:
+    """Return the shape of a training with the seconds per label that a sample starts from.
 
-
-def guess_label_seconds(solver: Any, dataset: Dataset) -> Float64:
-    """Return the seconds per label, (K,), expected before any label is solved.
-
-    This is the scheduler's guess. All labels are equal if Newton's method is used, because its
-    passes read all rows.
+    They are the scheduler's guess. With Newton's method every label has the guess of the most
+    expensive one, because each of its passes reads all rows.
     """
-    train = dataset.train
-    if uses_newton(solver, dataset.n_features, mean_sq_norm(train)):
-        numbers = MatrixShape(
-            train.n_rows, dataset.n_features, train.X.nnz, mean_sq_norm(train), 1.0
-        )
-        return predict_costs(solver, numbers, dataset.label_counts.astype(np.float64)).seconds
-    return np.asarray(solver.cost_terms(train.X, train.XT, train.YT) @ np.array(solver.cost_rates))
+    shape = training_shape(dataset, solver)
+    if uses_newton(solver, dataset.train):
+        shape = shape._replace(seconds=np.full_like(shape.seconds, shape.seconds.max()))
+    return shape
 
 
-def make_training_shape(
-    data: DatasetShape, label_costs: LabelCosts, extra_bytes: int
-) -> TrainingShape:
-    """Return the shape of a training with known label costs."""
-    of_labels, terms = np.zeros(data.labels), np.zeros((data.labels, 0))
-    numbers = (data.rows, data.features, data.labels, data.entries)
-    return TrainingShape(
-        *numbers,
-        of_labels,
-        terms,
-        dataset_bytes(data),
-        free_bytes=ASSUMED_FREE_BYTES,
-        label_costs=label_costs,
-        extra_bytes=extra_bytes,
-    )
-
-
-def rows_per_label(data: DatasetShape) -> Float64:
-    """Return the rows per label, most frequent first: (K,) float64.
-
-    They are in proportion to k^-s and sum to the number of row-label pairs.
-    """
-    mean = data.rows * data.labels_per_row / data.labels
-    most = min(float(data.rows), max(mean, (data.max_label_share or MAX_LABEL_SHARE) * data.rows))
-    ranks = np.log(np.arange(1, data.labels + 1))
-    low, high = 0.0, 4.0
-    for _ in range(50):
-        s = (low + high) / 2
-        counts = np.maximum(most * np.exp(-s * ranks), min(1.0, mean))
-        low, high = (s, high) if counts.mean() > mean else (low, s)
-    out: Float64 = counts
-    return out
-
-
-def dataset_bytes(data: DatasetShape) -> int:
-    """Return the bytes of the data set's files, all parts."""
-    parts = 1.0 + data.held_out_share
-    rows = parts * (
-        BYTES_PER_ROW * data.rows
-        + BYTES_PER_ENTRY * data.entries
-        + BYTES_PER_PAIR * data.rows * data.labels_per_row
-    )
-    return int(rows + BYTES_PER_NAME * (data.labels + data.features))
-
-
-def disk_usage(
-    data: DatasetShape, options: DeploymentOptions, training: Estimate
-) -> dict[str, int]:
+def disk_usage(dataset: Dataset, options: DeploymentOptions, training: Estimate) -> dict[str, int]:
     """Return the bytes in the home directory by kind.
 
     The source of a model waits as an upload while its data set is built.
     """
-    text = int(
-        (1.0 + data.held_out_share)
-        * TEXT_BYTES_PER_ENTRY
-        * (data.entries + data.rows * data.labels_per_row)
-    )
+    entries = sum(part.X.nnz + part.Y.nnz for part in dataset.splits.values())
     return {
-        "upload": text,
+        "upload": TEXT_BYTES_PER_ENTRY * entries,
         "data": training.mapped * options.models,
         "parts": (training.parts + training.checkpoints) * options.jobs,
         "models": training.model * options.models * options.versions,
@@ -528,3 +334,12 @@ def pod_sizes(
         "head": PodSize(1, 2, head, head, OBJECT_STORE_BYTES),
         "worker": PodSize(nodes, options.cores, worker, worker, store),
     }
+
+
+def check_options(options: DeploymentOptions) -> None:
+    """Raise ParameterError, with a fix, for options out of range."""
+    for name in ("cores", "jobs", "replicas", "processes", "threads", "models", "versions"):
+        if not 1 <= getattr(options, name) <= 100_000:
+            raise ParameterError(f"{name} must be from 1 to 100,000")
+    if options.hours is not None and not (math.isfinite(options.hours) and options.hours > 0):
+        raise ParameterError("hours must be above 0")
