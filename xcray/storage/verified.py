@@ -84,5 +84,5 @@ def _identity(path: Path) -> str | None:
 
 
 def _is_settled(path: Path) -> bool:
-    """Whether the last change of a file is long enough ago to be distinguishable from a later one."""
+    """Whether the last change of a file is old enough to differ in time from a later one."""
     return time.time_ns() - os.stat(path).st_ctime_ns > SETTLED_NS

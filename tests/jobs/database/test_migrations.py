@@ -24,10 +24,10 @@ from sqlalchemy import Connection
 from tests.support.next_release import NextStep, newest, release
 from xcray.jobs.database import upgrade
 from xcray.jobs.database.engine import Database
-from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.schema import FIRST, HEAD
 from xcray.jobs.database.upgrade import OWN_SCRIPTS, MigrationScripts
 
-OF_VERSIONS = {"alembic_version", "schema_version", "oldest_program"}
+OF_VERSIONS = {"alembic_version", "oldest_program"}
 NAMES = re.compile(r"\d{4}")
 SLOW = re.compile(
     r"^(UPDATE|DELETE FROM|CREATE (?:UNIQUE )?INDEX (?!CONCURRENTLY)\S+ ON|DROP INDEX (?!CONCURRENTLY))\s*(\w+)?",
@@ -47,7 +47,7 @@ def undeclared(script: Any) -> list[str]:
         return [
             f"{script.revision} does not say which is the `oldest` program that may go on beside it"
         ]
-    if not "0001" <= oldest <= script.revision:
+    if not FIRST <= oldest <= script.revision:
         return [f"{script.revision} serves {oldest}, which is none before it"]
     return []
 
@@ -209,6 +209,7 @@ def judged(steps: MigrationScripts, folder: Path, since: str | None = None) -> I
 def test_every_step_says_whom_it_serves_and_keeps_its_word(tmp_path: Path) -> None:
     assert [*judged(OWN_SCRIPTS, tmp_path)] == []
     assert newest(OWN_SCRIPTS.folder) == HEAD
+    assert scripts_of(OWN_SCRIPTS)[0].revision == FIRST
 
 
 ONLY_ADD = f'oldest = "{HEAD}"'

@@ -10,17 +10,18 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.job_store import submit
 from tests.support.live_service import client_of, settings_for
-from tests.support.old_stores import old_file
+from tests.support.next_release import ADDED, program, run_next
 from tests.support.postgres import binaries, unhurried
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job, new_id
 from xcray.jobs.runner.main import run_attempt
@@ -34,6 +35,14 @@ from xcray.training import train
 pytestmark = pytest.mark.drill
 
 COPIED = ("datasets", "models", "tenants")  # of the home; what is in runs/ is trained again
+POD = """
+import sys
+from pathlib import Path
+from tests.support.live_service import client_of, settings_for
+from xcray.service.app import create_app
+with client_of(create_app(settings_for(Path(sys.argv[1]), store_upgrade=False))) as http:
+    print(*(job["id"] for job in http.get("/v1/jobs").json()["jobs"]))
+"""
 QUICK = {"lease_seconds": 60.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
 
 
@@ -273,24 +282,21 @@ def test_a_home_that_was_mounted_elsewhere_is_told_so(tmp_path: Path, tiny: Data
     store.close()
 
 
-def test_pods_that_may_not_upgrade_wait_for_the_hook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The order of the chart: an old store, new pods that refuse it, the hook, pods that start with
-    all that was in it.
+def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path) -> None:
+    """The order of the chart: a store, pods of the next release that refuse it, the hook, pods that
+    start with all that was in it.
     """
-    home = Home(tmp_path / "home")
-    old_file(home.path / "xcray.db", 2)
-    settings = settings_for(home.path, store_upgrade=False)
-    with pytest.raises(Conflict) as caught, client_of(create_app(settings)):
-        pass
-    assert caught.value.code == "SCHEMA_OLDER"
-    monkeypatch.setenv(
-        "XCRAY_STORE_UPGRADE", "false"
-    )  # the hook has the environment of the pods, and upgrades all the same
-    assert main(["store", "upgrade", "--home", str(home.path)]) == 0
-    with client_of(create_app(settings)) as http:
-        assert {job["id"] for job in http.get("/v1/jobs").json()["jobs"]} == {
-            "job_waits",
-            "job_runs",
-        }
+    home, following = Home(tmp_path / "home"), program(tmp_path / "next", *ADDED)
+    with closing(JobStore(home.store_url)) as store:
+        job = submit(store)
+    begin = ("-c", POD, str(home.path))
+    refused = run_next(following, *begin)
+    assert refused.returncode == 1
+    assert "xcray.errors.Conflict" in refused.stderr, refused.stderr
+    assert "run `xcray store upgrade`" in refused.stderr
+    # the hook has the environment of the pods, and upgrades all the same
+    hook = ("-m", "xcray", "store", "upgrade", "--home", str(home.path))
+    done = run_next(following, *hook, XCRAY_STORE_UPGRADE="false")
+    assert done.returncode == 0, done.stderr
+    begun = run_next(following, *begin)
+    assert begun.stdout.split() == [job.id], begun.stderr

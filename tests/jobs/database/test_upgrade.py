@@ -1,4 +1,4 @@
-"""Older stores are upgraded completely or not at all; newer ones are refused. And the commands."""
+"""Older stores are upgraded completely or not at all; others are refused. And the commands."""
 
 import json
 import signal
@@ -18,75 +18,69 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from tests.support.job_store import Clock, claim, raw, submit
-from tests.support.next_release import NextStep, newest, release
-from tests.support.old_stores import TIME, fill, old_file
+from tests.support.next_release import ADDED, NextStep, newest, release, upgrade_to
 from xcray.cli.main import main
 from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.database import clients as programs
 from xcray.jobs.database import upgrade
 from xcray.jobs.database.clients import HEARTBEAT_SECONDS, LEASE_SECONDS
-from xcray.jobs.database.engine import Database
 from xcray.jobs.database.schema import HEAD, METADATA
 from xcray.jobs.states import PENDING, RUNNING
 from xcray.jobs.store.job_store import JobStore
 
 
-def old_postgres(url: str) -> str:
-    """The same in PostgreSQL, made by the first two steps."""
-    database = Database(url)
-    upgrade.upgrade_database(database, scripts=upgrade.OWN_SCRIPTS._replace(head="0002"))
-    with database.write() as connection:
-        connection.exec_driver_sql("INSERT INTO schema_version VALUES (2)")
-        connection.exec_driver_sql("DROP TABLE alembic_version")
-        fill(connection.exec_driver_sql)
-    database.close()
-    return url
+@pytest.fixture
+def fresh_url(store_url, postgres, tmp_path) -> str:
+    return (
+        postgres.database()
+        if store_url.startswith("postgresql")
+        else f"sqlite:///{tmp_path / 'fresh.db'}"
+    )
 
 
-@pytest.fixture(params=["sqlite 1", "sqlite 2", "postgresql 2"])
-def old_url(request, tmp_path):
-    kind, version = request.param.split()
-    if kind == "sqlite":
-        return old_file(tmp_path / "xcray.db", int(version))
-    return old_postgres(request.getfixturevalue("postgres").database())
+@pytest.fixture
+def filled_url(fresh_url) -> str:
+    """A store of this release: a job that runs, one that waits, and a data set."""
+    with closing(JobStore(fresh_url)) as store:
+        submit(store, name="runs")
+        claim(store)
+        submit(store, name="waits", idempotency_key="k", digest="d")
+        store.add_dataset("pydocs", "/d", dataset_id="ds_1")
+    return fresh_url
 
 
-def is_whole(url: str) -> None:
-    """The store works, and everything that was in it is there."""
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """The steps of a next release that only adds."""
+    return release(tmp_path / "next", *ADDED)
+
+
+def is_whole(url: str, folder: Path) -> None:
+    """The store is at the next release and works, and everything that was in it is there."""
     store = JobStore(url)
     told = {
         "store": store._database.kind,
-        "revision": HEAD,
-        "oldest": "0003",
+        "revision": newest(folder),
+        "oldest": HEAD,
         "needed": HEAD,
         "ready": True,
         "programs": {},
     }
     assert upgrade.inspect_store(url) == told
-    waits, runs = store.get_job("job_waits"), store.get_job("job_runs")
-    assert (waits.status, waits.kind, waits.model, waits.dataset_id, waits.created) == (
-        PENDING,
-        "train",
-        "pydocs",
-        "ds_1",
-        TIME,
-    )
-    assert (runs.status, runs.attempt) == (RUNNING, 2)
-    assert store.heartbeat("job_runs", 2, lease_seconds=9) is False
+    waits, runs = store.list_jobs()[0]
+    assert (waits.name, waits.status) == ("waits", PENDING)
+    assert (runs.name, runs.status, runs.attempt) == ("runs", RUNNING, 1)
+    assert store.heartbeat(runs.id, 1, lease_seconds=9) is False
     assert store.expire_jobs() == []
-    assert submit(store, idempotency_key="k", digest="d").id == "job_waits"
-    assert claim(store).id == "job_waits"
-    assert [job.name for job in store.list_jobs()[0]] == ["b", "a"]
-    assert [event.kind for event in store.list_events("job_waits")] == ["status", "status"]
+    assert submit(store, idempotency_key="k", digest="d").id == waits.id
+    assert claim(store).id == waits.id
+    assert [event.kind for event in store.list_events(waits.id)] == ["status", "status"]
     assert store.get_dataset("ds_1").version == 1
-    assert raw(store, "SELECT version FROM schema_version") == [
-        (3,)
-    ]  # xcray 0.1 reads this, and keeps away
+    assert raw(store, "SELECT tries, count(*) FROM jobs GROUP BY tries") == [(0, 2)]
+    assert "jobs_colour" in {
+        index["name"] for index in sa.inspect(store._database._engine).get_indexes("jobs")
+    }
     store.close()
-
-
-def test_an_old_store_is_taken_over_with_all_that_is_in_it(old_url):
-    is_whole(old_url)
 
 
 def test_the_steps_lead_to_the_tables_of_the_program(store_url):
@@ -101,15 +95,26 @@ def test_the_steps_lead_to_the_tables_of_the_program(store_url):
 
 
 def is_ours(name, kind, _parents):
-    """All but the tables that tell the version."""
-    return kind != "table" or name not in ("schema_version", "alembic_version")
+    """All but the table that tells the revision."""
+    return kind != "table" or name != "alembic_version"
 
 
-def test_many_who_open_an_old_store_at_once_upgrade_it_once(old_url):
+def test_many_who_open_an_empty_store_at_once_make_it_once(fresh_url):
     with ThreadPoolExecutor(6) as pool:
-        for store in list(pool.map(lambda _: JobStore(old_url), range(6))):
+        for store in list(pool.map(lambda _: JobStore(fresh_url), range(6))):
+            work(store, 1)
             store.close()
-    is_whole(old_url)
+    assert upgrade.inspect_store(fresh_url)["revision"] == HEAD
+
+
+def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(filled_url, folder):
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: upgrade_to(folder, filled_url), range(4))) <= {
+            HEAD,
+            f"{int(HEAD) + 1:04}",
+            newest(folder),
+        }
+    is_whole(filled_url, folder)
 
 
 @pytest.mark.parametrize(
@@ -131,57 +136,88 @@ def test_who_opens_a_store_of_the_old_log_waits_for_who_uses_it(tmp_path, hold):
         assert path.read_bytes()[18:20] == b"\2\2"  # the kind of its log: written ahead
 
 
-# A process that is killed at the n-th statement it sends, or right before it commits.
+# A process that is killed at the n-th change it sends, or right before it commits the first.
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
-from xcray.jobs.store.job_store import JobStore
+from pathlib import Path
+from tests.support.next_release import upgrade_to
 sent = 0
-def count(*_):
+def count(_connection, _cursor, statement, *_):
     global sent
-    sent += 1
-    if str(sent) == sys.argv[2]:
+    sent += statement.lstrip().startswith(("ALTER", "CREATE", "UPDATE", "DELETE", "INSERT"))
+    if str(sent) == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
 def commit(_):
-    if sent > 20 and sys.argv[2] == "commit":
+    if sent and sys.argv[3] == "commit":
         os.kill(os.getpid(), signal.SIGKILL)
 sa.event.listen(sa.Engine, "before_cursor_execute", count)
 sa.event.listen(sa.Engine, "commit", commit)
-JobStore(sys.argv[1])
+upgrade_to(Path(sys.argv[2]), sys.argv[1])
 print("through")
 """
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("statement", [12, 30, "commit"])
-def test_a_killed_upgrade_leaves_the_old_store_and_the_next_start_does_it(old_url, statement):
+@pytest.mark.parametrize(("change", "left"), [(2, 0), (6, 0), ("commit", 0), (8, 1), (9, 1)])
+def test_a_killed_upgrade_leaves_complete_steps_and_the_next_start_does_the_rest(
+    filled_url, folder, change, left
+):
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, old_url, str(statement)],
+        [sys.executable, "-c", KILLED, filled_url, str(folder), str(change)],
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
-    assert upgrade.inspect_store(old_url)["revision"] in ("0001", "0002")
-    is_whole(old_url)
+    assert upgrade.inspect_store(filled_url)["revision"] == f"{int(HEAD) + left:04}"
+    assert upgrade_to(folder, filled_url) == f"{int(HEAD) + left:04}"
+    is_whole(filled_url, folder)
 
 
-def test_an_upgrade_that_is_not_allowed_is_refused_with_the_mend(old_url):
-    with pytest.raises(Conflict, match=f"needs {HEAD}: run `xcray store upgrade`") as caught:
-        JobStore(old_url, upgrade=False)
+def test_an_upgrade_that_is_not_allowed_is_refused_with_the_mend(filled_url, folder):
+    needed = f"needs {newest(folder)}: run `xcray store upgrade`"
+    with pytest.raises(Conflict, match=needed) as caught:
+        upgrade_to(folder, filled_url, may_upgrade=False)
     assert caught.value.code == "SCHEMA_OLDER"
-    is_whole(old_url)
-    JobStore(old_url, upgrade=False).close()
+    assert upgrade_to(folder, filled_url) == HEAD
+    assert upgrade_to(folder, filled_url, may_upgrade=False) == newest(folder)
+    is_whole(filled_url, folder)
 
 
-def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(store_url, postgres, tmp_path):
-    url = (
-        postgres.database()
-        if store_url.startswith("postgresql")
-        else f"sqlite:///{tmp_path / 'new.db'}"
-    )
-    with pytest.raises(Conflict, match="is empty"):
-        JobStore(url, upgrade=False)
+def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(fresh_url):
+    with pytest.raises(Conflict, match=f"is empty.* needs {HEAD}: run `xcray store upgrade`"):
+        JobStore(fresh_url, upgrade=False)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (
+            "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+            "INSERT INTO alembic_version VALUES ('0003')",
+        ),
+        ("CREATE TABLE jobs (id TEXT)",),
+    ],
+    ids=["a revision", "none"],
+)
+def test_a_store_from_before_the_first_release_is_refused_with_the_mend(fresh_url, statements):
+    engine = sa.create_engine(fresh_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    for refused in (
+        lambda: JobStore(fresh_url),
+        lambda: upgrade.inspect_store(fresh_url),
+        lambda: upgrade.upgrade_store(fresh_url, force=True),
+    ):
+        with pytest.raises(
+            Conflict, match=r"first release.* another home or XCRAY_STORE"
+        ) as caught:
+            refused()
+        assert caught.value.code == "SCHEMA_OLDER"
+    assert len(sa.inspect(engine).get_table_names()) == 1
+    engine.dispose()
 
 
 def test_a_database_without_an_encoding_holds_texts_too(postgres):
@@ -193,14 +229,9 @@ def test_a_database_without_an_encoding_holds_texts_too(postgres):
 
 
 @pytest.mark.parametrize("oldest", ["9999", None])
-def test_a_store_that_serves_newer_xcrays_alone_is_refused(store_url, postgres, tmp_path, oldest):
-    url = (
-        postgres.database()
-        if store_url.startswith("postgresql")
-        else f"sqlite:///{tmp_path / 'newer.db'}"
-    )
-    JobStore(url).close()
-    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+def test_a_store_that_serves_newer_xcrays_alone_is_refused(fresh_url, oldest):
+    JobStore(fresh_url).close()
+    engine = sa.create_engine(fresh_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
         connection.exec_driver_sql(
@@ -210,7 +241,7 @@ def test_a_store_that_serves_newer_xcrays_alone_is_refused(store_url, postgres, 
         )
     engine.dispose()
     with pytest.raises(Conflict, match=r"revision 9999.*newer xcray") as caught:
-        JobStore(url)
+        JobStore(fresh_url)
     assert caught.value.code == "SCHEMA_NEWER"
 
 
@@ -231,57 +262,34 @@ def test_an_address_that_is_none_is_refused_and_not_repeated(url):
 
 
 def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
-    old_file(tmp_path / "xcray.db", 2)
     at = ["--home", str(tmp_path), "--json"]
     assert main(["store", "check", *at]) == 0
     told = {
         "store": "sqlite",
-        "revision": "0002",
+        "revision": None,
         "oldest": None,
         "needed": HEAD,
         "ready": False,
         "programs": {},
     }
     assert json.loads(capsys.readouterr().out) == told
-    assert main(["store", "upgrade", *at]) == 0
-    assert json.loads(capsys.readouterr().out)["before"] == "0002"
+    for before in (None, HEAD):
+        assert main(["store", "upgrade", *at]) == 0
+        assert json.loads(capsys.readouterr().out)["before"] == before
     assert main(["store", "check", *at]) == 0
     assert json.loads(capsys.readouterr().out)["ready"] is True
+    with closing(JobStore(f"sqlite:///{tmp_path / 'xcray.db'}")) as store:
+        submit(store)
     copy = tmp_path / "copy.db"
     assert main(["store", "backup", str(copy), *at]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["jobs"], facts["revision"], facts["bytes"]) == (2, HEAD, copy.stat().st_size)
+    assert (facts["jobs"], facts["revision"], facts["bytes"]) == (1, HEAD, copy.stat().st_size)
     assert main(["store", "backup", str(copy), *at]) == 1
     assert json.loads(capsys.readouterr().err)["code"] == "EXISTS"
     monkeypatch.setenv("XCRAY_STORE", f"sqlite:///{tmp_path / 'elsewhere.db'}")
     assert main(["store", "check", *at]) == 0
     assert json.loads(capsys.readouterr().out)["revision"] is None
     assert not (tmp_path / "elsewhere.db").exists()  # looking makes nothing
-
-
-ADDED = (
-    NextStep(
-        'op.add_column("jobs", sa.Column("colour", sa.Text))\n'
-        'op.add_column("jobs", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
-        'op.add_column("keys", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))',
-        f'oldest = "{HEAD}"',
-    ),
-    NextStep(
-        'online.create_index("jobs_colour", "jobs", ["colour"])',
-        f'oldest = "{HEAD}"\nin_transaction = False',
-    ),
-)
-
-
-def add(url: str, folder: Path) -> str | None:
-    """What the next release does to a store."""
-    database = Database(url)
-    try:
-        return upgrade.upgrade_database(
-            database, scripts=upgrade.MigrationScripts(folder, newest(folder))
-        )
-    finally:
-        database.close()
 
 
 def work(store: JobStore, n: int) -> None:
@@ -303,44 +311,18 @@ def work(store: JobStore, n: int) -> None:
         assert store.read_statistics().jobs["RUNNING"] == 0
 
 
-@pytest.fixture
-def fresh_url(store_url, postgres, tmp_path) -> str:
-    return (
-        postgres.database()
-        if store_url.startswith("postgresql")
-        else f"sqlite:///{tmp_path / 'fresh.db'}"
-    )
-
-
-def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, tmp_path):
-    folder = release(tmp_path / "next", *ADDED)
+def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, folder):
     with closing(JobStore(fresh_url)) as store:
         work(store, 7)
-        assert add(fresh_url, folder) == HEAD
+        assert upgrade_to(folder, fresh_url) == HEAD
         work(store, 7)
         told = upgrade.inspect_store(fresh_url)
         assert (told["revision"], told["oldest"], told["ready"]) == (newest(folder), HEAD, True)
-        assert add(fresh_url, folder) == newest(folder)  # twice is once
-        with store._database.read() as connection:
-            assert "jobs_colour" in {
-                index["name"] for index in sa.inspect(connection).get_indexes("jobs")
-            }
+        assert upgrade_to(folder, fresh_url) == newest(folder)  # twice is once
 
 
-def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(fresh_url, tmp_path):
-    folder = release(tmp_path / "next", *ADDED)
-    JobStore(fresh_url).close()
-    with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda _: add(fresh_url, folder), range(4))) <= {
-            HEAD,
-            f"{int(HEAD) + 1:04}",
-            newest(folder),
-        }
-    assert upgrade.inspect_store(fresh_url)["revision"] == newest(folder)
-
-
-def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, tmp_path):
-    url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
+def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, folder):
+    url = postgres.database()
     with (
         closing(JobStore(url, busy_seconds=5 * upgrade.LOCK_TIMEOUT_SECONDS)) as store,
         ThreadPoolExecutor(1) as pool,
@@ -348,7 +330,7 @@ def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, 
         engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.connect() as dump:
             dump.execute(sa.text("SELECT count(*) FROM jobs"))  # holds the table until it ends
-            upgrading = pool.submit(add, url, folder)
+            upgrading = pool.submit(upgrade_to, folder, url)
             waiting = sa.text(
                 "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
             )
@@ -366,15 +348,15 @@ def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, 
     assert upgrade.inspect_store(url)["revision"] == newest(folder)
 
 
-def test_an_upgrade_that_waits_for_too_long_says_why(postgres, tmp_path, monkeypatch):
+def test_an_upgrade_that_waits_for_too_long_says_why(postgres, folder, monkeypatch):
     monkeypatch.setattr(upgrade, "RETRY_SECONDS", 0.0)
-    url, folder = postgres.database(), release(tmp_path / "next", *ADDED)
+    url = postgres.database()
     JobStore(url).close()
     engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.connect() as dump:
         dump.execute(sa.text("SELECT count(*) FROM jobs"))
         with pytest.raises(Unavailable, match="others hold the tables for long"):
-            add(url, folder)
+            upgrade_to(folder, url)
     engine.dispose()
     assert upgrade.inspect_store(url)["revision"] == HEAD
 
@@ -422,7 +404,7 @@ def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
         time.sleep(0.01)
     try:
         with pytest.raises(Conflict, match="--force") as caught:
-            add(fresh_url, cuts)
+            upgrade_to(cuts, fresh_url)
         assert caught.value.code == "SCHEMA_IN_USE"
         assert upgrade.inspect_store(fresh_url)["revision"] == HEAD
     finally:
@@ -431,7 +413,7 @@ def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
     assert (
         len(store.list_clients()) == 1
     )  # it ended without a word: nobody beats for a lease, and that is enough
-    assert add(fresh_url, cuts) == HEAD
+    assert upgrade_to(cuts, fresh_url) == HEAD
     for refused in (
         store.count_jobs,
         lambda: submit(store),

@@ -22,14 +22,17 @@ from tests.robustness.faults.catalogue import row
 from tests.robustness.faults.ledger import Ledger
 from tests.robustness.faults.rows_runners import drained, same_model, working
 from tests.robustness.faults.service import MAIN, Service, environment, runner_process, store_of
-from tests.robustness.faults.stage import ROOT, Stage
+from tests.robustness.faults.stage import Stage
 from tests.robustness.faults.work import MIDDLE, SLOW, again, at_share, dataset, ended, ok, submit
+from tests.support.next_release import ADDED, NextStep, program, release, upgrade_to
 from tests.support.postgres import PostgresServer, private_postgres
+from xcray.errors import Conflict
+from xcray.jobs.database.schema import HEAD
+from xcray.jobs.database.upgrade import inspect_store
 from xcray.jobs.home import Home
 from xcray.jobs.states import STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 
-OLD = "9693235"  # the last commit whose stores have schema 2
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -250,7 +253,7 @@ while True:
     "SIGKILL of processes in the middle of commits; an upgrade "
     "killed at its n-th system call; an older program on a newer store; a backup under load",
     "tests/jobs/store/test_store.py",
-    "tests/jobs/database/test_migrations.py",
+    "tests/jobs/database/test_upgrade.py",
 )
 def writers_killed(stage: Stage) -> None:
     url = f"sqlite:///{stage.folder / 'written.db'}"
@@ -330,83 +333,20 @@ def _backup(stage: Stage) -> None:
     stage.figures.runs += 1
 
 
-def _old_tree(stage: Stage) -> Path | None:
-    """The program as it was at OLD, with this one's compiled kernels where they are the same; None
-    where git's history lacks.
-    """
-    tree = stage.folder / "old"
-    git = ["git", "-C", str(ROOT)]
-    if tree.is_dir():
-        return tree
-    if (
-        shutil.which("git") is None
-        or subprocess.run(
-            [*git, "cat-file", "-e", f"{OLD}^{{commit}}"], capture_output=True
-        ).returncode
-    ):
-        stage.figures.note(
-            f"no git history with {OLD} here: nothing was run with the older program"
-        )
-        return None
-    shutil.copytree(ROOT / "xcray", tree / "xcray")
-    there = subprocess.run(
-        [*git, "ls-tree", "-r", "--name-only", OLD, "xcray"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = set(there.stdout.splitlines())
-    for path in [
-        each for each in (tree / "xcray").rglob("*.py") if str(each.relative_to(tree)) not in names
-    ]:
-        path.unlink()
-    for name in names:
-        content = subprocess.run(
-            [*git, "show", f"{OLD}:{name}"], capture_output=True, check=True
-        ).stdout
-        path = tree / name
-        if (
-            not path.is_file() or path.read_bytes() != content
-        ):  # the same file keeps its time, and so its compiled kernels
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    return tree
-
-
-def _with_old(stage: Stage, tree: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run Python with the older program."""
-    env = {**environment(stage.folder), "PYTHONPATH": str(tree)}
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=env, cwd=tree
-    )
-
-
-MAKE_OLD = """
-import sys
-from xcray.jobs.store.job_store import JobStore
-store = JobStore(sys.argv[1])
-for n in range(30):
-    print(store.submit({"n": n}, name="old", idempotency_key=f"k{n}")[0].id)
-store.close()
-"""
-
-
 def _upgrade_killed(stage: Stage) -> None:
-    """An upgrade that dies at any system call leaves the old store or the new one, with every
-    job.
-    """
-    tree = _old_tree(stage)
-    if tree is None or not strace.there():
-        stage.figures.note("no upgrade was killed: it needs git's history and strace")
+    """An upgrade that dies at any system call leaves complete steps and every job."""
+    if not strace.there():
+        stage.figures.note("no upgrade was killed: it needs strace")
         return
-    beginning = stage.place("schema2")
-    made = _with_old(stage, tree, ["-c", MAKE_OLD, f"sqlite:///{beginning / 'xcray.db'}"])
-    assert made.returncode == 0, made.stderr
-    told = set(made.stdout.split())
+    beginning, steps = stage.place("before"), release(stage.folder / "steps", *ADDED)
+    store = JobStore(f"sqlite:///{beginning / 'xcray.db'}")
+    told = {store.submit({"n": n}, name="old")[0].id for n in range(30)}
+    store.close()
 
     def upgrade(folder: Path) -> None:
-        JobStore(f"sqlite:///{folder / 'xcray.db'}").close()
+        upgrade_to(steps, f"sqlite:///{folder / 'xcray.db'}")
 
+    upgrade(stage.place("compiled"))  # bytecode of the steps is written now, not in the rehearsal
     rehearsal = stage.folder / "rehearsal"
     shutil.copytree(beginning, rehearsal)
     found = strace.counts(lambda: upgrade(rehearsal), stage.folder / "calls")
@@ -418,6 +358,7 @@ def _upgrade_killed(stage: Stage) -> None:
             shutil.copytree(beginning, folder)
             # it is done at once
             strace.inject(lambda: upgrade(folder), call, "signal=KILL", when)  # noqa: B023
+            upgrade(folder)
             store = JobStore(f"sqlite:///{folder / 'xcray.db'}")
             there = {job.id for job in invariants.all_jobs(store)}
             store.close()
@@ -428,23 +369,23 @@ def _upgrade_killed(stage: Stage) -> None:
 
 
 def _newer(stage: Stage) -> None:
-    """The older program refuses the newer store, and leaves it as it is."""
-    tree = _old_tree(stage)
-    if tree is None:
-        return
-    url = f"sqlite:///{stage.folder / 'newer.db'}"
-    store = JobStore(url)
-    job, _ = store.submit({}, name="new")
-    refused = _with_old(stage, tree, ["-c", MAKE_OLD, url])
-    stage.figures.expect(
-        refused.returncode != 0 and "newer" in refused.stderr,
-        f"an older program on a newer store: {refused.stderr[-300:]}",
-    )
-    stage.figures.expect(
-        [each.id for each in invariants.all_jobs(store)] == [job.id],
-        "an older program changed a newer store",
-    )
+    """This program refuses a store that a later one has cut it off from, and leaves it as it is."""
+    file = stage.folder / "newer.db"
+    store = JobStore(f"sqlite:///{file}")
+    job, _ = store.submit({}, name="kept")
     store.close()
+    cuts = NextStep('op.drop_column("keys", "revoked")')
+    upgrade_to(release(stage.folder / "cuts", cuts), f"sqlite:///{file}")
+    try:
+        JobStore(f"sqlite:///{file}").close()
+        stage.figures.expect(False, "an older program opened a newer store")
+    except Conflict as error:
+        stage.figures.expect("newer" in str(error), f"an older program on a newer store: {error}")
+    with contextlib.closing(sqlite3.connect(file)) as raw:
+        stage.figures.expect(
+            raw.execute("SELECT id FROM jobs").fetchall() == [(job.id,)],
+            "an older program changed a newer store",
+        )
     stage.figures.runs += 1
 
 
@@ -524,14 +465,12 @@ def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
 @row(
     "F26",
     "one version follows another",
-    f"a service of commit {OLD} is replaced in the middle of a queue by this one, by SIGTERM and by "
-    "SIGKILL, under clients that submit; then the older one is tried again",
+    "a service is replaced in the middle of a queue by one whose release adds to the schema, by "
+    "SIGTERM and by SIGKILL, under clients that submit; then the older one is started again",
     limit=600,
 )
 def two_versions(stage: Stage) -> None:
-    tree = _old_tree(stage)
-    if tree is None:
-        raise FileNotFoundError(f"F26 needs git and a history with {OLD}")
+    tree = program(stage.folder / "next", *ADDED)
     for turn in range(1 if stage.small else min(stage.runs, 2)):
         ledger = Ledger(stage.folder / f"ledger{turn}.jsonl")  # each turn has a home of its own
         try:
@@ -541,11 +480,11 @@ def two_versions(stage: Stage) -> None:
 
 
 def _followed(stage: Stage, tree: Path, turn: int) -> None:
-    """Old, then new on the same home and port."""
+    """Old, new, and old again on the same home and port."""
     new = Service(stage, f"new{turn}", stage.folder / f"home{turn}")
     old = Service(stage, f"old{turn}", new.home.path)
     old.words[old.words.index("--port") + 1] = str(new.port)
-    old.settings["PYTHONPATH"], old.http, old.port = str(tree), new.http, new.port
+    new.settings["PYTHONPATH"], old.http, old.port = str(tree), new.http, new.port
     old.up(120)
     data = dataset(old.http, stage.ledger, **MIDDLE)
     first = submit(old.http, stage.ledger, data, "m", f"v{turn}-first", **SLOW)
@@ -589,11 +528,13 @@ def _followed(stage: Stage, tree: Path, turn: int) -> None:
     stage.figures.facts["submitted_around_it"] = stage.figures.facts.get(
         "submitted_around_it", 0
     ) + len(ids)
-    drained(stage, new, swept=False)
-    old.start()
-    code = old.popen.wait(60) if old.popen is not None else 0
     stage.figures.expect(
-        code != 0 and "newer" in old.tail(),
-        f"the older one on the newer store ended with {code}: {old.tail(5)}",
+        inspect_store(f"sqlite:///{new.home.path / 'xcray.db'}")["revision"] > HEAD,
+        "the store is not at the next release",
     )
+    drained(stage, new, swept=False)
+    old.up(120)
+    back = submit(old.http, stage.ledger, data, "m", f"v{turn}-back", **SLOW)
+    same_model(stage, ended(old.http, back), sha)
+    old.end()
     stage.figures.runs += 2

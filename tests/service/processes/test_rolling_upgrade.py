@@ -8,10 +8,7 @@ for a while.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -23,13 +20,12 @@ import httpx
 import pytest
 
 from tests.support.live_service import publish
-from tests.support.next_release import NextStep, newest, release
+from tests.support.next_release import ADDED, NextStep, program, release, run_next, upgrade_to
 from tests.support.service_processes import PATIENCE, process, told, until
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
-from xcray.jobs.database.engine import Database
 from xcray.jobs.database.schema import HEAD
-from xcray.jobs.database.upgrade import MigrationScripts, inspect_store, upgrade_database
+from xcray.jobs.database.upgrade import inspect_store
 from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
 from xcray.jobs.states import RUNNING, SUCCEEDED, TERMINAL
@@ -39,54 +35,19 @@ from xcray.model.registry import Registry
 
 pytestmark = pytest.mark.drill
 
-ADDS = f'oldest = "{HEAD}"'
-EXPAND = (
-    NextStep(
-        'op.add_column("jobs", sa.Column("colour", sa.Text))\n'
-        'op.add_column("jobs", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
-        'op.add_column("keys", sa.Column("tries", sa.Integer, nullable=False, server_default="0"))\n'
-        'op.create_table("places", sa.Column("id", sa.Text, primary_key=True))',
-        ADDS,
-    ),
-    NextStep(
-        'online.create_index("jobs_colour", "jobs", ["colour"])', f"{ADDS}\nin_transaction = False"
-    ),
-)
+FOLLOWING = f"{int(HEAD) + len(ADDED):04}"
 CONTRACT = NextStep(
-    'op.drop_column("keys", "revoked")', f'oldest = "{int(HEAD) + 3:04}"'
+    'op.drop_column("keys", "revoked")', f'oldest = "{int(FOLLOWING) + 1:04}"'
 )  # a key that was revoked would look good
 ROWS = {"instances": [{"text": "read rows of a csv file"}]}
 
 
 def upgraded_by_the_next_program(following: Path, home: Path, store: str | None) -> dict[str, Any]:
     """What `xcray store upgrade` of a release says, as a process."""
-    environment = {
-        **os.environ,
-        "XCRAY_HOME": str(home),
-        **({"XCRAY_STORE": store} if store else {}),
-    }
-    command = [
-        sys.executable,
-        str(Path(__file__).parents[2] / "support" / "next_release.py"),
-        str(following),
-        "store",
-        "upgrade",
-        "--json",
-    ]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    place = {"XCRAY_HOME": str(home), **({"XCRAY_STORE": store} if store else {})}
+    done = run_next(following, "-m", "xcray", "store", "upgrade", "--json", **place)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
-
-
-def upgraded(url: str, folder: Path, *, forced: bool = False) -> None:
-    """The same by a call, of any release."""
-    database = Database(url)
-    try:
-        upgrade_database(database, force=forced, scripts=MigrationScripts(folder, newest(folder)))
-    finally:
-        database.close()
 
 
 class Clients:
@@ -171,10 +132,8 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
     place: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
 ) -> None:
     home, address = place
-    following, after = (
-        release(tmp_path / "following", *EXPAND),
-        release(tmp_path / "after", *EXPAND, CONTRACT),
-    )
+    following = program(tmp_path / "following", *ADDED)
+    after = release(tmp_path / "after", *ADDED, CONTRACT)
     store, made, data = JobStore(address or Home(home).store_url), create_token(), new_id("ds")
     store.add_key("default", "clients", ["admin"], made.digest, key_id=made.key_id)
     shutil.copytree(tiny.path, Home(home).dataset(data))
@@ -189,24 +148,20 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
             until(lambda: store.get_job(jobs[0]).status == RUNNING, home)
             clients.more("/v1/models/m:predict", 5, home)
             found = upgraded_by_the_next_program(following, home, address)
-            assert (found["before"], found["revision"], found["oldest"]) == (
-                HEAD,
-                newest(following),
-                HEAD,
-            )
+            assert (found["before"], found["revision"], found["oldest"]) == (HEAD, FOLLOWING, HEAD)
             assert found["programs"][HEAD] >= 1  # it was done under them
             assert ended(store, jobs, home) == [(SUCCEEDED, 1)] * 2
             clients.more("/v1/models/m:predict", 5, home)
             with pytest.raises(Conflict, match="roll out the release between first") as caught:
-                upgraded(store.url, after)
+                upgrade_to(after, store.url)
             assert caught.value.code == "SCHEMA_IN_USE"
-            assert inspect_store(store.url)["revision"] == newest(following)
+            assert inspect_store(store.url)["revision"] == FOLLOWING
             JobStore(
                 store.url, upgrade=False
             ).close()  # a program of before begins and works, as after `helm rollback`
             clients.more("/readyz", 5, home)
         assert clients.failed() == {}
-        upgraded(store.url, after, forced=True)
+        upgrade_to(after, store.url, force=True)
         _only_predictions(clients, home)
     with pytest.raises(Conflict, match="supports programs from") as caught:
         JobStore(store.url, upgrade=False)

@@ -15,12 +15,16 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from xcray.errors import Conflict, Unavailable
-from xcray.jobs.database.schema import HEAD, OLDEST_PROGRAM
+from xcray.jobs.database.schema import FIRST, HEAD, JOBS, OLDEST_PROGRAM
 
 LOG: Final = logging.getLogger(__name__)
 SCHEMA_NEWER: Final = "SCHEMA_NEWER"
 SCHEMA_OLDER: Final = "SCHEMA_OLDER"
 UPGRADE_HINT: Final = "run `xcray store upgrade` (with XCRAY_STORE_UPGRADE=true every start does)"
+UNRELEASED: Final = (
+    f"the store is from before the first release of xcray (schema {FIRST}) and can't be upgraded:"
+    " move it away, or choose another home or XCRAY_STORE, and a new store is created"
+)
 REVISION_QUERY: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).select_from(
     sa.table("alembic_version")
 )
@@ -29,7 +33,8 @@ REVISION_QUERY: Final[sa.Select[Any]] = sa.select(sa.column("version_num")).sele
 class Compatibility(NamedTuple):
     """The revision of a store and the oldest program that it supports.
 
-    revision: None for an empty store. oldest: None if the store does not record it.
+    revision: None for an empty store, "" for one without a revision, which is older than any.
+    oldest: None if the store does not record it.
     """
 
     revision: str | None
@@ -41,31 +46,36 @@ class Compatibility(NamedTuple):
             return False
         return self.revision == program or (self.oldest is not None and self.oldest <= program)
 
+    @property
+    def is_unreleased(self) -> bool:
+        """Whether the store is from before the first release, so that no program can use it."""
+        return self.revision is not None and self.revision < FIRST
+
 
 def read_compatibility(connection: Connection) -> Compatibility:
     """Return what a store records about its schema, whichever version wrote it."""
     tables = set(sa.inspect(connection).get_table_names())
-    if "alembic_version" in tables:
-        revision = connection.execute(REVISION_QUERY).scalar()
-        oldest = (
-            connection.execute(sa.select(sa.func.max(OLDEST_PROGRAM.c.revision))).scalar()
-            if OLDEST_PROGRAM.name in tables
-            else None
-        )
-        return Compatibility(revision, oldest)
-    # xcray 0.1 kept its own version number
-    if "schema_version" in tables:
-        number = connection.exec_driver_sql("SELECT version FROM schema_version").scalar()
-        return Compatibility(None if number is None else f"{number:04}", None)
-    return Compatibility(None, None)
+    if "alembic_version" not in tables:
+        return Compatibility("" if JOBS.name in tables else None, None)
+    # First the revision: if an upgrade ends in between, the old one with the new `oldest` is safe.
+    revision = connection.execute(REVISION_QUERY).scalar()
+    oldest = (
+        connection.execute(sa.select(sa.func.max(OLDEST_PROGRAM.c.revision))).scalar()
+        if OLDEST_PROGRAM.name in tables
+        else None
+    )
+    return Compatibility(revision, oldest)
 
 
 def check_compatibility(connection: Connection, program: str = HEAD) -> Compatibility:
-    """Return the compatibility of a store that is not too new for a program.
+    """Return the compatibility of a store that is neither too new nor too old for a program.
 
-    Raises Conflict, code SCHEMA_NEWER, if the store no longer supports the program.
+    Raises Conflict: SCHEMA_NEWER if the store no longer supports the program, SCHEMA_OLDER if it is
+    from before the first release.
     """
     compatibility = read_compatibility(connection)
+    if compatibility.is_unreleased:
+        raise Conflict(older_message(compatibility, program), code=SCHEMA_OLDER)
     if (
         compatibility.revision is not None
         and compatibility.revision > program
@@ -94,7 +104,9 @@ def newer_message(compatibility: Compatibility, program: str = HEAD) -> str:
 
 
 def older_message(compatibility: Compatibility, program: str = HEAD) -> str:
-    """Return the error message for a store that must be upgraded first."""
+    """Return the error message for a store that must be upgraded first, or cannot be."""
+    if compatibility.is_unreleased:
+        return UNRELEASED
     state = (
         "is empty" if compatibility.revision is None else f"is at revision {compatibility.revision}"
     )

@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 HEAD: Final = "0004"  # the newest file of migrations/versions, the revision of this program's store
+FIRST: Final = "0004"  # the first one: the oldest store that can be upgraded
 
 METADATA: Final = MetaData()
 DOCUMENT: Final = sa.JSON(none_as_null=True)

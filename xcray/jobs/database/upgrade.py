@@ -33,7 +33,7 @@ from xcray.jobs.database.db_errors import LockTimeout
 from xcray.jobs.database.engine import POSTGRESQL, SQLITE, Database, parse_url
 from xcray.jobs.database.leases import LeaseWatcher
 from xcray.jobs.database.pg_timeouts import extended_timeout
-from xcray.jobs.database.schema import HEAD, OLDEST_PROGRAM, PROGRAMS
+from xcray.jobs.database.schema import HEAD, OLDEST_PROGRAM
 
 LOG: Final = logging.getLogger(__name__)
 # The key of PostgreSQL's advisory lock. SQLite's writers run one at a time anyway.
@@ -79,8 +79,8 @@ def upgrade_database(
     that they cut off. scripts: OWN_SCRIPTS by default.
 
     Raises Conflict: SCHEMA_NEWER if the store supports only newer programs, SCHEMA_OLDER if it
-    needs an upgrade that is not allowed, SCHEMA_IN_USE if active programs must stop first. Raises
-    Unavailable if others hold its tables for RETRY_SECONDS.
+    needs an upgrade that is not allowed or not possible, SCHEMA_IN_USE if active programs must stop
+    first. Raises Unavailable if others hold its tables for RETRY_SECONDS.
     """
     scripts = scripts or OWN_SCRIPTS
     with database.read() as connection:
@@ -108,7 +108,7 @@ def inspect_store(url: str) -> dict[str, Any]:
     supports, None if not recorded; `needed`: the revision of this program; `ready`: whether this
     program can use it; `programs`: how many clients are active (or ended lately without
     deregistering), by their revision. Raises Unavailable if the database cannot be reached,
-    Conflict, code SCHEMA_NEWER, if it is too new.
+    Conflict, code SCHEMA_NEWER or SCHEMA_OLDER, if no upgrade can make this program use it.
     """
     parsed = parse_url(url)
     # The check must not create a file.
@@ -117,9 +117,9 @@ def inspect_store(url: str) -> dict[str, Any]:
     database = Database(url)
     try:
         with database.read() as connection:
-            return _description(
-                database.kind, check_compatibility(connection), _registered_clients(connection)
-            )
+            compatibility = check_compatibility(connection)
+            programs = [] if compatibility.revision is None else read_clients(connection)
+            return _description(database.kind, compatibility, programs)
     finally:
         database.close()
 
@@ -164,37 +164,24 @@ class _MigrationPlan:
         self._config.set_main_option("script_location", str(scripts.folder).replace("%", "%%"))
         self._config.set_main_option("path_separator", "os")
         self._script = ScriptDirectory.from_config(self._config)
-        steps = [
-            (each.revision, each.module)
-            for each in self._script.walk_revisions("base", scripts.head)
-        ][::-1]
         self._steps = [
             MigrationStep(
-                name, getattr(module, "oldest", name), getattr(module, "in_transaction", True)
+                each.revision,
+                getattr(each.module, "oldest", each.revision),
+                getattr(each.module, "in_transaction", True),
             )
-            for name, module in steps
-        ]
+            for each in self._script.walk_revisions("base", scripts.head)
+        ][::-1]
 
     def oldest_supported(self, revision: str) -> str:
         """Return the oldest program that a store at a revision supports."""
         return max(step.oldest for step in self._steps if step.revision <= revision)
 
     def pending_steps(self, revision: str | None) -> list[MigrationStep]:
-        """Return the missing steps.
+        """Return the missing steps."""
+        return [step for step in self._steps if revision is None or step.revision > revision]
 
-        For an empty store, which has no users, steps that share a transaction are merged: only the
-        last step of each such run is returned.
-        """
-        if revision is not None:
-            return [step for step in self._steps if step.revision > revision]
-        following = [step.in_transaction for step in self._steps[1:]] + [False]
-        return [
-            step
-            for step, next_shares in zip(self._steps, following, strict=True)
-            if not (step.in_transaction and next_shares)
-        ]
-
-    def run_steps(self, connection: Connection, revision: str | None, goal: str) -> None:
+    def run_steps(self, connection: Connection, goal: str) -> None:
         """Run the missing steps up to `goal`, in the caller's transaction if there is one."""
         from alembic.runtime.environment import EnvironmentContext
 
@@ -203,18 +190,12 @@ class _MigrationPlan:
             self._config, script, fn=lambda now, _context: script._upgrade_revs(goal, now)
         ) as environment:
             environment.configure(connection=connection)
-            context = environment.get_context()
-            if revision is not None and not context.get_current_heads():
-                # A store of xcray 0.1 starts at the version that it recorded itself.
-                context.stamp(script, revision)
             environment.run_migrations()
 
 
-def _registered_clients(connection: Connection, before: str | None = None) -> list[StoreClient]:
-    """Return the clients older than `before`, or all. The table can be missing."""
-    if not sa.inspect(connection).has_table(PROGRAMS.name):
-        return []
-    return [each for each in read_clients(connection) if before is None or each.revision < before]
+def _older_clients(connection: Connection, oldest: str) -> list[StoreClient]:
+    """Return the clients older than `oldest`."""
+    return [each for each in read_clients(connection) if each.revision < oldest]
 
 
 def _wait_for_silence(database: Database, oldest: str) -> dict[str, int]:
@@ -226,7 +207,7 @@ def _wait_for_silence(database: Database, oldest: str) -> dict[str, int]:
     LOG.info("waiting for the leases of programs older than %s, in case some are active", oldest)
     while True:
         with database.read() as connection:
-            older = _registered_clients(connection, oldest)
+            older = _older_clients(connection, oldest)
         moved = [each for each in older if first.setdefault(each.id, each.beats) != each.beats]
         if moved:
             raise _in_use_error(moved, oldest)
@@ -275,7 +256,6 @@ def _apply_step(
 
     silent: older clients that are gone, by name. None skips the check for active clients.
     """
-
     open_locked = (
         _locked_transaction if step.in_transaction or database.kind == SQLITE else _locked_session
     )
@@ -283,14 +263,17 @@ def _apply_step(
         compatibility = check_compatibility(connection, ladder.head)
         if compatibility.revision is not None and compatibility.revision >= step.revision:
             return
-        if silent is not None and compatibility.revision is not None:
-            older = _registered_clients(connection, step.oldest)
+        if silent is not None:
+            older = _older_clients(connection, step.oldest)
             active = [each for each in older if silent.get(each.id) != each.beats]
             if active:
                 raise _in_use_error(active, step.oldest)
             delete_clients(connection, older)
-        ladder.run_steps(connection, compatibility.revision, step.revision)
-        _record_oldest(connection, ladder.oldest_supported(step.revision))
+        ladder.run_steps(connection, step.revision)
+        connection.execute(sa.delete(OLDEST_PROGRAM))
+        connection.execute(
+            sa.insert(OLDEST_PROGRAM).values(revision=ladder.oldest_supported(step.revision))
+        )
 
 
 @contextmanager
@@ -330,10 +313,3 @@ def _locked_session(database: Database) -> Iterator[Connection]:
         connection.exec_driver_sql(f"SET statement_timeout = {int(STEP_TIMEOUT_SECONDS * 1000)}")
         connection.exec_driver_sql(f"SET lock_timeout = {int(STEP_TIMEOUT_SECONDS * 1000)}")
         yield connection  # the lock ends with the connection
-
-
-def _record_oldest(connection: Connection, oldest: str) -> None:
-    """Record the oldest supported program, if the store has the table for it yet."""
-    if sa.inspect(connection).has_table(OLDEST_PROGRAM.name):
-        connection.execute(sa.delete(OLDEST_PROGRAM))
-        connection.execute(sa.insert(OLDEST_PROGRAM).values(revision=oldest))
