@@ -4,7 +4,12 @@ httptools (llhttp, the parser of Node.js) is many times faster than h11, but uvi
 only with h11. This class counts the bytes received since the parser last produced output: a
 complete header, a piece of a body, or the end of a message. Headers above `MAX_HEADER_BYTES_READ`,
 and endless chunk extensions or trailers, are rejected here. The edge middleware applies its own,
-lower limit to headers. The number of pipelined requests per connection is limited, too.
+lower limit to headers. The number of pipelined requests per connection is limited, too: those
+below the limit are answered, then the connection is closed, so the client sends the others again.
+
+Trailers of chunked bodies are dropped, because uvicorn would append them to the headers of the
+request, where they could pass for credentials. The host of a request target in absolute form
+replaces the header Host (RFC 9112, 3.2.2).
 
 uvicorn has a time limit only for idle connections. Here each connection checks itself periodically.
 It is closed if a header is not complete in time, if a body arrives too slowly while the app waits
@@ -15,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -74,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._unparsed_bytes = 0
         self._is_rejected = False
+        self._is_draining = False  # close after the accepted pipelined requests
         self._has_request = False  # a header was complete
         self._header_started_at: float | None = None  # start of an incomplete header
         self._receives_body = False  # a body is being received
@@ -103,8 +110,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; reject endless headers and too many pipelined requests."""
-        if self._is_rejected:
+        """Parse received bytes; reject endless headers, drop too many pipelined requests."""
+        if self._is_rejected or self._is_draining:
             return
         self._unparsed_bytes += len(data)
         if self._header_started_at is None and not self._receives_body:
@@ -113,7 +120,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unparsed_bytes > MAX_HEADER_BYTES_READ:
             self._reject(431)
         elif len(self.pipeline) > MAX_PIPELINED_REQUESTS:
-            self._reject(429)
+            self._is_draining = True
+            while len(self.pipeline) > MAX_PIPELINED_REQUESTS:
+                self.pipeline.popleft()  # the newest
 
     def on_message_begin(self) -> None:
         """Start the header timeout. The bytes may also have ended the previous message."""
@@ -121,8 +130,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_started_at = self.loop.time()
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header; drop a trailer."""
+        if not self._receives_body:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Stop the header timeout and start to measure the rate of the body."""
+        if not self.url.startswith((b"/", b"*")):
+            host = urlsplit(self.url).netloc
+            self.headers[:] = [pair for pair in self.headers if pair[0] != b"host"]
+            self.headers.append((b"host", host))
         self._unparsed_bytes = 0
         self._header_started_at, self._receives_body, self._has_request = None, True, True
         self._body_bytes, self._window_started_at = 0, self.loop.time()
@@ -139,6 +157,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0
         self._receives_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Continue with the next pipelined request, or close a connection that had too many."""
+        is_last = self._is_draining and not self.pipeline
+        super().on_response_complete()
+        if is_last and not self.transport.is_closing():
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """Note when the client stopped reading."""

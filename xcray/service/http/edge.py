@@ -12,8 +12,8 @@ import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,6 +37,10 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_HEADERS = 100
 KEY_QUERY_PARAMETERS = frozenset({"token", "key", "api_key", "apikey", "access_token"})
+
+_HOST: Final = re.compile(
+    r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::[0-9]{1,5})?", re.IGNORECASE | re.ASCII
+)
 
 
 class EdgeMiddleware:
@@ -265,8 +269,9 @@ class _SendWithHeaders:
 
 @lru_cache(256)
 def _host_name(host: str) -> str:
-    """Return the host name in lower case, without port and without the brackets of IPv6."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    """Return the host name in lower case, without port and without the brackets of IPv6.
+
+    Returns an empty string if it is not a host with an optional port (RFC 9110, 7.2).
+    """
+    match = _HOST.fullmatch(host)
+    return (match[1] or match[2]).lower() if match else ""
