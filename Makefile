@@ -10,6 +10,9 @@ STAMP := $(VENV)/.installed
 MADE := $(VENV)/.made-by-make
 LOG := $(VENV)/install.log
 
+# Without byte code on disk, every process that is started compiles all modules again.
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test drills kernels check bench docs clean
 

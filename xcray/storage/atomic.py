@@ -6,7 +6,6 @@ rename.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -182,6 +181,8 @@ def discard_directory(staged: Path) -> None:
     instead of publishing what the removal left over.
     """
     discarded = staged.with_name(f".{uuid.uuid4().hex}.part")
-    with contextlib.suppress(FileNotFoundError):
+    try:
         os.rename(staged, discarded)
+    except OSError:
+        discarded = staged
     shutil.rmtree(discarded, ignore_errors=True)

@@ -72,7 +72,7 @@ def model_at(out):
     )
 
 
-def good(spec, *, run_dir, out, progress, stop, job):
+def good(spec, *, run_dir, out, progress, stop, job, exclusive):
     """A training that succeeds."""
     progress(Progress("LOADING", 0, 0, 0.0, 0.0, None, ""))
     progress(Progress("TRAINING", 2, 2, 0.1, float("inf"), float("nan"), "two classes"))
@@ -85,7 +85,7 @@ def good(spec, *, run_dir, out, progress, stop, job):
     )
 
 
-def until_stopped(spec, *, run_dir, out, progress, stop, job):
+def until_stopped(spec, *, run_dir, out, progress, stop, job, exclusive):
     """A training that goes on until it is told to stop."""
     deadline = time.monotonic() + 300
     while not stop.is_set():
