@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.live_service import client_of, publish, raw, settings_for
 from xcray.errors import Unavailable
-from xcray.service.app import create_app
 from xcray.jobs.store.tokens import create_token
+from xcray.service.app import create_app
 from xcray.service.http.connection_limits import MAX_HEADER_BYTES_READ, MAX_PIPELINED_REQUESTS
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
