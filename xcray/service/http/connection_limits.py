@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Note that the client reads retry."""
+        """Note that the client reads again."""
         self._unread_since = None
         super().resume_writing()
 

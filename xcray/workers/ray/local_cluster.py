@@ -179,8 +179,7 @@ class ManagedLocalRay:
         deadline = time.monotonic() + seconds
         with _locked(self.directory / "start.lock", deadline):
             info = self._wait_for_start(deadline)
-            if self._closed.is_set():
-                raise Unavailable("the local Ray is being stopped", code="RAY_START")
+            self._check_open()
             if info is None and not self._is_daemon_alive():
                 self._remove_stale_files()
                 self._spawn_daemon(seconds)
@@ -189,14 +188,18 @@ class ManagedLocalRay:
                     raise Unavailable(self._start_error(), code="RAY_START")
         if info is None:
             self.stop()
-            if self._closed.is_set():
-                raise Unavailable("the local Ray is being stopped", code="RAY_START")
+            self._check_open()
             raise Unavailable(
                 f"Ray was not ready within {seconds:.0f} s; is the machine busy? Try again",
                 code="RAY_START",
             )
         self.touch()
         return info
+
+    def _check_open(self) -> None:
+        """Raise Unavailable once `close` was called."""
+        if self._closed.is_set():
+            raise Unavailable("the local Ray is being stopped", code="RAY_START")
 
     def _wait_for_start(self, deadline: float) -> ClusterInfo | None:
         """Return the location of the daemon's Ray; None without a daemon or at the deadline."""
