@@ -1,5 +1,5 @@
 # One verb per chore, the same for people and for the build server. Needs Python >= 3.11, make and a POSIX shell.
-# Every verb makes .venv by itself when it is missing or older than pyproject.toml, and uses it again afterwards.
+# Every verb creates .venv if it is missing or older than pyproject.toml.
 
 PYTHON ?= python3
 ARGS ?=
@@ -10,18 +10,18 @@ STAMP := $(VENV)/.installed
 MADE := $(VENV)/.made-by-make
 LOG := $(VENV)/install.log
 
-# Without byte code on disk, every process that is started compiles all modules again.
+# Without bytecode on disk, every new process compiles all modules again.
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test drills kernels check bench docs clean
 
-help:  ## this list
+help:  ## print this list
 	@echo "make VERB, where VERB is one of:"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "options: PYTHON=python3.12 (which Python makes $(VENV)), ARGS='...' (passed on to demo, serve, test, bench)"
+	@echo "options: PYTHON=python3.12 (the Python of $(VENV)), ARGS='...' (arguments of demo, serve, test, bench)"
 
-install: $(STAMP)  ## make .venv with xcray (editable) and everything needed to run and test it
+install: $(STAMP)  ## create .venv with xcray (editable) and everything needed to run and test it
 
 demo: $(STAMP)  ## build a data set, train it on Ray through REST, ask five questions, clean up (minutes)
 	@$(BIN)/xcray demo $(ARGS)
@@ -47,10 +47,11 @@ check: $(STAMP)  ## style (ruff) and types (mypy, strict)
 bench: $(STAMP)  ## the quick benchmarks
 	@$(BIN)/python -m benchmarks --quick $(ARGS)
 
-docs: $(STAMP)  ## API reference and OpenAPI document into build/docs; checks the links of every Markdown page
-	@$(BIN)/python docs/build.py build/docs
+docs: $(STAMP)  ## the documentation site with search, in build/docs; fails on a dead link
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "to read it: $(BIN)/python -m http.server --directory build/docs"
 
-clean:  ## remove what these verbs made: .venv, build, caches
+clean:  ## remove .venv, build and caches
 	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(LOG); fi
 	@rm -rf build xcray.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find xcray tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,3 +1,4 @@
-"""Benchmarks: `python -m benchmarks.NAME [--data DIR] [--json FILE]`; the last line printed is one
-JSON object.
+"""Benchmarks, run as `python -m benchmarks.NAME [--data DIR] [--json FILE]`.
+
+The last line that a benchmark prints is one JSON object.
 """

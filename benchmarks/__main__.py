@@ -1,5 +1,6 @@
-"""Run the benchmarks that need no data: `python -m benchmarks [--quick]`; each prints its JSON as
-its last line.
+"""Run the benchmarks that need no data: `python -m benchmarks [--quick]`.
+
+Each one prints its JSON as its last line.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ WHOLE = [
 
 
 def main() -> int:
-    """Run them one after the other; the first failure ends the run."""
+    """Run the benchmarks one after the other, and stop at the first failure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small data, one repeat")
+    parser.add_argument("--quick", action="store_true", help="use small data and one repeat")
     for command in QUICK if parser.parse_args().quick else WHOLE:
         print("==", " ".join(command), flush=True)
         subprocess.run([sys.executable, "-m", *command], check=True)

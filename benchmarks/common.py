@@ -1,6 +1,4 @@
-"""What every benchmark does the same way: arguments, data sets by name, the machine, the last
-line.
-"""
+"""Common parts of all benchmarks: arguments, data sets by name, the machine, and the JSON line."""
 
 from __future__ import annotations
 
@@ -23,22 +21,23 @@ from xcray.data.writer import DatasetWriter
 
 
 def arguments(description: str, **extra: dict[str, Any]) -> argparse.Namespace:
-    """--data, --json, --picture and what `extra` adds (name -> options of add_argument)."""
+    """Parse --data, --json, --picture and `extra` (name -> arguments of add_argument)."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz"
     )
-    parser.add_argument("--json", type=Path, help="write the result here too")
-    parser.add_argument("--picture", type=Path, help="write a PNG here")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
+    parser.add_argument("--picture", type=Path, help="also draw a PNG")
     for name, options in extra.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
     return parser.parse_args()
 
 
 def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
-    """The data set called `name` in `folder`, built when it is not there yet: pydocs and synthetic
-    are made, the others come from `data`/NAME, which holds train.txt.xz and test.txt.xz, or
-    NAME.npz with images.
+    """Return the data set `name` in `folder`, built if missing.
+
+    pydocs and synthetic are generated. The others are read from `data`/NAME, which holds
+    train.txt.xz and test.txt.xz, or NAME.npz with images.
     """
     target = folder / name.replace("_", "-")
     if target.exists():
@@ -46,7 +45,7 @@ def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
     if name in ("pydocs", "synthetic"):
         return build(name, {}, target, BuildOptions(test_fraction=0.1))
     if data is None:
-        raise SystemExit(f"set {name} needs --data DIR, a directory that holds {name}/train.txt.xz")
+        raise SystemExit(f"set {name} needs --data DIR, a directory with {name}/train.txt.xz")
     if (data / name / f"{name}.npz").exists():
         return images(name, data / name / f"{name}.npz", target)
     sources = {part: data / name / f"{part}.txt.xz" for part in ("train", "test")}
@@ -54,8 +53,9 @@ def dataset(name: str, data: Path | None, folder: Path) -> Dataset:
 
 
 def images(name: str, path: Path, target: Path) -> Dataset:
-    """A data set of grey images from X_train, y_train, X_test, y_test: a feature a pixel, from 0 to
-    1; a label a class.
+    """Build a data set of grey images from X_train, y_train, X_test, y_test.
+
+    Each pixel is a feature from 0 to 1, each class a label.
     """
     arrays = np.load(path)
     n_labels = int(arrays["y_train"].max()) + 1
@@ -70,7 +70,7 @@ def images(name: str, path: Path, target: Path) -> Dataset:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine that runs the benchmark."""
     return {
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
@@ -80,9 +80,7 @@ def machine() -> dict[str, Any]:
 
 
 def in_folder(run: Callable[[Path], dict[str, Any]], out: Path | None) -> None:
-    """Run in a temporary folder, print the result as the last line, and write it to `out` if
-    given.
-    """
+    """Run in a temporary folder and print the result as the last line, also into the file `out`."""
     before = machine()
     with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
         result = {"machine": before, **run(Path(folder))}

@@ -1,7 +1,7 @@
-"""Fixtures for every test: a clean environment, a small data set, a local Ray of our own.
+"""Fixtures for every test: a clean environment, a small data set, a private local Ray.
 
-The environment is cleaned before anything is imported, so that no test finds a cluster, a home or a
-key of the person who runs it.
+The environment is cleaned before any import, so that no test finds a cluster, a home or a key of
+the user who runs it.
 """
 
 from __future__ import annotations
@@ -29,26 +29,23 @@ for _name in [
     if name.startswith(("XCRAY_", "RAY_")) and name != "XCRAY_KUBERAY_CRDS"
 ]:
     del os.environ[_name]
-_HOME = tempfile.TemporaryDirectory(
-    prefix="xcray-test-", ignore_cleanup_errors=True
-)  # for what runs before any test: imports
+# For imports, which run before any test.
+_HOME = tempfile.TemporaryDirectory(prefix="xcray-test-", ignore_cleanup_errors=True)
 os.environ.update(
     XCRAY_HOME=_HOME.name,
     RAY_USAGE_STATS_ENABLED="0",
-    XCRAY_RAY_START_SECONDS="600",  # an actor may take minutes to start on a machine that is busy
+    XCRAY_RAY_START_SECONDS="600",  # an actor can take minutes to start on a busy machine
     MPLBACKEND="Agg",
     NO_COLOR="1",
     COLUMNS="140",
-    OMP_NUM_THREADS="1",  # the pools under test bring the parallelism
+    OMP_NUM_THREADS="1",  # the worker pools under test run in parallel
 )
 os.environ.pop("FORCE_COLOR", None)
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell that starts us in the background had it ignored
+# A shell can start background processes with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# the same examples in each run, however slow the machine; more of them by hand:
-# HYPOTHESIS_PROFILE=default
+# Use the same examples in each run, on machines of any speed. HYPOTHESIS_PROFILE=default runs more.
 settings.register_profile(
     "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -56,15 +53,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what this machine lacked, and what was done instead."""
+    """Report the tools that this machine lacks, and the checks done instead."""
     if said := without.lines():
-        terminalreporter.section("this machine lacks something")
+        terminalreporter.section("tools that this machine lacks")
         terminalreporter.write_line("\n".join(said))
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each test has a home of its own; what it does to the environment ends with it."""
+    """Set a private home for each test and return it."""
     home = tmp_path / "xcray-home"
     monkeypatch.setenv("XCRAY_HOME", str(home))
     return home
@@ -72,9 +69,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_logs() -> Iterator[None]:
-    """What a test does to the loggers ends with it: a stream that it captured is closed after
-    it.
-    """
+    """Restore the loggers after each test, because a captured stream is closed then."""
     loggers = [logging.getLogger(name) for name in ("xcray", "uvicorn")]
     before = [(each.handlers[:], each.propagate, each.level) for each in loggers]
     yield
@@ -85,13 +80,13 @@ def own_logs() -> Iterator[None]:
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """Random numbers, the same in each run."""
+    """Return a random generator with a fixed seed."""
     return np.random.default_rng(20240607)
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """A synthetic data set: a few hundred rows and some dozens of labels, with a test split."""
+    """Return a synthetic data set with 400 rows, 40 labels and a test split."""
     from xcray.data.build import BuildOptions, build
 
     options = {
@@ -105,9 +100,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    """A local Ray with two CPUs, started for the tests of one file and ended after them; no other
-    cluster is joined or touched.
-    """
+    """Start a local Ray with two CPUs for the tests of one file; no other cluster is used."""
     from xcray.workers.ray.local_cluster import local_ray
 
     with local_ray() as cluster:
@@ -116,9 +109,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """A private PostgreSQL, one for all tests of a session; skips its test, with the reason, where
-    the binaries lack.
-    """
+    """Run a private PostgreSQL for the session; skip the test if the binaries are missing."""
     from tests.support.postgres import server_or_skip
 
     with server_or_skip() as server:
@@ -127,9 +118,7 @@ def postgres() -> Iterator[Any]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty job store: each test that asks for it runs on a file of SQLite and on
-    PostgreSQL.
-    """
+    """Return the URL of an empty job store; each test runs on SQLite and on PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'xcray.db'}"
     from tests.support.postgres import unhurried

@@ -17,6 +17,8 @@ XcrayError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 # top-level module -> the extra that installs it (see pyproject.toml)
@@ -45,6 +47,8 @@ EXTRAS = {
 MAX_EXCERPT = 80
 # maximum number of characters of a sentence that can quote several pieces of input
 MAX_SENTENCE = 600
+# maximum number of names that are compared with an unknown one (about 0.1 s)
+MAX_COMPARED = 20_000
 
 
 class XcrayError(Exception):
@@ -213,6 +217,20 @@ def excerpt(text: str, max_chars: int = MAX_EXCERPT) -> str:
         for c in text[: max_chars + 1]
     )
     return shown if len(shown) <= max_chars else shown[: max_chars - 3] + "..."
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" with the most similar of the known names, or "".
+
+    The case and surrounding spaces do not matter. Of more than MAX_COMPARED names, only names that
+    differ in case or spaces are found.
+    """
+    by_key = {each.casefold().strip(): each for each in known}
+    key = name[:MAX_EXCERPT].casefold().strip()
+    near = by_key.get(key)
+    if near is None and len(by_key) <= MAX_COMPARED:
+        near = next((by_key[each] for each in difflib.get_close_matches(key, by_key, 1)), None)
+    return "" if near is None else f"; did you mean {excerpt(near)!r}?"
 
 
 def _restore(kind: type[XcrayError], args: tuple[Any, ...], state: dict[str, Any]) -> XcrayError:

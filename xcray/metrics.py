@@ -99,7 +99,7 @@ def psp_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
     repository's scripts. The maximum of a row is that of its min(k, true labels) heaviest true
     labels. 0 if no row has a label.
     """
-    gains, best = _weighted(top, Y, _checked_k(k), weights)
+    gains, best = weighted_hits(top, Y, _checked_k(k), weights)
     return _ratio(gains[:, :k].sum(), best[:, :k].sum())
 
 
@@ -110,8 +110,8 @@ def psndcg_at_k(top: TopK, Y: Pattern, k: int, weights: Any) -> float:
     before rows are added up. The ratio is that of the sums over all rows, as in the repository's
     scripts.
     """
-    gains, best = _weighted(top, Y, _checked_k(k), weights)
-    return _ratio(_discounted(gains, k, _ideal(Y, k)), _discounted(best, k, _ideal(Y, k)))
+    gains, best = weighted_hits(top, Y, _checked_k(k), weights)
+    return _ratio(_discounted(gains, k, ideal_dcg(Y, k)), _discounted(best, k, ideal_dcg(Y, k)))
 
 
 def label_coverage(top: TopK, Y: Pattern, k: int) -> float:
@@ -362,24 +362,24 @@ def _recall(hits: Any, Y: Pattern, k: int) -> float:
 
 def _ndcg(hits: Any, Y: Pattern, k: int) -> float:
     """Return nDCG@k from the hits."""
-    return _ratio(_discounted(hits, k, _ideal(Y, k)), Y.n_rows)
+    return _ratio(_discounted(hits, k, ideal_dcg(Y, k)), Y.n_rows)
 
 
-def _discounts(k: int) -> Float64:
+def discounts(k: int) -> Float64:
     """Return 1 / log2(rank + 1) for ranks 1 to k."""
     out: Float64 = 1.0 / np.log2(np.arange(2, k + 2))
     return out
 
 
-def _ideal(Y: Pattern, k: int) -> Any:
+def ideal_dcg(Y: Pattern, k: int) -> Any:
     """Return the best possible DCG@k of each row: (n_rows,); 1 for rows without labels."""
-    return np.concatenate(([1.0], np.cumsum(_discounts(k))))[np.minimum(np.diff(Y.indptr), k)]
+    return np.concatenate(([1.0], np.cumsum(discounts(k))))[np.minimum(np.diff(Y.indptr), k)]
 
 
 def _discounted(gains: Any, k: int, per_row: Any) -> float:
     """Return the sum over rows of discounted gains, each row divided by its own number."""
     width = min(k, gains.shape[1])
-    return float(((gains[:, :width] @ _discounts(width)) / per_row).sum())
+    return float(((gains[:, :width] @ discounts(width)) / per_row).sum())
 
 
 def _ones(Y: Pattern) -> Any:
@@ -404,10 +404,11 @@ def _common(predicted: Pattern, Y: Pattern) -> Any:
     return np.intersect1d(_cells(predicted), _cells(Y), assume_unique=True)
 
 
-def _weighted(top: TopK, Y: Pattern, k: int, weights: Any) -> tuple[Any, Any]:
+def weighted_hits(top: TopK, Y: Pattern, k: int, weights: Any) -> tuple[Any, Any]:
     """Return weights of the hits in ranked order, and the maximum of each row: (n_rows, k) both.
 
-    The maximum has the row's heaviest true labels in descending order; 0 elsewhere.
+    The maximum has the row's heaviest true labels in descending order; 0 elsewhere. weights: (K,).
+    Raises ShapeMismatch.
     """
     weights = np.asarray(weights, np.float64)
     if len(weights) != Y.n_cols:

@@ -1,16 +1,15 @@
-"""Ray's own autoscaler on one machine: what a job asks for, what nodes come and go, and what they
-cost.
+"""Requests, node lifetimes and cost of a job on a Ray cluster with Ray's own autoscaler.
 
 `python -m benchmarks.cluster.autoscaling [--cpu-seconds 160] [--longest 30] [--nodes 3] [--cpus 2]
 [--policies thrift all]`
 
-A head without CPUs; worker nodes are started and ended by Ray's provider for tests, on this
-machine, within seconds. The labels sleep, so that two cores can play many: nothing but the coming
-and going is real. (The autoscaler's version 2 can't be had so: what its provider needs is not in
-Ray's wheel.)
+The head has no CPUs. Ray's provider for tests starts and ends worker nodes on this machine within
+seconds. The labels sleep instead of computing, so that two cores can simulate many. Only the
+autoscaling is real. (Version 2 of the autoscaler cannot be tested this way, because Ray's wheel
+lacks the modules that its test provider needs.)
 
-`--join` measures something else: a job on one node, a second one joins: how long until it has its
-first batch, step by step.
+With `--join`, a second node joins a job that runs on one node. The seconds until its first batch
+are measured step by step.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.events import Joined
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.workers.driver import run_schedule
+from xcray.workers.observer import CollectResults, RunObserver
 from xcray.workers.pool import Result, StopFlag
 from xcray.workers.ray.pool import RayPool
 from xcray.workers.ray.session import (
@@ -52,37 +52,49 @@ from xcray.workers.ray.session import (
 )
 from xcray.workers.timeline import Span
 
-HEAD = "f" * 51 + "00000"  # the identity of a head that the provider takes for its own
-SLEEP = 0.1  # seconds between two looks at the flag
-LABEL = 0.05  # seconds of a label
+HEAD = "f" * 51 + "00000"  # the node id that the provider uses for the head
+SLEEP = 0.1  # seconds between two checks of the stop flag
+LABEL = 0.05  # seconds per label
+
+
+class Recorder(RunObserver[Result]):
+    """Passes spans to a function."""
+
+    def __init__(self, function: Callable[[Span], None]) -> None:
+        self._function = function
+
+    def record(self, span: Span) -> None:
+        """Record a span."""
+        self._function(span)
 
 
 @dataclass(frozen=True)
 class Sleeping:
-    """Work that takes time and nothing else. longest: seconds of label 0, if they are more than 0;
-    or less, when `gate` exists.
+    """Worker task that sleeps instead of computing.
+
+    longest: seconds of label 0, if positive. The sleep ends early when the file `gate` exists.
     """
 
     longest: float
     gate: str = ""
     counter: ClassVar[tuple[str, str]] = (
         "xcray_labels_slept",
-        "Labels slept through by this worker",
+        "Labels processed by this worker",
     )
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: there are no kernels to compile."""
 
     def open(self) -> Any:
-        """Nothing is needed."""
+        """Do nothing: no data are needed."""
         return self
 
     def load(self, *shared: Any) -> Any:
-        """Nothing is shared."""
+        """Do nothing: no arrays are shared."""
         return self
 
     def decode_result(self, result: Any) -> Any:
-        """The labels."""
+        """Return the labels unchanged."""
         return result
 
     def solve(self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False) -> Any:
@@ -101,8 +113,9 @@ class Sleeping:
 
 @contextmanager
 def autoscaled(nodes: int, cpus: int, idle: float) -> Iterator[str]:
-    """A head without CPUs and an autoscaler of up to `nodes` nodes; gives its address. What it
-    started ends with it.
+    """Start a head without CPUs and an autoscaler of up to `nodes` nodes, and yield the address.
+
+    All processes are ended on exit.
     """
     root, port = make_short_root(), free_port_below()
     write_token(root / "token")
@@ -146,15 +159,16 @@ def autoscaled(nodes: int, cpus: int, idle: float) -> Iterator[str]:
 
 
 def free_port_below() -> int:
-    """A free port that is none of the ports that Ray gives to workers."""
+    """Return a free port below the ports that Ray gives to workers."""
     while 10001 <= (port := free_port()) <= 20000:
         pass
     return port
 
 
 def end_all(root: Path) -> None:
-    """End every process that has the folder in its environment: the head, and the nodes that its
-    autoscaler started.
+    """End every process that has the folder in its environment.
+
+    These are the head and the nodes that its autoscaler started.
     """
     mine, own = str(root).encode(), os.getpid()
     for _ in range(50):
@@ -174,7 +188,7 @@ def end_all(root: Path) -> None:
 
 
 def _environment_of(pid: int) -> bytes:
-    """The environment a process was started with; empty when it is gone or another's."""
+    """Return the environment of a process, empty if it has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -182,7 +196,7 @@ def _environment_of(pid: int) -> bytes:
 
 
 def _until(there: Callable[[], bool], head: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait for the head."""
+    """Wait until `there()` holds. Raises SystemExit with the log if the head ends before."""
     ends = time.monotonic() + 120
     while not there():
         if head.poll() is not None or time.monotonic() > ends:
@@ -191,7 +205,7 @@ def _until(there: Callable[[], bool], head: subprocess.Popen[bytes], log: Path) 
 
 
 def _config(address: str, nodes: int, cpus: int, idle: float) -> dict[str, Any]:
-    """What the autoscaler is told."""
+    """Return the configuration of the autoscaler."""
     provider = {
         "type": "fake_multinode",
         "gcs_address": address,
@@ -231,7 +245,7 @@ def _config(address: str, nodes: int, cpus: int, idle: float) -> dict[str, Any]:
 
 
 class Watch:
-    """Counts living nodes that have CPUs, twice a second, in a thread of its own."""
+    """Thread that counts the living nodes with CPUs twice per second."""
 
     def __init__(self) -> None:
         self.counts: list[tuple[float, int]] = []
@@ -242,7 +256,7 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        """Look."""
+        """Sample the nodes until the watch is stopped."""
         while not self._stop.wait(0.25):
             nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
             alive = [
@@ -254,13 +268,13 @@ class Watch:
                 self.first.setdefault(node, now)
 
     def wait_for_none(self, seconds: float) -> None:
-        """Until the autoscaler has taken all nodes away."""
+        """Wait until the autoscaler has removed all nodes."""
         ends = time.monotonic() + seconds
         while self.counts[-1][1] and time.monotonic() < ends:
             time.sleep(0.25)
 
     def told(self, cpu_seconds: float, cpus: int) -> dict[str, Any]:
-        """Node-seconds, and how many nodes there were when."""
+        """Return the node-seconds and the number of nodes over time."""
         self._stop.set()
         self._thread.join()
         cost = sum(
@@ -279,7 +293,7 @@ class Watch:
 
 
 def run(chosen: Any, policy: str) -> dict[str, Any]:
-    """One job from no node at all, until all nodes are gone again."""
+    """Run one job from zero nodes until all nodes are removed again."""
     n = int((chosen.cpu_seconds - chosen.longest) / LABEL)
     cost = np.array([chosen.longest or LABEL] + [LABEL] * (n - 1))
     workers = chosen.nodes * chosen.cpus
@@ -291,15 +305,15 @@ def run(chosen: Any, policy: str) -> dict[str, Any]:
         pool = RayPool(
             Sleeping(chosen.longest), workers, nullcontext(), policy, tuple, policy=thrift
         )
-        results: list[Result] = []
+        collected = CollectResults[Result]()
         began = time.monotonic()
         run_schedule(
             LabelScheduler(range(n), cost, workers=workers),
             pool,
-            commit=results.append,
+            collected,
             stop=StopFlag(),
-            tick=lambda: None,
         )
+        results = collected.results
         makespan = time.monotonic() - began
         watch.wait_for_none(chosen.idle + 30.0)
         told = watch.told(float(cost.sum()), chosen.cpus)
@@ -314,7 +328,7 @@ def run(chosen: Any, policy: str) -> dict[str, Any]:
 
 
 def joined(chosen: Any) -> dict[str, Any]:
-    """A second node joins a job on one: seconds from the call that starts it to each step."""
+    """Add a second node to a job on one node; return the seconds from its start to each step."""
     n = int(chosen.cpu_seconds / LABEL)
     steps: dict[str, float] = {}
     with several_nodes(chosen.cpus) as cluster:
@@ -344,10 +358,8 @@ def joined(chosen: Any) -> dict[str, Any]:
             run_schedule(
                 schedule,
                 pool,
-                commit=lambda _: None,
+                Recorder(record),
                 stop=StopFlag(),
-                tick=lambda: None,
-                record=record,
             )
 
         def record(span: Span) -> None:
@@ -362,7 +374,7 @@ def joined(chosen: Any) -> dict[str, Any]:
         late[0] = time.time()
         cluster.add_node(
             num_cpus=chosen.cpus, object_store_memory=80_000_000
-        )  # Ray sets signal handlers: in the main thread
+        )  # in the main thread, because Ray sets signal handlers
         thread.join()
         watch.told(1.0, 1)
     steps["node_is_registered"] = sorted(watch.first.values())[-1] - late[0]
@@ -370,7 +382,7 @@ def joined(chosen: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a row for each policy, and the JSON."""
+    """Print one row per policy, and the JSON."""
     chosen = arguments(
         __doc__ or "",
         cpu_seconds={"type": float, "default": 160.0},
@@ -382,7 +394,7 @@ def main() -> None:
         policies={"nargs": "+", "default": ["thrift", "all"]},
         join={"action": "store_true"},
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # runs the clean-up
     if chosen.join:
         print(json.dumps(joined(chosen)))
         return

@@ -1,21 +1,23 @@
-"""A secret of Ray is changed under a service that trains on it: predictions go on, jobs keep their
-place, models keep their bits.
+"""Rotation of a Ray secret while a service trains on that Ray.
 
-`python -m benchmarks.cluster.credentials --secret redis|token [--json FILE]`; needs Linux,
-namespaces, for redis Redis' programs; three minutes on two free cores. The stage is that of
-`benchmarks.cluster.head`: head, two nodes, API and runner, which join by address, dashboard and
-token; jobs are queued, and in the middle of the first the secret is changed as docs/operations.md
-says:
+Predictions must continue, jobs must keep their place in the queue, and models must be unchanged.
 
-redis  The head's password of Redis. A second password is given to the user that is there; the head
-is ended and started with it, as KubeRay does with a head's pod that is deleted; the first password
-is taken away. Nodes live on. token  Ray's token. Nodes have the one they started with; API and
-runner have a file of their own, as a kubelet mounts the Secret. That file changes; head and nodes
-are ended, and started with the new one.
+`python -m benchmarks.cluster.credentials --secret redis|token [--json FILE]` needs Linux and
+namespaces, and Redis' programs for `--secret redis`. It takes three minutes on two free cores. The
+set-up is that of `benchmarks.cluster.head`: a head, two nodes, an API process and a runner, which
+join by address, dashboard and token. Several jobs are queued. During the first one the secret is
+changed as docs/operations.md describes:
 
-Told: predictions asked and failed; what the service said of itself meanwhile; whether what holds
-the old secret is refused; attempts, order and bits of the jobs. (The database's password: `python
--m tests.deployment.chart.rotation`.)
+- redis: the password with which the head connects to Redis. The existing Redis user gets a second
+  password. The head is ended and started with it, as KubeRay does after a head pod is deleted. Then
+  the first password is removed. The nodes keep running.
+- token: Ray's token. The nodes keep the token they were started with. The API process and the
+  runner read a file of their own, as when the kubelet mounts the Secret. That file changes, and the
+  head and the nodes are ended and started with the new token.
+
+Reported are the numbers of predictions and of failed predictions, the readiness of the service
+during the rotation, whether the old secret is rejected, and the attempts, order and hashes of the
+jobs. (For the database's password: `python -m tests.deployment.chart.rotation`.)
 """
 
 from __future__ import annotations
@@ -39,20 +41,20 @@ from tests.robustness.faults.work import MIDDLE, ok
 from tests.support.ray_nodes import nodes
 
 AWAY: Final = 5.0  # seconds from the end of a head's pod to the next one
-LOOK: Final = 2.0  # seconds that the old state is watched after the secret has changed
+LOOK: Final = 2.0  # seconds for which the old state is observed after the change
 LONGER: Final = {
     **MIDDLE,
     "labels": 9000,
-}  # a training that is still under way when all have seen the change
+}  # a training that is still running when all processes have seen the change
 
 
 class Password(Play):
-    """The password of Redis."""
+    """Rotation of the Redis password."""
 
     shape = LONGER
 
     def take_head(self) -> float:
-        """A second password; then the head ends."""
+        """Add a second password, then kill the head."""
         self.old, self.new = self.ray._given["redis_password"], secrets.token_hex(16)
         self.facts["redis_said"] = [
             self.redis(self.old, "ACL", "SETUSER", "default", f">{self.new}")
@@ -69,7 +71,7 @@ class Password(Play):
         return self.ray.head.kill()
 
     def bring_head(self) -> float:
-        """A head with the new password; then the old one opens nothing."""
+        """Start a head with the new password, and check that the old one is rejected."""
         self.ray._given["redis_password"] = self.new
         back = super().bring_head()
         self.facts["redis_said"].append(
@@ -82,12 +84,12 @@ class Password(Play):
         return back
 
     def job_share(self) -> int:
-        """Classes that the job which runs has done."""
+        """Return the number of classes that the running job has finished."""
         found = ok(self.service.http.get("/v1/jobs", params={"status": "RUNNING"}))["jobs"]
         return int((found[0].get("progress") or {}).get("done", 0)) if found else 0
 
     def redis(self, password: str, *words: str) -> str:
-        """What Redis says to a command."""
+        """Run a Redis command and return its output."""
         host, _, port = self.ray.environment["RAY_REDIS_ADDRESS"].rpartition(":")
         command = ["redis-cli", "-h", host, "-p", port, "--no-auth-warning", "-a", password, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -95,12 +97,12 @@ class Password(Play):
 
 
 class Token(Play):
-    """The token of Ray."""
+    """Rotation of Ray's token."""
 
     shape = LONGER
 
     def begin(self) -> None:
-        """Play.begin; then it is known which token opens the dashboard."""
+        """Start everything, and check that the dashboard accepts the token."""
         super().begin()
         self.expect(
             self.dashboard(self.ray.token.read_text().strip()) == 200,
@@ -108,8 +110,9 @@ class Token(Play):
         )
 
     def take_head(self) -> float:
-        """The file changes; API and runner read it, the head does not know it; then head and nodes
-        end.
+        """Change the token file, wait until readiness reports RAY, then kill the head.
+
+        The API process and the runner read the new token, which the head does not accept.
         """
         self.old = self.ray.token.read_text().strip()
         changed = time.time()
@@ -122,10 +125,10 @@ class Token(Play):
         running = ok(self.service.http.get("/v1/jobs", params={"status": "RUNNING"}))["jobs"]
         self.facts["running_with_the_old_token"] = len(running)
         self.ray.head.kill()
-        return changed  # it is since then that readiness says RAY
+        return changed  # readiness reports RAY from this moment
 
     def bring_head(self) -> float:
-        """Head and nodes with the new token, as KubeRay makes pods anew."""
+        """Start the head and the nodes with the new token, as KubeRay does with new pods."""
         new = self.ray.token.read_text().strip()
         Path(self.ray.environment["RAY_AUTH_TOKEN_PATH"]).write_text(new)
         back = super().bring_head()
@@ -137,14 +140,14 @@ class Token(Play):
         return back
 
     def standing(self, check: str) -> bool:
-        """Whether readiness names a check as amiss."""
+        """Return whether readiness lists a check as failing."""
         try:
             return check in self.service.http.get("/readyz").json().get("degraded", ())
         except httpx.TransportError:
             return False
 
     def dashboard(self, token: str) -> int:
-        """What the dashboard answers to a token."""
+        """Return the status code with which the dashboard answers a token."""
         opens = {"Authorization": f"Bearer {token}"}
         return httpx.get(
             f"{self.ray.dashboard}/api/jobs/", headers=opens, trust_env=False, timeout=60
@@ -152,9 +155,9 @@ class Token(Play):
 
 
 def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
-    """The whole play; what was seen."""
+    """Run the whole scenario and return the observed facts."""
     with nodes(set.place("r"), dashboard=True, redis=chosen.redis) as ray:
-        if chosen.secret == "token":  # what API and runner read is no file of the nodes
+        if chosen.secret == "token":  # API and runner have a token file of their own
             own, ray.token = ray.token, set.folder / "mounted-token"
             ray.token.write_text(own.read_text())
             ray.token.chmod(0o600)
@@ -169,21 +172,21 @@ def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(given: list[str]) -> int:
-    """Exit status: 0 when all holds."""
+    """Run the rotation and return the exit status, 0 if all expectations hold."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.cluster.credentials", description=__doc__
     )
     parser.add_argument(
-        "--secret", choices=("redis", "token"), required=True, help="which one is changed"
+        "--secret", choices=("redis", "token"), required=True, help="the secret to change"
     )
     parser.add_argument(
-        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+        "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
     )
     chosen = parser.parse_args(given)
     enter(given, module="benchmarks.cluster.credentials")
     if not namespaces():
         raise SystemExit(
-            "there are no namespaces here: a head can't be told from the rest of the machine"
+            "namespaces are not available: the head's processes cannot be isolated on this machine"
         )
     chosen.redis, chosen.away, chosen.how = chosen.secret == "redis", AWAY, "kill"
     before = machine()

@@ -1,12 +1,11 @@
-"""A job on a cluster that grows and shrinks, on a simulated clock: how soon it ends, and what its
-nodes cost.
+"""Simulation of a job on a cluster that grows and shrinks: its duration and the cost of its nodes.
 
 `python -m benchmarks.cluster.growth [--hours 0.1 1 10] [--guess 1 5] [--longest 0] [--nodes 64]
 [--cpus 8] [--start 60] [--idle 60]`
 
-The schedule, the demand and the placement are those of `RayPool`; the autoscaler is simulated: it
-brings nodes for workers that wait, after `start` seconds, and takes a node away that had none for
-`idle` seconds. A node costs from when it is asked for.
+The scheduler, the demand and the placement are those of `RayPool`. The clock and the autoscaler are
+simulated: it brings a node for waiting workers after `start` seconds, and removes a node that has
+been without workers for `idle` seconds. A node costs from the moment it is requested.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from xcray.schedule.events import Tick
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.schedule.placement import ONE_CPU, Node, free_slots, place_workers
 
-WORKER_SECONDS = 1.5  # from a seat on a node to the first batch
+WORKER_SECONDS = 1.5  # from the placement on a node to the first batch
 
 
 class Policy(Enum):
-    """THRIFT: as the pool does; ALL: ask for all at the start, keep all to the end."""
+    """THRIFT scales as the pool does; ALL requests all nodes at the start and keeps them."""
 
     THRIFT = "thrift"
     ALL = "all"
@@ -46,8 +45,10 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class Cluster:
-    """At most `nodes` of `cpus` each, `there` from the start; start: seconds until one comes; idle:
-    until one goes.
+    """Cluster of at most `nodes` nodes with `cpus` CPUs each.
+
+    there: number of nodes at the start. start: seconds until a requested node is available. idle:
+    seconds after which an idle node is removed.
     """
 
     nodes: int
@@ -59,8 +60,10 @@ class Cluster:
 
 @dataclass
 class Grown(Outcome):
-    """With what nodes cost: seconds from when each was asked for to when it was gone; most: nodes
-    at a time; nodes: asked for.
+    """Outcome with the cost of the nodes.
+
+    The cost is the seconds from the request of each node to its removal. most: largest number of
+    nodes at one time; nodes: number of nodes requested.
     """
 
     node_seconds: float = 0.0
@@ -69,7 +72,7 @@ class Grown(Outcome):
 
 
 class _Growing(Simulation):
-    """A simulation whose workers come and go as a policy wants and a cluster has nodes."""
+    """Simulation whose workers follow a policy and the nodes of a cluster."""
 
     def __init__(
         self, schedule: LabelScheduler, cost: Any, cluster: Cluster, policy: Policy
@@ -80,7 +83,7 @@ class _Growing(Simulation):
         self._policy = policy
         self._thrift = ScalingPolicy(node_seconds=cluster.start)
         self._nodes: dict[str, list[str]] = {}  # node -> its workers
-        self._empty: dict[str, float] = {}  # node -> since when it has none
+        self._empty: dict[str, float] = {}  # node -> when its last worker left
         self._booting = 0
         self._count_of_nodes = 0
         self._count_of_workers = 0
@@ -89,7 +92,7 @@ class _Growing(Simulation):
         self._where: dict[str, str] = {}
 
     def grow(self) -> Grown:
-        """Run to the end; every node still there then costs its idle time too."""
+        """Run to the end and add the idle time of the remaining nodes to the cost."""
         for _ in range(self._cluster.there):
             self._come(booted=False)
         self.run({})
@@ -97,7 +100,7 @@ class _Growing(Simulation):
         return self._outcome
 
     def _come(self, *, booted: bool = True) -> None:
-        """A node is there; it takes those that wait."""
+        """Add a node and place waiting workers on it."""
         self._booting -= booted
         name = f"node-{self._count_of_nodes:04d}"
         self._count_of_nodes += 1
@@ -107,7 +110,7 @@ class _Growing(Simulation):
             self._seat(name)
 
     def _seat(self, node: str) -> None:
-        """A worker begins to start on a node."""
+        """Start a worker on a node."""
         worker = f"worker-{self._count_of_workers:05d}"
         self._count_of_workers += 1
         self._nodes[node].append(worker)
@@ -116,7 +119,7 @@ class _Growing(Simulation):
         self._at(self._clock + WORKER_SECONDS, partial(self._join, worker, 1.0))
 
     def _tick(self) -> None:
-        """What pool and autoscaler do, and time passes for the schedule."""
+        """Run the pool and the autoscaler once, and report the time to the scheduler."""
         self._outcome.node_seconds += (len(self._nodes) + self._booting) * TICK
         self._outcome.most = max(self._outcome.most, len(self._nodes))
         if self._policy is Policy.THRIFT:
@@ -127,7 +130,7 @@ class _Growing(Simulation):
         self._tell(Tick())
 
     def _give_back(self) -> None:
-        """Workers that have nothing to do go."""
+        """Release workers that have no work."""
         outlook = self._schedule.forecast()
         self._idle = {worker: self._idle.get(worker, self._clock) for worker in outlook.idle}
         for worker in workers_to_release(outlook, self._idle, self._where, self._clock):
@@ -138,9 +141,7 @@ class _Growing(Simulation):
             self._leave(worker)
 
     def _want(self) -> None:
-        """Ask for workers that are missing, on nodes that there are or on others; call off what is
-        not wanted any more.
-        """
+        """Place missing workers on the nodes and adjust the requests for more nodes."""
         most = self._cluster.nodes * self._cluster.cpus
         free = [
             Node(node, float(self._cluster.cpus - len(workers)))
@@ -166,7 +167,7 @@ class _Growing(Simulation):
         self._pending += [self._clock] * (missing - len(seats))
 
     def _autoscale(self) -> None:
-        """Nodes for those that wait; away with those that were idle for long."""
+        """Start nodes for waiting workers, and remove nodes that have been idle too long."""
         room_left = self._cluster.nodes - len(self._nodes) - self._booting
         for _ in range(
             min(room_left, ceil(len(self._pending) / self._cluster.cpus) - self._booting)
@@ -181,8 +182,10 @@ class _Growing(Simulation):
 
 
 def grown(cost: Any, cluster: Cluster, policy: Policy, *, guess: float = 1.0) -> Grown:
-    """One job. cost: (n,) seconds of each label; guess: how many times too dear the schedule thinks
-    them at first.
+    """Simulate one job.
+
+    cost: (n,) seconds of each label; guess: factor by which the scheduler's first estimate is too
+    high.
     """
     workers = cluster.nodes * cluster.cpus
     return _Growing(
@@ -196,7 +199,7 @@ def grown(cost: Any, cluster: Cluster, policy: Policy, *, guess: float = 1.0) ->
 def row(
     hours: float, cluster: Cluster, policy: Policy, guess: float, longest: float
 ) -> dict[str, Any]:
-    """A job of so many processor hours, and one label more of `longest` seconds."""
+    """Simulate a job of `hours` processor hours, plus one label of `longest` seconds."""
     cost = heavy_tailed(50_000)
     cost *= 3600.0 * hours / cost.sum()
     cost = np.append(cost, [longest] * (longest > 0.0))
@@ -215,7 +218,7 @@ def row(
 
 
 def main() -> None:
-    """Print a row for each job and policy, and the JSON."""
+    """Print one row per job and policy, and the JSON."""
     chosen = arguments(
         __doc__ or "",
         hours={"nargs": "+", "type": float, "default": [0.1, 1.0, 10.0]},

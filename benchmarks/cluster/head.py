@@ -1,20 +1,22 @@
-"""The head of a joined Ray goes away while a service trains on it: predictions go on, jobs wait,
-and go on when it is back.
+"""Loss of the head of a joined Ray while a service trains on it.
+
+Predictions must continue. Jobs must wait, and continue when the head is back.
 
 `python -m benchmarks.cluster.head [--how kill|freeze|cut] [--redis] [--away 30] [--parts head auto]
-[--json FILE]`; needs Linux and namespaces; three minutes on two free cores.
+[--json FILE]` needs Linux and namespaces, and takes three minutes on two free cores.
 
-On one machine, each with a network of its own (see `tests.support.ray_nodes`): a head with
-dashboard and no CPU, two nodes of one CPU, and an API (`xcray serve --no-runner`) and a runner
-(`xcray runner`) beside them, which join by address, dashboard and token. Jobs are queued; in the
-middle of the first the head is killed with all its processes, frozen, or cut off, and --away
-seconds later there is a head again: with --redis the same cluster, whose nodes live on; without it
-a new one, with new nodes, as KubeRay would start them.
+All parts run on one machine, each with its own network (see `tests.support.ray_nodes`): a head with
+a dashboard and no CPU, two nodes of one CPU, an API process (`xcray serve --no-runner`) and a
+runner (`xcray runner`), which join by address, dashboard and token. Several jobs are queued. During
+the first one the head is killed with all its processes, frozen, or cut off. After --away seconds a
+head is available again. With --redis it is the same cluster, whose nodes keep running. Without, it
+is a new cluster with new nodes, as KubeRay would start it.
 
-Counted: predictions asked and failed meanwhile; seconds until /readyz says RAY and until it no
-longer does, until the job waits and until it trains again; attempts that the outage cost; classes
-found again; the order of the queue; and whether all models have the bits of an undisturbed one.
-Part auto: `xcray train --pool ray --ray-address auto` as a Ray job on that head.
+Measured are the numbers of predictions and of failed predictions, the seconds until /readyz reports
+RAY and until it stops, the seconds until the job waits and until it trains again, the attempts lost
+to the outage, the classes recovered, the order of the queue, and whether all models equal an
+undisturbed one. The part `auto` runs `xcray train --pool ray --ray-address auto` as a Ray job on
+that head.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ ON_RAY: Final[dict[str, Any]] = {**SLOW, "pool": "ray", "workers": 2}
 
 
 class Asker(threading.Thread):
-    """Asks for predictions all the time, and looks at /readyz; notes what failed and when."""
+    """Thread that sends predictions and polls /readyz all the time, and records failures."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(daemon=True)
@@ -61,20 +63,20 @@ class Asker(threading.Thread):
         self.standings: list[tuple[float, tuple[str, ...], int]] = []
 
     def run(self) -> None:
-        """The thread."""
+        """Send predictions until `over` is set."""
         while not self.over.wait(PAUSE):
             began = time.monotonic()
             try:
                 found = self.service.http.post("/v1/models/plain:predict", json=ASK)
                 if found.status_code != 200:
                     self.failed.append(f"{found.status_code} {found.text[:200]}")
-            except Exception as error:  # whatever it is, a client had no answer
+            except Exception as error:  # any error means that a client had no answer
                 self.failed.append(repr(error))
             self.asked += 1
             self.slowest = max(self.slowest, time.monotonic() - began)
             try:
                 ready = self.service.http.get("/readyz")
-            except httpx.TransportError:  # a connection that lay idle was closed as we asked
+            except httpx.TransportError:  # an idle connection was closed during the request
                 self.unheard += 1
                 continue
             standing = tuple(ready.json().get("degraded", ()))
@@ -82,7 +84,7 @@ class Asker(threading.Thread):
                 self.standings.append((time.time(), standing, ready.status_code))
 
     def since(self, moment: float, *, degraded: bool) -> float | None:
-        """Seconds from a moment until RAY was, or no longer was, amiss."""
+        """Return the seconds from a moment until the check RAY failed, or passed again."""
         return next(
             (
                 at - moment
@@ -94,9 +96,7 @@ class Asker(threading.Thread):
 
 
 class Play:
-    """A service, its joined Ray, and what is seen of them. `shape`: of the data that jobs train
-    on.
-    """
+    """A service, its joined Ray, and the facts observed. `shape` describes the training data."""
 
     shape: Mapping[str, int] = MIDDLE
 
@@ -114,7 +114,7 @@ class Play:
         self.facts: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Everything is up, and a model is there, trained without Ray."""
+        """Start everything and train one model without Ray."""
         self.service.up()
         self.runner.start()
         http = self.service.http
@@ -126,18 +126,18 @@ class Play:
         )
 
     def expect(self, holds: bool, what: str) -> None:
-        """Something that must hold."""
+        """Record `what` as broken unless `holds`."""
         self.facts.setdefault("broken", [])
         if not holds:
             self.facts["broken"].append(what)
 
     def job(self, job: str) -> dict[str, Any]:
-        """A job as it is now."""
+        """Return the current state of a job."""
         found: dict[str, Any] = ok(self.service.http.get(f"/v1/jobs/{job}"))
         return found
 
     def head_goes(self) -> None:
-        """The whole row."""
+        """Queue jobs, remove the head, bring it back, and judge the result."""
         asker = Asker(self.service)
         asker.start()
         http, ledger = self.service.http, self.stage.ledger
@@ -157,7 +157,7 @@ class Play:
         time.sleep(max(0.0, self.chosen.away - (time.time() - gone)))
         claimed = [self.job(job)["attempt"] for job in jobs]
         brought = time.time()
-        back = self.bring_head()  # with new nodes: /readyz may be well before these are there
+        back = self.bring_head()  # /readyz can recover before new nodes have joined
         well = until(
             lambda: asker.since(brought, degraded=False), "/readyz is well again", 240
         )  # from the start of the head
@@ -195,9 +195,9 @@ class Play:
         self.judge(jobs)
 
     def judge(self, jobs: list[str]) -> None:
-        """What the store knows: losses, order, and what the second attempt found."""
+        """Check losses, order and recovered classes in the store."""
         store = store_of(self.service.home)
-        events = {job: list(store.list_events(job)) for job in jobs}
+        events = {job: list(store.jobs.list_events(job)) for job in jobs}
         store.close()
         runs = {
             job: [each for each in events[job] if each.data.get("status") == RUNNING]
@@ -232,7 +232,7 @@ class Play:
         self.expect(max(self.facts["attempts_while_away"]) <= 1, "jobs were claimed in vain")
 
     def take_head(self) -> float:
-        """The head is no longer there; when."""
+        """Remove the head and return the time."""
         if self.chosen.how == "kill":
             return self.ray.head.kill()
         if self.chosen.how == "cut":
@@ -241,16 +241,14 @@ class Play:
         return time.time()
 
     def bring_head(self) -> float:
-        """It is there again; when it was so."""
+        """Bring the head back and return the time."""
         if self.chosen.how == "cut":
             self.ray.head.heal()
         elif self.chosen.how == "freeze":
             self.ray.head.freeze(signal.SIGCONT)
         else:
             self.ray.revive_head()
-        if (
-            not self.chosen.redis and self.chosen.how == "kill"
-        ):  # KubeRay starts the pods of workers again
+        if not self.chosen.redis and self.chosen.how == "kill":  # KubeRay restarts the worker pods
             for node in self.ray.others:
                 if node.alive:
                     node.kill()
@@ -263,7 +261,7 @@ class Play:
         return time.time()
 
     def auto(self) -> None:
-        """`--ray-address auto` in a Ray job, on a head without a CPU."""
+        """Run `--ray-address auto` in a Ray job, on a head without a CPU."""
         info = ExternalRay(self.ray.gcs, self.ray.dashboard, self.ray.token).ensure()
         client, out = _job_client(info), self.stage.folder / "auto"
         data = self.service.home.path / "datasets" / self.data
@@ -299,24 +297,22 @@ class Play:
 
 
 def main(given: list[str]) -> int:
-    """Exit status: 0 when all holds."""
+    """Run the scenario and return the exit status, 0 if all expectations hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.head", description=__doc__)
     parser.add_argument(
         "--how", choices=("kill", "freeze", "cut"), default="kill", help="what happens to the head"
     )
-    parser.add_argument("--redis", action="store_true", help="what the head knows outlives it")
-    parser.add_argument(
-        "--away", type=float, default=30.0, help="seconds until there is a head again"
-    )
+    parser.add_argument("--redis", action="store_true", help="keep the head's state in Redis")
+    parser.add_argument("--away", type=float, default=30.0, help="seconds until the head is back")
     parser.add_argument("--parts", nargs="+", choices=("head", "auto"), default=["auto", "head"])
     parser.add_argument(
-        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+        "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
     )
     chosen = parser.parse_args(given)
     enter(given, module="benchmarks.cluster.head")
     if not namespaces():
         raise SystemExit(
-            "there are no namespaces here: a head can't be told from the rest of the machine"
+            "namespaces are not available: the head's processes cannot be isolated on this machine"
         )
     before = machine()
     with (
@@ -344,7 +340,7 @@ def main(given: list[str]) -> int:
 
 
 def tell(facts: Mapping[str, Any], log: str) -> None:
-    """For people; the runner's log where something is broken."""
+    """Print the facts, and the runner's log if an expectation is broken."""
     if facts.get("broken"):
         print(log)
     for name, value in facts.items():

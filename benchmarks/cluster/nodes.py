@@ -1,30 +1,31 @@
-"""Trainings on several Ray nodes of one machine: equal bits on 1, 2 and 4, nodes that are killed,
-added and cut off in the middle.
+"""Trainings on several Ray nodes of one machine: equal models on 1, 2, 4 nodes, and node failures.
 
 `python -m benchmarks.cluster.nodes [--data DIR --set bibtex] [--parts same kill add cut mlr round
 drain] [--counts 1 2 4] [--eps 1e-3] [--epochs 8] [--repeats 1] [--slow-health] [--small] [--plain]
-[--json FILE] [--picture FILE]`; needs Linux; about ten minutes for pydocs on two free cores.
+[--json FILE] [--picture FILE]` needs Linux, and takes about ten minutes for pydocs on two free
+cores.
 
-Nodes are separate raylets, each in namespaces of its own (see `tests.support.ray_nodes`): own
-processes, shared memory, temporary folder and network; the head has no CPU, and the driver lives on
-it. A node dies when all its processes are killed at once. Ray notices a silent node after two
-seconds here (--slow-health: as Ray does it by itself, about 13 s).
+Nodes are separate raylets, each in its own namespaces (see `tests.support.ray_nodes`), with its own
+processes, shared memory, temporary folder and network. The head has no CPU and runs the driver. A
+node dies when all its processes are killed at once. Here Ray detects a silent node after two
+seconds (--slow-health: after about 13 s, Ray's default).
 
-- same: PPDSparse on 1, 2 and 4 nodes of one CPU each, and on threads: one SHA-256; bytes that nodes
-sent over the bridge.
-- kill: one of two nodes dies at 40 %. Repeated work is that of the batches that ran again, as a
-share of all work.
-- add: a training wants three workers and has one CPU. A node that sees the data joins, then one
-that does not: it gets the arrays through the object store. Seconds until their first batches begin,
-from when the raylet is up and from `ray start`.
-- cut: the link of one of two nodes goes down, and up again when Ray has given it up. Nothing that
-it says later counts.
-- mlr: DS-MLR, whose blocks go round, on 1, 2 and 4 nodes with one grid: one SHA-256 for "sync" and
-"ring".
-- round: what goes round while a node of two dies: back to the last checkpoint, here one every two
-seconds, and on at once with the node that is left.
-- drain: the same while a node is told to go in 20 s: it is left, with a checkpoint; then a third
-comes, and gets shards.
+- same: PPDSparse on 1, 2 and 4 nodes of one CPU each, and on threads. All have one SHA-256.
+  Measured are the bytes that nodes send over the bridge.
+- kill: one of two nodes dies at 40 %. The repeated work is the share of the batches that ran again
+  in all work.
+- add: a training on one node of one CPU wants more workers. First a node joins that can read the
+  data, then, in a second run, one that cannot and gets the arrays through the object store.
+  Measured are the seconds until their first batches begin, from the start of the raylet and from
+  `ray start`.
+- cut: the link of one of two nodes goes down, and comes up again after Ray has declared the node
+  dead. Results that it sends later must be ignored.
+- mlr: DS-MLR with block rotation on 1, 2 and 4 nodes with one grid. One SHA-256 for "sync" and
+  "ring".
+- round: one of two nodes dies during DS-MLR. The training returns to the last checkpoint (here one
+  every two seconds) and continues at once on the remaining node.
+- drain: one of two nodes is drained within 20 s during DS-MLR. The training leaves it with a
+  checkpoint. Then a third node joins and gets shards.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ from xcray.workers.timeline import DONE, DUPLICATE, LOST, read_streams
 
 PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round", "drain")
 SMALL: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
-TRAINING_SECONDS: Final = 1200.0  # a hang
+TRAINING_SECONDS: Final = 1200.0  # a longer training counts as hung
 RAYS: Final = count()
 GRID: Final = {"shards": 8, "blocks": 8}
 
 
 class Run:
-    """A driver on the head of a Ray, and what it has seen so far."""
+    """A driver on the head of a Ray, and the progress it has reported."""
 
     def __init__(self, ray: Nodes, place: Path, spec: TrainSpec, **more: Any) -> None:
         place.mkdir()
@@ -75,7 +76,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
 
     def seen(self) -> dict[str, Any]:
-        """What is known now: phase, done, total, nodes."""
+        """Return the latest progress: phase, done, total, nodes."""
         path = self.place / "seen.jsonl"
         text = path.read_text()[self._read :] if path.exists() else ""
         for line in text.splitlines(keepends=True):
@@ -89,7 +90,7 @@ class Run:
         return self._seen
 
     def at(self, share: float) -> None:
-        """Wait until so much is done."""
+        """Wait until this share of the training is done."""
 
         def reached() -> bool:
             now = self.seen()
@@ -104,7 +105,7 @@ class Run:
         assert self.process.poll() is None, "the training ended too early: give it more work"
 
     def end(self) -> dict[str, Any]:
-        """Wait for the end; what came out."""
+        """Wait for the end and return the result."""
         until(
             lambda: self.seen() is not None and self.process.poll() is not None,
             self.place.name,
@@ -115,8 +116,9 @@ class Run:
         return {**read_json(self.place / "result.json"), "seconds": time.time() - self.began}
 
     def batches(self, *outcomes: str) -> list[dict[str, Any]]:
-        """Batches by how they ended, with the wall clock at their starts and ends, and the
-        addresses of their nodes.
+        """Return the batches with these outcomes, sorted by their start.
+
+        Each has the wall-clock times of its start and end, and the address of its node.
         """
         (opened,) = read_json(self.place / "result.json")["opened"]
         rows = read_streams(self.place / "run")
@@ -133,19 +135,19 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended; what it said is read."""
+        """Return whether the driver has ended, after reading its progress."""
         self.seen()
         return self.process.poll() is not None
 
     def first_look(self, holds: Any) -> float | None:
-        """The wall clock at the first look whose nodes fulfil something."""
+        """Return the wall-clock time of the first sample whose nodes fulfil a condition."""
         return next(
             (each["at"] for each in self.history if "nodes" in each and holds(each["nodes"])), None
         )
 
 
 class Bench:
-    """What the parts share: the data, the options, the folder, hashes by name."""
+    """State shared by the parts: data, options, folder, and hashes by name."""
 
     def __init__(self, set: Stage, data: Dataset, chosen: argparse.Namespace) -> None:
         self.stage = set
@@ -155,7 +157,7 @@ class Bench:
         self._hashes: dict[str, str] = {}
 
     def spec(self, how: str, workers: int, ray: Nodes | None) -> TrainSpec:
-        """A training of one kind: "ppdsparse", or an order of DS-MLR."""
+        """Return a training specification: "ppdsparse", or one of the orders of DS-MLR."""
         params: dict[str, Any] = {
             "epochs": self.chosen.epochs,
             "order": how,
@@ -172,7 +174,7 @@ class Bench:
         )
 
     def expected(self, how: str) -> str:
-        """The SHA-256 on threads of this process."""
+        """Return the SHA-256 of the same training on threads of this process."""
         if how not in self._hashes:
             place = self.stage.place(f"threads-{how}")
             began = time.time()
@@ -183,7 +185,7 @@ class Bench:
         return self._hashes[how]
 
     def start(self, ray: Nodes, name: str, how: str, workers: int, **more: Any) -> Run:
-        """A training on a Ray."""
+        """Start a training on a Ray."""
         return Run(
             ray,
             self.stage.folder / name,
@@ -194,14 +196,14 @@ class Bench:
 
     @contextmanager
     def ray(self) -> Iterator[Nodes]:
-        """A Ray in a folder of its own, under a short path."""
+        """Start a Ray in its own folder, under a short path."""
         place = self.stage.place(f"r{next(RAYS)}")
         how = {"quick": not self.chosen.slow_health, "patient": self.chosen.small}
         with nodes(place, store=self.chosen.store << 20, **how) as ray:
             yield ray
 
     def tell(self, part: str, how: str, **figures: Any) -> dict[str, Any]:
-        """Note a row, and say it."""
+        """Record a row and print it."""
         row = {"part": part, "how": how, **figures}
         self.rows.append(row)
         shown = {
@@ -213,7 +215,7 @@ class Bench:
         return row
 
     def judged(self, run: Run, how: str) -> dict[str, Any]:
-        """The figures that every run has: equal bits, nothing lost, work that was repeated."""
+        """Return the figures that every run has: equal hashes, lost labels and repeated work."""
         found, done = run.end(), run.batches(DONE)
         labels = [label for each in done for label in each["labels"]]
         again = [each["seconds"] for each in done if each["attempt"] > 1]
@@ -233,8 +235,9 @@ class Bench:
         return out
 
     def chart(self, run: Run, **events: float) -> dict[str, Any]:
-        """What a picture needs: bars (worker, node, from, to, outcome) and lines, in seconds since
-        the first batch.
+        """Return the data of a picture, in seconds since the first batch.
+
+        It contains bars (worker, node, from, to, outcome) and the events as vertical lines.
         """
         batches = run.batches(DONE, LOST, DUPLICATE)
         zero = batches[0]["from"]
@@ -255,7 +258,7 @@ class Bench:
 
 
 def same(bench: Bench, how: str = "ppdsparse", part: str = "same") -> None:
-    """One hash on all numbers of nodes."""
+    """Check that all numbers of nodes give the same hash."""
     bench.expected(how)
     with bench.ray() as ray:
         for count in bench.chosen.counts:
@@ -278,7 +281,7 @@ def same(bench: Bench, how: str = "ppdsparse", part: str = "same") -> None:
 def kill(
     bench: Bench, how: str = "ppdsparse", part: str = "kill", share: float = 0.4, **more: Any
 ) -> None:
-    """A node dies."""
+    """Kill a node during the training."""
     for turn in range(bench.chosen.repeats):
         bench.expected(how)
         with bench.ray() as ray:
@@ -293,8 +296,9 @@ def kill(
 
 
 def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
-    """Wait until Ray takes a node for dead, or the training is over. Small ones would be over
-    before: their others wait, too.
+    """Wait until Ray declares a node dead, or the training has ended.
+
+    With --small, the other node is paused meanwhile, because the training would end before.
     """
     held = bench.chosen.small and other.hold() > 0
     until(
@@ -316,7 +320,7 @@ def after_loss(
     figures: Mapping[str, Any],
     **more: Any,
 ) -> None:
-    """The row of a run that lost a node at a moment."""
+    """Record the row of a run that lost a node at `when`."""
     noticed = (
         each["at"]
         for each in run.history
@@ -354,7 +358,7 @@ def after_loss(
 
 
 def add(bench: Bench) -> None:
-    """Nodes come while a training wants more workers: one that sees the data, one that does not."""
+    """Add nodes while a training wants more workers: with and without access to the data."""
     bench.expected("ppdsparse")
     unseen = (bench.data.path,)
     for hide in ((),) if not namespaces() else (unseen,) if bench.chosen.small else ((), unseen):
@@ -364,8 +368,8 @@ def add(bench: Bench) -> None:
             run.at(0.15)
             if (
                 bench.chosen.small
-            ):  # so little work that it would be done before a node is up: let it wait
-                assert first.hold(), "nobody works"
+            ):  # pause it: the small training would end before the new node is up
+                assert first.hold(), "no worker is running"
             before, done = sent(ray), run.seen()["done"]
             node = ray.add(hide=hide)
             if bench.chosen.small:
@@ -399,9 +403,9 @@ def add(bench: Bench) -> None:
 
 
 def cut(bench: Bench) -> None:
-    """A node is cut off, is given up, and comes back to say things that nobody wants."""
+    """Cut a node off, and reconnect it after Ray has declared it dead."""
     if not namespaces():
-        bench.tell("cut", "ppdsparse", not_played="nodes have no networks of their own here")
+        bench.tell("cut", "ppdsparse", not_played="nodes have no separate networks on this machine")
         return
     bench.expected("ppdsparse")
     with bench.ray() as ray:
@@ -418,19 +422,19 @@ def cut(bench: Bench) -> None:
 
 
 def mlr(bench: Bench) -> None:
-    """Blocks that go round."""
+    """Run DS-MLR on all numbers of nodes."""
     for how in ("sync", "ring"):
         same(bench, how, "mlr")
 
 
 def rounds(bench: Bench) -> None:
-    """Blocks that go round while nodes go and come."""
+    """Kill a node during DS-MLR."""
     for how in ("sync", "ring"):
         kill(bench, how, "round kill", 0.3, checkpoint_seconds=2.0)
 
 
 def drain(bench: Bench, how: str = "ring") -> None:
-    """A node is told to go, another comes."""
+    """Drain a node during DS-MLR, then add another."""
     bench.expected(how)
     with bench.ray() as ray:
         pair = [ray.add(), ray.add()]
@@ -474,12 +478,12 @@ def drain(bench: Bench, how: str = "ring") -> None:
 
 
 def sent(ray: Nodes) -> int:
-    """Bytes that all nodes have sent over the bridge; 0 where there is none."""
+    """Return the bytes that all nodes have sent over the bridge, or 0 without one."""
     return sum(node.sent() for node in (ray.head, *ray.others) if node.alive) if namespaces() else 0
 
 
 def verdict(rows: list[dict[str, Any]]) -> dict[str, bool]:
-    """What must hold in every row that has it; seconds are told, and not judged here."""
+    """Return the checks over all rows that have the figure. Seconds are reported, not judged."""
     return {
         "same_sha256": all(row.get("same_sha256", True) for row in rows),
         "nothing_lost": all(row.get("lost_labels", 0) == 0 for row in rows),
@@ -491,44 +495,46 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, bool]:
 
 
 def chosen_of(given: list[str]) -> argparse.Namespace:
-    """The options."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.nodes", description=__doc__)
     parser.add_argument(
         "--data", type=Path, help="directory of data sets, each with train.txt.xz and test.txt.xz"
     )
     parser.add_argument(
-        "--set", default="pydocs", help="the set of --data to train on; pydocs is made"
+        "--set", default="pydocs", help="the set of --data to train on; pydocs is generated"
     )
     parser.add_argument(
         "--mlr-set",
-        help="another set for the part mlr, whose weights are dense; made up by default",
+        help="the set for part mlr, whose weights are dense; generated by default",
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 2, 4], help="numbers of nodes")
-    parser.add_argument("--eps", type=float, default=1e-3, help="of PPDSparse: less is more work")
     parser.add_argument(
-        "--repeats", type=int, default=1, help="how many nodes are killed, one a run"
+        "--eps", type=float, default=1e-3, help="of PPDSparse; a smaller value means more work"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="number of runs of kill, one node each"
     )
     parser.add_argument("--epochs", type=int, default=8, help="of DS-MLR")
     parser.add_argument("--store", type=int, default=80, help="MiB of a node's object store")
     parser.add_argument(
-        "--slow-health", action="store_true", help="Ray's own patience with silent nodes"
+        "--slow-health", action="store_true", help="use Ray's timeout for silent nodes"
     )
-    parser.add_argument("--small", action="store_true", help="the quick form of the test suite")
+    parser.add_argument("--small", action="store_true", help="use the small data of the test suite")
     parser.add_argument(
-        "--plain", action="store_true", help="no namespaces, also where they are allowed"
-    )
-    parser.add_argument(
-        "--json", type=lambda text: Path(text).absolute(), help="write the result here too"
+        "--plain", action="store_true", help="do not use namespaces, even if available"
     )
     parser.add_argument(
-        "--picture", type=lambda text: Path(text).absolute(), help="write a PNG here"
+        "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
+    )
+    parser.add_argument(
+        "--picture", type=lambda text: Path(text).absolute(), help="also draw a PNG"
     )
     return parser.parse_args(given)
 
 
 def main(given: list[str]) -> int:
-    """Exit status: 0 when all holds."""
+    """Run the chosen parts and return the exit status, 0 if all checks hold."""
     chosen = chosen_of(given)
     enter(given, chosen.plain, module="benchmarks.cluster.nodes")
     before = machine()
@@ -565,7 +571,7 @@ def main(given: list[str]) -> int:
 
 
 def data_of(name: str, chosen: argparse.Namespace, folder: Path) -> Dataset:
-    """A data set by name; "narrow" and small ones are made up."""
+    """Return a data set by name; "narrow" and small ones are generated."""
     if name == "narrow":
         sizes = {"rows": 3000, "features": 500, "labels": 200, "seed": 7}
         return build(

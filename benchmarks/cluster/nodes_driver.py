@@ -1,10 +1,9 @@
-"""The training that `benchmarks.cluster.nodes` watches: a driver on the head of a Ray, which writes
-down what it sees.
+"""Driver of a training that `benchmarks.cluster.nodes` observes, on the head of a Ray.
 
-`python -m benchmarks.cluster.nodes_driver JSON`: keys `spec` (see TrainSpec), `place` (a folder),
-`eager` (have all workers, however little work there is for them) and `checkpoint_seconds`, which
-takes the place of what trainings whose blocks go round use. It writes PLACE/seen.jsonl, a line a
-look: how far the training is, which nodes live; and PLACE/result.json at the end.
+`python -m benchmarks.cluster.nodes_driver JSON` takes the keys `spec` (see TrainSpec), `place` (a
+folder), `eager` (start all workers, however little work there is) and `checkpoint_seconds` (the
+checkpoint interval of DS-MLR). It writes PLACE/seen.jsonl, one line per change of the progress or
+of the living nodes, and PLACE/result.json at the end.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from xcray.training.rotation import strategy as circulating
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.actors import RayWorkers
 
-LOOK = 0.1  # seconds
+LOOK = 0.1  # seconds between two samples
 JOB = "job-nodes"
 
 
 class Looker:
-    """Looks at the cluster from a thread of its own, and notes changes."""
+    """Thread that samples the cluster and records changes."""
 
     def __init__(self, path: Path) -> None:
         self._out = path.open("w")
@@ -48,11 +47,11 @@ class Looker:
         self._out.close()
 
     def progress(self, told: Progress) -> None:
-        """Called by the training."""
+        """Record the progress of the training."""
         self.note(phase=told.phase, done=told.done, total=told.total, note=told.note)
 
     def note(self, **seen: Any) -> None:
-        """A line, when anything is new in it."""
+        """Write one line if a value has changed."""
         with self._lock:
             new = {name: value for name, value in seen.items() if self._known.get(name) != value}
             self._known |= new
@@ -61,7 +60,7 @@ class Looker:
                 self._out.flush()
 
     def _look(self) -> None:
-        """The thread. Ray may be away, or not there yet."""
+        """Sample the nodes. Ray can be away, or not started yet."""
         import ray
 
         while not self._over.wait(LOOK):
@@ -79,7 +78,7 @@ class Looker:
 
 
 def main(text: str) -> None:
-    """One training."""
+    """Run one training."""
     given = json.loads(text)
     place, spec = Path(given["place"]), TrainSpec.from_dict(given["spec"])
     if "checkpoint_seconds" in given:

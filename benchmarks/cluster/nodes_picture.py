@@ -1,6 +1,4 @@
-"""Runs of `benchmarks.cluster.nodes` as a picture: who did what when, by node; and when nodes went
-and came.
-"""
+"""Picture of runs of `benchmarks.cluster.nodes`: batches by worker and node, and node events."""
 
 from __future__ import annotations
 
@@ -13,14 +11,12 @@ TITLES = {
     "add": "a node is added",
     "cut": "a node is cut off",
     "round kill": "DS-MLR, a node is killed",
-    "drain": "DS-MLR, a node is told to go, another comes",
+    "drain": "DS-MLR, a node is drained, another one joins",
 }
 
 
 def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """A panel for each run in which something happened, and one with seconds and bytes by the
-    number of nodes.
-    """
+    """Draw one panel per run with an event, and one with the bytes by the number of nodes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -41,7 +37,7 @@ def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_run(place: Any, row: Mapping[str, Any]) -> None:
-    """Batches as bars, a line a worker, coloured by node; what was lost is red."""
+    """Draw batches as bars, one line per worker, coloured by node. Lost batches are red."""
     bars, events = row["chart"]["bars"], row["chart"]["events"]
     workers = sorted({bar[0] for bar in bars})
     hosts = sorted({bar[1] for bar in bars})
@@ -58,7 +54,7 @@ def draw_run(place: Any, row: Mapping[str, Any]) -> None:
         place.axvline(when, color="black", linewidth=1)
         place.text(when, len(workers) - 0.45, f" {name}", fontsize=8, va="bottom")
     place.set_yticks(range(len(workers)), workers, fontsize=8)
-    sees = {True: ", it sees the data", False: ", it does not see the data"}.get(
+    sees = {True: ", it can read the data", False: ", it cannot read the data"}.get(
         row.get("sees_data"), ""
     )
     place.set_title(TITLES.get(row["part"], row["part"]) + sees, fontsize=10, loc="left", pad=14)
@@ -66,7 +62,7 @@ def draw_run(place: Any, row: Mapping[str, Any]) -> None:
 
 
 def draw_counts(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Bytes over the bridge by the number of nodes."""
+    """Draw the bytes sent over the bridge by the number of nodes."""
     for how in dict.fromkeys(row["how"] for row in rows):
         mine = [row for row in rows if row["how"] == how]
         place.plot(

@@ -1,6 +1,4 @@
-"""Ray's of several nodes on one machine, and how full their object stores are: what tests and
-benchmarks of teams look at.
-"""
+"""Ray clusters of several nodes on one machine, and the use of their object stores."""
 
 from __future__ import annotations
 
@@ -25,26 +23,26 @@ from xcray.workers.ray.session import (
 QUICK = {  # a dead node is noticed in seconds
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    # the dead refuse at once; who lives and finds no time to answer has half a minute
+    # dead nodes refuse at once; living nodes have 30 s to answer under load
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
 }
 
 
 class Patient(Cluster):
-    """A cluster whose nodes may take long to come, where others work."""
+    """Cluster with a long start-up timeout for its nodes, for a loaded machine."""
 
     def add_node(self, *given: Any, **how: Any) -> Any:
-        """See Ray."""
+        """Add a node (see Ray)."""
         return retry_slow_start(lambda: super(Patient, self).add_node(*given, **how))
 
 
 @contextmanager
 def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
-    """A Ray of one's own with a node for each number of CPUs, beside the driver's, which has none;
-    `store` bytes a node.
+    """Start a separate Ray with one node per number of CPUs, plus the driver's, which has none.
 
-    Its temporary folder is its own, and goes with it.
+    Each node has `store` bytes of object store. The temporary folder is private to this Ray and is
+    removed with it.
     """
     root = make_short_root()
     write_token(root / "token")
@@ -82,8 +80,10 @@ def several_nodes(*cpus: int, store: int = 100 << 20) -> Iterator[Cluster]:
 
 
 def store_use(what: str = "object_store_bytes_used") -> dict[str, int]:
-    """Bytes in the object store of each living node, by the node's identity; or
-    "spilled_bytes_total": written to disk so far because the store was full.
+    """Return bytes of the object store of each living node, by node id.
+
+    what: "object_store_bytes_used", or "spilled_bytes_total" for the bytes written to disk so far
+    because the store was full.
     """
     out = {}
     for node in ray.nodes():

@@ -1,16 +1,18 @@
-"""How near the schedule comes to the ideal: simulated with up to 1,000 workers and 670,000 labels,
-and measured with two.
+"""Distance of the schedule from the ideal, simulated and measured.
+
+The simulations have up to 1,000 workers and 670,000 labels, the measurement has two workers.
 
 `python -m benchmarks.cluster.schedule [--data DIR] [--sets gutenberg_lcsh] [--measure gnd_tibkat]
 [--repeats 3] [--largest 670000]`
 
-Simulated: a schedule driven by a simulated clock (`benchmarks.cluster.simulation`). The schedule
-knows what a solver tells it before the work, terms and a first guess of their rates; the true costs
-are the CPU seconds of each class, measured one at a time on each set, or, for the large job and
-where no data is given, drawn from the shape measured, with the guess off as a whole and for each
-label. The ideal is the larger of the time in which the workers that are there do all the work
-without ever waiting (total / sum of speeds, when all stay) and the dearest label on the fastest
-worker. Measured: the same training with 1 and 2 workers, in turns, on threads and on Ray.
+Simulated: the scheduler runs on a simulated clock (`benchmarks.cluster.simulation`). It knows what
+a solver reports before the work: cost terms and a first estimate of their rates. The true costs are
+the CPU seconds of each class, measured one at a time on each set. For the large job, and without
+data, they are drawn from the measured distribution, with errors of the estimate in total and per
+label. The ideal is the larger of two times: all work without any waiting on the available workers
+(total / sum of speeds, if all stay), and the most expensive label on the fastest worker.
+
+Measured: the same training with 1 and 2 workers, alternately, on threads and on Ray.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ OVERHEAD = 1e-3  # seconds between two batches of a worker, as measured on Ray w
 PAPER_SECONDS = (
     922.0 * 100.0
 )  # core-seconds that PPDSparse took for Amazon-670K: what a job for 1,000 workers looks like
-# a class: the same job at the speed that is this project's goal; on 1,000 workers it lasts two
-# seconds
+# per class: the same job at this project's target speed; on 1,000 workers it takes two seconds
 OWN_MILLISECONDS = 3.0
 NOISE = 0.4  # spread of the logarithm of true costs around those of the terms, as measured
 SIZES, BATCHES = (
     (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000),
     200_000,
-)  # workers, and what a simulated job may have of batches
+)  # numbers of workers, and the maximum number of batches of a simulated job
 
 
 class Work(NamedTuple):
-    """Labels to solve: what the schedule is told, terms (K, T) and rates (T,), and the truth, cost
-    (K,) seconds.
+    """Labels to solve.
+
+    The scheduler receives the terms (K, T) and rates (T,). The true cost is (K,) in seconds.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Work(NamedTuple):
 
 
 def measured(data: Dataset) -> Work:
-    """The CPU seconds of every class of a set, one at a time, and the terms of the solver."""
+    """Return the CPU seconds of every class of a set, one at a time, and the solver's terms."""
     solver, part = make_solver("ppdsparse", {}), data.train
     local, cost = solver.load(part.X, part.XT, part.YT), np.empty(data.n_labels)
     solver.warm_up()
@@ -67,8 +69,10 @@ def measured(data: Dataset) -> Work:
 
 
 def generated(n: int, total: float | None = None) -> Work:
-    """Costs of the shape measured, scaled to `total` seconds; the guess is three times too high for
-    the floor and twice too low for the tail, and knows nothing of the noise.
+    """Return costs of the measured distribution, scaled to `total` seconds.
+
+    The estimate is three times too high for the floor, twice too low for the tail, and without
+    noise.
     """
     shape = heavy_tailed(n)
     scale = 1.0 if total is None else total / shape.sum()
@@ -85,8 +89,9 @@ def simulate(
     ends: list[tuple[float, str, str]] | None = None,
     late: float = 0.0,
 ) -> dict[str, Any]:
-    """One job on workers of these speeds; with `late`, each joins at a random moment of so many
-    seconds.
+    """Simulate one job on workers of these speeds.
+
+    late: seconds within which each worker joins, at a random moment.
     """
     when = (
         np.random.default_rng(2).uniform(0.0, late, len(speeds)) if late else np.zeros(len(speeds))
@@ -125,9 +130,7 @@ def simulate(
 def least_time(
     total: float, speeds: list[float], joins: list[float], ends: list[tuple[float, str, str]]
 ) -> float:
-    """When `total` seconds of work would be done if no worker ever waited, nor lost anything: found
-    by bisection.
-    """
+    """Return the time of `total` seconds of work without waiting or losses, found by bisection."""
     gone = {name: when for when, name, _ in ends}
     lives = [(speed, joins[n], gone.get(f"worker-{n}", np.inf)) for n, speed in enumerate(speeds)]
     low, high = 0.0, max(joins) + total / min(speeds)
@@ -139,9 +142,7 @@ def least_time(
 
 
 def scenarios(work: Work) -> dict[str, Any]:
-    """Eight equal workers; one of them four times slower; and 8 that join late, of whom two are
-    lost and two leave.
-    """
+    """Simulate equal workers, one slow worker, and workers that join late, fail or leave."""
     span = work.cost.sum() / 8
     ends = [
         (share * span, f"worker-{n}", how)
@@ -160,9 +161,7 @@ def scenarios(work: Work) -> dict[str, Any]:
 
 
 def sizes(work: Work) -> list[int]:
-    """Numbers of workers that make a job of seconds and not of hours, for the job and for the
-    simulation of it.
-    """
+    """Return numbers of workers for which the job and its simulation take seconds, not hours."""
     total = float(work.cost.sum())
     return [
         n
@@ -172,14 +171,14 @@ def sizes(work: Work) -> list[int]:
 
 
 def simulated(work: Work, workers: int) -> dict[str, Any]:
-    """A job on equal workers."""
+    """Simulate a job on equal workers."""
     row = simulate(work, [1.0] * workers)
     show(f"{work.name}: {workers} workers", row)
     return row
 
 
 def show(title: str, row: dict[str, Any]) -> None:
-    """One line for people."""
+    """Print one line."""
     shown = (
         f"{row['makespan']:9.3f} s, {row['over_ideal']:.4f} x ideal, {row['batches']:6d} batches"
     )
@@ -188,8 +187,9 @@ def show(title: str, row: dict[str, Any]) -> None:
 
 
 def scaling(data: Dataset, folder: Path, repeats: int) -> list[dict[str, Any]]:
-    """Seconds from the first batch to the last with 1 and 2 workers, in turns; medians and their
-    ratio, for threads and Ray.
+    """Return the median seconds from the first batch to the last with 1 and 2 workers.
+
+    The row contains their ratio too. The runs alternate, for threads and for Ray.
     """
     out = []
     for pool in ("threads", "ray"):
@@ -223,7 +223,7 @@ def scaling(data: Dataset, folder: Path, repeats: int) -> list[dict[str, Any]]:
 
 
 def picture(rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Makespan over ideal, and seconds beside the bound, against workers."""
+    """Draw makespan over ideal, and seconds with their lower bound, against workers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -252,7 +252,7 @@ def picture(rows: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Simulate every set and the large job, measure what is asked for, and print the JSON."""
+    """Simulate every set and the large job, run the requested measurements, and print the JSON."""
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "*", "default": []},

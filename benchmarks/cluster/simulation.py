@@ -1,9 +1,9 @@
-"""A schedule on a simulated clock: workers of any speed that come, go and die, labels whose true
-cost it can only guess.
+"""Simulation of the label scheduler with workers of any speed that join, leave and die.
 
-Workers do as those of a pool: batches one at a time, in the order given, a message's time apart. No
-thread, no wall clock but to measure the schedule itself: the same arguments give the same run. The
-tests judge it, and use it.
+The scheduler can only estimate the true cost of a label. Simulated workers behave as those of a
+pool: they process one batch at a time, in the order given, with a fixed delay between two batches.
+There are no threads, and the wall clock only measures the scheduler itself. The same arguments give
+the same run. The tests use this simulation too.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from xcray.schedule.events import (
 )
 from xcray.schedule.label_scheduler import LabelScheduler
 
-SLICE = 0.2  # seconds until a worker sees that its task was called off
+SLICE = 0.2  # seconds until a worker detects that its task was cancelled
 TICK = 0.2  # seconds between two ticks, as in `drive`
 FLOOR, TOP, POWER = (
     4e-4,
     0.04,
     0.55,
-)  # of `heavy_tailed`: seconds of the cheapest label, of the dearest, and how it falls
+)  # of `heavy_tailed`: seconds of the cheapest and the most expensive label, and the exponent
 
 
 @dataclass
 class Outcome:
-    """What a simulated job came to.
+    """Result of a simulated job.
 
     makespan: seconds until the last label was done. committed: labels in the order they were done.
-    useful, wasted: worker-seconds of batches that counted, and of those lost, given up or done
-    twice. lost: of each worker lost, the seconds it had worked on its batch. events, seconds,
-    slowest: how many the schedule heard, what they took, and the slowest one.
+    useful, wasted: worker-seconds of batches that counted, and of those lost, cancelled or
+    repeated. lost: seconds that each lost worker had worked on its batch. events, seconds, slowest:
+    number of events of the scheduler, their total time, and the slowest one.
     """
 
     makespan: float = 0.0
@@ -63,8 +63,9 @@ class Outcome:
 
 @dataclass
 class _Worker:
-    """A simulated worker: its speed, the tasks it has, when the one under way began; turns tell a
-    stale end from a true one.
+    """A simulated worker: its speed, its tasks, and the start of the current one.
+
+    turn: counter of tasks, to recognise events of an earlier task.
     """
 
     name: str
@@ -76,8 +77,10 @@ class _Worker:
 
 
 class Simulation:
-    """One job. cost: seconds of each label at speed 1, by id; overhead: seconds a worker waits
-    between two tasks.
+    """One job.
+
+    cost: seconds of each label at speed 1, by id. overhead: seconds a worker waits between two
+    tasks.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Simulation:
     ) -> Outcome:
         """Run to the end. joins: worker -> (when, speed); ends: (when, worker, "lost" or "left").
 
-        Raises RuntimeError when the schedule fails, or when no worker is left and none will come.
+        Raises RuntimeError if the schedule fails, or if no worker is left and none will join.
         """
         for name, (when, speed) in joins.items():
             self._at(when, partial(self._join, name, speed))
@@ -112,12 +115,12 @@ class Simulation:
         return self._outcome
 
     def _at(self, when: float, happen: Callable[[], None]) -> None:
-        """Something will happen."""
+        """Add an event at a time."""
         self._count += 1
         heapq.heappush(self._queue, (when, self._count, happen))
 
     def _tell(self, event: Event) -> None:
-        """Tell the schedule, and do what it says."""
+        """Pass an event to the scheduler, and execute its instructions."""
         began = time.thread_time()
         commands = self._schedule.on(event, self._clock)
         took = time.thread_time() - began
@@ -135,26 +138,26 @@ class Simulation:
                 self._finished = True
 
     def _tick(self) -> None:
-        """Time passes."""
+        """Report the time to the scheduler."""
         if not self._workers and not self._queue:
-            raise RuntimeError("no worker is left and none will come")
+            raise RuntimeError("no worker is left and none will join")
         self._at(self._clock + TICK, self._tick)
         self._tell(Tick())
 
     def _join(self, name: str, speed: float) -> None:
-        """A worker is there."""
+        """Add a worker."""
         self._workers[name] = _Worker(name, speed)
         self._tell(Joined(name))
 
     def _send(self, worker: _Worker, task: Task) -> None:
-        """A task for a worker; one about to leave gives it back by leaving."""
+        """Give a task to a worker. A leaving worker returns it when it leaves."""
         if not worker.leaving:
             worker.tasks.append(task)
             if len(worker.tasks) == 1:
                 self._begin(worker)
 
     def _begin(self, worker: _Worker) -> None:
-        """The next task of a worker, or its end."""
+        """Start the next task of a worker, or remove a leaving worker."""
         if worker.tasks and not worker.leaving:
             worker.began = self._clock + self._overhead
             seconds = float(self._cost[list(worker.tasks[0].labels)].sum()) / worker.speed
@@ -164,7 +167,7 @@ class Simulation:
             self._tell(Left(worker.name))
 
     def _next(self, worker: _Worker, event: Event) -> None:
-        """A worker is free of its first task."""
+        """Report the end of a worker's first task and start its next one."""
         worker.tasks.pop(0)
         worker.turn += 1
         waiting = bool(worker.tasks) or worker.leaving
@@ -173,11 +176,11 @@ class Simulation:
             self._begin(worker)
 
     def _is_stale(self, worker: _Worker, turn: int) -> bool:
-        """Whether the worker is gone, or at another task."""
+        """Return whether the worker has left or is at another task."""
         return self._workers.get(worker.name) is not worker or worker.turn != turn
 
     def _done(self, worker: _Worker, turn: int) -> None:
-        """A task ends."""
+        """Finish a task."""
         if self._is_stale(worker, turn):
             return
         task, seconds = worker.tasks[0], self._clock - worker.began
@@ -190,10 +193,10 @@ class Simulation:
         self._next(worker, Done(worker.name, task.id, seconds))
 
     def _cancel(self, worker: _Worker, task_id: int) -> None:
-        """A task is called off: at once when it was not begun, else at the next slice."""
+        """Cancel a task: at once if it has not begun, otherwise at the next slice."""
         place = next((at for at, task in enumerate(worker.tasks) if task.id == task_id), None)
         if place is None:
-            return  # given back by a worker about to leave
+            return  # returned by a leaving worker
         if place:
             del worker.tasks[place]
             self._tell(Cancelled(worker.name, task_id))
@@ -201,20 +204,20 @@ class Simulation:
             self._at(self._clock + SLICE, partial(self._give_up, worker, worker.turn))
 
     def _give_up(self, worker: _Worker, turn: int) -> None:
-        """A worker sees that its task was called off."""
+        """End a cancelled task."""
         if not self._is_stale(worker, turn):
             self._outcome.wasted += self._clock - worker.began
             self._next(worker, Cancelled(worker.name, worker.tasks[0].id))
 
     def _lose(self, name: str) -> None:
-        """A worker dies, if it is there."""
+        """Remove a worker as if it had died, if it is present."""
         if (worker := self._workers.pop(name, None)) is not None:
             self._outcome.lost.append(self._clock - worker.began if worker.tasks else 0.0)
             self._outcome.wasted += self._outcome.lost[-1]
             self._tell(Lost(name))
 
     def _leave(self, name: str) -> None:
-        """A worker, if it is there, leaves after its task under way; what waits goes back."""
+        """Let a worker leave after its current task; its waiting tasks are returned."""
         if (worker := self._workers.get(name)) is not None:
             worker.leaving = True
             del worker.tasks[1:]
@@ -223,8 +226,9 @@ class Simulation:
 
 
 def heavy_tailed(n: int, seed: int = 0) -> Any:
-    """Costs (n,) float64 in seconds, shuffled, of the shape measured on library headings: a floor,
-    and a power law over it.
+    """Return costs (n,) float64 in seconds, shuffled.
+
+    Their distribution is that measured on library headings: a floor and a power law above it.
     """
     ranks = np.random.default_rng(seed).permutation(np.arange(1.0, n + 1))
     return FLOOR + TOP / ranks**POWER

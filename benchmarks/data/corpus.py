@@ -1,18 +1,19 @@
-"""Corpora with the shape of large public sets: words by Zipf and Mandelbrot, labels in topics,
-topics in fields.
+"""Synthetic corpora with the shape of large public sets.
 
-A word is its rank: in the background, word r is drawn ~ (r + shift)^-exponent. A field owns a list
-of words, most common first; a topic takes half of its list from its field's; a label takes most of
-its profile from its topic's list, and `own` of it from rare words. How often labels are used
-follows a power law with a least count. Uses are dealt to rows topic by topic, so the labels of a
-row are mostly siblings. A word of a row comes from the profile of one of its labels, from the list
-of one of their topics, or from the background; words of a list grow rarer along it. Some labels of
-a row give it no word: nobody can learn those. Counts become 1 + ln tf, times 1 + ln(N / df), in
-float32 rows of length 1.
+Words follow the law of Zipf and Mandelbrot; labels belong to topics, topics to fields.
 
-Numbers of words and labels are shuffled: neighbours in number have nothing in common. Rows come in
-blocks with a random stream each (`synthetic.stream`); lists and the dealing of labels are drawn
-before. A shape with its seed is one corpus.
+A word is its rank: in the background, word r is drawn ~ (r + shift)^-exponent. A field has a list
+of words, most common first. A topic takes half of its list from its field's. A label takes most of
+its profile from its topic's list, and the share `own` from rare words. The frequencies of labels
+follow a power law with a minimum. Uses of labels are assigned to rows topic by topic, so that the
+labels of a row are mostly siblings. A word of a row comes from the profile of one of its labels,
+from the list of one of their topics, or from the background. Words later in a list are rarer. Some
+labels of a row contribute no word; these cannot be learned. Counts become 1 + ln tf, times 1 + ln(N
+/ df), in float32 rows of length 1.
+
+The numbers of words and labels are shuffled, so that adjacent numbers are unrelated. Rows are
+generated in blocks with one random stream each (`synthetic.stream`); lists and the assignment of
+labels are drawn before. A shape and its seed define one corpus.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.synthetic import random_stream
 from xcray.data.writer import DatasetWriter
 
-BLOCK = 4096  # rows that share a random stream; another number makes another corpus
+BLOCK = 4096  # rows that share a random stream; another value gives another corpus
 COMMON, MIDDLE, RARE = (
     (1.05, 30.0),
     (0.8, 50.0),
@@ -37,21 +38,23 @@ COMMON, MIDDLE, RARE = (
 )  # exponent and shift: of the background, of lists, of own words
 FALLING = (1.0, 3.0)  # the same along a list
 SPREAD = 0.5  # standard deviation of the logarithm of a row's length
-SHARED = 0.5  # of a topic's list, from its field's
-FIELD = 25  # topics a field has, mean
+SHARED = 0.5  # share of a topic's list that comes from its field's
+FIELD = 25  # mean number of topics per field
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a corpus is like.
+    """Parameters of a corpus.
 
-    labels, features: K and D. rows, held_out: of the training and the test part. words_per_row:
-    words drawn, mean; fewer are different. labels_per_row: mean, at least one each. least: rows of
-    the rarest label; most: share of rows of the commonest one.
-    topic: labels a topic has, mean. profile, listed: words in the list of a label, of a topic.
-    Shares: from_labels and from_topics, of a row's words; own, of a profile, of rare words; kin, of
-    the uses of a label that are dealt among its siblings, at most half of a topic's rows; silent,
-    of labels that give their row no word.
+    labels, features: K and D. rows, held_out: rows of the training part and of the test part.
+    words_per_row: mean number of words drawn; fewer are distinct. labels_per_row: mean, at least
+    one each. least, most: rows of the rarest label, and share of rows of the most common one.
+    topic: mean number of labels per topic. profile, listed: words in the list of a label, and of a
+    topic.
+
+    Shares: from_labels and from_topics, of a row's words; own, of rare words in a profile; kin, of
+    the uses of a label that are assigned together with its siblings, at most half of a topic's
+    rows; silent, of labels that contribute no word to their row.
     """
 
     name: str
@@ -74,8 +77,9 @@ class Shape:
     seed: int = 0
 
     def scaled(self, scale: float) -> Shape:
-        """`scale` times the rows and labels, and its root times the words: vocabularies grow about
-        so (Heaps).
+        """Return the shape with `scale` times the rows and labels, and sqrt(scale) times the words.
+
+        Vocabularies grow approximately with the square root (Heaps' law).
         """
         rows, labels = max(int(self.rows * scale), 2), max(int(self.labels * scale), 2)
         features = max(int(self.features * scale**0.5), self.listed)
@@ -89,13 +93,14 @@ class Shape:
 
     @property
     def total(self) -> int:
-        """Rows of both parts."""
+        """Return the number of rows of both parts."""
         return self.rows + self.held_out
 
 
 class Lists(NamedTuple):
-    """Ranks of words by topic (T, listed) and by label (K, profile), int32; the topic of each
-    label, (K,) int32.
+    """Ranks of words by topic (T, listed) and by label (K, profile), and the topics of labels (K,).
+
+    All are int32.
     """
 
     topics: Int32
@@ -104,8 +109,9 @@ class Lists(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """Labels of all rows, the test part's last: row i has labels[indptr[i] : indptr[i + 1]], in no
-    order, perhaps one twice.
+    """Labels of all rows, those of the test part last.
+
+    Row i has labels[indptr[i] : indptr[i + 1]], unordered, possibly with duplicates.
     """
 
     indptr: Int64
@@ -113,8 +119,9 @@ class Dealt(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The words of a block: how many different ones each row has, their numbers, ascending, and how
-    often each is there.
+    """The words of a block: the number of distinct words per row, their numbers, and their counts.
+
+    The numbers of a row are ascending.
     """
 
     lengths: Int64
@@ -126,8 +133,9 @@ EMPTY = Counted(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.flo
 
 
 def generate(shape: Shape, path: Path) -> Dataset:
-    """Make the corpus and publish it as the data set `path`; in memory: 8 bytes for each entry of
-    X, twice, and the lists.
+    """Generate the corpus and publish it as the data set `path`.
+
+    Memory: 8 bytes for each entry of X, twice, and the lists.
     """
     rng = random_stream(shape.seed, 0)
     lists = make_lists(shape, rng)
@@ -141,7 +149,7 @@ def generate(shape: Shape, path: Path) -> Dataset:
     ) as writer:
         for i, start in enumerate(starts):
             X, Y = weighted(blocks[i], idf), label_sets(shape, dealt, start)
-            blocks[i] = EMPTY  # its memory is free
+            blocks[i] = EMPTY  # frees the memory
             for part, rows, labels in by_part(shape, start, X, Y):
                 writer.add(part, rows, labels)
         return writer.finish(source={"format": "generated", "shape": asdict(shape)})
@@ -166,9 +174,7 @@ def make_lists(shape: Shape, rng: np.random.Generator) -> Lists:
 
 
 def deal(shape: Shape, topic_of: Int32, rng: np.random.Generator) -> Dealt:
-    """Lay the uses of all labels in a row of topics, cut it into rows of the corpus, and shuffle
-    these.
-    """
+    """Order the uses of all labels by topic, cut them into rows, and shuffle the rows."""
     counts = label_uses(
         shape.labels,
         int(shape.total * shape.labels_per_row),
@@ -183,12 +189,12 @@ def deal(shape: Shape, topic_of: Int32, rng: np.random.Generator) -> Dealt:
     )
     room = np.bincount(topic_of[uses], minlength=n_topics)[topic_of[uses]] / (
         2 * shape.labels_per_row
-    )  # half a topic's rows
+    )  # half of a topic's rows
     kin = rng.random(len(uses)) * np.maximum(of_label / room, 1.0) < shape.kin
     place = np.where(kin, topic_of[uses], rng.integers(0, n_topics, len(uses)))
     uses = uses[
         np.argsort(place + (nth + rng.random(len(uses))) / of_label)
-    ]  # the uses of a label lie apart
+    ]  # spreads the uses of a label
     lengths = 1 + np.bincount(
         rng.integers(0, shape.total, max(len(uses) - shape.total, 0)), minlength=shape.total
     )
@@ -197,14 +203,13 @@ def deal(shape: Shape, topic_of: Int32, rng: np.random.Generator) -> Dealt:
     starts, lengths = starts[order], lengths[order]
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     taken = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
-    return Dealt(
-        indptr, uses[taken % len(uses)]
-    )  # from the start again, should there be fewer uses than rows
+    return Dealt(indptr, uses[taken % len(uses)])  # wraps around if there are fewer uses than rows
 
 
 def label_uses(n: int, total: int, least: int, most: int) -> Int64:
-    """How often each of n labels is used, descending: a power law from `least`, cut at `most`, that
-    adds up to about `total`.
+    """Return the frequency of each of n labels, descending.
+
+    It is a power law from `least`, cut at `most`, with a sum of about `total`.
     """
     places = (np.arange(n) + 0.5) / n
     low, high = 0.0, 4.0
@@ -216,10 +221,10 @@ def label_uses(n: int, total: int, least: int, most: int) -> Int64:
 
 
 def ranks(u: Any, n: int, exponent: float, shift: float) -> Int32:
-    """Ranks 0 to n - 1, of which r comes ~ (r + shift)^-exponent, for u uniform in [0, 1): the
-    inverse of the integral.
+    """Return ranks 0 to n - 1 for uniform u in [0, 1); r has probability ~ (r + shift)^-exponent.
 
-    An exponent of 1 is taken for 1 - 1e-9, so that one formula serves.
+    It is the inverse of the integral. An exponent of 1 is replaced by 1 - 1e-9, so that one formula
+    covers all cases.
     """
     power = (1.0 - exponent) or 1e-9
     low, high = shift**power, (n + shift) ** power
@@ -234,7 +239,7 @@ def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start:
     rng = random_stream(shape.seed, 1 + start // BLOCK)
     stop = min(start + BLOCK, shape.total)
     first, n_labels = dealt.indptr[start:stop], np.diff(dealt.indptr[start : stop + 1])
-    longer = np.exp(SPREAD * rng.standard_normal(stop - start) - SPREAD**2 / 2)  # 1 in the mean
+    longer = np.exp(SPREAD * rng.standard_normal(stop - start) - SPREAD**2 / 2)  # mean 1
     row = np.repeat(
         np.arange(stop - start), np.maximum(shape.words_per_row * longer, 3).astype(np.int64)
     )
@@ -256,8 +261,9 @@ def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start:
 
 
 def inverse_frequencies(shape: Shape, starts: range, blocks: list[Counted]) -> Float64:
-    """1 + ln(N / df) of every word, (D,), by the training rows; words that none of them has are
-    taken for seen once.
+    """Return 1 + ln(N / df) of every word, (D,), from the training rows.
+
+    Words that no training row has count as seen once.
     """
     df = np.zeros(shape.features, np.int64)
     for start, block in zip(starts, blocks, strict=True):
@@ -268,7 +274,7 @@ def inverse_frequencies(shape: Shape, starts: range, blocks: list[Counted]) -> F
 
 
 def weighted(block: Counted, idf: Float64) -> CSR:
-    """Rows of length 1 of (1 + ln tf) idf."""
+    """Return rows of (1 + ln tf) idf, scaled to length 1."""
     values = (1.0 + np.log(block.counts)) * idf[block.words]
     row = np.repeat(np.arange(len(block.lengths)), block.lengths)
     norms = np.sqrt(np.bincount(row, values * values, minlength=len(block.lengths)))
@@ -278,7 +284,7 @@ def weighted(block: Counted, idf: Float64) -> CSR:
 
 
 def label_sets(shape: Shape, dealt: Dealt, start: int) -> Pattern:
-    """The labels of the block that begins with row `start`, each once a row."""
+    """Return the labels of the block that begins with row `start`, without duplicates."""
     stop = min(start + BLOCK, shape.total)
     row = np.repeat(np.arange(stop - start), np.diff(dealt.indptr[start : stop + 1]))
     cells = np.unique(
@@ -293,7 +299,7 @@ def label_sets(shape: Shape, dealt: Dealt, start: int) -> Pattern:
 
 
 def by_part(shape: Shape, start: int, X: CSR, Y: Pattern) -> Iterator[tuple[str, CSR, Pattern]]:
-    """The rows of a block for the training part, then those for the test part."""
+    """Yield the rows of a block for the training part, then those for the test part."""
     edge = min(max(shape.rows - start, 0), X.n_rows)
     for part, lo, hi in (("train", 0, edge), ("test", edge, X.n_rows)):
         if lo < hi:

@@ -1,20 +1,19 @@
-"""Corpora with the shapes of LSHTC1, Amazon-670K and WikiLSHTC-325K, and models of them that were
-really trained.
+"""Corpora with the shapes of LSHTC1, Amazon-670K and WikiLSHTC-325K, and models trained on them.
 
 `python -m benchmarks.data.shapes lshtc1 amazon wiki --models DIR [--scale 0.05] [--threads 2]
 [--json FILE]`
 
-For each set: DIR/NAME/dataset, whose held-out part are the queries; DIR/NAME/model; and, when both
-are there, DIR/NAME/READY, a line of JSON with sizes, statistics beside the published ones, measures
-and parameters. What is there is kept, and a training that was stopped goes on. Without --models it
-all happens in a temporary folder, at a hundredth of the size if no --scale is given.
-`benchmarks.data.corpus` says how rows are made.
+For each set it writes DIR/NAME/dataset, whose held-out part contains the queries, and
+DIR/NAME/model. When both are complete, it writes DIR/NAME/READY, one line of JSON with sizes,
+statistics next to the published ones, measures and parameters. Existing parts are kept, and a
+stopped training is continued. Without --models everything is in a temporary folder, at a hundredth
+of the size unless --scale is given. The rows are described in `benchmarks.data.corpus`.
 
-How the parameters were chosen: lam and eps so that labels have about 1600, 300 and 400 weights, as
-a few hundred labels solved at full size tell; eps is 0.1 where that would do, which takes half the
-time of 0.01 and gives the same P@1 within a point (at a scale of 0.03). The shares of words: so
-that P@1 is between 0.3 and 0.7. wiki has a quarter of the rows of its original: what a label costs
-grows with all rows, and a search meets weights, not rows.
+Choice of parameters: lam and eps give labels about 1600, 300 and 400 weights, estimated from a few
+hundred labels solved at full size. eps is 0.1 where that is sufficient, which takes half the time
+of 0.01 with the same P@1 within one point (at a scale of 0.03). The shares of words give a P@1
+between 0.3 and 0.7. wiki has a quarter of the rows of its original, because the cost of a label
+grows with all rows, while a search only depends on the weights.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ SMALL = 0.01  # the scale without --models
 
 
 class Task(NamedTuple):
-    """A shape, the parameters of PPDSparse it is trained with, and what is published of the
-    original.
+    """A shape, its training parameters of PPDSparse, and the published statistics of the original.
 
-    published: the statistics of the same names; weights_per_label is what was aimed at.
+    published: the statistics of the same names; weights_per_label is the target.
     """
 
     shape: Shape
@@ -50,7 +48,7 @@ class Task(NamedTuple):
 
 
 def _published(nnz: float, labels: float, rows: float, weights: float) -> dict[str, float]:
-    """Published statistics by name."""
+    """Return published statistics by name."""
     return {
         "nnz_per_row": nnz,
         "labels_per_row": labels,
@@ -100,7 +98,7 @@ TASKS = {
 
 
 def statistics(dataset: Dataset, model: Model) -> dict[str, float]:
-    """What rows, labels and queries are like, under names that begin with what is counted.
+    """Return statistics of rows, labels and queries. Each name begins with the counted item.
 
     postings_per_query: entries of the posting lists of a held-out row's features, mean and 99th
     percentile.
@@ -124,10 +122,10 @@ def statistics(dataset: Dataset, model: Model) -> dict[str, float]:
 
 
 def prepare(name: str, folder: Path, *, scale: float = 1.0, threads: int = 2) -> dict[str, Any]:
-    """Make what `folder` lacks of a set: data, model, READY; what READY says.
+    """Create the missing parts of a set in `folder` (data, model, READY) and return READY.
 
-    name: in TASKS. scale: see `Shape.scaled`; of no effect on what is there. threads: workers of
-    the training.
+    name: in TASKS. scale: see `Shape.scaled`; no effect on existing parts. threads: workers of the
+    training.
     """
     ready, task = folder / "READY", TASKS[name]
     if ready.exists():
@@ -160,7 +158,7 @@ def prepare(name: str, folder: Path, *, scale: float = 1.0, threads: int = 2) ->
 
 
 def main() -> None:
-    """Prepare the sets one after the other; all rows as the last line."""
+    """Prepare the sets one after the other, and print all rows as the last line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -168,7 +166,7 @@ def main() -> None:
         "names", nargs="*", metavar="NAME", help=f"sets: {', '.join(TASKS)}; all by default"
     )
     parser.add_argument(
-        "--models", type=Path, help="a folder for each set goes here; a temporary one by default"
+        "--models", type=Path, help="directory of the sets, one folder each; default: temporary"
     )
     parser.add_argument(
         "--scale",
@@ -176,7 +174,7 @@ def main() -> None:
         help=f"share of rows and labels; 1 by default, {SMALL} without --models",
     )
     parser.add_argument("--threads", type=int, default=2, help="workers of the trainings")
-    parser.add_argument("--json", type=Path, help="write the result here too")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - set(TASKS):
         parser.error(f"there is no set {min(unknown)}; there are: {', '.join(TASKS)}")

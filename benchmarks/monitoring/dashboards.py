@@ -1,19 +1,19 @@
-"""The dashboards and alerts in front of a real run: a service, its Ray, trainings, traffic, and a
-Prometheus that scrapes them all.
+"""Check of dashboards and alerts against a real run.
 
-`python -m benchmarks.monitoring.dashboards [--minutes 6] [--pictures DIR] [--series FILE] [--json
-FILE]`
+The run has a service, its Ray, trainings, traffic, and a Prometheus that scrapes all of them.
 
-Everything is private and on this machine: a home of its own, the local Ray that belongs to it,
-Debian's Prometheus on a free port. While predictions are asked (`soak_traffic`), models are swapped
-and some requests are refused, jobs run on Ray: labels of pydocs, a model with epochs, a batch
-prediction, and one that must fail; a worker is killed on the way. Then every query of every panel
-and every rule is asked of that Prometheus. A panel's query must have data, or be in `EMPTY` with
-the reason. --pictures draws each dashboard from its JSON (`dashboards_draw`) and photographs three
-of Prometheus' own pages with Chromium, where that is installed.
+`python -m benchmarks.monitoring.dashboards [--minutes 6] [--json FILE]`
 
-Told: panels with data, alerts by state, and what xcray says of Ray's object store beside what Ray
-says. Ends with 1 when a panel that should have data has none, or a rule fails.
+Everything is private and on this machine: a separate home with its local Ray, and Debian's
+Prometheus on a free port. During a steady stream of predictions (`benchmarks.soak.traffic`), models
+are replaced, some requests are rejected, and jobs run on Ray: labels of pydocs, a model with
+epochs, a batch prediction, and a job that must fail. One worker is killed. Then every query of
+every panel and every rule is evaluated by that Prometheus. A panel's query must have data, or be in
+`EMPTY` with the reason.
+
+Reported are the panels with data, the alerts by state, and the use of Ray's object store as
+measured by xcray and by Ray. The exit status is 1 if a panel without data should have some, or if a
+rule fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ import httpx
 import psutil
 
 from benchmarks.common import arguments, in_folder
-from benchmarks.monitoring.draw import draw, photograph
 from benchmarks.monitoring.prometheus import SCRAPE, Prometheus, prometheus
 from benchmarks.soak.__main__ import service
 from benchmarks.soak.traffic import Models, Record, Traffic
@@ -45,9 +44,9 @@ from xcray.workers.ray.session import free_port
 BOARDS: Final = Path(__file__).parents[2] / "helm" / "xcray" / "monitoring" / "dashboards"
 WINDOW: Final = 10 * SCRAPE  # seconds, for $__rate_interval
 POINTS: Final = 150
-KUBERNETES: Final = "no Kubernetes here: kube-state-metrics and the kubelet tell it"
-ONE_NODE: Final = "one node without an autoscaler: nothing is asked for, and nothing moves"
-EMPTY: Final[dict[str, str]] = {  # panels that rightly have no data in this run
+KUBERNETES: Final = "no Kubernetes here: the data come from kube-state-metrics and the kubelet"
+ONE_NODE: Final = "one node without an autoscaler: no requests and no transfers"
+EMPTY: Final[dict[str, str]] = {  # panels that are expected to have no data in this run
     "xcray-cluster: Pods by phase": KUBERNETES,
     "xcray-cluster: Restarts": KUBERNETES,
     "xcray-cluster: Free space on volumes": KUBERNETES,
@@ -55,9 +54,7 @@ EMPTY: Final[dict[str, str]] = {  # panels that rightly have no data in this run
 
 
 class Workload:
-    """What is asked of the service beside the traffic, one job after the other until the time is
-    up.
-    """
+    """Jobs that run next to the traffic, one after the other until the time is up."""
 
     def __init__(self, url: str, home: Path, folder: Path, ending: threading.Event) -> None:
         self.url = url
@@ -68,8 +65,9 @@ class Workload:
         self.killed = 0
 
     def run(self) -> None:
-        """All jobs at once, so that some wait, and again when they have ended. Pydocs joins once it
-        is built.
+        """Submit all jobs at once, so that some wait, and again when they have ended.
+
+        Pydocs joins when its data set is built.
         """
         small = {"synthetic": {"rows": 4000, "features": 800, "labels": 60, "seed": 3}}
         with Client(self.url, timeout=120.0) as client:
@@ -103,7 +101,7 @@ class Workload:
                     self.follow(client, job["id"])
 
     def follow(self, client: Client, job_id: str) -> None:
-        """One job to its end, or to the end of the time."""
+        """Follow one job to its end, or to the end of the run."""
         while (now := client.jobs.get(job_id))["status"] in ("PENDING", "RUNNING"):
             if self.ending.wait(0.5):
                 client.jobs.stop(job_id)
@@ -112,7 +110,7 @@ class Workload:
         self.ends[f"{now['kind']} {now['status']} {now.get('reason') or ''}".strip()] += 1
 
     def questions(self) -> Path:
-        """Rows for a batch prediction."""
+        """Write rows for a batch prediction."""
         path = self.folder / "questions.txt"
         path.write_text(
             "".join(
@@ -123,15 +121,13 @@ class Workload:
         return path
 
     def nonsense(self) -> Path:
-        """Rows that are none: the job must fail, and through its sender's fault."""
+        """Write invalid rows, so that the job must fail with a client error."""
         path = self.folder / "nonsense.jsonl"
-        path.write_text("this is no JSON\n" * 10)
+        path.write_text("this is not JSON\n" * 10)
         return path
 
     def kill_a_worker(self) -> None:
-        """Once a job on Ray is at work, kill one of its workers: a process that came from this
-        home's own keeper.
-        """
+        """Kill one worker of this home's Ray when a job runs on it."""
         while not self.ending.wait(1.0):
             info = ManagedLocalRay(self.home / "ray").info()
             workers = (
@@ -146,7 +142,7 @@ class Workload:
                     return
 
     def refused(self) -> None:
-        """Requests that are turned away: too large, of another kind, for nobody."""
+        """Send requests that are rejected: too large, of a wrong type, for a missing model."""
         with httpx.Client(base_url=self.url, trust_env=False, timeout=60.0) as http:
             while not self.ending.wait(1.5):
                 http.post(
@@ -158,23 +154,21 @@ class Workload:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """A process' descendants."""
+    """Return the descendants of a process."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return list(psutil.Process(pid).children(recursive=True))
     return []
 
 
 def _title(process: psutil.Process) -> str:
-    """What a process calls itself."""
+    """Return the title of a process."""
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
 
 
 def follow_ray(found: Prometheus, home: Path, ending: threading.Event) -> None:
-    """Scrape the Ray of the home as soon as it is there: Ray itself writes down who tells
-    figures.
-    """
+    """Scrape the Ray of the home as soon as Ray has written its list of metrics endpoints."""
     while not ending.wait(1.0):
         with contextlib.suppress(FileNotFoundError, ValueError):
             root = Path(json.loads((home / "ray" / "ray.json").read_text())["root"])
@@ -183,7 +177,7 @@ def follow_ray(found: Prometheus, home: Path, ending: threading.Event) -> None:
 
 
 def filled(expr: str, seconds: float) -> str:
-    """A panel's expression with its variables as Grafana would fill them in."""
+    """Return a panel's expression with its variables replaced as Grafana does."""
     values = {
         "namespace": ".*",
         "instance": ".*",
@@ -196,12 +190,12 @@ def filled(expr: str, seconds: float) -> str:
 
 
 def named(board: Mapping[str, Any], panel: Mapping[str, Any]) -> str:
-    """What a panel is called here: a number and a graph may have the same title."""
+    """Return the key of a panel. A number and a graph can have the same title."""
     return f"{board['uid']}: {panel['title']}" + (", now" if panel["type"] == "stat" else "")
 
 
 def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, Any]]:
-    """Every panel: its series by query, and whether it is as it should be."""
+    """Query every panel. Return its series by query, and whether the result is as expected."""
     out: dict[str, dict[str, Any]] = {}
     step = max(float(SCRAPE), (end - begin) / POINTS)
     for path in sorted(BOARDS.glob("*.json")):
@@ -223,7 +217,7 @@ def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, An
 
 
 def verdict(found: Prometheus, panels: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What panels and rules say, in figures."""
+    """Summarise panels and rules."""
     empty = sorted(name for name, panel in panels.items() if not panel["data"])
     rules = [rule for group in found.ask("rules")["groups"] for rule in group["rules"]]
     sick = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
@@ -246,7 +240,7 @@ def verdict(found: Prometheus, panels: dict[str, dict[str, Any]]) -> dict[str, A
 
 
 def object_store(found: Prometheus, begin: float, end: float) -> dict[str, float]:
-    """The most that lay in the object store: as xcray tells it, and as Ray does."""
+    """Return the largest use of the object store, as measured by xcray and by Ray."""
     names = {
         "xcray_object_store_bytes": "max(xcray_object_store_bytes)",
         "ray_spill_manager_objects_bytes Pinned": 'sum(ray_spill_manager_objects_bytes{State="Pinned"})',
@@ -263,12 +257,14 @@ def object_store(found: Prometheus, begin: float, end: float) -> dict[str, float
 
 
 def measure(folder: Path, chosen: Any) -> dict[str, Any]:
-    """The whole run."""
-    minutes, pictures = chosen.minutes, chosen.pictures
+    """Run the whole check."""
+    minutes = chosen.minutes
     home, ending, record = folder / "home", threading.Event(), Record()
     home.mkdir()
     for name in ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"):
-        os.environ[name] = str(free_port())  # Ray's own are the same for every Ray of a machine
+        os.environ[name] = str(
+            free_port()
+        )  # Ray's default ports are the same for every Ray of a machine
     models = Models(home, folder)
     models.prepare()
     try:
@@ -300,18 +296,12 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             try:
                 ending.wait(60.0 * minutes)
             finally:
-                end = time.time()  # what the numbers show is work under way
+                end = time.time()  # before the jobs end, so that the panels show running work
                 ending.set()
                 for thread in threads:
                     thread.join(120)
             panels = asked(found, begin, end)
             said = {**verdict(found, panels), "object_store_most": object_store(found, begin, end)}
-            if chosen.series is not None:
-                chosen.series.write_text(json.dumps({"panels": panels, "begin": begin, "end": end}))
-            if pictures is not None:
-                said["pictures"] = draw(BOARDS, panels, begin, end, pictures) + photograph(
-                    found.url, pictures
-                )
     finally:
         ManagedLocalRay(home / "ray").stop()
     return {
@@ -324,7 +314,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
 
 
 def told(story: Callable[..., None], args: tuple[Any, ...], record: Record) -> None:
-    """A story in a thread; what goes wrong in it is counted, not lost."""
+    """Run a scenario in a thread and count its errors."""
     with record.of(story.__name__):
         try:
             story(*args)
@@ -333,19 +323,12 @@ def told(story: Callable[..., None], args: tuple[Any, ...], record: Record) -> N
 
 
 def main() -> None:
-    """Run, tell, judge."""
+    """Run the check, print the result, and exit with its status."""
     chosen = arguments(
         str(__doc__).split("\n")[0],
         minutes={"type": float, "default": 6.0},
-        pictures={"type": Path, "help": "write a PNG of each dashboard into this folder"},
-        series={"type": Path, "help": "keep what the panels showed in this file"},
-        redraw={"type": Path, "help": "run nothing: draw from such a file"},
     )
     wrong: list[str] = []
-    if chosen.redraw is not None:
-        kept = json.loads(chosen.redraw.read_text())
-        print(draw(BOARDS, kept["panels"], kept["begin"], kept["end"], chosen.pictures or Path()))
-        return
 
     def run(folder: Path) -> dict[str, Any]:
         said = measure(folder, chosen)
@@ -353,7 +336,7 @@ def main() -> None:
             f"{said['panels_with_data']} of {said['panels']} panels have data in all their {said['queries']} queries"
         )
         for name, why in said["rightly_empty"].items():
-            print(f"  empty, as it should be: {name} ({why})")
+            print(f"  empty, as expected: {name} ({why})")
         print(
             f"{said['rules_evaluated']} rules evaluated; alerts: {said['alerts']}, not silent: {said['alerts_not_silent']}"
         )

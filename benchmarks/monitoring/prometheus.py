@@ -1,5 +1,6 @@
-"""A private Prometheus for the length of a `with`: Debian's program, a folder of its own, a free
-port of the loopback.
+"""A private Prometheus for the length of a `with` statement.
+
+It is Debian's program, with its own folder and a free port of the loopback interface.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ START_SECONDS: Final = 60.0
 
 
 class Prometheus:
-    """Asks one over HTTP. `targets` in its folder say who is scraped, see `scrape`."""
+    """HTTP client of a Prometheus whose targets are files in its folder (see `scrape`)."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -32,13 +33,13 @@ class Prometheus:
         self._http = httpx.Client(base_url=url, trust_env=False, timeout=60.0)
 
     def scrape(self, job: str, targets: Sequence[str]) -> None:
-        """From now on scrape these (host:port) as `job`."""
+        """Scrape these targets (host:port) as `job` from now on."""
         aside = self._folder / f"{job}.new"
         aside.write_text(json.dumps([{"targets": list(targets)}]))
         aside.rename(self._folder / f"{job}.json")
 
     def ask(self, path: str, **query: Any) -> Any:
-        """What the API says. Raises ValueError with the reason when it refuses."""
+        """Return the answer of the API. Raises ValueError with the reason if it is an error."""
         answer = self._http.get(f"/api/v1/{path}", params=query).json()
         if answer["status"] != "success":
             raise ValueError(f"{query}: {answer['error']}")
@@ -47,9 +48,7 @@ class Prometheus:
     def series(
         self, expr: str, begin: float, end: float, step: float
     ) -> list[tuple[Mapping[str, str], list[tuple[float, float]]]]:
-        """Labels and (time, value) of each series that an expression gives; numbers that are none
-        are left out.
-        """
+        """Return labels and (time, value) pairs of each series of an expression, without NaN."""
         found = self.ask("query_range", query=expr, start=begin, end=end, step=step)["result"]
         out = [
             (each["metric"], [(float(at), float(value)) for at, value in each["values"]])
@@ -64,13 +63,14 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
-    """One that scrapes what `scrape` names, with our rules. Raises SystemExit where the program is
-    not installed.
+    """Start a Prometheus with our rules and the jobs of `scrape`.
+
+    Raises SystemExit if the program is not installed.
     """
     program = shutil.which("prometheus")
     if program is None:
         raise SystemExit(
-            "prometheus is not installed: apt-get install prometheus, and have it not started as a service"
+            "prometheus is not installed: apt-get install prometheus, then disable its system service"
         )
     folder.mkdir(parents=True)
     relabel = [{"regex": "SessionName|otel_scope_.*", "action": "labeldrop"}]
@@ -86,7 +86,7 @@ def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
     config = {"global": every, "rule_files": [RULES.name], "scrape_configs": configs}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     port = free_port()
-    shutil.copy(RULES, folder)  # pages of Prometheus show paths: none of this machine
+    shutil.copy(RULES, folder)  # Prometheus' pages show paths, so use a neutral one
     command = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
     with open(folder / "prometheus.log", "ab") as log:
         process = subprocess.Popen(
@@ -100,7 +100,7 @@ def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
 
 
 def _ready(found: Prometheus, process: subprocess.Popen[bytes], folder: Path) -> Prometheus:
-    """Once it answers. Raises SystemExit with the end of its log when it does not."""
+    """Wait until Prometheus answers. Raises SystemExit with the end of its log if it does not."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):

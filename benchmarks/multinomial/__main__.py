@@ -1,22 +1,23 @@
-"""Multinomial logistic regression: DS-MLR in its forms beside LC and L-BFGS, objective and F1
-against time.
+"""Multinomial logistic regression: the variants of DS-MLR next to LC and L-BFGS.
+
+Measured are objective and F1 against time.
 
 `python -m benchmarks.multinomial [--data DIR] [--sets news20 mnist ...] [--cores 1 2] [--budget 10]
 [--repeats 1]`
 
-All minimise L1(W) = lam/2 |W|^2 + mean log-loss of the same rows with the same lam, from W = 0,
-without a constant feature. First L-BFGS runs on all cores until its gradient is 1e-5 of the first,
-or for --reference seconds: the least objective it sees is "the best". Then every method runs, on
-threads, until it is within --enough of that or its clock shows --budget. Clocks stand still while a
-run is measured (F1 of the first label of held-out rows), and begin when workers have their rows.
-L-BFGS and LC compute in double, DS-MLR in single precision, as they do when used. L-BFGS on all
-cores is the reference run itself.
+All methods minimise L1(W) = lam/2 |W|^2 + mean log-loss of the same rows with the same lam, from W
+= 0, without a constant feature. First L-BFGS runs on all cores until its gradient is 1e-5 of the
+first, or for --reference seconds; its smallest objective is "the best". Then every method runs on
+threads until it is within --enough of the best or its clock reaches --budget. Clocks stop while a
+run is evaluated (F1 of the first label of held-out rows), and start when workers have their rows.
+L-BFGS and LC compute in double, DS-MLR in single precision, as in production. L-BFGS on all cores
+is the reference run itself.
 
-What is told: seconds until the objective is within 5 % and 1 % of the best, for one core and for
-two (median of --repeats, which are interleaved; "-": not within the budget), and F1 at the end.
-Runs with fewer cores than the most are not looked at but for their objective, and asynchronous ones
-and LC as published are left out there. The picture has three panels a set, with the most cores.
-`--lambdas 1e-2 1e-3 ...` tells instead, for each lam, the optimum of L-BFGS and its F1: see
+Reported are the seconds until the objective is within 5 % and 1 % of the best, for one and for two
+cores (median of --repeats, which are interleaved; "-": not within the budget), and F1 at the end.
+Runs with fewer than the maximum of cores are evaluated only for their objective, without the
+asynchronous variants and LC as published. The picture has three panels per set, for the maximum of
+cores. `--lambdas 1e-2 1e-3 ...` reports instead the optimum of L-BFGS and its F1 for each lam, see
 `benchmarks.multinomial.data`.
 """
 
@@ -35,9 +36,9 @@ from xcray import plots
 
 WITHIN = (0.05, 0.01)
 REFERENCE = "L-BFGS"
-FEW = (*ASYNC, "LC as published")  # are run with the most cores only
-LEAST = 1e-2  # percent above the best: nearer, a line ends
-LOOKS = {  # colour and form of each method's line
+FEW = (*ASYNC, "LC as published")  # run only with the maximum of cores
+LEAST = 1e-2  # percent above the best at which a line ends
+LOOKS = {  # colour and style of each method's line
     "DS-MLR, two laps": (plots.BLUES[0], "-"),
     "DS-MLR, merged": (plots.BLUES[1], "-"),
     "DS-MLR, ring": (plots.BLUES[2], "-"),
@@ -49,7 +50,7 @@ LOOKS = {  # colour and form of each method's line
 
 
 def compare(given: Problem, chosen: Any) -> dict[str, Any]:
-    """All methods on one problem."""
+    """Run all methods on one problem."""
     most = max(chosen.cores)
     reference = run(REFERENCE, given, most, chosen.reference, -math.inf)
     best = min(point.objective for point in reference)
@@ -72,7 +73,7 @@ def compare(given: Problem, chosen: Any) -> dict[str, Any]:
         flush=True,
     )
     if not settled:
-        print("  the best is not settled yet: give --reference more seconds", flush=True)
+        print("  the best has not converged: increase --reference", flush=True)
     runs: dict[tuple[str, int], list[list[Point]]] = {(REFERENCE, most): [reference]}
     for repeat in range(chosen.repeats):
         for workers in chosen.cores:
@@ -107,7 +108,7 @@ def compare(given: Problem, chosen: Any) -> dict[str, Any]:
 
 
 def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> dict[str, Any]:
-    """What is told of a method: medians over repeats, the points of the first."""
+    """Return the figures of a method: medians over repeats, and the points of the first run."""
     times = {share: [within(points, best, share) for points in found] for share in WITHIN}
     looked = [point for point in found[0] if point.micro is not None]
     last = looked[-1] if looked else found[0][-1]
@@ -126,14 +127,14 @@ def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> di
 
 
 def within(points: list[Point], best: float, share: float) -> float | None:
-    """Seconds until the objective was at most so much above the best; None when it never was."""
+    """Return the seconds until the objective was within `share` of the best, or None."""
     return next(
         (point.seconds for point in points if point.objective <= best * (1.0 + share)), None
     )
 
 
 def thinned(points: list[Point], most: int = 150) -> list[Point]:
-    """Points that held-out rows were looked at, and others up to `most`, evenly."""
+    """Return the points at which held-out rows were evaluated, and others up to `most`, evenly."""
     step = max(1, len(points) // most)
     return [
         point
@@ -143,7 +144,7 @@ def thinned(points: list[Point], most: int = 150) -> list[Point]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the table."""
+    """Format one row of the table."""
     times = {
         share: "     -" if seconds is None else f"{seconds:6.2f}"
         for share, seconds in row["seconds"].items()
@@ -154,13 +155,13 @@ def line(row: dict[str, Any]) -> str:
         for name in ("micro-F1", "macro-F1")
         if row[name] is not None
     )
-    return f"  {row['cores']} core(s)  {row['method']:<17} {shown}  at last {100 * row['above']:+8.3f} %  {f1}"
+    return f"  {row['cores']} core(s)  {row['method']:<17} {shown}  finally {100 * row['above']:+8.3f} %  {f1}"
 
 
 def picture(sets: list[dict[str, Any]], path: Path) -> None:
-    """A row of panels a set: objective, micro-F1 and macro-F1 against seconds."""
+    """Draw one row of panels per set: objective, micro-F1 and macro-F1 against seconds."""
     most = max(row["cores"] for row in sets[0]["runs"])
-    note = f"{most} cores; objective relative to the least of L-BFGS; dotted lines: 5 % and 1 % above it"
+    note = f"{most} cores; objective relative to the minimum of L-BFGS; dotted lines: 5 % and 1 % above it"
     with plots.figure_page(
         path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note
     ) as figure:
@@ -181,7 +182,7 @@ def picture(sets: list[dict[str, Any]], path: Path) -> None:
 
 
 def draw(panels: Any, row: dict[str, Any], best: float) -> None:
-    """One method in the panels of its set."""
+    """Draw one method in the panels of its set."""
     points = [Point(*point) for point in row["points"]]
     colour, form = LOOKS[row["method"]]
     above = [(point.seconds, 100 * (point.objective / best - 1.0)) for point in points]
@@ -194,7 +195,7 @@ def draw(panels: Any, row: dict[str, Any], best: float) -> None:
 
 
 def lambdas(name: str, chosen: Any, folder: Path) -> list[dict[str, Any]]:
-    """The optimum of each lam, and its F1."""
+    """Return the optimum and its F1 for each lam."""
     rows = []
     for lam in chosen.lambdas:
         points = run(
@@ -232,7 +233,7 @@ def main() -> None:
         reference={
             "type": float,
             "default": 40.0,
-            "help": "seconds of the run that finds the best objective, at most",
+            "help": "time limit in seconds of the run that finds the best objective",
         },
         enough={
             "type": float,
@@ -240,10 +241,10 @@ def main() -> None:
             "help": "a run ends when it is within this share of the best",
         },
         repeats={"type": int, "default": 1},
-        lambdas={"type": float, "nargs": "+", "help": "only tell the optimum and F1 of these lam"},
+        lambdas={"type": float, "nargs": "+", "help": "only report optimum and F1 of these lam"},
         cache={
             "type": Path,
-            "help": "directory that keeps the data sets; default: a temporary one",
+            "help": "directory of the built data sets; default: a temporary one",
         },
     )
     chosen.budget = chosen.budget or (10.0 if chosen.data else 3.0)

@@ -1,9 +1,8 @@
-"""The problems that `benchmarks.multinomial` trains on: rows, targets, what is held out, and the
-weight of the norm.
+"""The problems of `benchmarks.multinomial`: rows, targets, held-out rows, and the norm's weight.
 
-A row with m labels has targets 1/m. lam is the largest power of ten whose optimum's micro-F1 on the
-held-out rows is within 1 % of the best power's (`python -m benchmarks.multinomial --lambdas 1e-2
-1e-3 ...` makes the table it was read from).
+A row with m labels has targets 1/m. lam is the largest power of ten whose optimum has a micro-F1 on
+the held-out rows within 1 % of the best power's (from the table of `python -m
+benchmarks.multinomial --lambdas 1e-2 1e-3 ...`).
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transp
 
 
 class Made(NamedTuple):
-    """How a problem is made of a data set: rows scaled to length 1; at most so many of the most
-    frequent labels and of the rows that have one of them, 0 for all; lam; patience: by how much
-    runs may take longer than on the other problems.
+    """How a problem is derived from a data set.
+
+    normalised: rows scaled to length 1. labels, rows: maximum number of the most frequent labels,
+    and of the rows with one of them; 0: all. lam: weight of the norm. patience: factor on the time
+    limit, compared with the other problems.
     """
 
     source: str
@@ -36,17 +37,19 @@ PROBLEMS = {
     "news20-counts": Made("news20_bydate", False, 0, 0, 1e-3),  # the paper's NEWS20
     "news20": Made("news20_bydate", True, 0, 0, 1e-6),
     "mnist": Made("mnist", False, 0, 0, 1e-3, 2.0),  # pixels from 0 to 1
-    "clef": Made("clef_imclef07a", False, 0, 0, 1e-3),  # the paper's CLEF, as it is
+    "clef": Made("clef_imclef07a", False, 0, 0, 1e-3),  # the paper's CLEF, unchanged
     "gutenberg": Made(
         "gutenberg_lcsh", True, 1139, 5_000, 1e-5
-    ),  # labels and rows about as LSHTC1-small has
+    ),  # about as many labels and rows as LSHTC1-small
 }
 GENERATED = {"generated-sparse": 1e-4, "generated-dense": 1e-3}
 
 
 class Problem(NamedTuple):
-    """What is trained. X (N x D), Y (N x K), held out: X_held, Y_held; lam; note: how it was made;
-    patience: see `Made`.
+    """A training problem.
+
+    X (N x D), Y (N x K): training rows; X_held, Y_held: held-out rows; lam: weight of the norm;
+    note: how it was derived; patience: see `Made`.
     """
 
     name: str
@@ -60,7 +63,7 @@ class Problem(NamedTuple):
 
 
 def problem(name: str, data: Path | None, folder: Path, lam: float | None = None) -> Problem:
-    """The problem called `name`; see `benchmarks.common.dataset` for `data` and `folder`."""
+    """Return the problem `name`; see `benchmarks.common.dataset` for `data` and `folder`."""
     if name in GENERATED:
         return generated(name, lam or GENERATED[name])
     made = PROBLEMS[name]
@@ -86,7 +89,10 @@ def problem(name: str, data: Path | None, folder: Path, lam: float | None = None
 
 
 def generated(name: str, lam: float) -> Problem:
-    """A small problem: noisy linear classes; in the sparse one every tenth row has two labels."""
+    """Return a small problem of noisy linear classes.
+
+    In the sparse one every tenth row has two labels.
+    """
     rng, dense = np.random.default_rng(0), name == "generated-dense"
     n, d, k = (1600, 40, 10) if dense else (1600, 150, 20)
     X = (
@@ -111,25 +117,25 @@ def generated(name: str, lam: float) -> Problem:
 
 
 def of_labels(Y: Pattern, labels: Any) -> Pattern:
-    """The columns `labels` of Y, numbered anew."""
+    """Return the columns `labels` of Y, renumbered."""
     return transpose_pattern(take_pattern_rows(transpose_pattern(Y), labels))
 
 
 def of_features(X: CSR, X_held: CSR) -> tuple[CSR, CSR]:
-    """Both without the features that no row of X has."""
+    """Return X and X_held without the features that no row of X has."""
     XT = transpose(X)
     there = np.flatnonzero(np.diff(XT.indptr))
     return transpose(take_rows(XT, there)), transpose(take_rows(transpose(X_held), there))
 
 
 def labelled(Y: Pattern, most: int) -> Any:
-    """Numbers of the rows that have labels; at most so many of them, drawn, if not 0."""
+    """Return the numbers of the rows with labels; a sample of at most `most`, if not 0."""
     rows = np.flatnonzero(np.diff(Y.indptr))
     return np.sort(np.random.default_rng(0).permutation(rows)[:most]) if most else rows
 
 
 def of_length_1(X: CSR) -> CSR:
-    """Each row divided by its Euclidean length."""
+    """Divide each row by its Euclidean length."""
     squares = np.append(np.asarray(X.data, np.float64) ** 2, 0.0)
     lengths = np.sqrt(np.add.reduceat(squares, X.indptr[:-1]) * (np.diff(X.indptr) > 0))
     return X._replace(

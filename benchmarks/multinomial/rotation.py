@@ -1,28 +1,27 @@
-"""Blocks that go round on Ray: what each process holds, by the number of workers; and what a slow
-worker costs, by the order.
+"""Block rotation on Ray: memory by number of workers, and the cost of a slow worker by order.
 
 `python -m benchmarks.multinomial.rotation [--data DIR --set gutenberg_lcsh] [--gib 2] [--workers 1
 2 4 8] [--race-labels 2000] [--epochs 8] [--rest-every 1] [--repeats 1] [--slow 4] [--pace 4]
 [--parts memory race] [--json FILE] [--picture FILE]`
 
-Memory: one training on P nodes, each with one worker and an object store of its own, beside the
-driver's node, which has none. The grid is the same for every P, so the objectives must be equal to
-the last bit. Counted are the anonymous memory of a worker's process (its rows, the block it is at,
-the interpreter: what it holds before the first visit), the object store of its node (blocks at
-rest, those of the rest before, and blocks on their way), and both of the driver; the USS of a
-worker is told too, but it has those pages of the store in it that nobody else has mapped. With
---data the set has as many of its most frequent labels as make --gib GiB of weights in float32;
-without, it is a made-up set with 64 MiB of weights.
+Memory: one training on P nodes, each with one worker and its own object store, plus the driver's
+node, which has no worker. The grid is the same for every P, so the objectives must be
+bit-identical. Measured are the anonymous memory of a worker process (its rows, the current block,
+and the interpreter, minus what it has before the first visit), the object store of its node (blocks
+at rest, those of the previous synchronisation, and blocks in transfer), and both for the driver.
+The USS of a worker is reported too, but it includes the pages of the store that no other process
+has mapped. With --data the set has as many of its most frequent labels as give --gib GiB of float32
+weights; without, it is a generated set with 64 MiB of weights.
 
-Race: four workers on one node, of which one needs --slow times as long for each visit. Every visit
-lasts --pace times the processor's time that it takes, a hook of this benchmark, so that four
-workers race as on four machines where there are two cores. All ways run the same epochs; compared
-are the seconds until each has come to the objective that all of them reach, which is taken to fall
-evenly between two rests. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and
-blocks as workers, a lap of steps and a lap of sums, with a barrier after each inner epoch. Then,
-one at a time: a finer grid; no barrier; one lap that does both; routing by draw, and to the
-shortest queue; shards that move to faster workers at rests. With shards where they are, every block
-must pass the slow worker once an epoch: no order without moving can be quicker than that.
+Race: four workers on one node, of which one needs --slow times as long for each visit. A hook of
+this benchmark makes every visit last --pace times its processor time, so that four workers behave
+as on four machines although there are two cores. All variants run the same epochs. Compared are the
+seconds until each reaches the objective that all of them reach, interpolated linearly between two
+synchronisations. "sync, two laps, 4 x 4" is Algorithm 1 of the paper: as many shards and blocks as
+workers, one lap of updates and one lap of sums, with a barrier after each inner epoch. The variants
+change one thing at a time: a finer grid; no barrier; one lap that does both; random routing, and
+routing to the shortest queue; shards that move to faster workers at synchronisations. While shards
+do not move, every block must pass the slow worker once per epoch, which bounds all orders.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ RACERS, SLOW = 4, "worker-3"
 COARSE, FINE = (
     Grid(RACERS, RACERS),
     Grid(4 * RACERS, 2 * RACERS),
-)  # the paper's; and one whose shards can be moved singly
-# of the memory part, at least: a worker holds, beside its share, two that are on their way and the
-# one it makes
+)  # the paper's grid, and one whose shards can be moved individually
+# minimum for the memory part: in addition to its share, a worker holds two blocks in transfer and
+# the one it creates
 BLOCKS = 64
 ALGORITHM_1 = "sync, two laps, 4 x 4"
 WAYS = (
@@ -64,7 +63,7 @@ WAYS = (
         for order in ("sync", "ring", "uniform", "shortest")
     ),
 )
-SHOWN = {  # in the picture, and their colours
+SHOWN = {  # variants in the picture, and their colours
     ALGORITHM_1: "tab:red",
     "sync, one lap, moving": "tab:red",
     "ring, one lap": "tab:blue",
@@ -72,7 +71,7 @@ SHOWN = {  # in the picture, and their colours
     "shortest, one lap": "tab:green",
     "shortest, one lap, moving": "tab:green",
 }
-STEPS = (  # what each change is worth: from, to
+STEPS = (  # gain of each change: name, from, to
     ("finer grid, barrier kept", ALGORITHM_1, "sync, two laps"),
     ("no barrier", "sync, two laps", "ring, two laps"),
     ("one lap, barrier kept", ALGORITHM_1, "sync, one lap, 4 x 4"),
@@ -87,7 +86,7 @@ STEPS = (  # what each change is worth: from, to
 
 
 def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
-    """One training on so many nodes, and the most that any process and any store held."""
+    """Run one training on `workers` nodes, and return the peak memory of processes and stores."""
     weights = 4 * data.n_features * data.n_labels
     grid = Grid(8, max(BLOCKS, -(-weights // (64 << 20))))
     solver = DSMLRSolver(lam=1e-6, epochs=2, tolerance=0.0, history=0, sync_every=2, prune_keep=20)
@@ -133,7 +132,7 @@ def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
 
 
 def memory(data: Dataset, workers: list[int], folder: Path) -> dict[str, Any]:
-    """Each number of workers, and how what they hold falls."""
+    """Run each number of workers, and return how their memory decreases."""
     rows = [held(data, count, folder) for count in workers]
     first, last = rows[0], rows[-1]
     return {
@@ -153,7 +152,7 @@ def memory(data: Dataset, workers: list[int], folder: Path) -> dict[str, Any]:
 
 
 def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
-    """One run of one way: when it was where."""
+    """Run one variant once, and return the objective over time."""
     solver = DSMLRSolver(
         lam=chosen.lam,
         epochs=chosen.epochs,
@@ -184,7 +183,7 @@ def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
 
 
 def reached(course: list[tuple[float, float, int]], objective: float) -> float:
-    """Seconds until the objective is at most this; between two rests it is taken to fall evenly."""
+    """Return the seconds until the objective was at most this, interpolated linearly."""
     at = next(number for number, (_, value, _) in enumerate(course) if value <= objective)
     if at == 0:
         return course[0][0]
@@ -193,7 +192,7 @@ def reached(course: list[tuple[float, float, int]], objective: float) -> float:
 
 
 def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
-    """All ways, in turns; seconds to the objective that each run of each comes to."""
+    """Run all variants alternately, and return the seconds to the common objective."""
     runs: list[dict[str, Any]] = []
     with training_session(None, RACERS, 12 * data.n_features * data.n_labels + (256 << 20)):
         for turn in range(chosen.repeats):
@@ -219,13 +218,15 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
             flush=True,
         )
     steps = {words: took[before] / took[after] for words, before, after in STEPS}
-    print("each by itself:", {words: round(gain, 2) for words, gain in steps.items()}, flush=True)
+    print(
+        "each change alone:", {words: round(gain, 2) for words, gain in steps.items()}, flush=True
+    )
     quickest = {
         kind: min(took[way.name] for way in WAYS if (way.order == "sync") == (kind == "sync"))
         for kind in ("sync", "async")
     }
     print(
-        f"the quickest without barriers {quickest['sync'] / quickest['async']:.2f} x the quickest with them",
+        f"the fastest without barriers {quickest['sync'] / quickest['async']:.2f} x the fastest with them",
         flush=True,
     )
     best = min(value for run in runs for _, value, _ in run["course"])
@@ -245,7 +246,7 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """What is held by workers, as bars; objective over time, as lines."""
+    """Draw the memory of workers as bars, and the objective over time as lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -298,7 +299,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure what is asked for, and print the JSON."""
+    """Run the chosen parts and print the JSON."""
     chosen = arguments(
         __doc__ or "",
         set={"default": "gutenberg_lcsh"},

@@ -1,5 +1,6 @@
-"""Trainings whose blocks go round, for `benchmarks.multinomial.rotation`: on a set cut to size,
-watched, and with a worker that is slow.
+"""Trainings by block rotation for `benchmarks.multinomial.rotation`.
+
+They use a reduced set, record the memory, and can have one slow worker.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.rotation_contract import Grid, PassMetrics, Step, WeightBlock
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.memory import process_memory
-from xcray.training.rotation.config import RotationConfig, TrainingOutcome, TrainingProgress
+from xcray.training.rotation.config import RotationConfig, TrainingOutcome
 from xcray.training.rotation.shard_worker import ShardWorker, ShardWorkerSpec, make_shard_source
 from xcray.training.rotation.trainer import train_rotation
+from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
 from xcray.workers.worker_group import WorkerGroup
 
-LOOK = 0.1  # seconds between two looks at memory
+LOOK = 0.1  # seconds between two samples of memory
 
 
 @dataclass(frozen=True)
 class SlowWork(ShardWorkerSpec):
-    """A `ShardWork` whose visits last `pace` times the processor's time that they need, those of
-    the worker `slow` `factor` times longer still: workers sleep for the rest.
+    """Worker specification whose visits last `pace` times their processor time.
 
-    With a pace above workers / cores, workers on one machine hardly wait for each other's core, as
-    if each had a machine.
+    The visits of the worker `slow` last `factor` times longer still. Workers sleep for the rest.
+    With a pace above workers / cores, workers on one machine rarely wait for a core, as if each had
+    its own machine.
     """
 
     slow: str = "nobody"
@@ -45,15 +48,16 @@ class SlowWork(ShardWorkerSpec):
     pace: float = 1.0
 
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
-        """A hand, slow or not."""
+        """Create a worker, slow or not."""
         factor = self.pace * (self.factor if worker == self.slow else 1.0)
         return SlowHand(self, stopped, factor) if factor > 1.0 else ShardWorker(self, stopped)
 
 
 class SlowHand(ShardWorker):
-    """Does visits as if its processor were slower: by the processor's time that it needs, not by
-    the wall clock, for on a machine with fewer cores than workers that one also tells how many
-    others are at work.
+    """Shard worker that behaves as if its processor were slower.
+
+    The delay is based on processor time, not on wall-clock time, because on a machine with fewer
+    cores than workers the latter depends on the other workers.
     """
 
     def __init__(self, work: SlowWork, stopped: Callable[[], bool], factor: float) -> None:
@@ -63,7 +67,7 @@ class SlowHand(ShardWorker):
     def visit(
         self, block: WeightBlock, shards: Sequence[int], step: Step, owned: bool
     ) -> tuple[WeightBlock | None, list[tuple[int, PassMetrics, float]]]:
-        """A visit, and sleep; the seconds told are those of both."""
+        """Run a visit, then sleep. The reported seconds include the sleep."""
         began, used = time.monotonic(), time.thread_time()
         made, told = super().pass_block(block, shards, step, owned)
         ends = began + self._factor * (time.thread_time() - used)
@@ -74,8 +78,9 @@ class SlowHand(ShardWorker):
 
 
 class Way(NamedTuple):
-    """How blocks go round: on which grid; see `DSMLRSolver` for passes and order, `Plan` for
-    move.
+    """A variant of the rotation and its grid.
+
+    For passes and order see `DSMLRSolver`, for move see `Plan`.
     """
 
     name: str
@@ -87,8 +92,9 @@ class Way(NamedTuple):
 
 @dataclass
 class Peaks:
-    """The most that was seen of anything while a training went on, in bytes, by worker or node; and
-    what workers held first.
+    """Largest value of each measurement during a training, in bytes, by worker or node.
+
+    It also holds the first value of each worker.
     """
 
     team: WorkerGroup
@@ -100,7 +106,7 @@ class Peaks:
     looked: float = 0.0
 
     def look(self, _: Any = None) -> None:
-        """Look, if the last time is a while ago."""
+        """Take a sample, unless the last one is recent."""
         if time.monotonic() < self.looked + LOOK:
             return
         self.looked = time.monotonic()
@@ -115,8 +121,9 @@ class Peaks:
 
 
 def frequent(name: str, data: Path, folder: Path, labels: int) -> Dataset:
-    """A set of `data` with its `labels` most frequent labels, and the rows that have one of them;
-    rows of length 1 as they are.
+    """Return a set of `data` with its `labels` most frequent labels, and the rows with one of them.
+
+    Rows that have length 1 stay unchanged.
     """
     target = folder / f"{name.replace('_', '-')}-{labels}"
     if target.exists():
@@ -135,14 +142,14 @@ def frequent(name: str, data: Path, folder: Path, labels: int) -> Dataset:
 
 
 def renumbered(Y: Pattern, number: np.ndarray, labels: int) -> Pattern:
-    """The labels of `Y` by their new numbers; those with -1 are left out."""
+    """Return the labels of `Y` by their new numbers, without those numbered -1."""
     found = number[Y.indices]
     before = np.concatenate([[0], np.cumsum(found >= 0)])
     return pattern(before[Y.indptr], found[found >= 0], labels)
 
 
 def generated(folder: Path, rows: int, features: int, labels: int) -> Dataset:
-    """A made-up set of this size."""
+    """Generate a set of this size."""
     options = {"synthetic": {"rows": rows, "features": features, "labels": labels, "seed": 1}}
     return build("synthetic", {}, folder / f"made-{rows}-{labels}", BuildOptions.from_dict(options))
 
@@ -155,7 +162,7 @@ def work_of(
     factor: float = 1.0,
     pace: float = 1.0,
 ) -> SlowWork:
-    """Work for a team; nothing is watched but the objective."""
+    """Return the worker specification, which evaluates only the objective."""
     part = data.train
     how = make_shard_source(
         part.X, part.Y, part.weights, None, grid=grid, seed=solver.seed, bias=solver.bias
@@ -163,6 +170,21 @@ def work_of(
     return SlowWork(
         solver, how, data.n_features, str(data.path), data.content_hash, slow, factor, pace
     )
+
+
+class _Observer(RunObserver[SolvedLabels]):
+    """Calls `look` often, and drops the blocks."""
+
+    def __init__(self, look: Callable[[Any], None]) -> None:
+        self._look = look
+
+    def commit(self, result: SolvedLabels) -> None:
+        """Drop a block."""
+        self._look(None)
+
+    def report(self, progress: RunProgress) -> None:
+        """Look."""
+        self._look(progress)
 
 
 def train(
@@ -175,8 +197,9 @@ def train(
     move: bool = False,
     look: Callable[[Any], None],
 ) -> TrainingOutcome:
-    """One training from the start; `look` is called often. The finished blocks are dropped, as if
-    each had gone to disk.
+    """Run one training from the start. `look` is called often.
+
+    Finished blocks are dropped, as if each had been written to disk.
     """
     part = data.train
     rows = make_shard_source(
@@ -193,17 +216,13 @@ def train(
         move_shards=move,
     )
 
-    def tell(standing: TrainingProgress) -> None:
-        look(standing)
-
     return train_rotation(
         solver,
         team,
         rows,
         plan,
+        _Observer(look),
         directory=folder,
         fingerprint={"benchmark": folder.name},
-        deliver=lambda block: look(None),
         stop=StopFlag(),
-        on_progress=tell,
     )

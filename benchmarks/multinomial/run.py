@@ -1,5 +1,6 @@
-"""How `benchmarks.multinomial` runs each method: on threads, against a clock that stands still
-while it is measured.
+"""Runs of the methods of `benchmarks.multinomial` on threads.
+
+The clock of a run stops while it is evaluated.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.optimize  # noqa: F401 - loaded before any clock goes
+import scipy.optimize  # noqa: F401 - loaded before any clock starts
 from threadpoolctl import threadpool_limits
 
 from benchmarks.multinomial.data import Problem
@@ -27,26 +28,28 @@ from xcray.solvers.lbfgs import LBFGSSolver
 from xcray.solvers.lc import LCSolver
 from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
 from xcray.solvers.row_operator import RowOperator as Products
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.solvers.synchronous_contract import LabelWeights, RoundMetrics, top_k
-from xcray.training.rotation.config import RotationConfig, TrainingProgress
+from xcray.training.rotation.config import RotationConfig
 from xcray.training.rotation.shard_worker import ShardWorkerSpec, make_shard_source
 from xcray.training.rotation.trainer import train_rotation
 from xcray.workers.local_group import ThreadGroup
+from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
 from xcray.workers.synchronous_calls import SynchronousCalls
 from xcray.workers.timeline import Span
 
-CHUNK = 1 << 20  # scores in hand when a model is measured
-NEXT = 1.15  # held-out rows are looked at when the clock shows so many times what it did then
+CHUNK = 1 << 20  # scores in memory when a model is evaluated
+NEXT = 1.15  # ratio of the clock between two evaluations of held-out rows
 ENDLESS = 10**6
 EXACT = {
     "centre": "no",
     "inner": 0.1,
     "inner_steps": 10,
-}  # LC as published: classes solved, nothing else
+}  # LC as published: only solves classes
 
 OPEN = {"epochs": ENDLESS, "tolerance": 0.0}  # the clock ends the run
-MERGED = {"passes": 1, "sync_every": 4, **OPEN}  # so an epoch takes 5/4 laps instead of two
+MERGED = {"passes": 1, "sync_every": 4, **OPEN}  # an epoch takes 5/4 laps instead of two
 
 SOLVERS: dict[str, Any] = {
     "DS-MLR, two laps": DSMLRSolver(passes=2, order="sync", **OPEN),
@@ -60,13 +63,14 @@ SOLVERS: dict[str, Any] = {
 ASYNC = (
     "DS-MLR, ring",
     "DS-MLR, NOMAD",
-)  # nothing but the order of work: with one worker they are the merged form
-SEEN: dict[Any, dict[int, tuple[float, float]]] = {}  # F1 by epoch of runs that were watched
+)  # these differ only in the order of work; with one worker they equal the merged form
+SEEN: dict[Any, dict[int, tuple[float, float]]] = {}  # F1 by epoch of evaluated runs
 
 
 class Point(NamedTuple):
-    """A moment of a run: seconds, objective, and micro- and macro-F1 of held-out rows, where they
-    were looked at.
+    """A moment of a run: seconds and objective, and F1 of held-out rows if evaluated.
+
+    micro, macro: micro- and macro-F1.
     """
 
     seconds: float
@@ -76,9 +80,9 @@ class Point(NamedTuple):
 
 
 class Clock:
-    """Points of a run against seconds in which it worked; standing still while it is looked at.
+    """Points of a run against its working time, which excludes evaluations.
 
-    looks: whether held-out rows are looked at on the way.
+    looks: whether held-out rows are evaluated during the run.
     """
 
     def __init__(self, problem: Problem, budget: float, target: float, looks: bool) -> None:
@@ -93,12 +97,13 @@ class Clock:
         self._looked = 0.0
 
     def go(self, ago: float = 0.0) -> None:
-        """It works from now on, or since so many seconds."""
+        """Start the clock now, or `ago` seconds ago."""
         self._began, self.running = time.perf_counter() - ago, True
 
     def tell(self, objective: float, weights: Callable[[], Float64] | None) -> bool:
-        """The run is at this objective; whether that is enough. weights: makes W (D, K), if it is
-        to be looked at.
+        """Record the objective and return whether the run should end.
+
+        weights: returns W (D, K), for an evaluation.
         """
         over = self.late() or objective <= self._target
         micro = macro = None
@@ -110,23 +115,23 @@ class Clock:
         return over
 
     def late(self) -> bool:
-        """Whether the budget is used up."""
+        """Return whether the budget is used up."""
         now = time.perf_counter()
         self._seconds += now - self._began
         self._began = now
         return self._seconds >= self._budget
 
     def end(self, weights: Callable[[], Float64]) -> None:
-        """The run ended by itself; the last point is looked at."""
+        """Evaluate the last point of a run that ended by itself."""
         if self.looks and self.points[-1].micro is None:
             self.points[-1] = Point(*self.points[-1][:2], *held_out(self._problem, weights()))
 
 
 @contextmanager
 def cores(n: int) -> Iterator[None]:
-    """Run on the first n cores this process may use, with one thread in each matrix product."""
+    """Run on the first n cores this process can use, with one thread per matrix product."""
     mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, set(sorted(mine)[:n]))  # threads started from now on inherit it
+    os.sched_setaffinity(0, set(sorted(mine)[:n]))  # inherited by threads that start later
     try:
         with threadpool_limits(1):
             yield
@@ -137,10 +142,9 @@ def cores(n: int) -> Iterator[None]:
 def run(
     name: str, problem: Problem, workers: int, budget: float, target: float, looks: bool = True
 ) -> list[Point]:
-    """One method on so many workers and cores, until the clock shows `budget` or the objective is
-    at most `target`.
+    """Run one method until the clock reaches `budget` or the objective is at most `target`.
 
-    looks: whether held-out rows are looked at on the way.
+    looks: whether held-out rows are evaluated during the run.
     """
     solver, clock = replace(SOLVERS[name], lam=problem.lam), Clock(problem, budget, target, looks)
     with cores(workers):
@@ -152,7 +156,7 @@ def run(
 
 
 class Hands:
-    """Hands of a solver that goes in rounds."""
+    """Worker specification of a synchronous solver."""
 
     def __init__(self, solver: Any, problem: Problem, workers: int) -> None:
         self._solver = solver
@@ -160,9 +164,11 @@ class Hands:
         self._workers = workers
 
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> Any:
-        """All rows, or a share."""
+        """Create a worker with all rows, or with a share of them."""
         shares = (
-            (1, 0) if self._solver.replicated else (self._workers, int(worker.rpartition("-")[2]))
+            (1, 0)
+            if isinstance(self._solver, LCSolver)
+            else (self._workers, int(worker.rpartition("-")[2]))
         )
         return self._solver.make_worker(shard(self._problem, *shares), None, stopped)
 
@@ -172,13 +178,13 @@ class Hands:
 
 
 def shard(problem: Problem, shares: int, number: int) -> Shard:
-    """A share of the rows."""
+    """Return a share of the rows."""
     rows = shard_rows(problem.X.n_rows, shares, 0, number)
     return make_shard(problem.X, problem.Y, rows, total=total_weight(problem.Y))
 
 
 def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> None:
-    """L-BFGS, LC."""
+    """Run L-BFGS or LC."""
     team = ThreadGroup(Hands(solver, problem, workers), workers)
 
     def whole(parts: Callable[[], Iterator[LabelWeights]]) -> Float64:
@@ -197,11 +203,11 @@ def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> Non
 
 
 def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: Clock) -> None:
-    """DS-MLR, as a training does it, without checkpoints.
+    """Run DS-MLR as a training does, without checkpoints.
 
-    Looking at held-out rows would take the run's own time. So it runs without, and, where F1 is
-    asked for, once more with it: what was seen then after an epoch is told at the time at which the
-    first run ended that epoch.
+    Evaluating held-out rows would use the run's own time. Therefore it runs without, and, if F1 is
+    needed, a second time with it: the F1 after an epoch is reported at the time at which the first
+    run ended that epoch.
     """
     first = Rests(clock)
     rested(solver, problem, workers, first, watch=0)
@@ -214,8 +220,9 @@ def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: 
 def watched(
     solver: DSMLRSolver, problem: Problem, workers: int, epochs: list[int]
 ) -> dict[int, tuple[float, float]]:
-    """Micro- and macro-F1 by epoch, the last of `epochs` among them. "sync" and "ring" make the
-    same weights: one does.
+    """Return micro- and macro-F1 by epoch, including the last of `epochs`.
+
+    "sync" and "ring" give the same weights, so only one of them is run.
     """
     order = "ring" if solver.order == "sync" else solver.order
     key = problem.name, problem.X.n_rows, workers, replace(solver, order=order)
@@ -228,10 +235,8 @@ def watched(
     return SEEN[key]
 
 
-class Rests:
-    """Hears of the rests of a training, and stops it when the clock or the number of epochs says
-    that it is enough.
-    """
+class Rests(RunObserver[SolvedLabels]):
+    """Observer of the synchronisations of a training, which stops it at the end of the budget."""
 
     def __init__(self, clock: Clock | None, epochs: int = ENDLESS) -> None:
         self._clock = clock
@@ -241,14 +246,14 @@ class Rests:
         self.epochs: list[int] = []
         self.stop = StopFlag()
 
-    def begin(self, span: Span) -> None:
-        """A visit is done: the first one began the run."""
+    def record(self, span: Span) -> None:
+        """Record the first visit, which starts the clock."""
         if self._clock is not None and not self._clock.running:
             self._clock.go(span.seconds)
 
-    def hear(self, standing: TrainingProgress) -> None:
-        """Something came; maybe a rest."""
-        entry = standing.newest
+    def report(self, progress: RunProgress) -> None:
+        """Record a progress report if it belongs to a synchronisation."""
+        entry = progress.newest
         if entry and entry is not self._newest and not entry["back"]:
             self.entries.append(entry)
             self.epochs.append(entry["epoch"])
@@ -261,7 +266,7 @@ class Rests:
 
 
 def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, watch: int) -> None:
-    """One training; watch: how many held-out rows are looked at after each stretch."""
+    """Run one training. watch: number of held-out rows evaluated after each stretch."""
     n_features, n_labels = problem.X.n_cols, problem.Y.n_cols
     grid = solver.grid(problem.X.n_rows, n_labels, n_features, workers)
     held = (problem.X_held, problem.Y_held) if watch else None
@@ -288,19 +293,17 @@ def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, wa
                 team,
                 rows,
                 plan,
+                rests,
                 directory=Path(folder) / "run",
                 fingerprint={},
-                deliver=lambda block: None,
                 stop=rests.stop,
-                on_progress=rests.hear,
-                record=rests.begin,
             )
         except Stopped:
             assert rests.stop.is_set()
 
 
 def scored(part: Shard, W: Float64) -> Iterator[tuple[int, int, Float64]]:
-    """Scores of some rows at a time."""
+    """Yield the scores of some rows at a time."""
     rows, n = Products(part), max(1, CHUNK // W.shape[1])
     for lo in range(0, rows.n_rows, n):
         hi = min(lo + n, rows.n_rows)
@@ -308,7 +311,7 @@ def scored(part: Shard, W: Float64) -> Iterator[tuple[int, int, Float64]]:
 
 
 def held_out(problem: Problem, W: Float64) -> tuple[float, float]:
-    """Micro- and macro-F1 of the first label of each held-out row."""
+    """Return micro- and macro-F1 of the first label of each held-out row."""
     part = make_shard(problem.X_held, problem.Y_held, np.arange(problem.X_held.n_rows), total=1.0)
     labels = np.concatenate([top_k(S, 0, 1).labels for _, _, S in scored(part, W)])
     found = f1(

@@ -1,22 +1,21 @@
-"""DS-MLR on 20 to 100 nodes, on paper: the real schedule on a simulated cluster, with cell costs
-measured on this machine.
+"""Simulation of DS-MLR on 20 to 100 nodes: the real scheduler with cell costs of this machine.
 
 `python -m benchmarks.multinomial.scaling [--problems LSHTC1-large ODP Reddit-Full] [--nodes 20 40
-60 80 100] [--gbit 10 25 100] [--threads 16] [--workers 4] [--picture FILE]`; half a minute as it
-is, two as shown here without --workers, seven with it.
+60 80 100] [--gbit 10 25 100] [--threads 16] [--workers 4] [--picture FILE]` takes half a minute by
+default, two minutes with the problems and nodes shown here, and seven with --workers too.
 
-An epoch is two laps of all blocks past all shards, one that updates and one that sums; merged, it
-is one lap that does both. A visit takes so many seconds for each (non-zero x label) and each (row x
-label), as measured by a small run of the kernels that train, divided by the threads of the worker:
-threads are taken to help each other perfectly. A block that is updated is copied to own it, and
-handed over to Ray's object store, by one thread. Blocks travel whole, in float32 (the tables of the
-DS-MLR paper count float64: 34 GB for LSHTC1-large, 355 for ODP, 358 for Reddit-Full; here it is
-half of that). A node sends one block and receives one at a time; a message takes 1 ms; the driver
-takes 0.25 ms a visit, as measured on Ray.
+An epoch is two laps of all blocks over all shards, one that updates and one that sums; merged, it
+is one lap that does both. The time of a visit is measured by a small run of the training kernels,
+in seconds per (non-zero x label) and per (row x label), divided by the threads of the worker.
+Perfect scaling over threads is assumed. One thread copies an updated block to own it, and puts it
+into Ray's object store. Blocks are sent whole, in float32 (the tables of the DS-MLR paper use
+float64: 34 GB for LSHTC1-large, 355 for ODP, 358 for Reddit-Full; here it is half of that). A node
+sends one block and receives one at a time. A message takes 1 ms. The driver takes 0.25 ms per
+visit, as measured on Ray.
 
-Asked are (a) with one worker a node and all its threads in one cell: bandwidths and orders; (b) the
-same with a node that is slow, always or in turns, and with shards moved to where they are passed
-fastest; (c) with --workers a node: what routing by node saves.
+Questions: (a) bandwidths and orders, with one worker per node and all its threads in one cell; (b)
+the same with a slow node, permanently or alternating, and with shards moved to where they are
+processed fastest; (c) with --workers per node, the gain of routing by node.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.multinomial import Shard, make_shard
 from xcray.solvers.rotation_contract import Grid, Step
 
-LATENCY, DRIVER = 1e-3, 0.25e-3  # seconds: of a message, and of the driver for each visit
+LATENCY, DRIVER = 1e-3, 0.25e-3  # seconds per message, and of the driver per visit
 VERBS = ("update", "sum", "both")
-SLOW = 4.0  # times longer
-FINE = 8  # shards a worker, where shards are moved
-STATE = 2  # numbers a feature that travel beside a block's weights
-# seconds for a byte that Ray's object store takes and gives: 2.6 ms for 5 MB, 12.6 ms for 50 MB, as
-# measured
+SLOW = 4.0  # factor on the time of a slow node
+FINE = 8  # shards per worker, if shards are moved
+STATE = 2  # numbers per feature that are sent with a block's weights
+# seconds per byte written to and read from Ray's object store; measured: 2.6 ms for 5 MB, 12.6 ms
+# for 50 MB
 HAND_OVER = 0.22e-9
 NONZERO_BYTES, ROW_BYTES, WEIGHT_BYTES = (
     8,
@@ -58,11 +57,11 @@ PROBE = {
     "features": 100_000,
     "labels": 256,
     "nonzeros": (25, 250),
-}  # a block of 100 MB: more than caches hold
+}  # a block of 100 MB, larger than the caches
 
 
 class Problem(NamedTuple):
-    """A training set, by its sizes; nonzeros: of a row, on average."""
+    """The sizes of a training set. nonzeros: per row, on average."""
 
     name: str
     rows: int
@@ -72,12 +71,12 @@ class Problem(NamedTuple):
 
     @property
     def weight_bytes(self) -> float:
-        """All weights."""
+        """Return the bytes of all weights."""
         return float(self.features) * self.classes * WEIGHT_BYTES
 
     @property
     def data_bytes(self) -> float:
-        """All rows and what stays with them."""
+        """Return the bytes of all rows and their state."""
         return self.rows * (self.nonzeros * NONZERO_BYTES + ROW_BYTES)
 
 
@@ -92,8 +91,10 @@ PROBLEMS = {
 
 
 class Rates(NamedTuple):
-    """Seconds of one thread: for a non-zero and a label, and for a row and a label, of each verb;
-    for a byte copied.
+    """Seconds of one thread.
+
+    update, sum, both: per (non-zero x label), and per (row x label), of each operation; copy: per
+    byte.
     """
 
     update: tuple[float, float]
@@ -102,16 +103,17 @@ class Rates(NamedTuple):
     copy: float
 
     def cells(self, problem: Problem, verb: str) -> float:
-        """All cells of a lap, on one thread, without the copies."""
+        """Return the seconds of all cells of a lap on one thread, without copies."""
         nonzero, row = getattr(self, verb)
         return float(problem.rows * float(problem.classes) * (problem.nonzeros * nonzero + row))
 
 
 class Plan(NamedTuple):
-    """One run: on how many nodes, with how many workers and threads each, blocks a worker, Gbit/s,
-    the order, whether its laps are merged, and who is slow: "nobody"; "one" node, always; "turns":
-    every cell with a chance of one in the number of nodes; "moved": one, and shards are moved to
-    where they are passed fastest.
+    """One run: nodes, workers per node, threads per worker, blocks per worker, Gbit/s and order.
+
+    merged: whether the two laps are merged. slow: "nobody"; "one" node, always; "turns": every cell
+    with a chance of one in the number of nodes; "moved": one node, and shards move to where they
+    are processed fastest.
     """
 
     nodes: int
@@ -125,13 +127,14 @@ class Plan(NamedTuple):
 
     @property
     def laps(self) -> tuple[str, ...]:
-        """The verbs of an epoch."""
+        """Return the operations of an epoch."""
         return ("both",) if self.merged else ("update", "sum")
 
 
 def measured(repeats: int) -> Rates:
-    """Rates of this machine: two probes with few and many non-zeros a row tell the two parts of a
-    cell's cost apart.
+    """Measure the rates of this machine.
+
+    Two probes with few and many non-zeros per row separate the two parts of a cell's cost.
     """
     solver, n_labels = DSMLRSolver(), PROBE["labels"]
     shards = [drawn_rows(nonzeros) for nonzeros in PROBE["nonzeros"]]
@@ -145,7 +148,7 @@ def measured(repeats: int) -> Rates:
         for verb in VERBS:
             solver.step(
                 local, block, Step(verb, 1, 1.0), owned=True
-            )  # compiled, and its memory touched
+            )  # compiles the kernel and touches the memory
             runs[verb, number] = partial(solver.step, local, block, Step(verb, 2, 1.0), owned=True)
     seconds: dict[tuple[str, int], list[float]] = {what: [] for what in runs}
     for _ in range(repeats):
@@ -155,7 +158,7 @@ def measured(repeats: int) -> Rates:
             seconds[what].append(time.thread_time() - began)
     found = {
         what: min(took) / n_labels for what, took in seconds.items()
-    }  # the least: others may share the machine
+    }  # the minimum, because other processes can use the machine
     few, many = (shard.X.nnz for shard in shards)
     rates = {}
     for verb in VERBS:
@@ -165,8 +168,9 @@ def measured(repeats: int) -> Rates:
 
 
 def drawn_rows(nonzeros: int) -> Shard:
-    """Rows of about so many features, which are as frequent as words are: the r-th with 1 / r; a
-    label each.
+    """Return rows of about `nonzeros` features and one label each.
+
+    The r-th feature has a frequency proportional to 1 / r, as words have.
     """
     n, n_features, n_labels = PROBE["rows"], PROBE["features"], PROBE["labels"]
     rng = np.random.default_rng(0)
@@ -185,7 +189,7 @@ def drawn_rows(nonzeros: int) -> Shard:
 
 
 def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
-    """One epoch, as a row of the table: seconds, and gigabytes of 10^9 bytes."""
+    """Simulate one epoch and return a row of the table, in seconds and gigabytes of 10^9 bytes."""
     node_of = {f"w{w}": f"n{w // plan.workers}" for w in range(plan.nodes * plan.workers)}
     speeds = {
         name: 1.0 / SLOW if node == "n0" and plan.slow in ("one", "moved") else 1.0
@@ -223,7 +227,7 @@ def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
 
     cluster = Cluster(node_of, block_bytes, plan.gbit * 1e9 / 8, LATENCY, DRIVER)
     outcome = Circulation(schedule, cluster, seconds).run()
-    most = max(homes.count(name) for name in node_of) * plan.workers  # shards of a node
+    most = max(homes.count(name) for name in node_of) * plan.workers  # shards per node
     return {
         "problem": problem.name,
         **plan._asdict(),
@@ -242,8 +246,9 @@ def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
 
 
 def slow_turns(plan: Plan, laps: int, blocks: int, shards: int) -> np.ndarray | None:
-    """What each cell takes beside others, (laps, blocks, shards) float32, the same draws for every
-    order; None: all take the same.
+    """Return the cost factors of cells, (laps, blocks, shards) float32; None if all are equal.
+
+    The draws are the same for every order.
     """
     if plan.slow != "turns":
         return None
@@ -252,9 +257,7 @@ def slow_turns(plan: Plan, laps: int, blocks: int, shards: int) -> np.ndarray | 
 
 
 def plans(problem: Problem, nodes: int, chosen: Any) -> Iterator[Plan]:
-    """What is asked for, see the head of this file; and a ring with as many blocks as the solver
-    itself would make.
-    """
+    """Yield the plans of questions (a) to (c), and a ring with the solver's number of blocks."""
     middle = middle_of(chosen.gbit)
     base = Plan(nodes, 1, chosen.threads, chosen.blocks, middle)
     yield from (
@@ -278,7 +281,7 @@ def plans(problem: Problem, nodes: int, chosen: Any) -> Iterator[Plan]:
 
 
 def middle_of(gbits: Iterable[float]) -> float:
-    """The bandwidth that the orders are compared at."""
+    """Return the bandwidth at which the orders are compared."""
     each = sorted(set(gbits))
     return each[len(each) // 2]
 
@@ -286,16 +289,17 @@ def middle_of(gbits: Iterable[float]) -> float:
 def crossings(
     problem: Problem, rates: Rates, threads: int, gbits: Sequence[float]
 ) -> dict[str, float]:
-    """Nodes from which on the blocks of an epoch take longer to come in than its cells to be
-    computed, by Gbit/s: every block enters every node once a lap, so the one stays the same while
-    the other falls with the number of nodes.
+    """Return, by Gbit/s, the number of nodes from which transfers take longer than computing.
+
+    Every block enters every node once per lap, so the transfer time of an epoch is constant, while
+    the computing time decreases with the number of nodes.
     """
     cells = (rates.cells(problem, "update") + rates.cells(problem, "sum")) / threads
     return {f"{gbit:g}": cells / (2 * problem.weight_bytes / (gbit * 1e9 / 8)) for gbit in gbits}
 
 
 def events(order: str, shards: int = 400, blocks: int = 800) -> float:
-    """Microseconds that the schedule itself takes for each visit, with a worker for each shard."""
+    """Return the microseconds of the scheduler per visit, with one worker per shard."""
     schedule = RotationSchedule([f"w{s}" for s in range(shards)], blocks, 1, order=order)
     began, queue = time.thread_time(), deque(schedule.start())
     while isinstance(visit := queue.popleft(), BlockPass):
@@ -304,7 +308,7 @@ def events(order: str, shards: int = 400, blocks: int = 800) -> float:
 
 
 def show(row: Mapping[str, Any]) -> None:
-    """One line for people."""
+    """Print one line."""
     order = (
         row["order"]
         + (", merged" if row["merged"] else "")
@@ -321,9 +325,7 @@ def show(row: Mapping[str, Any]) -> None:
 
 
 def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Seconds of an epoch against nodes for each problem, and the orders side by side where nodes
-    are slow.
-    """
+    """Draw the seconds of an epoch against nodes per problem, and the orders with slow nodes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -347,8 +349,9 @@ def picture(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_nodes(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What an epoch takes in a ring by Gbit/s, and with a barrier; what it would take if only its
-    cells or its copies counted.
+    """Draw the seconds of an epoch by bandwidth, for a ring and with a barrier.
+
+    Two more lines are the times of the cells alone and of the copies alone.
     """
     gbits = sorted({row["gbit"] for row in rows})
     middle = middle_of(gbits)
@@ -402,17 +405,15 @@ def draw_nodes(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_slow(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What an epoch takes by order on the largest cluster, where nobody is slow, and where a node
-    is.
-    """
+    """Draw the seconds of an epoch by order on the largest cluster, also with a slow node."""
     nodes, gbit, blocks = (
         max(row["nodes"] for row in rows),
         middle_of(row["gbit"] for row in rows),
         rows[0]["blocks"],
     )
     names = {
-        "nobody": "no node slow",
-        "turns": "slow in turns",
+        "nobody": "no slow node",
+        "turns": "alternating slow node",
         "one": "one slow",
         "moved": "one slow,\nshards moved",
     }
@@ -433,14 +434,14 @@ def draw_slow(place: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         place.bar_label(bars, fmt="%.0f", fontsize=6.5)
     place.set_xticks(range(len(names)), names.values())
     place.set(
-        title=f"{rows[0]['problem']}, {nodes} nodes, {gbit:g} Gbit/s; slow is {SLOW:g} times slower",
-        ylabel="seconds an epoch",
+        title=f"{rows[0]['problem']}, {nodes} nodes, {gbit:g} Gbit/s; slow: {SLOW:g} times slower",
+        ylabel="seconds per epoch",
     )
     place.legend(loc="upper left", frameon=False, fontsize=8)
 
 
 def main() -> None:
-    """Simulate what is asked for, and print the JSON."""
+    """Run the chosen simulations and print the JSON."""
     chosen = arguments(
         __doc__ or "",
         problems={
@@ -450,16 +451,17 @@ def main() -> None:
         },
         nodes={"nargs": "*", "type": int, "default": [20, 60, 100]},
         gbit={"nargs": "*", "type": float, "default": [10.0, 25.0, 100.0]},
-        threads={"type": int, "default": 16, "help": "of a node"},
-        workers={"type": int, "default": 1, "help": "of a node, in (c)"},
-        blocks={"type": int, "default": 2, "help": "for each worker"},
+        threads={"type": int, "default": 16, "help": "per node"},
+        workers={"type": int, "default": 1, "help": "per node, in (c)"},
+        blocks={"type": int, "default": 2, "help": "per worker"},
         repeats={"type": int, "default": 20},
     )
 
     def run(_: Path) -> dict[str, Any]:
         rates, rows = measured(chosen.repeats), []
         print(
-            f"nanoseconds for a non-zero and a row, by label, and for a byte: {rates}", flush=True
+            f"nanoseconds per non-zero and per row, for one label, and per byte: {rates}",
+            flush=True,
         )
         for problem in (PROBLEMS[name] for name in chosen.problems):
             for plan in (plan for nodes in chosen.nodes for plan in plans(problem, nodes, chosen)):

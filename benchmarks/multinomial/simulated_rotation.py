@@ -1,13 +1,11 @@
-"""Blocks that circulate, on a simulated clock: nodes with workers of any speed, and a network
-between them.
+"""Simulation of block rotation: nodes with workers of any speed, and a network between them.
 
-It drives the real schedule, `RotationSchedule`, with what a visit takes and what a block weighs.
-The driver takes a fixed time for each visit it issues, one at a time. A block that is on another
-node travels once its visit is issued, so that with visits issued ahead it travels while the worker
-is busy. A node sends one block at a time and receives one at a time, in the order asked for; the
-network between them is never the narrow place. Within a node a block is in shared memory: nothing
-moves. No thread, no wall
-clock: the same arguments give the same run.
+It drives the real scheduler, `RotationSchedule`, with the time of a visit and the size of a block.
+The driver takes a fixed time for each visit that it issues, one at a time. A block on another node
+is sent when its visit is issued, so visits issued ahead overlap the transfer with work. A node
+sends one block at a time and receives one at a time, in the order of the requests. The network
+between the nodes is never the bottleneck. Within a node a block is in shared memory and does not
+move. There are no threads and no wall clock: the same arguments give the same run.
 """
 
 from __future__ import annotations
@@ -23,9 +21,11 @@ from xcray.schedule.rotation import BlockPass, RotationSchedule
 
 @dataclass(frozen=True)
 class Cluster:
-    """nodes: worker -> node. block: bytes of one block as it travels. bandwidth: bytes a second, of
-    each node, each way. latency: seconds between what the driver says and what a worker hears.
-    driver: seconds of the driver for each visit.
+    """A simulated cluster.
+
+    nodes: worker -> node. block: bytes of one block as it is sent. bandwidth: bytes per second of
+    each node, in each direction. latency: seconds from a command of the driver to its arrival at a
+    worker. driver: seconds of the driver per visit.
     """
 
     nodes: Mapping[str, str]
@@ -36,10 +36,12 @@ class Cluster:
 
 
 class Outcome(NamedTuple):
-    """What a stretch came to. makespan: seconds. busy: worker-seconds of work. driver: seconds in
-    which the driver was. sent,
-    most_sent: bytes sent by all nodes, and by the one that sent most. held: most blocks that one
-    node held at a time, copies that wait for their visit to be reported included. visits: how many.
+    """Result of a stretch.
+
+    makespan: seconds. busy: worker-seconds of work. driver: seconds in which the driver was busy.
+    sent, most_sent: bytes sent by all nodes, and by the node that sent most. held: largest number
+    of blocks on one node, including copies whose visit is not reported yet. visits: number of
+    visits.
     """
 
     makespan: float
@@ -52,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 class _Node:
-    """When a node can send and receive next; what it has sent; the blocks in its memory."""
+    """State of a node: when it can send and receive next, bytes sent, and blocks in its memory."""
 
     def __init__(self) -> None:
         self.sends = 0.0
@@ -62,13 +64,13 @@ class _Node:
         self.most = 0
 
     def keep(self, change: int) -> None:
-        """A block more, or less, in memory."""
+        """Change the number of blocks in memory."""
         self.blocks += change
         self.most = max(self.most, self.blocks)
 
 
 class Circulation:
-    """One stretch. seconds: what a visit takes at its worker, once its block is there."""
+    """One stretch. seconds: duration of a visit at its worker, once its block is there."""
 
     def __init__(
         self, schedule: RotationSchedule, cluster: Cluster, seconds: Callable[[BlockPass], float]
@@ -79,8 +81,8 @@ class Circulation:
         self._nodes = {name: _Node() for name in cluster.nodes.values()}
         self._where: dict[
             int, str
-        ] = {}  # the node of each block; none has it before its first visit
-        self._free = dict.fromkeys(cluster.nodes, 0.0)  # when each worker is done with what it has
+        ] = {}  # the node of each block; a block has none before its first visit
+        self._free = dict.fromkeys(cluster.nodes, 0.0)  # when each worker has finished its visits
         self._events: list[tuple[float, int, bool, BlockPass]] = []
         self._busy = 0.0
         self._driver = 0.0
@@ -89,11 +91,11 @@ class Circulation:
         self._visits = 0
 
     def run(self) -> Outcome:
-        """Run to the end. Raises RuntimeError when nothing happens any more before the end."""
+        """Run to the end. Raises RuntimeError if no event is left before the end."""
         now, finished = 0.0, self._obey(0.0, self._schedule.start())
         while not finished:
             if not self._events:
-                raise RuntimeError("nothing is under way, and the stretch is not at its end")
+                raise RuntimeError("no event is left before the end of the stretch")
             now, _, done, visit = heapq.heappop(self._events)
             if done:
                 finished = self._end(now, visit)
@@ -113,12 +115,12 @@ class Circulation:
         )
 
     def _at(self, when: float, done: bool, visit: BlockPass) -> None:
-        """Something will happen."""
+        """Add an event."""
         self._count += 1
         heapq.heappush(self._events, (when, self._count, done, visit))
 
     def _obey(self, now: float, commands: list[BlockPass | Finish]) -> bool:
-        """The driver gives commands out; whether it has said that all is done."""
+        """Execute the scheduler's commands, and return whether one of them is the end."""
         for command in commands:
             if isinstance(command, Finish):
                 return True
@@ -128,9 +130,7 @@ class Circulation:
         return False
 
     def _fetch(self, now: float, visit: BlockPass) -> None:
-        """A worker hears of a visit: its block travels, and when it is there and the worker free,
-        it passes.
-        """
+        """Send a visit to a worker, transfer its block, and run it when both are available."""
         cluster, goal = self._cluster, self._cluster.nodes[visit.worker]
         origin = self._where.get(visit.block)
         if origin is not None and origin != goal:
@@ -143,7 +143,7 @@ class Circulation:
             source.sent += cluster.block
             target.receives = (
                 max(source.sends - travel, target.receives) + travel
-            )  # bytes come in while others go out
+            )  # a node can send and receive at the same time
             target.keep(1)
             now = target.receives
         seconds = self._seconds(visit)
@@ -152,13 +152,13 @@ class Circulation:
         self._at(self._free[visit.worker], True, visit)
 
     def _end(self, now: float, visit: BlockPass) -> bool:
-        """A visit is done: what it made is a new block, and the copies of the old one go."""
+        """End a visit: its result is a new block, and the copies of the old one are freed."""
         goal, origin = self._cluster.nodes[visit.worker], self._where.get(visit.block)
         self._nodes[goal].keep(1)
         if origin is not None:
             self._nodes[origin].keep(-1)
         if origin not in (None, goal):
-            self._nodes[goal].keep(-1)  # the copy that travelled
+            self._nodes[goal].keep(-1)  # the copy that was sent
         self._where[visit.block] = goal
         self._visits += 1
         return self._obey(now, self._schedule.on(Done(visit.worker, visit.id, 0.0), now))

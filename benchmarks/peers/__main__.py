@@ -1,16 +1,16 @@
-"""Core-seconds and P@1/3/5 of xcray beside its peers: LIBLINEAR, napkinXC, PECOS and omikuji.
+"""Core-seconds and P@1/3/5 of xcray and its peers: LIBLINEAR, napkinXC, PECOS and omikuji.
 
 `python -m benchmarks.peers --data DIR [--sets bibtex cooking ...] [--peers xcray liblinear ...]
 [--cache DIR] [--env DIR]`
 
-Everybody reads the same rows, runs on one core with one thread and minimises the squared hinge with
-the same C; everything else is each one's default. CPU seconds count, of training alone; runs are
-interleaved, medians and ratios within a round are told. One-vs-rest over tens of thousands of
+All programs read the same rows, run on one core with one thread and minimise the squared hinge loss
+with the same C. All other parameters are defaults. Only the CPU seconds of training count. Runs are
+interleaved; medians, and ratios within a round, are reported. One-vs-rest over tens of thousands of
 labels takes hours, so on the sets in --samples the one-vs-rest peers train a sample of labels
-stratified by frequency: their time a class is that of the sample, their answers are compared on the
-test rows that have a label of the sample, choosing among the sample only, for xcray as for them.
-Trees and xcray train all labels. --cache keeps data, the runs and their answers; --again NAMES runs
-those anew.
+stratified by frequency. Their time per class is that of the sample. Their answers are compared on
+the test rows that have a label of the sample, with only the labels of the sample as candidates, for
+xcray too. Trees and xcray train all labels. --cache keeps data, runs and answers; --again NAMES
+repeats these runs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from xcray.data.dataset import Dataset
 
 
 class Who(NamedTuple):
-    """A row of the table: what it is, the package it needs, and which labels it trains where
-    one-vs-rest peers train a sample.
+    """A row of the table: title, required package, and whether it trains all labels.
 
-    whole: all of them; so do trees and xcray, but for `xcray_sample`, which is there to be compared
-    on a sample alone.
+    whole: trains all labels even where one-vs-rest peers train a sample. This holds for trees and
+    for xcray, except `xcray_sample`, which is compared on a sample alone.
     """
 
     title: str
@@ -75,14 +74,14 @@ SETS = (
     "gnd_tibkat",
 )
 C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
-# weights the peers drop, their own default; nothing on sets of few labels, where weights are small
-# and room is not short
+# threshold below which peers drop weights, their default; none on sets of few labels, where weights
+# and models are small
 PRUNE = 0.1
 FEW = 2000
 
 
 class Set(NamedTuple):
-    """A data set with the files of its peers: `columns` are the labels of the one-vs-rest peers."""
+    """A data set with the files of its peers. `columns` are the labels of the one-vs-rest peers."""
 
     name: str
     data: Dataset
@@ -92,12 +91,12 @@ class Set(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether the one-vs-rest peers train a sample of the labels."""
+        """Return whether the one-vs-rest peers train a sample of the labels."""
         return self.flat != self.whole
 
 
 def prepare(name: str, chosen: Any, folder: Path) -> Set:
-    """Build the set and write what its peers read, once."""
+    """Build the set and write the files of its peers, once."""
     data = dataset(name, chosen.data, folder / "sets")
     seen = np.flatnonzero(data.label_counts > 0).astype(np.int32)
     size = dict(entry.split(":") for entry in chosen.samples).get(name)
@@ -111,7 +110,7 @@ def prepare(name: str, chosen: Any, folder: Path) -> Set:
 
 
 def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
-    """What the worker is told."""
+    """Return the task of the worker."""
     who, cost = WHO[peer], C.get(those.name, 1.0)
     common = {
         "peer": peer,
@@ -142,8 +141,9 @@ def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
 def runs_of(
     those: Set, peers: list[str], chosen: Any, python: Path, folder: Path
 ) -> dict[str, list[dict[str, Any]]]:
-    """All runs on one set, a round of everybody after another; whoever has taken --patience seconds
-    is not asked again.
+    """Run all programs on one set, in rounds.
+
+    A program that has used --patience seconds is not repeated.
     """
     core = default_core() if chosen.core is None else chosen.core if chosen.core >= 0 else None
     runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in peers}
@@ -166,7 +166,7 @@ def runs_of(
 
 
 def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
-    """One line of the table: medians over the runs, the answers of the last."""
+    """Return one row of the table: medians over the runs, and the answers of the last."""
     who, fine = WHO[peer], [run for run in runs if "failed" not in run]
     row = {"set": those.name, "peer": peer, "title": who.title, "tree": who.tree, "runs": len(fine)}
     if not fine:
@@ -208,8 +208,9 @@ def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
 def bars(
     rows: list[dict[str, Any]], runs: dict[str, list[dict[str, Any]]], those: Set
 ) -> dict[str, Any]:
-    """xcray against each peer of one set: times faster a class (median over rounds), difference of
-    P@1, and memory.
+    """Compare xcray with each peer of one set.
+
+    Returned are the speed-up per class (median over rounds), the difference of P@1, and memory.
     """
     found = {row["peer"]: row for row in rows if "failed" not in row}
     us = next((peer for peer in ("xcray", "xcray_sample") if peer in found), None)
@@ -232,7 +233,7 @@ def bars(
             scale * theirs["train_cpu_s"] / mine["train_cpu_s"] for theirs, mine in rounds
         )
         if ours["extrapolated"] and not row["extrapolated"]:
-            continue  # a sample of ours beside all labels of theirs says nothing
+            continue  # our sample and all their labels are not comparable
         kind = "sample" if row["extrapolated"] else "all"
         same = (
             median(theirs["train_cpu_s"] / mine["sample_cpu_s"] for theirs, mine in rounds)
@@ -262,16 +263,16 @@ def main() -> None:
         },
         env={
             "type": Path,
-            "help": "directory of the peers' environment, made when it is not there; default: inside the cache",
+            "help": "the peers' environment, created if missing; default: in the cache",
         },
         cache={
             "type": Path,
-            "help": "directory that keeps data sets and runs; default: a temporary one",
+            "help": "directory of data sets and runs; default: a temporary one",
         },
         again={
             "nargs": "+",
             "default": [],
-            "help": "peers to run anew although the cache holds their runs",
+            "help": "peers to run again although the cache has their runs",
         },
         repeats={"type": int, "default": 3},
         patience={
@@ -281,9 +282,9 @@ def main() -> None:
         },
         core={
             "type": int,
-            "help": "the core that everybody runs on; default: the last one; -1: whichever is free",
+            "help": "the core of all runs; default: the last one; -1: any",
         },
-        limit={"type": float, "default": 1800.0, "help": "seconds after which a run is ended"},
+        limit={"type": float, "default": 1800.0, "help": "time limit of a run in seconds"},
     )
 
     def run(folder: Path) -> dict[str, Any]:

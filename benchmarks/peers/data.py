@@ -1,9 +1,8 @@
-"""The files the peers read, written from a Dataset; samples of classes; and one way to measure
-everybody's answers.
+"""Input files of the peers, samples of classes, and the measures of all answers.
 
-A *task folder* holds train_x.npz, train_y.npz, test_x.npz (scipy CSR, float32), train.txt (XC
-format, for omikuji) and columns.npy: which label of the data set each column of Y is. Labels that
-no training row has are left out: nobody can learn them.
+A *task folder* contains train_x.npz, train_y.npz, test_x.npz (scipy CSR, float32), train.txt (XC
+format, for omikuji) and columns.npy, the label of the data set for each column of Y. Labels without
+a training row are left out, because they cannot be learned.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ KS = (1, 3, 5)
 
 
 def sample(counts: Any, size: int, seed: int = 0) -> Int32:
-    """`size` of the labels that have training rows, one drawn from each of `size` equal strata of
-    frequency; ascending.
+    """Draw one label from each of `size` equal strata of frequency; return them ascending.
 
-    A mean over the sample estimates the mean over all labels, with every frequency present in its
-    share.
+    Only labels with training rows are drawn. A mean over the sample estimates the mean over all
+    labels, with every frequency represented in proportion.
     """
     seen = np.flatnonzero(counts > 0)
     ordered = seen[np.argsort(counts[seen], kind="stable")]
@@ -48,7 +46,7 @@ def write_folder(data: Dataset, columns: Int32, folder: Path) -> Path:
 
 
 def write_xc(X: sp.csr_matrix, Y: sp.csr_matrix, path: Path) -> None:
-    """X and Y in the XC repository's format, values in as many digits as float32 needs."""
+    """Write X and Y in the XC repository's format, with enough digits for float32."""
     with path.open("w") as out:
         out.write(f"{X.shape[0]} {X.shape[1]} {Y.shape[1]}\n")
         for row in range(X.shape[0]):
@@ -65,7 +63,7 @@ def write_xc(X: sp.csr_matrix, Y: sp.csr_matrix, path: Path) -> None:
 
 
 def measures(top: Any, truth: Pattern) -> dict[str, float]:
-    """P@1, P@3, P@5 in percent of answers (rows, k); labels below 0 count as misses."""
+    """Return P@1, P@3, P@5 in percent of answers (rows, k); labels below 0 count as misses."""
     found = evaluate(
         TopK(frozen(top, np.int32), frozen(np.zeros(top.shape), np.float64)), truth, ks=KS
     )
@@ -77,13 +75,14 @@ def measures(top: Any, truth: Pattern) -> dict[str, float]:
 
 
 def measures_all(top: Any, data: Dataset) -> dict[str, float]:
-    """Measures over all test rows and labels."""
+    """Return the measures over all test rows and labels."""
     return measures(top, data["test"].Y)
 
 
 def measures_sample(top: Any, data: Dataset, columns: Int32) -> dict[str, float]:
-    """Measures of a choice among `columns` only, over the test rows that have one of them: the same
-    question to everybody.
+    """Return the measures of a choice among `columns`, over the test rows that have one of them.
+
+    This is the same task for all programs.
     """
     truth = data["test"].Y.to_scipy()[:, columns]
     rows = np.flatnonzero(np.diff(truth.indptr))

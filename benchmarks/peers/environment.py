@@ -1,5 +1,6 @@
-"""The environment of the peers: a Python of its own with pinned versions, made once; and who cannot
-be had, and why.
+"""The environment of the peers: a separate Python with pinned versions, created once.
+
+It also lists the peers that are not available, with the reasons.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import sys
 import venv
 from pathlib import Path
 
-# PECOS needs numpy < 2, and with it these; none of them drags in more than is listed (PECOS names
-# torch, linear models need none)
+# PECOS needs numpy < 2 and these versions; other dependencies are not installed (PECOS requires
+# torch, but its linear models do not)
 COMMON = (
     "numpy==1.26.4",
     "scipy==1.13.1",
@@ -24,8 +25,8 @@ PACKAGES = {
     "pecos": ("libpecos==1.2.8",),
     "omikuji": ("omikuji==0.5.2", "cffi==1.17.1", "pycparser==2.22"),
 }
-# what the search is compared with; nmslib's own last release does not compile on Python 3.11, this
-# build of its source does
+# peers of the search; nmslib's last release does not compile on Python 3.11, this build of its
+# source does
 SEARCHERS = {
     "sparse_dot_topn": ("sparse_dot_topn==1.1.5", "psutil==6.1.0"),
     "pecos": PACKAGES["pecos"],
@@ -49,13 +50,14 @@ LISTED = ("napkinxc", "libpecos", "omikuji", "sparse_dot_topn", "nmslib-metabrai
 def environment(
     folder: Path, packages: dict[str, tuple[str, ...]] = PACKAGES
 ) -> tuple[Path, dict[str, str]]:
-    """The environment's Python, and for each package that is not usable there the reason; made when
-    it is not there yet.
+    """Return the environment's Python, and for each unusable package the reason.
+
+    The environment is created if missing.
     """
     python = folder / "bin" / "python"
     if (folder / DONE).exists():
         return python, json.loads((folder / DONE).read_text())
-    print(f"making the peers' environment in {folder}", flush=True)
+    print(f"creating the peers' environment in {folder}", flush=True)
     venv.create(folder, with_pip=True, clear=True)
     reasons = {
         name: install(python, COMMON + pins) or imported(python, MODULES[name])
@@ -67,9 +69,7 @@ def environment(
 
 
 def install(python: Path, pins: tuple[str, ...]) -> str:
-    """Install exactly `pins`, from wheels or, where there are none, from source; an empty string,
-    or what pip said.
-    """
+    """Install exactly `pins`, from wheels or from source. Return an empty string or pip's error."""
     command = [
         str(python),
         "-m",
@@ -85,19 +85,19 @@ def install(python: Path, pins: tuple[str, ...]) -> str:
 
 
 def imported(python: Path, module: str) -> str:
-    """Import a module there; an empty string, or the error."""
+    """Import a module there. Return an empty string or the error."""
     return complaint([str(python), "-c", f"import {module}"])
 
 
 def complaint(command: list[str]) -> str:
-    """Run a command; an empty string when all is well, else the last line it complained with."""
+    """Run a command. Return an empty string or the last line of its error output."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return "" if done.returncode == 0 else (lines or [f"ended with {done.returncode}"])[-1]
 
 
 def versions(python: Path) -> dict[str, str]:
-    """Version of everything a peer runs on: of the environment, and of scikit-learn here."""
+    """Return the versions of all packages of the peers, and of scikit-learn here."""
     listed = subprocess.run(
         [str(python), "-m", "pip", "list", "--format", "json"],
         capture_output=True,

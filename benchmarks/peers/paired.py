@@ -1,12 +1,13 @@
-"""xcray and LIBLINEAR taking turns on the same labels, a few at a time in one process: a ratio that
-a busy machine cannot bend.
+"""xcray and LIBLINEAR alternating on the same labels in one process.
+
+The ratio of their times does not depend on the load of the machine.
 
 `python -m benchmarks.peers.paired --data DIR [--sets gutenberg_lcsh:300 gnd_tibkat:60] [--turn 10]`
 
-SET:LABELS draws that many labels stratified by frequency (see `peers_data.sample`). Both have the
-data loaded in their own form before; CPU seconds of solving count: xcray with its defaults and its
-certificate, LIBLINEAR through scikit-learn's LinearSVC, dual, tol 0.1, as in `benchmarks.peers`.
-Who shares the core shares it with both alike.
+SET:LABELS draws that many labels stratified by frequency (see `benchmarks.peers.data.sample`). Both
+have the data loaded in their own format before. Only the CPU seconds of solving count: xcray with
+its defaults and its certificate, LIBLINEAR through scikit-learn's LinearSVC, dual, tol 0.1, as in
+`benchmarks.peers`. Other processes on the same core slow both alike.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
 
 
 def turns(name: str, data: Dataset, size: int, turn: int) -> dict[str, Any]:
-    """Both on `size` labels, `turn` of them at a time."""
+    """Solve `size` labels with both, `turn` of them at a time."""
     cost, split = C.get(name, 1.0), data.train
     solver = make_solver("ppdsparse", {"C": cost})
     solver.warm_up()
@@ -60,14 +61,14 @@ def turns(name: str, data: Dataset, size: int, turn: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Take turns on every set and print the JSON."""
+    """Compare on every set and print the JSON."""
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "+"},
-        turn={"type": int, "default": 10, "help": "labels of a turn"},
+        turn={"type": int, "default": 10, "help": "labels per turn"},
         cache={
             "type": Path,
-            "help": "directory that keeps the data sets; default: a temporary one",
+            "help": "directory of the data sets; default: a temporary one",
         },
     )
 

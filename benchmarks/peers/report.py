@@ -1,4 +1,4 @@
-"""What the comparison with the peers looks like: a Markdown table a set, and one picture."""
+"""Report of the comparison with the peers: one Markdown table per set, and one picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 HEAD = (
-    "| | ms a class | core-seconds, all labels | P@1 / 3 / 5 | P@1 in the sample | model MB | peak MB | xcray is faster |\n"
+    "| | ms per class | core-seconds, all labels | P@1 / 3 / 5 | P@1 in the sample | model MB | peak MB | xcray is faster |\n"
     + "|---" * 8
     + "|"
 )
@@ -16,7 +16,7 @@ COLOURS = {"xcray": "#c1121f", "flat": "#33658a", "tree": "#a5a58d"}
 
 
 def table(rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> str:
-    """Markdown, one table a set; ~ marks what was extrapolated from a sample of labels."""
+    """Return Markdown with one table per set; ~ marks figures extrapolated from a sample."""
     verdicts = {entry["set"]: entry for entry in bars if entry}
     parts = []
     for name in dict.fromkeys(row["set"] for row in rows):
@@ -28,7 +28,7 @@ def table(rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> str:
             if beside is None
             else [
                 "",
-                f"xcray's memory at its peak, beside the finished model: {beside:.2f} times X.",
+                f"xcray's peak memory in addition to the finished model: {beside:.2f} times X.",
             ]
         )
         parts.append("\n".join([f"**{name}**", "", HEAD, *lines, *memory, ""]))
@@ -36,7 +36,7 @@ def table(rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> str:
 
 
 def line(row: dict[str, Any], against: dict[str, Any] | None) -> str:
-    """One row of Markdown."""
+    """Format one row of Markdown."""
     if "failed" in row:
         return f"| {row['title']} | failed: {row['failed']} |||||||"
     about = "~" if row["extrapolated"] else ""
@@ -54,14 +54,12 @@ def line(row: dict[str, Any], against: dict[str, Any] | None) -> str:
 
 
 def kind(row: dict[str, Any]) -> str:
-    """Which colour a row has."""
+    """Return the kind of a row, which selects its colour."""
     return "xcray" if row["peer"].startswith("xcray") else "tree" if row["tree"] else "flat"
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel a set: milliseconds a class as bars on a logarithmic axis, P@1 written at their
-    ends.
-    """
+    """Draw one panel per set: milliseconds per class as bars on a logarithmic axis, with P@1."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,7 +94,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def panel(axis: Any, name: str, rows: list[dict[str, Any]]) -> None:
-    """The bars of one set, the first row on top."""
+    """Draw the bars of one set, the first row on top."""
     place = np.arange(len(rows))[::-1]
     values = [row["ms_a_class"] for row in rows]
     axis.barh(place, values, color=[COLOURS[kind(row)] for row in rows])
@@ -114,6 +112,6 @@ def panel(axis: Any, name: str, rows: list[dict[str, Any]]) -> None:
         xscale="log",
         xlim=(min(values) / 3, max(values) * 100),
         title=name,
-        xlabel="CPU milliseconds a class, one core",
+        xlabel="CPU milliseconds per class, one core",
     )
     axis.spines[["top", "right"]].set_visible(False)

@@ -1,6 +1,4 @@
-"""Running one training in a process of its own, on one core, with a limit of time; and keeping what
-came out.
-"""
+"""One training in a separate process, on one core, with a time limit; results are cached."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ ONE_THREAD = {
 
 
 def command(task: dict[str, Any], python: Path, file: Path) -> list[str]:
-    """How a task is run: xcray and scikit-learn's LIBLINEAR by this Python, the others by that of
-    their environment.
+    """Return the command of a task.
+
+    xcray and scikit-learn's LIBLINEAR run in this Python, the others in that of their environment.
     """
     if task["peer"].startswith("xcray"):
         return [sys.executable, "-m", "benchmarks.peers.xcray_task", str(file)]
@@ -33,11 +32,11 @@ def command(task: dict[str, Any], python: Path, file: Path) -> list[str]:
         "-P",
         str(WORKER),
         str(file),
-    ]  # -P: the names beside the worker must not hide libraries
+    ]  # -P: the files next to the worker must not shadow libraries
 
 
 def run(task: dict[str, Any], python: Path, limit: float) -> dict[str, Any]:
-    """One run: what the worker says of itself, and its answers under "top"; or {"failed": why}."""
+    """Run a task; return the worker's report and answers ("top"), or {"failed": reason}."""
     with tempfile.TemporaryDirectory(prefix="xcray-peer-") as scratch:
         place = Path(scratch)
         whole = {
@@ -66,7 +65,7 @@ def run(task: dict[str, Any], python: Path, limit: float) -> dict[str, Any]:
 
 
 def answers(place: Path) -> dict[str, Any]:
-    """The arrays of answers a worker left, as lists: they go into the file of the run."""
+    """Return the answers of a worker as lists, for the file of the run."""
     found = {"top": place / "top.npy", "top_sample": place / "sample.npy"}
     return {name: np.load(path).tolist() for name, path in found.items() if path.exists()}
 
@@ -74,8 +73,9 @@ def answers(place: Path) -> dict[str, Any]:
 def cached(
     task: dict[str, Any], python: Path, limit: float, file: Path, again: bool
 ) -> dict[str, Any]:
-    """The run kept in `file`, if it is of the same task and not wanted again; else run now and keep
-    it.
+    """Return the run in `file` if it is of the same task, else run it and save the result.
+
+    again: run even if the file exists.
     """
     wanted = {name: value for name, value in task.items() if name not in ("core",)}
     if file.exists() and not again:
@@ -89,5 +89,5 @@ def cached(
 
 
 def default_core() -> int | None:
-    """The last core this process may use; None where the system does not tell."""
+    """Return the last core this process can use, or None if the system does not report it."""
     return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None

@@ -1,10 +1,9 @@
-"""One training of one peer: `python peers_worker.py TASK.json` with the Python of the peers'
-environment; JSON as its last line.
+"""One training of one peer: `python worker.py TASK.json` with the Python of the peers' environment.
 
-Imports nothing of xcray: it must run where only the peers are installed. What the task holds is
-told in `peers_data`; the measured step is `train` alone, in CPU seconds of this process; reading
-and converting come before, prediction after. Every peer runs with its own defaults but for one
-thread, squared hinge, C, and how small a weight it drops.
+Its last line is JSON. It imports nothing of xcray, because it must run where only the peers are
+installed. The task folder is described in `benchmarks.peers.data`. Only `train` is measured, in CPU
+seconds of this process. Reading and converting come before, prediction after. Every peer runs with
+its defaults except for one thread, squared hinge loss, C, and the threshold of small weights.
 """
 
 from __future__ import annotations
@@ -23,22 +22,20 @@ import scipy.sparse as sp
 
 
 class Peer(Protocol):
-    """What every peer below does, in this order."""
+    """Steps of every peer below, in this order."""
 
     def train(self) -> None:
-        """The measured step."""
+        """Train. Only this step is measured."""
 
     def top(self, X: Any, k: int) -> Any:
-        """(rows, k) columns of Y, best first; -1 where there are fewer."""
+        """Return (rows, k) columns of Y, best first; -1 where there are fewer."""
 
     def account(self) -> dict[str, Any]:
-        """What is peculiar to this run: bytes of the model, weights, classes that did not
-        converge.
-        """
+        """Return facts of this run: bytes of the model, weights, classes that did not converge."""
 
 
 class Problem:
-    """The files of a task, read: X (N x D) float32 and Y (N x K), both scipy CSR."""
+    """The input files of a task: X (N x D) float32 and Y (N x K), both scipy CSR."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         self.folder = Path(task["folder"])
@@ -50,8 +47,9 @@ class Problem:
 
 
 class Liblinear:
-    """scikit-learn's LinearSVC, a class at a time: LIBLINEAR. `tol`: of the dual solver; None
-    leaves all to scikit-learn.
+    """LIBLINEAR: scikit-learn's LinearSVC, one class at a time.
+
+    tol: of the dual solver; None uses all of scikit-learn's defaults.
     """
 
     def __init__(self, problem: Problem, tol: float | None) -> None:
@@ -97,9 +95,7 @@ class Liblinear:
 
 
 class Napkin:
-    """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X for each class, `PLT` a tree of
-    such classifiers.
-    """
+    """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X per class, `PLT` a label tree."""
 
     def __init__(self, problem: Problem, kind: str) -> None:
         from napkinxc import models
@@ -113,7 +109,7 @@ class Napkin:
             "weights_threshold": problem.prune,
             "threads": 1,
         }
-        # the clustering of PLT crashes on rows that are not normalised, which its default does
+        # the clustering of PLT crashes on rows that are not normalised; its default normalises them
         special = {"seed": 0} if kind == "PLT" else {"norm": False}
         self.model = getattr(models, kind)(str(self.folder), **settings, **special)
 
@@ -129,8 +125,9 @@ class Napkin:
 
 
 class Pecos:
-    """PECOS XR-Linear: one layer that holds all labels, or the tree of its documentation (PIFA,
-    hierarchical k-means).
+    """PECOS XR-Linear: one layer with all labels, or the tree of its documentation.
+
+    The tree uses PIFA and hierarchical k-means.
     """
 
     def __init__(self, problem: Problem, tree: bool) -> None:
@@ -170,8 +167,9 @@ class Pecos:
 
 
 class Omikuji:
-    """omikuji: its default three trees, or one tree that is a single leaf with all labels. It
-    always normalises rows.
+    """omikuji: its default of three trees, or one tree that is a single leaf with all labels.
+
+    It always normalises rows.
     """
 
     def __init__(self, problem: Problem, tree: bool) -> None:
@@ -218,15 +216,16 @@ PEERS = {
 
 
 def best(scores: Any, k: int) -> Any:
-    """(rows, k) the largest scores' columns, best first, of equal scores the lower column; -1 where
-    there are fewer.
+    """Return (rows, k) columns of the largest scores, best first; -1 where there are fewer.
+
+    Of equal scores the lower column comes first.
     """
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.pad(order, ((0, 0), (0, k - order.shape[1])), constant_values=-1)
 
 
 def padded(rows: Any, k: int) -> Any:
-    """Lists of labels as one (rows, k) array; -1 where there are fewer."""
+    """Return lists of labels as one (rows, k) array; -1 where there are fewer."""
     out = np.full((len(rows), k), -1, np.int32)
     for row, labels in zip(out, rows):  # noqa: B905
         row[: len(labels)] = labels[:k]
@@ -234,32 +233,33 @@ def padded(rows: Any, k: int) -> Any:
 
 
 def tree_bytes(folder: Path) -> int:
-    """Bytes of all files under a folder."""
+    """Return the bytes of all files under a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process so far, all threads."""
+    """Return the user and system time of this process so far, of all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def memory_bytes(name: str) -> int:
-    """VmRSS (now) or VmHWM (at most, so far) of this process; 0 where there is no /proc."""
+    """Return VmRSS (now) or VmHWM (peak) of this process; 0 without /proc."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def stay_on(core: int | None) -> None:
-    """Run on one core only, where the system lets a process choose."""
+    """Run on one core only, if the system allows it."""
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
 
 
 def measured(peer: Peer) -> dict[str, Any]:
-    """Train, with the seconds and the memory it took. rest_bytes: resident before training, data
-    and libraries.
+    """Train, and return the seconds and memory of the training.
+
+    rest_bytes: resident before training, data and libraries.
     """
     rest, began, wall = memory_bytes("VmRSS"), cpu_seconds(), time.monotonic()
     peer.train()
@@ -268,7 +268,7 @@ def measured(peer: Peer) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do the task and print what came out."""
+    """Run the task and print the result."""
     task = json.loads(Path(sys.argv[1]).read_text())
     stay_on(task["core"])
     peer = PEERS[task["peer"]](Problem(task))

@@ -1,10 +1,9 @@
-"""One training of xcray in a process of its own: `python -m benchmarks.peers.xcray_task TASK.json`;
-JSON as its last line.
+"""One training of xcray: `python -m benchmarks.peers.xcray_task TASK.json`; its last line is JSON.
 
-Measured like the peers (`peers_worker`): CPU seconds of this process. What counts as training is
-everything from opening the data set to the last finished class, commits to disk included; merging,
-evaluating and publishing come after and are told apart in `phases`. The kernels are compiled, or
-read from their cache, before.
+It is measured as the peers (`benchmarks.peers.worker`): CPU seconds of this process. Training is
+everything from opening the data set to the last finished class, including commits to disk. Merging,
+evaluation and publishing come after and are reported separately in `phases`. The kernels are
+compiled, or read from their cache, before.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ class Meter:
         self.phases: dict[str, dict[str, float]] = {}
 
     def note(self, progress: Progress) -> None:
-        """Called by the training with its progress: the first call of a phase counts."""
+        """Record the first call of each phase."""
         if progress.phase not in self.phases:
             used = {"cpu_s": cpu_seconds() - self.began, "wall_s": time.monotonic() - self.wall}
             self.phases[progress.phase] = {**used, "peak_bytes": memory_bytes("VmHWM")}
 
 
 def run(task: dict[str, Any]) -> dict[str, Any]:
-    """Train, and answer the test rows."""
+    """Train, and predict the test rows."""
     make_solver(SOLVER, task["params"]).warm_up()
     scratch, rest, meter = Path(task["scratch"]), memory_bytes("VmRSS"), Meter()
     spec = TrainSpec(task["dataset"], params=task["params"], pool="serial")
@@ -78,9 +77,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_sample(task: dict[str, Any]) -> dict[str, Any]:
-    """Solve the labels of the sample alone, as the one-vs-rest peers do, and answer the test rows
-    among them.
-    """
+    """Solve only the labels of the sample, as one-vs-rest peers do; predict the test rows."""
     data, columns, rest = (
         Dataset.open(task["dataset"]),
         np.load(task["columns"]),
@@ -114,8 +111,9 @@ def run_sample(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float:
-    """CPU seconds of solving `columns` alone, the very classes that one-vs-rest peers train; the
-    data are loaded before.
+    """Return the CPU seconds of solving `columns`, the same classes that one-vs-rest peers train.
+
+    The data are loaded before.
     """
     solver = make_solver(SOLVER, params)
     local = solver.load(data.train.X, data.train.XT, data.train.YT)
@@ -125,15 +123,13 @@ def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float
 
 
 def restricted(model: Model, data: Dataset, columns: Any, k: int) -> TopK:
-    """The best of `columns` (a sample of labels, ascending) alone; labels count within the
-    sample.
-    """
+    """Return the top k among `columns` (labels, ascending), numbered within the sample."""
     W = take_rows(model.W, frozen(columns, np.int64))
     return InvertedIndex.build(W, frozen(model.b[columns], np.float32)).query(data["test"].X, k)
 
 
 def main() -> None:
-    """Do the task and print what came out."""
+    """Run the task and print the result."""
     task = json.loads(Path(sys.argv[1]).read_text())
     stay_on(task["core"])
     print(json.dumps(run_sample(task) if task["sample_only"] else run(task)))

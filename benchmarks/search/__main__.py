@@ -1,14 +1,17 @@
-"""Exact search: milliseconds a query beside the plain scan, scipy and peers; batches, bytes, sizes;
-equality with brute force.
+"""Exact search: milliseconds per query, compared with the plain scan, scipy and peers.
+
+It also measures batches, bytes and index sizes, and can compare answers with brute force.
 
 `python -m benchmarks.search [--models DIR] [--only NAME ...] [--pydocs] [--peers] [--picture FILE]
-[--json FILE]` `python -m benchmarks.search --equality 100000` compares queries with brute force
-instead, and tells the mismatches. `python -m benchmarks.search.profile FILE.svg` draws where the
-time goes, `python -m benchmarks.search.instructions` counts what the processor does.
+[--json FILE]`
 
-DIR holds NAME/model beside NAME/dataset (its test part is asked), NAME/queries or NAME/queries.npz.
-Without it a small model is trained on the spot. Engines take turns on blocks of queries; see
-`search_timing` for what is counted.
+`python -m benchmarks.search --equality 100000` compares queries with brute force instead, and
+reports the mismatches. `python -m benchmarks.search.profile FILE.svg` draws a time profile, `python
+-m benchmarks.search.instructions` counts processor instructions.
+
+DIR contains NAME/model and one of NAME/dataset (queries from its test part), NAME/queries and
+NAME/queries.npz. Without DIR a small model is trained. Engines alternate on blocks of queries; see
+`benchmarks.search.timing` for the measured quantities.
 """
 
 from __future__ import annotations
@@ -43,14 +46,14 @@ from xcray.arrays import TopK
 from xcray.index.inverted import InvertedIndex
 from xcray.predict import Predictor
 
-BUDGET = 15.0  # seconds an engine may take for one k, all repeats
-BATCH_SECONDS = 1.0  # about what a batch takes on one thread
-WEIGHT_BYTES = 4  # of a posting's own weight, where that is read
-ACCUMULATOR_BYTES = 4  # a label's sum is cleared and read once a query
+BUDGET = 15.0  # time limit of an engine for one k, all repeats, in seconds
+BATCH_SECONDS = 1.0  # approximate time of a batch on one thread
+WEIGHT_BYTES = 4  # of a posting's full weight, if it is read
+ACCUMULATOR_BYTES = 4  # a label's sum is cleared and read once per query
 
 
 def scipy_engine(subject: Subject) -> Engine:
-    """The product with scipy, then the best k by argpartition."""
+    """Return an engine that multiplies with scipy and selects the best k by argpartition."""
     by_feature, b = subject.model.postings.to_scipy(), subject.model.b.astype(np.float32)
 
     def query(x: Any, k: int) -> TopK:
@@ -64,7 +67,7 @@ def scipy_engine(subject: Subject) -> Engine:
 
 
 def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> list[Engine]:
-    """The search, and the plain scan that judges it."""
+    """Return the search and the plain scan that is its reference."""
 
     def timed(query: Any) -> Any:
         def batch(rows: int, k: int, threads: int) -> float:
@@ -85,8 +88,9 @@ def own_engines(subject: Subject, predictor: Predictor, scan: InvertedIndex) -> 
 def costs(
     subject: Subject, predictor: Predictor, scan: InvertedIndex, k: int, speed: float, p50: float
 ) -> dict[str, Any]:
-    """What a query reads, on average, in postings, labels and bytes; and how long memory alone
-    would take for these bytes.
+    """Return the mean postings, labels and bytes that a query reads.
+
+    They include the time that memory alone would need for these bytes.
     """
     answer = predictor.index.query(subject.X, k)
     X, lists = subject.X, np.diff(subject.model.postings.indptr)
@@ -94,7 +98,7 @@ def costs(
     n_labels, read = subject.model.n_labels, float(answer.postings_read.mean())
     whole = (
         answer.labels_scored > n_labels // 4
-    )  # scored from the lists with all their weights, not label by label
+    )  # scored from the lists with all their weights, not per label
     rescored = (
         float(np.where(whole, 0, answer.labels_scored).mean()) * 8 * subject.model.nnz / n_labels
     )
@@ -115,7 +119,7 @@ def costs(
 
 
 def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
-    """Bytes of the index beside the weights, and how fast it is built of them on one core."""
+    """Return the bytes of the index and of the weights, and its build speed on one core."""
     model = subject.model
     began, cpu = time.perf_counter(), time.process_time()
     searcher(model.W, model.b)
@@ -133,9 +137,7 @@ def sizes(subject: Subject, predictor: Predictor) -> dict[str, Any]:
 def cells(
     subject: Subject, engines: list[Engine], times: dict[tuple[str, int], Times], ks: list[int]
 ) -> list[dict[str, Any]]:
-    """A line of the table for each engine and k. Recall is that among the labels an engine
-    knows.
-    """
+    """Return a table row per engine and k. Recall is relative to the labels of the engine."""
     out = []
     for engine in engines:
         W, b, _ = part_of(subject, None if engine.labels is None else len(engine.labels))
@@ -154,7 +156,7 @@ def cells(
 
 
 def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) -> dict[str, Any]:
-    """Everything about one model, but for peers."""
+    """Return all figures of one model, except those of peers."""
     others, load = Others(), os.getloadavg()[0]
     scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
     engines = [*own_engines(subject, predictor, scan), scipy_engine(subject)]
@@ -182,8 +184,9 @@ def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) 
 def beside_peers(
     subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path
 ) -> dict[str, Any]:
-    """Peers and the search in turn: lines of the table, what each took to build, and why some are
-    not there.
+    """Measure peers and the search alternately.
+
+    Returned are rows of the table, the build costs of the peers, and why some are missing.
     """
     out: dict[str, Any] = {"latency": [], "batches": {}, "absent": {}, "built": {}}
     scan = InvertedIndex(subject.model.W, subject.model.postings, subject.model.b)
@@ -208,7 +211,7 @@ def beside_peers(
 
 
 def batch_rows(engine: Engine, most: int | None) -> int:
-    """As many rows as one thread answers in about a second, `most` at most."""
+    """Return the number of rows that one thread answers in about a second, at most `most`."""
     assert engine.batch is not None
     engine.batch(8, 5, 2)
     few = 8
@@ -225,26 +228,26 @@ def main() -> None:
         only={"nargs": "+", "help": "names of models in --models"},
         pydocs={
             "action": "store_true",
-            "help": "train and measure the documentation of Python too",
+            "help": "also train and measure a model of the Python documentation",
         },
         ks={"nargs": "+", "type": int, "default": list(KS)},
-        queries={"type": int, "default": 1000, "help": "held-out rows a model is asked"},
+        queries={"type": int, "default": 1000, "help": "number of held-out rows per model"},
         repeats={"type": int, "default": 5},
-        budget={"type": float, "default": BUDGET, "help": "seconds an engine may take for one k"},
-        peers={"action": "store_true", "help": "measure peers too, in an environment of their own"},
+        budget={"type": float, "default": BUDGET, "help": "time limit of an engine for one k"},
+        peers={"action": "store_true", "help": "also measure peers, in a separate environment"},
         peer_names={"nargs": "+", "default": list(PEERS), "choices": list(PEERS)},
         env={
             "type": Path,
-            "help": "directory of the peers' environment, made when it is not there; default: a temporary one",
+            "help": "the peers' environment, created if missing; default: temporary",
         },
         limit={
             "type": float,
             "default": 900.0,
-            "help": "seconds a peer may take to build, or to answer",
+            "help": "time limit of a peer to build, and to answer",
         },
         equality={
             "type": int,
-            "help": "compare so many queries with brute force, and do nothing else",
+            "help": "only compare this many queries with brute force",
         },
         seed={"type": int, "default": 0, "help": "of --equality"},
     )

@@ -1,8 +1,7 @@
-"""Models and queries made to break a search: each family aims at one way in which a fast search may
-go wrong.
+"""Difficult models and queries for a search; each family targets one possible error.
 
-A family is a function from a random generator to a `Case`; the same generator gives the same case.
-`FAMILIES` names them all.
+A family is a function from a random generator to a `Case`. The same generator gives the same case.
+`FAMILIES` lists all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from xcray.arrays import CSR, Float32, csr, csr_from
 TINY = float(np.float32(1e-45))  # the smallest denormal
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)
-EDGE = 1 << 16  # labels from here on do not fit 16 bits
+EDGE = 1 << 16  # labels from this number on do not fit in 16 bits
 
 Rng = np.random.Generator
 
@@ -34,10 +33,10 @@ class Case(NamedTuple):
 def drawn(
     rng: Rng, rows: int, columns: int, per_row: float, values: Any = None, skew: float = 0.0
 ) -> CSR:
-    """A random matrix of about `per_row` cells a row. values: what to choose from, or a function of
-    (rng, how many).
+    """Return a random matrix of about `per_row` cells per row.
 
-    skew: 0 draws columns evenly; above, the first columns are the frequent ones, as words are.
+    values: values to choose from, or a function of (rng, count). skew: 0 draws columns uniformly;
+    with larger values the first columns are more frequent, like words.
     """
     total = int(rng.poisson(per_row * rows))
     cells = rng.random(total) ** (1.0 + skew) * columns
@@ -57,17 +56,17 @@ def drawn(
 
 
 def biases(rng: Rng, n: int) -> Float32:
-    """As trained models have them: about -1, most of them nearly equal."""
+    """Return biases as in trained models: about -1, most of them nearly equal."""
     return (-1.0 + 0.05 * rng.random(n) ** 4).astype(np.float32)
 
 
 def learned(rng: Rng, n: int) -> Any:
-    """Weights as training leaves them: mostly positive, a few large, many small."""
+    """Return weights as in trained models: mostly positive, a few large, many small."""
     return np.exp(rng.normal(-2.0, 1.0, n)) * np.where(rng.random(n) < 0.75, 1.0, -0.4)
 
 
 def unit(X: CSR) -> CSR:
-    """Rows scaled to length 1, values positive, as tf-idf gives them."""
+    """Scale rows to length 1 with positive values, as in tf-idf."""
     data = np.abs(X.data.astype(np.float64))
     row = np.repeat(np.arange(X.n_rows), np.diff(X.indptr))
     length = np.sqrt(np.bincount(row, data**2, X.n_rows))
@@ -75,7 +74,7 @@ def unit(X: CSR) -> CSR:
 
 
 def trained(rng: Rng) -> Case:
-    """What a trained model and text look like: here pruning pays, and must not prune too much."""
+    """Draw a typical trained model and text: pruning is effective and must not prune too much."""
     n_labels, n_features = int(rng.integers(2_000, 20_000)), 3_000
     W = drawn(rng, n_labels, n_features, 25, learned, skew=1.5)
     return Case(
@@ -86,8 +85,9 @@ def trained(rng: Rng) -> Case:
 
 
 def planted(rng: Rng) -> Case:
-    """Each query is a noisy copy of some label's own weights: a clear winner, and followers close
-    to the bias.
+    """Draw each query as a noisy copy of a label's weights, the clear winner.
+
+    The scores of the others are close to the bias.
     """
     n_labels, n_features = 6_000, 4_000
     W = drawn(rng, n_labels, n_features, 20, learned, skew=1.0)
@@ -97,16 +97,14 @@ def planted(rng: Rng) -> Case:
 
 
 def signed(rng: Rng) -> Case:
-    """Weights and query values of both signs, many shared features."""
+    """Draw weights and query values of both signs, with many shared features."""
     return Case(
         drawn(rng, 400, 120, 30), rng.normal(size=400).astype(np.float32), drawn(rng, 60, 120, 12)
     )
 
 
 def ties(rng: Rng) -> Case:
-    """Few different values and copied label rows: scores equal to the bit, won by the lower label
-    number.
-    """
+    """Draw few distinct values and copied label rows: scores tie and the lower label must win."""
     few = drawn(rng, 60, 40, 6, [0.5, -0.5, 1.0, 0.25], skew=1.0).to_scipy()
     W = csr_from(few[rng.integers(0, 60, 900)])
     return Case(
@@ -117,9 +115,7 @@ def ties(rng: Rng) -> Case:
 
 
 def all_negative(rng: Rng) -> Case:
-    """Weights below nought only: every label that a query touches is worse than those it does
-    not.
-    """
+    """Draw only negative weights: every label that a query touches is worse than the others."""
     W = drawn(rng, 800, 100, 8, [-0.25, -1.0, -0.001])
     return Case(
         W,
@@ -129,16 +125,14 @@ def all_negative(rng: Rng) -> Case:
 
 
 def wild_biases(rng: Rng) -> Case:
-    """A few biases beyond all others, upwards and downwards: bounds with the largest bias are
-    useless.
-    """
+    """Draw a few extreme biases: bounds with the largest bias are useless."""
     b = np.exp(rng.normal(0, 3, 700)) * rng.choice([-1.0, 1.0], 700)
     b[rng.integers(0, 700, 6)] = [1e30, -1e30, LARGEST, -LARGEST, 50.0, 0.0]
     return Case(drawn(rng, 700, 150, 12, learned), b.astype(np.float32), drawn(rng, 60, 150, 15))
 
 
 def equal_biases(rng: Rng) -> Case:
-    """One bias for all, sometimes -0.0: untouched labels tie, in thousands."""
+    """Use one bias for all labels, sometimes -0.0: thousands of untouched labels tie."""
     bias = np.float32(rng.choice([-1.0, 0.0, -0.0, 3.0]))
     return Case(
         drawn(rng, 5_000, 800, 3, learned, 1.0),
@@ -148,9 +142,7 @@ def equal_biases(rng: Rng) -> Case:
 
 
 def gaps(rng: Rng) -> Case:
-    """Labels without weights, features without labels, rows without features, zeros that are
-    stored.
-    """
+    """Include labels without weights, empty features, empty rows, and stored zeros."""
     n_labels, n_features = 1_500, 300
     W = sp.csr_matrix(drawn(rng, n_labels, n_features, 6, [0.0, 0.5, -0.0, 1.0, -0.3]).to_scipy())
     kept = sp.diags((rng.random(n_labels) < 0.1).astype(np.float32))
@@ -160,7 +152,7 @@ def gaps(rng: Rng) -> Case:
 
 
 def unknown(rng: Rng) -> Case:
-    """Queries of features that no label has, alone or beside one that some have."""
+    """Draw queries of features that no label has, alone or together with a known one."""
     W = drawn(rng, 600, 50, 5, learned)
     wide = csr(W.indptr, W.indices, W.data, 5_000)
     X = csr_from(
@@ -170,9 +162,7 @@ def unknown(rng: Rng) -> Case:
 
 
 def dense(rng: Rng) -> Case:
-    """Features that every label has, labels that have every feature, queries that have every
-    feature.
-    """
+    """Include features of every label, labels with every feature, and full queries."""
     n_labels, n_features = 500, 60
     W = (rng.random((n_labels, n_features)) < 0.05) * rng.normal(size=(n_labels, n_features))
     W[:, :3], W[rng.integers(0, n_labels, 5)] = (
@@ -187,14 +177,14 @@ def dense(rng: Rng) -> Case:
 
 
 def denormal(rng: Rng) -> Case:
-    """Weights and values below the smallest normal number: they count, however little."""
+    """Draw weights and values below the smallest normal number, which count nevertheless."""
     values = [TINY, -TINY, 1e-40, SMALLEST_NORMAL, -1e-39, 0.0]
     b = rng.choice(np.array([0.0, -0.0, TINY, -TINY], np.float32), 300)
     return Case(drawn(rng, 300, 60, 8, values), b, drawn(rng, 60, 60, 8, [*values, 1.0]))
 
 
 def scales(rng: Rng) -> Case:
-    """1e30 beside 1e-30, in weights, values and biases: nothing to be quantised on one scale."""
+    """Mix 1e30 and 1e-30 in weights, values and biases, which no single scale can quantise."""
 
     def values(rng: Rng, n: int) -> Any:
         return rng.choice([-1.0, 1.0], n) * 10.0 ** rng.uniform(-30, 30, n)
@@ -204,7 +194,7 @@ def scales(rng: Rng) -> Case:
 
 
 def cancelling(rng: Rng) -> Case:
-    """Huge terms that cancel, so that small ones decide, and the order of the sum."""
+    """Draw large terms that cancel, so that small terms and the order of the sum decide."""
     n_labels, n_features = 300, 40
     W = rng.normal(size=(n_labels, n_features)) * (rng.random((n_labels, n_features)) < 0.4)
     huge = rng.choice([1e8, 3e9, 1e16, 0.0], n_labels)
@@ -219,8 +209,9 @@ def cancelling(rng: Rng) -> Case:
 
 
 def nearly_tied(rng: Rng) -> Case:
-    """Labels that differ in the last bits of a float32 only: sums of less than float64 put them in
-    another order.
+    """Draw labels that differ only in the last bits of a float32.
+
+    Sums in float32 change their order.
     """
     n_labels, n_features = 800, 60
     cells = rng.random((1, n_features)) < 0.6
@@ -233,9 +224,7 @@ def nearly_tied(rng: Rng) -> Case:
 
 
 def steps(rng: Rng) -> Case:
-    """Weights at and beside powers of the square root of two: where a code for a range of weights
-    begins and ends.
-    """
+    """Draw weights at and near powers of sqrt(2), where codes of weight ranges begin and end."""
     powers = np.float32(2.0) ** (np.arange(-40, 41) / 2).astype(np.float32)
     edges = np.concatenate(
         [powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(1e30))]
@@ -245,7 +234,7 @@ def steps(rng: Rng) -> Case:
 
 
 def one_value(rng: Rng) -> Case:
-    """All weights equal: every posting list is one plateau, cut anywhere or nowhere."""
+    """Make all weights equal: every posting list is one plateau, cut anywhere or nowhere."""
     return Case(
         drawn(rng, 4_000, 300, 6, [0.7], 1.0),
         biases(rng, 4_000),
@@ -254,8 +243,9 @@ def one_value(rng: Rng) -> Case:
 
 
 def false_friends(rng: Rng) -> Case:
-    """Labels with the strongest single weights have dragging others: who looks best first is not,
-    and the threshold starts low.
+    """Draw labels whose strongest weight is offset by others.
+
+    Early leaders lose, and the threshold starts low.
     """
     n_labels, n_features = 2_000, 100
     W = rng.normal(0.05, 0.05, (n_labels, n_features)) * (rng.random((n_labels, n_features)) < 0.3)
@@ -268,9 +258,7 @@ def false_friends(rng: Rng) -> Case:
 
 
 def many_small(rng: Rng) -> Case:
-    """The best label has a hundred small weights where others have one large: what is left unread
-    adds up.
-    """
+    """Give the best label a hundred small weights, others one large: unread postings add up."""
     n_labels, n_features = 3_000, 200
     W = drawn(rng, n_labels, n_features, 3, [0.9, 0.8, 1.0]).to_scipy().tolil()
     for label in rng.integers(0, n_labels, 8):
@@ -279,7 +267,7 @@ def many_small(rng: Rng) -> Case:
 
 
 def negative_queries(rng: Rng) -> Case:
-    """Query values below nought: the strongest weights of a list are its worst."""
+    """Draw negative query values: the strongest weights of a list are its worst."""
     X = unit(drawn(rng, 60, 400, 20, skew=1.0))
     sign = np.where(rng.random(X.nnz) < 0.7, -1.0, 1.0)
     return Case(
@@ -290,9 +278,7 @@ def negative_queries(rng: Rng) -> Case:
 
 
 def stretched(rng: Rng) -> Case:
-    """A trained model asked with rows of length 1e-40 to 1e35: what is summed in float32 vanishes,
-    or overflows.
-    """
+    """Draw a trained model and rows of length 1e-40 to 1e35: float32 sums underflow or overflow."""
     W = drawn(rng, 4_000, 500, 15, learned, skew=1.0)
     X = unit(drawn(rng, 60, 500, 20, skew=1.0))
     length = np.repeat(10.0 ** rng.uniform(-40, 35, 60), np.diff(X.indptr))
@@ -300,15 +286,13 @@ def stretched(rng: Rng) -> Case:
 
 
 def drowned(rng: Rng) -> Case:
-    """Biases a billion times the scores: in float32 all labels would be equal."""
+    """Draw biases a billion times the scores: all labels would be equal in float32."""
     W = drawn(rng, 2_000, 300, 10, lambda rng, n: 1e-3 * learned(rng, n), skew=1.0)
     return Case(W, np.full(2_000, 1e6, np.float32), unit(drawn(rng, 60, 300, 12, skew=1.0)))
 
 
 def hot(rng: Rng) -> Case:
-    """Some features that most labels have beside many that few have, and a number of labels that
-    nothing divides.
-    """
+    """Mix features of most labels with many rare ones, for a prime number of labels."""
     n_labels = 6_007
     often = np.where(
         rng.random((n_labels, 12)) < 0.7, 0.3 * learned(rng, n_labels * 12).reshape(n_labels, 12), 0
@@ -324,8 +308,9 @@ def hot(rng: Rng) -> Case:
 
 
 def wide_lists(rng: Rng) -> Case:
-    """Lists of tens of thousands of weights over the whole range of float32: every scale has its
-    share, and no list is short.
+    """Draw lists of tens of thousands of weights over the whole range of float32.
+
+    Every scale has its share, and no list is short.
     """
 
     def values(rng: Rng, n: int) -> Any:
@@ -340,8 +325,9 @@ def wide_lists(rng: Rng) -> Case:
 
 
 def alike(rng: Rng) -> Case:
-    """Every label has the same weights but for one: thousands of scores close to the k-th, and none
-    can be left out.
+    """Give all labels the same weights except for one: thousands of scores are close to the k-th.
+
+    No label can be pruned.
     """
     n_labels, n_features = 3_000, 100
     W = np.tile(np.abs(rng.normal(0.3, 0.1, n_features)), (n_labels, 1))
@@ -352,12 +338,12 @@ def alike(rng: Rng) -> Case:
 
 
 def one_label(rng: Rng) -> Case:
-    """K = 1: there is nothing to choose."""
+    """Draw K = 1: there is only one label."""
     return Case(drawn(rng, 1, 30, 10), np.array([rng.normal()], np.float32), drawn(rng, 40, 30, 8))
 
 
 def one_feature(rng: Rng) -> Case:
-    """D = 1: one list, its values positive, negative, or nought."""
+    """Draw D = 1: one list, with positive, negative or zero values."""
     values = [0.5, -0.5, 0.0, 1.0, TINY, 1e30]
     return Case(
         drawn(rng, 700, 1, 0.9, values),
@@ -367,7 +353,7 @@ def one_feature(rng: Rng) -> Case:
 
 
 def few_labels(rng: Rng) -> Case:
-    """Fewer labels than most k."""
+    """Draw fewer labels than most values of k."""
     n = int(rng.integers(2, 12))
     return Case(
         drawn(rng, n, 40, 10, learned),
@@ -377,14 +363,14 @@ def few_labels(rng: Rng) -> Case:
 
 
 def beyond_16_bits(rng: Rng) -> Case:
-    """Label counts about 2^16 and beyond: numbers that fit 16 bits, just fit, and do not."""
+    """Draw about 2^16 labels: numbers that fit in 16 bits, just fit, and do not fit."""
     n_labels = int(rng.choice([EDGE - 1, EDGE, EDGE + 1, 70_000, 2 * EDGE + 1]))
     W = drawn(rng, n_labels, 2_000, 4, learned, skew=1.0)
     return Case(W, biases(rng, n_labels), unit(drawn(rng, 12, 2_000, 25, skew=1.0)))
 
 
 def long_lists(rng: Rng) -> Case:
-    """Few features and many labels: lists that hold nearly every label."""
+    """Draw few features and many labels: lists that contain nearly every label."""
     n_labels = int(rng.choice([30_000, 66_000]))
     return Case(
         drawn(rng, n_labels, 6, 12, learned),
@@ -394,7 +380,7 @@ def long_lists(rng: Rng) -> Case:
 
 
 def long_queries(rng: Rng) -> Case:
-    """Queries of one feature and of five thousand."""
+    """Draw queries of one feature and of five thousand."""
     W = drawn(rng, 1_200, 8_000, 60, learned, skew=0.5)
     X = sp.vstack(
         [
@@ -406,9 +392,10 @@ def long_queries(rng: Rng) -> Case:
 
 
 def spread_out(case: Case, rng: Rng) -> Case:
-    """The same labels in the same order among more than 2^16, with the first queries. The others
-    have no weights; their biases are those of some labels, or lower than all: so a search for many
-    labels meets what is hard with few.
+    """Spread the labels of a case, in the same order, among more than 2^16; keep the first queries.
+
+    The other labels have no weights. Their biases are those of some labels, or lower than all. This
+    applies each difficulty of a small case to a search over many labels.
     """
     n_labels = EDGE + int(rng.integers(1, 3_000))
     places = np.sort(rng.choice(n_labels, case.W.n_rows, replace=False))
@@ -426,7 +413,7 @@ def spread_out(case: Case, rng: Rng) -> Case:
 
 
 def wide(make: Callable[[Rng], Case]) -> Callable[[Rng], Case]:
-    """A family spread out."""
+    """Return a family whose cases are spread out."""
     return lambda rng: spread_out(make(rng), rng)
 
 

@@ -1,12 +1,11 @@
-"""Models that have all their weights: plain rows against packed lists against a matrix product,
-microseconds a row.
+"""Models without zero weights: time per row of plain rows, packed lists and a matrix product.
 
 `python -m benchmarks.search.dense [--json FILE] [--rounds 9]`
 
-All weights are random and there; rows have a share of the features. Lists and plain rows answer the
-same bits, which is checked; the product is float32 (X @ W + b and numpy's partition), which is less
-exact and keeps no order of sums. One core each: set OMP_NUM_THREADS=1. Ways take turns in each
-round, and medians are told.
+All weights are random and non-zero. Rows have a share of the features. Lists and plain rows must
+give the same bits, which is checked. The product is float32 (X @ W + b and numpy's partition),
+which is less exact and has no fixed order of summation. Each method runs on one core: set
+OMP_NUM_THREADS=1. Methods alternate in each round, and medians in microseconds are reported.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from xcray.index.log_partition import LogPartition
 from xcray.index.search import SearchIndex
 
 K = 5
-SINGLES = 20  # rows that are asked one by one
-CELLS = 40_000_000  # about so many products a batch
+SINGLES = 20  # rows that are queried one by one
+CELLS = 40_000_000  # approximate number of products per batch
 
 
 class Shape(NamedTuple):
-    """A model and rows: how many features and labels; the share of features that a row has."""
+    """Shape of a model and its rows: features, labels, and the share of features that a row has."""
 
     features: int
     labels: int
@@ -47,7 +46,7 @@ SHAPES = (
 
 
 def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Sizes, and microseconds a row of each way."""
+    """Return sizes and the microseconds per row of each method."""
     W = rng.normal(size=(shape.labels, shape.features)).astype(np.float32)
     b = rng.normal(size=shape.labels).astype(np.float32)
     n = int(np.clip(CELLS // W.size, 50, 2000))
@@ -92,7 +91,7 @@ def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, A
 
 
 def main() -> None:
-    """Measure all shapes; a line each, and the last line is JSON."""
+    """Measure all shapes; print one line each, and JSON as the last line."""
     asked = arguments(
         "Dense models: plain rows, lists and a matrix product.", rounds={"type": int, "default": 9}
     )

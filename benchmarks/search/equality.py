@@ -1,6 +1,4 @@
-"""Answers of a search beside brute force: labels, bits of scores, order, and whether the
-certificate tells the truth.
-"""
+"""Comparison of search results with brute force: labels, score bits, order and certificate."""
 
 from __future__ import annotations
 
@@ -20,12 +18,14 @@ from xcray.index.search import SearchIndex
 from xcray.index.search_result import SearchResult
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100, 1000)
-KEPT = 20  # mismatches told in full
+KEPT = 20  # mismatches reported in full
 
 
 class Asked(NamedTuple):
-    """One call of a search: k, the labels allowed (None: all), threads, milliseconds (None: as long
-    as it takes).
+    """Arguments of one search.
+
+    k; allowed: the labels allowed (None: all); threads; deadline_ms: milliseconds (None: no
+    deadline).
     """
 
     k: int
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
     deadline_ms: float | None = None
 
     def of(self, index: SearchIndex, X: CSR, n_labels: int) -> SearchResult:
-        """The answer of an index with that many labels."""
+        """Return the result of an index with `n_labels` labels."""
         among = None if self.allowed is None else LabelFilter.of(n_labels, self.allowed)
         return index.query(
             X, self.k, threads=self.threads, deadline_ms=self.deadline_ms, label_filter=among
@@ -46,25 +46,27 @@ class Asked(NamedTuple):
 
 
 def searcher(W: CSR, b: Any) -> SearchIndex:
-    """The search under test over weights by label and biases, by lists also where plain rows would
-    be better.
+    """Return the search under test, by lists even where plain rows would be better.
+
+    W: weights by label; b: biases.
     """
     return SearchIndex.build(W, b, dense=False)
 
 
 def by_rows(W: CSR, b: Any) -> SearchIndex:
-    """The search by plain rows of weights, also where lists would be better."""
+    """Return the search by plain rows of weights, even where lists would be better."""
     return SearchIndex.build(W, b, dense=True)
 
 
 def bits(values: Any) -> Any:
-    """float64 as integers: equal only when every bit is, the sign of zero included."""
+    """Return float64 as integers, equal only if all bits are equal, including the sign of zero."""
     return np.ascontiguousarray(values, np.float64).view(np.int64)
 
 
 def differences(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
-    """What is wrong with an answer that had all the time, a line each; scores: (n, K) float64 of
-    all labels by brute force.
+    """Return the errors of a result without a deadline, one line each.
+
+    scores: (n, K) float64 of all labels by brute force.
     """
     expected = naive.best(scores, asked.k, asked.allowed)
     if answer.labels.shape != expected.labels.shape:
@@ -81,18 +83,16 @@ def differences(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
         out.append(
             f"row {i} place {at}: score {float(answer.scores[i, at])!r}, not {float(expected.scores[i, at])!r}"
         )
-    out += [
-        f"row {i}: not exact, though it had all the time" for i in np.flatnonzero(~answer.exact)
-    ]
+    out += [f"row {i}: not exact without a deadline" for i in np.flatnonzero(~answer.exact)]
     return out + dishonest(answer, scores, asked)
 
 
 def dishonest(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
-    """What an answer says of itself that is not so, with or without a deadline; a line each.
+    """Return the false statements of a result, with or without a deadline, one line each.
 
-    Its labels are allowed, different, in order, and have their exact scores; it scored at least
-    these; a row that is exact has the best labels; and the gap is no more than the truth: nothing
-    outside can be better than the gap says.
+    Its labels must be allowed, distinct and in order, with their exact scores; it must have scored
+    at least these; an exact row must have the best labels; and the gap must be a valid bound: no
+    other label can be better than the gap allows.
     """
     n, k = answer.labels.shape
     n_allowed = scores.shape[1] if asked.allowed is None else len(np.unique(asked.allowed))
@@ -126,8 +126,9 @@ def dishonest(answer: SearchResult, scores: Any, asked: Asked) -> list[str]:
 
 
 def questions(rng: np.random.Generator, n_labels: int, scores: Any) -> Iterator[Asked]:
-    """Calls for one case: several k, and filters from one label to all but one; the best labels
-    denied, the worst allowed.
+    """Yield the searches of one case: several k, and filters from one label to all except one.
+
+    They include the best labels excluded, and only the worst allowed.
     """
     for k in rng.choice(KS, 3, replace=False):
         yield Asked(int(k), None, int(rng.integers(1, 3)))
@@ -149,8 +150,9 @@ def questions(rng: np.random.Generator, n_labels: int, scores: Any) -> Iterator[
 def check(
     case: Case, rng: np.random.Generator, make: Callable[[CSR, Any], SearchIndex] = searcher
 ) -> tuple[int, list[str]]:
-    """Ask a case's questions: how many queries were compared (rows x questions), and what was
-    wrong.
+    """Run the searches of a case; return the number of compared queries, and the errors.
+
+    The number is rows x searches.
     """
     index, scan = make(case.W, case.b), InvertedIndex.build(case.W, case.b)
     scores, wrong, compared = naive.all_scores(case.X, case.W, case.b), [], 0
@@ -169,15 +171,16 @@ def check(
 
 
 def same(found: TopK, expected: TopK) -> bool:
-    """Equal labels and equal bits of scores."""
+    """Return whether labels and bits of scores are equal."""
     return np.array_equal(found.labels, expected.labels) and np.array_equal(
         bits(found.scores), bits(expected.scores)
     )
 
 
 def many(wanted: int, seed: int = 0, families: tuple[str, ...] = tuple(FAMILIES)) -> dict[str, Any]:
-    """Compare `wanted` queries or more, all families in turn with fresh seeds; "wrong" tells the
-    first and how to make them.
+    """Compare at least `wanted` queries, all families in turn with new seeds.
+
+    "wrong" contains the first mismatches and how to reproduce them.
     """
     compared: Counter[str] = Counter()
     wrong: list[str] = []

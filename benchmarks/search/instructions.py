@@ -1,10 +1,12 @@
-"""Instructions, and bytes that miss the caches, of a query: counted by valgrind, where the
-machine's own counters are hidden.
+"""Instructions and cache misses per query, counted by valgrind.
+
+It works where the hardware counters of the machine are not available.
 
 `python -m benchmarks.search.instructions [--models DIR --only NAME] [--k 5] [--queries 100]` runs
-an engine under `valgrind --tool=cachegrind` twice, with no queries and with many; the difference is
-what the queries cost. Kernels are compiled for AVX2 here, the most that valgrind knows, so a
-machine with wider registers needs fewer. Code without a name is the kernels.
+an engine under `valgrind --tool=cachegrind` twice, without queries and with many. The difference is
+the cost of the queries. Kernels are compiled for AVX2 here, the widest set that valgrind supports,
+so a machine with wider registers needs fewer instructions. Code without a name belongs to the
+kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ MACHINE = {
     "NUMBA_CPU_NAME": "haswell",
     "NUMBA_CPU_FEATURES": "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+bmi,+bmi2,+lzcnt,+f16c,+movbe",
 }
-LINE = 64  # bytes of a cache line
+LINE = 64  # bytes per cache line
 WARM = 3
 
 
@@ -48,14 +50,13 @@ def child(model: str, queries: str, engine: str, k: int, n: int) -> None:
 
 
 def counted(task: list[str], n: int, folder: Path) -> dict[str, float]:
-    """Sums of cachegrind's events over a run with n queries; and "kernels": instructions of code
-    that has no name.
+    """Return the sums of cachegrind's events over a run with n queries.
+
+    "kernels" are the instructions of code without a name.
     """
     command = [sys.executable, "-m", "benchmarks.search.instructions", "--child", *task, str(n)]
     environment = {**os.environ, **MACHINE, "NUMBA_CACHE_DIR": str(folder / "cache")}
-    subprocess.run(
-        command, env=environment, check=True
-    )  # compiles, so that valgrind need not watch that
+    subprocess.run(command, env=environment, check=True)  # compiles before the run under valgrind
     out = folder / f"{n}.out"
     watch = ["valgrind", "--tool=cachegrind", "--cache-sim=yes", f"--cachegrind-out-file={out}"]
     subprocess.run([*watch, *command], env=environment, check=True, capture_output=True)
@@ -63,7 +64,7 @@ def counted(task: list[str], n: int, folder: Path) -> dict[str, float]:
 
 
 def sums(lines: list[str]) -> dict[str, float]:
-    """What a cachegrind file adds up to."""
+    """Return the sums of a cachegrind file."""
     events, unnamed, kernels, total = [""], False, 0, [0.0]
     for line in lines:
         if line.startswith("events:"):
@@ -78,7 +79,7 @@ def sums(lines: list[str]) -> dict[str, float]:
 
 
 def cost(task: list[str], n: int, folder: Path) -> dict[str, float]:
-    """What one query costs."""
+    """Return the cost of one query."""
     with_, without = counted(task, n, folder), counted(task, 0, folder)
     each = {name: (with_[name] - without[name]) / n for name in with_}
     return {
@@ -92,7 +93,7 @@ def cost(task: list[str], n: int, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Count for the search and the scan and print the JSON."""
+    """Count for the search and the scan, and print the JSON."""
     if sys.argv[1:2] == ["--child"]:
         model, queries, engine, k, n = sys.argv[2:]
         child(model, queries, engine, int(k), int(n))
@@ -105,7 +106,7 @@ def main() -> None:
         queries={"type": int, "default": 100},
     )
     if shutil.which("valgrind") is None:
-        raise SystemExit("counting needs valgrind, which this machine has not")
+        raise SystemExit("counting needs valgrind, which is not installed")
 
     def run(folder: Path) -> dict[str, Any]:
         rows = []

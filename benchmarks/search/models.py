@@ -1,4 +1,4 @@
-"""The models that a search is measured on, each with queries it was not trained on."""
+"""The models on which a search is measured, each with held-out queries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = SyntheticParams(
 
 
 class Subject(NamedTuple):
-    """A model with its queries: X (n, D), rows that are not empty, in random order."""
+    """A model with its queries: X (n, D), non-empty rows in random order."""
 
     name: str
     model: Model
@@ -33,9 +33,10 @@ class Subject(NamedTuple):
 def subjects(
     models: Path | None, pydocs: bool, only: list[str] | None, queries: int, folder: Path
 ) -> Iterator[Subject]:
-    """The models of a directory that holds NAME/model with NAME/dataset, NAME/queries or
-    NAME/queries.npz; a small trained one without a directory; pydocs if asked for. `queries`: how
-    many rows at most.
+    """Yield the models of a directory, with at most `queries` queries each.
+
+    The directory contains NAME/model with NAME/dataset, NAME/queries or NAME/queries.npz. Without a
+    directory a small model is trained. pydocs is added if requested.
     """
     for place in sorted(path.parent for path in models.glob("*/model")) if models else []:
         if only is None or place.name in only:
@@ -59,7 +60,7 @@ def subjects(
 
 
 def rows_of(place: Path) -> CSR:
-    """The queries beside a model. Raises NotFound, which says where they may be."""
+    """Return the queries of a model. Raises NotFound with the possible places."""
     if (place / "queries.npz").exists():
         import scipy.sparse as sp
 
@@ -74,26 +75,26 @@ def rows_of(place: Path) -> CSR:
 
 
 def some(X: CSR, n: int) -> CSR:
-    """At most n rows of X that are not empty, in random order, the same each time."""
+    """Return at most n non-empty rows of X, in a fixed random order."""
     filled = np.flatnonzero(np.diff(X.indptr))
     chosen = np.random.default_rng(0).permutation(filled)[:n]
     return csr_from(X.to_scipy()[chosen])
 
 
 def repeated(X: CSR, n: int) -> CSR:
-    """n rows: those of X, again and again."""
+    """Return n rows: those of X, repeated."""
     whole = X.to_scipy()
     return csr_from(whole[np.arange(n) % X.n_rows])
 
 
 def row(X: CSR, i: int) -> CSR:
-    """One row of X, as a service gets it: arrays of its own."""
+    """Return one row of X with its own arrays, as in a service."""
     indices, data = X.row(i)
     return csr([0, len(indices)], indices.copy(), data.copy(), X.n_cols)
 
 
 def arrays_of(thing: Any, seen: set[int]) -> Iterator[Any]:
-    """Every numpy array that an object holds, however deep, each once."""
+    """Yield every numpy array reachable from an object, once."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
@@ -108,8 +109,9 @@ def arrays_of(thing: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def index_bytes(search: Any) -> int:
-    """Bytes of the arrays that a search reads, rows for rescoring included; memory that two views
-    share counts once.
+    """Return the bytes of the arrays that a search reads, including rows for rescoring.
+
+    Memory shared by two views counts once.
     """
     spans = {
         (array.__array_interface__["data"][0], array.nbytes) for array in arrays_of(search, set())
@@ -118,5 +120,5 @@ def index_bytes(search: Any) -> int:
 
 
 def csr_bytes(model: Model) -> int:
-    """Bytes of the weights by label: 4 a label number, 4 a value, 8 an offset."""
+    """Return the bytes of the weights by label: 4 per label number, 4 per value, 8 per offset."""
     return 8 * model.nnz + 8 * (model.n_labels + 1)

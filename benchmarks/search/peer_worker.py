@@ -1,10 +1,10 @@
-"""One peer of the search: `python search_peer_worker.py FOLDER PEER` with the Python of the peers'
-environment.
+"""One peer of the search: `python peer_worker.py FOLDER PEER` with the peers' Python.
 
-Imports nothing of xcray. FOLDER holds the arrays of W (K x D), its transpose, the biases and the
-queries as .npy. It says {"ready": seconds of building, "resident": bytes} and then answers a line
-of JSON with a line of JSON, until its input ends: {"first", "last", "k"} -> {"ns": [...], "labels":
-[[...]]}, a query at a time; {"rows", "k", "threads"} -> {"s": seconds}, as one call.
+It imports nothing of xcray. FOLDER contains the arrays of W (K x D), its transpose, the biases and
+the queries as .npy. The worker prints {"ready": build seconds, "resident": bytes}. Then it answers
+each line of JSON with one line of JSON, until the end of its input: {"first", "last", "k"} ->
+{"ns": [...], "labels": [[...]]} for single queries, and {"rows", "k", "threads"} -> {"s": seconds}
+for one call with many rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import scipy.sparse as sp
 
 
 class Task:
-    """What a peer is made of: W with the biases as a last column, (K, D + 1); queries X, and X1
-    with a last column of ones.
+    """Input of a peer.
+
+    W with the biases as last column, (K, D + 1); queries X; X1: X with a column of ones.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +35,7 @@ class Task:
         self.W1 = widened(self.matrix("W"), np.load(folder / "b.npy"))
 
     def matrix(self, name: str) -> Any:
-        """A CSR matrix, its arrays mapped."""
+        """Return a CSR matrix with memory-mapped arrays."""
         parts = [
             np.load(self.folder / f"{name}_{part}.npy", mmap_mode="r")
             for part in ("data", "indices", "indptr")
@@ -45,7 +46,7 @@ class Task:
 
 
 def widened(matrix: Any, column: Any) -> Any:
-    """A CSR matrix with one more column, which every row has."""
+    """Return a CSR matrix with one more column, which has a value in every row."""
     ends = matrix.indptr[1:].astype(np.int64)
     indices = np.insert(matrix.indices, ends, matrix.shape[1]).astype(np.int32)
     data = np.insert(matrix.data, ends, column).astype(np.float32)
@@ -57,7 +58,7 @@ def widened(matrix: Any, column: Any) -> Any:
 
 
 def owned(X: Any) -> Any:
-    """The queries as a matrix that a library may write to."""
+    """Return the queries as a matrix that a library can modify."""
     return sp.csr_matrix(
         (np.array(X.data), np.array(X.indices, np.int32), np.array(X.indptr, np.int32)),
         shape=X.shape,
@@ -65,8 +66,10 @@ def owned(X: Any) -> Any:
 
 
 class Kept(np.ndarray):
-    """An array of which a copy as the same type is itself: sparse_dot_topn copies the indices of
-    all weights at every call, which takes longer than its search.
+    """An array whose copy as the same type is itself.
+
+    sparse_dot_topn copies the indices of all weights in every call, which takes longer than its
+    search.
     """
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,9 +78,7 @@ class Kept(np.ndarray):
 
 
 class SparseDotTopn:
-    """sparse_dot_topn: the product that keeps the best of each row. A bias is a feature that every
-    label has.
-    """
+    """sparse_dot_topn: a product that keeps the best of each row; biases are a common feature."""
 
     def __init__(self, task: Task) -> None:
         from sparse_dot_topn import sp_matmul_topn
@@ -95,16 +96,14 @@ class SparseDotTopn:
     def batch(self, X: Any, k: int, threads: int) -> Any:
         lowest = float(
             np.finfo(np.float32).min
-        )  # without it negative scores, most of all, are dropped
+        )  # without it, negative scores (most of them) are dropped
         return self.multiply(
             X, self.by_feature, top_n=k, threshold=lowest, sort=True, n_threads=threads
         )
 
 
 class Pecos:
-    """PECOS: one layer that holds all labels, loaded for prediction only; its fastest form of
-    weights.
-    """
+    """PECOS: one layer with all labels, loaded only for prediction, in its fastest format."""
 
     kind = "BINARY_SEARCH_CHUNKED"
 
@@ -131,14 +130,15 @@ class Pecos:
 
 
 class PecosHash(Pecos):
-    """PECOS with its hashed form of weights."""
+    """PECOS with its hashed weight format."""
 
     kind = "HASH_CHUNKED"
 
 
 class Napkin:
-    """napkinXC: its one-vs-rest predictor, given the weights in its own file; a score becomes a
-    probability, in the same order.
+    """napkinXC: its one-vs-rest predictor, with the weights in its file format.
+
+    A score becomes a probability, in the same order.
     """
 
     def __init__(self, task: Task) -> None:
@@ -155,14 +155,14 @@ class Napkin:
                 pairs["index"] = np.concatenate([[1], task.W1.indices[lo : hi - 1] + 2])
                 pairs["value"] = np.roll(task.W1.data[lo:hi], 1)
                 sizes = (task.n_features + 3, len(pairs))
-                # two classes, the first is the positive one, logistic link; then the vector,
-                # sparse; no gradients
+                # two classes, the first is the positive one, logistic link; then the sparse
+                # vector; no gradients
                 file.write(
                     struct.pack("<3i4Q?", 2, 1, 0, *sizes, *sizes, True) + pairs.tobytes() + b"\0"
                 )
         tiny = sp.csr_matrix(np.array([[1.0], [0.5]], np.float32))
         small = BR(str(task.folder / "napkinxc-small"), norm=False, threads=1)
-        small.fit(tiny, sp.csr_matrix(np.array([[1.0], [0.0]])))  # for the file of its settings
+        small.fit(tiny, sp.csr_matrix(np.array([[1.0], [0.0]])))  # writes its settings file
         (place / "args.bin").write_bytes((task.folder / "napkinxc-small" / "args.bin").read_bytes())
         self.model = BR(str(place), norm=False, threads=1)
         self.model.load()
@@ -178,9 +178,7 @@ class Napkin:
 
 
 class Nmslib:
-    """nmslib: a method over sparse vectors and their inner product; a bias is a feature that every
-    label has.
-    """
+    """nmslib: an index over sparse vectors with inner product; biases are a common feature."""
 
     method = "simple_invindx"
     build: ClassVar[dict[str, int]] = {}
@@ -248,14 +246,14 @@ PEERS: dict[str, Any] = {
 
 
 def resident() -> int:
-    """Resident bytes of this process; 0 where there is no /proc."""
+    """Return the resident bytes of this process; 0 without /proc."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 def answer(peer: Any, asked: dict[str, int]) -> dict[str, Any]:
-    """One line's work."""
+    """Answer one request."""
     now = time.perf_counter_ns
     if "rows" in asked:
         X = peer.X[: asked["rows"]]
@@ -272,15 +270,16 @@ def answer(peer: Any, asked: dict[str, int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Build, and answer until the input ends. Only our lines go to the output: libraries write
-    where they like.
+    """Build, and answer until the input ends.
+
+    Only our lines go to the standard output, because libraries print there too.
     """
     out = sys.stdout
     sys.stdout = sys.stderr
     folder, name = Path(sys.argv[1]), sys.argv[2]
     began = time.perf_counter()
     peer = PEERS[name](Task(folder))
-    gc.collect()  # the task: what the peer does not hold itself
+    gc.collect()  # frees the arrays of the task that the peer does not use
     print(
         json.dumps({"ready": time.perf_counter() - began, "resident": resident()}),
         file=out,

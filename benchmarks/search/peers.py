@@ -1,6 +1,4 @@
-"""Peers of the search, each in a process of its own with its own Python: same weights, same
-queries, asked in turn with ours.
-"""
+"""Peers of the search, each in its own process and Python, with the same weights and queries."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ from benchmarks.search.timing import Engine
 from xcray.arrays import CSR, csr_from
 
 WORKER = Path(__file__).with_name("peer_worker.py")
-# which package of the environment each needs, and how many labels it can be given: graphs and hash
-# maps of more take hours or more memory than there is
+# the package of each peer, and its maximum number of labels: larger graphs and hash maps take hours
+# or too much memory
 PEERS = {
     "sparse_dot_topn": ("sparse_dot_topn", None),
     "pecos": ("pecos", None),
@@ -37,12 +35,13 @@ LARGE = 50_000_000  # weights
 
 
 class Unusable(Exception):
-    """A peer cannot be measured; the message says why."""
+    """A peer cannot be measured; the message contains the reason."""
 
 
 class Peer:
-    """A peer's process: built when `Peer(...)` returns. Raises Unusable when it ends, or is not
-    ready after `limit` seconds.
+    """A peer's process. `Peer(...)` returns when the index is built.
+
+    Raises Unusable if the process ends, or is not ready after `limit` seconds.
     """
 
     def __init__(self, name: str, python: Path, folder: Path, limit: float) -> None:
@@ -55,7 +54,7 @@ class Peer:
             str(WORKER),
             str(folder),
             name,
-        ]  # -P: names beside the worker must not hide libraries
+        ]  # -P: the files next to the worker must not shadow libraries
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -74,22 +73,22 @@ class Peer:
             raise
 
     def tell(self, **asked: int) -> dict[str, Any]:
-        """Ask, and wait for the answer."""
+        """Send a request and wait for the answer."""
         assert self.process.stdin is not None
         print(json.dumps(asked), file=self.process.stdin, flush=True)
         return self._read()
 
     def ask(self, first: int, last: int, k: int) -> tuple[list[int], list[Any]]:
-        """Nanoseconds and labels of the queries first..last-1."""
+        """Return nanoseconds and labels of the queries first..last-1."""
         found = self.tell(first=first, last=last, k=k)
         return found["ns"], found["labels"]
 
     def batch(self, rows: int, k: int, threads: int) -> float:
-        """Seconds for the first rows as one call."""
+        """Return the seconds for the first rows in one call."""
         return float(self.tell(rows=rows, k=k, threads=threads)["s"])
 
     def close(self) -> None:
-        """End the process; what it printed goes with it."""
+        """End the process and discard its output."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         if self.process.poll() is None:
@@ -99,7 +98,7 @@ class Peer:
             stream.close()
 
     def _read(self) -> dict[str, Any]:
-        """One line of the process."""
+        """Read one line of the process."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as waiting:
             waiting.register(self.process.stdout, selectors.EVENT_READ)
@@ -116,7 +115,7 @@ class Peer:
 
 
 def write(subject: Subject, W: CSR, b: Any, folder: Path) -> None:
-    """The arrays of a task, as the worker reads them."""
+    """Write the arrays of a task in the format of the worker."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, matrix in {"W": W, "X": subject.X}.items():
         for part in ("indptr", "indices", "data"):
@@ -126,9 +125,7 @@ def write(subject: Subject, W: CSR, b: Any, folder: Path) -> None:
 
 
 def part_of(subject: Subject, most: int | None) -> tuple[CSR, Any, Any]:
-    """W, b and the numbers of the labels a peer is given: all, or `most` of them, evenly over the
-    numbers.
-    """
+    """Return W, b and label numbers for a peer: all, or `most` of them, evenly spaced."""
     K = subject.model.n_labels
     chosen = (
         np.arange(K) if most is None or most >= K else np.linspace(0, K - 1, most).astype(np.int64)
@@ -139,7 +136,7 @@ def part_of(subject: Subject, most: int | None) -> tuple[CSR, Any, Any]:
 
 
 def groups(subject: Subject, names: list[str]) -> list[list[str]]:
-    """Peers that run at the same time: all, or one after the other where each holds gigabytes."""
+    """Return the peers that run at the same time: all, or one by one where each needs gigabytes."""
     return [names] if subject.model.nnz < LARGE else [[name] for name in names]
 
 
@@ -152,8 +149,9 @@ def running(
     folder: Path,
     limit: float,
 ) -> Iterator[tuple[list[Engine], dict[str, str], dict[str, Any]]]:
-    """Engines of the peers that can be used, why the others cannot, and what each took to build;
-    ended afterwards.
+    """Yield the engines of usable peers, why the others are not, and the build costs.
+
+    The peers are ended afterwards.
     """
     peers: list[Peer] = []
     why = {name: absent[PEERS[name][0]] for name in names if PEERS[name][0] in absent}
@@ -188,7 +186,7 @@ def running(
 
 
 def engine_of(peer: Peer, numbers: Any) -> Engine:
-    """A peer as an engine whose labels are those of the whole model."""
+    """Return a peer as an engine whose labels are those of the whole model."""
 
     def ask(first: int, last: int, k: int) -> tuple[list[int], list[Any]]:
         took, labels = peer.ask(first, last, k)

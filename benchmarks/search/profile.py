@@ -1,11 +1,10 @@
-"""Where the time of a query goes, down to the lines of the kernels: `perf` samples, source lines by
-the kernels' debug tables.
+"""Time profile of a query down to the lines of the kernels, from `perf` samples and debug tables.
 
 `python -m benchmarks.search.profile FILE.svg [--models DIR --only NAME] [--engine scan] [--k 5]`
-runs an engine in a process of its own, whose kernels are compiled with tables of lines (their speed
-is the same), lets `perf record` watch it, and draws what it saw: a row of blocks a level, as wide
-as their share of the time: part of the system, kernel, function, line. Needs Linux with perf, and
-nm and addr2line (binutils).
+runs an engine in a separate process, whose kernels are compiled with line tables (at the same
+speed), records it with `perf record`, and draws the result. Each level is a row of blocks, as wide
+as their share of the time: part of the system, kernel, function, line. It needs Linux with perf,
+and nm and addr2line (binutils).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from xcray.index.inverted import InvertedIndex
 from xcray.predict import Predictor
 
 ROOT = Path(__file__).parents[2]
-RATE = 1999  # samples a second; a prime, so that no beat with the work
+RATE = 1999  # samples per second; a prime avoids aliasing with the work
 Place = tuple[str, ...]
 
 
 def child(chosen: argparse.Namespace, folder: Path) -> None:
-    """Warm up, write what was compiled, say so, and answer queries until the time is up."""
+    """Warm up, write the list of kernels, report ready, and answer queries until the time is up."""
     subject = next(iter(subjects(chosen.models, chosen.pydocs, chosen.only, 500, folder)))
     predictor = Predictor(subject.model)
     engine: Any = predictor.index
@@ -53,14 +52,12 @@ def child(chosen: argparse.Namespace, folder: Path) -> None:
 
 
 def told(subject: Subject) -> str:
-    """A title."""
+    """Return a title."""
     return f"{subject.name}: {subject.model.n_labels:,} labels, {subject.model.nnz:,} weights"
 
 
 def kernels(folder: Path) -> list[dict[str, Any]]:
-    """Each kernel this process has compiled: its name, where it lies in memory, the file its
-    machine code was written to.
-    """
+    """Return each compiled kernel of this process: name, address, and file of its machine code."""
     from numba.core.registry import CPUDispatcher
 
     out = []
@@ -93,8 +90,9 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
 def watched(
     chosen: argparse.Namespace, folder: Path
 ) -> tuple[str, dict[str, Any], list[tuple[int, str]]]:
-    """The title, what the child did, and the samples: address and the name of the file mapped
-    there.
+    """Return the title, the report of the child, and the samples.
+
+    A sample is an address and the name of the file mapped there.
     """
     command = [
         sys.executable,
@@ -143,7 +141,7 @@ def watched(
 
 
 def placed(samples: list[tuple[int, str]], found: list[dict[str, Any]]) -> Counter[Place]:
-    """How many samples fell on each path: part of the system, kernel, function, line."""
+    """Return the samples per path: part of the system, kernel, function, line."""
     out: Counter[Place] = Counter()
     inside: dict[int, list[int]] = {}
     spans = [(number, *span(kernel)) for number, kernel in enumerate(found)]
@@ -164,7 +162,7 @@ def placed(samples: list[tuple[int, str]], found: list[dict[str, Any]]) -> Count
 
 
 def span(kernel: dict[str, Any]) -> tuple[int, int]:
-    """The address of a kernel's code section, and its bytes."""
+    """Return the address of a kernel's code section, and its bytes."""
     listed = subprocess.run(
         ["nm", "-S", kernel["object"]], check=True, capture_output=True, text=True
     ).stdout
@@ -178,7 +176,7 @@ def span(kernel: dict[str, Any]) -> tuple[int, int]:
 
 
 def lines_of(path: str, offsets: list[int]) -> list[Place]:
-    """(function, line) in the source of each offset into the code of an object."""
+    """Return (function, line) in the source of each offset into the code of an object."""
     sections = subprocess.run(
         ["nm", "-f", "sysv", path], check=True, capture_output=True, text=True
     ).stdout
@@ -195,8 +193,9 @@ SOURCES: dict[str, tuple[list[str], list[tuple[int, int, str]]]] = {}
 
 
 def place_of(answer: str) -> Place:
-    """FILE:LINE as (function, line with its text); functions are told by the file itself, because
-    inlining leaves the line only.
+    """Parse FILE:LINE into (function, line with its text).
+
+    The function is read from the source file, because inlining keeps only the line.
     """
     file, _, number = answer.split(" ")[0].rpartition(":")
     if not number.isdigit() or not Path(file).exists():
@@ -215,7 +214,7 @@ def place_of(answer: str) -> Place:
 
 
 def draw(counts: Counter[Place], title: str, path: Path) -> None:
-    """Blocks as wide as their share, callers above; children by share."""
+    """Draw blocks as wide as their share, callers above, and children by share."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -255,7 +254,7 @@ def draw(counts: Counter[Place], title: str, path: Path) -> None:
             left += share
 
     block((), 0.0, 0)
-    axis.set(xlim=(0, 1), yticks=[], xlabel="share of the time", title=title)
+    axis.set(xlim=(0, 1), yticks=[], xlabel="share of time", title=title)
     for side in ("top", "left", "right"):
         axis.spines[side].set_visible(False)
     figure.savefig(path)
@@ -263,7 +262,7 @@ def draw(counts: Counter[Place], title: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Watch, draw, print the shares by function."""
+    """Record, draw, and print the shares by function."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--models", type=Path)
@@ -279,14 +278,14 @@ def main() -> None:
         return
     missing = [tool for tool in ("perf", "nm", "addr2line") if shutil.which(tool) is None]
     if missing:
-        raise SystemExit(f"a profile needs {' and '.join(missing)}, which this machine has not")
+        raise SystemExit(f"a profile needs {' and '.join(missing)}; install the missing programs")
     with tempfile.TemporaryDirectory(prefix="xcray-profile-") as folder:
         title, did, samples = watched(chosen, Path(folder))
         counts = placed(samples, json.loads((Path(folder) / "kernels.json").read_text()))
     ms = 1e3 * did["seconds"] / did["queries"]
     draw(
         counts,
-        f"{title}; {chosen.engine}, k = {chosen.k}: {ms:.3f} ms a query, {counts.total()} samples",
+        f"{title}; {chosen.engine}, k = {chosen.k}: {ms:.3f} ms per query, {counts.total()} samples",
         chosen.picture,
     )
     by_function: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The measured search as a table and as a picture."""
+"""The search measurements as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Everything about every model, for a terminal."""
+    """Return all figures of every model as text."""
     lines = []
     for entry in rows:
         size = f"{entry['labels']:,} labels x {entry['features']:,} features, {entry['weights']:,} weights"
@@ -39,8 +39,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Left: k = 5, a bar an engine for every model, p50 with a mark at p99. Right: p50 and p99 of
-    the search and the scan by k.
+    """Draw p50 by engine and model for k = 5, and p50 and p99 of search and scan by k.
+
+    Left: one bar per engine and model, with a mark at p99. Right: the lines by k.
     """
     import matplotlib
 
@@ -71,7 +72,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     left.set_xticks(
         range(len(rows)), [f"{entry['model']}\n{entry['labels']:,} labels" for entry in rows]
     )
-    left.set(yscale="log", ylabel="ms a query, k = 5: p50 (bar) and p99 (mark)")
+    left.set(yscale="log", ylabel="ms per query, k = 5: p50 (bar) and p99 (mark)")
     left.legend(fontsize=7)
     for at, entry in enumerate(rows):
         for name, style in (("search", "o-"), ("scan", "s:")):
@@ -85,7 +86,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                 label=f"{entry['model']} {name} p50",
             )
             right.plot(ks, [cell["p99"] for cell in cells], style, color=f"C{at}", alpha=0.3)
-    right.set(xscale="log", yscale="log", xlabel="k", ylabel="ms a query: p50, and p99 (pale)")
+    right.set(xscale="log", yscale="log", xlabel="k", ylabel="ms per query: p50, and p99 (pale)")
     right.legend(fontsize=7)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -1,10 +1,9 @@
-"""Timing engines beside each other on a machine that others use too: interleaved, every query many
-times, the load told.
+"""Interleaved timing of engines on a machine that other processes use too.
 
-Queries come in blocks. On a block each engine in turn answers all queries, one by one, and so again
-`repeats` times, so that a slow moment of the machine hits all alike. Told are percentiles of all
-times, and of each query's least time: the second is what the query costs, the first what a busy
-machine makes of it.
+Queries come in blocks. On a block each engine in turn answers all queries, one by one, `repeats`
+times, so that a slow moment of the machine affects all engines alike. Reported are percentiles of
+all times, and of each query's minimum time. The minimum is the cost of a query; all times include
+the load of the machine, which is measured too.
 """
 
 from __future__ import annotations
@@ -27,9 +26,11 @@ Ask = Callable[[int, int, int], tuple[list[int], list[Any]]]
 
 
 class Engine(NamedTuple):
-    """ask(first row, last + 1, k): nanoseconds and labels of each row. batch(rows, k, threads):
-    seconds for the first rows as one call, or None where there is no such call. labels: the numbers
-    of those it knows; None: all.
+    """An engine under test.
+
+    ask(first row, last + 1, k): returns nanoseconds and labels of each row. batch(rows, k,
+    threads): returns seconds for the first rows in one call; None if not available. labels: the
+    numbers of its labels; None: all.
     """
 
     name: str
@@ -39,8 +40,10 @@ class Engine(NamedTuple):
 
 
 class Times(NamedTuple):
-    """ns: (repeats, queries) nanoseconds of one engine and k, NaN where it was not asked; labels:
-    (queries, k), -1 where not.
+    """Times of one engine and k.
+
+    ns: (repeats, queries) nanoseconds, NaN if not measured; labels: (queries, k), -1 if not
+    measured.
     """
 
     ns: Any
@@ -50,7 +53,7 @@ class Times(NamedTuple):
 def local(
     name: str, subject: Subject, query: Callable[[Any, int], Any], batch: Any = None
 ) -> Engine:
-    """An engine of this process: query(row, k) answers with `.labels`, (1, k)."""
+    """Return an engine of this process: query(row, k) returns `.labels`, (1, k)."""
     rows = [row(subject.X, i) for i in range(subject.X.n_rows)]
 
     def ask(first: int, last: int, k: int) -> tuple[list[int], list[Any]]:
@@ -68,21 +71,23 @@ def local(
 def interleaved(
     engines: list[Engine], n: int, ks: tuple[int, ...], repeats: int, budget: float
 ) -> dict[tuple[str, int], Times]:
-    """Time all engines for every k. An engine that would take more than `budget` seconds for a k
-    answers fewer queries of each block.
+    """Time all engines for every k.
+
+    An engine that would take more than `budget` seconds for a k answers fewer queries of each
+    block.
     """
     out = {}
     n_blocks = -(-n // BLOCK)
     for k in ks:
         share = {}
         for engine in engines:
-            engine.ask(0, 2, k)  # compiles, maps, fills caches
+            engine.ask(0, 2, k)  # compiles, maps and fills caches
             first = max(np.mean(engine.ask(2, 5, k)[0]) * 1e-9, 1e-9)
             share[engine.name] = int(np.clip(budget / (n_blocks * repeats * first), 1, BLOCK))
             out[engine.name, k] = Times(
                 np.full((repeats, n), np.nan), np.full((n, k), -1, np.int64)
             )
-        gc.disable()  # a collection in the middle of a query would be counted as its own
+        gc.disable()  # a collection during a query would count as query time
         try:
             for block in range(n_blocks):
                 for repeat in range(repeats):
@@ -101,7 +106,7 @@ def interleaved(
 
 
 def record(times: Times, found: tuple[list[int], list[Any]], repeat: int, first: int) -> None:
-    """Write what an engine answered into its place."""
+    """Store the answer of an engine."""
     took, labels = found
     times.ns[repeat, first : first + len(took)] = took
     for i, own in enumerate(labels, first):
@@ -109,7 +114,7 @@ def record(times: Times, found: tuple[list[int], list[Any]], repeat: int, first:
 
 
 def summary(times: Times) -> dict[str, float]:
-    """Milliseconds: percentiles and mean of all times, and of each query's least."""
+    """Return milliseconds: percentiles and mean of all times, and of each query's minimum."""
     every = times.ns[~np.isnan(times.ns)] * 1e-6
     least = asked(times).min(axis=0) * 1e-6
     return {
@@ -124,22 +129,21 @@ def summary(times: Times) -> dict[str, float]:
 
 
 def asked(times: Times) -> Any:
-    """Times of the queries that the engine was asked, (repeats, those)."""
+    """Return the times of the measured queries, (repeats, queries)."""
     return times.ns[:, ~np.isnan(times.ns).any(axis=0)]
 
 
 def ratio(times: Times, other: Times) -> float:
-    """How many times as long as another engine one takes: the median over the queries both were
-    asked, of their least times.
-    """
+    """Return the median ratio of the minimum times of two engines, over their common queries."""
     both = ~np.isnan(times.ns).any(axis=0) & ~np.isnan(other.ns).any(axis=0)
     return float(np.median(times.ns[:, both].min(axis=0) / other.ns[:, both].min(axis=0)))
 
 
 def recall(times: Times, subject: Subject, worst: Any) -> float:
-    """Share of the best labels that an engine found, over the queries it was asked. A label is
-    among the best when its exact score is at least `worst` (n,), the k-th best, less what float32
-    rounds: of labels that tie any will do.
+    """Return the share of the best labels that an engine found, over its measured queries.
+
+    A label is among the best if its exact score is at least `worst` (n,), the k-th best, minus the
+    rounding of float32. Of tied labels any is accepted.
     """
     W, b, shares = subject.model.W.to_scipy(), subject.model.b, []
     for i in np.flatnonzero(~np.isnan(times.ns).any(axis=0)):
@@ -153,8 +157,9 @@ def recall(times: Times, subject: Subject, worst: Any) -> float:
 
 
 def batches(engine: Engine, rows: int, k: int, repeats: int) -> dict[str, Any]:
-    """Queries a second of one call with many rows on one and on two threads, in turn; the median,
-    and their ratio.
+    """Return queries per second of one call with many rows on one and on two threads.
+
+    The calls alternate; the medians and their ratio are returned.
     """
     assert engine.batch is not None
     took: dict[int, list[float]] = {1: [], 2: []}
@@ -184,8 +189,9 @@ def stream(words: Any) -> int:
 
 
 def bandwidth(megabytes: int = 512, repeats: int = 7) -> float:
-    """Bytes a second that one core reads from memory in order: the best of some passes over an
-    array larger than every cache.
+    """Return the bytes per second that one core reads from memory in order.
+
+    It is the best of several passes over an array larger than every cache.
     """
     words = np.arange(megabytes << 17, dtype=np.int64)
     stream(words[:8])
@@ -198,15 +204,16 @@ def bandwidth(megabytes: int = 512, repeats: int = 7) -> float:
 
 
 class Others:
-    """How much of the machine other processes used between `__init__` and `share`: 0 to 1, of all
-    cores; None without /proc.
+    """Share of the machine that other processes used between `__init__` and `share`.
+
+    It is 0 to 1, of all cores; None without /proc.
     """
 
     def __init__(self) -> None:
         self.began = self._read()
 
     def share(self) -> float | None:
-        """Busy time that was not ours, over all time."""
+        """Return the busy time of other processes over all time."""
         now = self._read()
         if now is None or self.began is None:
             return None
@@ -215,9 +222,7 @@ class Others:
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
-        """Seconds busy, seconds in all, seconds of this process and its finished children, so
-        far.
-        """
+        """Return seconds so far: busy, total, and of this process with its finished children."""
         stat = Path("/proc/stat")
         if not stat.exists():
             return None

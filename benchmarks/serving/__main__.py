@@ -1,22 +1,25 @@
-"""The prediction endpoint at full speed: requests a second and latencies, over HTTP, of one row and
-of 32, text and sparse.
+"""The prediction endpoint at full load: requests per second and latencies over HTTP.
+
+Requests have one row or 32, as text or sparse.
 
 `python -m benchmarks.serving [--model DIR --rows DATASET] [--workers 1] [--seconds 5] [--repeats 3]
 [--json FILE] [--picture FILE]`
 
-Without --model a text model is trained on pydocs (DATA/pydocs when it is there) and asked for texts
-and for sparse rows. A model given is asked for the test rows of --rows. The service runs as people
-run it (`serve`, logs to a file) on all cores but the last; `serving_load` asks from the last one.
-For each case, in turns of `repeats`, medians told:
+Without --model a text model is trained on pydocs (DATA/pydocs if present) and receives texts and
+sparse rows. A given model receives the test rows of --rows. The service runs as in production
+(`serve`, logs to a file) on all cores except the last; `benchmarks.serving.load` sends the requests
+from the last one. Each case has `repeats` rounds, and medians are reported:
 
-bare        the predictor alone, in this process on the service's core: milliseconds for the rows of
-one request idle        one client that asks again once it is answered capacity    32 clients that
-do; crowd: 300 of them (one row a request only) open        requests due at random moments at 80 %
-of capacity, on up to 300 connections; times count from when one was due
+- bare: the predictor alone, in this process on the service's core; milliseconds for the rows of one
+  request.
+- idle: one client that sends its next request after each answer.
+- capacity: 32 clients that do the same; crowd: 300 of them (one row per request only).
+- open: requests due at random times, at 80 % of capacity, on up to 300 connections. Latency counts
+  from the time at which a request was due.
 
-`cpu_us` are microseconds of processor time of the service for one request: they feel less of what
-else the machine does than the other figures do. `variants` asks the first case of services that are
-set up otherwise; `training` asks it at half of capacity before and while a job trains, which the
+`cpu_us` is the processor time of the service per request in microseconds, which depends less on the
+load of the machine than the other figures. `variants` repeats the first case with other settings of
+the service. `training` repeats it at half of capacity before and while a job trains, which the
 service runs on its own core.
 """
 
@@ -47,8 +50,8 @@ from xcray.model.registry import Registry
 from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
 
-Case = dict[str, Any]  # name, reference of the model, bodies, what the bare predictor takes
-ASKED = 400  # different requests of a case
+Case = dict[str, Any]  # name, reference of the model, bodies, input of the bare predictor
+ASKED = 400  # distinct requests per case
 CLIENTS, CROWD = 32, 300
 PACKAGES = (
     "asyncio",
@@ -62,7 +65,7 @@ PACKAGES = (
     "multiprocessing",
     "unittest",
 )
-BAR = 1100  # requests a second at 300 clients
+BAR = 1100  # required requests per second at 300 clients
 SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 VARIANTS = {
     "all in threads": {"XCRAY_PREDICT_BATCH_MS": "0"},
@@ -71,7 +74,7 @@ VARIANTS = {
 
 
 def cores() -> tuple[set[int], set[int]]:
-    """The cores of the service and the one of the client; the same one when there is only one."""
+    """Return the cores of the service and that of the client; the same if there is only one."""
     all_of_them = sorted(os.sched_getaffinity(0))
     return set(all_of_them[:-1] or all_of_them), {all_of_them[-1]}
 
@@ -80,7 +83,7 @@ def cores() -> tuple[set[int], set[int]]:
 def service(
     home: Path, workers: int, environment: dict[str, str]
 ) -> Iterator[tuple[str, psutil.Process]]:
-    """A service on its cores: its URL and process."""
+    """Start a service on its cores; yield its URL and process."""
     (home / "serve.json").unlink(missing_ok=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
     with open(home / "serve.log", "ab") as log:
@@ -114,7 +117,7 @@ def service(
 
 
 def load(url: str, case: Case, seconds: float, **how: Any) -> dict[str, Any]:
-    """One measurement by a process on the client's core."""
+    """Run one measurement by a process on the client's core."""
     asked = {
         "url": url,
         "path": f"/v1/models/{case['model']}:predict",
@@ -137,20 +140,20 @@ def load(url: str, case: Case, seconds: float, **how: Any) -> dict[str, Any]:
 
 
 def processor_seconds(process: psutil.Process) -> float:
-    """Of a service and its workers."""
+    """Return the processor seconds of a service and its workers."""
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return sum(each.user + each.system for each in times)
 
 
 def sparse(row: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
-    """A row as a request carries it."""
+    """Return a row in the format of a request."""
     return {"indices": row[0].tolist(), "values": [float(value) for value in row[1]]}
 
 
 def case_of(
     name: str, model: str, instances: Sequence[dict[str, Any]], given: Any, rows: int
 ) -> Case:
-    """Requests of `rows` instances each."""
+    """Return a case with requests of `rows` instances each."""
     n = min(ASKED, len(instances) // rows)
     bodies = [
         json.dumps({"instances": instances[i * rows : (i + 1) * rows], "top_k": 5})
@@ -166,7 +169,7 @@ def case_of(
 
 
 def cases_of(name: str, X: Any, texts: list[str] | None) -> list[Case]:
-    """One row and 32, sparse rows and texts."""
+    """Return the cases of one row and of 32, for sparse rows and texts."""
     found, matrix = [], X.to_scipy()
     instances = [sparse(X.row(i)) for i in range(min(X.n_rows, ASKED * 4))]
     for rows in (1, 32):
@@ -185,8 +188,9 @@ def cases_of(name: str, X: Any, texts: list[str] | None) -> list[Case]:
 
 
 def bare(predictor: Predictor, case: Case) -> float:
-    """Median milliseconds of the predictor alone for one request, names included; on the service's
-    core.
+    """Return the median milliseconds of the predictor alone per request, including names.
+
+    It runs on the service's core.
     """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores()[0])
@@ -205,7 +209,7 @@ def bare(predictor: Predictor, case: Case) -> float:
 def measured(
     url: str, process: psutil.Process, predictor: Predictor, case: Case, seconds: float
 ) -> dict[str, Any]:
-    """One turn of a case."""
+    """Run one round of a case."""
     out: dict[str, Any] = {
         "bare_ms": bare(predictor, case),
         "idle": load(url, case, seconds, connections=1),
@@ -214,7 +218,7 @@ def measured(
     out["capacity"] = load(url, case, seconds, connections=CLIENTS if case["rows"] == 1 else 4)
     answered = (
         sum(out["capacity"]["statuses"].values()) * (seconds + 0.5) / seconds
-    )  # the warm-up is not counted
+    )  # the warm-up does not count
     out["cpu_us"] = 1e6 * (processor_seconds(process) - begun) / max(1.0, answered)
     if case["rows"] == 1:
         out["crowd"] = load(url, case, seconds, connections=CROWD)
@@ -224,7 +228,7 @@ def measured(
 
 
 def middle(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over turns, entry by entry; statuses are added up."""
+    """Return the median of each entry over the rounds; statuses are summed."""
     out: dict[str, Any] = {}
     for name, value in turns[0].items():
         values = [turn[name] for turn in turns if name in turn]
@@ -241,7 +245,7 @@ def middle(turns: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def told(name: str, found: dict[str, Any]) -> None:
-    """A line for people."""
+    """Print one line."""
     opened, crowd = found["open"], found.get("crowd", {})
     print(
         f"{name:12s} bare {found['bare_ms']:7.3f} ms | idle p50 {found['idle']['p50']:7.2f} | capacity "
@@ -255,7 +259,7 @@ def told(name: str, found: dict[str, Any]) -> None:
 def while_training(
     url: str, case: Case, data: Dataset, rate: float, seconds: float
 ) -> dict[str, Any]:
-    """Latencies at `rate`, before a job of the service trains and while it does."""
+    """Return latencies at `rate`, before and while a job of the service trains."""
     out = {"rate": round(rate, 1), "before": load(url, case, seconds, connections=64, rate=rate)}
     with Client(url) as client:
         known = client.datasets.register(data.path, name="bench")
@@ -275,7 +279,7 @@ def while_training(
 
 
 def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Dataset]:
-    """A home with the model published, and what to ask it."""
+    """Return a home with the published model, and its cases."""
     home = folder / "home"
     home.mkdir()
     if chosen.model is None:
@@ -296,7 +300,7 @@ def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Da
         (folder / "model").mkdir()
         for path in (
             p for p in sorted(chosen.model.rglob("*")) if p.is_file()
-        ):  # the registry moves what it publishes
+        ):  # publishing moves the files, so copy them
             target = folder / "model" / path.relative_to(chosen.model)
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(path.read_bytes())
@@ -312,7 +316,7 @@ def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Da
 
 
 def measure(folder: Path, chosen: Any) -> dict[str, Any]:
-    """All cases, variants, and a training."""
+    """Measure all cases, the variants, and a training."""
     home, predictor, cases, data = prepared(folder, chosen)
     model = predictor.model
     out: dict[str, Any] = {
@@ -364,7 +368,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
 
 
 def picture(result: dict[str, Any], path: Path) -> None:
-    """Requests a second, and latencies at 80 % of them."""
+    """Draw requests per second, and latencies at 80 % of them."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -378,7 +382,9 @@ def picture(result: dict[str, Any], path: Path) -> None:
         color="#4477aa",
     )
     left.axvline(BAR, color="black", linewidth=1, linestyle=":")
-    left.set(xlabel="requests a second at capacity (dotted: the bar for 300 clients)", xscale="log")
+    left.set(
+        xlabel="requests per second at capacity (dotted: required at 300 clients)", xscale="log"
+    )
     for place, (key, colour) in enumerate(
         (("p50", "#4477aa"), ("p99", "#ee6677"), ("p999", "#aa3377"))
     ):
@@ -400,16 +406,16 @@ def picture(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure and tell."""
+    """Run all measurements and print the JSON."""
     chosen = arguments(
         str(__doc__).split("\n")[0],
         model={"type": Path, "help": "a model directory, instead of training on pydocs"},
         rows={
             "type": Path,
-            "help": "a data set directory whose test rows are asked (with --model)",
+            "help": "a data set directory whose test rows are sent (with --model)",
         },
-        workers={"type": int, "default": 1, "help": "processes that answer"},
-        seconds={"type": float, "default": 5.0, "help": "of each measurement"},
+        workers={"type": int, "default": 1, "help": "serving processes"},
+        seconds={"type": float, "default": 5.0, "help": "duration of each measurement"},
         repeats={"type": int, "default": 3},
     )
     if (chosen.model is None) != (chosen.rows is None):

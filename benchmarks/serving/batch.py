@@ -1,13 +1,13 @@
-"""Batch prediction: rows a second by pool and workers, what more workers bring, and where the time
-goes.
+"""Batch prediction: rows per second by pool and number of workers, and where the time is spent.
 
 `python -m benchmarks.serving.batch [--rows 20000] [--model DIR --queries DATASET] [--repeats 3]
 [--ray]`
 
 Without a model a synthetic one is trained. Held-out rows are repeated up to --rows, written as
-Parquet (and once as svmlight), and answered by each pool in turn, --repeats times, interleaved.
-Rows a second count from the first chunk begun to the last answered; opening the model and hashing
-the input (`loading`), and the start of a pool (`starting`: a Ray and its workers), are told apart.
+Parquet (and once as svmlight), and predicted by each pool in turn, --repeats times, interleaved.
+Rows per second count from the first chunk begun to the last one finished. Opening the model and
+hashing the input (`loading`), and the start of a pool (`starting`: Ray and its workers), are
+reported separately.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from xcray.training import TrainSpec, train
 
 POOLS = {"serial": ("serial", 1), "threads 1": ("threads", 1), "threads 2": ("threads", 2)}
 ON_RAY = {"ray 1": ("ray", 1), "ray 2": ("ray", 2)}
-GROUP = 16384  # rows of a row group
+GROUP = 16384  # rows per row group
 
 
 def repeated(X: CSR, rows: int) -> pa.Table:
-    """Rows of a matrix, over and over, as columns of lists."""
+    """Return the rows of a matrix, repeated, as columns of lists."""
     offsets = pa.array(X.indptr.astype(np.int32))
     columns = {
         name: pa.ListArray.from_arrays(offsets, pa.array(values))
@@ -46,7 +46,7 @@ def repeated(X: CSR, rows: int) -> pa.Table:
 
 
 def as_svmlight(X: CSR, path: Path) -> None:
-    """The same rows as lines."""
+    """Write the same rows as lines."""
     with open(path, "w", encoding="ascii") as out:
         for i in range(X.n_rows):
             pairs = zip((X.row(i)[0] + 1).tolist(), X.row(i)[1].tolist(), strict=True)
@@ -56,7 +56,7 @@ def as_svmlight(X: CSR, path: Path) -> None:
 def answer(
     model: Path, path: Path, pool: str, workers: int, k: int, folder: Path
 ) -> dict[str, Any]:
-    """One batch prediction from the start."""
+    """Run one batch prediction from the start."""
     run, out = folder / "run", folder / "out"
     began = time.monotonic()
     manifest = predict_batch(
@@ -66,7 +66,7 @@ def answer(
     ).manifest
     whole = time.monotonic() - began
     report, parts = manifest["report"], manifest["parts"]
-    # the makespan leaves out what a pool needs to start: a Ray and its workers
+    # the makespan excludes the start of a pool: Ray and its workers
     row = {
         "rows": manifest["answered"],
         "whole_seconds": whole,
@@ -87,7 +87,7 @@ def answer(
 def measured(
     model: Path, inputs: dict[str, Path], repeats: int, ray: bool, k: int, folder: Path
 ) -> dict[str, Any]:
-    """Every pool on the Parquet input, and one thread on the lines; medians of interleaved runs."""
+    """Run every pool on Parquet, and one thread on lines; return medians of interleaved runs."""
     pools = {**POOLS, **(ON_RAY if ray else {})}
     cases = {name: (inputs["parquet"], *how) for name, how in pools.items()} | {
         "serial, svmlight": (inputs["svmlight"], "serial", 1)
@@ -115,7 +115,7 @@ def measured(
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the figures, and the share of workers' CPU time by what they did."""
+    """Return medians of the figures, and the share of the workers' CPU time by activity."""
     figures = ("rows_per_second", "seconds", "whole_seconds", "loading", "starting", "busy")
     spent = {name: sum(run["cpu_seconds"][name] for run in runs) for name in runs[0]["cpu_seconds"]}
     shares = {name: round(seconds / sum(spent.values()), 4) for name, seconds in spent.items()}
@@ -139,12 +139,12 @@ def main() -> None:
     """Run and print the JSON."""
     chosen = arguments(
         __doc__ or "",
-        model={"type": Path, "help": "a model directory; else one is trained"},
-        queries={"type": Path, "help": "a data set directory: its held-out rows"},
-        rows={"type": int, "default": 20_000, "help": "rows to answer"},
-        k={"type": int, "default": 5, "help": "labels for each"},
+        model={"type": Path, "help": "a model directory; default: one is trained"},
+        queries={"type": Path, "help": "a data set directory, for its held-out rows"},
+        rows={"type": int, "default": 20_000, "help": "rows to predict"},
+        k={"type": int, "default": 5, "help": "labels per row"},
         repeats={"type": int, "default": 3, "help": "runs of each pool"},
-        ray={"action": "store_true", "help": "on Ray too"},
+        ray={"action": "store_true", "help": "also on Ray"},
     )
 
     def run(folder: Path) -> dict[str, Any]:

@@ -1,15 +1,14 @@
-"""What a process that predicts costs: time to its first answer, memory, what eight of them share,
-what a hundred reloads leave.
+"""Costs of a predicting process: time to first prediction, memory, sharing, and leaks.
 
 `python -m benchmarks.serving.footprint [--model DIR] [--rows DATASET] [--repeats 7] [--processes 8]
 [--reloads 100]`
 
-Without --model a text model is made up (15,000 labels, 40,000 terms, 4 million weights). Times are
-medians of fresh processes, the kinds interleaved: "all": everything installed; "core": what a core
-install lacks is hidden; "cold": all, no kernels compiled. Shared: the processes load their kernels
-on a toy model; then each opens two versions (copies, so other pages on disk) and answers 1,000 rows
-with each. Figures are sums of proportional shares (PSS): before, and what was added, over the bytes
-of one model.
+Without --model a text model is generated (15,000 labels, 40,000 terms, 4 million weights). Times
+are medians of new processes, with the variants interleaved: "all": everything installed; "core":
+packages outside a core install are hidden; "cold": all, without compiled kernels. Shared memory:
+each process loads its kernels on a toy model, then opens two versions (copies, so different pages
+on disk) and predicts 1,000 rows with each. Figures are sums of proportional set sizes (PSS), before
+and added, relative to the bytes of one model. Leaks: memory after each of 100 reloads.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from xcray.storage.atomic import write_json
 
 LABELS, TERMS, WEIGHTS_A_LABEL, FEATURES = 15_000, 40_000, 400, 60
 KINDS = ("all", "core", "cold")
-BAR = 1.2  # added memory of all processes and versions over one model
+BAR = 1.2  # limit of the added memory of all processes and versions over one model
 
 
 def made_up(
     path: Path, n_labels: int = LABELS, n_terms: int = TERMS, per_label: int = WEIGHTS_A_LABEL
 ) -> Path:
-    """A text model: weights on terms drawn by Zipf's law."""
+    """Generate a text model whose weights follow Zipf's law over the terms."""
     rng = np.random.default_rng(0)
     names = sorted(
         {f"{a}{b}{c}" for a in _syllables() for b in _syllables() for c in ("", *_syllables())}
@@ -78,13 +77,14 @@ def made_up(
 
 
 def _syllables() -> list[str]:
-    """Ninety syllables."""
+    """Return ninety syllables."""
     return [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 
 
 def written_queries(model: Model, rows: str, path: Path) -> Path:
-    """1,000 rows to ask, in a file: of a data set's test part, again from the first when there are
-    fewer; else made up, features as frequent as their weights, as texts for a model of text.
+    """Write 1,000 rows to a file: of a data set's test part, repeated if needed, or generated.
+
+    Generated rows have features as frequent as their weights; for a text model they are texts.
     """
     if rows:
         X = Dataset.open(rows)["test"].X
@@ -123,7 +123,7 @@ def child(task: str, told: dict[str, Any], **environment: str) -> subprocess.Pop
 
 
 def finished(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """All steps of a process that must end well."""
+    """Return all steps of a process, which must succeed."""
     out, _ = process.communicate("\n\n\n")
     if process.returncode:
         raise SystemExit(f"a process ended with {process.returncode}")
@@ -131,12 +131,12 @@ def finished(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 def first_answers(model: Path, rows: str, repeats: int, folder: Path) -> dict[str, Any]:
-    """Seconds and bytes of every step to an answer, by kind: medians."""
+    """Return median seconds and bytes of every step to a prediction, by variant."""
     runs: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in KINDS}
     for repeat in range(repeats):
         for kind in KINDS:
             if kind == "cold" and repeat >= 2:
-                continue  # compiling takes long, and the same time each time
+                continue  # compiling is slow and takes about the same time each run
             with tempfile.TemporaryDirectory(dir=folder) as empty:
                 told = {
                     "model": str(model),
@@ -189,7 +189,7 @@ def first_answers(model: Path, rows: str, repeats: int, folder: Path) -> dict[st
 
 
 def shared(model: Path, rows: str, processes: int, folder: Path) -> dict[str, Any]:
-    """Memory of many processes with one version, and with two, over one model."""
+    """Return the memory of many processes with one version, and with two, over one model."""
     toy = made_up(folder / "toy", 50, 200, 20)
     other = folder / "other-version"
     shutil.copytree(model, other)
@@ -235,7 +235,7 @@ def shared(model: Path, rows: str, processes: int, folder: Path) -> dict[str, An
 
 
 def _step(worker: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next thing a worker says."""
+    """Read the next step of a worker."""
     assert worker.stdout is not None
     line = worker.stdout.readline()
     if not line:
@@ -244,21 +244,22 @@ def _step(worker: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _tell(worker: subprocess.Popen[str]) -> None:
-    """Let a worker go on."""
+    """Let a worker continue."""
     assert worker.stdin is not None
     worker.stdin.write("\n")
     worker.stdin.flush()
 
 
 def _sum(workers: list[subprocess.Popen[str]]) -> dict[str, int]:
-    """Memory of all workers together."""
+    """Return the memory of all workers together."""
     found = [memory(worker.pid) for worker in workers]
     return {what: sum(each[what] for each in found) for what in ("pss", "anonymous")}
 
 
 def reloads(model: Path, rows: str, times: int) -> dict[str, Any]:
-    """What grows when a model is opened, asked and let go again and again: least squares over the
-    later three quarters.
+    """Open a model, query it and close it repeatedly; return the growth of the process.
+
+    The growth is estimated by least squares over the last three quarters.
     """
     steps = finished(child("reload", {"model": str(model), "rows": rows, "times": times}))
     later = steps[len(steps) // 4 :]
@@ -284,7 +285,7 @@ def reloads(model: Path, rows: str, times: int) -> dict[str, Any]:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """Time to an answer by step, memory of many processes, memory over reloads."""
+    """Draw time to a prediction by step, memory of many processes, and memory over reloads."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -299,7 +300,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
         )
         left.barh(kinds, seconds, left=base, label=step)
         base += seconds
-    left.set(xlabel="seconds to the first answer of a process", title="kernels compiled before")
+    left.set(xlabel="seconds to the first prediction of a process", title="kernels compiled before")
     left.legend(frameon=False, fontsize=8)
     together = found["shared"]
     names = ("one_version", "two_versions")
@@ -317,7 +318,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
     course = np.array(found["reloads"]["rss"]) / 1e6
     right.plot(np.arange(1, len(course) + 1), course)
     right.set(
-        xlabel="times opened, asked and let go",
+        xlabel="times opened, queried and closed",
         ylabel="resident, MB",
         ylim=(0, None),
         title="reloads",
@@ -329,15 +330,15 @@ def main() -> None:
     """Run all parts and print the JSON."""
     chosen = arguments(
         __doc__ or "",
-        model={"type": Path, "help": "a model directory; without one, a model is made up"},
+        model={"type": Path, "help": "a model directory; default: a generated model"},
         rows={
             "type": str,
             "default": "",
-            "help": "a data set whose test rows are asked; without one, rows are made up",
+            "help": "a data set, for its test rows; default: generated rows",
         },
-        repeats={"type": int, "default": 7, "help": "fresh processes of each kind"},
-        processes={"type": int, "default": 8, "help": "processes that share"},
-        reloads={"type": int, "default": 100, "help": "times a model is opened and let go"},
+        repeats={"type": int, "default": 7, "help": "new processes per variant"},
+        processes={"type": int, "default": 8, "help": "processes that share memory"},
+        reloads={"type": int, "default": 100, "help": "times a model is opened and closed"},
     )
 
     def run(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""One process of benchmarks.serving.footprint; nothing is imported above what is measured.
+"""One process of benchmarks.serving.footprint, without imports outside the measured steps.
 
-`python -m benchmarks.serving.footprint_child TASK JSON`: prints one JSON object a step; steps of
-`serve` wait for a line of standard input.
+`python -m benchmarks.serving.footprint_child TASK JSON` prints one JSON object per step. Steps of
+`serve` wait for a line on the standard input.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def main() -> None:
 
 
 def first_answer(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """From a fresh interpreter to an answer: seconds of each step, and memory after it.
+    """Yield the seconds of each step from a new interpreter to a prediction, and the memory.
 
-    model: a directory; core: whether to hide what a core install lacks.
+    model: a directory; core: whether to hide packages outside a core install.
     """
     if told["core"]:
         for name in told["extras"]:
@@ -47,8 +47,9 @@ def first_answer(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def serve(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A worker: kernels loaded on a toy, then every model of `models` open and asked; says when,
-    and stays until told to end.
+    """Load kernels on a toy, then open and query every model of `models`; stay until ended.
+
+    Each step is reported.
     """
     _use(told["toy"], told["toy_rows"])
     yield {"step": "ready"}
@@ -59,7 +60,7 @@ def serve(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def reload(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Open a model, ask it, let it go, again and again: what the process holds after each time."""
+    """Open a model, query it and close it repeatedly; yield the memory after each time."""
     for _ in range(told["times"]):
         _use(told["model"], told["rows"], 4 * BATCH)
         gc.collect()
@@ -67,28 +68,28 @@ def reload(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _use(path: str, rows: str, n: int = ROWS) -> tuple[Any, float]:
-    """A predictor that has answered n rows, and a mark of what."""
+    """Return a predictor that has answered n rows, and a checksum of its answers."""
     Model, Predictor = load_classes()
     predictor = Predictor(Model.open(path, verify=False))
     return predictor, ask(predictor, queries(rows), n)
 
 
 def load_classes() -> tuple[Any, Any]:
-    """What a server of predictions imports."""
+    """Import the modules of a prediction server."""
     import xcray
 
     return xcray.Model, xcray.Predictor
 
 
 def ask(predictor: Any, rows: Callable[[int, int], Any], n: int = ROWS) -> float:
-    """The first n rows in batches; the sum of the best scores."""
+    """Query the first n rows in batches; return the sum of the best scores."""
     return float(
         sum(predictor.predict(rows(i, i + BATCH), 5).scores[:, 0].sum() for i in range(0, n, BATCH))
     )
 
 
 def queries(rows: str) -> Callable[[int, int], Any]:
-    """Rows [i, j) of what the parent wrote: texts as JSON, or a matrix."""
+    """Return a function of rows [i, j) of the parent's file: texts as JSON, or a matrix."""
     if rows.endswith(".json"):
         texts = json.loads(Path(rows).read_text())
         return lambda i, j: texts[i:j]
@@ -100,21 +101,21 @@ def queries(rows: str) -> Callable[[int, int], Any]:
 
 
 def timed(step: str, run: Callable[[], Any]) -> dict[str, Any]:
-    """How long a step took, and the memory after it."""
+    """Return the duration of a step, and the memory after it."""
     began = time.perf_counter()
     run()
     return {"step": step, "seconds": time.perf_counter() - began, **memory()}
 
 
 def memory(pid: str | int = "self") -> dict[str, int]:
-    """Bytes by /proc: resident, the process's share of them, and those that are nobody else's."""
+    """Return bytes from /proc: resident, proportional share, and private to the process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
     return {"rss": found["Rss"], "pss": found["Pss"], "anonymous": found["Anonymous"]}
 
 
 def handles() -> dict[str, int]:
-    """Open files and mapped regions."""
+    """Return the numbers of open files and mapped regions."""
     return {
         "files": len(os.listdir("/proc/self/fd")),
         "maps": len(Path("/proc/self/maps").read_text().splitlines()),

@@ -1,18 +1,22 @@
-"""How long /healthz and /readyz take while clients send the worst predict bodies that are allowed.
+"""Latency of /healthz and /readyz while clients send the most expensive allowed predict bodies.
 
 `python -m benchmarks.serving.health [--seconds 10] [--clients 4] [--workers 1] [--cases
 sparse,strict,...] [--json FILE]`
 
-A service as people run it, with models of random weights (20,000 features, 4,000 labels; one reads
-text). For each case `clients` connections send the same body again and again, each as soon as it
-was answered, from a process of their own; meanwhile /healthz and /readyz are asked ten times a
-second each, on new connections. Told: milliseconds p50, p99, most; how often bodies were answered,
-and how. The bar is a p99 of 500 ms: kubelets wait a second by default.
+The service runs as in production, with models of random weights (20,000 features, 4,000 labels; one
+reads text). For each case `clients` connections of a separate process send the same body again
+after each response. Meanwhile /healthz and /readyz are polled ten times per second each, on new
+connections. Reported are the milliseconds p50, p99 and maximum, and the number of responses by
+status. The limit is a p99 of 500 ms: kubelets wait one second by default.
 
-sparse  1,024 rows of features, 10 MB     strict  the same with a mistake at its end      wide   one
-row of two million values answer  1,024 rows, top_k 1,000           text    1,024 texts, 10 MB
-many   two million empty instances names   a filter of 10 MB of label names  braces  10 MB of
-objects within a value that is none
+- sparse: 1,024 rows of features, 10 MB.
+- strict: the same with an error at its end.
+- wide: one row of two million values.
+- answer: 1,024 rows, top_k 1,000.
+- text: 1,024 texts, 10 MB.
+- many: two million empty instances.
+- names: a filter of 10 MB of label names.
+- braces: 10 MB of objects inside an invalid value.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ EVERY = 0.1
 
 
 def publish(home: Path) -> None:
-    """The models: `rows` reads features, `texts` reads text."""
+    """Publish the models: `rows` reads features, `texts` reads text."""
     registry, rng = Registry(home / "models"), np.random.default_rng(1)
     pipeline = TextPipeline.fit(
         [" ".join(f"word{(i * 37 + j) % 3000}" for j in range(40)) for i in range(2000)]
@@ -75,7 +79,7 @@ def publish(home: Path) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    """Rows that fill a body."""
+    """Return rows that fill a body."""
     rng, n = np.random.default_rng(2), BYTES // ROWS // 14
     return [
         {
@@ -135,8 +139,9 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
 
 
 def send(url: str, model: str, body: bytes, seconds: float, clients: int) -> dict[str, int]:
-    """Ask from so many threads until the time is up; how often each status came, `lost` for
-    none.
+    """Send requests from `clients` threads for `seconds`; count responses by status.
+
+    `lost` counts requests without a response.
     """
     statuses: Counter[str] = Counter()
     until = time.monotonic() + seconds
@@ -170,9 +175,7 @@ def send(url: str, model: str, body: bytes, seconds: float, clients: int) -> dic
 
 
 def probe(url: str, path: str, ending: threading.Event, took: list[float]) -> None:
-    """Ask a path ten times a second as a probe does, on a new connection each time; the
-    milliseconds that it took.
-    """
+    """Poll a path ten times per second like a probe, on new connections; append milliseconds."""
     due = time.monotonic()
     while not ending.is_set():
         connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
@@ -186,7 +189,7 @@ def probe(url: str, path: str, ending: threading.Event, took: list[float]) -> No
 
 
 def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any]:
-    """One case."""
+    """Measure one case."""
     model, make = CASES[case]
     body = json.dumps(make(), separators=(",", ":")).encode()
     asked = json.dumps({"url": url, "model": model, "seconds": seconds, "clients": clients})
@@ -212,7 +215,7 @@ def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any
 
 
 def _percentiles(times: list[float]) -> dict[str, float]:
-    """Of milliseconds."""
+    """Return percentiles of milliseconds."""
     p50, p99 = np.percentile(times, [50, 99])
     return {
         "p50": round(float(p50), 1),
@@ -223,7 +226,7 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, and end with a line of JSON."""
+    """Measure, and print a line of JSON at the end."""
     if "--client" in sys.argv:
         asked = json.loads(sys.argv[-1])
         print(

@@ -1,12 +1,12 @@
-"""The other end of `benchmarks.serving`: requests to a service from a process, and a core, of its
-own.
+"""Load generator of `benchmarks.serving`: requests from a separate process on its own core.
 
-Reads one JSON object from standard input and answers with one on standard output. Two ways to ask:
+It reads one JSON object from standard input and writes one to standard output. There are two modes:
 
-closed  `connections` clients, each asks again as soon as it has been answered: what the service can
-do at most. open    requests are due at random moments (a Poisson process of `rate` a second, from
-`seed`), whatever the service does. A time is counted from the moment a request was due, also when
-all connections were busy then: waiting is never left out.
+- closed: `connections` clients, each sends its next request after each answer. This measures the
+  capacity of the service.
+- open: requests are due at random times (a Poisson process of `rate` per second, from `seed`),
+  independently of the service. Latency counts from the time at which a request was due, even if all
+  connections were busy, so waiting is included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "p999": 99.9}
 
 
 class Connection(asyncio.Protocol):
-    """One connection: a request at a time, `done(self, due, status)` when it is answered."""
+    """One connection with one request at a time; calls `done(self, due, status)` on an answer."""
 
     def __init__(self, done: Callable[[Connection, float, int], None]) -> None:
         self._done = done
@@ -37,7 +37,7 @@ class Connection(asyncio.Protocol):
         self.transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
-        """Remember where to write."""
+        """Store the transport."""
         self.transport = transport
 
     def ask(self, request: bytes, due: float) -> None:
@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        """Collect an answer; it is whole when its body is as long as its head says."""
+        """Collect an answer; it is complete when its body has the length of its header."""
         self._buffer = self._buffer + data if self._buffer else data
         head = self._buffer.find(b"\r\n\r\n")
         if head < 0:
@@ -59,26 +59,26 @@ class Connection(asyncio.Protocol):
         self._done(self, self._due, status)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """A connection that goes while an answer is awaited is a failure, status 0."""
+        """Report status 0 if the connection closes before the answer."""
         if self._asked:
             self._asked = False
             self._done(self, self._due, 0)
 
 
 class Load:
-    """Counts what is answered; keeps the seconds of those answered 200."""
+    """Counter of answers, with the seconds of those with status 200."""
 
     def __init__(self, requests: list[bytes], seconds: float, warm: float) -> None:
         self._requests = requests
         self._next = 0
-        self.begin = time.perf_counter() + warm  # what is due before is not counted
+        self.begin = time.perf_counter() + warm  # earlier requests do not count
         self.end = self.begin + seconds
         self.seconds: list[float] = []
         self.statuses: Counter[int] = Counter()
         self.under_way = 0
 
     def request(self) -> bytes:
-        """The next request, in turn."""
+        """Return the next request, in turn."""
         self._next = (self._next + 1) % len(self._requests)
         return self._requests[self._next]
 
@@ -88,7 +88,7 @@ class Load:
         connection.ask(self.request(), due)
 
     def note(self, due: float, status: int) -> float:
-        """Count an answer; the time it came."""
+        """Count an answer and return the time of its arrival."""
         now = time.perf_counter()
         self.under_way -= 1
         if self.begin <= due < self.end:
@@ -98,14 +98,14 @@ class Load:
         return now
 
     async def settled(self) -> None:
-        """When nothing is under way any more, or after ten seconds."""
+        """Wait until no request is in progress, at most ten seconds."""
         for _ in range(1000):
             if not self.under_way:
                 return
             await asyncio.sleep(0.01)
 
     def result(self) -> dict[str, Any]:
-        """Requests a second and milliseconds."""
+        """Return requests per second and milliseconds."""
         milliseconds = np.array(self.seconds) * 1e3
         shown = (
             {
@@ -134,7 +134,7 @@ class Load:
 async def connections(
     host: str, port: int, count: int, done: Callable[[Connection, float, int], None]
 ) -> list[Connection]:
-    """So many connections."""
+    """Open `count` connections."""
     loop = asyncio.get_running_loop()
     return [
         (await loop.create_connection(lambda: Connection(done), host, port))[1]
@@ -143,7 +143,7 @@ async def connections(
 
 
 async def closed(host: str, port: int, load: Load, count: int) -> None:
-    """Each connection asks, waits, asks."""
+    """Let each connection send, wait, and send again."""
 
     def done(connection: Connection, due: float, status: int) -> None:
         now = load.note(due, status)
@@ -157,7 +157,7 @@ async def closed(host: str, port: int, load: Load, count: int) -> None:
 
 
 async def opened(host: str, port: int, load: Load, count: int, rate: float, seed: int) -> None:
-    """Requests when they are due, on a free connection, or on the next one that falls free."""
+    """Send requests when they are due, on a free connection or the next one that becomes free."""
     free: list[Connection] = []
     late: deque[float] = deque()
 
@@ -179,21 +179,21 @@ async def opened(host: str, port: int, load: Load, count: int, rate: float, seed
         if wait > 0.0:
             await asyncio.sleep(wait)
         if free:
-            load.ask(free.pop(), due)  # the one used last: as few connections as it takes
+            load.ask(free.pop(), due)  # the last one used, to use as few connections as possible
         else:
             late.append(due)
     await load.settled()
 
 
 def http_request(url: str, path: str, body: str) -> bytes:
-    """A request as bytes."""
+    """Return a request as bytes."""
     content = body.encode()
     head = f"POST {path} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     return head.encode() + b"\r\n\r\n" + content
 
 
 def main() -> None:
-    """One measurement."""
+    """Run one measurement."""
     asked = json.load(sys.stdin)
     place = urlsplit(asked["url"])
     requests = [http_request(asked["url"], asked["path"], body) for body in asked["bodies"]]

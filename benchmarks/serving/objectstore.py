@@ -140,7 +140,7 @@ def main() -> None:
         __doc__ or "",
         megabytes={"type": int, "default": 512},
         repeats={"type": int, "default": 3},
-        uri={"help": "a folder of a real storage; what is pushed there stays"},
+        uri={"help": "a folder of a real storage; pushed files are not deleted"},
     )
     in_folder(lambda folder: measure(folder, chosen), chosen.json)
 

@@ -1,22 +1,20 @@
-"""The queue under load: submitting, listing, stopping and restarting with 10,000 jobs; a store of
-100,000; claims by 4 processes.
+"""The job queue under load: submit, list, stop, restart and claim with many jobs.
 
 `python -m benchmarks.serving.queue [--jobs 10000] [--rows 100000] [--claims 10000] [--store
 sqlite,postgresql] [--json FILE]`
 
---store names the stores, which take turns in each step: sqlite (a file in a temporary folder),
-postgresql (a private server from the binaries of this machine, commits synced), or the URL of an
-empty database. Over HTTP, against `xcray serve --no-runner`:
+--store selects the stores, which alternate in each step: sqlite (a file in a temporary folder),
+postgresql (a private server from the binaries of this machine, with synchronous commits), or the
+URL of an empty database. Over HTTP, against `xcray serve --no-runner`:
 
-submit     jobs a second by 8 clients that ask again once they are answered, each acknowledged job
-on disk; the same by one list       pages of 50 while all those wait: newest first, deep ones, by
-status, by name restart    seconds from SIGTERM to gone, and from start to ready, with all those
-waiting stop       seconds to stop them all: POST /v1/jobs:stop where there is one, else each by
-itself
+- submit: jobs per second by 8 clients, each job acknowledged when it is on disk; the same by one.
+- list: pages of 50 while all jobs are pending: newest first, deep pages, by status, by name.
+- restart: seconds from SIGTERM to the end, and from start to ready, with all jobs pending.
+- stop: seconds to stop all jobs, by POST /v1/jobs:stop if available, otherwise one by one.
 
-In the store itself: `filled` has lists by each filter, counts, submits and claims with `rows` jobs
-of all states and 20 tenants; `claims` lets 4 processes claim `claims` jobs, and counts those that
-were claimed twice. Times are milliseconds.
+In the store itself: `filled` lists by each filter, counts, submits and claims with `rows` jobs of
+all states and 20 tenants. `claims` lets 4 processes claim `claims` jobs, and counts duplicates.
+Times are milliseconds.
 """
 
 from __future__ import annotations
@@ -44,10 +42,11 @@ from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import format_utc, new_id
 from xcray.jobs.states import FAILED, PENDING, STATUSES, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter, JobSubmission
 
 Figures = dict[str, Any]
 CLIENTS, CLAIMERS = 8, 4
-PAGES = 200  # pages asked for of each kind
+PAGES = 200  # requested pages per kind
 DAY = 86_400.0
 BARS = {
     "submit a second": 100,
@@ -60,7 +59,7 @@ BARS = {
 
 
 def spread(seconds: list[float]) -> Figures:
-    """p50, p99 and the most, in milliseconds."""
+    """Return p50, p99 and maximum in milliseconds."""
     milliseconds = np.asarray(seconds) * 1e3
     return {
         "p50": rounded(np.percentile(milliseconds, 50)),
@@ -70,7 +69,7 @@ def spread(seconds: list[float]) -> Figures:
 
 
 def rounded(value: float) -> float:
-    """Three digits are enough."""
+    """Round to three significant digits."""
     return float(f"{value:.3g}")
 
 
@@ -101,7 +100,7 @@ def submitting(service: Service, built: Dataset, jobs: int) -> Figures:
 
 
 def listing(service: Service) -> Figures:
-    """Pages of lists while the queue is long."""
+    """Request pages of lists while the queue is long."""
     with service.client() as client:
         tokens, token = [], None
         while len(tokens) < PAGES:
@@ -132,12 +131,12 @@ def listing(service: Service) -> Figures:
 
 
 def restarting(service: Service) -> Figures:
-    """End it and start it again."""
+    """End the service and start it again."""
     return {"end_seconds": rounded(service.end()), "start_seconds": rounded(service.start())}
 
 
 def stopping(service: Service, jobs: int) -> Figures:
-    """Stop all that waits."""
+    """Stop all pending jobs."""
     with service.client() as client:
         begun = time.monotonic()
         answer = client.post("/v1/jobs:stop", json={"status": "PENDING"})
@@ -160,7 +159,7 @@ def stopping(service: Service, jobs: int) -> Figures:
     )
     return {
         "seconds": rounded(time.monotonic() - begun),
-        "by": f"{CLIENTS} clients, each job by itself",
+        "by": f"{CLIENTS} clients, one request per job",
     }
 
 
@@ -168,7 +167,7 @@ def stopping(service: Service, jobs: int) -> Figures:
 
 
 def fill(store: JobStore, rows: int) -> None:
-    """Jobs as of a year, with specs of 1 kB and results of 4 kB."""
+    """Insert the jobs of about a year, with specs of 1 kB and results of 4 kB."""
     rng, now = np.random.default_rng(1), time.time()
     statuses = rng.choice([SUCCEEDED, FAILED, STOPPED, PENDING], rows, p=[0.6, 0.1, 0.1, 0.2])
     spec = {"solver": "ppdsparse", "note": "x" * 1000}
@@ -199,7 +198,7 @@ def fill(store: JobStore, rows: int) -> None:
 def _row(
     number: int, status: str, spec: Figures, result: Figures, now: float, rows: int
 ) -> Figures:
-    """One job of many."""
+    """Return one of many jobs."""
     created = format_utc(now - (rows - number) * 365 * DAY / rows)
     ended = status != PENDING
     return {
@@ -229,34 +228,41 @@ def _row(
 
 
 def filled(store: JobStore, repeats: int = 100) -> Figures:
-    """Lists by each filter, and what else grows with the number of jobs."""
+    """Measure lists by each filter, and other calls that depend on the number of jobs."""
     now = time.time()
     wishes: dict[str, Callable[[int], Any]] = {
-        "newest": lambda _: store.list_jobs(),
-        "deep": lambda i: store.list_jobs(page_token=_token(store, i)),
+        "newest": lambda _: store.jobs.list_page(),
+        "deep": lambda i: store.jobs.list_page(page_token=_token(store, i)),
         **{
-            f"status {each}": lambda _, each=each: store.list_jobs(status=each) for each in STATUSES
+            f"status {each}": lambda _, each=each: store.jobs.list_page(JobFilter(status=each))
+            for each in STATUSES
         },
-        "kind": lambda _: store.list_jobs(kind="predict"),
-        "name": lambda i: store.list_jobs(name=f"n{i}"),
-        "nobody": lambda i: store.list_jobs(name=f"nobody{i}"),
-        "model": lambda i: store.list_jobs(model=f"m{i}"),
-        "dataset": lambda i: store.list_jobs(dataset=f"ds_{i}"),
-        "priority": lambda i: store.list_jobs(priority=i % 3, status=FAILED),
-        "created before": lambda i: store.list_jobs(created_before=now - 300 * DAY),
-        "created between": lambda i: store.list_jobs(
-            created_after=now - (i + 2) * DAY, created_before=now - (i + 1) * DAY
+        "kind": lambda _: store.jobs.list_page(JobFilter(kind="predict")),
+        "name": lambda i: store.jobs.list_page(JobFilter(name=f"n{i}")),
+        "nobody": lambda i: store.jobs.list_page(JobFilter(name=f"nobody{i}")),
+        "model": lambda i: store.jobs.list_page(JobFilter(model=f"m{i}")),
+        "dataset": lambda i: store.jobs.list_page(JobFilter(dataset_id=f"ds_{i}")),
+        "priority": lambda i: store.jobs.list_page(JobFilter(priority=i % 3, status=FAILED)),
+        "created before": lambda i: store.jobs.list_page(JobFilter(created_before=now - 300 * DAY)),
+        "created between": lambda i: store.jobs.list_page(
+            JobFilter(created_after=now - (i + 2) * DAY, created_before=now - (i + 1) * DAY)
         ),
-        "of a small tenant": lambda i: store.list_jobs(f"t{i % 20}", status=PENDING),
-        "counts": lambda _: store.count_jobs(),
-        "counts of a tenant": lambda _: store.count_jobs("default"),
-        "figures": lambda _: store.read_statistics(),
-        "get": lambda i: store.list_jobs(limit=1, name=f"n{i}"),
-        "expire": lambda _: store.expire_jobs(),
-        "retire nothing": lambda _: store.delete_ended_jobs(0.0, keep=10**9),
-        "submit": lambda i: store.submit({"a": 1}, name="x", idempotency_key=secrets.token_hex(8)),
-        "submit with quota": lambda i: store.submit({"a": 1}, name="x", max_queued=10**6),
-        "claim": lambda i: store.claim_job(
+        "of a small tenant": lambda i: store.jobs.list_page(
+            JobFilter(f"t{i % 20}", status=PENDING)
+        ),
+        "counts": lambda _: store.jobs.count(),
+        "counts of a tenant": lambda _: store.jobs.count("default"),
+        "figures": lambda _: store.statistics.read(),
+        "get": lambda i: store.jobs.list_page(JobFilter(name=f"n{i}"), limit=1),
+        "expire": lambda _: store.attempts.expire(),
+        "retire nothing": lambda _: store.jobs.delete_ended(0.0, keep=10**9),
+        "submit": lambda i: store.jobs.submit(
+            JobSubmission({"a": 1}, name="x", idempotency_key=secrets.token_hex(8))
+        ),
+        "submit with quota": lambda i: store.jobs.submit(
+            JobSubmission({"a": 1}, name="x"), max_queued=10**6
+        ),
+        "claim": lambda i: store.attempts.claim(
             "me", lease_seconds=1e6, max_running=10**6, quota=lambda _: 10**6
         ),
     }
@@ -267,9 +273,11 @@ def filled(store: JobStore, repeats: int = 100) -> Figures:
 
 
 def _token(store: JobStore, place: int) -> str | None:
-    """The token of a page in the middle of all."""
+    """Return the token of a page in the middle."""
     return (
-        None if place % 2 else store.list_jobs(created_before=time.time() - 180 * DAY, limit=1)[1]
+        None
+        if place % 2
+        else store.jobs.list_page(JobFilter(created_before=time.time() - 180 * DAY), limit=1)[1]
     )
 
 
@@ -282,8 +290,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 while True:
     try:
-        job = store.claim_job(sys.argv[2], lease_seconds=1e6)
-    except Unavailable:  # others had the write lock for 15 seconds
+        job = store.attempts.claim(sys.argv[2], lease_seconds=1e6)
+    except Unavailable:  # other processes had the write lock for 15 seconds
         print("unavailable", file=sys.stderr, flush=True)
         continue
     if job is None:
@@ -293,7 +301,7 @@ while True:
 
 
 def claims(url: str, jobs: int) -> Figures:
-    """Let processes claim all, and count what they got."""
+    """Let processes claim all jobs, and count the jobs of each."""
     store = JobStore(url)
     with store._database.write() as connection:
         now = time.time()
@@ -320,7 +328,7 @@ def claims(url: str, jobs: int) -> Figures:
         told = list(pool.map(lambda worker: worker.communicate()[0].splitlines(), workers))
     total = time.monotonic() - begun
     lines = [line for each in told for line in each]
-    missing = store.count_jobs()[PENDING]
+    missing = store.jobs.count()[PENDING]
     store.close()
     figures = {
         "jobs": jobs,
@@ -336,12 +344,12 @@ def claims(url: str, jobs: int) -> Figures:
     }
 
 
-# --- all of it
+# --- all parts
 
 
 @contextlib.contextmanager
 def stores(names: list[str], folder: Path) -> Iterator[dict[str, Callable[[], str]]]:
-    """By name, what gives the address of a new, empty store."""
+    """Yield, by name, functions that return the address of a new, empty store."""
     with contextlib.ExitStack() as held:
         found: dict[str, Callable[[], str]] = {}
         for name in names:
@@ -355,7 +363,7 @@ def stores(names: list[str], folder: Path) -> Iterator[dict[str, Callable[[], st
 
 
 def measure(folder: Path, names: list[str], jobs: int, rows: int, claimed: int) -> Figures:
-    """Each step on each store in turn."""
+    """Run each step on each store in turn."""
     out: dict[str, Figures] = {name: {} for name in names}
     with stores(names, folder) as made:
         out = {name: {} for name in made}
@@ -393,7 +401,7 @@ def measure(folder: Path, names: list[str], jobs: int, rows: int, claimed: int) 
 
 
 def told(out: Figures, store: str, step: str, figures: Figures) -> None:
-    """Keep and print what a step found."""
+    """Store and print the result of a step."""
     out[step] = figures
     print(f"{store:12}{step}")
     for name, value in figures.items():
@@ -401,27 +409,27 @@ def told(out: Figures, store: str, step: str, figures: Figures) -> None:
 
 
 def main() -> None:
-    """Measure, print, and end with one line of JSON."""
+    """Measure, and print one line of JSON at the end."""
     chosen = arguments(
         "the queue under load",
         jobs={
             "type": int,
             "default": 10_000,
-            "help": "jobs submitted over HTTP; 0 leaves that out",
+            "help": "jobs submitted over HTTP; 0 skips this part",
         },
         rows={
             "type": int,
             "default": 100_000,
-            "help": "jobs in the filled store; 0 leaves that out",
+            "help": "jobs in the filled store; 0 skips this part",
         },
         claims={
             "type": int,
             "default": 10_000,
-            "help": "jobs that four processes claim; 0 leaves that out",
+            "help": "jobs that four processes claim; 0 skips this part",
         },
         store={
             "default": "sqlite,postgresql",
-            "help": "sqlite, postgresql or a URL, with commas between",
+            "help": "sqlite, postgresql or a URL, separated by commas",
         },
     )
     names = chosen.store.split(",")

@@ -1,5 +1,6 @@
-"""The service whose queue is measured, as people run it without a runner, and clients that submit,
-list and stop over HTTP.
+"""The service of the queue benchmark, and clients that submit, list and stop over HTTP.
+
+The service runs as in production, without a runner.
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ import psutil
 from xcray.data.dataset import Dataset
 from xcray.jobs.store.job_store import JobStore
 
-PATIENCE = 60.0  # seconds for whatever should take one
+PATIENCE = 60.0  # timeout in seconds for steps that should take one
 BODY = {"model": "queued", "params": {"C": 1.0}, "pool": "serial"}
 
 
 class Service:
-    """`xcray serve --no-runner` on a store, in a process of its own that can be ended and started
-    again.
-    """
+    """`xcray serve --no-runner` on a store, in a separate process that can be restarted."""
 
     def __init__(self, home: Path, store: str) -> None:
         self.home = home
@@ -38,7 +37,7 @@ class Service:
         self.url = ""
 
     def start(self) -> float:
-        """Start it; seconds until it is ready."""
+        """Start the service and return the seconds until it is ready."""
         told = self.home / "serve.json"
         told.unlink(missing_ok=True)
         command = [
@@ -75,7 +74,7 @@ class Service:
             time.sleep(0.02)
 
     def end(self) -> float:
-        """End it as an operator does; seconds until it is gone."""
+        """End the service with SIGTERM and return the seconds until it has ended."""
         assert self._process is not None, "it was never started"
         begun = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
@@ -83,40 +82,39 @@ class Service:
         return time.monotonic() - begun
 
     def rss(self) -> float:
-        """Megabytes of memory that it holds."""
+        """Return the resident memory in megabytes."""
         assert self._process is not None, "it was never started"
         return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
 
     @contextlib.contextmanager
     def client(self) -> Iterator[httpx.Client]:
-        """A client of it."""
+        """Return a client of the service."""
         with httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE) as client:
             yield client
 
     def add_dataset(self, built: Dataset) -> str:
-        """Make a data set known to it; the id."""
+        """Register a data set and return its id."""
         with contextlib.closing(JobStore(self._store)) as store:
             stats = {"N": built.train.n_rows}
-            return store.add_dataset("queued", str(built.path), stats=stats).id
+            return store.datasets.add("queued", str(built.path), stats=stats).id
 
 
 def free_of_limits() -> dict[str, str]:
-    """Settings that let one caller do all: the queue is measured here, not the limits of
-    callers.
-    """
+    """Return settings without limits per caller, because only the queue is measured."""
     return {"XCRAY_REQUESTS_PER_MINUTE": "100000000"}
 
 
 def many(
     service: Service, clients: int, steps: Sequence[Callable[[httpx.Client], httpx.Response]]
 ) -> tuple[list[float], float]:
-    """Do all steps with so many clients that ask again once they are answered: seconds of each, and
-    of all.
+    """Run all steps with `clients` clients; return the seconds of each step, and of all.
+
+    A client sends its next request after each answer.
     """
 
     def one_client(mine: Sequence[Callable[[httpx.Client], httpx.Response]]) -> list[float]:
         with service.client() as client:
-            client.get("/healthz")  # the connection is not what is measured
+            client.get("/healthz")  # opens the connection before the measurement
             return [timed(lambda step=step: checked(step(client))) for step in mine]  # type: ignore[misc]
 
     begun = time.monotonic()
@@ -126,14 +124,14 @@ def many(
 
 
 def timed(step: Callable[[], Any]) -> float:
-    """Seconds of one step."""
+    """Return the seconds of one step."""
     begun = time.perf_counter()
     step()
     return time.perf_counter() - begun
 
 
 def checked(answer: httpx.Response) -> httpx.Response:
-    """The answer, if it is a good one."""
+    """Return the response if it is successful."""
     if answer.status_code >= 300:
         raise SystemExit(
             f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"

@@ -1,11 +1,11 @@
-"""The same service by plain uvicorn and by Ray Serve: latencies of one client, requests a second of
-sixteen.
+"""The same service under plain uvicorn and under Ray Serve: latency and throughput.
 
 `python -m benchmarks.serving.ray_serve [--seconds 5] [--ha-proxy] [--json FILE]`
 
-One model, one row a request. Plain is one process of `xcray serve`; Serve is one replica behind its
-proxy, in Python, or in HAProxy with --ha-proxy. The client is a process of its own, on the last
-core; the rest is the service's.
+Latencies are those of one client, requests per second those of sixteen. There is one model, and one
+row per request. Plain is one process of `xcray serve`; Serve is one replica behind its proxy, in
+Python, or in HAProxy with --ha-proxy. The client is a separate process on the last core; the
+service uses the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIENTS = (1, 16)
 
 
 def prepared(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """A home with a model, and what it is asked."""
+    """Return a home with a model, and a case."""
     data = dataset("synthetic", None, folder)
     result = train(TrainSpec(str(data.path)), run_dir=folder / "run", out=folder / "model")
     home = Home(folder / "home")
@@ -42,13 +42,13 @@ def prepared(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def asked(url: str, case: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """One client, then sixteen; after some requests that nobody counts."""
+    """Measure one client, then sixteen, after a warm-up."""
     load(url, case, 2.0, connections=1)
     return {f"{n} clients": load(url, case, seconds, connections=n) for n in CLIENTS}
 
 
 def by_serve(folder: Path, home: Path, case: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Behind Serve's proxy."""
+    """Measure behind Serve's proxy."""
     from ray import serve
 
     from xcray.service.ray_serve import application
@@ -76,7 +76,7 @@ def by_serve(folder: Path, home: Path, case: dict[str, Any], seconds: float) -> 
 
 
 def measure(folder: Path, chosen: Any) -> dict[str, Any]:
-    """Both."""
+    """Measure both."""
     if chosen.ha_proxy:
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     home, case = prepared(folder)
@@ -95,7 +95,7 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     chosen = arguments(
         __doc__ or "", seconds={"type": float, "default": 5.0}, ha_proxy={"action": "store_true"}
     )

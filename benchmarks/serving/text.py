@@ -1,14 +1,15 @@
-"""Texts to rows: the mapped vocabulary and its compiled call beside a dictionary and a Counter, to
-the same bits.
+"""Text vectorisation: the mapped vocabulary compared with a dictionary and a Counter.
+
+Both must give the same bits.
 
 `python -m benchmarks.serving.text [--texts 4000] [--terms 1600000] [--repeats 7]`
 
-Two pipelines: the demo corpus with its options (identifiers, plurals, aliases), and the default
-options over a vocabulary of --terms names, made up around the words of the corpus. Each is asked
-for its documents, and for the first twelve words of each, in batches. Opening: fresh processes,
-seconds and memory. Times: processor microseconds a text, medians of interleaved rounds. Lock: the
-share of the time that holds the interpreter's lock: all but compiled code, less what its calls
-without text take.
+There are two pipelines: the demo corpus with its options (identifiers, plurals, aliases), and the
+default options over a vocabulary of --terms names, generated around the words of the corpus. Each
+transforms its documents, and the first twelve words of each, in batches. Opening: seconds and
+memory of new processes. Times: processor microseconds per text, medians of interleaved rounds.
+Lock: the share of the time that holds the interpreter's lock, which is all time outside compiled
+code, minus the time of its calls without text.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 
 
 class Dictionary:
-    """The plain way: a dictionary of all terms in each process, Python strings and a Counter for
-    each text.
-    """
+    """Reference: a dictionary of all terms per process, Python strings and a Counter per text."""
 
     def __init__(self, pipeline: TextPipeline) -> None:
         self.pipeline = pipeline
@@ -48,7 +47,7 @@ class Dictionary:
         self.number = {term: j for j, term in enumerate(pipeline.terms.to_pylist())}
 
     def transform(self, texts: Sequence[str]) -> CSR:
-        """Rows of length 1, in float64 until the end."""
+        """Return rows of length 1, computed in float64."""
         indptr, ids, counts = [0], [], []
         for text in texts:
             row = Counter(j for j in map(self.number.get, self.split(text)) if j is not None)
@@ -66,7 +65,7 @@ class Dictionary:
 
 
 def many_terms(texts: list[str], n: int) -> TextPipeline:
-    """Default options over the words of texts and made-up ones, n in all."""
+    """Return a default pipeline over the words of texts and generated ones, n in all."""
     names, rng = set(TextPipeline.fit(texts).terms.to_pylist()), np.random.default_rng(0)
     while len(names) < n:
         rows = rng.integers(0, len(SYLLABLES), (100_000, 5)).tolist()
@@ -76,9 +75,7 @@ def many_terms(texts: list[str], n: int) -> TextPipeline:
 
 
 def opening(directory: Path, repeats: int) -> dict[str, Any]:
-    """Seconds to open and first use, and bytes of the process's own, by fresh processes of either
-    way.
-    """
+    """Return seconds to open and first use, and private bytes, in new processes."""
     found: dict[str, list[dict[str, float]]] = {"mapped": [], "dictionary": []}
     for _ in range(repeats):
         for way, runs in found.items():
@@ -102,7 +99,7 @@ def opening(directory: Path, repeats: int) -> dict[str, Any]:
 
 
 def child(way: str, directory: str) -> dict[str, float]:
-    """Open one way in this process, after compiled code was loaded by another pipeline."""
+    """Open one variant in this process, after another pipeline has loaded compiled code."""
     TextPipeline.fit(["some words"]).transform(["words"])
     before, began = memory(), time.perf_counter()
     pipeline: Any = TextPipeline.load(Path(directory), verify=False)
@@ -114,7 +111,7 @@ def child(way: str, directory: str) -> dict[str, float]:
 
 
 def speed(pipeline: TextPipeline, texts: list[str], repeats: int) -> list[dict[str, Any]]:
-    """Microseconds a text of either way, by batch; the rows must be the same."""
+    """Return microseconds per text of both variants by batch; the rows must be the same."""
     plain = Dictionary(pipeline)
     for one, other in zip(pipeline.transform(texts), plain.transform(texts), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -137,7 +134,7 @@ def speed(pipeline: TextPipeline, texts: list[str], repeats: int) -> list[dict[s
 
 
 def _micros(transform: Callable[[list[str]], CSR], batches: list[list[str]]) -> float:
-    """Processor microseconds a text."""
+    """Return processor microseconds per text."""
     began = time.process_time()
     for texts in batches:
         transform(texts)
@@ -145,7 +142,7 @@ def _micros(transform: Callable[[list[str]], CSR], batches: list[list[str]]) -> 
 
 
 def _locked(pipeline: TextPipeline, batches: list[list[str]]) -> float:
-    """The share of the time that holds the interpreter's lock."""
+    """Return the share of the time that holds the interpreter's lock."""
     compiled, inside = vectorise.vectorize_texts, [0.0, 0]
 
     def watched(*args: Any) -> Any:
@@ -167,7 +164,7 @@ def _locked(pipeline: TextPipeline, batches: list[list[str]]) -> float:
 
 
 def main() -> None:
-    """Run all and print the JSON."""
+    """Run all parts and print the JSON."""
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(child(sys.argv[2], sys.argv[3])))
         return
@@ -209,7 +206,7 @@ def main() -> None:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Microseconds a text by batch, and memory of a process's own, either way."""
+    """Draw microseconds per text by batch, and private memory, of both variants."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -224,7 +221,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
                 ys = [point[way] for point in row[kind]["speed"]]
                 axis.plot(BATCHES, ys, style, color=color, marker=".", label=f"{way[:-3]}, {kind}")
         axis.set(
-            xscale="log", xlabel="texts in a call", ylabel="microseconds a text", ylim=(0, None)
+            xscale="log", xlabel="texts per call", ylabel="microseconds per text", ylim=(0, None)
         )
         axis.set_title(f"{row['pipeline']}, {row['terms']:,} terms")
         axis.legend(frameon=False, fontsize=8)
@@ -232,7 +229,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         heights = [row["opening"][way]["anonymous"] / 1e6 for row in rows]
         axes[-1].bar(np.arange(len(rows)) + offset, heights, 0.4, label=way)
     axes[-1].set_xticks(range(len(rows)), [row["pipeline"] for row in rows])
-    axes[-1].set(ylabel="MB", title="memory of each process's own")
+    axes[-1].set(ylabel="MB", title="private memory of each process")
     axes[-1].legend(frameon=False)
     figure.savefig(path, dpi=120)
 

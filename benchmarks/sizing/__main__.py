@@ -47,7 +47,7 @@ FIGURES = ("seconds", "weights", "memory", "model")
 
 
 def solved(dataset: Dataset, seconds: float) -> tuple[Range, Range, int]:
-    """Seconds and weights of all labels, and labels solved."""
+    """Return seconds and weights of all labels, and the number of labels solved."""
     solver = make_solver("ppdsparse", {})
     guess = guessed_shape(solver, dataset).seconds
     sample = solve_sample(solver, dataset.train, guess, seconds, seed=1)
@@ -70,7 +70,7 @@ def trained(dataset: Dataset) -> dict[str, int]:
 
 
 def judged(name: str, dataset: Dataset, seconds: float, whole: float) -> dict[str, Any]:
-    """One set: actual over planned, by figure."""
+    """Return actual over planned of one set, by figure."""
     core, weights, n = solved(dataset, seconds)
     plan = size_from_dataset(
         dataset.path,
@@ -114,9 +114,7 @@ def judged(name: str, dataset: Dataset, seconds: float, whole: float) -> dict[st
 
 
 def worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return per figure: sets, median, worst factor, and the sets within a factor of 1.3 and of
-    2.
-    """
+    """Return per figure: sets, median, worst factor, and sets within factors of 1.3 and of 2."""
     out: dict[str, Any] = {}
     for name in FIGURES:
         ratios = [row["ratios"][name] for row in rows if row["ratios"].get(name)]
@@ -138,18 +136,18 @@ def worst(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every set, and the JSON."""
+    """Compare every set and print the JSON."""
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "*", "default": [], "help": "these alone"},
-        made={"action": "store_true", "help": "only sets that are made up"},
-        seconds={"type": float, "default": 20.0, "help": "core seconds of labels for each set"},
+        made={"action": "store_true", "help": "only synthetic sets"},
+        seconds={"type": float, "default": 20.0, "help": "core seconds of labels per set"},
         whole={
             "type": float,
             "default": 20.0,
-            "help": "core seconds up to which a set is trained whole, for memory and bytes",
+            "help": "core seconds up to which a set is trained completely, for memory and bytes",
         },
-        folder={"type": Path, "help": "where sets are kept for the next time"},
+        folder={"type": Path, "help": "directory of sets, kept for the next run"},
     )
     cases = [case for case in CASES if not chosen.sets or case.name in chosen.sets]
     cases = [

@@ -1,6 +1,6 @@
 """Run one training in its own process and print its costs as a line of JSON.
 
-`python -m benchmarks.sizing.child DATASET FOLDER`. FOLDER: a new one, for the model and the run.
+`python -m benchmarks.sizing.child DATASET FOLDER`. FOLDER is created for the model and the run.
 """
 
 from __future__ import annotations

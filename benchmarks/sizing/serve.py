@@ -33,7 +33,7 @@ from xcray.training.capacity.serving import SCAN_BYTES_PER_LABEL, ServingLoad, e
 
 CLIENTS = 4
 ASKED = 400  # rows
-QUERY = 12e-6  # of a call by itself: the door of Python, which REQUEST holds
+QUERY = 12e-6  # seconds per call from Python, which REQUEST includes
 
 
 def copied(model: Path, target: Path) -> Path:
@@ -49,15 +49,13 @@ def copied(model: Path, target: Path) -> Path:
 
 
 def searched(model: Path, part: Split, seconds: float) -> tuple[float, int]:
-    """Processor seconds of a query of one row, the median, and bytes that this process holds more
-    than before.
-    """
+    """Return the median processor seconds of a query of one row, and the added bytes."""
     warm_up()
     before = resident()
     index = Predictor(Model.open(model, verify=False)).index
     rows = [row_range(part.X, i, i + 1) for i in range(min(ASKED, part.n_rows))]
     for row in rows:
-        index.query(row)  # every page that they meet is there
+        index.query(row)  # maps every page that the queries read
     took, began = [], time.thread_time()
     while time.thread_time() - began < seconds:
         for row in rows:
@@ -76,7 +74,7 @@ def warm_up() -> None:
 
 
 def requested(model: Path, part: Split, folder: Path, seconds: float) -> tuple[float, int]:
-    """Processor seconds of a request over HTTP, and bytes that the service holds after."""
+    """Return processor seconds of a request over HTTP, and the bytes of the service after."""
     Registry(folder / "models").publish("bench", copied(model, folder / "copy"))
     case = next(each for each in cases_of("bench", part.X, None) if each["rows"] == 1)
     with service(folder, 1, {}) as (url, process):
@@ -85,12 +83,12 @@ def requested(model: Path, part: Split, folder: Path, seconds: float) -> tuple[f
         result = load(url, case, seconds, connections=CLIENTS)
         answered = (
             sum(result["statuses"].values()) * (seconds + 0.5) / seconds
-        )  # the warm-up is not counted
+        )  # the warm-up does not count
         return (processor_seconds(process) - began) / max(answered, 1.0), resident(process.pid)
 
 
 def resident(pid: int | None = None) -> int:
-    """Bytes of a process that are in memory."""
+    """Return the resident bytes of a process."""
     held = process_memory(pid)
     if held is None:
         raise SystemExit("this system does not report the memory of a process")
@@ -98,7 +96,7 @@ def resident(pid: int | None = None) -> int:
 
 
 def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) -> dict[str, Any]:
-    """One model: really over foreseen."""
+    """Return actual over estimated figures of one model."""
     dataset = Dataset.open(data)
     part = dataset.test if dataset.test is not None and dataset.test.n_rows else dataset.train
     opened = Model.open(model, verify=False)
@@ -125,7 +123,7 @@ def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) ->
         )
         ratios["request"] = row["request"][1] / found.request
     print(
-        f"{model}: {search * 1e6:.0f} us a search",
+        f"{model}: {search * 1e6:.0f} us per search",
         {name: round(value, 2) for name, value in ratios.items()},
         flush=True,
     )
@@ -133,12 +131,12 @@ def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) ->
 
 
 def main() -> None:
-    """Every model, and the JSON."""
+    """Compare every model and print the JSON."""
     chosen = arguments(
         __doc__ or "",
         models={"nargs": "*", "default": [], "help": "MODEL=DATASET, both directories"},
-        seconds={"type": float, "default": 4.0, "help": "of asking, for each model"},
-        http={"action": "store_true", "help": "ask a service too"},
+        seconds={"type": float, "default": 4.0, "help": "duration of the queries per model"},
+        http={"action": "store_true", "help": "also query a service"},
     )
     pairs = [word.split("=", 1) for word in chosen.models]
 

@@ -1,19 +1,17 @@
-"""A service under everything at once for a long time: does it leak, does anything fail, does a
-reply ever mix two versions?
+"""A long mixed load on a service, to find leaks, failures and replies that mix two versions.
 
 `python -m benchmarks.soak [--minutes 30] [--swaps 20] [--workers 1] [--json FILE] [--picture FILE]`
 
-A real service with a home of its own is asked by clients of every kind until the time is up
-(`soak_traffic`), while its models are swapped: new versions, aliases, splits, shadows, deletes,
-spread evenly over the time. Every few seconds its processes are looked at. Told: the slope of
-memory after the warm-up (least squares, with its standard error), file descriptors and threads
-before and after, errors by kind (must be none), mixed replies (must be none), latencies by kind.
-Ends with 1 when something failed or was mixed, or when a process that answers holds more file
-descriptors or threads at the end than it did when warm.
+Clients of every kind (`benchmarks.soak.traffic`) use a real service with a separate home. Meanwhile
+its models are changed: new versions, aliases, splits, shadows, deletions, spread evenly over the
+time. Its processes are sampled every few seconds. Reported are the slope of memory after the
+warm-up (least squares, with its standard error), file descriptors and threads before and after,
+errors by kind (must be none), mixed replies (must be none), and latencies by kind. The exit status
+is 1 after errors or mixed replies, or if a serving process has more file descriptors or threads at
+the end than after the warm-up.
 
-`service` are the processes that answer; `all` adds runners, builds and whatever else they started.
-`private` memory leaves out pages that files stand behind, which models are. Figures are of this
-machine, clients included.
+`service` are the serving processes; `all` includes runners, builds and their children. `private`
+memory excludes file-backed pages, such as models. Figures are of this machine, clients included.
 """
 
 from __future__ import annotations
@@ -38,14 +36,16 @@ from benchmarks.soak.traffic import Models, Record, clients
 from xcray.client import Client
 
 SERVE: Final = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
-EVERY: Final = 3.0  # seconds between looks
+EVERY: Final = 3.0  # seconds between samples
 WARM_SHARE, WARM_MOST = (
     0.25,
     300.0,
-)  # of the time, at most so many seconds: caches fill, pools grow to their size
-REST: Final = 15.0  # seconds without a request before the last look: what lingers goes
+)  # warm-up as a share of the time, and its maximum in seconds: caches and pools fill
+REST: Final = (
+    15.0  # seconds without requests before the last sample, so that unused models are unloaded
+)
 MORE_FDS: Final = (
-    5  # that may be open at the end beyond those when warm: a connection to the store, a log
+    5  # additional descriptors allowed at the end, such as a store connection or a log
 )
 SETTINGS: Final = {
     "XCRAY_KEEP_JOBS": "200",
@@ -58,7 +58,7 @@ SETTINGS: Final = {
 
 @contextlib.contextmanager
 def service(home: Path, workers: int) -> Iterator[tuple[str, psutil.Process]]:
-    """A service: its URL and first process."""
+    """Start a service; yield its URL and first process."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")}
     command = [
         sys.executable,
@@ -90,7 +90,7 @@ def service(home: Path, workers: int) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def answering(first: psutil.Process) -> list[psutil.Process]:
-    """The processes that answer, the keeper with them."""
+    """Return the serving processes, including the worker manager."""
     workers = []
     for each in first.children():
         with contextlib.suppress(psutil.Error):
@@ -100,7 +100,7 @@ def answering(first: psutil.Process) -> list[psutil.Process]:
 
 
 def look(first: psutil.Process, home: Path, begun: float) -> dict[str, float]:
-    """One sample."""
+    """Return one sample."""
     out: dict[str, float] = {"at": time.monotonic() - begun}
     names = ("rss", "private", "fds", "threads", "files")
     for group, processes in (
@@ -109,7 +109,7 @@ def look(first: psutil.Process, home: Path, begun: float) -> dict[str, float]:
     ):
         sums = dict.fromkeys(names, 0.0)
         for each in processes:
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # the process has just ended
                 memory = each.memory_full_info()
                 figures = (
                     memory.rss,
@@ -129,7 +129,7 @@ def look(first: psutil.Process, home: Path, begun: float) -> dict[str, float]:
 
 
 def size_of(home: Path) -> int:
-    """Bytes on disk; files come and go meanwhile."""
+    """Return the bytes on disk; files appear and disappear meanwhile."""
     total = 0
     for folder, _, names in os.walk(home):
         for name in names:
@@ -139,7 +139,7 @@ def size_of(home: Path) -> int:
 
 
 def slope(at: np.ndarray, values: np.ndarray) -> dict[str, float]:
-    """Units an hour by least squares, with its standard error. at: seconds."""
+    """Return units per hour by least squares, with the standard error. at: seconds."""
     if len(at) < 3:
         return {"per_hour": float("nan"), "error": float("nan")}
     hours = (at - at.mean()) / 3600.0
@@ -152,7 +152,7 @@ def slope(at: np.ndarray, values: np.ndarray) -> dict[str, float]:
 def observe(
     first: psutil.Process, home: Path, begun: float, seconds: float, ending: threading.Event
 ) -> list[dict[str, float]]:
-    """Samples until the time is up."""
+    """Return samples until the time is up."""
     samples = []
     while time.monotonic() - begun < seconds and not ending.is_set():
         samples.append(look(first, home, begun))
@@ -161,7 +161,7 @@ def observe(
 
 
 def measure(folder: Path, chosen: Any) -> dict[str, Any]:
-    """The whole."""
+    """Run the whole benchmark."""
     home = folder / "home"
     home.mkdir()
     seconds = 60.0 * chosen.minutes
@@ -202,7 +202,7 @@ def report(
     models: Models,
     seconds: float,
 ) -> dict[str, Any]:
-    """What happened, in figures."""
+    """Return the figures of the run."""
     warm = min(WARM_MOST, WARM_SHARE * seconds)
     late = [sample for sample in samples if sample["at"] >= warm]
     at = np.array([sample["at"] for sample in late])
@@ -241,7 +241,7 @@ def report(
 
 
 def leaks(found: dict[str, Any]) -> list[str]:
-    """What is not as it should be, in words."""
+    """Return the failures of the run as sentences."""
     out = [f"{kind}: {count}" for kind, count in found["errors"].items()]
     if found["mixed"]:
         out.append(f"{found['mixed']} replies mixed versions")
@@ -261,7 +261,7 @@ def leaks(found: dict[str, Any]) -> list[str]:
 
 
 def tell(found: dict[str, Any]) -> None:
-    """For people."""
+    """Print the figures."""
     for name, each in found["mb_per_hour"].items():
         print(f"{name:16s} {each['per_hour']:+9.2f} MB/h +- {each['error']:.2f}")
     for when in ("before", "warm", "after"):
@@ -279,7 +279,7 @@ def tell(found: dict[str, Any]) -> None:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """Memory, descriptors and disk over the time."""
+    """Draw memory, descriptors and disk over time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -308,12 +308,16 @@ def picture(found: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Soak and tell."""
+    """Run the benchmark and exit with its status."""
     chosen = arguments(
         str(__doc__).split("\n")[0],
         minutes={"type": float, "default": 30.0},
-        swaps={"type": int, "default": 20, "help": "changes of what answers, spread over the time"},
-        workers={"type": int, "default": 1, "help": "processes that answer"},
+        swaps={
+            "type": int,
+            "default": 20,
+            "help": "changes of model versions, spread over the time",
+        },
+        workers={"type": int, "default": 1, "help": "serving processes"},
     )
     wrong: list[str] = []
 

@@ -1,13 +1,15 @@
-"""Damaged models: of every kind of damage to a model directory, how much goes unseen when it is
-opened. It must be none.
+"""Damaged models: the number of damages that are not detected when a model is opened, by kind.
+
+It must be zero.
 
 `python -m benchmarks.soak.corruption [--flips 10000] [--seed 0] [--json FILE]`
 
 A small model that reads text is written once. Single bits are flipped at random places of random
-files (each file as likely as it is long, the manifest among them); files are truncated at random
-lengths, given zero pages, lengthened, removed, exchanged with each other and with those of another
-model of the same shape, and signed anew with biases that are NaN, or another schema version or
-shape. Each damage is opened as the service does (`Model.open(verify=True)`), and then mended.
+files (in proportion to their length, including the manifest). Files are truncated at random
+lengths, overwritten with zero pages, lengthened, removed, exchanged with each other and with those
+of another model of the same shape, and signed again with NaN biases, or another schema version or
+shape. Each damaged model is opened as the service does (`Model.open(verify=True)`), and then
+restored.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ TEXTS = (
 LABELS = ("csv", "json", "socket", "io")
 PAGE = 4096
 
-Damage = tuple[str, Callable[[], None]]  # its kind, and what does it
+Damage = tuple[str, Callable[[], None]]  # kind, and function that does the damage
 
 
 def small_model(path: Path, seed: int) -> Path:
-    """A model that reads text, with random weights."""
+    """Write a model that reads text, with random weights."""
     pipeline = TextPipeline.fit(TEXTS)
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(len(LABELS), pipeline.n_features))
@@ -67,13 +69,13 @@ def small_model(path: Path, seed: int) -> Path:
 
 
 def files_of(model: Path) -> list[Path]:
-    """The files that make the model, by name."""
+    """Return the files of the model, by name."""
     manifest = json.loads((model / MANIFEST).read_text())
     return [model / MANIFEST, *(model / name for name in sorted(manifest["files"]))]
 
 
 def flips(model: Path, count: int, rng: np.random.Generator) -> Iterator[Damage]:
-    """Single bits, anywhere."""
+    """Yield flips of single bits at any place."""
     files = files_of(model)
     sizes = np.array([path.stat().st_size for path in files])
     for _ in range(count):
@@ -84,7 +86,7 @@ def flips(model: Path, count: int, rng: np.random.Generator) -> Iterator[Damage]
 
 
 def cuts(model: Path, rng: np.random.Generator) -> Iterator[Damage]:
-    """Each file: truncated, lengthened, a page of zeros, emptied, removed."""
+    """Yield for each file: truncated, lengthened, a page of zeros, emptied, removed."""
     for path in files_of(model):
         content = path.read_bytes()
         cut = int(rng.integers(len(content)))
@@ -97,14 +99,15 @@ def cuts(model: Path, rng: np.random.Generator) -> Iterator[Damage]:
             "emptied": b"",
         }
         for kind, changed in kinds.items():
-            if changed != content:  # nothing but zeros there already
+            if changed != content:  # otherwise the page has only zeros already
                 yield kind, lambda path=path, changed=changed: path.write_bytes(changed) and None  # type: ignore[misc]
         yield "removed", path.unlink
 
 
 def exchanges(model: Path, other: Path) -> Iterator[Damage]:
-    """Files in each other's places, and those of another model; all but the manifest of the other,
-    which is a whole model.
+    """Yield files in each other's places, and files of another model.
+
+    The manifest of the other model is left out, because it would make a complete model.
     """
     files = files_of(model)
     contents = {path: path.read_bytes() for path in files}
@@ -124,7 +127,7 @@ def exchanges(model: Path, other: Path) -> Iterator[Damage]:
 
 
 def forgeries(model: Path) -> Iterator[Damage]:
-    """Damage with valid checksums: as a program with a fault would write it."""
+    """Yield damages with valid checksums, as written by a faulty program."""
 
     def sign(**changes: Any) -> None:
         manifest = json.loads((model / MANIFEST).read_text())
@@ -146,7 +149,7 @@ def forgeries(model: Path) -> Iterator[Damage]:
 
 
 def seen(model: Path) -> bool:
-    """Whether opening says that the model is damaged."""
+    """Return whether opening detects the damage."""
     try:
         Model.open(model, verify=True)
     except (Corrupt, NotFound):
@@ -155,7 +158,7 @@ def seen(model: Path) -> bool:
 
 
 def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
-    """All damages, one after the other; how many of each kind there were, and which went unseen."""
+    """Apply all damages, one after the other; count them by kind, also those not detected."""
     rng = np.random.default_rng(seed)
     whole, model, other = (
         small_model(folder / "whole", 1),
@@ -164,7 +167,7 @@ def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
     )
     shutil.copytree(whole, model)
     if seen(model):
-        raise SystemExit("a sound model does not open")
+        raise SystemExit("an undamaged model does not open")
     done: Counter[str] = Counter()
     unseen: Counter[str] = Counter()
     for kind, damage in (*cuts(model, rng), *exchanges(model, other), *forgeries(model)):
@@ -182,7 +185,7 @@ def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
             if path.read_bytes() != content:
                 path.write_bytes(content)
     if seen(model):
-        raise SystemExit("the mended model does not open")
+        raise SystemExit("the restored model does not open")
     return {
         "damages": dict(done),
         "unseen": {kind: number for kind, number in unseen.items() if number},
@@ -190,7 +193,7 @@ def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Damage and tell."""
+    """Run all damages and print the result."""
     chosen = arguments(
         str(__doc__).split("\n")[0],
         flips={"type": int, "default": 10_000, "help": "single bits to flip"},
@@ -201,7 +204,7 @@ def main() -> None:
         begun = time.perf_counter()
         found = run(folder, chosen.flips, chosen.seed)
         for kind, number in found["damages"].items():
-            print(f"{kind:16s} {number:7,d} damages, {found['unseen'].get(kind, 0)} unseen")
+            print(f"{kind:16s} {number:7,d} damages, {found['unseen'].get(kind, 0)} not detected")
         return {**found, "seconds": round(time.perf_counter() - begun, 1)}
 
     in_folder(measured, chosen.json)

@@ -1,6 +1,6 @@
-"""What `soak` does to a service: clients of every kind, each a thread, and the swaps of its models.
+"""Clients of `benchmarks.soak`, each a thread, and the changes of its models.
 
-Labels of every version bear its number, so that a reply that mixed two versions would show; one
+Labels of every version contain its number, so that a reply that mixes two versions is detected. One
 label, `common`, is in all of them.
 """
 
@@ -26,14 +26,14 @@ from xcray.model.registry import Registry
 
 WORDS: Final = [f"word{i}" for i in range(2000)]
 LABELS: Final = 200
-KEPT: Final = 6  # versions of docs that stay
+KEPT: Final = 6  # versions of docs that are not deleted
 SMALL: Final = {"rows": 300, "features": 100, "labels": 20, "seed": 1}
 LARGE: Final = {"rows": 3000, "features": 600, "labels": 200, "seed": 2}
 SLOW: Final = 600.0  # seconds after which a job counts as lost
 
 
 class Record:
-    """What clients met. Safe for many threads."""
+    """Results of the clients. Safe for many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,11 +44,11 @@ class Record:
 
     @contextmanager
     def of(self, kind: str) -> Iterator[None]:
-        """Time one request, or one story of several; an error is counted, with its first words."""
+        """Time one request or scenario; an error is counted with the start of its message."""
         begun = time.perf_counter()
         try:
             yield
-        except Exception as error:  # whatever it is, it counts: a client goes on
+        except Exception as error:  # count any error, and let the client continue
             with self._lock:
                 self._errors[
                     f"{kind}: {type(error).__name__} {getattr(error, 'code', '')} {str(error)[:160]}"
@@ -58,21 +58,21 @@ class Record:
             self._seconds[kind].append(time.perf_counter() - begun)
 
     def saw(self, version: int, whole: bool) -> None:
-        """A reply by a version."""
+        """Count a reply of a version."""
         with self._lock:
             self.versions.add(version)
             self.mixed += not whole
 
     def errors(self) -> dict[str, int]:
-        """How often which."""
+        """Return the number of errors by kind."""
         return dict(self._errors)
 
     def counts(self) -> dict[str, int]:
-        """Successes by kind."""
+        """Return the successes by kind."""
         return {kind: len(seconds) for kind, seconds in sorted(self._seconds.items())}
 
     def latencies(self) -> dict[str, dict[str, float]]:
-        """Milliseconds by kind."""
+        """Return milliseconds by kind."""
         found = {kind: 1e3 * np.array(seconds) for kind, seconds in sorted(self._seconds.items())}
         return {
             kind: {
@@ -85,9 +85,7 @@ class Record:
 
 
 class Models:
-    """The versions of docs, published into the home as a runner does, from another process than the
-    service.
-    """
+    """The versions of docs, published into the home by another process, as a runner does."""
 
     def __init__(self, home: Path, folder: Path) -> None:
         self.registry = Registry(home / "models")
@@ -99,13 +97,13 @@ class Models:
         self.swaps = 0
 
     def prepare(self) -> None:
-        """Three versions, an alias and a split."""
+        """Publish three versions, an alias and a split."""
         for _ in range(3):
             self.publish()
-        self.registry.set_alias("docs", "prod", 1)
+        self.registry.aliases.set("docs", "prod", 1)
 
     def publish(self) -> int:
-        """Another version; its number."""
+        """Publish another version and return its number."""
         number = len(self.hashes) + 1
         rng = np.random.default_rng(number)
         n_features = self._pipeline.n_features
@@ -125,8 +123,9 @@ class Models:
         return number
 
     def swap(self, client: Client, turn: int) -> None:
-        """One change of what answers: a new version, an alias that moves, a split with a shadow,
-        and versions that go.
+        """Change the serving versions once.
+
+        The changes are a new version, a moved alias, a split with a shadow, and deletions.
         """
         versions = self.registry.versions("docs")
         if turn % 3 == 0:
@@ -149,7 +148,7 @@ class Models:
 
 
 class Traffic:
-    """The clients of one soak."""
+    """The clients of one run."""
 
     def __init__(
         self, url: str, folder: Path, models: Models, record: Record, ending: threading.Event
@@ -161,18 +160,18 @@ class Traffic:
         self.ending = ending
 
     def client(self) -> Client:
-        """A client that tries nothing twice: what fails shall count."""
+        """Return a client without retries, so that failures count."""
         return Client(self.url, retries=0, timeout=120.0)
 
     def check(self, reply: Any) -> None:
-        """Note whose reply it is, and whether all of it is."""
+        """Record the version of a reply, and whether the reply is consistent."""
         version = reply["model"]["version"]
         labels = {label for one in reply["predictions"] for label in one["labels"]}
         whole = all(label == "common" or label.startswith(f"v{version}-") for label in labels)
         self.record.saw(version, whole and reply["model"]["sha256"] == self.models.hashes[version])
 
     def ask(self, http: httpx.Client, kind: str, path: str, body: dict[str, Any]) -> Any:
-        """One request, timed; None when it failed."""
+        """Send one timed request; return None if it failed."""
         with self.record.of(kind):
             answer = http.post(path, json=body)
             assert answer.status_code == 200, f"{answer.status_code} {answer.text[:200]}"
@@ -180,7 +179,7 @@ class Traffic:
         return None
 
     def predict(self, rng: random.Random, http: httpx.Client) -> None:
-        """Questions of one to 32 rows, with and without a filter."""
+        """Send predict requests of one to 32 rows, with and without a filter."""
         reference = rng.choice(("docs", "docs@prod", "docs@prod", "docs@latest"))
         rows = rng.choice((1, 1, 1, 1, 1, 8, 32))
         body: dict[str, Any] = {
@@ -196,7 +195,7 @@ class Traffic:
         self.ending.wait(rng.expovariate(1 / 0.02))
 
     def explain(self, rng: random.Random, http: httpx.Client) -> None:
-        """Reasons, and the other protocol."""
+        """Send explain requests, and requests of the other protocol."""
         self.ask(http, "explain", "/v1/models/docs@prod:explain", {"instance": {"text": text(rng)}})
         inputs = [
             {"name": "text", "shape": [2], "datatype": "BYTES", "data": [text(rng), text(rng)]}
@@ -207,7 +206,7 @@ class Traffic:
         self.ending.wait(0.1)
 
     def lists(self, rng: random.Random, http: httpx.Client) -> None:
-        """What consoles and monitors ask."""
+        """Send the requests of consoles and monitors."""
         paths = (
             "/v1/jobs",
             "/v1/datasets",
@@ -224,7 +223,7 @@ class Traffic:
         self.ending.wait(1.0)
 
     def sets(self, rng: random.Random, http: httpx.Client) -> None:
-        """A data set from its upload to its end."""
+        """Upload, build and delete a data set."""
         path = self.folder / f"rows-{threading.get_ident()}.jsonl"
         path.write_text(
             "".join(f'{{"text": "{text(rng)}", "labels": ["l{i % 7}"]}}\n' for i in range(200))
@@ -236,9 +235,7 @@ class Traffic:
         self.ending.wait(2.0)
 
     def trains(self, rng: random.Random, http: httpx.Client) -> None:
-        """A training, followed by its events to its end; some are stopped on the way and
-        resumed.
-        """
+        """Run a training and follow its events to its end; some are stopped and resumed."""
         stops = rng.random() < 0.4
         with self.record.of("stop, resume" if stops else "training"), self.client() as client:
             data = self._data(client, LARGE if stops else SMALL)
@@ -254,7 +251,7 @@ class Traffic:
             assert ended["status"] == "SUCCEEDED", (
                 f"{ended['status']} {ended.get('reason')} {ended.get('message')}"
             )
-            assert heard, "no event was heard"
+            assert heard, "no event was received"
             client.jobs.timeline(job["id"])
             client.jobs.delete(job["id"])
             versions = client.models.get("trained")["versions"]
@@ -263,7 +260,7 @@ class Traffic:
         self.ending.wait(1.0)
 
     def bulk(self, rng: random.Random, http: httpx.Client) -> None:
-        """A file answered by a job."""
+        """Run a batch prediction job."""
         path = self.folder / "ask.txt"
         path.write_text("".join(text(rng) + "\n" for _ in range(300)))
         with self.record.of("batch job"), self.client() as client:
@@ -271,7 +268,7 @@ class Traffic:
             ended = client.jobs.wait(job["id"])
             gone = (
                 ended["status"] == "FAILED" and ended.get("reason") == "NOT_FOUND"
-            )  # its version was deleted before it began
+            )  # the version was deleted before the job began
             assert gone or ended["status"] == "SUCCEEDED", (
                 f"{ended['status']} {ended.get('reason')} {ended.get('message')}"
             )
@@ -281,7 +278,7 @@ class Traffic:
         self.ending.wait(5.0)
 
     def _data(self, client: Client, options: dict[str, int]) -> str:
-        """A synthetic data set, made when it is not there yet; its id."""
+        """Return the id of a synthetic data set, created if missing."""
         name = f"made-{options['seed']}"
         for known in client.datasets.list():
             if known["name"] == name and known["status"] == "READY":
@@ -292,14 +289,14 @@ class Traffic:
         return str(client.datasets.wait(made["id"], seconds=SLOW)["id"])
 
     def repeat(self, seed: int, story: Callable[[random.Random, httpx.Client], None]) -> None:
-        """One client's life."""
+        """Run one client's scenario until the time is up."""
         rng = random.Random(seed)
         with httpx.Client(base_url=self.url, trust_env=False, timeout=120.0) as http:
             while not self.ending.is_set():
                 story(rng, http)
 
     def swapping(self, seconds: float, swaps: int) -> None:
-        """All swaps, evenly spread."""
+        """Run all changes, evenly spread."""
         begun = time.monotonic()
         with self.client() as client:
             for turn in range(swaps):
@@ -312,7 +309,7 @@ class Traffic:
 
 
 def text(rng: random.Random) -> str:
-    """Some words."""
+    """Return some words."""
     return " ".join(rng.choices(WORDS, k=rng.randint(3, 30)))
 
 
@@ -326,7 +323,7 @@ def clients(
     seconds: float,
     swaps: int,
 ) -> list[threading.Thread]:
-    """The threads of all clients, not yet started."""
+    """Return the threads of all clients, not yet started."""
     traffic = Traffic(url, folder, models, record, ending)
     stories = [traffic.predict] * 4 + [
         traffic.explain,

@@ -16,7 +16,7 @@ from xcray.training import TrainSpec, train
 
 
 def runs_of(name: str, data_path: str, workers: list[int], folder: Path) -> list[dict[str, Any]]:
-    """Serial, threads and Ray on one set."""
+    """Run serial, threads and Ray on one set."""
     out = []
     for pool, count in [("serial", 1), ("threads", 2), *(("ray", count) for count in workers)]:
         place = folder / f"{name}-{pool}-{count}"
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Makespan over ideal of every run."""
+    """Draw makespan over ideal of every run."""
     import matplotlib
 
     matplotlib.use("Agg")

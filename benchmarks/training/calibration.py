@@ -42,7 +42,7 @@ Told = Callable[[RankedLabels], Any]
 
 
 def ways(answers: RankedLabels, counts: Any, seed: int) -> dict[str, Told]:
-    """Probabilities of answers, by each way, fitted on `answers`."""
+    """Return functions that estimate probabilities, one per method, fitted on `answers`."""
     near = answers.at_places(1, 10)
     platt = LogisticRegression(C=1e6).fit(near.scores.reshape(-1, 1), near.correct.reshape(-1))
     chosen = fit_curves(answers, counts, seed)
@@ -61,7 +61,7 @@ def ways(answers: RankedLabels, counts: Any, seed: int) -> dict[str, Told]:
 
 
 def judged(told: Told, others: RankedLabels) -> dict[str, float]:
-    """ECE, its floor and Brier score at each k."""
+    """Return ECE, its floor and Brier score at each k."""
     out: dict[str, float] = {}
     for k in KS:
         some = others.at_places(1, k)
@@ -75,8 +75,9 @@ def judged(told: Told, others: RankedLabels) -> dict[str, float]:
 
 
 def narrowed(answers: RankedLabels, n_labels: int, seed: int) -> tuple[RankedLabels, Any]:
-    """The first five answers when a tenth of the labels is allowed; which of them are within the
-    candidates.
+    """Return the top five answers when a tenth of the labels is allowed.
+
+    The second value is which of them are within the candidates.
     """
     allowed = np.random.default_rng(seed).random(n_labels) < 0.1
     kept = allowed[answers.labels]
@@ -87,7 +88,7 @@ def narrowed(answers: RankedLabels, n_labels: int, seed: int) -> tuple[RankedLab
 
 
 def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any]:
-    """All ways on one set, a split a seed."""
+    """Compare all methods on one set, with one split per seed."""
     assert data.test is not None
     counts, seconds, rows = data.label_counts, [], []
     top = Predictor(model).predict(data.test.X, CANDIDATES)
@@ -141,7 +142,7 @@ def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any
 
 
 def trained(name: str, chosen: Any, folder: Path) -> tuple[Dataset, Model]:
-    """A set and a model of it, from --models or made now."""
+    """Return a set and a model of it, from --models or trained now."""
     kept = chosen.models / name if chosen.models else None
     if kept is not None and (kept / "model" / "manifest.json").is_file():
         return Dataset.open(kept / "dataset"), Model.open(kept / "model", verify=False)

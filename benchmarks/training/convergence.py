@@ -28,19 +28,23 @@ from xcray.data.dataset import Dataset
 from xcray.index.inverted import InvertedIndex
 from xcray.metrics import frequency_groups, precision_at_k
 from xcray.solvers import make_solver
+from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training.report.summary import summarize_block
 
 ROUNDS = (1, 2, 3, 4, 5, 8, 13)
 EPS = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)
 TIGHT = {"eps": 1e-7, "max_rounds": 1000, "max_sweeps": 200}
-ROUNDING = 1e-6  # of the null objective: weights and data are float32
-STEPS = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]  # of a time axis
+ROUNDING = 1e-6  # tolerance relative to the null objective: weights and data are float32
+STEPS = [
+    digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)
+]  # ticks of a time axis
 COLOURS = (*plots.BLUES[:0:-1], plots.ORANGE)  # of P@1, P@3, P@5
 
 
 def sampled(data: Dataset, n: int) -> Any:
-    """At most `n` labels (int32, ascending), equally many of each tenth by frequency; the same ones
-    every time.
+    """Return at most `n` labels (int32, ascending), equally many per tenth by frequency.
+
+    The sample is the same in every run.
     """
     groups, rng = frequency_groups(data.label_counts), np.random.default_rng(0)
     chosen = [
@@ -50,7 +54,7 @@ def sampled(data: Dataset, n: int) -> Any:
 
 
 def solved(local: Any, params: dict[str, Any], labels: Any, repeats: int) -> tuple[Any, Any]:
-    """Seconds of each label (the least of some runs) and its record, solved alone."""
+    """Return the seconds of each label (minimum of several runs) and its record, solved alone."""
     solver = make_solver("ppdsparse", params)
     seconds, records = np.full(len(labels), np.inf), []
     for i, label in enumerate(labels):
@@ -63,11 +67,12 @@ def solved(local: Any, params: dict[str, Any], labels: Any, repeats: int) -> tup
 
 
 def single_classes(data: Dataset, labels: Any, repeats: int) -> dict[str, Any]:
-    """Both paths of single classes: {"by_round", "by_eps"} as rows of quantiles, and whether each
-    gap was a bound.
+    """Return both paths of single classes and whether each gap was a bound.
+
+    The paths are {"by_round", "by_eps"}, as rows of quantiles.
     """
     split = data.train
-    local = make_solver("ppdsparse", {}).load(split.X, split.XT, split.YT)
+    local = PPDSparseSolver().load(split.X, split.XT, split.YT)
     settings: list[tuple[str, float, dict[str, Any]]] = [
         *(("by_round", rounds, {"eps": TIGHT["eps"], "max_rounds": rounds}) for rounds in ROUNDS),
         *(("by_eps", eps, {"eps": eps}) for eps in EPS),
@@ -101,7 +106,7 @@ def single_classes(data: Dataset, labels: Any, repeats: int) -> dict[str, Any]:
 
 
 def quantiles(values: Any) -> dict[str, float]:
-    """The 10th, 50th and 90th percentile, and the largest."""
+    """Return the 10th, 50th and 90th percentile, and the maximum."""
     return {
         name: float(np.quantile(values, q))
         for name, q in (("p10", 0.1), ("median", 0.5), ("p90", 0.9), ("max", 1.0))
@@ -109,30 +114,32 @@ def quantiles(values: Any) -> dict[str, float]:
 
 
 def whole_models(data: Dataset) -> list[dict[str, Any]]:
-    """All labels solved with each eps: core seconds, certificates, weights, P@k."""
+    """Solve all labels with each eps; return core seconds, certificates, weights, P@k."""
     split, labels = data.train, frozen(np.arange(data.n_labels), np.int32)
-    local = make_solver("ppdsparse", {}).load(split.X, split.XT, split.YT)
+    local = PPDSparseSolver().load(split.X, split.XT, split.YT)
     rows = []
     for eps in EPS:
         began = time.thread_time()
-        block = make_solver("ppdsparse", {"eps": eps}).solve(local, labels)
+        solver = PPDSparseSolver(eps=eps)
+        block = solver.solve(local, labels)
         seconds = time.thread_time() - began
         row = {
             "eps": eps,
             "core_seconds": seconds,
             "ms_a_class": 1e3 * seconds / len(labels),
-            **summarize_block(block, eps),
+            **summarize_block(block, solver),
         }
         if data.test is not None:
             top = InvertedIndex.build(block.W, block.bias.astype(np.float32)).query(data.test.X, 5)
             row |= {f"P@{k}": precision_at_k(top, data.test.Y, k) for k in (1, 3, 5)}
         rows.append(row)
-        print({name: round(value, 4) for name, value in row.items()}, flush=True)
+        figures = {name: value for name, value in row.items() if not isinstance(value, str)}
+        print({name: round(value, 4) for name, value in figures.items()}, flush=True)
     return rows
 
 
 def main() -> None:
-    """Run every set and print the JSON; the picture is of the last set."""
+    """Run every set and print the JSON. The picture shows the last set."""
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "+", "default": ["synthetic"]},
@@ -162,9 +169,7 @@ def main() -> None:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """Distance to the optimum against time, the bound against what was asked for, and P@k against
-    eps.
-    """
+    """Draw the distance to the optimum by time, the gap by eps, and P@k by eps."""
     note = (
         f"{found['classes']} classes of {found['labels']:,}, spread over all frequencies; {found['rows']:,} rows; "
         "lines: median, bands: 10 to 90 % of the classes"
@@ -185,7 +190,7 @@ def band(
     mark: str,
     label: str,
 ) -> None:
-    """The median of a figure, and where most classes lie; what is 0 is drawn at the lower end."""
+    """Draw the median of a figure and a band of most classes. 0 is drawn at the lower end."""
     low, middle, high = (
         np.maximum([row[name][q] for row in rows], 1e-8) for q in ("p10", "median", "p90")
     )
@@ -194,7 +199,7 @@ def band(
 
 
 def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """Gap and distance to the best objective against time, a mark a number of rounds."""
+    """Draw gap and distance to the best objective against time, one mark per number of rounds."""
     x = [row["ms"]["median"] for row in rows]
     band(axis, x, rows, "gap", plots.BLUES[2], "o-", "duality gap")
     band(axis, x, rows, "above_best", plots.ORANGE, "s--", "objective above the best")
@@ -209,7 +214,7 @@ def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.set(
         xscale="log",
         yscale="log",
-        xlabel="median time of a class (ms); numbers: rounds",
+        xlabel="median time per class (ms); numbers: rounds",
         ylabel="of the null objective",
     )
     axis.set_xticks([step for step in STEPS if 0.8 * min(x) <= step <= 1.2 * max(x)])
@@ -220,20 +225,21 @@ def draw_rounds(axis: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def draw_eps(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """What was asked for, what was certified, what was so."""
+    """Draw the requested, the certified and the true distance."""
     x = [row["at"] for row in rows]
-    axis.plot(x, x, "--", color=plots.MUTED, linewidth=1.3, label="asked for")
+    axis.plot(x, x, "--", color=plots.MUTED, linewidth=1.3, label="requested")
     band(axis, x, rows, "gap", plots.BLUES[2], "o-", "certified")
     band(axis, x, rows, "above_best", plots.ORANGE, "s--", "true distance")
     axis.set(xscale="log", yscale="log", xlabel="eps", ylabel="of the null objective")
     axis.invert_xaxis()
-    axis.set_title("What eps gives", fontweight="bold")
+    axis.set_title("Effect of eps", fontweight="bold")
     axis.legend(loc="lower left")
 
 
 def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
-    """P@k of the whole model against eps, as points above that of the smallest eps; the time of a
-    class above.
+    """Draw P@k of the whole model by eps, as points above that of the smallest eps.
+
+    The time per class is above.
     """
     x, last = [row["eps"] for row in rows], rows[-1]
     for name, colour, mark in zip(
@@ -246,7 +252,7 @@ def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
             mark,
             color=colour,
             markersize=5,
-            label=f"{name}, at last {100 * last[name]:.2f} %",
+            label=f"{name}, smallest eps {100 * last[name]:.2f} %",
         )
     low, high = axis.get_ylim()
     low, high = min(low, -0.5), max(high, 0.5)
@@ -258,7 +264,7 @@ def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
             fontsize=8,
         )
     axis.annotate(
-        "ms a class",
+        "ms per class",
         (x[0] * 1.2, high + 0.18 * (high - low)),
         ha="left",
         fontsize=8,
@@ -267,11 +273,11 @@ def draw_models(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.set(
         xscale="log",
         xlabel="eps",
-        ylabel="P@k, points above the last",
+        ylabel="P@k, points above smallest eps",
         ylim=(low, high + 0.28 * (high - low)),
     )
     axis.invert_xaxis()
-    axis.set_title("What it means for answers", fontweight="bold")
+    axis.set_title("Effect on predictions", fontweight="bold")
     axis.legend(loc="lower right")
 
 

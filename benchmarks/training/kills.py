@@ -38,7 +38,7 @@ JOB = "kills"
 
 
 def spec(data: Dataset, pool: str, workers: int, address: str | None = None) -> TrainSpec:
-    """The training that is repeated."""
+    """Return the training that is repeated."""
     return TrainSpec(str(data.path), pool=pool, workers=workers, ray_address=address)
 
 
@@ -50,7 +50,7 @@ def run(
     workers: int,
     watch: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """One training to its end, with its hash, its time and what was lost on the way."""
+    """Run one training to its end; return its hash, time and lost work."""
     began = time.perf_counter()
     result = train(
         spec(data, pool, workers),
@@ -81,9 +81,7 @@ def run(
 
 
 class Killer:
-    """Kills a worker of this job each time the share of solved classes passes a random mark. Called
-    with every Progress.
-    """
+    """Progress callback that kills a worker of this job at random shares of solved classes."""
 
     def __init__(self, kills: int, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -91,7 +89,7 @@ class Killer:
         self.killed: list[dict[str, Any]] = []
 
     def __call__(self, progress: Progress) -> None:
-        """Look, and kill when it is time and somebody works."""
+        """Kill a worker if the next share is reached."""
         if (
             progress.phase == "TRAINING"
             and self._marks
@@ -110,8 +108,9 @@ class Killer:
 def kill_driver(
     data: Dataset, place: Path, pool: str, workers: int, address: str | None, share: float
 ) -> dict[str, Any]:
-    """A training in a process of its own that is killed when `share` of the classes is committed:
-    what it leaves.
+    """Run a training in a separate process, and kill it when `share` of the classes is committed.
+
+    Return what it leaves on disk.
     """
     place.mkdir()
     text = json.dumps({**spec(data, pool, workers, address).as_dict(), "place": str(place)})
@@ -135,8 +134,9 @@ def kill_driver(
 
 
 def committed(place: Path) -> int:
-    """Classes in the part files of a run, by the timeline's rows and files: cheap enough to ask
-    often.
+    """Return the number of classes in the part files of a run.
+
+    The timeline's rows and the files are counted, which is cheap enough for polling.
     """
     timeline = read_streams(place / "run")
     return int(
@@ -148,14 +148,14 @@ def committed(place: Path) -> int:
 
 
 def child(text: str) -> None:
-    """The driver that will be killed."""
+    """Run the driver that will be killed."""
     values = json.loads(text)
     place = Path(values.pop("place"))
     train(TrainSpec.from_dict(values), run_dir=place / "run", out=place / "model", job=JOB)
 
 
 def everything(data: Dataset, folder: Path, kills: int, seed: int) -> dict[str, Any]:
-    """All runs of one set."""
+    """Do all runs of one set."""
     rows = [run(data, folder / f"threads-{n}", f"threads, {n}", "threads", n) for n in (1, 2, 4)]
     drivers = []
     for pool in ("threads", "ray"):
@@ -178,8 +178,10 @@ def everything(data: Dataset, folder: Path, kills: int, seed: int) -> dict[str, 
 
 
 def verdict(found: dict[str, Any], kills: int) -> dict[str, Any]:
-    """The bars: one hash; all killed, drivers in the middle; at most one batch lost with a worker,
-    no longer than whole ones.
+    """Return the checks of all runs.
+
+    All have one hash; all kills happened, those of drivers during the training; at most one batch
+    is lost per worker, and not longer than a whole batch.
     """
     killed = next(row for row in found["runs"] if "kills" in row)
     return {
@@ -195,13 +197,13 @@ def verdict(found: dict[str, Any], kills: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run everything and print the JSON; exit 1 when a hash differs."""
+    """Run everything and print the JSON; exit 1 if a hash differs."""
     chosen = arguments(
         __doc__ or "",
         set={"default": "gutenberg_lcsh", "help": "the set of --data to train on"},
         kills={"type": int, "default": 3},
         seed={"type": int, "default": 0},
-        child={"help": "for this program's own use"},
+        child={"help": "for internal use"},
     )
     if chosen.child:
         child(chosen.child)
@@ -220,7 +222,7 @@ def main() -> None:
         if not (
             bars["same_sha256"] and bars["workers_killed"] and bars["one_batch_a_kill_at_most"]
         ):
-            raise SystemExit(f"a bar was missed: {bars}")
+            raise SystemExit(f"a check failed: {bars}")
         return {"benchmark": "kills", "bars": bars, **found}
 
     in_folder(all_runs, chosen.json)

@@ -43,10 +43,10 @@ QUIET = {
 
 
 def generated(path: Path, labels: int) -> Dataset:
-    """Rows of many features, labels of few rows: weights are large, and learnt fast."""
+    """Generate rows of many features, and labels of few rows: large weights, quickly solved."""
     rng = np.random.default_rng(0)
     writer = DatasetWriter(path, name="memory", n_features=FEATURES, n_labels=labels)
-    of_label = rng.choice(FEATURES, (labels, OWN))  # what tells a label from others
+    of_label = rng.choice(FEATURES, (labels, OWN))  # the features that identify a label
     for part, rows in (("train", 2 * labels // LABELS_A_ROW), ("test", 200)):
         own = [np.sort(rng.choice(labels, LABELS_A_ROW, replace=False)) for _ in range(rows)]
         columns = [
@@ -63,9 +63,7 @@ def generated(path: Path, labels: int) -> Dataset:
 
 
 def child(task: str, folder: Path, data: str) -> dict[str, Any]:
-    """What runs in a process of its own: a training, or merging and turning the weights of a model
-    in memory.
-    """
+    """Run the task of a separate process: a training, or merging and transposing in memory."""
     if task == "in-memory":
         W = Model.open(folder / "free" / "model", verify=False).W
         try:
@@ -73,7 +71,7 @@ def child(task: str, folder: Path, data: str) -> dict[str, Any]:
             kept = [
                 transpose(merged),
                 transpose(merged),
-            ]  # the index to measure with, and the model's
+            ]  # the index for evaluation, and the model's
         except MemoryError as error:
             return {"ended": False, "error": str(error) or "MemoryError"}
         return {"ended": True, "matrices": 1 + len(kept)}
@@ -86,8 +84,9 @@ def child(task: str, folder: Path, data: str) -> dict[str, Any]:
 
 
 def watched(task: str, folder: Path, data: str, limit: int | None) -> dict[str, Any]:
-    """Run a child under a limit and watch its memory from outside: peaks in bytes, and the course
-    of it.
+    """Run a child under a limit and sample its memory from outside.
+
+    Return the peaks in bytes, and the samples over time.
     """
 
     def limited() -> None:
@@ -141,7 +140,7 @@ def watched(task: str, folder: Path, data: str, limit: int | None) -> dict[str, 
 
 
 def limited_training(folder: Path, labels: int, share: float) -> dict[str, Any]:
-    """The made-up set: free, limited, and the old way."""
+    """Run the generated set without a limit, with a limit, and by merging in memory."""
     data = str(generated(folder / "data", labels).path)
     free = watched("free", folder, data, None)
     model = Model.open(folder / "free" / "model", verify=False)
@@ -176,7 +175,7 @@ def limited_training(folder: Path, labels: int, share: float) -> dict[str, Any]:
 
 
 def foreseen(name: str, data: Path, pool: str, folder: Path) -> dict[str, Any]:
-    """One training of a set with the defaults: estimate and what happened."""
+    """Train a set with the defaults; return the estimate and the measured figures."""
     place = folder / f"{name}-{pool}"
     path = (
         dataset(name, data, folder).path
@@ -210,7 +209,7 @@ def main() -> None:
         return
     chosen = arguments(
         __doc__ or "",
-        labels={"type": int, "default": 900, "help": "of the made-up set; 0: leave it out"},
+        labels={"type": int, "default": 900, "help": "of the generated set; 0: skip it"},
         share={"type": float, "default": 3.0, "help": "model bytes over the limit"},
         sets={"nargs": "+", "default": ["gutenberg_lcsh"], "help": "sets of --data"},
         pools={"nargs": "+", "default": ["threads"]},
@@ -237,7 +236,7 @@ def main() -> None:
 
 
 def picture(found: dict[str, Any], path: Path) -> None:
-    """Anonymous memory over time, with the limit and the model's size."""
+    """Draw anonymous memory over time, with the limit and the model's size."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -255,7 +254,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """RssAnon and VmData of a process in bytes; empty where /proc does not tell."""
+    """Return RssAnon and VmData of a process in bytes; empty without /proc."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

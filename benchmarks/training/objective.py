@@ -33,13 +33,13 @@ from xcray.solvers.solved_labels import SolvedLabels
 SETS = ("bibtex", "cooking", "news20_bydate", "gutenberg_lcsh")
 C = {"bibtex": 0.01, "mnist": 0.01}  # 1 elsewhere
 NORMALISED = ("news20_bydate", "clef_imclef07a")
-SAMPLE = 200  # labels of a set that has more than FEW
+SAMPLE = 200  # labels of a set with more than FEW
 FEW = 2000
 BAR = 1e-3
 
 
 def rows_of(name: str, split: Split) -> CSR:
-    """X, its rows of length 1 where the set is in NORMALISED."""
+    """Return X, with rows of length 1 if the set is in NORMALISED."""
     if name not in NORMALISED:
         return split.X
     X = split.X.to_scipy().astype(np.float64)
@@ -48,28 +48,31 @@ def rows_of(name: str, split: Split) -> CSR:
 
 
 def solved(X: CSR, split: Split, labels: Any, params: dict[str, Any]) -> SolvedLabels:
-    """xcray's solution of `labels`."""
+    """Return xcray's solution of `labels`."""
     solver = make_solver("ppdsparse", params)
     local = solver.load(X, transpose(X), split.YT)
     return solver.solve(local, frozen(labels, np.int32))
 
 
 def signs(split: Split, label: int) -> Any:
-    """(N,) +1 for the rows of a label, -1 for the others."""
+    """Return (N,) +1 for the rows of a label, -1 for the others."""
     y = np.full(split.n_rows, -1, np.int64)
     y[split.YT.row(label)] = 1
     return y
 
 
 def objective(X: sp.csr_matrix, y: Any, w: Any, b: float, cost: float) -> float:
-    """The primal at (w, b), in float64. X: (N, D) float64; y: (N,) of +1 and -1; w: (D,)."""
+    """Return the primal objective at (w, b), in float64.
+
+    X: (N, D) float64; y: (N,) of +1 and -1; w: (D,).
+    """
     w = np.asarray(w, np.float64)
     losses = np.maximum(0.0, 1.0 - y * (X @ w + b))
     return float(0.5 * (w @ w + b * b) + cost * (losses @ losses))
 
 
 def liblinear(X: sp.csr_matrix, y: Any, cost: float, tol: float) -> tuple[Any, float, bool]:
-    """w, b, and whether LIBLINEAR's dual solver converged."""
+    """Return w, b, and whether LIBLINEAR's dual solver converged."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         model = LinearSVC(C=cost, tol=tol, dual=True, max_iter=100_000, random_state=0).fit(X, y)
@@ -77,7 +80,7 @@ def liblinear(X: sp.csr_matrix, y: Any, cost: float, tol: float) -> tuple[Any, f
 
 
 def compare(name: str, split: Split, labels: Any, eps: float, tol: float) -> dict[str, Any]:
-    """Both objectives of every label; differences relative to LIBLINEAR's."""
+    """Compare the objectives of every label; differences are relative to LIBLINEAR's."""
     cost, X = C.get(name, 1.0), rows_of(name, split)
     block = solved(
         X, split, labels, {"C": cost, "lam": 0.0, "eps": eps, "max_rounds": 1000, "max_sweeps": 200}
@@ -112,7 +115,7 @@ def compare(name: str, split: Split, labels: Any, eps: float, tol: float) -> dic
 
 
 def certificates(block: SolvedLabels, eps: float) -> dict[str, Any]:
-    """How many classes keep gap <= eps times the null objective, and the largest quotient."""
+    """Return how many classes have gap <= eps times the null objective, and the largest ratio."""
     with_rows = block.records["positives"] > 0
     quotient = block.records["gap"][with_rows] / block.records["null"][with_rows]
     return {
@@ -124,7 +127,7 @@ def certificates(block: SolvedLabels, eps: float) -> dict[str, Any]:
 
 
 def certify(name: str, split: Split) -> dict[str, Any]:
-    """All labels of a set with the defaults."""
+    """Train all labels of a set with the defaults."""
     params = {"C": C.get(name, 1.0)}
     block = solved(split.X, split, np.arange(split.YT.n_rows), params)
     row = {"set": name, **certificates(block, make_solver("ppdsparse", params).eps)}
@@ -133,7 +136,7 @@ def certify(name: str, split: Split) -> dict[str, Any]:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Every class's difference, sorted, a line a set; the bar as a dashed line."""
+    """Draw every class's difference, sorted, one line per set; the limit is a dashed line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -165,7 +168,7 @@ def main() -> None:
         certify={"nargs": "*", "default": []},
         cache={
             "type": Path,
-            "help": "directory that keeps the data sets; default: a temporary one",
+            "help": "directory of the data sets; default: a temporary one",
         },
         eps={"type": float, "default": 1e-4},
         tol={"type": float, "default": 1e-6},

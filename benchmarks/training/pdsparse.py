@@ -25,7 +25,7 @@ from xcray.metrics import evaluate
 from xcray.solvers import make_solver
 
 PLAIN = {"lam": 0.01, "C": 1.0}
-SETTINGS: dict[str, dict[str, list[dict[str, float]]]] = {  # beside PLAIN
+SETTINGS: dict[str, dict[str, list[dict[str, float]]]] = {  # in addition to PLAIN
     "bibtex": {
         "ppdsparse": [{"lam": 0.01, "C": 0.01}],
         "pdsparse": [{"lam": 0.01, "C": 0.01}, {"lam": 0.01, "C": 0.1}],
@@ -49,14 +49,14 @@ class Case(NamedTuple):
 
 
 def cases(name: str) -> list[Case]:
-    """What to run on a set, the two plain ones first."""
+    """Return the cases of a set, the two plain ones first."""
     more = SETTINGS.get(name, {})
     plain = [Case(solver, PLAIN) for solver in COLOURS]
     return plain + [Case(solver, params) for solver in COLOURS for params in more.get(solver, [])]
 
 
 def solve(data: Dataset, case: Case) -> dict[str, Any]:
-    """One training on one core, and its measures on the held-out part."""
+    """Run one training on one core, and return its measures on the held-out part."""
     solver = make_solver(case.solver, case.params)
     train = data.train
     local = solver.load(train.X, train.XT, train.YT)
@@ -84,7 +84,7 @@ def solve(data: Dataset, case: Case) -> dict[str, Any]:
 
 
 def compare(name: str, data: Dataset) -> dict[str, Any]:
-    """All cases of one set."""
+    """Run all cases of one set."""
     print(
         f"-- {name}: {data.train.n_rows} rows, {data.n_features} features, {data.n_labels} labels",
         flush=True,
@@ -100,8 +100,9 @@ def compare(name: str, data: Dataset) -> dict[str, Any]:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Seconds of the plain settings, and P@1 of the better setting with the published one as a
-    line; set by set.
+    """Draw the seconds of the plain settings, and P@1 of the better setting, by set.
+
+    The published value is a line.
     """
     import matplotlib
 

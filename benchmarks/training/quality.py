@@ -29,11 +29,11 @@ from xcray.model.model import Model
 from xcray.training import TrainSpec, train
 
 SETS = ["bibtex:0.01", "cooking", "news20_bydate", "clef_imclef07a"]
-SAMPLE = 200  # classes of a large set that the peer is timed on
+SAMPLE = 200  # classes of a large set on which the peer is timed
 
 
 def xcray_run(data: Dataset, C: float, folder: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """One serial training: core seconds, measures, size."""
+    """Run one serial training; return core seconds, measures and size."""
     for name in ("run", "model"):
         shutil.rmtree(folder / name, ignore_errors=True)
     spec = TrainSpec(str(data.path), params={"C": C, **params}, pool="serial")
@@ -51,7 +51,7 @@ def xcray_run(data: Dataset, C: float, folder: Path, params: dict[str, Any]) -> 
 
 
 def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
-    """LIBLINEAR through scikit-learn on `labels`; measures when they are all labels."""
+    """Run LIBLINEAR through scikit-learn on `labels`; return measures if they are all labels."""
     X, Y = (
         data.train.X.to_scipy(),
         data.train.Y.to_scipy()[:, labels].astype(np.int64),
@@ -72,7 +72,9 @@ def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
         scores = model.decision_function(data.test.X.to_scipy())
         scores[
             :, data.label_counts == 0
-        ] = -np.inf  # scikit-learn scores labels it never saw 0, above most others
+        ] = (
+            -np.inf
+        )  # scikit-learn gives labels without training rows a score of 0, above most others
         order = np.argsort(-scores, axis=1, kind="stable")[:, :5]
         top = TopK(
             frozen(order, np.int32), frozen(np.take_along_axis(scores, order, 1), np.float64)
@@ -85,7 +87,7 @@ def peer_run(data: Dataset, C: float, labels: np.ndarray) -> dict[str, Any]:
 def compare(
     name: str, C: float, data: Dataset, folder: Path, repeats: int, peer_labels: int
 ) -> dict[str, Any]:
-    """Interleaved runs of both; medians of time."""
+    """Run both, interleaved; return medians of time."""
     whole = data.n_labels <= peer_labels
     labels = (
         np.arange(data.n_labels)
@@ -123,7 +125,7 @@ def compare(
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Milliseconds a class and P@1, side by side."""
+    """Draw milliseconds per class and P@1, side by side."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -134,7 +136,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     for shift, who in ((-0.2, "xcray"), (0.2, "sklearn")):
         left.bar(place + shift, [row[who]["ms_a_class"] for row in rows], 0.4, label=who)
         right.bar(place + shift, [100 * row[who].get("P@1", 0.0) for row in rows], 0.4, label=who)
-    left.set(yscale="log", ylabel="ms a class (one core)", xticks=place)
+    left.set(yscale="log", ylabel="ms per class (one core)", xticks=place)
     right.set(ylabel="P@1 (%)", xticks=place)
     for axis in (left, right):
         axis.set_xticklabels(names, rotation=20)

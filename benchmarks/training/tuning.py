@@ -26,25 +26,27 @@ from xcray.metrics import evaluate
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels, merge
-from xcray.training.tuning.evaluate import WarmSolver, hold_out
+from xcray.training.tuning.evaluate import WarmRunner, hold_out
 from xcray.training.tuning.grid import Point, dual_scale, plan_points
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool
+from xcray.workers.observer import RunObserver
 from xcray.workers.pool import Result, StopFlag
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-BATCH = 256  # labels of a timed call
+BATCH = 256  # labels per timed call
 
 
 def p_at_1(W: CSR, bias: Any, part: Any) -> float:
-    """P@1 of a model on a part of a data set."""
+    """Return P@1 of a model on a part of a data set."""
     top = InvertedIndex.build(W, frozen(bias, np.float32)).query(part.X, 1, threads=1)
     return float(evaluate(top, part.Y, ks=(1,))["P@1"])
 
 
 def solved(solver: Any, local: Any, n_labels: int) -> tuple[SolvedLabels, CSR | None, float]:
-    """All labels: their block, their duals when the solver gives them, and the CPU seconds of this
-    thread that it took.
+    """Solve all labels; return their block, their duals if available, and CPU seconds.
+
+    The seconds are those of this thread.
     """
     blocks, duals, seconds = [], [], 0.0
     for first in range(0, n_labels, BATCH):
@@ -64,8 +66,22 @@ def solved(solver: Any, local: Any, n_labels: int) -> tuple[SolvedLabels, CSR | 
     return whole, merge(rows, n_labels, local.problem.X.n_rows).W, seconds
 
 
+class Clock(RunObserver[Result]):
+    """Keeps blocks, and when each label was done, by the clock of this thread alone."""
+
+    def __init__(self, n_labels: int) -> None:
+        self.blocks: list[SolvedLabels] = []
+        self.when = np.empty(n_labels)
+        self._began = time.thread_time()
+
+    def commit(self, result: Result) -> None:
+        """Keep a block."""
+        self.blocks.append(result.value)
+        self.when[result.value.labels] = time.thread_time() - self._began
+
+
 def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
-    """One walk along the path: each point cold and warm, which of them first taking turns."""
+    """Solve each point of the path cold and warm, alternating which is first."""
     base = PPDSparseSolver()
     local = base.load(held.train.X, held.train.XT, held.train.YT)
     base.warm_up()
@@ -83,7 +99,7 @@ def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
         }
         for warm in (False, True) if point.number % 2 else (True, False):
             block, duals, seconds = solved(
-                WarmSolver(solver, start, factor) if warm else solver, local, held.n_labels
+                WarmRunner(solver, start, factor) if warm else solver, local, held.n_labels
             )
             name = "warm" if warm else "cold"
             certified = block.records["gap"] <= solver.eps * block.records["null"]
@@ -104,7 +120,7 @@ def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
 
 
 def path_of(held: Dataset, points: list[Point], repeats: int) -> dict[str, Any]:
-    """Walks along the path: medians of seconds, and the ratio of each walk's sums."""
+    """Solve along the path several times; return median seconds, and the ratio of each run."""
     walks = [along(held, points) for _ in range(repeats)]
     ratios = []
     for walk in walks:
@@ -121,8 +137,9 @@ def path_of(held: Dataset, points: list[Point], repeats: int) -> dict[str, Any]:
 
 
 def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
-    """CPU seconds of one core and P@1 on the test part, when labels go out by `values` (None:
-    dearest first).
+    """Return CPU seconds of one core and P@1 on the test part, with labels ordered by `values`.
+
+    values: None means the most expensive first.
     """
     solver, train = PPDSparseSolver(), data.train
     local = solver.load(train.X, train.XT, train.YT)
@@ -131,19 +148,10 @@ def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
         labels, solver.cost_terms(train.X, train.XT, train.YT), solver.cost_rates, values=values
     )
     solver.warm_up()
-    blocks: list[SolvedLabels] = []
-    when, began = np.empty(data.n_labels), time.thread_time()
-
-    def commit(result: Result) -> None:
-        blocks.append(result.value)
-        when[result.value.labels] = (
-            time.thread_time() - began
-        )  # of this thread alone: others may be at work on the machine
-
-    run_schedule(
-        schedule, SerialPool(solver, local), commit=commit, stop=StopFlag(), tick=lambda: None
-    )
-    whole, total = merge(blocks, data.n_labels, data.n_features), float(when.max())
+    clock = Clock(data.n_labels)
+    run_schedule(schedule, SerialPool(solver, local), clock, stop=StopFlag())
+    when = clock.when
+    whole, total = merge(clock.blocks, data.n_labels, data.n_features), float(when.max())
     seconds, found = [], []
     for share in SHARES:
         done = when <= share * total + 1e-9
@@ -161,7 +169,7 @@ def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
 
 
 def anytime(data: Dataset) -> dict[str, Any]:
-    """The curve of each order."""
+    """Return the curve of each order."""
     solver, train = PPDSparseSolver(), data.train
     costs = np.asarray(solver.cost_terms(train.X, train.XT, train.YT) @ solver.cost_rates)
     counts = np.asarray(data.label_counts, np.float64)
@@ -179,7 +187,7 @@ def anytime(data: Dataset) -> dict[str, Any]:
 
 
 def picture(result: dict[str, Any], path: Path) -> None:
-    """Cold and warm seconds of each point, and the any-time curves; a row a set."""
+    """Draw cold and warm seconds of each point, and the any-time curves; one row per set."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -209,16 +217,16 @@ def picture(result: dict[str, Any], path: Path) -> None:
                 line["seconds"], [100 * value for value in line["P@1"]], marker=".", label=order
             )
         right.set(
-            xlabel="CPU seconds of one core allowed",
+            xlabel="time limit in CPU seconds of one core",
             ylabel="P@1, percent",
-            title=f"{name}: P@1 when the time is up",
+            title=f"{name}: P@1 at the time limit",
         )
         right.legend()
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
-    """Run both on every set and print the JSON."""
+    """Run both parts on every set and print the JSON."""
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "+", "default": ["synthetic"]},

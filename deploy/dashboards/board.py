@@ -170,11 +170,16 @@ def _and(*conditions: str) -> str:
 
 
 def written(board: Board) -> str:
-    """Return the JSON of a dashboard as it is stored in the chart."""
-    text = json.dumps(
-        _built(board).build(), cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False
-    )
-    return text + "\n"
+    """Return the JSON of a dashboard as it is stored in the chart: one panel per line."""
+    built = json.loads(json.dumps(_built(board).build(), cls=JSONEncoder))
+    fields = {key: _line(value) for key, value in sorted(built.items())}
+    fields["panels"] = "[\n" + ",\n".join(map(_line, built["panels"])) + "\n]"
+    return "{\n" + ",\n".join(f'"{key}":{text}' for key, text in fields.items()) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    """Return JSON without spaces and line breaks."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def _built(board: Board) -> dashboard.Dashboard:

@@ -1,26 +1,28 @@
-"""Docstrings are part of the public face: each public thing has one, and what it names exists.
+"""Every public object has a docstring, and every name in a docstring exists.
 
-A name in backticks must be a parameter, a member, or a name of the module or of xcray; a line
-`name: text` in the docstring of a function must be one of its parameters, in that of a class one of
-its members.
+A name in backticks must be a parameter, a member, or a name of the module or of xcray. In the
+docstring of a function, each line `name: text` must describe a parameter; in that of a class, a
+member.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "xcray").rglob("*.py"))
-TICKED = re.compile(r"(?<!`)`([a-z_](?:[a-z0-9_]*[a-z0-9])?)`(?!`)")  # not `job_`: a prefix
+from tests.support.source import SOURCES, offences, parse
+
+TICKED = re.compile(r"(?<!`)`([a-z_](?:[a-z0-9_]*[a-z0-9])?)`(?!`)")  # not the prefix `job_`
 DESCRIBED = re.compile(r"^\s*([a-z_][a-z0-9_]*(?:, [a-z_][a-z0-9_]*)*): \S")
-FOREIGN = {"extra"}  # parameters of the standard library that docstrings speak of: logging's extra
+FOREIGN = {"extra"}  # parameters of the standard library that docstrings mention
+# Words that can come before a colon without being a parameter.
 WORDS = {
     "default",
     "example",
@@ -30,13 +32,13 @@ WORDS = {
     "reference",
     "returns",
     "units",
-}  # may begin a line with a colon
+}
 
 Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Thing(NamedTuple):
-    """A documented thing: its dotted name in the file, its node, and the class around it."""
+    """A documented object: its dotted name in the file, its node, and the enclosing class."""
 
     name: str
     node: Defined
@@ -44,7 +46,7 @@ class Thing(NamedTuple):
 
 
 def public(tree: ast.Module | ast.ClassDef, owner: ast.ClassDef | None = None) -> Iterator[Thing]:
-    """Public functions, classes and methods of a file; not what is defined inside functions."""
+    """Yield the public functions, classes and methods of a file, except those inside functions."""
     for node in tree.body:
         if isinstance(node, Defined) and not node.name.startswith("_"):
             yield Thing(f"{owner.name}.{node.name}" if owner else node.name, node, owner)
@@ -53,7 +55,7 @@ def public(tree: ast.Module | ast.ClassDef, owner: ast.ClassDef | None = None) -
 
 
 def parameters(node: Defined) -> set[str]:
-    """The parameters of a function; none for a class."""
+    """Return the parameters of a function; an empty set for a class."""
     if isinstance(node, ast.ClassDef):
         return set()
     a = node.args
@@ -66,8 +68,9 @@ def parameters(node: Defined) -> set[str]:
     return {argument.arg for argument in named}
 
 
+@functools.cache
 def members(node: ast.ClassDef | None) -> set[str]:
-    """Fields, methods and attributes of a class, with the parameters of its constructor."""
+    """Return fields, methods and attributes of a class, with the parameters of its constructor."""
     if node is None:
         return set()
     out = {
@@ -91,7 +94,7 @@ def members(node: ast.ClassDef | None) -> set[str]:
 
 
 def inherits(node: ast.ClassDef) -> bool:
-    """Whether members may come from a base class."""
+    """Return whether members can come from a base class."""
     return any(
         ast.unparse(base) not in {"NamedTuple", "Protocol", "ABC", "Generic", "Exception"}
         for base in node.bases
@@ -99,7 +102,7 @@ def inherits(node: ast.ClassDef) -> bool:
 
 
 def module_names(tree: ast.Module) -> set[str]:
-    """Names that a file defines or imports at its top."""
+    """Return the names that a file imports or defines at module level."""
     out: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -113,34 +116,28 @@ def module_names(tree: ast.Module) -> set[str]:
     return out
 
 
-def house_names() -> set[str]:
-    """Public names of the whole house: modules, functions, classes, methods, fields."""
-    out = (
-        {path.stem for path in SOURCES}
-        | {path.parent.name for path in SOURCES}
-        | set(dir(builtins))
-    )
+@functools.cache
+def package_names() -> frozenset[str]:
+    """Return the public names of the package: modules, functions, classes, methods, fields."""
+    out = {path.stem for path in SOURCES} | {path.parent.name for path in SOURCES}
+    out |= set(dir(builtins))
     for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for thing in public(tree):
+        for thing in public(parse(path)):
             out.add(thing.node.name)
             if isinstance(thing.node, ast.ClassDef):
                 out |= members(thing.node)
-    return out
-
-
-HOUSE = house_names()
+    return frozenset(out)
 
 
 def missing(tree: ast.Module) -> list[str]:
-    """Public things without a docstring."""
+    """Return the public objects without a docstring."""
     bare = [thing for thing in public(tree) if not ast.get_docstring(thing.node)]
     return [f"line {thing.node.lineno}: {thing.name} has no docstring" for thing in bare]
 
 
-def unknown_names(tree: ast.Module, house: set[str] = HOUSE) -> list[str]:
-    """Names in backticks that exist nowhere near."""
-    near = module_names(tree) | strings(tree) | house | FOREIGN
+def unknown_names(tree: ast.Module, package: Collection[str]) -> list[str]:
+    """Return the names in backticks that do not exist."""
+    near = module_names(tree) | strings(tree) | FOREIGN
     out = []
     for thing in public(tree):
         known = near | parameters(thing.node) | members(thing.owner)
@@ -148,23 +145,23 @@ def unknown_names(tree: ast.Module, house: set[str] = HOUSE) -> list[str]:
         gone = [
             name
             for name in TICKED.findall(ast.get_docstring(thing.node) or "")
-            if name not in known
+            if name not in known and name not in package
         ]
         out += [
-            f"line {thing.node.lineno}: {thing.name} speaks of `{name}`, which does not exist"
+            f"line {thing.node.lineno}: {thing.name} mentions `{name}`, which does not exist"
             for name in gone
         ]
     return out
 
 
 def strings(node: ast.AST) -> set[str]:
-    """Strings in the code that look like names: keys and codes it may speak of."""
+    """Return the strings in the code that are identifiers, such as keys and codes."""
     constants = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant))
     return {value for value in constants if isinstance(value, str) and value.isidentifier()}
 
 
 def undescribed(tree: ast.Module) -> list[str]:
-    """Lines `name: text` about parameters or members that are not there."""
+    """Return the lines `name: text` whose name is not a parameter or member."""
     out = []
     for thing in public(tree):
         if isinstance(thing.node, ast.ClassDef) and inherits(thing.node):
@@ -185,7 +182,7 @@ def undescribed(tree: ast.Module) -> list[str]:
 
 
 def returned(thing: Thing) -> set[str]:
-    """Names a function returns, or sets: `alpha, w` of `return alpha, w`."""
+    """Return the names in return statements (`alpha, w` of `return alpha, w`) and the strings."""
     steps = [
         node.value
         for node in ast.walk(thing.node)
@@ -196,18 +193,14 @@ def returned(thing: Thing) -> set[str]:
     )
 
 
-LAWS = (missing, unknown_names, undescribed)
+def test_docstrings_match_the_code() -> None:
+    def check(path: Path) -> list[str]:
+        tree = parse(path)
+        header = [] if ast.get_docstring(tree) else ["the file has no docstring"]
+        unknown = unknown_names(tree, package_names())
+        return [*header, *missing(tree), *unknown, *undescribed(tree)]
 
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_docstrings_match_the_code(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert [offence for law in LAWS for offence in law(tree)] == []
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_each_file_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert offences(check, SOURCES) == []
 
 
 GOOD = '''
@@ -233,7 +226,7 @@ class Spec:
 
 def test_a_good_file_passes() -> None:
     tree = ast.parse(GOOD)
-    assert [offence for law in (missing, undescribed) for offence in law(tree)] == []
+    assert [offence for check in (missing, undescribed) for offence in check(tree)] == []
     assert unknown_names(tree, set()) == []
 
 
@@ -242,14 +235,14 @@ def test_a_good_file_passes() -> None:
     [
         ('"""Add `by` to `size`."""', "return None", "Spec.grow has no docstring"),
         ('"""A spec.\n\n    size: rows\n    """', "", "Spec has no docstring"),
-        ("epochs=3", "max_epochs=3", "fit speaks of `epochs`"),
-        ("LIMIT = 3", "LOWER = 3", None),  # capitals are constants of anywhere, not parameters
-        ("grow(self, by)", "grow(self, rows)", "Spec.grow speaks of `by`"),
+        ("epochs=3", "max_epochs=3", "fit mentions `epochs`"),
+        ("LIMIT = 3", "LOWER = 3", None),  # capitals are constants of any module, not parameters
+        ("grow(self, by)", "grow(self, rows)", "Spec.grow mentions `by`"),
         ("    size: int", "    height: int", "Spec describes 'size'"),
         ("epochs: passes", "passes: passes", "fit describes 'passes'"),
     ],
 )
-def test_each_law_can_fail(old: str, new: str, expected: str | None) -> None:
+def test_each_check_can_fail(old: str, new: str, expected: str | None) -> None:
     changed = ast.parse(GOOD.replace(old, new))
-    offences = [*missing(changed), *unknown_names(changed, set()), *undescribed(changed)]
-    assert any(expected in offence for offence in offences) if expected else offences == []
+    faults = [*missing(changed), *unknown_names(changed, set()), *undescribed(changed)]
+    assert any(expected in fault for fault in faults) if expected else faults == []

@@ -24,7 +24,7 @@ from tests.support.source import (
     xcray_imports,
 )
 
-# Highest first. A package imports from the layers below its own, and from itself.
+# Highest first. A package imports only from lower layers and from itself.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("xcray", "__main__"),
     ("cli",),
@@ -43,11 +43,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arrays",),
     ("errors",),
 )
-# The client speaks HTTP and imports nothing else of the package.
+# The client uses HTTP and imports nothing else of the package.
 ONLY = {"client": {"errors", "arrays", "storage"}}
-# These may import packages late, so that `import xcray` and `xcray --help` start at once.
+# These can import packages inside functions, so that `import xcray` and `xcray --help` start fast.
 LAZY_PACKAGES = {"xcray", "cli"}
-# The Ray workers are the one part of training and batch that needs Ray.
+# Only the Ray workers of training and batch prediction need Ray.
 LAZY_IMPORTS = {("training", "workers"), ("batch", "workers")}
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 MAX_FLAT_MODULES = 20
@@ -55,19 +55,19 @@ HEAVY = ("ray", "fastapi", "uvicorn", "sklearn", "matplotlib", "scipy", "numba")
 
 
 def package_of(module: str) -> str:
-    """Return the top-level package of a module: data for xcray.data.text, xcray for itself."""
+    """Return the top-level package of a module: `data` for xcray.data.text, `xcray` for xcray."""
     return module.split(".")[1] if "." in module else module
 
 
 def target_of(statement: Import) -> str:
-    """Return the module an import reaches: `from xcray import plots` reaches xcray.plots."""
+    """Return the module that an import reaches: `from xcray import plots` reaches xcray.plots."""
     if statement.module == "xcray" and statement.name in LAYER_OF:
         return f"xcray.{statement.name}"
     return statement.module
 
 
 def offence_of(package: str, statement: Import) -> str | None:
-    """Return why `package` must not contain this import, None if it is allowed."""
+    """Return why `package` must not contain this import, or None if it is allowed."""
     if statement.module.startswith("."):
         return "relative import; write it in full"
     if statement.module == "xcray" and statement.name == "__version__":
@@ -98,7 +98,7 @@ def upward_imports(tree: ast.Module, package: str) -> list[str]:
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """Return which modules each module imports; imports for type checkers do not count."""
+    """Return the modules that each module imports, except imports for type checkers."""
     known = set(modules())
     return {
         name: {
@@ -113,7 +113,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def units_of(package: str, graph: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """Return the graph of a package's direct children: sub-packages and modules."""
+    """Return the import graph of the sub-packages and modules directly in a package."""
     depth = package.count(".") + 1
     edges: dict[str, set[str]] = defaultdict(set)
     for name, targets in graph.items():
@@ -125,7 +125,7 @@ def units_of(package: str, graph: Mapping[str, Iterable[str]]) -> dict[str, list
 
 
 def cycle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return the nodes of one cycle, or nothing."""
+    """Return the nodes of one cycle, or an empty list."""
     finished: set[str] = set()
 
     def walk(name: str, trail: list[str]) -> list[str]:
@@ -200,7 +200,7 @@ def test_every_public_name_can_be_loaded() -> None:
     assert "ray" not in loaded_after(code)
 
 
-# The checks themselves: each must find the offence in a snippet made for it, and accept good code.
+# Tests of the checks: each must find the offence in a snippet, and accept good code.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The Makefile: what it would do, and that it says so when it can't. Nothing is installed here."""
+"""The commands that the Makefile would run, and its error messages. Nothing is installed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ VERBS = ("demo", "serve", "test", "drills", "check", "bench", "docs", "clean")
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A folder with the Makefile and nothing else."""
+    """Return a folder with only the Makefile and pyproject.toml."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
 def make(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # Without MAKEFLAGS of an outer make.
     clean = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LC_ALL": "C",
-    }  # no MAKEFLAGS of a make around us
+    }
     return subprocess.run(
         ["make", *arguments], cwd=place, capture_output=True, text=True, check=False, env=clean
     )
@@ -43,19 +44,18 @@ def test_each_verb_makes_the_environment_first(clone: Path, verb: str) -> None:
     assert planned.index("-m venv --clear .venv") < planned.index("pip install")
     (clone / ".venv").mkdir()
     (clone / ".venv" / ".installed").touch()
-    assert (
-        "pip" not in make(clone, "-n", verb).stdout
-    )  # made already, and not older than pyproject.toml
+    # The environment exists and is newer than pyproject.toml.
+    assert "pip" not in make(clone, "-n", verb).stdout
 
 
-def test_tests_come_after_checks(clone: Path) -> None:
+def test_checks_run_before_tests(clone: Path) -> None:
     planned = make(clone, "-n", "test").stdout
     assert planned.index("ruff check") < planned.index("mypy") < planned.index("pytest")
-    # The closing line of pytest is the last one.
+    # pytest is the last command, so its summary is the last output.
     assert planned.splitlines()[-1].strip().startswith(".venv/bin/python -m pytest ")
 
 
-def test_an_old_python_is_refused_with_the_mend(clone: Path) -> None:
+def test_an_old_python_is_rejected_with_the_fix(clone: Path) -> None:
     old = clone / "python3.8"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.10" && exit 0\nexit 1\n')
     old.chmod(0o755)
@@ -67,7 +67,7 @@ def test_an_old_python_is_refused_with_the_mend(clone: Path) -> None:
     assert not (clone / ".venv").exists()
 
 
-def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
+def test_clean_removes_only_generated_files(clone: Path) -> None:
     for name in (
         "xcray/__pycache__",
         "tests",
@@ -82,6 +82,7 @@ def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
     (clone / ".venv" / ".installed").touch()
     assert make(clone, "clean").returncode == 0
     left = {path.name for path in clone.iterdir()}
+    # The other files are kept, because make did not create them.
     assert left == {
         "Makefile",
         "pyproject.toml",
@@ -91,7 +92,7 @@ def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
         "docs",
         "data",
         ".venv",
-    }  # not made by make: kept
+    }
     assert not (clone / ".venv" / ".installed").exists()
     assert list((clone / "xcray").iterdir()) == []
     (clone / ".venv" / ".made-by-make").touch()
@@ -99,6 +100,6 @@ def test_clean_removes_what_was_made_and_nothing_else(clone: Path) -> None:
     assert not (clone / ".venv").exists()
 
 
-def test_the_build_server_runs_the_same() -> None:
+def test_the_build_server_runs_the_same_targets() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
     assert "make test || exit\nexec make drills\n" in (ROOT / ".ci" / "run").read_text()

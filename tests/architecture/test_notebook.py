@@ -1,4 +1,4 @@
-"""The quickstart notebook runs from top to bottom and shows what it promises."""
+"""The quickstart notebook runs from top to bottom and shows the expected results."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The notebook after a run in a folder of its own; the first cell that raises ends the test
-    with its traceback.
+    """Return the notebook after a run in a temporary folder.
+
+    The first cell that raises ends the test with its traceback.
     """
     place = tmp_path_factory.mktemp("notebook")
     patch = pytest.MonkeyPatch()
+    # The user's settings must not be read.
     for name in (
         "IPYTHONDIR",
         "JUPYTER_RUNTIME_DIR",
         "JUPYTER_CONFIG_DIR",
         "TMPDIR",
-    ):  # nothing of the person who runs it
+    ):
         (place / name.lower()).mkdir()
         patch.setenv(name, str(place / name.lower()))
-    patch.delenv("MPLBACKEND", raising=False)  # the kernel's own backend draws into the notebook
+    patch.delenv("MPLBACKEND", raising=False)  # the default backend draws into the notebook
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = NotebookClient(
         notebook,
@@ -42,12 +44,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
         client.execute()
     finally:
         patch.undo()
-    assert list((place / "tmpdir").glob("xcray-quickstart-*")) == []  # it cleans up after itself
+    assert list((place / "tmpdir").glob("xcray-quickstart-*")) == []  # temporary files are removed
     return notebook
 
 
 def outputs(notebook: Any, kind: str) -> list[str]:
-    """What the cells showed as `kind`, printed text among text/plain."""
+    """Return the outputs of the cells of one MIME type; printed text counts as text/plain."""
     found = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
@@ -74,7 +76,7 @@ def test_it_measures(ran: Any) -> None:
 
 
 @pytest.mark.drill
-def test_it_answers_with_words(ran: Any) -> None:
+def test_it_predicts_and_explains_in_words(ran: Any) -> None:
     shown = "\n".join(outputs(ran, "text/plain"))
     assert re.search(r"read rows of a csv file into dictionaries\s+csv", shown)
     assert re.search(r"\+\d\.\d{3}  csv\n", shown)

@@ -1,4 +1,4 @@
-"""Plain technical English: words of a private idiom must not come back (see docs/glossary.md)."""
+"""Words of the old private vocabulary are not used again (see docs/glossary.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.source import PACKAGE, ROOT, SOURCES, parse
 
-# Each word with what to write instead.
+# Each banned word with its replacement.
 BANNED = {
     r"told|(?<!\.)tells?": "report, return, show",
     r"mend(?:s|ed|ing)?": "fix",
@@ -27,12 +27,12 @@ BANNED = {
     r"errands?|muster|the house|keeps house": "the term of the glossary",
     r"(?<!there )is no (?!longer\b|more\b)[a-z]+|(?<!there )(?-i:is none)": "is not a valid ..., is missing",
 }
-# Stored keys and values in quotes, and options, keep their words.
+# Stored keys, quoted values and command-line options keep their words.
 PATTERN = re.compile(r"(?<![\"-])\b(?:" + "|".join(BANNED) + r")\b", re.IGNORECASE)
-# Past participles name no thing: result, rows, snapshot do.
+# A past participle is not the name of a thing; result, rows and snapshot are.
 PARTICIPLES = {"told", "asked", "heard", "wanted", "given", "taken", "kept", "seen"}
 ALLOWED = {
-    # The patterns themselves.
+    # This file contains the patterns.
     ROOT / "tests" / "architecture" / "test_vocabulary.py",
 }
 TEXTS = sorted(
@@ -62,7 +62,7 @@ def banned_words(text: str) -> list[str]:
 
 
 def participles(tree: ast.Module) -> list[str]:
-    """Return definitions and parameters that are named by a past participle."""
+    """Return definitions and parameters that have a past participle as name."""
     out = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -112,7 +112,7 @@ def test_glossary_entries_are_one_sentence_with_a_link_to_a_page() -> None:
         assert meaning.endswith("."), term
 
 
-# The checks themselves: each must find what it should, and accept good text.
+# Tests of the checks: each must find a banned word, and accept good text.
 
 
 @pytest.mark.parametrize(

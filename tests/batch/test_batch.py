@@ -31,7 +31,7 @@ WORDS = ("rows", "csv", "json", "file", "socket", "write", "listen", "naïve")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Return a model over D numbered features."""
+    """Return a model with D numbered features."""
     return plain_model(tmp_path_factory.mktemp("plain") / "model", D)
 
 
@@ -42,7 +42,7 @@ def reader(tmp_path_factory):
 
 
 def svmlight(X, path, base=1):
-    """Rows as svmlight, with a label each."""
+    """Write rows as svmlight, each with one label."""
     lines = [
         "1 " + " ".join(f"{j + base}:{float(v)!r}" for j, v in zip(*X.row(i), strict=True))
         for i in range(X.n_rows)
@@ -52,19 +52,19 @@ def svmlight(X, path, base=1):
 
 
 def texts(n):
-    """Texts of a few words, one of them empty."""
+    """Return texts of a few words; one of them is empty."""
     rng = np.random.default_rng(1)
     return ["" if i == 3 else " ".join(rng.choice(WORDS, 1 + i % 5)) for i in range(n)]
 
 
 def check_answers(found, model, rows, k=3, **among):
-    """The answers are the predictor's, to the bit."""
+    """Check that the results are bit-identical to those of the predictor."""
     named = Predictor(model).scored_labels(Predictor(model).search(rows, k, **among).top)
     assert found.column("labels").to_pylist() == [[one.label for one in row] for row in named]
     assert found.column("scores").to_pylist() == [[one.score for one in row] for row in named]
 
 
-# --- forms of input
+# --- input formats
 
 
 @pytest.mark.parametrize("groups", [5, 1000])
@@ -118,7 +118,7 @@ def test_texts_of_parquet_and_ids(tmp_path, reader):
     assert found.column("id").to_pylist() == columns["key"]
 
 
-def test_a_column_called_text_is_found_and_indices_may_come_in_any_order(tmp_path, model, reader):
+def test_a_text_column_is_found_and_indices_can_have_any_order(tmp_path, model, reader):
     given, X = texts(9), sparse(9)
     turned = table_of(csr_from(X))
     turned = pa.table(
@@ -199,7 +199,7 @@ def test_json_lines_of_each_form_and_lines_of_text(tmp_path, model, reader):
     check_answers(run(tmp_path, reader, path, "d", format="text")[1], reader, given)
 
 
-def test_no_rows_of_parquet_are_an_empty_answer_with_its_columns(tmp_path, model):
+def test_an_empty_parquet_file_gives_an_empty_output_with_columns(tmp_path, model):
     manifest, found = run(
         tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(5)).slice(0, 0))
     )
@@ -207,7 +207,7 @@ def test_no_rows_of_parquet_are_an_empty_answer_with_its_columns(tmp_path, model
     assert found.column_names == ["row", "labels", "scores"]
 
 
-# --- what is asked
+# --- options
 
 
 def test_allow_deny_sets_and_certificate(tmp_path, model):
@@ -236,21 +236,20 @@ def test_probabilities_need_a_calibrated_model(tmp_path, model):
         run(tmp_path, model, path, probabilities=True)
 
 
-def test_a_part_is_as_large_as_its_answers_allow(model):
+def test_the_size_of_a_part_is_limited_by_its_output(model):
     from xcray.batch.plan import rows_per_part
 
     assert [rows_per_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
     assert rows_per_part(10**9, 1000) == 4194
     assert [rows_per_part(10**6, 5, wanted) for wanted in (1, 500, 10**6)] == [10, 500, 10**6]
-    assert (
-        rows_per_part(10**6, 10_000, 10**6) == 1677
-    )  # an answer of ten thousand million labels would not fit in memory
+    # 10,000 labels for 10**6 rows would not fit in memory.
+    assert rows_per_part(10**6, 10_000, 10**6) == 1677
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"format": "csv"}, "one of parquet"),
+        ({"format": "xlsx"}, "one of parquet"),
         ({"k": 0}, "from 1"),
         ({"k": True}, "from 1"),
         ({"pool": "cloud"}, "serial, threads, ray"),
@@ -266,7 +265,7 @@ def test_a_part_is_as_large_as_its_answers_allow(model):
         ({"model": None}, "needs `model`"),
     ],
 )
-def test_a_spec_is_checked_when_it_is_made(asked, words):
+def test_a_spec_is_checked_at_construction(asked, words):
     with pytest.raises(ParameterError, match=words):
         BatchPredictSpec.from_dict({"model": "m", "input": "a.parquet", **asked})
 
@@ -326,7 +325,7 @@ def test_a_bad_row_of_parquet_is_named_or_skipped_and_counted(tmp_path, model, c
 
 
 def rows_of(table):
-    """Rows of a sound table, made one by one."""
+    """Return the rows of a valid table, decoded row by row."""
     X = np.zeros((table.num_rows, D), np.float32)
     for i, row in enumerate(table.to_pylist()):
         X[i, row.get("indices", range(D))] = row["values"]
@@ -349,7 +348,7 @@ def test_bad_rows_of_many_slices_are_counted_and_the_first_twenty_reported(tmp_p
     ]
     with pytest.raises(DataError, match="row 7: ") as raised:
         run(tmp_path, model, path, "b")
-    assert len(raised.value.errors) == 1  # a part ends with row 6, the next with row 13
+    assert len(raised.value.errors) == 1  # one part ends with row 6, the next with row 13
 
 
 @pytest.mark.parametrize(
@@ -417,7 +416,7 @@ def test_bad_lines_of_json_and_text(tmp_path, reader):
         (b"nope\n", "jsonl", "JSON_INVALID"),
     ],
 )
-def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path, model, content, format, code):
+def test_an_invalid_file_is_rejected_with_its_code(tmp_path, model, content, format, code):
     path = tmp_path / "in"
     path.write_bytes(content)
     with pytest.raises(DataError) as raised:
@@ -440,10 +439,8 @@ def test_columns_of_other_types_and_a_model_that_reads_no_text(tmp_path, model):
         run(tmp_path, model, tmp_path / "nowhere.parquet", "d")
 
 
-def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
-    tmp_path, model, monkeypatch
-):
-    """With blocks of a few bytes every line lies across one."""
+def test_chunks_of_a_text_file_are_whole_lines(tmp_path, model, monkeypatch):
+    """With blocks of a few bytes, lines cross block borders."""
     X = sparse(50)
     path = svmlight(X, tmp_path / "in.svm")
     spec = BatchPredictSpec(str(model.path), str(path), part_rows=7)
@@ -462,7 +459,7 @@ def test_chunks_of_a_file_of_lines_are_whole_lines_wherever_blocks_end(
     assert [chunk.n_rows for chunk in whole.chunks] == [7] * 7 + [1]
 
 
-def test_a_file_of_very_many_lines_keeps_a_bounded_number_of_places(tmp_path, model, monkeypatch):
+def test_a_large_text_file_keeps_a_bounded_number_of_offsets(tmp_path, model, monkeypatch):
     monkeypatch.setattr("xcray.batch.lines.MAX_OFFSETS", 8)
     path = svmlight(sparse(100), tmp_path / "in.svm")
     plan = plan_lines(
@@ -476,12 +473,12 @@ def test_a_file_of_very_many_lines_keeps_a_bounded_number_of_places(tmp_path, mo
     assert row == 100
 
 
-# --- the same bytes, whatever happens
+# --- the same bytes for every schedule and after every failure
 
 
 @pytest.fixture
 def big(tmp_path):
-    """An input of some parts."""
+    """Return an input with several row groups."""
     return written(tmp_path / "in.parquet", table_of(sparse(120)), row_group_size=32)
 
 
@@ -498,14 +495,14 @@ def test_pool_and_workers_change_no_byte(tmp_path, model, big):
     assert len(found[0]) == 18
 
 
-def test_answers_do_not_depend_on_where_the_input_is_cut(tmp_path, model, big):
+def test_predictions_do_not_depend_on_the_part_size(tmp_path, model, big):
     tables = [run(tmp_path, model, big, f"cut{size}", part_rows=size)[1] for size in (5, 32, 1000)]
     assert tables[0].equals(tables[1])
     assert tables[0].equals(tables[2])
 
 
 def stopped_after(parts, tmp_path, model, big, run_dir):
-    """A run that is stopped when so many parts are done."""
+    """Run a prediction that is stopped when `parts` parts are done."""
     flag = StopFlag()
 
     def progress(step):
@@ -517,7 +514,7 @@ def stopped_after(parts, tmp_path, model, big, run_dir):
         predict_batch(spec, run_dir=run_dir, out=tmp_path / "out", progress=progress, stop=flag)
 
 
-def test_a_stopped_run_goes_on_where_it_was_and_damaged_parts_are_made_again(tmp_path, model, big):
+def test_a_stopped_run_resumes_and_rebuilds_damaged_parts(tmp_path, model, big):
     whole, _ = run(tmp_path, model, big, "whole")
     stopped_after(10, tmp_path, model, big, tmp_path / "out.run")
     assert not (tmp_path / "out").exists()
@@ -531,7 +528,7 @@ def test_a_stopped_run_goes_on_where_it_was_and_damaged_parts_are_made_again(tmp
     assert len(manifest["report"]["damaged_parts"]) == 2
 
 
-def test_another_question_may_not_use_the_same_run_directory(tmp_path, model, big):
+def test_another_spec_cannot_use_the_same_run_directory(tmp_path, model, big):
     stopped_after(2, tmp_path, model, big, tmp_path / "out.run")
     with pytest.raises(Conflict, match="other k"):
         run(tmp_path, model, big, k=2)
@@ -550,7 +547,7 @@ def test_an_output_is_never_overwritten_and_a_changed_one_is_found(tmp_path, mod
         read_manifest(tmp_path / "out", verify=True)
 
 
-def test_an_input_that_changes_meanwhile_is_refused(tmp_path, model, big):
+def test_an_input_that_changes_during_the_run_is_rejected(tmp_path, model, big):
     spec = BatchPredictSpec(str(model.path), str(big), pool="serial", part_rows=7)
 
     def progress(step):
@@ -562,10 +559,8 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, model, big):
     assert not (tmp_path / "out").exists()
 
 
-def test_two_that_publish_the_same_work_agree(tmp_path, model, big):
-    """The slower one finds the output of the quicker one and says what that says; another's output
-    is a conflict.
-    """
+def test_two_runs_that_publish_the_same_output_agree(tmp_path, model, big):
+    """The slower run returns the output of the faster one; another run's output is a conflict."""
     spec, out = (
         BatchPredictSpec(str(model.path), str(big), pool="serial", k=3, part_rows=7),
         tmp_path / "out",
@@ -587,7 +582,7 @@ def test_two_that_publish_the_same_work_agree(tmp_path, model, big):
         predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "third", check=other)
 
 
-def test_kill_minus_nine_of_the_whole_process_loses_no_finished_part(tmp_path, model, big):
+def test_sigkill_loses_no_finished_part(tmp_path, model, big):
     whole, _ = run(tmp_path, model, big, "whole")
     code = f"""
 import sys, time
@@ -618,8 +613,8 @@ predict_batch(
     assert digests(manifest) == digests(whole)
 
 
-def test_a_stop_is_heard_within_a_part(tmp_path, model, monkeypatch):
-    """One part of many slices: the flag set at its first slice ends it long before the last."""
+def test_a_stop_takes_effect_within_a_part(tmp_path, model, monkeypatch):
+    """A flag set in the first slice of a part stops the run before the next slice."""
     monkeypatch.setattr("xcray.batch.chunk_task.ROWS_PER_STEP", 1)
     path, flag, seen = written(tmp_path / "in.parquet", table_of(sparse(2000))), StopFlag(), []
     whole = Predictor.search
@@ -637,7 +632,7 @@ def test_a_stop_is_heard_within_a_part(tmp_path, model, monkeypatch):
 
 
 def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatch):
-    """A worker holds slices of the file; no table of a whole part is built."""
+    """A worker holds slices of the file and never builds a table of a whole part."""
     from xcray.batch import parquet
 
     sizes = []
@@ -654,11 +649,8 @@ def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatc
     assert sum(sizes) == 500
 
 
-def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, monkeypatch):
-    """Parts in any order, as several workers get them.
-
-    Rows stay correct, and a file is opened again only to go back.
-    """
+def test_a_row_group_is_decoded_once_per_worker(tmp_path, model, monkeypatch):
+    """Parts in any order give correct rows; the file is reopened only to go back."""
     from xcray.batch.parquet import ParquetCursor, plan_parquet
 
     X = sparse(100)
@@ -681,15 +673,15 @@ def test_a_row_group_is_decoded_once_a_worker_not_once_a_part(tmp_path, model, m
     assert opened == [0, 7, 90, 98, 0]
 
 
-def test_errors_travel_between_processes_with_all_they_know():
-    """A worker's error is raised in the driver: the same class, message, place and hint."""
+def test_errors_keep_all_fields_between_processes():
+    """A worker's error keeps its class, message, place and hint when it is raised in the driver."""
     first = DataError("A", "is bad", file="f", line=3, value="v", hint="fix it")
     for error in (
         first,
         DataErrors([first, DataError("B", "too")]),
         ParameterError("k is 0", hint="more", limit=1),
     ):
-        found = copy.copy(error)  # what unpickling does
+        found = copy.copy(error)  # like unpickling
         assert type(found) is type(error)
         assert (str(found), found.as_dict()) == (str(error), error.as_dict())
 

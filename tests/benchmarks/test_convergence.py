@@ -1,4 +1,4 @@
-"""The convergence benchmark: its sample, and that its figures say what certificates promise."""
+"""The convergence benchmark: its sample of labels, and figures that agree with the certificates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_sample_has_every_frequency(tiny: Dataset) -> None:
     )
 
 
-def test_rounds_and_eps_come_nearer_and_gaps_are_bounds(
+def test_more_rounds_and_smaller_eps_improve_and_gaps_are_bounds(
     tiny: Dataset, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(convergence, "ROUNDS", (1, 2, 8))

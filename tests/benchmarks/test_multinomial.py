@@ -1,6 +1,4 @@
-"""The benchmark of multinomial logistic regression: its problems, its clock, what it reads off its
-runs, and all its methods.
-"""
+"""The benchmark of multinomial logistic regression: its problems, clock, summaries and methods."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from xcray.arrays import csr_from, pattern_from
 
 @pytest.fixture(scope="module")
 def given():
-    """A problem small enough for textbook formulas."""
+    """Return a problem that is small enough for textbook formulas."""
     whole = mlr_data.generated("generated-sparse", 1e-2)
     X, Y = (
         take(what, np.arange(300))
@@ -43,7 +41,7 @@ def best(given):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", list(mlr_run.SOLVERS))
-def test_every_method_comes_near_the_best(name, workers, given, best):
+def test_every_method_reaches_the_best_objective_within_5_percent(name, workers, given, best):
     points = mlr_run.run(name, given, workers, 120.0, 1.05 * best)
     assert best <= points[-1].objective * (1 + 1e-5)
     assert points[-1].objective <= 1.05 * best
@@ -53,7 +51,7 @@ def test_every_method_comes_near_the_best(name, workers, given, best):
     assert 0.2 < points[-1].micro < 1.0
 
 
-def test_clocks_look_sometimes_and_always_at_the_end(given):
+def test_clocks_evaluate_at_intervals_and_at_the_end(given):
     W = np.zeros((given.X.n_cols, given.Y.n_cols))
     clock = Clock(given, math.inf, 1.0, looks=True)
     clock.go()
@@ -67,7 +65,7 @@ def test_clocks_look_sometimes_and_always_at_the_end(given):
     assert blind.points[0].micro is None
 
 
-def test_times_are_read_off_the_points():
+def test_times_come_from_the_points():
     points = [
         Point(1.0, 2.0, None, None),
         Point(2.0, 1.04, 0.5, 0.4),
@@ -84,14 +82,14 @@ def test_times_are_read_off_the_points():
     assert "1 %:      - s" in mlr.line(mlr.row_of("L-BFGS", 2, [points[:2]], 1.0))
 
 
-def test_thinned_points_keep_those_that_were_looked_at():
+def test_thinned_points_keep_evaluated_points():
     points = [Point(float(i), 1.0, 0.5 if i % 97 == 0 else None, None) for i in range(1000)]
     kept = mlr.thinned(points, 100)
     assert len(kept) <= 111
     assert {point.seconds for point in points if point.micro} <= {point.seconds for point in kept}
 
 
-def test_the_picture_has_a_row_of_panels_a_set(tmp_path):
+def test_the_picture_has_one_row_of_panels_per_set(tmp_path):
     points = [[0.1, 2.0, 0.3, 0.2], [0.2, 1.5, None, None], [0.3, 1.1, 0.5, 0.4]]
     runs = [{"method": name, "cores": 2, "points": points} for name in mlr.LOOKS]
     sets = [{"set": name, "labels": 20, "best": 1.0, "runs": runs} for name in ("one", "two")]
@@ -103,7 +101,7 @@ def test_the_picture_has_a_row_of_panels_a_set(tmp_path):
     assert sizes[1][1] > 1.5 * sizes[0][1]
 
 
-def test_problems_are_cut_to_labels_rows_and_features():
+def test_problems_can_be_restricted_to_labels_rows_and_features():
     X = csr_from(np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
     Y = pattern_from(np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 1]]))
     assert mlr_data.of_length_1(X).to_scipy().toarray() == pytest.approx(

@@ -1,6 +1,4 @@
-"""The comparison with other libraries: samples, files, restricted answers, and the objective both
-sides are put into.
-"""
+"""The comparison with other libraries: samples, files, restricted results and the objective."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ def small(folder: Path) -> Dataset:
     return build("synthetic", {}, folder / "set", BuildOptions(test_fraction=0.3, synthetic=params))
 
 
-def test_a_sample_has_one_label_of_every_stratum_of_frequency() -> None:
+def test_a_sample_has_one_label_per_frequency_stratum() -> None:
     counts = np.concatenate(
         [np.zeros(7, np.int64), np.random.default_rng(3).permutation(np.arange(1, 101))]
     )
@@ -71,7 +69,7 @@ def test_restricted_measures_count_rows_of_the_sample_only(tmp_path: Path) -> No
     assert [found[f"P@{k}"] for k in (1, 3, 5)] == [round(100 * float(hit), 2) for hit in hits]
 
 
-def test_answers_that_are_missing_are_misses(tmp_path: Path) -> None:
+def test_missing_predictions_count_as_misses(tmp_path: Path) -> None:
     data = small(tmp_path)
     none = padded([[] for _ in range(data["test"].n_rows)], 5)
     assert measures_all(none, data)["P@1"] == 0.0
@@ -81,7 +79,7 @@ def test_answers_that_are_missing_are_misses(tmp_path: Path) -> None:
 
 def test_the_objective_by_hand() -> None:
     X, y = sp.csr_matrix(np.array([[1.0, 0.0], [0.0, 2.0]])), np.array([1, -1])
-    # margins 0.5 + 0.25 = 0.75 and -(-2 + 0.25) = 1.75; only the first misses 1, by 0.25
+    # margins 0.5 + 0.25 = 0.75 and -(-2 + 0.25) = 1.75; only the first is below 1, by 0.25
     assert (
         objective(X, y, np.array([0.5, -1.0]), 0.25, 4.0)
         == 0.5 * (0.25 + 1.0 + 0.0625) + 4.0 * 0.0625
@@ -95,7 +93,7 @@ def test_xcray_and_liblinear_agree_on_the_optimum(tmp_path: Path) -> None:
     assert row["record_differs_at_most"] < 1e-6
 
 
-def test_a_failed_run_says_why_and_is_not_kept(tmp_path: Path) -> None:
+def test_a_failed_run_reports_the_reason_and_is_not_cached(tmp_path: Path) -> None:
     task = {
         "peer": "xcray",
         "package": "xcray",
@@ -112,7 +110,7 @@ def test_a_failed_run_says_why_and_is_not_kept(tmp_path: Path) -> None:
     assert "failed" in cached(task, Path(), 60.0, tmp_path / "run.json", False)
 
 
-def test_images_become_rows_from_nought_to_one(tmp_path: Path) -> None:
+def test_images_become_rows_between_0_and_1(tmp_path: Path) -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
     arrays = {
         "X_train": pixels,

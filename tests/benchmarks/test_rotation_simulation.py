@@ -1,4 +1,4 @@
-"""The simulated cluster of the scaling study, against what can be reckoned by hand."""
+"""The simulated cluster of the scaling study, compared with results calculated by hand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from benchmarks.multinomial import scaling
 from benchmarks.multinomial.simulated_rotation import Circulation, Cluster
 from xcray.schedule.rotation import ORDERS, RotationSchedule
 
-CELL, TRAVEL = 3.0, 1.0  # seconds of a cell at its worker, and of a block between two nodes
+CELL, TRAVEL = 3.0, 1.0  # seconds per cell, and seconds per block sent between nodes
 
 
 def simulated(
     nodes, blocks, laps, order, *, cell=CELL, travel=TRAVEL, shards=None, ahead=2, **cluster
 ):
-    """A stretch: `nodes` names the node of each worker."""
+    """Simulate one interval; `nodes` is the node of each worker."""
     names = [f"w{w}" for w in range(len(nodes))]
     homes = [names[s * len(names) // (shards or len(names))] for s in range(shards or len(names))]
     schedule = RotationSchedule(homes, blocks, laps, order=order, max_in_flight=ahead)
@@ -32,9 +32,11 @@ def test_one_worker_only_computes(order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_two_nodes_and_a_block_each_wait_for_what_travels(order):
-    """Both compute, both blocks change places: in a ring after each of the six steps but the last.
-    Elsewhere a block may begin a lap where it ended the one before.
+def test_two_nodes_with_one_block_each_wait_for_transfers(order):
+    """Both nodes compute, and their blocks swap places.
+
+    With "ring" and "sync" they do so after each of the six steps except the last. In other orders
+    a block can begin a sweep where it ended the previous one.
     """
     outcome = simulated("ab", 2, 3, order)
     assert outcome.busy == 12 * CELL
@@ -44,55 +46,48 @@ def test_two_nodes_and_a_block_each_wait_for_what_travels(order):
     assert 6 * CELL + 3 * TRAVEL <= outcome.makespan <= 6 * CELL + 5 * TRAVEL
 
 
-def test_with_two_blocks_each_the_ring_travels_while_it_computes_and_sync_does_so_within_a_step():
-    """Ring: never waits. Sync, two blocks a worker and step: after each of the 3 barriers the first
-    block of the step is still to come.
-    """
+def test_with_two_blocks_per_node_a_ring_overlaps_transfers_and_sync_within_steps():
+    """A ring never waits; sync waits for a block after each of its 3 barriers."""
     assert simulated("ab", 4, 2, "ring").makespan == 8 * CELL
     assert simulated("ab", 4, 2, "sync").makespan == 8 * CELL + 3 * TRAVEL
 
 
-def test_where_travel_is_dearer_than_work_the_network_is_what_counts():
-    """Two blocks a node and step: each node receives two blocks a step, one after the other, and
-    computes the last of them.
-    """
+def test_slow_transfers_determine_the_time():
+    """Each node receives two blocks per step, one after the other, and computes the last one."""
     outcome = simulated("ab", 4, 1, "ring", travel=10.0)
     assert outcome.makespan == CELL + 2 * 10.0 + CELL
 
 
-def test_within_a_node_nothing_travels_and_a_ring_crosses_once_a_node():
+def test_no_transfer_within_a_node_and_one_crossing_per_node_in_a_ring():
     assert simulated("aa", 4, 2, "ring").sent == 0.0
-    assert (
-        simulated("aabb", 8, 1, "ring").sent == 8 * 10.0 + 4 * 10.0
-    )  # those that start in a node's middle come back to it
+    # Blocks that start at a node's second worker return to it.
+    assert simulated("aabb", 8, 1, "ring").sent == 8 * 10.0 + 4 * 10.0
     assert simulated("abab", 8, 1, "ring").sent == 8 * 3 * 10.0
 
 
-def test_messages_and_the_driver_take_their_time():
-    """One worker, one block, one lap past 4 shards, one at a time: each visit is told of, and then
-    done.
-    """
+def test_messages_and_the_driver_take_time():
+    """One worker computes one block on 4 shards; each visit costs a message and driver time."""
     outcome = simulated("a", 1, 1, "sync", shards=4, latency=0.5, driver=0.25)
     assert outcome.makespan == 4 * (0.25 + 0.5 + CELL)
     assert outcome.driver == 4 * 0.25
     busy = simulated("abcd", 8, 2, "ring", cell=0.001, travel=0.001, driver=1.0)
-    assert busy.makespan == pytest.approx(
-        busy.visits * 1.0, abs=0.1
-    )  # a driver that is too slow is all there is
+    # A slow driver determines the whole time.
+    assert busy.makespan == pytest.approx(busy.visits * 1.0, abs=0.1)
 
 
-def test_what_a_node_holds():
-    """A worker alone holds all blocks, and for a moment the one it has made beside the one it was
-    made of. Of two nodes each holds its own, those that came, and those that have gone until their
-    visit is reported.
+def test_number_of_blocks_held_by_a_node():
+    """A single worker holds all blocks, and briefly the old and new version of one block.
+
+    Each of two nodes holds its own blocks, those received, and those sent until their visit is
+    reported.
     """
     assert simulated("a", 4, 2, "ring").held == 4 + 1
     assert 2 <= simulated("ab", 4, 2, "ring").held <= 5
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_slow_worker_holds_up_a_lap_by_what_it_has_to_do(order):
-    """All orders are strict in laps: no lap is over before the slowest has passed its blocks."""
+def test_a_slow_worker_delays_a_sweep_by_its_work(order):
+    """A sweep ends only when the slowest worker has computed its blocks, in all orders."""
     names = ["w0", "w1", "w2", "w3"]
     schedule = RotationSchedule(names, 16, 2, order=order)
     cluster = Cluster({name: name for name in names}, block=1.0, bandwidth=1e9)
@@ -107,10 +102,8 @@ PROBLEM = scaling.Problem("small", rows=1000, features=500, classes=400, nonzero
 RATES = scaling.Rates(update=(3e-6, 1e-5), sum=(1e-6, 2e-5), both=(3e-6, 2e-5), copy=1e-9)
 
 
-def test_the_study_reckons_one_node_by_hand():
-    """Two laps of two blocks past one shard, on four threads; nothing travels, four visits are told
-    of one at a time or waited for.
-    """
+def test_the_study_of_one_node_equals_manual_calculation():
+    """Two sweeps of two blocks over one shard on four threads; the driver handles four visits."""
     row = scaling.simulate(
         PROBLEM, RATES, scaling.Plan(nodes=1, workers=1, threads=4, blocks=2, gbit=10.0)
     )
@@ -125,19 +118,18 @@ def test_the_study_reckons_one_node_by_hand():
     )
 
 
-def test_the_study_halves_the_cells_with_twice_the_nodes_and_tells_where_the_network_takes_over():
+def test_twice_the_nodes_halve_the_cell_time_and_crossings_are_found():
     plans = [scaling.Plan(nodes, 1, 1, 2, gbit=0.001) for nodes in (4, 8)]
     few, many = (scaling.simulate(PROBLEM, RATES, plan) for plan in plans)
     assert few["cell_seconds"] == pytest.approx(2 * many["cell_seconds"])
-    assert few["sent_by_a_node_gb"] == pytest.approx(
-        many["sent_by_a_node_gb"], rel=0.15
-    )  # all blocks, twice
+    # Each node sends all blocks twice.
+    assert few["sent_by_a_node_gb"] == pytest.approx(many["sent_by_a_node_gb"], rel=0.15)
     (nodes,) = scaling.crossings(PROBLEM, RATES, 1, [0.001]).values()
     cells = 1000 * 400 * (20 * 4e-6 + 3e-5)
     assert nodes == pytest.approx(cells / (2 * 500 * 400 * 4 * 8 / 1e6))
 
 
-def test_a_slow_node_costs_all_orders_the_same_until_shards_are_moved():
+def test_a_slow_node_costs_all_orders_the_same_without_moving_shards():
     base = scaling.Plan(nodes=4, workers=1, threads=1, blocks=4, gbit=100.0)
     even, one, moved = (
         scaling.simulate(PROBLEM, RATES, base._replace(slow=slow))
@@ -153,9 +145,8 @@ def test_a_slow_node_costs_all_orders_the_same_until_shards_are_moved():
 
 
 def test_routing_by_node_sends_less():
-    base = scaling.Plan(
-        nodes=4, workers=4, threads=4, blocks=2, gbit=100.0, slow="turns"
-    )  # in step, neighbours change blocks
+    # The nodes are slow in turns: in lockstep, blocks would move between neighbours only.
+    base = scaling.Plan(nodes=4, workers=4, threads=4, blocks=2, gbit=100.0, slow="turns")
     anywhere, by_node = (
         scaling.simulate(PROBLEM, RATES, base._replace(order=order))
         for order in ("uniform", "uniform by node")
@@ -163,7 +154,7 @@ def test_routing_by_node_sends_less():
     assert by_node["sent_gb"] < 0.5 * anywhere["sent_gb"]
 
 
-def test_rates_are_measured_by_the_solver_itself(monkeypatch):
+def test_rates_are_measured_with_the_solver(monkeypatch):
     monkeypatch.setattr(
         scaling, "PROBE", {"rows": 60, "features": 300, "labels": 32, "nonzeros": (5, 50)}
     )

@@ -1,6 +1,4 @@
-"""The benchmark of the search: times are kept in their places, recall allows ties, bytes count
-once, peers that fail say why.
-"""
+"""The search benchmark: order of times, recall with ties, sizes in bytes, and failing peers."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ from xcray.index.inverted import InvertedIndex
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    """A small model with 120 queries."""
+    """Return a small model with 120 queries."""
     rng = np.random.default_rng(8)
     W, X = drawn(rng, 300, 80, 8, learned), unit(drawn(rng, 120, 80, 9))
     index = InvertedIndex.build(W, biases(rng, 300))
@@ -46,7 +44,7 @@ def subject() -> Subject:
     return Subject("drawn", model, X)
 
 
-def test_every_query_is_asked_of_every_engine_the_same_number_of_times(subject: Subject) -> None:
+def test_every_engine_gets_every_query_equally_often(subject: Subject) -> None:
     scan = InvertedIndex.build(subject.model.W, subject.model.b)
     calls: list[tuple[str, int, int]] = []
 
@@ -61,6 +59,7 @@ def test_every_query_is_asked_of_every_engine_the_same_number_of_times(subject: 
 
     times = interleaved([noting("a"), noting("b")], 120, (5,), 2, 60.0)
     measured = [call for call in calls if call[1:] not in ((0, 2), (2, 5))]
+    # Each engine is first in turn.
     assert [call[0] for call in measured] == [
         "a",
         "b",
@@ -74,7 +73,7 @@ def test_every_query_is_asked_of_every_engine_the_same_number_of_times(subject: 
         "b",
         "b",
         "a",
-    ]  # first in turn
+    ]
     exact = scan.query(subject.X, 5)
     for name in "ab":
         assert not np.isnan(times[name, 5].ns).any()
@@ -83,7 +82,7 @@ def test_every_query_is_asked_of_every_engine_the_same_number_of_times(subject: 
         assert summary(times[name, 5])["queries"] == 120
 
 
-def test_a_slow_engine_is_asked_a_part_of_each_block() -> None:
+def test_a_slow_engine_gets_a_part_of_each_block() -> None:
     def ask(first: int, last: int, k: int) -> Any:
         return [10**9] * (last - first), [[0] * k] * (last - first)
 
@@ -100,14 +99,14 @@ def test_a_slow_engine_is_asked_a_part_of_each_block() -> None:
     }
 
 
-def test_ratio_is_the_median_over_the_queries_both_were_asked() -> None:
+def test_ratio_is_the_median_over_common_queries() -> None:
     labels, nan = np.zeros((4, 1), np.int64), np.nan
     one = Times(np.array([[2.0, 9.0, 30.0, nan], [4.0, 6.0, 20.0, nan]]), labels)
     other = Times(np.array([[1.0, 3.0, 5.0, 1.0], [1.0, 2.0, 5.0, 1.0]]), labels)
-    assert ratio(one, other) == 3.0  # of 2, 3, 4
+    assert ratio(one, other) == 3.0  # the median of 2, 3, 4
 
 
-def test_recall_takes_any_of_labels_that_tie() -> None:
+def test_recall_accepts_any_of_tied_labels() -> None:
     W = csr([0, 1, 2, 3, 4], [0, 0, 0, 0], [3.0, 1.0, 1.0, 0.5], 1)
     model: Any = SimpleNamespace(W=W, b=np.zeros(4, np.float32), n_labels=4)
     tied = Subject("tied", model, csr([0, 1], [0], [1.0], 1))
@@ -121,7 +120,7 @@ def test_recall_takes_any_of_labels_that_tie() -> None:
         assert recall(Times(np.ones((1, 1)), np.array([labels])), tied, np.array([1.0])) == share
 
 
-def test_batches_tell_rates_and_their_ratio() -> None:
+def test_batches_report_rates_and_their_ratio() -> None:
     told = batches(
         Engine("even", lambda *_: ([], []), lambda rows, k, threads: rows / 100.0 / threads),
         50,
@@ -131,7 +130,7 @@ def test_batches_tell_rates_and_their_ratio() -> None:
     assert (told["per_second_1"], told["per_second_2"], told["speedup"]) == (100.0, 200.0, 2.0)
 
 
-def test_bandwidth_is_that_of_a_machine() -> None:
+def test_bandwidth_is_plausible() -> None:
     assert 1e8 < bandwidth(4, 2) < 1e13
 
 
@@ -159,7 +158,7 @@ def test_bytes_of_an_index_count_shared_memory_once(subject: Subject) -> None:
     assert csr_bytes(subject.model) == 8 * W.nnz + 8 * 301
 
 
-def test_a_peer_that_cannot_be_had_says_why(subject: Subject, tmp_path: Path) -> None:
+def test_an_unusable_peer_reports_the_reason(subject: Subject, tmp_path: Path) -> None:
     W, b, numbers = search_peers.part_of(subject, 10)
     assert numbers.tolist() == [0, 33, 66, 99, 132, 166, 199, 232, 265, 299]
     assert (W.n_rows, len(b)) == (10, 10)
@@ -174,7 +173,7 @@ def test_a_peer_that_cannot_be_had_says_why(subject: Subject, tmp_path: Path) ->
         assert (engines, why, built) == ([], {"pecos": "no wheel"}, {})
 
 
-def test_large_models_are_given_to_one_peer_at_a_time() -> None:
+def test_large_models_are_loaded_by_one_peer_at_a_time() -> None:
     model: Any = SimpleNamespace(nnz=10**9)
     assert search_peers.groups(Subject("large", model, csr([0], [], [], 1)), ["a", "b"]) == [
         ["a"],

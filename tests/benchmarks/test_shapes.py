@@ -1,5 +1,6 @@
-"""Corpora with the shapes of public sets: the same for a seed, canonical, with the statistics asked
-for, learnable in part.
+"""Corpora with the shapes of public data sets.
+
+They are reproducible from a seed, canonical, partly learnable, and have the requested statistics.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def labels_of(dataset: Dataset) -> Any:
     return dataset.train.Y.to_scipy().toarray().astype(bool)
 
 
-def test_a_seed_is_a_corpus(tiny: Dataset, tmp_path: Path) -> None:
+def test_a_seed_determines_the_corpus(tiny: Dataset, tmp_path: Path) -> None:
     assert generate(TINY, tmp_path / "again").content_hash == tiny.content_hash
     assert generate(replace(TINY, seed=1), tmp_path / "other").content_hash != tiny.content_hash
 
@@ -60,27 +61,27 @@ def test_rows_are_canonical(tiny: Dataset) -> None:
             assert np.diff(matrix.indptr).min() >= 1
 
 
-def test_parts_meet_inside_a_block_and_lose_no_row(tiny: Dataset) -> None:
+def test_splits_inside_a_block_lose_no_row(tiny: Dataset) -> None:
     assert TINY.rows % BLOCK
     assert tiny.test is not None
     counts = np.diff(tiny.train.YT.indptr) + np.diff(tiny.test.YT.indptr)
     uses = label_uses(500, int(5500 * 3.0), 2, 110)
-    assert 0.97 * uses.sum() <= counts.sum() <= uses.sum()  # but for labels dealt to a row twice
+    assert 0.97 * uses.sum() <= counts.sum() <= uses.sum()  # less the labels dealt to a row twice
     assert np.abs(np.sort(counts)[::-1] - uses).max() <= 0.2 * uses.max()
 
 
-def test_statistics_are_near_those_asked_for(tiny: Dataset) -> None:
+def test_statistics_are_near_the_requested_ones(tiny: Dataset) -> None:
     train = tiny.train
-    assert 30 <= train.X.nnz / train.n_rows <= 40  # repeats fall together
+    assert 30 <= train.X.nnz / train.n_rows <= 40  # repeated words are merged
     assert 2.85 <= train.Y.nnz / train.n_rows <= 3.0
     assert tiny.label_counts.max() <= 0.02 * 5500
     assert np.median(tiny.label_counts) < tiny.label_counts.mean() / 2
     df = np.sort(np.diff(train.XT.indptr))[::-1]
-    assert 0.1 <= df[0] / train.n_rows <= 0.6  # no stop words, but common ones
+    assert 0.1 <= df[0] / train.n_rows <= 0.6  # no stop words, but some common words
     assert df[:400].sum() > 5 * df[-400:].sum()
 
 
-def test_numbers_tell_nothing(tiny: Dataset) -> None:
+def test_numbers_do_not_correlate_with_counts(tiny: Dataset) -> None:
     for counts in (np.diff(tiny.train.XT.indptr), tiny.label_counts):
         places = np.corrcoef(np.arange(len(counts)), counts)[0, 1]
         neighbours = np.corrcoef(counts[:-1], counts[1:])[0, 1]
@@ -121,7 +122,7 @@ def test_siblings_share_words() -> None:
 
 
 @pytest.mark.parametrize(("exponent", "shift"), [(1.0, 3.0), (1.05, 30.0), (0.5, 200.0)])
-def test_ranks_follow_their_law(exponent: float, shift: float) -> None:
+def test_ranks_follow_their_distribution(exponent: float, shift: float) -> None:
     n = 50
     edges = np.arange(n + 1) + shift
     integral = np.log(edges) if exponent == 1.0 else edges ** (1.0 - exponent) / (1.0 - exponent)
@@ -140,10 +141,8 @@ def test_label_uses_add_up_between_their_bounds() -> None:
     assert (np.diff(uses) <= 0).all()
 
 
-def test_shares_of_words_change_how_much_can_be_learnt(tmp_path: Path) -> None:
-    """A row is likelier to be nearest to a row of its own labels, the more words come from the
-    labels.
-    """
+def test_words_from_labels_make_rows_learnable(tmp_path: Path) -> None:
+    """With more words from the labels, the nearest row more often shares a label."""
 
     def found(from_labels: float) -> float:
         dataset = generate(
@@ -158,7 +157,7 @@ def test_shares_of_words_change_how_much_can_be_learnt(tmp_path: Path) -> None:
     assert little < 0.5 * much
 
 
-def test_a_set_is_made_trained_and_kept(tmp_path: Path) -> None:
+def test_a_set_is_generated_trained_and_cached(tmp_path: Path) -> None:
     row = prepare("lshtc1", tmp_path / "lshtc1", scale=0.02, threads=1)
     dataset, model = (
         Dataset.open(tmp_path / "lshtc1" / "dataset"),
@@ -180,7 +179,7 @@ def test_a_set_is_made_trained_and_kept(tmp_path: Path) -> None:
     assert prepare("lshtc1", tmp_path / "lshtc1") == row
 
 
-def test_statistics_count_what_a_search_meets(tmp_path: Path) -> None:
+def test_statistics_count_postings_per_query(tmp_path: Path) -> None:
     prepare("lshtc1", tmp_path, scale=0.01, threads=1)
     dataset, model = Dataset.open(tmp_path / "dataset"), Model.open(tmp_path / "model")
     found = statistics(dataset, model)
@@ -190,7 +189,7 @@ def test_statistics_count_what_a_search_meets(tmp_path: Path) -> None:
     assert found["weights_per_label"] == pytest.approx(weights.nnz / 120, abs=0.006)
 
 
-def test_every_shape_is_legal_at_every_scale() -> None:
+def test_every_shape_is_valid_at_every_scale() -> None:
     for task in TASKS.values():
         for scale in (1.0, 0.1, 0.0001):
             shape = task.shape.scaled(scale)

@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, with which exit code; for people and for machines."""
+"""The command line: its output on stdout and stderr, and its exit codes, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(*arguments: str) -> int:
 # progress
 
 
-def test_a_step_as_a_line() -> None:
+def test_format_progress() -> None:
     whole = step(done=1200, total=5000, rate=830.4, eta=4.6, note="two workers")
     assert format_progress(whole) == "TRAINING 1,200 of 5,000 (24 %), 830/s, 5 s left, two workers"
     assert format_progress(step("MERGING", 0, 0)) == "MERGING"
@@ -58,11 +58,11 @@ def test_a_step_as_a_line() -> None:
     ("seconds", "text"),
     [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
 )
-def test_durations(seconds: float, text: str) -> None:
+def test_format_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_lines_are_written_now_and_then_without_control_codes() -> None:
+def test_lines_are_written_at_intervals_without_control_codes() -> None:
     stream, now = io.StringIO(), [0.0]
     show = LineReporter(stream, every=5.0, clock=lambda: now[0])
     for second, each in enumerate(
@@ -73,15 +73,15 @@ def test_lines_are_written_now_and_then_without_control_codes() -> None:
     lines = stream.getvalue().splitlines()
     assert [line.split(" (")[0] for line in lines] == [
         "LOADING",
-        "TRAINING 0 of 100",  # a new phase: at once
+        "TRAINING 0 of 100",  # a new phase is written at once
         "TRAINING 50 of 100",  # five seconds later
-        "TRAINING 100 of 100",  # ten
+        "TRAINING 100 of 100",  # ten seconds later
         "MERGING",
     ]
     assert all(line.isprintable() for line in lines)
 
 
-def test_the_last_line_of_a_phase_comes_once() -> None:
+def test_the_last_line_of_a_phase_is_written_once() -> None:
     stream = io.StringIO()
     show = LineReporter(stream, every=5.0, clock=lambda: 0.0)
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_the_last_line_of_a_phase_comes_once() -> None:
     ]
 
 
-def test_a_step_from_json_needs_nothing() -> None:
+def test_progress_from_json_needs_no_field() -> None:
     assert progress_from_json({}, "QUEUED") == Progress("QUEUED", 0, 0, 0.0, 0.0, None, "")
     assert progress_from_json({"phase": "TRAINING", "done": 3, "eta": 1.5}).eta == 1.5
     assert progress_from_json({"figures": {"epoch": 3}}).figures == {"epoch": 3}
@@ -196,7 +196,7 @@ def test_every_error_is_one_line_and_a_code(
         assert ": " in first
 
 
-def test_the_place_of_bad_data_is_in_both_forms(
+def test_the_position_of_bad_data_is_in_text_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(**_: Any) -> None:
@@ -221,7 +221,7 @@ def test_the_place_of_bad_data_is_in_both_forms(
     assert (problem["code"], problem["line"], problem["column"]) == ("VALUE", 3, 7)
 
 
-def test_debug_lets_the_traceback_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_raises_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(**_: Any) -> None:
         raise ZeroDivisionError
 
@@ -271,7 +271,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_no_heavy_library() -> None:
     code = """
 import sys
 from xcray.cli.main import main
@@ -292,7 +292,7 @@ class Flag:
         self.times += 1
 
 
-def test_the_first_interrupt_asks_the_second_leaves() -> None:
+def test_the_first_interrupt_stops_gracefully_and_the_second_at_once() -> None:
     flag, before = Flag(), signal.getsignal(signal.SIGINT)
 
     def twice() -> None:
@@ -319,7 +319,7 @@ def test_on_a_terminal_tables_are_aligned() -> None:
     )
     os.close(terminal)
     pieces = []
-    with contextlib.suppress(OSError):  # EIO: nobody writes any more, and all was read
+    with contextlib.suppress(OSError):  # EIO: the writer is closed and all output was read
         while piece := os.read(controller, 4096):
             pieces.append(piece)
     os.close(controller)

@@ -23,7 +23,7 @@ COMMANDS = ("predict", "explain")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small text model."""
+    """Return a small text model."""
     place = tmp_path_factory.mktemp("damaged")
     texts = {"a": "apple pear", "b": "hammer saw", "c": "owl robin", "d": "rain snow"}
     rows = [
@@ -37,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(whole: Path, tmp_path: Path) -> Path:
-    """A copy of the model, to be damaged."""
+    """Return a copy of the model that the test can damage."""
     return Path(shutil.copytree(whole, tmp_path / "m"))
 
 
@@ -56,7 +56,7 @@ def refuses(command: str, model: Path, name: str, capsys: pytest.CaptureFixture[
 def test_random_bytes_are_refused(
     model: Path, name: str, command: str, rng: np.random.Generator, capsys: Any
 ) -> None:
-    assert main([command, str(model), "apple saw"]) == 0  # the checksums are remembered now
+    assert main([command, str(model), "apple saw"]) == 0  # this run caches the checksums
     content = bytearray((model / name).read_bytes())
     middle = len(content) // 2 - 32
     content[middle : middle + 64] = rng.bytes(64)
@@ -77,7 +77,7 @@ def test_zeroed_numbers_are_refused(model: Path, name: str, command: str, capsys
 
 
 def changed(table: pa.Table, column: str, change: str) -> pa.Table:
-    """Return a table of which one integer list column is valid Arrow, but no valid index."""
+    """Return a table in which one integer list column is valid Arrow, but not a valid index."""
     array = table.column(column).chunk(0)
     values = array.values.to_numpy().copy()
     if change == "large":

@@ -1,4 +1,4 @@
-"""`xcray labels` and `xcray retrain` at work, and how options with several values are read."""
+"""`xcray labels` and `xcray retrain`, and the parsing of options with several values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def run(*words: Any) -> int:
 
 
 def read(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The one JSON document on stdout."""
+    """Return the JSON document printed to stdout."""
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data set of labels a to d and a model of it."""
+    """Return a folder with a data set of labels a to d and a model trained on it."""
     place = tmp_path_factory.mktemp("labels")
     texts = {"a": "apple pear", "b": "hammer saw", "c": "owl robin", "d": "rain snow"}
     rows = [
@@ -135,11 +135,11 @@ def test_names_from_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "fix"),
     [
         (["labels", "remove", "MODEL", "z"], "has no label 'z'"),
         (["labels", "remove", "MODEL"], "at least one label"),
-        (["labels", "rename", "MODEL", "a"], "NAME=VALUE"),
+        (["labels", "rename", "MODEL", "a"], "is not OLD=NEW"),
         (["labels", "rename", "MODEL", "a=x", "a=y"], "renamed twice"),
         (["labels", "rename", "MODEL", "--names-file", "list.json"], "an object of names"),
         (["labels", "rename", "MODEL", "--names-file", "bad.json"], "is not JSON"),
@@ -155,7 +155,7 @@ def test_bad_input(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    mend: str,
+    fix: str,
 ) -> None:
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "bad.json").write_text("{")
@@ -163,7 +163,7 @@ def test_bad_input(
     before = sorted(tmp_path.iterdir())
     known = {"MODEL": place / "model", "DATA": place / "data"}
     assert run(*(known.get(word, word) for word in words), "--out", tmp_path / "new", "--json") == 2
-    assert mend in json.loads(capsys.readouterr().err)["message"]
+    assert fix in json.loads(capsys.readouterr().err)["message"]
     assert sorted(tmp_path.iterdir()) == before
 
 

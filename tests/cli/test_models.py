@@ -1,4 +1,4 @@
-"""Splits, shadows, load and unload by the command line and the client, against a served app."""
+"""Splits, shadows, load and unload through the command line and the client, with a served app."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def run(place: Place, *arguments: Any) -> int:
-    """A command of `xcray models`."""
+    """Run a command of `xcray models`."""
     return main(["models", *(str(each) for each in arguments), "--server", place.url])
 
 
@@ -49,14 +49,13 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
     with Client(place.url) as client:
         for _ in range(4):
             client.predict("docs@prod", list(TEXTS))
+        # a copy is queued just after its reply was sent, so by the time this request is answered
+        split = client.models.get("docs")["splits"]["prod"]["split"]
+        assert split[1] == {"version": 2, "weight": 0.1}
         place.app_state.shadows.wait_until_idle()
-        told = client.models.shadow("docs", "prod")
-        assert told["shadow"] == {"version": 3, "weight": 1.0}
-        assert sum(pair["rows"] for pair in told["pairs"]) == 4 * len(TEXTS)
-        assert client.models.get("docs")["splits"]["prod"]["split"][1] == {
-            "version": 2,
-            "weight": 0.1,
-        }
+        view = client.models.shadow("docs", "prod")
+        assert view["shadow"] == {"version": 3, "weight": 1.0}
+        assert sum(pair["rows"] for pair in view["pairs"]) == 4 * len(TEXTS)
     assert run(place, "shadow", "docs", "prod") == 0
     assert "overlap %" in capsys.readouterr().out
     assert run(place, "shadow", "docs", "prod", "--json") == 0
@@ -73,7 +72,7 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
     "arguments",
     [(), (1, "--split", "1=1"), ("--split", "1"), ("--split", "a=b"), ("--split", "1=0.5,1=0.5")],
 )
-def test_what_is_no_split_is_refused(
+def test_an_invalid_split_is_rejected(
     place: Place, arguments: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(place, "alias", "docs", "other", *arguments) == 2
@@ -95,7 +94,7 @@ def test_load_and_unload(place: Place, capsys: pytest.CaptureFixture[str]) -> No
     assert "there is no model" in capsys.readouterr().err
 
 
-def test_what_leads_where_in_words() -> None:
+def test_format_alias_and_parse_split() -> None:
     split = [{"version": 3, "weight": 0.995}, {"version": 4, "weight": 0.005}]
     assert (
         format_alias({"splits": {"a": {"split": split, "shadow": None}}}, "a", 3)

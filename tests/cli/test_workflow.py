@@ -1,6 +1,4 @@
-"""The command line at work: a data set, a model, answers; interrupted and resumed; and the same
-over REST.
-"""
+"""The command line from data set to predictions, with an interrupted training, and over REST."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ WORDS = {
 
 
 def lines() -> str:
-    """Documents whose words say their label, three of each four words."""
+    """Return documents in which three of four words belong to the label."""
     out = []
     for i in range(120):
         label = list(WORDS)[i % len(WORDS)]
@@ -44,7 +42,7 @@ def run(*arguments: Any) -> int:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with texts, the data set and the model made of them by the commands."""
+    """Return a folder with texts, and the data set and model that the commands made from them."""
     place = tmp_path_factory.mktemp("cli")
     (place / "texts.jsonl").write_text(lines())
     assert (
@@ -56,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The one JSON document on stdout; nothing was on stderr."""
+    """Return the JSON document printed to stdout; check that stderr is empty."""
     captured = capsys.readouterr()
     assert captured.err == ""
     return json.loads(captured.out)
@@ -107,7 +105,7 @@ def test_data_check_lists_bad_lines(
         ["csv", "missing.csv", "out"],
     ],
 )
-def test_data_build_says_what_is_missing(
+def test_data_build_reports_missing_input(
     arguments: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,7 +117,9 @@ def test_data_build_says_what_is_missing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_reach_inside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_nested_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["-o", "synthetic.rows=50", "-o", "synthetic.labels=7", "-o", "synthetic.features=30"]
     assert run("data", "build", "synthetic", tmp_path / "out", *options, "--seed", 3, "--json") == 0
     found = read(capsys)
@@ -130,7 +130,7 @@ def test_options_reach_inside(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) == (7, 30, 50)
 
 
-def test_train_and_what_it_says(
+def test_train_output_and_errors(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -149,7 +149,7 @@ def test_train_and_what_it_says(
     )
     again = read(capsys)
     assert run("models", "show", place / "model", "--json") == 0
-    assert read(capsys)["sha256"] == again["sha256"]  # another pool, the same bytes
+    assert read(capsys)["sha256"] == again["sha256"]  # another pool gives the same bytes
     assert set(again["measures"]) >= {"P@1", "P@3", "nDCG@5"}
     assert not (tmp_path / "again.run").exists()
     assert run("train", place / "data", "--out", tmp_path / "again") == 1
@@ -225,24 +225,23 @@ def test_models_card_and_diff(
     assert (found["same_content"], found["changed"], found["added"]) == (True, [], [])
     assert run("train", place / "data", "--out", tmp_path / "worse", "-p", "lam=100", "--json") == 0
     capsys.readouterr()
-    assert (
-        run("models", "diff", place / "model", tmp_path / "worse", "--max-loss", 1) == 1
-    )  # P@1 fell: the gate closes
+    # P@1 fell by more than --max-loss.
+    assert run("models", "diff", place / "model", tmp_path / "worse", "--max-loss", 1) == 1
     assert "changed" in capsys.readouterr().out
 
 
-# interrupted and resumed: a process of its own, so that signals are real
+# interruption and resumption, in a separate process for real signals
 
 
-# seconds until a wait is given up: a process of its own may have to compile the kernels first
+# Seconds until a wait fails: a new process may have to compile the kernels first.
 PATIENCE = 600.0
 
 
 def wait_for(wish: Callable[[], bool]) -> None:
-    """Return when a wish comes true."""
+    """Wait until `wish` returns a true value."""
     deadline = time.monotonic() + PATIENCE
     while not wish():
-        assert time.monotonic() < deadline, "in vain"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.02)
 
 
@@ -301,7 +300,7 @@ def test_an_interrupted_training_resumes_to_the_same_model(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A service with the threaded pool, ended after the tests of this file."""
+    """Run a service with the threaded pool for the tests of this file, and yield its URL."""
     home = tmp_path_factory.mktemp("served")
     process = command(
         "serve", "--port", 0, "--home", home, "--pool", "threads", "--log-level", "error", "--json"
@@ -321,7 +320,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert left == set()
 
 
-def test_the_whole_story_over_rest(
+def test_workflow_over_rest(
     place: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XCRAY_SERVER", server)
@@ -368,7 +367,7 @@ def test_the_whole_story_over_rest(
     captured = capsys.readouterr()
     assert "SUCCEEDED" in captured.out
     assert run(*submit, "--json") == 0
-    assert read(capsys)["id"] == job["id"]  # the same key: the same job
+    assert read(capsys)["id"] == job["id"]  # the same idempotency key returns the same job
     assert run("jobs", "get", job["id"], "--json") == 0
     assert read(capsys)["result"]["sha256"] == sha256_of(place)
     for found, wanted in (
@@ -418,11 +417,11 @@ def test_the_whole_story_over_rest(
 
 
 def sha256_of(place: Path) -> str:
-    """The hash of the model trained without a server."""
+    """Return the hash of the model that was trained without a server."""
     return str(json.loads((place / "model" / "manifest.json").read_text())["sha256"])
 
 
-def test_answers_over_rest_are_those_of_the_directory(
+def test_predictions_over_rest_equal_those_of_the_directory(
     place: Path, server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("apple pear", "owl crow", "-k", 3, "--json")
@@ -439,7 +438,7 @@ def test_answers_over_rest_are_those_of_the_directory(
     }
 
 
-def test_problems_of_a_server_read_like_our_own(
+def test_server_errors_are_printed_like_local_errors(
     server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("jobs", "get", "job_nothere", "--server", server, "--json") == 2
@@ -450,9 +449,7 @@ def test_problems_of_a_server_read_like_our_own(
     assert json.loads(capsys.readouterr().err)["code"] == "NO_SERVER"
 
 
-def test_serve_refuses_settings_that_cannot_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_rejects_invalid_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--host", "0.0.0.0", "--home", tmp_path / "home") == 2
     assert "PUBLIC_ADDRESS" in capsys.readouterr().err
     assert run("serve", "--pool", "nonsense", "--home", tmp_path / "home") == 2
@@ -473,7 +470,7 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) >= 10
 
 
-def test_families_of_processes() -> None:
+def test_find_descendants_and_kill_processes() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     parent = subprocess.Popen([sys.executable, "-c", code])
     wait_for(lambda: len(processes.find_descendants([parent.pid])) == 2)
@@ -489,9 +486,8 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     home = tmp_path / "home"
     demo = command("demo", "--pool", "threads", "--home", home)
     wait_for(lambda: (home / "serve.json").is_file() or demo.poll() is not None)
-    wait_for(
-        lambda: len(processes.find_descendants([demo.pid])) >= 2 or demo.poll() is not None
-    )  # a child builds the data set
+    # One child process builds the data set.
+    wait_for(lambda: len(processes.find_descendants([demo.pid])) >= 2 or demo.poll() is not None)
     family = processes.find_descendants([demo.pid])
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=PATIENCE)

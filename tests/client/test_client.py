@@ -1,6 +1,4 @@
-"""The Python client against the real service: every noun, every kind of error, lost answers, broken
-streams.
-"""
+"""The Python client against the real service: all resources, errors, lost responses and streams."""
 
 from __future__ import annotations
 
@@ -58,12 +56,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     plain_model(home / "b")
     app_state.registry.publish("text", home / "a")
     app_state.registry.publish("vector", home / "b")
-    app_state.store.add_dataset("ready", str(home / "nowhere"))
+    app_state.store.datasets.add("ready", str(home / "nowhere"))
     with serving(app) as url, Client(url) as client:
         yield Place(app_state, client)
 
 
-def test_data_sets_and_jobs_go_there_and_back(place: Place, tmp_path: Path) -> None:
+def test_data_sets_and_jobs(place: Place, tmp_path: Path) -> None:
     client, file = place.client, tmp_path / "docs.jsonl"
     file.write_text(LINES)
     made = client.datasets.upload(file, name="docs", format="jsonl", test=file)
@@ -99,14 +97,14 @@ def test_data_sets_and_jobs_go_there_and_back(place: Place, tmp_path: Path) -> N
         client.datasets.get(found["id"])
 
 
-def test_lists_go_on_over_pages(place: Place) -> None:
+def test_lists_continue_over_pages(place: Place) -> None:
     made = [place.client.jobs.submit(dataset="ready", model="m")["id"] for _ in range(53)]
     assert [job["id"] for job in place.client.jobs.list()][:53] == made[::-1]
     for job_id in made:
         place.client.jobs.stop(job_id)
 
 
-def test_a_bad_file_is_told_as_an_error_with_its_line(place: Place, tmp_path: Path) -> None:
+def test_a_bad_file_is_an_error_with_its_line(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "bad.svm"
     file.write_text("0 1:1\n0 2:x\n")
     made = place.client.datasets.upload(file, name="bad", format="svmlight")
@@ -117,7 +115,7 @@ def test_a_bad_file_is_told_as_an_error_with_its_line(place: Place, tmp_path: Pa
         place.client.datasets.upload(tmp_path / "none", name="bad", format="svmlight")
 
 
-def test_predictions_are_the_predictors_own(place: Place) -> None:
+def test_predictions_equal_those_of_the_predictor(place: Place) -> None:
     texts = ["read rows of a csv file", "socket", ""]
     predictor = Predictor(Model.open(place.app_state.registry.resolve("text")))
     expected = predictor.scored_labels(predictor.predict(texts, 3))
@@ -195,24 +193,24 @@ def test_every_class_of_errors_can_be_raised() -> None:
     assert set(ERROR_CLASSES) == named
 
 
-def test_events_are_heard_once_each_until_the_end(place: Place) -> None:
+def test_each_event_is_received_once_until_the_end(place: Place) -> None:
     store = place.app_state.store
     job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
     heard: list[tuple[int, str]] = []
 
     def run() -> None:
-        claimed = store.claim_job("test", lease_seconds=60)
+        claimed = store.attempts.claim("test", lease_seconds=60)
         assert claimed is not None
         assert claimed.id == job["id"]
         for done in range(20):
-            store.append_event(
+            store.attempts.append_event(
                 claimed.id,
                 claimed.attempt,
                 "progress",
                 {"phase": "TRAINING", "done": done, "total": 20},
             )
             time.sleep(0.01)
-        store.finish_attempt(
+        store.attempts.finish(
             claimed.id, claimed.attempt, FAILED, reason="TEST", message="as wished"
         )
 
@@ -228,13 +226,13 @@ def test_events_are_heard_once_each_until_the_end(place: Place) -> None:
     assert [(event["seq"], event["kind"]) for event in place.client.jobs.events(job["id"])] == heard
 
 
-# What the network does, by a transport that does it.
+# Network failures, simulated by a transport.
 
 
 def played(
     *answers: Callable[[httpx.Request], httpx.Response],
 ) -> tuple[Client, list[httpx.Request]]:
-    """A client to which the answers are given one after the other, and the requests it made."""
+    """Return a client that receives the responses in order, and the list of its requests."""
     asked: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -257,7 +255,7 @@ def job_made(_: httpx.Request) -> httpx.Response:
     return httpx.Response(201, json={"id": "job_1"})
 
 
-def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
+def test_a_lost_response_is_retried_with_the_same_key() -> None:
     client, asked = played(lost, busy, job_made)
     assert client.jobs.submit(dataset="d", model="m")["id"] == "job_1"
     assert len({request.headers["idempotency-key"] for request in asked}) == 1
@@ -266,8 +264,8 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_key() -> None:
     assert asked[0].headers["authorization"] == "Bearer secret"
 
 
-def test_all_that_makes_something_bears_a_key_of_its_own(tmp_path: Path) -> None:
-    """So that a lost answer, asked for again, does not make it twice."""
+def test_every_creating_request_has_its_own_key(tmp_path: Path) -> None:
+    """Otherwise a retry after a lost response would create the object twice."""
     file = tmp_path / "rows.svm"
     file.write_text("1 1:1\n")
     seen = set()
@@ -287,7 +285,7 @@ def test_all_that_makes_something_bears_a_key_of_its_own(tmp_path: Path) -> None
     assert len(seen) == 7
 
 
-def test_a_deletion_whose_answer_was_lost_is_done() -> None:
+def test_a_deletion_with_a_lost_response_succeeds() -> None:
     def gone(_: httpx.Request) -> httpx.Response:
         return httpx.Response(
             404, json={"kind": "NotFound", "code": "NOT_FOUND", "detail": "there is no job"}
@@ -299,15 +297,13 @@ def test_a_deletion_whose_answer_was_lost_is_done() -> None:
     client, asked = played(gone)
     with pytest.raises(NotFound):
         client.jobs.delete("job_1")
-    client, asked = played(busy, gone)  # nothing was lost: it was never there
+    client, asked = played(busy, gone)  # nothing was lost: the job never existed
     with pytest.raises(NotFound):
         client.jobs.delete("job_1")
 
 
-def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never before that, and not all at the same moment; who would have to wait too long hears it
-    at once.
-    """
+def test_retry_after_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits Retry-After seconds plus a random time, and fails at once for 61 s."""
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
 
@@ -340,7 +336,7 @@ def test_the_service_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) ->
     assert len(asked) == 1
 
 
-def test_jobs_are_listed_by_what_they_are(place: Place) -> None:
+def test_jobs_are_listed_by_filters(place: Place) -> None:
     client = place.client
     ids = [
         client.jobs.submit(
@@ -380,7 +376,7 @@ def test_a_log_is_followed_to_its_end(place: Place) -> None:
     assert list(pieces) == ["five\n"]
 
 
-def test_nobody_there() -> None:
+def test_no_server() -> None:
     with (
         pytest.raises(Unavailable, match="xcray serve"),
         Client("http://127.0.0.1:9", retries=0) as client,
@@ -408,14 +404,16 @@ def test_nobody_there() -> None:
         ),
     ],
 )
-def test_answers_of_others_are_errors_too(answer: httpx.Response, kind: type[XcrayError]) -> None:
+def test_responses_of_other_servers_are_errors(
+    answer: httpx.Response, kind: type[XcrayError]
+) -> None:
     client, _ = played(lambda _: answer)
     with pytest.raises(XcrayError) as caught:
         client.datasets.build("a", "pydocs")
     assert type(caught.value) is kind
 
 
-def test_a_broken_stream_is_taken_up_after_the_last_event() -> None:
+def test_a_broken_stream_continues_after_the_last_event() -> None:
     def part(*blocks: str) -> Callable[[httpx.Request], httpx.Response]:
         headers = {"Content-Type": "text/event-stream"}
         return lambda _: httpx.Response(
@@ -440,9 +438,9 @@ def test_a_broken_stream_is_taken_up_after_the_last_event() -> None:
 def test_success_has_a_result(place: Place) -> None:
     store = place.app_state.store
     job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
-    claimed = store.claim_job("test", lease_seconds=60)
+    claimed = store.attempts.claim("test", lease_seconds=60)
     assert claimed is not None
-    store.finish_attempt(
+    store.attempts.finish(
         claimed.id,
         claimed.attempt,
         SUCCEEDED,

@@ -1,22 +1,27 @@
-"""The image, built and run for real: `python -m tests.deployment.image`; steps go to stderr, the
-last line of stdout is one JSON object.
+"""Build the image and run it. Steps go to stderr; the last line of stdout is one JSON object.
 
---base NAME|TAR   base image: a name that can be pulled or is there, or a root file system with
-    Python 3.11 and its venv module [without: python:3.11-slim-bookworm by docker; else a stand-in
-    is made by mmdebstrap from Debian bookworm] --skip STEP,...   steps to leave out: facts, doctor,
-    first, processor, signals, train, cluster, demo, make --folder DIR      where images and
-    containers are kept [a temporary folder, removed at the end]; --keep leaves it --image NAME
-    test this image, which is there already, in place of building one --cpu NAME        XCRAY_CPU,
-    for what processor kernels are compiled --tests FILES     what `make test` runs, after the
-    checks [four files, two minutes]; '' is all
+    python -m tests.deployment.image
 
-It takes docker, where an engine answers; else buildah and podman as root, without any daemon
-(Debian: buildah podman runc netavark aardvark-dns catatonit mmdebstrap). Containers run as they
-should in production: read-only root file system, no capabilities, no new privileges, no network, a
-volume and a /tmp. `make` runs the two commands of the README in the base image plus make, as the
-image has none, on a machine as poor as CONTRIBUTING promises to do with: a plain user whose HOME is
-not theirs to write, umask 077, blanks and an umlaut in the path, no git, no PostgreSQL, no ip; pip
-has a network, the demo and the tests have none.
+--base NAME|TAR   base image: a name that exists or can be pulled, or a root file system with
+                  Python 3.11 and its venv module [default: python:3.11-slim-bookworm by docker;
+                  without docker mmdebstrap builds a substitute from Debian bookworm]
+--skip STEP,...   steps to leave out: facts, doctor, first, processor, signals, train, cluster,
+                  demo, make
+--folder DIR      folder of images and containers [a temporary folder, removed at the end]
+--keep            keep the temporary folder
+--image NAME      test this existing image instead of building one
+--cpu NAME        XCRAY_CPU, the processor for which kernels are compiled
+--tests FILES     the tests of `make test`, after the checks [four files, two minutes]; '' for all
+
+It uses docker if its engine answers, otherwise buildah and podman as root, without a daemon
+(Debian: buildah podman runc netavark aardvark-dns catatonit mmdebstrap). Containers run as in
+production: read-only root file system, no capabilities, no new privileges, no network, a volume
+and a /tmp.
+
+`make` runs the two commands of the README in the base image plus make, because the image has none.
+The machine has only what CONTRIBUTING requires: a plain user who cannot write to HOME, umask 077,
+blanks and an umlaut in the path, no git, no PostgreSQL and no ip. Pip has a network; the demo and
+the tests have none.
 """
 
 from __future__ import annotations
@@ -56,7 +61,7 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
 """
-# of the suite, for `make test`
+# Part of the suite for `make test`.
 PART: Final = "tests/deployment/test_image.py tests/unit/predict/test_predict.py tests/unit/solvers/test_ppdsparse.py tests/cli/test_cli.py"
 STRANGER: Final = """ARG PYTHON_IMAGE
 FROM ${PYTHON_IMAGE}
@@ -67,12 +72,12 @@ HOME: Final = "/home/Jörg Müller/x cray"
 
 
 def say(text: str) -> None:
-    """One line about a step."""
+    """Print one line about a step."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
 class Engine:
-    """Docker, or buildah and podman with a store of their own."""
+    """Docker, or buildah and podman with a private store."""
 
     def __init__(self, folder: Path) -> None:
         self.docker = shutil.which("docker") is not None and self._answers(["docker", "version"])
@@ -84,7 +89,7 @@ class Engine:
         missing = [name for name in ("buildah", "podman", "runc") if shutil.which(name) is None]
         if missing or os.getuid() != 0:
             raise SystemExit(
-                f"no engine: docker does not answer, and {', '.join(missing) or 'root'} lacks (see --help)"
+                f"no engine: docker does not answer, and {', '.join(missing) or 'root'} is missing (see --help)"
             )
         say("docker does not answer: buildah and podman are used")
         (folder / "containers.conf").write_text(CONFIGURATION)
@@ -105,9 +110,7 @@ class Engine:
     def __call__(
         self, *arguments: str, seconds: float = 900, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """A command of the engine; its output. Ends the program when it fails, unless `check` is
-        False.
-        """
+        """Run a command of the engine. Ends the program on failure, unless `check` is False."""
         command = ["docker"] if self.docker else ["podman", *self.store]
         ran = subprocess.run(
             [*command, *arguments],
@@ -126,19 +129,18 @@ class Engine:
     def inside(
         self, image: str, *command: str, options: Sequence[str] = (), seconds: float = 900
     ) -> str:
-        """Run a command in a container of its own; what it printed."""
+        """Run a command in a new container and return its output."""
         return self(
             "run", "--rm", *self.limits(), *options, image, *command, seconds=seconds
         ).stdout
 
     def limits(self) -> list[str]:
-        """Options of `run`: how containers are shut in, what they may write, and the script with
-        the questions.
-        """
+        """Return the options of `run`: isolation, writable folders, script with the checks."""
+        # podman's option lets /run and /var/tmp be written.
         closed = [
             *ISOLATED,
             *(() if self.docker else ("--read-only-tmpfs=false",)),
-        ]  # podman's read-only lets /run and /var/tmp open
+        ]
         return [
             *closed,
             *ROOM,
@@ -155,7 +157,7 @@ class Engine:
         arguments: dict[str, str],
         file: str = "deploy/docker/Dockerfile",
     ) -> None:
-        """Build the image."""
+        """Build an image."""
         told = [
             word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
         ]
@@ -183,13 +185,13 @@ class Engine:
 
 
 def mounts() -> list[str]:
-    """What building needs of this machine where the network has certificates of its own."""
+    """Return the mounts that a build needs if the network uses its own certificates."""
     wanted = [path for path in (CERTIFICATES.parent, Path("/etc/pip.conf")) if path.exists()]
     return [word for path in wanted for word in ("-v", f"{path}:{path}:ro")]
 
 
 def base_image(engine: Engine, base: str | None) -> str:
-    """The name of the base image, fetched or made."""
+    """Return the name of the base image, after fetching or building it."""
     if base is not None and not Path(base).is_file():
         return base
     if engine.docker and base is None:
@@ -203,12 +205,13 @@ def base_image(engine: Engine, base: str | None) -> str:
 
 
 def made_base(tar: Path) -> Path:
-    """Debian bookworm with its Python 3.11: what python:3.11-slim-bookworm is, but for where Python
-    lies.
+    """Build Debian bookworm with its Python 3.11.
+
+    It equals python:3.11-slim-bookworm except for the path of Python.
     """
     if shutil.which("mmdebstrap") is None:
         raise SystemExit(
-            "no base image: registries are not asked without docker, and mmdebstrap lacks; give --base"
+            "no base image: without docker no registry is queried, and mmdebstrap is missing; give --base"
         )
     command = [
         "mmdebstrap",
@@ -225,7 +228,7 @@ def made_base(tar: Path) -> Path:
 
 
 def checkout(target: Path) -> Path:
-    """The files of the checkout that git knows, as they are now, whatever else lies about."""
+    """Copy the current content of the files that git tracks."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout
@@ -236,17 +239,17 @@ def checkout(target: Path) -> Path:
     return target
 
 
-# the steps: each gives figures, and raises SystemExit when what it saw is not good enough
+# The steps. Each returns figures, and raises SystemExit if a check fails.
 
 
 def expect(condition: bool, problem: str) -> None:
-    """End with the problem unless the condition holds."""
+    """Exit with the problem unless the condition holds."""
     if not condition:
         raise SystemExit(f"not good: {problem}")
 
 
 def facts(engine: Engine, image: str) -> dict[str, Any]:
-    """Who runs and what may be written; what the image says of itself; its layers by size."""
+    """Check user, writable files, labels and tools of the image; list its layers by size."""
     found: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "facts"))
     expect(
         (found["uid"], found["gid"], found["capabilities"]) == (10001, 10001, 0),
@@ -273,29 +276,28 @@ def facts(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def doctor(engine: Engine, image: str) -> dict[str, Any]:
-    """`xcray doctor` finds nothing to mend."""
+    """Check that `xcray doctor` finds no problem."""
     told = json.loads(engine.inside(image, "xcray", "doctor", "--json"))
     expect(told["ok"], f"doctor says {told}")
     return {"doctor": {each["name"]: each["status"] for each in told["checks"]}}
 
 
 def first(engine: Engine, image: str) -> dict[str, Any]:
-    """How soon a container answers."""
+    """Measure how soon a container answers."""
     found: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "first"))
     expect(found["compiled_here"] == [], f"kernels were compiled: {found['compiled_here']}")
     return found
 
 
 def processor(engine: Engine, image: str) -> dict[str, Any]:
-    """What kernels for one level of processors cost."""
+    """Measure the cost of kernels that are compiled for one level of processors."""
     return dict(json.loads(engine.inside(image, "python", "/inside.py", "processor", seconds=1800)))
 
 
 def service(
     engine: Engine, image: str, work: Callable[[str], dict[str, Any]], without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A container that serves while `work` is done with its name, and is stopped; seconds and exit
-    code of the stop.
+    """Run a service, call `work` with its name, stop it, and measure the stop.
 
     without: options of `Engine.limits` that are left out.
     """
@@ -323,7 +325,7 @@ def service(
 
 
 def signals(engine: Engine, image: str) -> dict[str, Any]:
-    """As process 1, without an init, it answers and SIGTERM ends it well; `train` has an init."""
+    """Check that process 1 without an init answers and ends on SIGTERM; `train` has an init."""
 
     def nothing(name: str) -> dict[str, Any]:
         told = engine("exec", name, "xcray", "health", "--ready", "--json").stdout
@@ -333,9 +335,7 @@ def signals(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def train(engine: Engine, image: str) -> dict[str, Any]:
-    """Trainings on threads and on Ray in the container; the same model; no kernel compiled, no
-    process left uncollected.
-    """
+    """Train on threads and on Ray; check for equal models, no compiled kernel and no zombie."""
 
     def work(name: str) -> dict[str, Any]:
         out = dict(
@@ -353,9 +353,7 @@ def train(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def cluster(engine: Engine, image: str) -> dict[str, Any]:
-    """A head of Ray in the container: health, dashboard, token; xcray by Ray Serve; programs that a
-    login shell finds.
-    """
+    """Check a Ray head: health, dashboard, token, Ray Serve, and programs of a login shell."""
     random = "python -c 'import secrets; print(secrets.token_hex(), end=str())'"
     start = f"umask 077; {random} > $RAY_AUTH_TOKEN_PATH; exec ray start --head --block"
     told = ["--env", "RAY_AUTH_MODE=token", "--env", "RAY_AUTH_TOKEN_PATH=/tmp/token"]
@@ -384,9 +382,7 @@ def cluster(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def demo(engine: Engine, image: str) -> dict[str, Any]:
-    """`xcray demo`, which is what `make demo` runs: a training on Ray through REST, five
-    questions.
-    """
+    """Run `xcray demo` like `make demo`: a training on Ray through REST, and five queries."""
     started = time.monotonic()
     told = json.loads(engine.inside(image, "xcray", "demo", "--json", seconds=1800))
     measures = (told["job"]["result"] or {}).get("measures", {})
@@ -395,8 +391,9 @@ def demo(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
-    """`make demo` and `make test` on a poor machine, on a checkout of its own, as a stranger has
-    it: see the top of this file.
+    """Run `make demo` and `make test` on a minimal machine with a new checkout.
+
+    See the module docstring.
     """
     del image
     with tempfile.TemporaryDirectory(dir=engine.folder) as folder:
@@ -434,9 +431,8 @@ def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
                 "seconds": round(time.monotonic() - started),
                 "last": ran.stdout.strip().splitlines()[-1][:200],
             }
-        engine(
-            "run", "--rm", *here, machine, "chown", "-R", f"{os.getuid()}:{os.getgid()}", "."
-        )  # so that it can be removed
+        # So that it can be removed.
+        engine("run", "--rm", *here, machine, "chown", "-R", f"{os.getuid()}:{os.getgid()}", ".")
     return {**out, "of the suite": tests or "all"}
 
 
@@ -447,7 +443,7 @@ STEPS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
 
 
 def main() -> None:
-    """Build, run all steps, print one JSON line."""
+    """Build the image, run all steps, and print one JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, add_help=True
     )

@@ -1,5 +1,6 @@
-"""What `python -m tests.deployment.image` runs in a container, where only xcray is: `python
-image_inside.py WHAT` prints one JSON object.
+"""The part of `python -m tests.deployment.image` that runs in a container with only xcray.
+
+`python image_inside.py STEP` prints one JSON object.
 """
 
 from __future__ import annotations
@@ -53,9 +54,7 @@ for turn in ("first", "again"):
 
 
 def facts() -> dict[str, Any]:
-    """Who runs, what it may do and where it may write, what is there and what is not, and what
-    takes room.
-    """
+    """Return the user, its rights, writable folders, tools, and sizes of packages."""
     status = dict(
         line.split(":\t", 1)
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -94,19 +93,20 @@ def facts() -> dict[str, Any]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder."""
+    """Return the bytes of a file, or of all files below a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(each.lstat().st_size for each in files if not each.is_dir())
 
 
 def first() -> dict[str, Any]:
-    """Seconds of a fresh process until its first answer: with the baked kernels, again, and without
-    them.
+    """Return the seconds from the start of a process to its first prediction.
+
+    The runs use the baked kernels twice, and then no baked kernels.
     """
     from xcray.cli.setup.compile_kernels import write_random_model
 
     model = write_random_model(Path("/tmp/first-model"), 3000, "identity")
-    shutil.rmtree(os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)  # as a container begins
+    shutil.rmtree(os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)  # as when a container starts
     out = {}
     for name, environment in (
         ("links_made", {}),
@@ -119,9 +119,7 @@ def first() -> dict[str, Any]:
 
 
 def processor() -> dict[str, Any]:
-    """Seconds of the same training with the image's kernels, and with kernels for this very
-    processor.
-    """
+    """Return the seconds of a training with the image's kernels, and with native kernels."""
     from xcray.data.build import BuildOptions, build
 
     build(
@@ -147,7 +145,7 @@ def processor() -> dict[str, Any]:
 def answered(
     command: list[str], environment: dict[str, str], gone: tuple[str, ...] = ()
 ) -> list[str]:
-    """The lines of a process that must end well."""
+    """Run a command that must succeed and return its lines."""
     around = {name: value for name, value in os.environ.items() if name not in gone}
     ran = subprocess.run(
         command,
@@ -163,14 +161,14 @@ def answered(
 
 
 def missed() -> list[str]:
-    """Kernels that had to be compiled in this container."""
+    """Return the kernels that were compiled in this container."""
     from xcray.kernels import unbaked_kernels as found
 
     return found()
 
 
 def zombies() -> dict[str, Any]:
-    """Processes of this container: how many, and how many that ended and nobody collected."""
+    """Return the number of processes, and of zombies, in this container."""
     states = [state_of(path) for path in Path("/proc").glob("[0-9]*")]
     return {
         "processes": len([each for each in states if each]),
@@ -180,8 +178,9 @@ def zombies() -> dict[str, Any]:
 
 
 def cluster() -> dict[str, Any]:
-    """A head of Ray as compose has it: health, the pages of its dashboard, xcray by Ray Serve; what
-    a login shell finds.
+    """Check a Ray head as in the compose file, and return sizes and states.
+
+    Covered are health, dashboard pages, Ray Serve, and the programs of a login shell.
     """
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
     wait_for(
@@ -207,7 +206,7 @@ def cluster() -> dict[str, Any]:
 
 
 def wait_for(*urls: str, seconds: float = 600) -> None:
-    """Until all of them answer 200."""
+    """Wait until all URLs answer with 200."""
     deadline = time.monotonic() + seconds
     for url in urls:
         while True:
@@ -221,7 +220,7 @@ def wait_for(*urls: str, seconds: float = 600) -> None:
 
 
 def asked(url: str, token: Path) -> str:
-    """The body of a page that asks for Ray's token."""
+    """Return the body of a page that requires Ray's token."""
     with urlopen(
         Request(url, headers={"Authorization": f"Bearer {token.read_text()}"}), timeout=60
     ) as answer:
@@ -230,7 +229,7 @@ def asked(url: str, token: Path) -> str:
 
 
 def state_of(path: Path) -> str:
-    """The letter of a process's state; nothing when it has gone."""
+    """Return the letter of a process's state; empty if it has ended."""
     try:
         return (path / "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -238,9 +237,7 @@ def state_of(path: Path) -> str:
 
 
 def trained() -> dict[str, Any]:
-    """A small data set trained by the service on 127.0.0.1, on threads and on Ray; the same model,
-    and an answer.
-    """
+    """Train a small data set by the service on threads and on Ray, and predict."""
     from xcray.client import Client
 
     out: dict[str, Any] = {}

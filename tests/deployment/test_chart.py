@@ -1,7 +1,6 @@
-"""The chart as helm renders it: by both helms alike, valid for each version of Kubernetes and for
-KubeRay, complete in itself.
+"""The chart as rendered by helm: equal for both helms, valid for Kubernetes and KubeRay, complete.
 
-Values files: helm/xcray/ci. Without helm the manifests that were rendered last are checked, and the
+The values files are in helm/xcray/ci. Without helm, these tests are skipped, and the
 summary of the run says so.
 """
 
@@ -23,10 +22,7 @@ from tests.deployment.chart.helm import (
     RELEASE,
     ROOT,
     Objects,
-    chart_hash,
-    committed,
     helms,
-    manifest,
     normal,
     plain,
     read,
@@ -57,14 +53,12 @@ from xcray import __version__
 
 FILES = sorted(values_files())
 LONGEST = 63  # characters of a label's value, and of most names
-RELEASE_LONGEST = "a" + "b2" * 26  # 53, what helm allows
+RELEASE_LONGEST = "a" + "b2" * 26  # 53 characters: helm's maximum
 MADE_BY_KUBERNETES = {("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default")}
 
 
 def both() -> list[str]:
-    """The helms that are here; with none, the committed manifests stand for them, which `rendering`
-    says.
-    """
+    """Return the available helms; without helm, `rendering` skips the test."""
     if not helms():
         rendering("minimal")
     return sorted(helms())
@@ -78,7 +72,7 @@ def test_both_helms_render_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_lint_finds_nothing(name: str) -> None:
+def test_lint_finds_no_fault(name: str) -> None:
     for program in helms().values():
         said = run(program, "lint", str(CHART), "--strict", "--values", str(values_files()[name]))
         assert "0 chart(s) failed" in said
@@ -86,30 +80,7 @@ def test_lint_finds_nothing(name: str) -> None:
         assert "[ERROR]" not in said
 
 
-def test_what_is_committed_is_what_helm_renders() -> None:
-    both()
-    assert {path.stem for path in committed("x").parent.glob("*.yaml")} == set(FILES)
-    for name in FILES if helms() else ():
-        fresh = committed(name).read_text().splitlines()[2:] == manifest(name).splitlines()[2:]
-        assert fresh, (
-            f"{name}: the chart has changed; run python -m tests.deployment.chart.render and commit what it writes"
-        )
-
-
-def test_a_changed_chart_has_another_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = chart_hash()
-    copy = tmp_path / "xcray"
-    for path in CHART.rglob("*"):
-        if path.is_file():
-            (copy / path.relative_to(CHART)).parent.mkdir(parents=True, exist_ok=True)
-            (copy / path.relative_to(CHART)).write_bytes(path.read_bytes())
-    monkeypatch.setattr("tests.deployment.chart.helm.CHART", copy)
-    assert chart_hash() == before
-    (copy / "templates" / "service.yaml").write_text("# another")
-    assert chart_hash() != before
-
-
-def test_the_package_holds_what_is_needed_and_no_more(tmp_path: Path) -> None:
+def test_the_package_contains_exactly_the_needed_files(tmp_path: Path) -> None:
     for helm, program in helms().items():
         run(program, "package", str(CHART), "--destination", str(tmp_path / helm))
         (package,) = (tmp_path / helm).glob("*.tgz")
@@ -129,17 +100,14 @@ def test_the_package_holds_what_is_needed_and_no_more(tmp_path: Path) -> None:
         ]
 
 
-def test_kinds_of_other_projects_are_asked_for_by_name() -> None:
-    """Who does not have the Prometheus operator, Gateway API or Kueue can install the chart as it
-    is.
-    """
+def test_kinds_of_other_projects_are_optional() -> None:
+    """The chart can be installed without the Prometheus operator, Gateway API or Kueue."""
     for name in ("minimal", "serving"):
-        assert not {each["kind"] for each in rendering(name).objects} & {*OTHERS, *CRDS}
+        assert not {each["kind"] for each in rendering(name)} & {*OTHERS, *CRDS}
     for helm in both()[-1:]:
         found = [{each["kind"] for each in read(template(helm, name, apis=()))} for name in FILES]
-        assert found == [
-            {each["kind"] for each in rendering(name).objects} for name in FILES
-        ]  # nothing hangs on what a cluster offers
+        # Nothing depends on the APIs of a cluster.
+        assert found == [{each["kind"] for each in rendering(name)} for name in FILES]
 
 
 # Schemas
@@ -148,7 +116,7 @@ def test_kinds_of_other_projects_are_asked_for_by_name() -> None:
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("name", FILES)
 def test_objects_are_valid(name: str, version: str) -> None:
-    for thing in rendering(name).objects:
+    for thing in rendering(name):
         where = f"{thing['kind']}/{thing['metadata']['name']}"
         if thing["kind"] in OTHERS:
             assert thing["apiVersion"] == OTHERS[thing["kind"]], where
@@ -158,7 +126,7 @@ def test_objects_are_valid(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_custom_resources_of_kuberay_are_valid(name: str) -> None:
-    found = [thing for thing in rendering(name).objects if thing["kind"] in CRDS]
+    found = [thing for thing in rendering(name) if thing["kind"] in CRDS]
     assert {each["kind"] for each in found} == CUSTOM.get(name, set())
     for thing in found:
         assert thing["apiVersion"] == "ray.io/v1"
@@ -178,7 +146,7 @@ CUSTOM = {
 @pytest.mark.parametrize("version", KUBERNETES)
 @pytest.mark.parametrize("name", FILES)
 def test_pods_are_valid_also_those_that_kuberay_builds(name: str, version: str) -> None:
-    for owner, pod, _, _ in pods(rendering(name).objects):
+    for owner, pod, _, _ in pods(rendering(name)):
         assert check_kubernetes(version, pod) == [], owner
 
 
@@ -202,7 +170,7 @@ def test_pods_are_valid_also_those_that_kuberay_builds(name: str, version: str) 
 def test_the_schemas_of_kubernetes_find_faults(
     path: tuple[Any, ...], value: Any, expected: str
 ) -> None:
-    thing = index(rendering("minimal").objects)["Deployment", "xcray-api"]
+    thing = index(rendering("minimal"))["Deployment", "xcray-api"]
     assert all(check_kubernetes(version, thing) == [] for version in KUBERNETES)
     planted(thing, path, value)
     assert all(expected in " ".join(check_kubernetes(version, thing)) for version in KUBERNETES)
@@ -221,25 +189,25 @@ def test_the_schemas_of_kubernetes_find_faults(
 def test_the_schemas_of_kuberay_find_faults(
     path: tuple[Any, ...], value: Any, expected: str
 ) -> None:
-    thing = index(rendering("production").objects)["RayCluster", "xcray-ray"]
+    thing = index(rendering("production"))["RayCluster", "xcray-ray"]
     planted(thing, path, value)
     assert expected in " ".join(check_custom(thing))
     assert expected in " ".join(unknown_fields(thing))
 
 
 def planted(thing: Any, path: tuple[Any, ...], value: Any) -> None:
-    """Put a value at a place."""
+    """Put a value at a path."""
     for step in path[:-1]:
         thing = thing[step]
     thing[path[-1]] = value
 
 
-# Complete in itself
+# Completeness
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_names_labels_and_namespace(name: str) -> None:
-    objects = rendering(name).objects
+    objects = rendering(name)
     index(objects)
     for thing in objects:
         metadata = thing["metadata"]
@@ -261,7 +229,7 @@ def test_names_labels_and_namespace(name: str) -> None:
 def test_the_longest_release_name_fits(name: str) -> None:
     for helm in both()[-1:]:
         objects = read(template(helm, name, release=RELEASE_LONGEST))
-        short = index(rendering(name).objects)
+        short = index(rendering(name))
         assert len(index(objects)) == len(short)
         for thing in objects:
             suffix = {
@@ -277,7 +245,7 @@ def test_the_longest_release_name_fits(name: str) -> None:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """All texts in a value."""
+    """Yield all texts in a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -286,7 +254,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def references(objects: Objects) -> Iterator[tuple[str, str, str]]:
-    """Whatever names another object: who, the kind, the name."""
+    """Yield (owner, kind, name) for each reference to another object."""
     for owner, pod, _, _ in pods(objects):
         spec = pod["spec"]
         yield owner, "ServiceAccount", spec["serviceAccountName"]
@@ -308,7 +276,7 @@ def references(objects: Objects) -> Iterator[tuple[str, str, str]]:
 
 
 def volume_references(volume: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of one volume."""
+    """Yield the references of one volume."""
     if "secret" in volume:
         yield "Secret", volume["secret"]["secretName"]
     if "configMap" in volume:
@@ -326,7 +294,7 @@ def volume_references(volume: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def object_references(thing: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Of one object that is no pod."""
+    """Yield the references of one object that is not a pod."""
     spec = thing.get("spec", {})
     if thing["kind"] == "Ingress":
         yield from (("Secret", each["secretName"]) for each in spec.get("tls", []))
@@ -349,9 +317,7 @@ def object_references(thing: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def exists(objects: Objects, name: str, kind: str, named: str) -> bool:
-    """Whether a named object is made by the release, by Kubernetes or KubeRay, or given in the
-    values.
-    """
+    """Return whether an object comes from the release, Kubernetes, KubeRay, or the values."""
     if (kind, named) in {
         (each["kind"], each["metadata"]["name"]) for each in objects
     } | MADE_BY_KUBERNETES:
@@ -364,8 +330,8 @@ def exists(objects: Objects, name: str, kind: str, named: str) -> bool:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_whatever_is_named_is_there(name: str) -> None:
-    objects = rendering(name).objects
+def test_every_referenced_object_exists(name: str) -> None:
+    objects = rendering(name)
     found = list(references(objects))
     assert len(found) >= 5
     for owner, kind, named in found:
@@ -373,11 +339,9 @@ def test_whatever_is_named_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_hooks_need_nothing_that_comes_later(name: str) -> None:
-    """A pre-install hook runs before anything of the release is there: no claim, no ServiceAccount,
-    no Secret of it.
-    """
-    objects = rendering(name).objects
+def test_hooks_need_no_object_of_the_release(name: str) -> None:
+    """A pre-install hook needs no claim, ServiceAccount or Secret of the release."""
+    objects = rendering(name)
     for thing in objects:
         hooks = thing["metadata"].get("annotations", {}).get("helm.sh/hook", "").split(",")
         if not {"pre-install", "pre-upgrade"} & set(hooks):
@@ -393,7 +357,7 @@ def test_hooks_need_nothing_that_comes_later(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_selectors_match_pods_and_ports_have_names(name: str) -> None:
-    objects = rendering(name).objects
+    objects = rendering(name)
     owners = [owner for owner in pods(objects) if not owner.hook]
     for thing in objects:
         spec = thing.get("spec", {})
@@ -432,19 +396,19 @@ def test_selectors_match_pods_and_ports_have_names(name: str) -> None:
         if thing["kind"] == "HorizontalPodAutoscaler":
             target = index(objects)[spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"]]
             assert "replicas" not in target["spec"], (
-                "each upgrade would undo what the autoscaler decided"
+                "each upgrade would undo the autoscaler's decision"
             )
             assert spec["minReplicas"] <= spec["maxReplicas"]
 
 
 def port_names(pod: dict[str, Any]) -> set[str]:
-    """The named ports of a pod."""
+    """Return the named ports of a pod."""
     return {port["name"] for container in containers(pod) for port in container.get("ports", [])}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_mounts_and_probes_mean_something(name: str) -> None:
-    objects = rendering(name).objects
+def test_mounts_and_probes_refer_to_volumes_and_ports(name: str) -> None:
+    objects = rendering(name)
     for owner, pod, _, _ in pods(objects):
         volumes = [volume["name"] for volume in pod["spec"].get("volumes", [])]
         assert len(volumes) == len(set(volumes)), owner
@@ -462,22 +426,19 @@ def test_mounts_and_probes_mean_something(name: str) -> None:
                 assert isinstance(port, int) or port in {
                     each["name"] for each in container["ports"]
                 }, owner
-        if not pod["metadata"]["name"].endswith(
-            "-redis-cleanup"
-        ):  # KubeRay leaves the head's volumes there
-            assert mounted == set(volumes), (
-                f"{owner}: volumes that nobody mounts, or mounts of nothing"
-            )
+        # KubeRay keeps the head's volumes there.
+        if not pod["metadata"]["name"].endswith("-redis-cleanup"):
+            assert mounted == set(volumes), f"{owner}: unused volumes, or mounts without a volume"
 
 
-def test_versions_are_one() -> None:
+def test_versions_are_equal() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == __version__
     assert re.fullmatch(r"\d+\.\d+\.\d+(-[\w.]+)?", chart["version"])
     assert chart["kubeVersion"] == f">={KUBERNETES[0]}.0-0"
 
 
-def test_ray_is_one_in_chart_image_and_package() -> None:
+def test_ray_has_one_version_in_chart_image_and_package() -> None:
     from packaging.requirements import Requirement
 
     version = yaml.safe_load((CHART / "values.yaml").read_text())["ray"]["version"]
@@ -489,13 +450,13 @@ def test_ray_is_one_in_chart_image_and_package() -> None:
     (wanted,) = re.findall(r'^ray = \["(ray\[default\][^"]*)"\]', project, re.MULTILINE)
     assert version in Requirement(wanted).specifier
     for name in FILES:
-        for thing in rendering(name).objects:
+        for thing in rendering(name):
             spec = cluster_spec(thing)
             assert spec is None or spec["rayVersion"] == version
 
 
-def test_dashboards_and_rules_come_with_the_chart() -> None:
-    """What the monitoring folder holds is what a cluster gets."""
+def test_dashboards_and_rules_are_in_the_chart() -> None:
+    """The chart installs the content of the monitoring folder."""
     boards = sorted((CHART / "monitoring" / "dashboards").glob("*.json"))
     assert len(boards) >= 4
     for _ in helms():
@@ -527,7 +488,7 @@ def test_dashboards_and_rules_come_with_the_chart() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_monitors_find_pods_and_their_ports(name: str) -> None:
-    objects, seen = rendering(name).objects, set()
+    objects, seen = rendering(name), set()
     for thing in objects:
         if thing["kind"] != "PodMonitor":
             continue
@@ -547,6 +508,5 @@ def test_monitors_find_pods_and_their_ports(name: str) -> None:
         for each in pods(objects)
         if not each.hook and {"http", "metrics"} & port_names(each.pod)
     }
-    assert seen in (set(), telling), (
-        "somebody tells figures, and nobody asks"
-    )  # the clusters of RayJob and RayService, too
+    # This includes the clusters of RayJob and RayService.
+    assert seen in (set(), telling), "a pod exports metrics that no monitor scrapes"

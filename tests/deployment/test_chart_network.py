@@ -1,8 +1,7 @@
-"""Who reaches whom: the release's network policies, evaluated over its pods and over strangers, are
-exactly the list below.
+"""The network policies of the release open exactly the paths listed below.
 
-Every pair of ends and every port that anything listens on is tried; a path that is not in the list
-must be closed, one that is must be open.
+Every pair of ends is tried with every port on which a pod listens. A path in the list must be open;
+all others must be closed.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ PORTS = (
     DASHBOARD_METRICS,
     SSH,
 )
+# The Kubernetes API has the same port, at an unknown address.
 ASKS_KUBERNETES = {
     "ray-head",
     "rayjob-head",
     "rayservice-head",
-}  # its port is the same, and where it is was not said
+}
 FIGURES = (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)
 
 NEIGHBOUR = Peer("neighbour", {"app": "notebook"})  # another pod of the same namespace
@@ -54,8 +54,9 @@ OUTSIDE = (NEIGHBOUR, STRANGER, IMPOSTOR, INGRESS, PROMETHEUS, OPERATOR, DNS, DA
 
 
 def peer(owner: Owner) -> Peer:
-    """A pod of the release. The one by which KubeRay cleans Redis has all labels of the head but
-    one.
+    """Return a pod of the release as a peer.
+
+    The pod that cleans Redis for KubeRay has all labels of the head except one.
     """
     labels = owner.pod["metadata"]["labels"]
     cleans = labels.get("ray.io/node-type") == "redis-cleanup"
@@ -63,21 +64,20 @@ def peer(owner: Owner) -> Peer:
 
 
 def inside(name: str) -> dict[str, Peer]:
-    """One pod of each role."""
-    return {found.name: found for found in map(peer, pods(rendering(name).objects))}
+    """Return one pod per role."""
+    return {found.name: found for found in map(peer, pods(rendering(name)))}
 
 
 def into(roles: set[str], ingress: bool) -> Iterator[tuple[str, str, int]]:
-    """Every path into pods of the release that must be open; all others must be closed."""
+    """Yield every path into pods of the release that must be open."""
     askers = (
         {*roles, "neighbour"}
         - {"migrations"}
         - {role for role in roles if role.startswith("ray")}
         - {"api", "runner"}
     )
-    yield from (
-        (asker, "api", API) for asker in askers
-    )  # `sameNamespace`; the others have no way out to it
+    # `sameNamespace`; the others have no outgoing path to it.
+    yield from ((asker, "api", API) for asker in askers)
     if ingress:
         yield "ingress", "api", API
     yield "prometheus", "api", API
@@ -111,7 +111,7 @@ def into(roles: set[str], ingress: bool) -> Iterator[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_paths_into_the_release_are_the_list(name: str) -> None:
-    objects = rendering(name).objects
+    objects = rendering(name)
     policies, ends = policies_of(objects), inside(name)
     wanted = set(into(set(ends), any(each["kind"] == "Ingress" for each in objects)))
     sources = [*ends.values(), *OUTSIDE]
@@ -125,9 +125,9 @@ def test_paths_into_the_release_are_the_list(name: str) -> None:
     assert found == wanted
 
 
-def test_nobody_but_its_own_pods_reaches_ray() -> None:
-    """Said once more, plainly, for who reaches Ray runs what he likes."""
-    policies, ends = policies_of(rendering("production").objects), inside("production")
+def test_only_pods_of_the_release_reach_ray() -> None:
+    """Repeated on purpose: a client that reaches Ray can run any code."""
+    policies, ends = policies_of(rendering("production")), inside("production")
     strangers = (
         NEIGHBOUR,
         STRANGER,
@@ -156,7 +156,7 @@ def test_nobody_but_its_own_pods_reaches_ray() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_paths_out_of_the_release_are_few(name: str) -> None:
-    policies, ends = policies_of(rendering(name).objects), inside(name)
+    policies, ends = policies_of(rendering(name)), inside(name)
     for role, pod in ends.items():
         assert reaches(policies, pod, DNS, 53, "UDP"), role
         assert reaches(policies, pod, DNS, 53), role
@@ -181,14 +181,12 @@ def test_paths_out_of_the_release_are_few(name: str) -> None:
         ("production", 6379, {"ray-head", "ray-cleanup"}),
     ],
 )
-def test_databases_are_reached_by_those_who_need_them(
-    name: str, port: int, roles: set[str]
-) -> None:
-    policies, ends = policies_of(rendering(name).objects), inside(name)
+def test_only_pods_that_need_databases_reach_them(name: str, port: int, roles: set[str]) -> None:
+    policies, ends = policies_of(rendering(name)), inside(name)
     assert {role for role, pod in ends.items() if reaches(policies, pod, DATABASES, port)} == roles
 
 
-def test_object_storage_is_reached_by_those_who_need_it() -> None:
+def test_only_pods_that_need_object_storage_reach_it() -> None:
     for name, roles in (
         ("minimal", set()),
         ("serving", {"api"}),
@@ -202,7 +200,7 @@ def test_object_storage_is_reached_by_those_who_need_it() -> None:
             {"api", "runner", "ray-head", "rayjob-head", "rayservice-worker"} | ASKS_KUBERNETES,
         ),
     ):
-        policies, ends = policies_of(rendering(name).objects), inside(name)
+        policies, ends = policies_of(rendering(name)), inside(name)
         assert {
             role for role, pod in ends.items() if reaches(policies, pod, INTERNET, 443)
         } == roles, name
@@ -214,7 +212,7 @@ def test_policies_can_be_left_to_the_operator_of_the_cluster() -> None:
         assert policies_of(objects) == []
 
 
-def test_the_reader_of_policies_reads_them_as_kubernetes_does() -> None:
+def test_policies_are_evaluated_as_in_kubernetes() -> None:
     target = Peer("a", {"app": "a"})
     deny = {"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}
     rule = {
@@ -238,9 +236,8 @@ def test_the_reader_of_policies_reads_them_as_kubernetes_does() -> None:
     assert reaches([deny, rule], STRANGER, target, 80, names={"http": 80})
     assert not reaches([deny, rule], STRANGER, target, 81, names={"http": 80})
     assert not reaches([deny, rule], STRANGER, target, 80, "UDP", names={"http": 80})
-    assert reaches(
-        [both], Peer("b", {"app": "b"}, "elsewhere"), target, 1
-    )  # both selectors of one peer must match
+    # Both selectors of one peer must match.
+    assert reaches([both], Peer("b", {"app": "b"}, "elsewhere"), target, 1)
     assert not reaches([both], Peer("b", {"app": "b"}), target, 1)
     assert not reaches([both], STRANGER, target, 1)
     out = {

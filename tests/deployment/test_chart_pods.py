@@ -1,8 +1,7 @@
-"""The rendered pods, played: what the chart writes is what the program takes, as the pod's user,
-with nothing but volumes to write.
+"""The rendered pods run with the manifests' settings, as the pod's user with a read-only root.
 
-The environment, commands, volumes and probes are those of the manifests; only the seconds of
-draining are fewer.
+Environment, commands, volumes and probes are those of the manifests; only the drain seconds are
+shorter.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from xcray.service.settings import Settings, check_address
 
 pytestmark = pytest.mark.drill
 
-OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray's that are no settings of the service
-WITHOUT = "the settings of all pods were read by the program, but no pod was played"
+OTHERS = {"XCRAY_KEY_FILE"}  # variables of xcray that are not settings of the service
+WITHOUT = "the program read the settings of all pods, but no pod was run"
 URL = "postgresql://xcray@postgres/xcray"
 
 
 def pods(objects: Objects) -> dict[str, dict[str, Any]]:
-    """The pods of Deployments, Jobs and tests, by kind and name."""
+    """Return the pods of Deployments, Jobs and tests, by kind and name."""
     found = {
         f"{each['kind']}/{each['metadata']['name']}": each["spec"]
         for each in objects
@@ -47,7 +46,7 @@ def pods(objects: Objects) -> dict[str, dict[str, Any]]:
 
 
 def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[str, str]]:
-    """All Secrets that pods name, with a key of ours and a store; others hold nothing."""
+    """Return all Secrets that pods name, with a key and a store; the others are empty."""
     named: dict[str, dict[str, str]] = {}
     for spec in pods(objects).values():
         for container in (*spec.get("initContainers", []), *spec["containers"]):
@@ -68,8 +67,8 @@ def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[s
 
 
 @pytest.mark.parametrize("name", sorted(values_files()))
-def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
-    objects = rendering(name).objects
+def test_every_variable_is_a_setting_of_the_program(name: str) -> None:
+    objects = rendering(name)
     secrets = secrets_of(objects, create_token().token)
     seen = 0
     for pod, spec in pods(objects).items():
@@ -81,7 +80,7 @@ def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
             }
             names = {k.removeprefix("XCRAY_").lower() for k in found}
             assert names <= set(Settings.model_fields), (
-                f"{pod}: {names - set(Settings.model_fields)} are no settings"
+                f"{pod}: {names - set(Settings.model_fields)} are not settings"
             )
             settings = read_settings(found)
             seen += len(names)
@@ -90,14 +89,13 @@ def test_every_variable_is_a_setting_that_the_program_takes(name: str) -> None:
                 check_address(settings.model_copy(update={"host": address}), has_keys=lambda: True)
                 assert {IP, "xcray", f"xcray.{NAMESPACE}.svc"} <= settings.served_hosts
                 assert settings.detach_jobs is False
-                assert (
-                    settings.has_shared_store or len(pods(objects)) == 2
-                )  # the API, and the pod of `helm test`
+                # The API, and the pod of `helm test`.
+                assert settings.has_shared_store or len(pods(objects)) == 2
     assert seen > 10
 
 
 def read_settings(variables: dict[str, str]) -> Settings:
-    """As the program reads them."""
+    """Read settings from variables, like the program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("XCRAY_HOME")
         for name, value in variables.items():
@@ -114,11 +112,11 @@ def read_settings(variables: dict[str, str]) -> Settings:
         ({"requests": {"cpu": 3}, "limits": {"cpu": "7500m"}}, "8"),
     ],
 )
-def test_pods_count_on_the_cores_that_they_ask_for(resources: dict[str, Any], cores: str) -> None:
+def test_pods_count_the_requested_cores(resources: dict[str, Any], cores: str) -> None:
     if not helms():
         say(
             "helm, for values of one's own",
-            "how cores are counted was seen for the values of ci alone",
+            "the count of cores was checked only for the values files in ci",
         )
         return
     pod = pods(template_values({"api": {"resources": resources}}))["Deployment/xcray-api"]
@@ -126,9 +124,7 @@ def test_pods_count_on_the_cores_that_they_ask_for(resources: dict[str, Any], co
 
 
 def hasten(spec: dict[str, Any]) -> None:
-    """Fewer seconds of draining, and no model that is waited for: it would have to be trained
-    first.
-    """
+    """Shorten the drain seconds, and preload no model, because none is trained yet."""
     variables = spec["containers"][0]["env"]
     variables[:] = [each for each in variables if each["name"] != "XCRAY_PRELOAD"]
     for each in variables:
@@ -137,12 +133,10 @@ def hasten(spec: dict[str, Any]) -> None:
 
 
 def asked(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
-    """Questions, each with the status that its answer must have. metrics: of a stranger who asks
-    for figures.
-    """
+    """Return requests with their expected status. metrics: status of /metrics without a key."""
     opens = {"Authorization": f"Bearer {key}"}
     return [
-        {"path": "/readyz", "wanted": 200},  # Host is the pod's address, as of a kubelet
+        {"path": "/readyz", "wanted": 200},  # Host is the pod's address, as from a kubelet
         {"path": "/healthz", "headers": {"Host": host}, "wanted": 200},
         {"path": "/healthz", "headers": {"Host": "elsewhere.example"}, "wanted": 400},
         {"path": "/v1/models", "wanted": 401},
@@ -152,12 +146,12 @@ def asked(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
             "path": "/metrics",
             "headers": opens,
             "wanted": 200,
-        },  # as Prometheus asks: by address, with the key
+        },  # as from Prometheus: by address, with the key
     ]
 
 
 def hold(told: dict[str, Any]) -> None:
-    """What holds of every pod of the API that was played."""
+    """Check the results that every API pod must give."""
     assert [each["status"] for each in told["init"]] == [0] * len(told["init"]), told["init"]
     assert told["started"], told["said"]
     assert [(each["path"], each["status"]) for each in told["answers"]] == [
@@ -169,7 +163,7 @@ def hold(told: dict[str, Any]) -> None:
 
 
 def helm_test(objects: Objects, secrets: dict[str, dict[str, str]], port: int) -> dict[str, Any]:
-    """The container of `helm test`, which finds the API without DNS and without a Service."""
+    """Return the container of `helm test`, adapted to find the API without DNS and Service."""
     container = runnable(pods(objects)["Pod/xcray-test"]["containers"][0], secrets)
     assert container["env"]["URL"] == f"http://xcray.{NAMESPACE}.svc:80"
     container["env"]["URL"] = f"http://{IP}:{port}"
@@ -177,17 +171,13 @@ def helm_test(objects: Objects, secrets: dict[str, dict[str, str]], port: int) -
 
 
 def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
-    objects, source = rendering("minimal")
+    objects = rendering("minimal")
     if not may_play():
         say("namespaces of one's own", WITHOUT)
         return
     made = next(each for each in objects if each["kind"] == "Secret")
-    key = (
-        create_token().token
-        if source == "committed"
-        else base64.b64decode(made["data"]["key"]).decode()
-    )
-    assert import_token(key).token == key  # what the chart makes up is a key
+    key = base64.b64decode(made["data"]["key"]).decode()
+    assert import_token(key).token == key  # the key that the chart generates is valid
     secrets = {made["metadata"]["name"]: {"key": key}}
     spec = pods(objects)["Deployment/xcray-api"]
     hasten(spec)
@@ -203,10 +193,10 @@ def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
     }
 
 
-def test_a_pod_that_speaks_tls_itself(tmp_path: Path) -> None:
+def test_a_pod_with_its_own_tls(tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     if not (may_play() and helms() and openssl):
-        say("namespaces of one's own, helm or openssl", "no pod that speaks TLS itself was played")
+        say("namespaces of one's own, helm or openssl", "no pod with its own TLS was run")
         return
     made = [
         "req",
@@ -244,7 +234,7 @@ def test_a_pod_that_speaks_tls_itself(tmp_path: Path) -> None:
 
 
 def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -> None:
-    objects, _ = rendering("production")
+    objects = rendering("production")
     if not may_play():
         say("namespaces of one's own", WITHOUT)
         return
@@ -256,15 +246,15 @@ def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -
     found = pods(objects)
     api, runner = found["Deployment/xcray-api"], found["Deployment/xcray-runner"]
     hasten(api)
-    plan = plan_of(
-        api, secrets, tmp_path, asked(key, "xcray.example.org", 200)
-    )  # figures are open here
+    # Metrics need no key here.
+    plan = plan_of(api, secrets, tmp_path, asked(key, "xcray.example.org", 200))
     plan["forward"] = {"5432": str(postgres.socket)}
+    # The init containers run twice: the key is not replaced.
     plan["init"] = [
         runnable(found["Job/xcray-migrate"]["containers"][0], secrets),
         *plan["init"],
         *plan["init"],
-    ]  # twice: the key stays
+    ]
     beside = runnable(runner["containers"][0], secrets)
     plan["beside"] = [{**beside, "probe": {"path": "/healthz", "port": 8001}}]
     told = play(plan, tmp_path)

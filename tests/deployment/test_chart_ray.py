@@ -1,6 +1,4 @@
-"""The Ray half of the chart: what KubeRay's operator will make of it, what Ray and xcray understand
-of what it says.
-"""
+"""The Ray part of the chart is valid for KubeRay's operator, for Ray and for xcray."""
 
 from __future__ import annotations
 
@@ -37,35 +35,36 @@ from xcray.workers.ray.session import local_ray_environment
 
 FILES = sorted(values_files())
 WITH_RAY = [name for name in FILES if name in ("production", "autoscaled", "kueue")]
+# Variables of the client and of drivers.
 NO_SETTINGS = {
     "XCRAY_KEY_FILE",
     "XCRAY_RAY_NODE_SECONDS",
     "XCRAY_RAY_START_SECONDS",
-}  # variables of the client, and of drivers
+}
 
 
 def clusters(name: str) -> list[dict[str, Any]]:
-    """The custom resources of KubeRay in a values file."""
-    return [thing for thing in rendering(name).objects if thing["kind"] in CLUSTER_SPECS]
+    """Return the custom resources of KubeRay in a values file."""
+    return [thing for thing in rendering(name) if thing["kind"] in CLUSTER_SPECS]
 
 
 def spec_of(thing: dict[str, Any]) -> dict[str, Any]:
-    """The spec of its cluster."""
+    """Return the spec of the Ray cluster in a resource."""
     spec = cluster_spec(thing)
     assert spec is not None
     return spec
 
 
 def variables(container: dict[str, Any]) -> dict[str, str | None]:
-    """Its environment; None where a value comes from elsewhere."""
+    """Return the environment of a container; None for values from other objects."""
     return {each["name"]: each.get("value") for each in container["env"]}
 
 
-# What the operator says
+# Rules of the operator
 
 
 @pytest.mark.parametrize("name", WITH_RAY)
-def test_the_operator_has_nothing_against_it(name: str) -> None:
+def test_the_operator_accepts_every_resource(name: str) -> None:
     assert {
         each["metadata"]["name"]: given for each in clusters(name) if (given := faults(each))
     } == {}
@@ -79,7 +78,7 @@ def test_the_operator_has_nothing_against_it(name: str) -> None:
         (("spec", "rayVersion"), "2.51.0", "a token needs"),
         (("spec", "rayVersion"), "2.55.1", "priorities"),
         (("spec", "headGroupSpec", "rayStartParams", "redis-password"), "x", "redis-password"),
-        (("spec", "headGroupSpec", "resources"), {"CPU": "0"}, "said twice"),
+        (("spec", "headGroupSpec", "resources"), {"CPU": "0"}, "set twice"),
         (("spec", "workerGroupSpecs", 0, "suspend"), True, "feature gate"),
         (("spec", "workerGroupSpecs", 0, "minReplicas"), 99, "fewest above most"),
         (
@@ -94,7 +93,7 @@ def test_the_operator_has_nothing_against_it(name: str) -> None:
 def test_each_rule_of_the_operator_can_fail(
     path: tuple[Any, ...], value: Any, expected: str
 ) -> None:
-    thing: Any = index(rendering("production").objects)["RayCluster", "xcray-ray"]
+    thing: Any = index(rendering("production"))["RayCluster", "xcray-ray"]
     at = thing
     for step in path[:-1]:
         at = at[step]
@@ -104,9 +103,9 @@ def test_each_rule_of_the_operator_can_fail(
 
 @pytest.mark.parametrize("name", WITH_RAY)
 def test_api_and_runners_find_the_head_and_its_token(name: str) -> None:
-    objects = rendering(name).objects
+    objects = rendering(name)
     cluster = index(objects)["RayCluster", "xcray-ray"]
-    service = f"{cluster_name(cluster)}-head-svc"  # what the operator calls it
+    service = f"{cluster_name(cluster)}-head-svc"  # the operator's name of the Service
     ports = {
         port["containerPort"]
         for port in spec_of(cluster)["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]
@@ -134,34 +133,31 @@ def test_api_and_runners_find_the_head_and_its_token(name: str) -> None:
             found["XCRAY_RAY_TOKEN_PATH"]
             == f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
         )
-        assert (
-            volume["secret"]["items"][0]["key"] == "auth_token"
-        )  # the key that the operator reads and writes
+        # The key that the operator reads and writes.
+        assert volume["secret"]["items"][0]["key"] == "auth_token"
 
 
 def test_the_head_outlives_its_pod_by_redis() -> None:
-    spec = spec_of(index(rendering("production").objects)["RayCluster", "xcray-ray"])
+    spec = spec_of(index(rendering("production"))["RayCluster", "xcray-ray"])
     options = spec["gcsFaultToleranceOptions"]
     assert options["redisAddress"] == "redis.databases.svc:6379"
     assert options["redisPassword"] == {
         "valueFrom": {"secretKeyRef": {"name": "xcray-redis", "key": "password"}}
     }
-    assert (
-        options["externalStorageNamespace"] == f"{NAMESPACE}-xcray-ray"
-    )  # another release on one Redis has another
-    assert "backend" not in options  # it is immutable: naming the default would forbid to change it
+    # Another release on the same Redis has another namespace.
+    assert options["externalStorageNamespace"] == f"{NAMESPACE}-xcray-ray"
+    assert "backend" not in options  # immutable: to set the default would prevent a later change
 
 
 # Sizes
 
 
 @pytest.mark.parametrize("name", WITH_RAY)
-def test_what_is_promised_is_had(name: str) -> None:
+def test_limits_cover_object_store_memory_and_disk(name: str) -> None:
     for thing in clusters(name):
         spec = spec_of(thing)
-        assert (
-            spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-        )  # drivers only: a full head is a lost cluster
+        # Drivers only: overload of the head would end the cluster.
+        assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
         for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
             pod = group["template"]["spec"]
             resources = pod["containers"][0]["resources"]
@@ -175,9 +171,8 @@ def test_what_is_promised_is_had(name: str) -> None:
             assert store < bytes_of(memory) < bytes_of(resources["limits"]["memory"])
             assert all(isinstance(value, str) for value in group["rayStartParams"].values())
             if "groupName" in group:
-                assert (
-                    int(resources["limits"]["cpu"]) >= 1
-                )  # KubeRay rounds up: half a core would be offered as one
+                # KubeRay rounds up: half a core would be offered as one.
+                assert int(resources["limits"]["cpu"]) >= 1
             disk = sum(
                 bytes_of(each["emptyDir"]["sizeLimit"])
                 for each in pod["volumes"]
@@ -186,17 +181,17 @@ def test_what_is_promised_is_had(name: str) -> None:
             assert disk <= bytes_of(resources["limits"]["ephemeral-storage"])
 
 
-def test_what_scales_leaves_numbers_to_the_autoscaler() -> None:
+def test_autoscaled_clusters_set_no_replicas() -> None:
     for thing in clusters("autoscaled"):
         spec = spec_of(thing)
         assert spec["enableInTreeAutoscaling"] is True
         assert spec["autoscalerOptions"]["version"] == "v2"
         assert all("replicas" not in group for group in spec["workerGroupSpecs"]), (
-            "each upgrade would undo what it decided"
+            "each upgrade would undo the autoscaler's decision"
         )
     groups = {
         group["groupName"]: group
-        for group in spec_of(index(rendering("autoscaled").objects)["RayCluster", "xcray-ray"])[
+        for group in spec_of(index(rendering("autoscaled"))["RayCluster", "xcray-ray"])[
             "workerGroupSpecs"
         ]
     }
@@ -207,7 +202,7 @@ def test_what_scales_leaves_numbers_to_the_autoscaler() -> None:
     assert json.loads(groups["big"]["rayStartParams"]["resources"].strip("'")) == {"big": 1}
 
 
-def test_what_kueue_admits_has_one_size_and_is_not_suspended_by_us() -> None:
+def test_clusters_for_kueue_have_one_size_and_are_not_suspended() -> None:
     for thing in clusters("kueue"):
         spec = spec_of(thing)
         labels = thing["metadata"]["labels"]
@@ -221,15 +216,13 @@ def test_what_kueue_admits_has_one_size_and_is_not_suspended_by_us() -> None:
         )
         assert len(spec["workerGroupSpecs"]) <= 7
         assert "suspend" not in thing["spec"], (
-            "Kueue says it; in the manifest each upgrade would stop a running cluster"
+            "Kueue sets it; in the manifest, each upgrade would stop a running cluster"
         )
     assert (
-        index(rendering("kueue").objects)["RayJob", "xcray-train"]["spec"][
-            "shutdownAfterJobFinishes"
-        ]
+        index(rendering("kueue"))["RayJob", "xcray-train"]["spec"]["shutdownAfterJobFinishes"]
         is True
     )
-    queue = index(rendering("kueue").objects)["LocalQueue", "xcray"]
+    queue = index(rendering("kueue"))["LocalQueue", "xcray"]
     assert queue["spec"] == {"clusterQueue": "machine-learning"}
 
 
@@ -252,14 +245,12 @@ def test_workers_have_time_to_drain_and_a_dead_node_is_noticed_soon(name: str) -
             assert found["RAY_health_check_initial_delay_ms"] == "0"
 
 
-# What Ray and xcray understand
+# Understood by Ray and xcray
 
 
 @functools.cache
 def known_to_ray(variable: str) -> bool:
-    """Whether Ray reads an environment variable: its compiled half holds the name, or its Python
-    half does.
-    """
+    """Return whether Ray's compiled or Python code contains an environment variable."""
     folder = Path(ray.__file__).parent
     with (
         (folder / "_raylet.so").open("rb") as file,
@@ -272,17 +263,17 @@ def known_to_ray(variable: str) -> bool:
 
 @functools.cache
 def python_of_ray() -> tuple[str, ...]:
-    """The text of those parts of Ray's Python where variables are read."""
+    """Return the text of the parts of Ray's Python code that read variables."""
     folder = Path(ray.__file__).parent
     parts = [(folder / name).rglob("*.py") for name in ("_common", "_private", "autoscaler")]
     return tuple(path.read_text(encoding="utf-8") for path in itertools.chain(*parts))
 
 
-def test_ray_knows_the_variables() -> None:
+def test_ray_reads_the_variables() -> None:
     found = {
         name
         for file in WITH_RAY
-        for owner in pods(rendering(file).objects)
+        for owner in pods(rendering(file))
         for container in owner.pod["spec"]["containers"]
         for name in variables(container)
         if name.startswith("RAY_")
@@ -292,11 +283,12 @@ def test_ray_knows_the_variables() -> None:
     assert not known_to_ray("RAY_health_check_nonsense")
 
 
-def test_ray_has_what_a_local_one_of_xcray_has() -> None:
-    """One list for local Rays and for pods. In a pod the memory monitor sees the pod's own memory,
-    so there it is of use.
+def test_pods_have_the_variables_of_a_local_ray() -> None:
+    """Local Rays and pods have the same variables, except for the memory monitor.
+
+    In a pod it measures the memory of the pod, so it is useful there.
     """
-    pod = head_pod(index(rendering("production").objects)["RayCluster", "xcray-ray"])
+    pod = head_pod(index(rendering("production"))["RayCluster", "xcray-ray"])
     found = variables(pod["spec"]["containers"][0])
     wanted = {
         name: value
@@ -309,7 +301,7 @@ def test_ray_has_what_a_local_one_of_xcray_has() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_RAY)
-def test_ray_start_takes_the_parameters(name: str) -> None:
+def test_ray_start_accepts_the_parameters(name: str) -> None:
     for thing in clusters(name):
         spec = spec_of(thing)
         for head, group in (
@@ -332,12 +324,12 @@ def test_ray_start_takes_the_parameters(name: str) -> None:
 
 @functools.cache
 def tree() -> Any:
-    """The commands of `xcray`."""
+    """Return the commands of `xcray`."""
     return typer.main.get_command(app)
 
 
 def taken(words: list[str]) -> dict[str, Any]:
-    """What a command of `xcray` makes of its arguments. Raises click's UsageError."""
+    """Return the parsed arguments of a command of `xcray`. Raises click's UsageError."""
     command = tree()
     rest = list(words)
     while hasattr(command, "commands") and rest and rest[0] in command.commands:
@@ -347,10 +339,10 @@ def taken(words: list[str]) -> dict[str, Any]:
 
 
 def commands(name: str) -> list[list[str]]:
-    """Every command of `xcray` that a values file runs, without its first word."""
+    """Return every command of `xcray` that a values file runs, without its first word."""
     found = [
         [*each.get("command", []), *each.get("args", [])]
-        for owner in pods(rendering(name).objects)
+        for owner in pods(rendering(name))
         for each in containers(owner.pod)
     ]
     found += [
@@ -362,14 +354,14 @@ def commands(name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_xcray_takes_the_commands(name: str) -> None:
+def test_xcray_accepts_the_commands(name: str) -> None:
     found = commands(name)
     assert found
     for words in found:
         assert isinstance(taken(words), dict), words
 
 
-def test_the_training_of_a_rayjob_is_the_one_that_is_asked_for() -> None:
+def test_a_rayjob_runs_the_configured_training() -> None:
     (words,) = [
         shlex.split(each["spec"]["entrypoint"])[1:]
         for each in clusters("autoscaled")
@@ -387,9 +379,8 @@ def test_the_training_of_a_rayjob_is_the_one_that_is_asked_for() -> None:
         values = yaml.safe_load(values_files()["autoscaled"].read_text())
         values["rayJob"]["arguments"] = ["--solver", "it's; touch /tmp/x $(id)"]
         (job,) = [each for each in template_values(values) if each["kind"] == "RayJob"]
-        assert (
-            shlex.split(job["spec"]["entrypoint"])[-2:] == values["rayJob"]["arguments"]
-        )  # one word, whatever is in it
+        # Each argument stays one word.
+        assert shlex.split(job["spec"]["entrypoint"])[-2:] == values["rayJob"]["arguments"]
 
 
 def test_the_variables_of_rays_pods_are_settings() -> None:
@@ -405,12 +396,10 @@ def test_the_variables_of_rays_pods_are_settings() -> None:
                     )
 
 
-def test_only_those_who_open_the_store_have_its_address() -> None:
-    """Drivers run on the head and open it, copies of the application do. Workers of trainings do
-    not: no password is there.
-    """
+def test_only_pods_that_open_the_store_have_its_address() -> None:
+    """Drivers on the head and Ray Serve replicas have the address; training workers do not."""
     for name in WITH_RAY:
-        for owner in pods(rendering(name).objects):
+        for owner in pods(rendering(name)):
             if owner.role.startswith("ray"):
                 found = {
                     each for container in containers(owner.pod) for each in variables(container)
@@ -420,7 +409,7 @@ def test_only_those_who_open_the_store_have_its_address() -> None:
                 ), owner.name
 
 
-def test_serve_takes_the_configuration_of_a_rayservice() -> None:
+def test_serve_accepts_the_configuration_of_a_rayservice() -> None:
     from ray.serve.schema import ServeDeploySchema
 
     (service,) = [each for each in clusters("autoscaled") if each["kind"] == "RayService"]

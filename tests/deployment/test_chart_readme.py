@@ -1,6 +1,4 @@
-"""The chart's values: every key has a comment, the README's table is made from them, and settings
-are those of the program.
-"""
+"""The chart's values: comments, the table in the README, and the settings of the program."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from tests.deployment.chart.values_table import CHART, renewed, rows
 from xcray import __version__
 from xcray.service.settings import Settings
 
-# What the chart decides itself, from other values: nobody may say it a second time under
-# `settings`.
+# Settings that the chart derives from other values, so `settings` must not repeat them.
 DECIDED = {
     *(
         "home",
@@ -68,7 +65,7 @@ def test_the_table_in_the_readme_is_current() -> None:
     )
 
 
-def test_settings_are_those_of_the_program() -> None:
+def test_the_schema_lists_the_settings_of_the_program() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     allowed = set(schema["properties"]["settings"]["properties"])
     assert DECIDED <= set(Settings.model_fields)
@@ -79,7 +76,7 @@ def test_settings_are_those_of_the_program() -> None:
 
 
 def open_objects(schema: object, path: str = "") -> list[str]:
-    """Places of a schema whose objects admit keys that are not named."""
+    """Return the paths of objects in a schema that accept unknown keys."""
     if isinstance(schema, list):
         return [
             place for i, each in enumerate(schema) for place in open_objects(each, f"{path}/{i}")
@@ -98,14 +95,14 @@ def open_objects(schema: object, path: str = "") -> list[str]:
     ]
 
 
-def test_the_schema_admits_no_unknown_key_but_where_it_must() -> None:
+def test_the_schema_accepts_unknown_keys_only_in_global() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
-    must = {"/properties/global"}  # charts that hold this one have their own keys there
+    must = {"/properties/global"}  # parent charts have their own keys there
     assert set(open_objects(schema)) == must
 
 
 @pytest.mark.parametrize("name", ["version", "appVersion"])
-def test_the_chart_says_which_xcray_it_is_for(name: str) -> None:
+def test_the_chart_names_its_version_of_xcray(name: str) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["apiVersion"] == "v2"
     assert isinstance(chart[name], str)

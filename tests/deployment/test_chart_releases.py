@@ -1,8 +1,7 @@
-"""Releases of the chart, by helm itself against a stand-in for the API server: installed, upgraded,
-tested, uninstalled, again.
+"""Releases of the chart by helm with a simulated API server: install, upgrade, test, uninstall.
 
-What only a cluster shows of templates is shown here: what `lookup` finds, which hook comes first,
-what stays.
+This shows what a rendering cannot show: the results of `lookup`, the order of hooks, and the
+objects that stay.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from xcray.jobs.store.tokens import import_token
 SPACE = "ml"
 PRODUCTION = str(values_files()["production"])
 AUTOSCALED = str(values_files()["autoscaled"])
-# values that came after a release of 0.1.0 could be there; --reuse-values knows them not
+# Values added after release 0.1.0; --reuse-values does not have them.
 ADDED_VALUES = (
     *(
         "api.progressDeadlineSeconds",
@@ -45,7 +44,7 @@ ADDED_VALUES = (
 
 
 def helm(server: ApiServer, name: str, *words: str) -> str:
-    """What helm says to a command about the release xcray. Raises Refused."""
+    """Run a helm command for the release xcray and return its output. Raises Refused."""
     folder = str(Path(server.kubeconfig).parent)
     command = [helms()[name], *words, "--namespace", SPACE, "--kubeconfig", server.kubeconfig]
     done = subprocess.run(
@@ -61,24 +60,24 @@ def helm(server: ApiServer, name: str, *words: str) -> str:
 
 
 def several() -> list[str]:
-    """The helms that are here; none is said."""
+    """Return the available helms; report if there are none."""
     if not helms():
         say("helm, for releases", "no release was installed or upgraded")
     return sorted(helms())
 
 
 def own(writes: list[Write]) -> list[Write]:
-    """What is not helm's record of its releases."""
+    """Return the writes without helm's records of its releases."""
     return [each for each in writes if not each.name.startswith("sh.helm.release")]
 
 
 def admin_key(server: ApiServer) -> str:
-    """The key that the chart made up."""
+    """Return the key that the chart generated."""
     return base64.b64decode(server.find("Secret", "xcray-admin-key")["data"]["key"]).decode()
 
 
 def restarts(server: ApiServer) -> str:
-    """What pods of the API are restarted by."""
+    """Return the annotation that restarts the API pods when it changes."""
     return str(
         server.find("Deployment", "xcray-api")["spec"]["template"]["metadata"]["annotations"][
             "checksum/secrets"
@@ -86,7 +85,7 @@ def restarts(server: ApiServer) -> str:
     )
 
 
-def test_a_made_up_key_and_the_volume_stay_through_everything(tmp_path: Path) -> None:
+def test_a_generated_key_and_the_volume_are_never_replaced(tmp_path: Path) -> None:
     for name in several():
         with ApiServer(tmp_path) as server:
             said = helm(server, name, "install", "xcray", str(CHART))
@@ -102,9 +101,8 @@ def test_a_made_up_key_and_the_volume_stay_through_everything(tmp_path: Path) ->
             helm(server, name, "upgrade", "xcray", str(CHART), "--set", "service.port=81")
             assert server.find("Service", "xcray")["spec"]["ports"][0]["port"] == 81
             assert admin_key(server) == key
-            assert (
-                server.find("Deployment", "xcray-api")["spec"]["template"] == template
-            )  # nothing of it changed: nothing restarts
+            # No change, so no restart.
+            assert server.find("Deployment", "xcray-api")["spec"]["template"] == template
 
             helm(server, name, "test", "xcray")
             assert ("POST", "Pod", "xcray-test") in server.writes or (
@@ -124,11 +122,11 @@ def test_a_made_up_key_and_the_volume_stay_through_everything(tmp_path: Path) ->
 
 
 def first_made(server: ApiServer) -> tuple[str, str]:
-    """Kind and name of what a command made or changed first."""
+    """Return kind and name of the first object that a command created or changed."""
     return next((each.kind, each.name) for each in own(server.writes) if each.verb != "DELETE")
 
 
-def test_migrations_come_first_and_changed_secrets_restart_pods(tmp_path: Path) -> None:
+def test_migrations_run_first_and_changed_secrets_restart_pods(tmp_path: Path) -> None:
     for name in several():
         with ApiServer(tmp_path) as server:
             server.put_secret("xcray-admin", SPACE, key="one")
@@ -147,7 +145,7 @@ def test_migrations_come_first_and_changed_secrets_restart_pods(tmp_path: Path) 
             helm(server, name, "upgrade", "xcray", str(CHART), "--values", PRODUCTION)
             assert first_made(server) == ("Job", "xcray-migrate")
             upgraded = restarts(server)
-            assert upgraded != installed  # by the changed Secret alone
+            assert upgraded != installed  # only the Secret has changed
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,7 @@ def test_migrations_come_first_and_changed_secrets_restart_pods(tmp_path: Path) 
         ("mode=other", "all-in-one"),
     ],
 )
-def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, change: str, mend: str) -> None:
+def test_rejected_values_create_no_object(tmp_path: Path, change: str, mend: str) -> None:
     for name in several():
         with ApiServer(tmp_path) as server:
             with pytest.raises(Refused, match=mend):
@@ -167,7 +165,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, change: str, mend
 
 
 def older_chart(folder: Path) -> str:
-    """The chart without the values of ADDED_VALUES, as an older version had it."""
+    """Copy the chart without the values of ADDED_VALUES, like an older version."""
     copy = folder / "older"
     shutil.copytree(CHART, copy)
     values: dict[str, Any] = yaml.safe_load((copy / "values.yaml").read_text())
@@ -181,10 +179,8 @@ def older_chart(folder: Path) -> str:
     return str(copy)
 
 
-def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Path) -> None:
-    """By --reuse-values they are not there at all. And what the autoscaler decided outlives
-    upgrades.
-    """
+def test_an_upgrade_works_without_newer_values(tmp_path: Path) -> None:
+    """With --reuse-values they do not exist. The autoscaler's replicas survive upgrades."""
     for name in several()[-1:]:
         with ApiServer(tmp_path) as server:
             server.put_secret("xcray-admin", SPACE, key="one")
@@ -196,7 +192,7 @@ def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Pat
                 spec={"accessModes": ["ReadWriteOnce"]},
             )
             with pytest.raises(
-                Refused, match=r"storage\.home\.existingClaim, must hold ReadWriteMany"
+                Refused, match=r"storage\.home\.existingClaim, must contain ReadWriteMany"
             ):
                 helm(server, name, "install", "xcray", str(CHART), "--values", AUTOSCALED)
             server.put(
@@ -207,17 +203,17 @@ def test_values_that_an_older_release_does_not_know_are_not_missed(tmp_path: Pat
             )
             helm(server, name, "install", "xcray", older_chart(tmp_path), "--values", AUTOSCALED)
             api = server.find("Deployment", "xcray-api")["spec"]
-            assert "replicas" not in api  # nobody knows yet
-            selector, api["replicas"] = api["selector"], 7  # as the autoscaler does
+            assert "replicas" not in api  # the autoscaler has not set it yet
+            selector, api["replicas"] = api["selector"], 7  # like the autoscaler
             helm(server, name, "upgrade", "xcray", str(CHART), "--reuse-values")
             api = server.find("Deployment", "xcray-api")["spec"]
             assert (api["selector"], api["replicas"]) == (selector, 7)
 
 
-def test_what_was_kept_is_taken_up_by_an_upgrade_for_no_helm_rolls_back_over_it(
+def test_an_upgrade_adopts_kept_objects_but_a_rollback_fails(
     tmp_path: Path,
 ) -> None:
-    """As `python -m tests.deployment.chart.real` showed with a real API server."""
+    """`python -m tests.deployment.chart.real` shows the same with a real API server."""
     for name in several()[-1:]:
         with ApiServer(tmp_path) as server:
             server.put_secret("xcray-admin", SPACE, key="one")

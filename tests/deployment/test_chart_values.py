@@ -1,7 +1,6 @@
-"""What the chart takes and what it refuses: shapes of single values by its schema, what they mean
-together by its templates.
+"""Accepted and rejected values: the schema checks single values, the templates combinations.
 
-Every `fail` of the templates has a row here, and each row's message names the mend.
+Every `fail` of the templates has a row here, and each row's message names the fix.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ DOORS = {
 
 
 def over(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Values laid over each other, as helm does."""
+    """Merge values like helm."""
     out: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -57,7 +56,7 @@ def over(*layers: dict[str, Any]) -> dict[str, Any]:
 
 
 def coalesced(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The chart's own values with those given laid over them: a null takes a key away."""
+    """Merge values into the chart's own values; a null removes a key."""
     out = over(own, given)
     for name, value in given.items():
         if value is None:
@@ -68,25 +67,25 @@ def coalesced(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def said_of(values: dict[str, Any]) -> list[str]:
-    """What the schema has against values laid over the chart's own."""
+    """Return the schema's errors for values merged into the chart's own."""
     return faults(SCHEMA, coalesced(VALUES, values))
 
 
 @pytest.mark.parametrize("name", sorted(values_files()))
-def test_the_schema_takes_every_values_file(name: str) -> None:
+def test_the_schema_accepts_every_values_file(name: str) -> None:
     given = yaml.safe_load(values_files()[name].read_text()) or {}
     assert said_of(given) == []
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
-    """The paths of all values."""
+    """Return the paths of all values."""
     if isinstance(value, dict) and value:
         return {leaf for name, each in value.items() for leaf in leaves(each, (*path, name))}
     return {path}
 
 
-def test_the_schema_knows_every_value_and_no_other() -> None:
-    """An unknown key is an error at every depth, so a misspelt one can't be passed over."""
+def test_the_schema_lists_exactly_the_existing_values() -> None:
+    """An unknown key is an error at every depth, so a misspelt key is not ignored."""
     assert said_of({}) == []
     free = {("settings",), ("global",)}
     for path in leaves(VALUES):
@@ -104,16 +103,14 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
 
 
 def at(value: Any, path: tuple[str, ...]) -> Any:
-    """The value at a path."""
+    """Return the value at a path."""
     for name in path:
         value = value[name]
     return value
 
 
 def maps(path: tuple[str, ...]) -> bool:
-    """Whether the keys below are the user's own: labels, annotations, resources, groups of
-    workers.
-    """
+    """Return whether users choose the keys below: labels, resources, worker groups and others."""
     last = path[-1]
     return last in (
         "requests",
@@ -231,13 +228,13 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("values", "expected"), [row[1:] for row in MISSHAPEN], ids=[row[0] for row in MISSHAPEN]
 )
-def test_the_schema_refuses_what_is_misshapen(values: dict[str, Any], expected: str) -> None:
+def test_the_schema_rejects_invalid_values(values: dict[str, Any], expected: str) -> None:
     said = said_of(values)
     assert len(said) >= 1
     assert any(expected in each for each in said), said
 
 
-def test_helm_itself_asks_the_schema() -> None:
+def test_helm_applies_the_schema() -> None:
     for helm in helms():
         for values, expected in (
             ({"mode": "cloud"}, "mode"),
@@ -301,7 +298,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "models without storage",
         over(SERVING, {"storage": {"objects": {"enabled": False}}}),
-        "api.models, storage.objects.mirror and storage.objects.follow speak with object storage",
+        "api.models, storage.objects.mirror and storage.objects.follow need object storage",
     ),
     (
         "following in another mode",
@@ -371,7 +368,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             CLUSTER,
             {"api": {"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}}},
         ),
-        "api.autoscaling has nothing to go by",
+        "api.autoscaling has no metric",
     ),
     (
         "a share of nothing",
@@ -416,12 +413,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "no workers",
         over(RAY, {"ray": {"workerGroups": {"general": {"enabled": False}}}}),
-        "no group of workers is on",
+        "no worker group is enabled",
     ),
     (
         "no workers at all",
         over(RAY, {"ray": {"workerGroups": {"general": None}}}),
-        "no group of workers is on",
+        "no worker group is enabled",
     ),
     (
         "fewest workers above most",
@@ -431,7 +428,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "a group of none",
         over(RAY, {"ray": {"workerGroups": {"a": {"maxReplicas": 0}}}}),
-        "maxReplicas is 0: switch the group off",
+        "maxReplicas is 0: disable the group",
     ),
     (
         "workers that are all objects",
@@ -500,7 +497,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
                 }
             },
         ),
-        "Kueue admits at most 8 kinds of pods",
+        "Kueue admits at most 8 pod sets",
     ),
     (
         "a way to Ray's dashboard",
@@ -529,17 +526,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("values", "expected"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
 )
-def test_what_is_unsafe_or_makes_no_sense_is_refused(values: dict[str, Any], expected: str) -> None:
-    assert said_of(values) == []  # the shapes are right, so it is the templates that refuse
+def test_unsafe_or_contradictory_values_are_rejected(values: dict[str, Any], expected: str) -> None:
+    assert said_of(values) == []  # the schema accepts the values, so the templates reject them
     if not helms():
-        rendering("minimal")  # which says that refusals were not played
-        return
+        rendering("minimal")  # skips the test
     assert expected in refusals()[json.dumps(values)].replace("\n", " ")
 
 
 @functools.cache
 def refusals() -> dict[str, str]:
-    """What helm said to each row of REFUSED, two at a time; nothing where it rendered."""
+    """Return helm's error for each row of REFUSED, or "" if it rendered. Two run at a time."""
 
     def asked(values: dict[str, Any]) -> str:
         try:
@@ -553,7 +549,7 @@ def refusals() -> dict[str, str]:
         return dict(zip(map(json.dumps, rows), pool.map(asked, rows), strict=True))
 
 
-def test_every_refusal_of_the_templates_is_played() -> None:
+def test_every_fail_of_the_templates_is_tested() -> None:
     texts = "\n".join(
         path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file()
     )
@@ -566,7 +562,7 @@ def test_every_refusal_of_the_templates_is_played() -> None:
 
 
 def like(written: str, expected: str) -> bool:
-    """Whether a template's message can be the expected one: %s and %v stand for anything."""
+    """Return whether a template's message can be the expected one; %s and %v match any text."""
     pattern = "".join(
         ".+" if part in ("%s", "%v", "%d") else re.escape(part)
         for part in re.split(r"(%[svd])", written)
@@ -646,13 +642,13 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("values", [row[1] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
-def test_what_makes_sense_is_rendered(values: dict[str, Any]) -> None:
+def test_valid_values_are_rendered(values: dict[str, Any]) -> None:
     assert said_of(values) == []
     for _ in list(helms())[-1:]:
         objects = template_values(values)
         assert {"Deployment", "Service"} <= {each["kind"] for each in objects}
 
 
-def test_global_values_of_other_charts_are_let_pass() -> None:
+def test_global_values_of_other_charts_are_accepted() -> None:
     assert said_of({"global": {"storageClass": "fast", "anything": {"else": 1}}}) == []
     assert json.loads((CHART / "values.schema.json").read_text())["additionalProperties"] is False

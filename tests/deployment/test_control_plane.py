@@ -1,6 +1,4 @@
-"""The judges of `python -m tests.deployment.chart.real`, which wants a control plane: that they see
-what they are there to see.
-"""
+"""The checks of `python -m tests.deployment.chart.real` find faults; no control plane is needed."""
 
 from __future__ import annotations
 
@@ -24,10 +22,10 @@ pytestmark = pytest.mark.drill
 @pytest.mark.parametrize(
     ("sent", "kept", "lost"),
     [
-        ({"a": 1}, {"a": 1, "b": 2}, []),  # what the server adds is its own
+        ({"a": 1}, {"a": 1, "b": 2}, []),  # the server can add fields
         ({"a": {"b": 1}}, {"a": {}}, [".a.b"]),
-        ({"a": [], "b": {}, "c": "", "d": None}, {}, []),  # empty is absent
-        ({"a": []}, {"a": [1]}, [".a"]),  # but not when something is there
+        ({"a": [], "b": {}, "c": "", "d": None}, {}, []),  # empty values count as missing
+        ({"a": []}, {"a": [1]}, [".a"]),  # but not if the server has a value
         ({"a": False}, {}, [".a"]),
         ({"a": 0}, {}, [".a"]),
         ({"cpu": "0.5", "memory": "1024Mi"}, {"cpu": "500m", "memory": "1Gi"}, []),
@@ -43,11 +41,11 @@ pytestmark = pytest.mark.drill
         ({"a": {"b": 1}}, {"a": "b"}, [".a"]),
     ],
 )
-def test_what_a_server_does_not_keep_is_seen(sent: Any, kept: Any, lost: list[str]) -> None:
+def test_fields_that_a_server_drops_are_found(sent: Any, kept: Any, lost: list[str]) -> None:
     assert list(lacking(sent, kept)) == lost
 
 
-def test_quantities_are_numbers_and_other_words_are_words() -> None:
+def test_quantities_become_numbers_and_other_values_text() -> None:
     assert [amount(each) for each in ("250m", "1k", "1Ki", "2Gi", 3)] == [
         0.25,
         1000,
@@ -59,13 +57,12 @@ def test_quantities_are_numbers_and_other_words_are_words() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(values_files()))
-def test_what_is_said_of_pods_is_what_a_kubelet_may_say(name: str) -> None:
-    for owner in pods(rendering(name).objects):
+def test_simulated_pod_statuses_are_valid(name: str) -> None:
+    for owner in pods(rendering(name)):
         status = told(owner.pod)
         assert check_kubernetes("1.30", {**owner.pod, "status": status}) == []
-        assert (status["phase"] == "Succeeded") == owner.name.startswith(
-            "Pod/"
-        )  # one of helm's tests
+        # Pods of helm's tests succeed.
+        assert (status["phase"] == "Succeeded") == owner.name.startswith("Pod/")
         owned = {
             **owner.pod,
             "metadata": {
@@ -77,11 +74,11 @@ def test_what_is_said_of_pods_is_what_a_kubelet_may_say(name: str) -> None:
         assert set(security(owner.pod)) == {"pod"} | {
             each["name"] for each in owner.pod["spec"]["containers"]
         } | {each["name"] for each in owner.pod["spec"].get("initContainers", [])}
-    job = next(each for each in rendering("production").objects if each["kind"] == "Job")
+    job = next(each for each in rendering("production") if each["kind"] == "Job")
     assert check_kubernetes("1.30", {**job, "status": DONE}) == []
 
 
-def test_kinds_that_are_made_are_definitions_of_kinds() -> None:
+def test_created_kinds_are_valid_definitions() -> None:
     made = ground.kind_of(
         "RayCluster", "ray.io", "v1", {"type": "object", "properties": {"spec": {"type": "object"}}}
     )
@@ -104,7 +101,7 @@ def test_kinds_that_are_made_are_definitions_of_kinds() -> None:
     )
 
 
-def test_the_chart_for_an_older_server_differs_in_what_it_must_alone(tmp_path: Path) -> None:
+def test_the_chart_for_an_older_server_differs_only_where_needed(tmp_path: Path) -> None:
     chart = older(tmp_path)
     named = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert yaml.safe_load((chart / "Chart.yaml").read_text()) == {
@@ -118,10 +115,10 @@ def test_the_chart_for_an_older_server_differs_in_what_it_must_alone(tmp_path: P
             for new, old in OLDER.items():
                 text = text.replace(new, old)
             assert after == text or path.parent.parent != CHART
-    assert changed == set(OLDER)  # each still has something to change
+    assert changed == set(OLDER)  # each replacement is still needed
 
 
-def test_without_its_programs_it_says_which(tmp_path: Path) -> None:
+def test_missing_programs_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no program etcd and no kube-apiserver"):
         ControlPlane(tmp_path, tmp_path)
     assert (root_of("v1"), root_of("apps/v1")) == ("/api/v1", "/apis/apps/v1")

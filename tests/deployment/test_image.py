@@ -1,7 +1,6 @@
-"""What the image is made of: Dockerfile, requirements, compose, Ray's launcher; kernels found where
-nothing can be written.
+"""The parts of the image: Dockerfile, requirements, compose, Ray's launcher, and baked kernels.
 
-That the image builds and runs is shown by `python -m tests.deployment.image`, which takes minutes.
+`python -m tests.deployment.image` builds and runs the image, which takes minutes.
 """
 
 from __future__ import annotations
@@ -41,19 +40,21 @@ DOCKER = ROOT / "deploy" / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 EXTRAS = ("serve", "postgres", "telemetry", "sklearn", "ray", "ray-serve")
+# Variables of the image and of compose.yaml.
 BESIDE_SETTINGS = {
     "XCRAY_KERNELS",
     "XCRAY_CPU",
     "XCRAY_BLAS",
     "XCRAY_IMAGE",
     "XCRAY_WORKER_CPUS",
-}  # of the image, of compose.yaml
+}
 CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
 def statements(path: Path) -> list[tuple[str, str]]:
-    """The statements of a Dockerfile, with their continued lines: [("FROM", "${PYTHON_IMAGE} AS
-    packages"), ...].
+    """Return the statements of a Dockerfile with their continued lines.
+
+    Example: [("FROM", "${PYTHON_IMAGE} AS packages"), ...].
     """
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n", " ", text).splitlines()
@@ -63,12 +64,12 @@ def statements(path: Path) -> list[tuple[str, str]]:
 
 
 def given(path: Path, word: str) -> list[str]:
-    """What follows a word, each time it is said."""
+    """Return the arguments of each statement with this keyword."""
     return [rest for name, rest in statements(path) if name == word]
 
 
 def context() -> list[Path]:
-    """The files of the checkout that `.dockerignore` lets go to the builder."""
+    """Return the files of the checkout that `.dockerignore` includes in the build context."""
     rules = [
         line
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -83,7 +84,7 @@ def context() -> list[Path]:
 
 
 def kept(path: Path, rules: list[str]) -> bool:
-    """The last rule that fits a path, or a folder above it, decides."""
+    """Return whether a path is included: the last rule for it or a parent folder decides."""
     out = True
     for rule in rules:
         pattern = rule.lstrip("!")
@@ -94,22 +95,22 @@ def kept(path: Path, rules: list[str]) -> bool:
 
 
 def fits(path: str, pattern: str) -> bool:
-    """As Docker reads patterns: `*` is within a folder, `**/` is any depth."""
+    """Return whether a path matches Docker's pattern: `**/` matches any depth, `*` one folder."""
     if pattern.startswith("**/"):
         return fnmatch.fnmatchcase(path.rpartition("/")[2], pattern[3:])
     return path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern)
 
 
-# the Dockerfile
+# The Dockerfile
 
 
-def test_the_image_is_of_stages_and_ends_as_a_plain_user() -> None:
+def test_the_image_has_stages_and_a_plain_user() -> None:
     froms = given(DOCKERFILE, "FROM")
     assert [each.split()[0] for each in froms] == ["${PYTHON_IMAGE}", "packages", "${PYTHON_IMAGE}"]
     assert given(DOCKERFILE, "USER") == ["10001:10001"]
     words = [word for word, _ in statements(DOCKERFILE)]
     assert "ADD" not in words
-    assert "ENTRYPOINT" not in words  # KubeRay and the chart name commands
+    assert "ENTRYPOINT" not in words  # KubeRay and the chart set commands
     assert words[-2:] == ["HEALTHCHECK", "CMD"]
     last = words[len(words) - words[::-1].index("FROM") :]
     assert "pip" not in " ".join(
@@ -128,7 +129,7 @@ def test_commands_of_the_image_are_commands_of_xcray() -> None:
     assert {"health", "serve", "compile-kernels"} <= names
 
 
-def test_what_is_copied_goes_to_the_builder_and_nothing_else() -> None:
+def test_the_build_context_contains_exactly_the_copied_files() -> None:
     files = context()
     sources = [
         word
@@ -150,12 +151,12 @@ def test_what_is_copied_goes_to_the_builder_and_nothing_else() -> None:
     assert sum((ROOT / path).stat().st_size for path in files) < 8_000_000
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_finds_no_fault() -> None:
     program = shutil.which("hadolint") or shutil.which(
         "hadolint", path=str(Path(sys.executable).parent)
     )
     if program is None:
-        without.say("hadolint", "Dockerfiles were read by tests/deployment/test_image.py alone")
+        without.say("hadolint", "only tests/deployment/test_image.py checked the Dockerfiles")
         return
     for path in (DOCKERFILE, ROOT / "deploy/ray/Dockerfile"):
         ran = subprocess.run(
@@ -164,18 +165,18 @@ def test_hadolint_finds_nothing() -> None:
         assert (ran.returncode, ran.stdout) == (0, "")
 
 
-# requirements
+# Requirements
 
 
 def pins(path: Path) -> dict[str, Requirement]:
-    """The requirements of a pinned file by name, without their hashes."""
+    """Return the requirements of a pinned file by name, without their hashes."""
     joined = path.read_text().replace("\\\n", " ")
     found = [Requirement(line.split("--hash")[0]) for line in joined.splitlines() if line.strip()]
     return {canonicalize_name(each.name): each for each in found}
 
 
 def wanted(extras: tuple[str, ...]) -> Iterator[Requirement]:
-    """What pyproject.toml asks for, with these extras and those that they name."""
+    """Yield the requirements of pyproject.toml, with these extras and those that they name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     yield from map(Requirement, project["dependencies"])
     for extra in extras:
@@ -198,7 +199,7 @@ def test_every_requirement_is_one_version_with_hashes_and_no_host(name: str) -> 
         ), line[:80]
 
 
-def test_what_is_pinned_is_what_the_project_asks_for() -> None:
+def test_pinned_versions_meet_the_requirements() -> None:
     pinned = pins(DOCKER / "requirements.txt")
     for each in wanted(EXTRAS):
         version = str(pinned[canonicalize_name(each.name)].specifier).removeprefix("==")
@@ -209,18 +210,18 @@ def test_what_is_pinned_is_what_the_project_asks_for() -> None:
     assert set(EXTRAS) <= set(re.findall(r"--extra ([a-z-]+)", told))
 
 
-def test_ray_in_the_image_is_what_the_chart_tells_kuberay() -> None:
+def test_ray_in_the_image_has_the_version_of_the_chart() -> None:
     values = yaml.safe_load((ROOT / "helm/xcray/values.yaml").read_text())
     assert (
         str(pins(DOCKER / "requirements.txt")["ray"].specifier) == f"=={values['ray']['version']}"
     )
 
 
-# compose and Ray's launcher
+# Compose and Ray's launcher
 
 
 def composed() -> dict[str, Any]:
-    """The compose file."""
+    """Return the compose file."""
     found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
     return found
 
@@ -242,7 +243,7 @@ def test_compose_is_valid_by_its_schema() -> None:
     "name",
     ["postgres", "setup", "api", "runner", "ray-head", "ray-worker", "prometheus", "grafana"],
 )
-def test_each_service_of_compose_is_closed_in(name: str) -> None:
+def test_each_service_of_compose_is_isolated(name: str) -> None:
     service = composed()["services"][name]
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
@@ -264,7 +265,7 @@ def test_each_service_of_compose_is_closed_in(name: str) -> None:
     assert service.get("healthcheck") or name in ("prometheus", "grafana")
 
 
-def test_what_compose_mounts_is_there() -> None:
+def test_mounts_of_compose_exist() -> None:
     mounted = [
         volume
         for service in composed()["services"].values()
@@ -281,12 +282,12 @@ def test_what_compose_mounts_is_there() -> None:
 @pytest.mark.parametrize(
     "path", [COMPOSE, DOCKERFILE, ROOT / "deploy/ray/cluster.yaml"], ids=lambda path: path.name
 )
-def test_settings_that_are_named_are_settings(path: Path) -> None:
+def test_named_settings_exist(path: Path) -> None:
     known = {f"XCRAY_{name.upper()}" for name in Settings.model_fields} | BESIDE_SETTINGS
     assert set(re.findall(r"\bXCRAY_[A-Z_]+", path.read_text())) <= known
 
 
-def test_settings_of_compose_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_compose_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("api", "runner"):
         for key, value in composed()["services"][name]["environment"].items():
             monkeypatch.setenv(key, str(value))
@@ -296,7 +297,7 @@ def test_settings_of_compose_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         assert settings.allowed_hosts == (name,)
 
 
-def test_secrets_are_made_once_and_are_keys(tmp_path: Path) -> None:
+def test_secrets_are_generated_once_and_are_keys(tmp_path: Path) -> None:
     script = tmp_path / "make-secrets"
     shutil.copy(ROOT / "deploy" / "make-secrets", script)
     texts = []
@@ -322,7 +323,7 @@ def test_secrets_are_made_once_and_are_keys(tmp_path: Path) -> None:
     )
 
 
-def test_rays_launcher_takes_its_cluster() -> None:
+def test_rays_launcher_accepts_its_cluster_file() -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     config = yaml.safe_load((ROOT / "deploy/ray/cluster.yaml").read_text())
@@ -337,7 +338,7 @@ def test_rays_launcher_takes_its_cluster() -> None:
         validate_config(prepare_config({**config, "max_workerz": 3}))
 
 
-# kernels of a read-only image
+# Kernels of a read-only image
 
 PROBE = """
 import json, sys
@@ -355,7 +356,7 @@ print(json.dumps({"hits": hits, "missed": kernels.unbaked_kernels()}))
 
 
 def as_a_plain_user() -> None:
-    """In a new process: rights of files hold for root too, once it can no longer pass over them."""
+    """Drop root's right to ignore file permissions, in a new process."""
     if os.getuid() == 0 and sys.platform == "linux":
         failed = ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
         if failed:
@@ -363,14 +364,14 @@ def as_a_plain_user() -> None:
 
 
 def probed(what: str, **environment: str) -> dict[str, Any]:
-    """What a fresh process without rights of its own found."""
+    """Run PROBE in a new process without special rights and return its output."""
     ran = subprocess.run(
         [sys.executable, "-c", PROBE, what],
         env={**os.environ, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=900,  # all of a module is compiled
+        timeout=900,  # all kernels of a module are compiled
         check=False,
         preexec_fn=as_a_plain_user,
     )
@@ -379,7 +380,7 @@ def probed(what: str, **environment: str) -> dict[str, Any]:
     return found
 
 
-def test_baked_kernels_are_loaded_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_baked_kernels_are_loaded_from_a_read_only_folder(tmp_path: Path) -> None:
     baked, place = tmp_path / "baked", tmp_path / "place"
     assert probed("one", NUMBA_CACHE_DIR=str(baked))["hits"] == {"0": 1}  # compiled
     content = {path: path.read_bytes() for path in baked.rglob("*") if path.is_file()}
@@ -388,7 +389,7 @@ def test_baked_kernels_are_loaded_where_nothing_can_be_written(tmp_path: Path) -
     image = {"XCRAY_KERNELS": str(baked), "NUMBA_CACHE_DIR": str(place)}
     assert probed("one", **image) == {"hits": {"1": 0}, "missed": []}
     assert all(path.is_symlink() for path in place.glob("*/*"))
-    found = probed("more", **image)  # one that was not baked is compiled, and kept here
+    found = probed("more", **image)  # a kernel that was not baked is compiled and stored here
     assert found["hits"] == {"1": 0}
     assert [name for name in found["missed"] if name.startswith("random.below")]
     assert content == {path: path.read_bytes() for path in baked.rglob("*") if path.is_file()}
@@ -405,8 +406,8 @@ print(json.dumps([check_disk(Path.home() / ".xcray"), main(["keys", "list", "--j
 """
 
 
-def test_a_home_that_is_not_ours_is_told_with_the_mend(tmp_path: Path) -> None:
-    """As where HOME is another user's: no traceback, and the doctor says what to do too."""
+def test_an_unwritable_home_is_reported_with_the_fix(tmp_path: Path) -> None:
+    """With a HOME of another user there is no traceback, and the doctor names the fix."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     ran = subprocess.run(
@@ -430,7 +431,7 @@ def test_a_home_that_is_not_ours_is_told_with_the_mend(tmp_path: Path) -> None:
     assert "XCRAY_HOME" in told["hint"]
 
 
-def test_the_process_that_comes_second_leaves_the_links_of_the_first(tmp_path: Path) -> None:
+def test_a_second_process_keeps_the_links_of_the_first(tmp_path: Path) -> None:
     (tmp_path / "baked").mkdir()
     (tmp_path / "baked" / "a.nbi").write_text("1")
     target = tmp_path / "place"
@@ -443,7 +444,7 @@ def test_the_process_that_comes_second_leaves_the_links_of_the_first(tmp_path: P
         kernels.link_all(tmp_path / "none", tmp_path / "other")
 
 
-def test_a_processor_that_can_not_run_the_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_processor_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     import llvmlite.binding as llvm
 
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(kernels.V2, True))
@@ -456,7 +457,7 @@ def test_a_processor_that_can_not_run_the_kernels_is_told(monkeypatch: pytest.Mo
 
 
 def test_all_solvers_are_compiled() -> None:
-    named = {SOLVERS[training.solver] for training in compiling.TRAININGS.values()}
+    named = {SOLVERS[training.solver] for training in compiling.trainings().values()}
     assert [
         name
         for name, solver in SOLVERS.items()
@@ -464,10 +465,10 @@ def test_all_solvers_are_compiled() -> None:
     ] == []
 
 
-# xcray health
+# `xcray health`
 
 
-def test_health_says_whether_the_service_lives(
+def test_health_of_a_running_and_a_stopped_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(health, "TIMEOUT_SECONDS", PATIENCE)
@@ -487,10 +488,10 @@ def test_health_says_whether_the_service_lives(
     assert "no response (ConnectionRefusedError)" in capsys.readouterr().out
 
 
-def test_health_of_what_is_no_service(
+def test_health_without_a_service(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as silent:  # it takes the connection, and says nothing
+    with socket.socket() as silent:  # accepts the connection but sends nothing
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setattr(health, "TIMEOUT_SECONDS", 0.2)

@@ -1,6 +1,4 @@
-"""Dashboards and alerts: every name in them exists, every alert fires when it should and only then,
-the JSON is current.
-"""
+"""Dashboards and alerts: all names exist, alerts fire exactly when they should, JSON is current."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -20,18 +17,18 @@ from typing import Any
 import pytest
 import yaml
 from grafana_foundation_sdk.models import dashboard as grafana
-from matplotlib import pyplot
 
 from benchmarks.monitoring.dashboards import EMPTY, filled, named
-from benchmarks.monitoring.draw import colour_of, drawn, shown
 from deploy.dashboards.__main__ import BOARDS, path_of
 from deploy.dashboards.board import TITLES, written
+from docs import reference
 from tests.support import missing_tools as without
 from tests.support.alert_cases import CASES, LOOK, Case
 from tests.support.foreign_metrics import KUBERNETES, RAY, scraped_with
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm" / "xcray" / "monitoring" / "rules.yaml"
+# Labels that the scraper adds, and the label of buckets.
 TARGET = {
     "namespace",
     "instance",
@@ -39,29 +36,20 @@ TARGET = {
     "job",
     "ray_io_cluster",
     "le",
-}  # labels that whoever scrapes adds, and that of buckets
+}
 BUILT_IN = re.compile(
     r"\b(sum|max|min|count|avg|topk|by|without|rate|increase|histogram_quantile|label_replace|absent|vector|time|and|or|unless|on|ignoring|offset)\b"
 )
 
 
 @functools.cache
-def page_of(name: str) -> Any:
-    """A module of docs/."""
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        return __import__(name)
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
-
-
-@functools.cache
 def known() -> dict[str, set[str]]:
-    """All series there are, with their labels: xcray's own from its code, Ray's and Kubernetes'
-    from `foreign_figures`.
+    """Return all series with their labels.
+
+    Those of xcray come from its code, those of Ray and Kubernetes from `foreign_metrics`.
     """
     out: dict[str, set[str]] = {}
-    for metric, labels in page_of("metrics").figures():
+    for metric, labels in reference.figures():
         ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(
             metric.type, [""]
         )
@@ -75,19 +63,19 @@ def known() -> dict[str, set[str]]:
 
 @functools.cache
 def rules() -> list[dict[str, Any]]:
-    """Rules of all groups."""
+    """Return the rules of all groups."""
     return [
         rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
     ]
 
 
 def alerts() -> dict[str, dict[str, Any]]:
-    """Alerts by name."""
+    """Return alerts by name."""
     return {rule["alert"]: rule for rule in rules() if "alert" in rule}
 
 
 def boards() -> list[dict[str, Any]]:
-    """The dashboards as they lie in the chart."""
+    """Return the dashboards of the chart."""
     return [
         json.loads(path.read_text())
         for path in sorted((RULES.parent / "dashboards").glob("*.json"))
@@ -95,12 +83,12 @@ def boards() -> list[dict[str, Any]]:
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """All but the headings."""
+    """Return all panels except the headings."""
     return [each for each in board["panels"] if each["type"] != "row"]
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """(where, expression) of every panel and rule."""
+    """Yield (location, expression) of every panel and rule."""
     for board in boards():
         for panel in panels(board):
             for target in panel["targets"]:
@@ -110,7 +98,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def names_and_labels(expr: str) -> tuple[set[str], set[str]]:
-    """Names of series in an expression, and labels that it matches or groups by."""
+    """Return names of series in an expression, and labels that it matches or groups by."""
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
     grouped = {
         label.strip()
@@ -132,7 +120,7 @@ def test_every_series_and_label_of_a_query_exists(where: str, expr: str) -> None
     assert labels <= allowed, f"{where}: {labels - allowed}"
 
 
-def test_the_reader_of_queries_sees_what_does_not_exist() -> None:
+def test_names_and_labels_of_queries_are_found() -> None:
     assert names_and_labels('sum by (code) (rate(no_such{a="x",b=~"y"}[5m])) / 2 > 0') == (
         {"no_such"},
         {"code", "a", "b"},
@@ -143,10 +131,10 @@ def test_the_reader_of_queries_sees_what_does_not_exist() -> None:
     )
 
 
-def test_figures_of_the_store_are_never_added_up_over_replicas() -> None:
+def test_metrics_of_the_store_are_never_summed_over_replicas() -> None:
     of_store = {
         metric.name
-        for metric, _ in page_of("metrics").figures()
+        for metric, _ in reference.figures()
         if metric.documentation.startswith("Of the store")
     }
     for where, expr in queries():
@@ -190,7 +178,7 @@ def test_the_json_is_current(board: Any) -> None:
 
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
-def test_grafanas_own_models_read_a_dashboard_and_lose_nothing(board: dict[str, Any]) -> None:
+def test_grafanas_models_keep_every_field_of_a_dashboard(board: dict[str, Any]) -> None:
     again = json.loads(
         json.dumps(grafana.Dashboard.from_json(board), default=lambda each: each.to_json())
     )
@@ -199,7 +187,7 @@ def test_grafanas_own_models_read_a_dashboard_and_lose_nothing(board: dict[str, 
 
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
-def test_a_dashboard_can_be_read_by_a_newcomer(board: dict[str, Any]) -> None:
+def test_a_dashboard_has_titles_descriptions_and_units(board: dict[str, Any]) -> None:
     assert board["title"] == TITLES[board["uid"]]
     assert len({each["id"] for each in board["panels"]}) == len(board["panels"])
     variables = [each["name"] for each in board["templating"]["list"]]
@@ -217,7 +205,7 @@ def test_a_dashboard_can_be_read_by_a_newcomer(board: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
-def test_no_panel_lies_on_another(board: dict[str, Any]) -> None:
+def test_no_panels_overlap(board: dict[str, Any]) -> None:
     taken: Counter[tuple[int, int]] = Counter()
     for each in board["panels"]:
         at = each["gridPos"]
@@ -235,8 +223,9 @@ def test_uids_and_titles_are_unique() -> None:
     assert len({board["title"] for board in boards()}) == len(boards())
 
 
-def test_alerts_say_what_they_mean_and_what_to_do() -> None:
+def test_alerts_have_a_description_an_action_and_a_runbook() -> None:
     assert len(alerts()) >= 30
+    page = reference.alerts()
     for name, rule in alerts().items():
         notes = rule["annotations"]
         assert set(notes) == {"summary", "description", "action", "runbook"}, name
@@ -246,14 +235,8 @@ def test_alerts_say_what_they_mean_and_what_to_do() -> None:
             {"severity": "info"},
         ), name
         assert notes["summary"].endswith("."), name
-        page, _, anchor = notes["runbook"].partition("#")
-        assert f"### {name}\n" in (ROOT / page).read_text(), name
-        assert anchor == name.lower()
-
-
-def test_the_page_of_alerts_is_current() -> None:
-    page = page_of("alerts")
-    assert page.PAGE.read_text(encoding="utf-8") == page.written(), "run: python docs/alerts.py"
+        assert notes["runbook"] == f"reference/alerts.html#{name.lower()}"
+        assert f"## {name}\n" in page, name
 
 
 def test_there_is_a_case_for_every_alert() -> None:
@@ -265,7 +248,7 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     if promtool is None:
         without.say(
             "promtool",
-            "rules.yaml was read as YAML and its names and labels compared; no alert was made to fire",
+            "names and labels of rules.yaml were checked; no alert was fired",
         )
         return
     for name, case in CASES.items():
@@ -294,9 +277,7 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
 
 
 def write_rule(folder: Path, name: str) -> None:
-    """One alert as a file of its own, with the recording rules it asks: it is done in a tenth of
-    the time.
-    """
+    """Write one alert to a file, with the recording rules, to run ten times faster."""
     rule = alerts()[name]
     recorded = [each for each in rules() if "record" in each and ":" in rule["expr"]]
     groups = [{"name": "one", "rules": [*recorded, rule]}]
@@ -304,7 +285,7 @@ def write_rule(folder: Path, name: str) -> None:
 
 
 def rehearsal(name: str, case: Case) -> dict[str, Any]:
-    """A file for promtool: the alert fires, and is silent."""
+    """Return a test file for promtool in which the alert fires once and is silent once."""
     firing = f'count by (severity) (ALERTS{{alertname="{name}",alertstate="firing"}}) > 0'
     severity = alerts()[name]["labels"]["severity"]
 
@@ -322,7 +303,7 @@ def rehearsal(name: str, case: Case) -> dict[str, Any]:
     return {"rule_files": [f"{name}.rules.yaml"], "evaluation_interval": "1m", "tests": tests}
 
 
-def test_a_panel_is_asked_as_grafana_would() -> None:
+def test_variables_of_a_query_are_filled_like_in_grafana() -> None:
     asked = filled(
         'rate(a{namespace=~"$namespace",pod=~"$pods"}[$__rate_interval]) / b[$__range]', 300.0
     )
@@ -331,51 +312,14 @@ def test_a_panel_is_asked_as_grafana_would() -> None:
         assert "$" not in filled(expr, 300.0), where
 
 
-def test_panels_that_may_stay_empty_are_panels_and_each_has_a_name_of_its_own() -> None:
+def test_panels_have_unique_names_and_the_list_of_empty_panels_is_valid() -> None:
     assert len({named(board, panel) for board in boards() for panel in panels(board)}) == sum(
         len(panels(board)) for board in boards()
     )
     assert EMPTY.keys() <= {named(board, panel) for board in boards() for panel in panels(board)}
 
 
-def test_values_are_written_with_their_units() -> None:
-    written_so = {
-        (0.25, "percentunit"): "25.0%",
-        (1, "percentunit"): "100%",
-        (0.0042, "s"): "4.2 ms",
-        (90, "s"): "1.5 min",
-        (0, "s"): "0 s",
-        (3 * 2**20, "bytes"): "3 MiB",
-        (1500, "cps"): "1.5 K c/s",
-        (7, "short"): "7",
-    }
-    assert {key: shown(*key) for key in written_so} == written_so
-    assert (
-        colour_of(0.6, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}])
-        == "green"
-    )
-    assert (
-        colour_of(0.4, [{"color": "red", "value": None}, {"color": "green", "value": 0.5}]) == "red"
-    )
-
-
-def test_a_dashboard_is_drawn_with_all_its_panels_and_says_by_whom() -> None:
-    board = boards()[0]
-    series = {
-        each["id"]: {
-            at["refId"]: [({"ip": "a"}, [(0.0, 1.0), (60.0, 2.0)])] for at in each["targets"]
-        }
-        for each in panels(board)
-    }
-    figure = drawn(board, series, 0.0, 60.0)
-    texts = [text.get_text() for text in figure.texts]
-    assert {each["title"] for each in board["panels"]} <= set(texts)
-    assert any("not by Grafana" in text for text in texts)
-    assert len(figure.axes) == len(panels(board))
-    pyplot.close(figure)
-
-
-def test_compose_gives_prometheus_and_grafana_what_they_ask_for(tmp_path: Path) -> None:
+def test_compose_mounts_the_files_of_prometheus_and_grafana(tmp_path: Path) -> None:
     deploy = ROOT / "deploy"
     services = yaml.safe_load((deploy / "compose.yaml").read_text())["services"]
     mounted = {

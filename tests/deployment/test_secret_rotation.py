@@ -1,6 +1,4 @@
-"""The rotation drill that is quick: the database's role and the first key change under pods that
-answer, and nobody notices.
-"""
+"""The short rotation drill: a new database role and a new first key do not interrupt requests."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from tests.support.missing_tools import say
 pytestmark = pytest.mark.drill
 
 
-def test_the_databases_role_and_the_first_key_change_and_no_request_fails(
+def test_a_new_database_role_and_a_new_first_key_interrupt_no_request(
     tmp_path: Path, postgres: Any
 ) -> None:
-    """Rendered commands and environment, real processes, in the order of docs/operations.md. By
-    hand, with jobs on a runner, and with one role whose password changes: `python -m
-    tests.deployment.chart.rotation`.
+    """Real processes run the rendered commands in the order of docs/operations.md.
+
+    `python -m tests.deployment.chart.rotation` also tests jobs on a runner and a changed password.
     """
     if not helms():
         say("helm, for values of one's own", "no secret was rotated under rendered pods")

@@ -1,6 +1,4 @@
-"""DSMLR with scikit-learn's contract: its checks, probabilities by the formula, labels by shares,
-agreement with the solver.
-"""
+"""DSMLR: scikit-learn's checks, probabilities, labels, and agreement with the solver."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from xcray.errors import ParameterError
 from xcray.estimators import DSMLR
 from xcray.solvers.dsmlr import DSMLRSolver
 
-EXACT = "asks for 1e-7 of equality, more than `tolerance` promises (see the test of sample weights for what it does)"
+EXACT = "requires equality within 1e-7, more than `tolerance` guarantees (see the test of sample weights)"
 EXPECTED = {
     f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")
 }
@@ -38,20 +36,20 @@ def test_scikit_learns_contract(estimator, check):
 
 @pytest.fixture(scope="module")
 def many():
-    """(X, Y) of some labels a row, both scipy CSR."""
+    """Return (X, Y) with several labels per row, both scipy CSR."""
     X, Y = problem(31, n=240, d=60, k=10)
     return X.to_scipy(), Y.to_scipy()
 
 
 @pytest.fixture(scope="module")
 def classes():
-    """(X, y): four noisy classes."""
+    """Return (X, y) with four noisy classes."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(300, 12)).astype(np.float32)
     return X, (X @ rng.normal(size=(12, 4)) + 0.5 * rng.normal(size=(300, 4))).argmax(axis=1)
 
 
-def test_its_parameters_are_the_solvers():
+def test_its_parameters_are_those_of_the_solver():
     solver = {field.name: field.default for field in dataclasses.fields(DSMLRSolver)}
     own = {
         name: each.default
@@ -84,7 +82,7 @@ def test_probabilities_are_the_softmax_of_the_product(many):
     np.testing.assert_allclose(top.scores, np.sort(scores, axis=1)[:, ::-1][:, :3], atol=1e-9)
 
 
-def test_labels_of_a_row_are_those_whose_equal_shares_are_nearest(many):
+def test_predicted_labels_have_the_nearest_equal_shares(many):
     X, Y = many
     model = DSMLR().fit(X, Y)
     given = model.predict(X)
@@ -105,7 +103,7 @@ def test_labels_of_a_row_are_those_whose_equal_shares_are_nearest(many):
     )
 
 
-def test_it_agrees_with_scikit_learns_own(classes):
+def test_it_agrees_with_logistic_regression_of_scikit_learn(classes):
     X, y = classes
     lam = 1e-3
     model = DSMLR(lam=lam, tolerance=1e-6, epochs=300).fit(X, y)
@@ -117,9 +115,7 @@ def test_it_agrees_with_scikit_learns_own(classes):
 
 
 def test_sample_weights_count_rows(classes):
-    """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what `tolerance`
-    allows.
-    """
+    """Weight 2 equals a repeated row and weight 0 a removed row, within `tolerance`."""
     X, y = classes
     weights, rows = (
         np.r_[np.zeros(40), np.full(60, 2.0), np.ones(200)],

@@ -1,6 +1,4 @@
-"""The scikit-learn face: its contract, sparse X and Y, pipelines, searches, and agreement with the
-solver.
-"""
+"""PPDSparse: scikit-learn's checks, sparse input, pipelines, searches, the solver's results."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from xcray.estimators import PPDSparse
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
-EXACT = "asks for 1e-7 of equality, more than a certified gap of 1e-4 promises (see the test of sample weights for what it does)"
+EXACT = "requires equality within 1e-7, more than a certified gap of 1e-4 guarantees (see the test of sample weights)"
 EXPECTED = {
     f"check_sample_weight_equivalence_on_{kind}_data": EXACT for kind in ("dense", "sparse")
 }
@@ -36,7 +34,7 @@ def test_scikit_learns_contract(estimator, check):
 
 @pytest.fixture(scope="module")
 def sparse_problem():
-    """(X, Y), both scipy CSR."""
+    """Return (X, Y), both scipy CSR."""
     X, Y = problem(31, n=240, d=60, k=10)
     return X.to_scipy(), Y.to_scipy()
 
@@ -93,7 +91,7 @@ def test_clone_pipeline_and_search(sparse_problem):
     assert cross_val_score(PPDSparse(), X, Y.toarray(), cv=3).min() > 0.3
 
 
-def test_text_to_names():
+def test_text_pipeline_predicts_names():
     texts = [
         "rows of a csv file",
         "read csv rows",
@@ -127,9 +125,7 @@ def test_bad_input_names_the_mend(sparse_problem):
 
 
 def test_sample_weights_count_rows(sparse_problem):
-    """Weight 2 is a row twice, weight 0 is no row: the same optimum, within what the certificates
-    allow.
-    """
+    """Weight 2 equals a repeated row and weight 0 a removed row, within the certificates."""
     X, Y = sparse_problem
     weights = np.r_[np.zeros(40), np.full(60, 2.0), np.ones(140)]
     rows = np.r_[np.arange(40, 100), np.arange(40, 240)]

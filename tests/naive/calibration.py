@@ -1,6 +1,4 @@
-"""Calibration as a textbook has it: pool adjacent violators, curves read knot by knot, calibration
-error group by group.
-"""
+"""Textbook calibration: pool adjacent violators, piecewise linear curves, calibration error."""
 
 from __future__ import annotations
 
@@ -9,8 +7,9 @@ from fractions import Fraction
 
 
 def isotonic(scores: Sequence[float], right: Sequence[int]) -> dict[float, Fraction]:
-    """The never falling function of the score that is nearest to `right` in squares, at each score:
-    pool adjacent violators.
+    """Return the nondecreasing least-squares fit to `right` at each score.
+
+    The algorithm is pool adjacent violators.
     """
     blocks: list[tuple[Fraction, int, list[float]]] = []  # mean, weight, scores
     for score in sorted(set(scores)):
@@ -23,7 +22,7 @@ def isotonic(scores: Sequence[float], right: Sequence[int]) -> dict[float, Fract
 
 
 def read(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The piecewise linear curve through the knots at x, flat beyond its ends."""
+    """Return the value at x of the piecewise linear curve through the knots, flat outside."""
     if x <= xs[0]:
         return ys[0]
     for (x0, y0), (x1, y1) in zip(
@@ -35,8 +34,10 @@ def read(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 
 def ece(told: Sequence[float], right: Sequence[bool], n_bins: int) -> float:
-    """Answers sorted by probability, each value's middle answer decides for all with that value;
-    then the mean of |gap|.
+    """Return the expected calibration error with bins of equal size.
+
+    Predictions are sorted by probability. All predictions of one value belong to the bin of the
+    middle one. The result is the mean of |gap|.
     """
     ordered = sorted(told)
     groups: dict[int, list[tuple[float, bool]]] = {}

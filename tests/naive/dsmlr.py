@@ -1,6 +1,4 @@
-"""DS-MLR as the paper writes it: dense, float64, one formula a function, one row and one label at a
-time.
-"""
+"""DS-MLR as in the paper: dense, float64, one formula per function, one row and label at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +8,15 @@ import numpy as np
 
 
 def split_objective(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float) -> float:
-    """Eq. (10): the sum over all rows and labels of `term`. W: (D, K); b: (N,); X: (N, D); Y: (N,
-    K); c: (N,) adding up to 1.
+    """Return eq. (10): the sum of `term` over all rows and labels.
+
+    W: (D, K); b: (N,); X: (N, D); Y: (N, K); c: (N,) with sum 1.
     """
     return sum(term(W, b, X, Y, c, lam, i, k) for i in range(len(X)) for k in range(W.shape[1]))
 
 
 def term(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float, i: int, k: int) -> float:
-    """Eq. (12), f_ki, with c_i for 1/N."""
+    """Return eq. (12), f_ki, with c_i for 1/N."""
     K, score = W.shape[1], float(W[:, k] @ X[i])
     return c[i] * (
         lam / 2 * float(W[:, k] @ W[:, k])
@@ -29,14 +28,12 @@ def term(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float, i: int, k: int) -> 
 
 
 def term_gradient(W: Any, b: Any, X: Any, Y: Any, c: Any, lam: float, i: int, k: int) -> Any:
-    """What eq. (13) steps against, without its K: the gradient of f_ki with respect to w_k;
-    (D,).
-    """
+    """Return the gradient of f_ki with respect to w_k, (D,): eq. (13) without its factor K."""
     return c[i] * (lam * W[:, k] + (np.exp(W[:, k] @ X[i] + b[i]) - Y[i, k]) * X[i])
 
 
 def exact_b(W: Any, X: Any) -> Any:
-    """Eq. (9): -log sum_k exp(w_k.x_i); (N,)."""
+    """Return eq. (9): -log sum_k exp(w_k.x_i); (N,)."""
     S = X @ W
     most = S.max(axis=1)
     return -(most + np.log(np.exp(S - most[:, None]).sum(axis=1)))
@@ -55,8 +52,9 @@ def steps(
     share: float,
     adaptive: bool,
 ) -> Any:
-    """Steps of one block, row by row: W (D, k), h (D,) and the rows' targets of the block Y (N, k);
-    returns new W and h.
+    """Return W and h of one block after the steps of all rows.
+
+    W: (D, k); h: (D,); Y: (N, k), the rows' targets of the block.
     """
     W, h = W.copy(), h.copy()
     for i in rows:
@@ -69,8 +67,9 @@ def steps(
 
 
 def two_loops(g: Any, S: Any, Y: Any, M: Any) -> Any:
-    """The direction -H g of L-BFGS, by its two loops, from H0 = (s.y / y.My) M of the last pair;
-    vectors of any shape.
+    """Return the direction -H g of L-BFGS by its two loops, for vectors of any shape.
+
+    The start is H0 = (s.y / y.My) M of the last pair.
     """
     q, alphas = g.copy(), []
     for s, y in zip(S[::-1], Y[::-1], strict=True):

@@ -1,4 +1,4 @@
-"""The measures, one row at a time, as a textbook writes them."""
+"""Textbook metrics, one row at a time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fractions import Fraction
 
 
 def precision(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
-    """P@k."""
+    """Return P@k."""
     return sum(
         sum(label in t for label in r[:k]) / k for r, t in zip(ranked, true, strict=True)
     ) / len(true)
 
 
 def recall(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
-    """recall@k."""
+    """Return recall@k."""
     return sum(
         sum(label in t for label in r[:k]) / len(t) if t else 0.0
         for r, t in zip(ranked, true, strict=True)
@@ -23,12 +23,12 @@ def recall(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) ->
 
 
 def dcg(gains: Sequence[float]) -> float:
-    """Gains discounted by the logarithm of their rank."""
+    """Return the sum of gains discounted by the logarithm of their rank."""
     return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains))
 
 
 def ndcg(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
-    """nDCG@k."""
+    """Return nDCG@k."""
     rows = [
         dcg([float(label in t) for label in r[:k]]) / dcg([1.0] * min(k, len(t))) if t else 0.0
         for r, t in zip(ranked, true, strict=True)
@@ -37,14 +37,14 @@ def ndcg(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> f
 
 
 def inverse_propensity(count: int, n: int, a: float = 0.55, b: float = 1.5) -> float:
-    """1 / p of a label, Jain et al. 2016, equation 5."""
+    """Return 1 / p of a label (Jain et al. 2016, equation 5)."""
     return 1.0 + (math.log(n) - 1.0) * (b + 1.0) ** a * math.exp(-a * math.log(count + b))
 
 
 def _gains(
     r: Sequence[int], t: set[int], k: int, w: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """Gains of a ranking and of the best one."""
+    """Return the gains of a ranking and of the best ranking."""
     return [w[label] if label in t else 0.0 for label in r[:k]], sorted(
         (w[label] for label in t), reverse=True
     )[:k]
@@ -53,7 +53,7 @@ def _gains(
 def psp(
     ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]
 ) -> float:
-    """PSP@k."""
+    """Return PSP@k."""
     pairs = [_gains(r, t, k, w) for r, t in zip(ranked, true, strict=True)]
     best = sum(sum(b) for _, b in pairs)
     return sum(sum(g) for g, _ in pairs) / best if best else 0.0
@@ -62,7 +62,7 @@ def psp(
 def psndcg(
     ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]
 ) -> float:
-    """PSnDCG@k."""
+    """Return PSnDCG@k."""
     got = best = 0.0
     for r, t in zip(ranked, true, strict=True):
         if t:
@@ -73,14 +73,14 @@ def psndcg(
 
 
 def coverage(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
-    """Share of occurring labels that are hit."""
+    """Return the share of occurring labels that are hit."""
     occurring = set().union(*true)
     hit = {label for r, t in zip(ranked, true, strict=True) for label in r[:k] if label in t}
     return len(hit) / len(occurring) if occurring else 0.0
 
 
 def groups(counts: Sequence[int], n: int, equal: str) -> list[int]:
-    """The frequency group of each label; -1 where the count is 0."""
+    """Return the frequency group of each label; -1 where the count is 0."""
     seen = sorted((count, label) for label, count in enumerate(counts) if count)
     total, before, out = sum(counts), 0, [-1] * len(counts)
     for rank, (count, label) in enumerate(seen):
@@ -97,7 +97,7 @@ def groups(counts: Sequence[int], n: int, equal: str) -> list[int]:
 def by_group(
     ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, of: Sequence[int], group: int
 ) -> dict[str, float]:
-    """The part of P@k, the recall and the precision of the labels of one group."""
+    """Return the contribution to P@k, the recall and the precision of the labels of one group."""
     hits = sum(
         label in t and of[label] == group
         for r, t in zip(ranked, true, strict=True)

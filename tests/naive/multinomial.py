@@ -1,4 +1,4 @@
-"""Multinomial logistic regression as a textbook has it: dense, float64, one formula a function."""
+"""Textbook multinomial logistic regression: dense, float64, one formula per function."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from xcray.solvers.multinomial import Shard
 
 
 def objective(W: Any, X: Any, Y: Any, c: Any, lam: float) -> float:
-    """lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i + sum_i c_i log sum_k exp(w_k.x_i). W: (D, K); Y:
-    (N, K); c: (N,).
+    """Return lam/2 |W|^2 + sum_i c_i (log sum_k exp(w_k.x_i) - sum_k y_ik w_k.x_i).
+
+    W: (D, K); Y: (N, K); c: (N,).
     """
     total = lam / 2 * float((W**2).sum())
     for x, y, weight in zip(X, Y, c, strict=True):
@@ -24,7 +25,7 @@ def objective(W: Any, X: Any, Y: Any, c: Any, lam: float) -> float:
 
 
 def gradient(W: Any, X: Any, Y: Any, c: Any, lam: float) -> Any:
-    """lam w_k + sum_i c_i (p_ik - y_ik) x_i for each k: (D, K)."""
+    """Return lam w_k + sum_i c_i (p_ik - y_ik) x_i for each k: (D, K)."""
     G = lam * W
     for x, y, weight in zip(X, Y, c, strict=True):
         p = np.exp(x @ W - (x @ W).max())
@@ -33,7 +34,7 @@ def gradient(W: Any, X: Any, Y: Any, c: Any, lam: float) -> Any:
 
 
 def solve(X: Any, Y: Any, c: Any, lam: float) -> Any:
-    """The optimum, by BFGS with the whole matrix: (D, K)."""
+    """Return the optimum by BFGS over the whole matrix: (D, K)."""
     shape = (X.shape[1], Y.shape[1])
 
     def value(w: Any) -> tuple[float, Any]:
@@ -46,7 +47,7 @@ def solve(X: Any, Y: Any, c: Any, lam: float) -> Any:
 
 
 def shard_of(X: Any, Y: Any, c: Any, rows: Any, sparse: bool = True) -> Shard:
-    """Some rows of dense X (N, D), Y (N, K), c (N,) as a solver takes them."""
+    """Return rows of dense X (N, D), Y (N, K), c (N,) in the form for a solver."""
     rows = np.asarray(rows, np.int64)
     dense = None if sparse else frozen(X[rows], np.float32)
     return Shard(

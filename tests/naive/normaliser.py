@@ -1,6 +1,4 @@
-"""Log-normalisers of softmax, one row and one exponential after the other, added without
-rounding.
-"""
+"""Log-normalisers of softmax, one row and one exponential at a time, with exact sums."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any
 
 
 def log_normaliser(scores: Any) -> list[float]:
-    """log of the sum of exp(score) of each row of scores (n, K); minus infinity where K is 0."""
+    """Return log sum exp(score) of each row of scores (n, K); minus infinity if K is 0."""
     out = []
     for row in scores.tolist():
         top = max(row, default=-math.inf)

@@ -1,6 +1,4 @@
-"""The PD-Sparse problem, solved slowly and obviously: dense arrays, every label active, plain
-loops; and as a program for SLSQP.
-"""
+"""Naive solutions of the PD-Sparse problem: dense loops with every label active, and SLSQP."""
 
 from __future__ import annotations
 
@@ -11,13 +9,14 @@ from scipy.optimize import minimize
 
 
 def soft(V: np.ndarray, lam: float) -> np.ndarray:
-    """V moved towards zero by lam."""
+    """Return V after soft thresholding by lam."""
     return np.sign(V) * np.maximum(np.abs(V) - lam, 0.0)
 
 
 def loss(z: np.ndarray, labels: Sequence[int]) -> float:
-    """max(0, 1 + the best score of another label - the worst score of a label); nothing without
-    either.
+    """Return max(0, 1 + the best score of other labels - the worst score of the row's labels).
+
+    The loss is 0 if there are no labels or no others.
     """
     others = [k for k in range(len(z)) if k not in set(labels)]
     if not len(labels) or not others:
@@ -28,26 +27,27 @@ def loss(z: np.ndarray, labels: Sequence[int]) -> float:
 def primal(
     W: np.ndarray, X: np.ndarray, labels: list[list[int]], lam: float, tau: float, C: float
 ) -> float:
-    """lam |W|_1 + tau/2 |W|^2 + C sum of losses; W is D x K."""
+    """Return lam |W|_1 + tau/2 |W|^2 + C times the sum of losses; W is D x K."""
     losses = sum(loss(x @ W, own) for x, own in zip(X, labels, strict=True))
     return float(lam * np.abs(W).sum() + 0.5 * tau * (W**2).sum() + C * losses)
 
 
 def dual(beta: np.ndarray, X: np.ndarray, lam: float, tau: float) -> float:
-    """sum of the masses m_i - tau/2 |W(beta)|^2; beta is N x K, its positive part sums to m_i in
-    each row.
+    """Return the sum of the masses m_i - tau/2 |W(beta)|^2.
+
+    beta is N x K; the positive part of row i sums to m_i.
     """
     W = soft(X.T @ beta, lam) / tau
     return float(np.maximum(beta, 0.0).sum() - 0.5 * tau * (W**2).sum())
 
 
 def over(c: Sequence[float], t: float) -> float:
-    """What of c is above t, in all."""
+    """Return the sum of max(x - t, 0) over c."""
     return sum(x - t for x in c if x > t)
 
 
 def level(c: Sequence[float], mass: float) -> float:
-    """The t with over(c, t) = mass, by bisection."""
+    """Return the t with over(c, t) = mass, by bisection."""
     low, high = min(c) - mass, max(c)
     for _ in range(60):
         middle = 0.5 * (low + high)
@@ -56,9 +56,10 @@ def level(c: Sequence[float], mass: float) -> float:
 
 
 def project(c: np.ndarray, n_pos: int, C: float) -> np.ndarray:
-    """The nearest point to c whose two parts are >= 0 and have one sum, at most C.
+    """Return the nearest point to c whose two parts are >= 0 and have equal sums, at most C.
 
-    Where the sum is below C, what one part is lowered by the other is raised by: bisection of that.
+    If the sum is below C, one part is lowered by the amount by which the other is raised, which is
+    found by bisection.
     """
     p, n = c[:n_pos].tolist(), c[n_pos:].tolist()
     if max(p) + max(n) <= 0.0:
@@ -81,7 +82,7 @@ def solve(
     *,
     sweeps: int = 400,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(W, beta) by block-coordinate ascent in fixed order, all labels active."""
+    """Return (W, beta) by block-coordinate ascent in fixed order, all labels active."""
     beta, V = np.zeros((len(X), K)), np.zeros((X.shape[1], K))
     for _ in range(sweeps):
         before = beta.copy()
@@ -106,8 +107,9 @@ def solve(
 def solve_program(
     X: np.ndarray, labels: list[list[int]], K: int, lam: float, tau: float, C: float
 ) -> tuple[np.ndarray, float]:
-    """(W, objective): W = A - B with A, B >= 0, a slack a sample, and a row of constraints a pair
-    of labels; SLSQP.
+    """Return (W, objective) by SLSQP.
+
+    W = A - B with A, B >= 0, one slack per sample, and one constraint per pair of labels.
     """
     n, d = X.shape
     rows, right = [], []

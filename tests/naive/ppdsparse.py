@@ -1,7 +1,6 @@
-"""The PPDSparse problem, solved slowly and obviously: dense arrays, L-BFGS-B on a smooth split of
-w.
+"""Naive solution of the PPDSparse problem: dense arrays, L-BFGS-B on a smooth split of w.
 
-C is a number, or an array of one for each sample.
+C is a number, or an array with one value per sample.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from scipy.optimize import minimize
 
 
 def loss(z: np.ndarray, C: float | np.ndarray, kind: str) -> float:
-    """Sum of the losses of margins violated by z."""
+    """Return the sum of the losses of margins violated by z."""
     z = np.maximum(z, 0.0)
     return float((C * z**2).sum() if kind == "squared_hinge" else (C * z).sum())
 
@@ -26,7 +25,7 @@ def primal(
     C: float | np.ndarray,
     kind: str = "squared_hinge",
 ) -> float:
-    """lam |w|_1 + tau/2 (|w|^2 + b^2) + C sum of losses."""
+    """Return lam |w|_1 + tau/2 (|w|^2 + b^2) + C times the sum of losses."""
     z = 1.0 - y * (X @ w + b)
     return float(lam * np.abs(w).sum() + 0.5 * tau * (w @ w + b * b) + loss(z, C, kind))
 
@@ -34,8 +33,9 @@ def primal(
 def solve_squared_hinge(
     X: np.ndarray, y: np.ndarray, lam: float, tau: float, C: float | np.ndarray
 ) -> tuple[np.ndarray, float, float]:
-    """(w, b, objective): w = p - m with p, m >= 0 makes the l1 norm linear, and the problem smooth
-    in a box.
+    """Return (w, b, objective).
+
+    w = p - m with p, m >= 0 makes the l1 norm linear and the problem smooth with bounds.
     """
     n, d = X.shape
 
@@ -63,6 +63,6 @@ def solve_squared_hinge(
 def null_objective(
     y: np.ndarray, tau: float, C: float | np.ndarray, kind: str = "squared_hinge"
 ) -> float:
-    """min over b of the primal at w = 0, by a fine grid and a parabola's worth of care."""
+    """Return the minimum over b of the primal at w = 0, on a fine grid."""
     grid = np.linspace(-1.0, 1.0, 20_001)
     return min(0.5 * tau * b * b + loss(1.0 - y * b, C, kind) for b in grid)

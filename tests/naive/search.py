@@ -1,4 +1,4 @@
-"""The slow, obvious twin of the search: every score of every label, then a full sort."""
+"""Naive search: every score of every label, then a full sort."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xcray.arrays import CSR, TopK
 
 
 def all_scores(X: CSR, W: CSR, b: Any) -> Any:
-    """(n, K) float64: sums over features in ascending order, then + bias."""
+    """Return (n, K) float64: sums over features in ascending order, then + bias."""
     columns = W.to_scipy().astype(np.float64).tocsc()
     out = np.zeros((X.n_rows, W.n_rows), np.float64)
     for i in range(X.n_rows):
@@ -21,7 +21,7 @@ def all_scores(X: CSR, W: CSR, b: Any) -> Any:
 
 
 def top_k(X: CSR, W: CSR, b: Any, k: int) -> TopK:
-    """The k best of each row: by falling score, then by rising label number."""
+    """Return the k best of each row by descending score, then by ascending label number."""
     scores = all_scores(X, W, b)
     labels = np.array(
         [sorted(range(W.n_rows), key=lambda j: (-row[j], j))[:k] for row in scores.tolist()],
@@ -32,29 +32,28 @@ def top_k(X: CSR, W: CSR, b: Any, k: int) -> TopK:
 
 
 def top_k_by_sort(X: CSR, W: CSR, b: Any, k: int) -> TopK:
-    """As `top_k`, sorted by numpy (stable), for many rows."""
+    """Return the same as `top_k`, sorted by numpy (stable), for many rows."""
     return best(all_scores(X, W, b), k)
 
 
 def best(scores: Any, k: int, allowed: Any = None) -> TopK:
-    """The k best of each row of scores (n, K) among the labels allowed (numbers; None: all)."""
+    """Return the k best of each row of scores (n, K) among the allowed labels (None: all)."""
     labels = np.arange(scores.shape[1]) if allowed is None else np.unique(allowed)
     k = min(k, len(labels))
     out = TopK(np.empty((len(scores), k), np.int32), np.empty((len(scores), k), np.float64))
     for i, row in enumerate(scores[:, labels]):
-        good = np.flatnonzero(
-            row >= np.partition(row, len(row) - k)[len(row) - k]
-        )  # the k-th best, its ties, and better ones
-        order = good[
-            np.argsort(-row[good], kind="stable")[:k]
-        ]  # stable: equal scores stay in the order of labels
+        # The k-th best score, its ties, and better ones.
+        good = np.flatnonzero(row >= np.partition(row, len(row) - k)[len(row) - k])
+        # Stable: equal scores keep the order of labels.
+        order = good[np.argsort(-row[good], kind="stable")[:k]]
         out.labels[i], out.scores[i] = labels[order], row[order]
     return out
 
 
 def best_other(scores: Any, answered: Any, allowed: Any = None) -> Any:
-    """(n,) the best score among the labels allowed that are not in `answered` (n, k); minus
-    infinity where none is left.
+    """Return (n,) the best score among allowed labels that are not in `answered` (n, k).
+
+    It is minus infinity if no label is left.
     """
     left = scores.copy()
     if allowed is not None:

@@ -1,4 +1,4 @@
-"""Sparse rows of a dense block of weights, one label and one weight after the other."""
+"""Sparse rows of a dense block of weights, one label and one weight at a time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 def sparse_rows(
     W: Any, prune: float, keep: int
 ) -> tuple[list[list[int]], list[list[float]], list[int]]:
-    """Of each column of W (D, n): the features that stay, their weights, and how many weights other
-    than 0 were lost.
+    """Return per column of W (D, n): the kept features, their weights, and the lost weights' count.
+
+    Only weights other than 0 count as lost.
     """
     features, weights, lost = [], [], []
     for label in range(W.shape[1]):

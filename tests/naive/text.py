@@ -1,6 +1,4 @@
-"""The slow, obvious twin of text to features: a dictionary of terms, a Counter per text, a list of
-Python strings per token.
-"""
+"""Naive text features: a dictionary of terms, a Counter per text, and Python strings."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ SIBILANT = re.compile(r"(?:ss|sh|x|tch|nch|rch)es$")
 
 
 def transform(pipeline: TextPipeline, texts: Sequence[str]) -> CSR:
-    """Rows of length 1, in float64 until the end: tf * idf summed over ascending columns."""
+    """Return rows of length 1: tf * idf summed over ascending columns, in float64 until the end."""
     number = {term: j for j, term in enumerate(pipeline.terms.to_pylist())}
     idf = np.log((1.0 + pipeline.n_texts) / (1.0 + pipeline.df)) + 1.0
     indptr, ids, counts = [0], [], []
@@ -37,7 +35,7 @@ def transform(pipeline: TextPipeline, texts: Sequence[str]) -> CSR:
 
 
 def terms(params: TextParams, text: str) -> list[str]:
-    """The terms of a text, in order, by the sentences of `TextParams`."""
+    """Return the terms of a text in order, by the rules of `TextParams`."""
     text = normalise(text)
     if params.lowercase and not params.split_identifiers:
         text = text.lower()
@@ -59,7 +57,7 @@ def terms(params: TextParams, text: str) -> list[str]:
 
 
 def singular(word: str) -> str:
-    """Harman's s-rules."""
+    """Return the singular by Harman's s-rules."""
     if len(word) < 4 or word.endswith(("us", "ss", "is")) or not word.endswith("s"):
         return word
     if word.endswith("ies") and len(word) > 4:

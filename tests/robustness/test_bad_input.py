@@ -1,6 +1,4 @@
-"""Bad input outside the catalogue: memory while reading, two files, collected and skipped
-errors.
-"""
+"""Bad input outside the catalogue: memory of readers, two files, collected and skipped errors."""
 
 from __future__ import annotations
 
@@ -51,14 +49,12 @@ def warnings_of(ds: Dataset) -> dict[str, int]:
 
 
 def warmed(tmp_path: Path, format: str, data: bytes) -> None:
-    """Read a good file: what is compiled and loaded once for a format is there before memory is
-    measured.
-    """
+    """Read a good file, so that kernels are compiled before memory is measured."""
     (tmp_path / "warm").write_bytes(data)
     assert check(format, tmp_path / "warm").is_readable
 
 
-def test_oddities_are_counted(tmp_path: Path) -> None:
+def test_irregular_rows_are_counted_as_warnings(tmp_path: Path) -> None:
     ds = made(tmp_path, b"1,1 1:1\n0 3:1 1:2\n 1:1\n2\n")
     assert warnings_of(ds) == {
         "duplicate_labels": 1,
@@ -91,7 +87,7 @@ def test_s47_one_label_everywhere_and_empty_rows_are_warnings(tmp_path: Path) ->
     assert report.warnings == {"labels_in_every_row": 1, "rows_without_features": 2}
 
 
-def test_x5_memory_never_follows_a_header(tmp_path: Path) -> None:
+def test_x5_memory_does_not_depend_on_the_declared_size(tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(b"1000000000 33554432 33554432\n1 0:1\n")
     warmed(tmp_path, "xc", b"1 1 1\n0 0:1\n")
@@ -124,7 +120,7 @@ def test_split_file_holds_out_its_rows(tmp_path: Path) -> None:
     assert split.mask(2, 4).tolist() == [True, False]
 
 
-def test_c19_a_bomb_is_stopped_by_its_growth(tmp_path: Path) -> None:
+def test_c19_a_decompression_bomb_is_stopped_by_its_expansion(tmp_path: Path) -> None:
     path = tmp_path / "bomb.svm.gz"
     line = b"1 1:1." + b"0" * (1 << 20) + b"\n"
     with gzip.open(path, "wb", compresslevel=6) as out:
@@ -162,7 +158,7 @@ def test_twenty_errors_then_stop(tmp_path: Path) -> None:
     assert json.loads(json.dumps(report.as_dict()))["n_bad"] == 50
 
 
-def test_skip_bad_goes_on_and_reports(tmp_path: Path) -> None:
+def test_skip_bad_continues_and_reports(tmp_path: Path) -> None:
     ds = made(tmp_path, b"0 1:1\n0 1:x\n\n1 1:2\n-1 1:1\n", skip_bad=True)
     assert dense(ds) == ([[1], [2]], [[1, 0], [0, 1]])
     assert ds.manifest["skipped"] == 3
@@ -209,15 +205,16 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
 ROOT = Path(__file__).parents[2]
 
 
-def test_memory_follows_what_is_read_not_what_is_claimed(tmp_path: Path) -> None:
+def test_memory_depends_on_the_bytes_read_not_on_declared_sizes(tmp_path: Path) -> None:
     """Read files with limited memory: large claims, a line of 2 GB, decompression bombs."""
     path = str(ROOT)
     command = [sys.executable, "-m", "tests.robustness.badinput.memory", str(tmp_path)]
+    # MALLOC_ARENA_MAX: threads of a library then do not reserve 64 MiB each.
     environment = {
         **os.environ,
         "PYTHONPATH": path,
         "MALLOC_ARENA_MAX": "2",
-    }  # threads of a library do not reserve 64 MiB each
+    }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
@@ -251,7 +248,7 @@ def codes_of(folder: str) -> set[str]:
 
 
 def test_every_code_of_reading_is_explained() -> None:
-    of_calls = {"NOT_A_LIST", "TEXT_NOT_STRING"}  # what Python code hands over, no file
+    of_calls = {"NOT_A_LIST", "TEXT_NOT_STRING"}  # raised for arguments of Python calls only
     made = codes_of("data") | codes_of("batch")
     assert made - of_calls <= set(CODES), (
         "a code is raised that xcray/data/readers/error_codes.py does not explain"
@@ -260,10 +257,11 @@ def test_every_code_of_reading_is_explained() -> None:
     named = {
         case.code for module in (svmlight, xc, tables, json_lines, parquet) for case in module.BAD
     }
+    # Codes of batch predictions and of label name files have their own tests.
     apart = {
         "CHANGED",
         "LABEL_DUPLICATE",
-    }  # of batch predictions, and of the file of names: tests of their own
+    }
     assert set(CODES) - named == apart, (
         "every code has a row in the tables, and every row a code that is explained"
     )
@@ -277,4 +275,4 @@ def test_the_page_has_the_table_of_codes() -> None:
             for code, entry in codes.items()
         ]
         table = "\n".join([f"| {group} | what it is | what to do |", "|---|---|---|", *lines])
-        assert table in page, f"docs/formats.md lacks:\n{table}"
+        assert table in page, f"docs/formats.md does not contain:\n{table}"

@@ -1,6 +1,6 @@
-"""The bad-input catalogue through the real service: one row of each kind, and its ids.
+"""The bad-input catalogue through the real service: one case per kind of error.
 
-`python -m tests.robustness.badinput` sends all of them.
+`python -m tests.robustness.badinput` sends all cases.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CASES = [
 
 
 class Place(NamedTuple):
-    """A service, where it keeps things, and what was sent to it."""
+    """A service, its home, and the cases sent to it."""
 
     http: httpx.Client
     home: Path
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Everything is sent at once, and built while the tests look at one after the other."""
+    """Send all cases at once; the service builds them while the tests check one after another."""
     home = tmp_path_factory.mktemp("bad") / "home"
     with client_of(create_app(settings_for(home))) as http:
         yield Place(http, home, {case.id: send(http, format, case) for format, case in CASES})
@@ -64,13 +64,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.mark.parametrize(
     ("format", "case"), CASES, ids=[f"{format}-{case.id}" for format, case in CASES]
 )
-def test_a_bad_file_ends_failed_with_the_mend(place: Place, format: str, case: Bad) -> None:
+def test_a_bad_file_ends_as_failed_with_the_error_of_the_case(
+    place: Place, format: str, case: Bad
+) -> None:
     assert faults(place.http, place.sent[case.id], place.home) == []
 
 
 def test_nothing_is_left(place: Place) -> None:
     for sent in place.sent.values():
-        faults(place.http, sent, place.home)  # they have ended
+        faults(place.http, sent, place.home)  # returns after the build has ended
     assert left_of(place.home) == []
     listed = place.http.get("/v1/datasets?limit=100").json()["datasets"]
     assert {each["status"] for each in listed} == {"FAILED"}
@@ -104,10 +106,11 @@ def test_x15_paths_of_the_server_are_closed(place: Place) -> None:
 
 def test_every_row_of_the_catalogue_is_here() -> None:
     cases = [case for family in FAMILIES.values() for case in (*family.BAD, *family.GOOD)]
+    # J27 and J28, frames and methods, have their own tests.
     there = {row_of(case) for case in [*cases, *predict.CASES]} | {
         "J27",
         "J28",
-    }  # frames and methods: tests of their own
+    }
     catalogue = {f"{family}{i}" for family, count in COUNTS.items() for i in range(1, count + 1)}
     assert len(catalogue) == 126
     assert catalogue - there == set()
@@ -115,7 +118,7 @@ def test_every_row_of_the_catalogue_is_here() -> None:
     assert predict.METHODS
 
 
-# Rows J1 to J22 are of the body's form, so every route that takes JSON answers them alike.
+# Rows J1 to J22 are about the form of the body, so all routes that take JSON give the same reply.
 
 FORM = {"J1", "J2", "J3", "J15", "J16", "J17", "J18", "J19", "J20", "J21", "J22", "J26"}
 ROUTES = (
@@ -149,9 +152,8 @@ def test_every_route_reads_json_strictly(place: Place, route: str) -> None:
     assert len(BODIES) > 20
     for case in BODIES:
         answer = place.http.post(route, content=case.content, headers=case.headers)
-        status = (
-            400 if route.startswith("/v2") and case.status == 422 else case.status
-        )  # its protocol knows no 422
+        # The v2 protocol has no 422.
+        status = 400 if route.startswith("/v2") and case.status == 422 else case.status
         assert (answer.status_code, answer.json()["code"]) == (status, case.code), (
             case.id,
             answer.text,

@@ -1,6 +1,4 @@
-"""Rows S, X, P and C of the bad-input catalogue: refused files with their errors, accepted
-files.
-"""
+"""Rows S, X, P and C of the bad-input catalogue: refused files and accepted files."""
 
 from __future__ import annotations
 

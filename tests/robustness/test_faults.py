@@ -1,8 +1,8 @@
-"""The most telling rows of the fault table, in their small form: each a command of its own, in
-namespaces where they are allowed.
+"""Selected rows of the fault table in their small form.
 
-The whole table: `python -m tests.robustness.faults all --runs 5`. What a machine does not allow is
-not passed over: then a row must say so.
+Each row is a separate command, in namespaces where they are allowed. The whole table: `python -m
+tests.robustness.faults all --runs 5`. A row that the machine does not allow must report so; it is
+not skipped.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from tests.robustness.faults.ledger import Ledger
 from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 3600  # a hang, whatever the machine is at
-NEEDS = {  # row -> whether this machine can play it, and what it must name when not
+SECONDS = 3600  # only detects a hang, also on a busy machine
+NEEDS = {  # row -> (whether this machine can play it, the word that its report must contain if not)
     "F8": (lambda: stage.allowed() is not None, "mounts"),
     "F12": (strace.there, "strace"),
 }
-# other files of the suite inject the other rows, in ways that take less time
+# The other rows have faster tests in other files of the suite.
 QUICK = ("F12",)
 SMALL = ("F3", "F4", "F8", "F11", "F12", "F17", "F21", "F25")
 
 
 def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
-    """Exit status, figures and output of a row."""
+    """Play a row; return its exit status, figures and output."""
     words = [
         sys.executable,
         "-m",
@@ -63,7 +64,7 @@ def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
     "row",
     [pytest.param(row, marks=[] if row in QUICK else pytest.mark.drill) for row in SMALL],
 )
-def test_no_promise_is_broken(row: str, tmp_path: Path) -> None:
+def test_no_promise_is_broken_by_the_fault(row: str, tmp_path: Path) -> None:
     code, figures, output = played(row, tmp_path)
     can, named = NEEDS.get(row, (lambda: True, ""))
     if not can():
@@ -81,7 +82,7 @@ def test_every_row_of_the_catalogue_is_there() -> None:
 
 def test_a_row_that_hangs_is_ended_and_the_others_go_on() -> None:
     chosen = argparse.Namespace(runs=1, seed=0, small=True, plain=False)
-    slow = ROWS["F28"]._replace(limit=4.0)  # it takes minutes
+    slow = ROWS["F28"]._replace(limit=4.0)  # takes minutes without the limit
     figures = commands._alone(slow, chosen, threading.Event())
     assert figures is not None
     assert (figures["row"], figures["ok"]) == ("F28", False)
@@ -90,13 +91,13 @@ def test_a_row_that_hangs_is_ended_and_the_others_go_on() -> None:
     assert commands._alone(slow, chosen, ended) is None
 
 
-def test_what_a_row_printed_last_are_its_figures() -> None:
+def test_the_last_line_of_a_row_has_its_figures() -> None:
     assert commands._last('F3 BROKEN\n{"row": "F3"}\n') == {"row": "F3"}
     for cut in ("", "\n", '{"row": "F', "3", "Killed"):
         assert commands._last(cut) is None
 
 
-# The judges, judged: each broken promise must be found.
+# Tests of the invariants: each broken promise must be detected.
 
 
 @pytest.fixture
@@ -105,16 +106,16 @@ def home(tmp_path: Path) -> Home:
 
 
 def judged(home: Home, ledger: Ledger) -> Figures:
-    """What the invariants say of a home."""
+    """Return the figures of the invariants for a home."""
     store, figures = JobStore(home.store_url), Figures("F0", "")
     check(figures, ledger, store, home, secrets=["a canary"], settles=0.0)
     store.close()
     return figures
 
 
-def test_what_is_lost_doubled_or_wrong_is_found(home: Home, tmp_path: Path) -> None:
+def test_lost_duplicated_and_wrong_items_are_detected(home: Home, tmp_path: Path) -> None:
     store, ledger = JobStore(home.store_url), Ledger(tmp_path / "ledger")
-    job, _ = store.submit({}, name="a", idempotency_key="k")
+    job, _ = store.jobs.submit(JobSubmission({}, name="a", idempotency_key="k"))
     ledger.acknowledged("job", job.id, key="k")
     ledger.acknowledged("job", "job_gone", key="k")
     ledger.acknowledged("dataset", "ds_gone")
@@ -136,7 +137,7 @@ def test_what_is_lost_doubled_or_wrong_is_found(home: Home, tmp_path: Path) -> N
     ledger.close()
 
 
-def test_a_result_without_its_model_is_found_and_an_ended_job_is_well(
+def test_a_result_without_its_model_is_detected_and_a_failed_job_is_accepted(
     home: Home, tmp_path: Path
 ) -> None:
     store, ledger = JobStore(home.store_url), Ledger(tmp_path / "ledger")
@@ -144,9 +145,9 @@ def test_a_result_without_its_model_is_found_and_an_ended_job_is_well(
         (FAILED, None),
         (SUCCEEDED, {"model": "m", "version": 1, "sha256": "0" * 64}),
     ):
-        job, _ = store.submit({}, name=status.lower())
-        store.claim_job("me", lease_seconds=60)
-        store.finish_attempt(job.id, 1, status, result=result)
+        job, _ = store.jobs.submit(JobSubmission({}, name=status.lower()))
+        store.attempts.claim("me", lease_seconds=60)
+        store.attempts.finish(job.id, 1, status, result=result)
         ledger.acknowledged("job", job.id)
     figures = judged(home, ledger)
     assert [sentence.partition("I3")[1] for sentence in figures.broken] == ["I3"]

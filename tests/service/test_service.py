@@ -42,9 +42,8 @@ LINES = "".join(
     for text, label in zip(TEXTS * 5, LABELS * 5, strict=True)
 )
 
-PATIENCE = (
-    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
-)
+# Seconds until a wait is given up: a slow machine may have to compile kernels.
+PATIENCE = 600.0
 
 
 class Service(NamedTuple):
@@ -56,7 +55,10 @@ class Service(NamedTuple):
 
 
 def build_stub(tmp_path: Path, code: str) -> tuple[str, ...]:
-    """A command that stands for the child that builds data sets; sys.argv[1] is the request."""
+    """Return the command of a stub that replaces the child process of data set builds.
+
+    sys.argv[1] of the stub is the request.
+    """
     script = tmp_path / "stub.py"
     script.write_text(
         f"import json, os, pathlib, signal, sys, time\nfolder = pathlib.Path(sys.argv[1]).parent\n{code}\n"
@@ -69,7 +71,7 @@ READY_STUB = "(folder / 'outcome.json').write_text(json.dumps({'stats': {'n_labe
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    """A service whose data sets are built by a stub at once."""
+    """Yield a service with a stub that builds data sets at once."""
     app = create_app(
         settings_for(tmp_path / "home"), build_command=build_stub(tmp_path, READY_STUB)
     )
@@ -78,17 +80,17 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """The first true answer."""
+    """Wait until `look` returns a true value and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := look():
             return found
         time.sleep(0.02)
-    raise AssertionError("it did not come to pass")
+    raise AssertionError("the condition did not become true in time")
 
 
 def settled(http: httpx.Client, dataset_id: str) -> dict[str, Any]:
-    """A data set once it is no longer BUILDING."""
+    """Wait until a data set is no longer BUILDING and return it."""
 
     def look() -> dict[str, Any] | None:
         found: dict[str, Any] = http.get(f"/v1/datasets/{dataset_id}").json()
@@ -99,14 +101,14 @@ def settled(http: httpx.Client, dataset_id: str) -> dict[str, Any]:
 
 
 def ready_dataset(service: Service) -> str:
-    """The id of a data set that is READY, by the stub."""
+    """Build a data set with the stub and return its id."""
     made = service.http.post("/v1/datasets", json={"name": "data", "format": "pydocs"})
     assert made.status_code == 201, made.text
     return str(settled(service.http, made.json()["id"])["id"])
 
 
 def submitted(service: Service, **more: Any) -> dict[str, Any]:
-    """A job that waits."""
+    """Submit a job and return it."""
     made = service.http.post(
         "/v1/jobs", json={"dataset": ready_dataset(service), "model": "m", **more}
     )
@@ -215,7 +217,7 @@ def test_uploads_are_refused_and_leave_nothing(
     )
     with client_of(app) as http:
         answer = http.post(f"/v1/datasets?{query}", content=content, headers=headers)
-        # a forbidden option is the caller's to mend: 403 by its code
+        # A forbidden option has its own code, which gives 403.
         assert (answer.status_code, answer.json()["code"]) == (
             403 if code == "FORBIDDEN" else status,
             code,
@@ -250,7 +252,7 @@ def test_data_set_requests_are_refused(service: Service, asked: dict[str, Any], 
     ), answer.text
 
 
-def test_paths_below_an_open_folder_only(tmp_path: Path) -> None:
+def test_only_paths_below_an_allowed_root_are_accepted(tmp_path: Path) -> None:
     root, outside = tmp_path / "open", tmp_path / "closed"
     for folder in (root, outside):
         folder.mkdir()
@@ -279,7 +281,7 @@ def test_paths_below_an_open_folder_only(tmp_path: Path) -> None:
         assert (root / "a.jsonl").is_file()
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
+def test_an_interrupted_upload_leaves_nothing(service: Service) -> None:
     url = httpx.URL(str(service.http.base_url))
     head = b"POST /v1/uploads HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\nContent-Length: 1000\r\n\r\n"
     folder = service.app_state.home.path / "uploads"
@@ -290,7 +292,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(service: Service) -> None:
     eventually(lambda: not list(folder.iterdir()))
 
 
-def test_what_a_crash_left_is_swept_and_taken_up(tmp_path: Path) -> None:
+def test_uploads_and_builds_of_a_crashed_service_are_swept_and_resumed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     forever = build_stub(tmp_path, "time.sleep(600)")
     first = create_app(settings_for(home), build_command=forever)
@@ -303,9 +305,10 @@ def test_what_a_crash_left_is_swept_and_taken_up(tmp_path: Path) -> None:
     second = create_app(settings_for(home), build_command=build_stub(tmp_path, READY_STUB))
     with client_of(second) as http:
         assert settled(http, made["id"])["status"] == "READY"
+        # Inputs are deleted after the result is reported.
         eventually(
             lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds"))
-        )  # it goes after all is told
+        )
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,9 @@ def test_what_a_crash_left_is_swept_and_taken_up(tmp_path: Path) -> None:
         ("time.sleep(600)", 1, "TIME_LIMIT"),
     ],
 )
-def test_a_build_that_dies_is_told(tmp_path: Path, code: str, seconds: int, expected: str) -> None:
+def test_a_build_that_dies_is_reported(
+    tmp_path: Path, code: str, seconds: int, expected: str
+) -> None:
     app = create_app(
         settings_for(tmp_path / "home", build_seconds=seconds),
         build_command=build_stub(tmp_path, code),
@@ -327,8 +332,8 @@ def test_a_build_that_dies_is_told(tmp_path: Path, code: str, seconds: int, expe
         assert (found["status"], found["stats"]["problem"]["code"]) == ("FAILED", expected)
 
 
-def test_a_build_is_limited_in_memory(tmp_path: Path) -> None:
-    """The real child: it gives up with a sentence where the service would have been killed."""
+def test_the_memory_of_a_build_is_limited(tmp_path: Path) -> None:
+    """A build in the real child process that exceeds its memory limit fails with an error."""
     from xcray.service.datasets import ingest
 
     limited = build_stub(
@@ -362,7 +367,7 @@ def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
         assert not mark.parent.exists()
 
 
-def test_a_full_disk_refuses_uploads_and_nothing_else(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_only_uploads(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", disk_reserve_bytes=10**18))
     with client_of(app) as http:
         refused = http.post("/v1/uploads", content=b"x", headers=OCTETS)
@@ -375,7 +380,7 @@ def test_a_full_disk_refuses_uploads_and_nothing_else(tmp_path: Path) -> None:
 # Jobs
 
 
-def test_a_job_is_accepted_once_for_a_key(service: Service) -> None:
+def test_a_job_is_accepted_once_per_key(service: Service) -> None:
     asked = {
         "dataset": ready_dataset(service),
         "model": "m",
@@ -399,12 +404,12 @@ def test_a_job_is_accepted_once_for_a_key(service: Service) -> None:
         3,
     )
     assert job["spec"]["params"] == {"C": 0.5}
-    stored = service.app_state.store.get_job(job["id"]).spec
+    stored = service.app_state.store.jobs.get(job["id"]).spec
     assert stored["dataset"] == str(service.app_state.home.dataset(asked["dataset"]))
     assert stored["name"] == "m"
 
 
-def test_fifty_at_once_with_one_key_are_one_job(service: Service) -> None:
+def test_fifty_concurrent_requests_with_one_key_are_one_job(service: Service) -> None:
     asked = {"dataset": ready_dataset(service), "model": "m"}
     with ThreadPoolExecutor(16) as pool:
         answers = list(
@@ -483,7 +488,7 @@ def test_lists_have_pages_and_filters(service: Service) -> None:
         assert service.http.get(f"/v1/jobs?{query}").status_code == 422
 
 
-def test_a_job_may_be_given_its_time(service: Service) -> None:
+def test_a_job_can_have_a_time_limit(service: Service) -> None:
     assert submitted(service, max_seconds=60)["spec"]["max_seconds"] == 60.0
     assert submitted(service)["spec"]["max_seconds"] is None
     assert submitted(service, memory_limit=2**32)["spec"]["memory_limit"] == 2**32
@@ -520,7 +525,7 @@ def test_stop_resume_delete(service: Service) -> None:
 
 
 def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
-    """(id, event, data) of a stream."""
+    """Return (id, event, data) of each event of a stream."""
     blocks = [
         dict(line.split(": ", 1) for line in block.splitlines())
         for block in text.split("\n\n")
@@ -541,12 +546,12 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
 
     listener = threading.Thread(target=listen)
     listener.start()
-    eventually(lambda: ": alive" in "".join(heard))  # nothing happens, and the stream says so
-    claimed = store.claim_job("test", lease_seconds=60)
+    eventually(lambda: ": alive" in "".join(heard))  # a sign of life while nothing happens
+    claimed = store.attempts.claim("test", lease_seconds=60)
     assert claimed is not None
     step = {"phase": "TRAINING", "done": 1, "total": 4, "eta": None, "note": "a\nb\u2028"}
-    store.append_event(claimed.id, claimed.attempt, "progress", step)
-    store.finish_attempt(
+    store.attempts.append_event(claimed.id, claimed.attempt, "progress", step)
+    store.attempts.finish(
         claimed.id, claimed.attempt, SUCCEEDED, result={"model": "m", "version": 1}
     )
     listener.join(PATIENCE)
@@ -570,14 +575,14 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
     assert service.http.get(path, params={"after": -1}).status_code == 422
 
 
-def test_streams_end_when_the_service_drains_or_the_job_goes(service: Service) -> None:
+def test_streams_end_when_the_service_drains_or_the_job_ends(service: Service) -> None:
     first, second = submitted(service), submitted(service)
     with ThreadPoolExecutor(2) as pool:
         streams = [
             pool.submit(service.http.get, f"/v1/jobs/{job['id']}/events") for job in (first, second)
         ]
         eventually(lambda: b"xcray_event_streams 2.0" in service.app_state.metrics.render())
-        service.app_state.store.request_stop(first["id"])
+        service.app_state.store.jobs.request_stop(first["id"])
         assert "STOPPED" in streams[0].result(PATIENCE).text
         service.app_state.draining = True
         assert events_of(streams[1].result(PATIENCE).text)[0][2]["status"] == "PENDING"
@@ -658,8 +663,8 @@ def test_explanations_add_up(service: Service, tmp_path: Path) -> None:
     )
 
 
-def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) -> None:
-    """Two models with other labels; whoever answers, name, hash and labels belong together."""
+def test_each_reply_is_from_one_version_while_the_alias_moves(tmp_path: Path) -> None:
+    """The name, the hash and the labels of each reply belong to the same version."""
     app = create_app(settings_for(tmp_path / "home", models_loaded=1))
     registry: Registry = app.state.app_state.registry
     for version, prefix in ((1, "old"), (2, "new")):
@@ -674,13 +679,13 @@ def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) 
             == version
         )
     hashes = {version: registry.describe("docs", version).sha256 for version in (1, 2)}
-    registry.set_alias("docs", "prod", 1)
+    registry.aliases.set("docs", "prod", 1)
     done = threading.Event()
 
     def swap() -> None:
         while not done.is_set():
             for version in (2, 1):
-                registry.set_alias("docs", "prod", version)
+                registry.aliases.set("docs", "prod", version)
 
     with client_of(app) as http:
         swapper = threading.Thread(target=swap)
@@ -689,7 +694,7 @@ def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) 
         seen: set[int] = set()
         try:
             with ThreadPoolExecutor(4) as pool:
-                while seen != {1, 2}:  # a few rounds where the machine is slow
+                while seen != {1, 2}:  # several rounds on a slow machine
                     for answer in pool.map(
                         lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)
                     ):
@@ -709,7 +714,7 @@ def test_each_reply_is_wholly_one_version_while_the_alias_moves(tmp_path: Path) 
             swapper.join()
 
 
-def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
+def test_the_cache_loads_a_model_once_and_is_bounded(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     app_state: AppState = app.state.app_state
     for name in ("a", "b", "c"):
@@ -737,7 +742,7 @@ def test_the_cache_loads_a_model_once_and_keeps_a_few(tmp_path: Path) -> None:
     cache.close()
 
 
-def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> None:
+def test_too_many_waiting_predictions_are_refused_with_a_retry_time(tmp_path: Path) -> None:
     free = threading.Event()
 
     def slow(path: Path) -> Any:
@@ -749,7 +754,8 @@ def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> 
     with client_of(app) as http, ThreadPoolExecutor(40) as pool:
         body = {"instances": [{"text": "a"}]}
         waiting = [pool.submit(http.post, "/v1/models/docs:predict", json=body) for _ in range(40)]
-        eventually(lambda: sum(one.done() for one in waiting) == 40 - 33)  # by then all have come
+        # by then all requests have arrived
+        eventually(lambda: sum(one.done() for one in waiting) == 40 - 33)
         early = [one.result() for one in waiting if one.done()]
         free.set()
         codes = {answer.json()["code"] for answer in early}
@@ -758,10 +764,10 @@ def test_too_many_waiting_predictions_are_told_to_come_again(tmp_path: Path) -> 
         assert sum(one.result().json()["code"] == "BUSY" for one in waiting) == 40 - 33
 
 
-# Operations and the wall
+# Operations and security
 
 
-def test_liveness_asks_nobody_and_readiness_tells_why(tmp_path: Path) -> None:
+def test_liveness_has_no_dependencies_and_readiness_has_reasons(tmp_path: Path) -> None:
     def broken() -> None:
         raise Unavailable("no")
 
@@ -777,7 +783,7 @@ def test_liveness_asks_nobody_and_readiness_tells_why(tmp_path: Path) -> None:
         assert http.get("/healthz").json()["status"] == "ok"
 
 
-def test_series_do_not_grow_with_names(service: Service) -> None:
+def test_the_number_of_series_does_not_grow_with_names(service: Service) -> None:
     def series() -> set[str]:
         text = service.http.get("/metrics").text
         return {
@@ -809,7 +815,7 @@ def test_series_do_not_grow_with_names(service: Service) -> None:
     assert 'xcray_jobs{status="PENDING"}' in series()
 
 
-def test_pages_load_nothing_from_elsewhere(service: Service) -> None:
+def test_pages_load_nothing_from_other_servers(service: Service) -> None:
     for path in ("/", "/docs"):
         page = service.http.get(path)
         assert page.status_code == 200
@@ -820,7 +826,7 @@ def test_pages_load_nothing_from_elsewhere(service: Service) -> None:
 
 
 def asset_texts(service: Service, page: str) -> list[str]:
-    """The scripts and styles that a page names."""
+    """Return the scripts and styles that a page refers to."""
     found = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
     assert found
     answers = [service.http.get(path) for path in found]
@@ -828,7 +834,7 @@ def asset_texts(service: Service, page: str) -> list[str]:
     return [answer.text for answer in answers]
 
 
-def test_the_description_is_whole(service: Service) -> None:
+def test_the_description_is_complete(service: Service) -> None:
     description = service.http.get("/openapi.json").json()
     text = json.dumps(description)
     for reference in set(re.findall(r'"#/components/schemas/([^"]+)"', text)):
@@ -841,8 +847,8 @@ def test_the_description_is_whole(service: Service) -> None:
     assert known == set(description["components"]["schemas"]["PredictRequest"]["properties"])
 
 
-def test_every_route_asks_who_calls(tmp_path: Path) -> None:
-    """A caller without scopes is refused by all of /v1; a new route without an owner fails here."""
+def test_every_route_authenticates(tmp_path: Path) -> None:
+    """A caller without scopes is refused by all routes of /v1, including new ones."""
 
     async def nobody(request: Request) -> auth.Caller:
         return auth.Caller("other", frozenset())
@@ -871,7 +877,7 @@ def test_every_route_asks_who_calls(tmp_path: Path) -> None:
         assert asked >= 23
 
 
-def test_another_tenant_sees_nothing(tmp_path: Path) -> None:
+def test_another_tenant_has_no_access(tmp_path: Path) -> None:
     who = {"tenant": "first"}
 
     async def caller(request: Request) -> auth.Caller:
@@ -921,7 +927,7 @@ def test_pages_of_other_origins_change_nothing(service: Service) -> None:
     assert service.http.get("/v1/jobs", headers={"Host": "LOCALHOST:1"}).status_code == 200
 
 
-def test_answers_bear_an_id_and_secure_headers(service: Service) -> None:
+def test_answers_have_an_id_and_security_headers(service: Service) -> None:
     given = service.http.get("/healthz", headers={"X-Request-ID": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"
     made = {
@@ -934,13 +940,13 @@ def test_answers_bear_an_id_and_secure_headers(service: Service) -> None:
     assert "server" not in given.headers
 
 
-def test_what_nobody_expected_is_told_without_detail(
+def test_unexpected_errors_are_reported_without_details(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret /path/of/the/server")
 
-    service.app_state.store.list_jobs = fail  # type: ignore[method-assign]
+    service.app_state.store.jobs.list_page = fail  # type: ignore[method-assign]
     logging.getLogger("xcray").propagate = True
     with caplog.at_level(logging.ERROR, "xcray"):
         answer = service.http.get("/v1/jobs")
@@ -970,7 +976,7 @@ def test_each_log_event_is_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org", "192.168.1.1"])
-def test_public_addresses_are_refused_with_the_mend(host: str) -> None:
+def test_public_addresses_are_refused_and_the_error_names_the_fix(host: str) -> None:
     with pytest.raises(ParameterError, match=r"127\.0\.0\.1") as caught:
         check_address(Settings(host=host))
     assert caught.value.code == "PUBLIC_ADDRESS"
@@ -978,7 +984,7 @@ def test_public_addresses_are_refused_with_the_mend(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
-def test_local_addresses_are_taken(host: str) -> None:
+def test_local_addresses_are_accepted(host: str) -> None:
     check_address(Settings(host=host))
 
 
@@ -1005,7 +1011,7 @@ serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, max_running
 
 
 class Process:
-    """`serve` in a process of its own."""
+    """`xcray serve` in its own process."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -1085,7 +1091,7 @@ def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
 
 
 def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
-    """Drain: what is in flight is answered, new connections are not taken."""
+    """During a drain, requests in progress are answered and new connections are refused."""
     release = threading.Event()
 
     def slow(path: Path) -> Any:
@@ -1106,7 +1112,7 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
 
 
 def raw_or_refused(url: str) -> bytes:
-    """What an ended service says: nothing."""
+    """Return the reply of a service that has ended: b""."""
     try:
         return raw(url, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", seconds=1)
     except ConnectionRefusedError:
@@ -1114,7 +1120,7 @@ def raw_or_refused(url: str) -> bytes:
 
 
 def test_uploads_stream_with_flat_memory(service: Service) -> None:
-    """64 MB go to disk in pieces; the hash is that of what was sent."""
+    """An upload of 64 MB is written in pieces, and its hash is correct."""
     block = os.urandom(1 << 20)
 
     def blocks() -> Iterator[bytes]:
@@ -1123,12 +1129,13 @@ def test_uploads_stream_with_flat_memory(service: Service) -> None:
 
     import resource
 
+    # The first upload loads all code.
     assert (
         service.http.post("/v1/uploads", content=iter([block, block]), headers=OCTETS).json()[
             "bytes"
         ]
         == 2 << 20
-    )  # all is loaded
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = service.http.post("/v1/uploads", content=blocks(), headers=OCTETS).json()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -1137,15 +1144,16 @@ def test_uploads_stream_with_flat_memory(service: Service) -> None:
     assert grown < 40_000  # KB
 
 
-def test_replies_leave_at_once(tmp_path: Path) -> None:
-    """asyncio sends without delay only when the listener knows its protocol; else each reply waits
-    40 ms for an acknowledgement.
+def test_replies_are_sent_without_delay(tmp_path: Path) -> None:
+    """The listener has an explicit protocol.
+
+    Otherwise asyncio does not set TCP_NODELAY, and each reply waits 40 ms for an acknowledgement.
     """
     with listen(settings_for(tmp_path)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
-def test_a_taken_port_is_told_with_the_mend(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_the_fix(tmp_path: Path) -> None:
     with listen(settings_for(tmp_path)) as listener, pytest.raises(Conflict, match="--port 0"):
         listen(settings_for(tmp_path, port=listen_port(listener)))
     with pytest.raises(ParameterError, match="not an address"):
@@ -1153,6 +1161,6 @@ def test_a_taken_port_is_told_with_the_mend(tmp_path: Path) -> None:
 
 
 def listen_port(listener: socket.socket) -> int:
-    """The port of a socket that listens, once it does."""
+    """Start listening on a socket and return its port."""
     listener.listen()
     return int(listener.getsockname()[1])

@@ -8,46 +8,46 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-LOOK: Final = 100  # minutes after which an alert is looked at; figures go on a little longer
+LOOK: Final = 100  # minute at which an alert is evaluated; series are a little longer
 FLAT: Final = f"x{LOOK + 20}"
 
 
 class Case(NamedTuple):
-    """Series and their values: with which the alert fires, with which it is silent."""
+    """Series with their values: one set with which the alert fires, one with which it does not."""
 
     fires: dict[str, str]
     silent: dict[str, str]
 
 
 def flat(value: float) -> str:
-    """The same all the time."""
+    """Return a series that stays at `value`."""
     return f"{value}{FLAT}"
 
 
 def rising(by: float) -> str:
-    """So much more every minute."""
+    """Return a series that grows by `by` per minute."""
     return f"0+{by}{FLAT}"
 
 
 def late(value: float, minutes: int) -> str:
-    """Nothing but 0, and so much in the last minutes before the look."""
+    """Return a series that is 0 until `minutes` before the evaluation, and `value` afterwards."""
     return f"0x{LOOK - minutes} {value}x{minutes + 20}"
 
 
 def both(figure: str, values: str, **labels: str) -> dict[str, str]:
-    """A figure of the store, as two replicas tell it."""
+    """Return a metric of the store, as exported by two replicas."""
     told = "".join(f',{label}="{value}"' for label, value in labels.items())
     return {f'{figure}{{namespace="n",instance="{replica}"{told}}}': values for replica in "ab"}
 
 
 def one(figure: str, values: str, **labels: str) -> dict[str, str]:
-    """A figure of one replica or node."""
+    """Return a metric of one replica or node."""
     told = "".join(f',{label}="{value}"' for label, value in labels.items())
     return {f'{figure}{{namespace="n",instance="a"{told}}}': values}
 
 
 def histogram(name: str, quick: float, slow: float, **labels: str) -> dict[str, str]:
-    """So many events a minute that take 0.1 s at most, and so many that take up to 5 s."""
+    """Return a histogram that gains per minute `quick` events up to 0.1 s and `slow` up to 5 s."""
     counts = {"0.1": quick, "5.0": quick + slow, "+Inf": quick + slow}
     return {
         key: value
@@ -218,7 +218,7 @@ CASES: Final[dict[str, Case]] = {
         {**one("xcray_disk_free_bytes", flat(25e9)), **one("xcray_disk_reserve_bytes", flat(10e9))},
     ),
     "RayHeadGone": Case(
-        {  # the head of another cluster of the namespace, as of a RayJob, is there
+        {  # with the head of another cluster in the namespace, as for a RayJob
             **one("ray_node_cpu_count", flat(4), IsHeadNode="false", ip="w", ray_io_cluster="a"),
             **one("ray_node_cpu_count", flat(2), IsHeadNode="true", ip="h", ray_io_cluster="b"),
         },

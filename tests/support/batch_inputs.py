@@ -14,7 +14,7 @@ D = 6
 
 
 def sparse(n, seed=0):
-    """Rows of up to D features, one of them empty."""
+    """Return random rows with up to D features; one row is empty."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, D)).astype(np.float32) * (rng.random((n, D)) < 0.5)
     X[min(2, n - 1)] = 0
@@ -22,7 +22,7 @@ def sparse(n, seed=0):
 
 
 def table_of(X, **more):
-    """Rows as columns of lists."""
+    """Return rows as a table with list columns."""
     lists = {
         "indices": [X.row(i)[0].tolist() for i in range(X.n_rows)],
         "values": pa.array([X.row(i)[1].tolist() for i in range(X.n_rows)], pa.list_(pa.float32())),
@@ -37,7 +37,7 @@ def written(path, table, **how):
 
 
 def run(tmp_path, model, path, name="out", **asked):
-    """Predict a file; return the manifest, and the answers as one table."""
+    """Predict a file; return the manifest, and the predictions as one table."""
     asked = {"pool": "serial", "k": 3, "part_rows": 7, **asked}
     out = tmp_path / name
     result = predict_batch(

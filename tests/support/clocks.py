@@ -6,7 +6,7 @@ import time
 
 
 class WallClock:
-    """The time of day, plus the seconds by which a test has moved it forward."""
+    """The time of day plus `ahead`, the seconds by which a test has moved it forward."""
 
     def __init__(self) -> None:
         self.ahead = 0.0

@@ -1,4 +1,4 @@
-"""Helpers for tests of the job store: a clock that tests move, and short forms of common calls."""
+"""Helpers for tests of the job store: a manual clock, and short forms of common calls."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 from xcray.jobs.job import Job
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 
 SPEC = {"dataset": "ds_1", "solver": "ppdsparse", "params": {"C": 1.0}}
 BEGINNING = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
 
 class Clock:
-    """A clock that tests move, for wall-clock and monotonic time."""
+    """A manual clock for wall-clock and monotonic time."""
 
     def __init__(self, seconds: float = BEGINNING) -> None:
         self.seconds = seconds
@@ -21,26 +22,26 @@ class Clock:
         return self.seconds
 
 
-def submit(store: JobStore, name: str = "a", **more: Any) -> Job:
-    """Submit a job and return it, PENDING."""
-    return store.submit(SPEC, name=name, **more)[0]
+def submit(store: JobStore, name: str = "a", *, max_queued: int | None = None, **more: Any) -> Job:
+    """Submit a job and return it in the state PENDING."""
+    return store.jobs.submit(JobSubmission(SPEC, name=name, **more), max_queued=max_queued)[0]
 
 
 def claim(store: JobStore, owner: str = "me", lease: float = 20.0, **more: Any) -> Job | None:
     """Claim the next job for an owner."""
-    return store.claim_job(owner, lease_seconds=lease, **more)
+    return store.attempts.claim(owner, lease_seconds=lease, **more)
 
 
 def raw(store: JobStore, statement: str) -> list[Any]:
-    """Return rows as they are in the database."""
+    """Return rows as stored in the database."""
     with store._database.read() as connection:
         return [tuple(row) for row in connection.exec_driver_sql(statement)]
 
 
 def order(store: JobStore, **more: Any) -> list[str]:
-    """Return the names of all pending jobs in the order in which runners would take them."""
+    """Return the names of all pending jobs in the order in which runners would claim them."""
     names = []
     while (job := claim(store, **more)) is not None:
         names.append(job.name)
-        store.finish_attempt(job.id, job.attempt, "SUCCEEDED", result={})
+        store.attempts.finish(job.id, job.attempt, "SUCCEEDED", result={})
     return names

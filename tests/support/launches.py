@@ -1,4 +1,4 @@
-"""A launcher that records what it is asked to launch."""
+"""A launcher that records its calls."""
 
 import time
 
@@ -44,7 +44,7 @@ def until(wish, seconds=600.0, tick=lambda: None):
     """Wait until `wish` returns a true value, and return that value."""
     deadline = time.monotonic() + seconds
     while not (value := wish()):
-        assert time.monotonic() < deadline, "in vain"
+        assert time.monotonic() < deadline, "timeout"
         tick()
         time.sleep(0.02)
     return value

@@ -1,6 +1,6 @@
 """A service under test: the real server in a thread, a file store, and small models.
 
-It also has raw sockets for requests that no client library sends.
+`raw` sends requests that no client library sends.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TEXTS = (
     "rows of text in files",
 )
 LABELS = ("csv", "json", "socket", "io")
-# seconds until a wait is given up: whoever loads the first model may have to compile the kernels
+# Seconds until a wait fails: the first process that loads a model may have to compile the kernels.
 PATIENCE = 600.0
 
 
 def settings_for(home: Path, **changes: Any) -> Settings:
-    """Settings of a service in a folder of the test; they depend on nothing around it."""
+    """Return settings of a service in a folder of the test, independent of the environment."""
     fixed: dict[str, Any] = {
         "home": home,
         "disk_reserve_bytes": 0,
@@ -50,12 +50,11 @@ def settings_for(home: Path, **changes: Any) -> Settings:
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
-    """The URL of an app while it is served."""
+    """Serve an app and yield its URL."""
     settings: Settings = app.state.settings
     ready = threading.Event()
-    app.state.app_state.readiness.timeout = (
-        60.0  # however loaded the machine, checks that answer are heard
-    )
+    # Long enough for readiness checks on a busy machine.
+    app.state.app_state.readiness.timeout = 60.0
     with closing(listen(settings.model_copy(update={"port": 0}))) as listener:
         server = Server(app, settings, ready.set)
         thread = threading.Thread(
@@ -74,7 +73,7 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 @contextmanager
 def client_of(app: FastAPI) -> Iterator[httpx.Client]:
-    """A plain HTTP client of a served app."""
+    """Serve an app and yield a plain HTTP client of it."""
     with (
         serving(app) as url,
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
@@ -85,18 +84,18 @@ def client_of(app: FastAPI) -> Iterator[httpx.Client]:
 def text_model(
     path: Path, *, seed: int = 0, texts: Sequence[str] = TEXTS, labels: Sequence[str] = LABELS
 ) -> Model:
-    """A model that reads text, with random weights."""
+    """Write a model that reads text, with random weights."""
     pipeline = TextPipeline.fit(texts)
     return _write(path, seed, pipeline.n_features, labels, pipeline.terms.to_pylist(), pipeline)
 
 
 def plain_model(path: Path, n_features: int = 6, *, seed: int = 0) -> Model:
-    """A model over numbered features."""
+    """Write a model with numbered features."""
     return _write(path, seed, n_features, LABELS, [str(j) for j in range(n_features)], None)
 
 
 def publish(registry: Registry, name: str, staged: Path, **how: Any) -> int:
-    """Publish a text model; its version."""
+    """Publish a text model and return its version."""
     text_model(staged, **how)
     return registry.publish(name, staged)
 
@@ -109,7 +108,7 @@ def _write(
     features: Sequence[str],
     text: TextPipeline | None,
 ) -> Model:
-    """Random weights, half of them zero."""
+    """Write a model with random weights, half of them zero."""
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(len(labels), n_features)) * (
         rng.random((len(labels), n_features)) < 0.5
@@ -131,8 +130,10 @@ def _write(
 
 
 def raw(url: str, data: bytes, *, seconds: float = 10.0) -> bytes:
-    """Bytes to the server as they are; all that comes back until it closes or, unless it was asked
-    to close, falls silent.
+    """Send bytes without change and return the response.
+
+    The response ends when the server closes the connection. If `data` does not ask for that, it
+    also ends when the server sends nothing for one second.
     """
     parts = httpx.URL(url)
     out = b""

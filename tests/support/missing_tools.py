@@ -1,9 +1,8 @@
-"""What this machine lacks, and what a test did instead: said once, in the summary at the end of a
-test run.
+"""Tools that this machine lacks, and the checks done instead, for the summary of a test run.
 
-A test that wants a tool (helm, promtool, a schema that may not be copied) never skips where it is
-absent: it does the next best check and calls `say`. So a green run on a poor machine can't be taken
-for a full one.
+A test that uses a tool (helm, promtool, a schema that must not be copied) does not skip if the tool
+is missing. It does the next best check and calls `say`. So a successful run without a tool differs
+from a complete run.
 """
 
 from __future__ import annotations
@@ -12,12 +11,10 @@ _said: dict[str, str] = {}
 
 
 def say(what: str, instead: str) -> None:
-    """Say that `what` was absent and that `instead` was done; the same absence is said once,
-    whoever says it first.
-    """
+    """Record that `what` is missing and that `instead` was done; the first record is kept."""
     _said.setdefault(what, instead)
 
 
 def lines() -> list[str]:
-    """The sentences of this run, in order of what was absent."""
+    """Return one line per missing tool, sorted."""
     return [f"without {what}: {instead}" for what, instead in sorted(_said.items())]

@@ -1,6 +1,6 @@
-"""Next releases of this program, with more migration steps.
+"""Simulated next releases of this program, with more migration steps.
 
-`release` writes the steps alone, for `MigrationScripts`; `program` writes the whole program, which
+`release` writes only the steps, for `MigrationScripts`. `program` writes the whole program, which
 `run_next` runs.
 """
 
@@ -81,7 +81,7 @@ def newest(folder: Path) -> str:
 
 
 def upgrade_to(folder: Path, url: str, **how: Any) -> str | None:
-    """Upgrade a store to a release; its previous revision. how: of `upgrade_database`."""
+    """Upgrade a store and return its previous revision. how: see `upgrade_database`."""
     database = Database(url)
     try:
         return upgrade_database(database, scripts=MigrationScripts(folder, newest(folder)), **how)
@@ -92,7 +92,7 @@ def upgrade_to(folder: Path, url: str, **how: Any) -> str | None:
 def program(tree: Path, *steps: NextStep) -> Path:
     """Write this program with new steps to a folder and return it, for PYTHONPATH.
 
-    Unchanged files keep their times, and so their compiled kernels.
+    Unchanged files keep their modification times, so their compiled kernels stay valid.
     """
     shutil.copytree(ROOT / "xcray", tree / "xcray")
     shutil.rmtree(tree / DATABASE / "migrations" / "versions")

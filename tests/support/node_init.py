@@ -1,8 +1,8 @@
 """First process of a node: sets up network, shared memory and folders, starts Ray, reaps children.
 
-`python tests/support/node_init.py JSON`, started by `tests.support.ray_nodes`. It begins when it
-reads a line, and ends when Ray ends, on SIGTERM, or, with everything of its node, when its parent
-is gone. It uses only the standard library, so it starts in no time.
+`python tests/support/node_init.py JSON` is started by `tests.support.ray_nodes`. It begins when it
+reads a line. It ends when Ray ends, on SIGTERM, or when its parent ends, and then ends all
+processes of its node. It starts fast, because it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import time
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-PATIENCE = 20.0  # seconds that Ray has to end by itself
+PATIENCE = 20.0  # seconds that Ray has to end after SIGTERM
 
 
 def main(words: str) -> int:
-    """The status of Ray; 0 when it was told to end."""
+    """Start Ray and return its exit status, or 0 after SIGTERM."""
     given = json.loads(words)
     if not sys.stdin.readline():
-        return 0  # nobody is there any more
+        return 0  # the parent has ended
     for command in given["before"]:
         subprocess.run(command, check=True)
     libc: Any = ctypes.CDLL(None)
-    if os.getpid() != 1:  # no namespaces: then whoever loses its parent comes to us
+    if os.getpid() != 1:  # without namespaces: orphans become children of this process
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     told: list[float] = []
@@ -47,13 +47,13 @@ def main(words: str) -> int:
     while status is None and not (told and time.monotonic() - told[0] > PATIENCE):
         status = _collect(child.pid)
         time.sleep(0.05)
-    if os.getpid() != 1:  # the end of a namespace's first process ends all others
+    if os.getpid() != 1:  # when the first process of a namespace ends, the kernel ends all others
         _end_all()
     return 0 if told else status or 0
 
 
 def _collect(pid: int) -> int | None:
-    """Collect everything that has ended; the status of one of them when it has."""
+    """Reap all ended children; return the exit status of `pid` if it is among them."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -63,7 +63,7 @@ def _collect(pid: int) -> int | None:
 
 
 def _end_all() -> None:
-    """End all that came from us, wave by wave: orphans become our children."""
+    """Kill all descendants; orphans become children and are killed in the next round."""
     for _ in range(200):
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             children = [int(pid) for pid in file.read().split()]

@@ -1,8 +1,8 @@
 """A private PostgreSQL from the binaries of this machine, with its own folder and local port.
 
-No other server is searched or touched. There is one per test session, from the fixture `postgres`.
-It ends with the test process, also when that is killed. Without the binaries its tests are skipped,
-which the report says: no other tests can be skipped.
+No other server is used. One server per test session comes from the fixture `postgres`. It ends with
+the test process, even if that is killed. If the binaries are missing, the PostgreSQL tests are
+skipped and the report says so; no other tests can be skipped.
 """
 
 from __future__ import annotations
@@ -34,15 +34,11 @@ PLACES = (
     "/usr/local/pgsql/bin",
     "/opt/homebrew/opt/postgresql*/bin",
 )
-WHERE_THEY_LACK = (
-    "PostgreSQL's initdb and postgres are not on this machine: nothing was tested on PostgreSQL"
-)
+WHERE_THEY_LACK = "this machine has no initdb and postgres: nothing was tested on PostgreSQL"
 
 
 def binaries() -> Path | None:
-    """The folder with initdb and postgres, of the newest version that is there; None when there is
-    none.
-    """
+    """Return the folder with the newest initdb and postgres, or None if there is none."""
     on_path = shutil.which("initdb")
     found = [folder for place in PLACES for folder in Path("/").glob(place[1:])]
     found.sort(
@@ -63,7 +59,7 @@ def binaries() -> Path | None:
 
 
 def account() -> dict[str, Any]:
-    """How to run it: as root it refuses, so then as another user."""
+    """Return the user for the server: another one than root, because PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return {}
     for name in ("postgres", "nobody"):
@@ -78,8 +74,9 @@ def account() -> dict[str, Any]:
 
 
 class PostgresServer:
-    """A server that tests may stop, kill and start again. `durable`: whether commits are synced to
-    disk, as in earnest.
+    """A server that tests can stop, kill and start again.
+
+    durable: whether commits are synced to disk, as in production.
     """
 
     def __init__(self, folder: Path, tools: Path, *, durable: bool = False) -> None:
@@ -95,31 +92,29 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """The process of the server."""
+        """The process id of the server."""
         assert self._process is not None, "the server does not run"
         return self._process.pid
 
     def url(self, database: str = "postgres") -> str:
-        """The address of a database, for `JobStore`."""
+        """Return the URL of a database, for `JobStore`."""
         return (
             f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/{database}"
         )
 
     @property
     def socket(self) -> Path:
-        """Its socket of the file system, for programs in namespaces without a way to 127.0.0.1."""
+        """The Unix socket, for programs in namespaces that cannot reach 127.0.0.1."""
         return self._folder / f".s.PGSQL.{self.port}"
 
     def database(self) -> str:
-        """A new, empty database; its address."""
+        """Create an empty database and return its URL."""
         name = f"test{next(self._numbers)}"
         self.run(f"CREATE DATABASE {name}")
         return self.url(name)
 
     def emptied(self) -> str:
-        """The address of one database that is used again and again, with its tables but nothing in
-        them.
-        """
+        """Return the URL of one reused database after deleting the rows of its tables."""
         if not self.run("SELECT 1 FROM pg_database WHERE datname = 'emptied'"):
             self.run("CREATE DATABASE emptied")
         tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ('alembic_version', 'oldest_program')"
@@ -129,7 +124,7 @@ class PostgresServer:
         return self.url("emptied")
 
     def run(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run one statement outside any transaction; its rows."""
+        """Run one statement outside of any transaction and return its rows."""
         import psycopg
 
         named = {
@@ -144,7 +139,7 @@ class PostgresServer:
             return list(cursor.fetchall()) if cursor.description else []
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
+        """Start the server and wait until it accepts connections."""
         options = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -162,7 +157,7 @@ class PostgresServer:
         self._wait()
 
     def stop(self) -> None:
-        """End it at once, as a crash would; what was committed stays."""
+        """Stop the server at once, like a crash; committed data stays."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(signal.SIGQUIT)
@@ -170,28 +165,23 @@ class PostgresServer:
             self._process = None
 
     def kill(self) -> None:
-        """Kill it, with all its processes."""
+        """Kill the server with all its processes."""
         assert self._process is not None, "the server does not run"
         family = self._stopped()
-        for pid in reversed(
-            family
-        ):  # the first last: until then those that have ended are not collected
+        for pid in reversed(family):  # parents last, so that no ended process is reaped before
             os.kill(pid, signal.SIGKILL)
         self._process.wait(300)
         deadline = time.monotonic() + 300
-        while any(
-            state(pid) != "Z" for pid in family
-        ):  # the next server finds their shared memory, and refuses to start beside them
+        # The next server does not start while they hold its shared memory.
+        while any(state(pid) != "Z" for pid in family):
             assert time.monotonic() < deadline, "a process of PostgreSQL does not end"
             time.sleep(0.01)
         self._process = None
-        (self._data / "postmaster.pid").unlink(
-            missing_ok=True
-        )  # its number may be another process' by now
+        (self._data / "postmaster.pid").unlink(missing_ok=True)  # its process id may be reused
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """All its processes stopped (SIGSTOP): connections stay open and hear nothing."""
+        """Stop all processes with SIGSTOP: connections stay open but get no response."""
         family = self._stopped()
         try:
             yield
@@ -200,7 +190,7 @@ class PostgresServer:
                 os.kill(pid, signal.SIGCONT)
 
     def _stopped(self) -> list[int]:
-        """All its processes, once they stand still: first the one that makes the others."""
+        """Stop all processes and return them: the parent first, so that it starts no others."""
         os.kill(self.pid, signal.SIGSTOP)
         while state(self.pid) not in "TZ":
             time.sleep(0.001)
@@ -210,10 +200,10 @@ class PostgresServer:
         return family
 
     def _make(self) -> None:
-        """Its folder, with a user and a password."""
+        """Create the data folder, with a user and a password."""
         secret = self._folder / "password"
         secret.write_text(PASSWORD)
-        secret.chmod(0o644)  # the folder is its owner's
+        secret.chmod(0o644)  # only the owner can read the folder
         if self._who:
             os.chown(self._folder, self._who["user"], self._who["group"])
         command = [
@@ -232,7 +222,7 @@ class PostgresServer:
         subprocess.run(command, check=True, capture_output=True, cwd="/", **self._who)
 
     def _wait(self) -> None:
-        """Until it answers."""
+        """Wait until the server accepts connections."""
         import psycopg
 
         deadline = time.monotonic() + 300
@@ -249,12 +239,12 @@ class PostgresServer:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process started and that live, by what the kernel says."""
+    """Return the live children of a process, read from /proc."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended while we looked
+        except OSError:  # the process has ended
             continue
         if int(words[1]) == pid and words[0] != "Z":
             found.append(int(path.parent.name))
@@ -262,14 +252,15 @@ def children(pid: int) -> list[int]:
 
 
 def unhurried(url: str) -> str:
-    """The address for those who wait for a connection however long it takes, as where fifty threads
-    ask for one of a slow machine; by itself a store gives up after four seconds.
+    """Return the URL with a connection timeout of 300 s instead of the store's 4 s.
+
+    Tests with fifty threads need it on a slow machine.
     """
     return f"{url}?connect_timeout=300"
 
 
 def state(pid: int) -> str:
-    """The state of a process, as the kernel calls it; Z, a zombie's, when it is gone."""
+    """Return the kernel's state of a process; Z (zombie) if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -278,9 +269,7 @@ def state(pid: int) -> str:
 
 @contextmanager
 def private_postgres(*, durable: bool = False) -> Iterator[PostgresServer]:
-    """A running server in a folder of its own, which goes with it. Raises FileNotFoundError when
-    the binaries lack.
-    """
+    """Run a server in a temporary folder. Raises FileNotFoundError if the binaries are missing."""
     tools = binaries()
     if tools is None:
         raise FileNotFoundError(WHERE_THEY_LACK)
@@ -298,7 +287,7 @@ def private_postgres(*, durable: bool = False) -> Iterator[PostgresServer]:
 
 @contextmanager
 def server_or_skip() -> Iterator[PostgresServer]:
-    """What the fixture `postgres` gives."""
+    """Run a private server, or skip the test if the binaries are missing."""
     if binaries() is None:
         pytest.skip(WHERE_THEY_LACK)
     with private_postgres() as server:
@@ -306,5 +295,5 @@ def server_or_skip() -> Iterator[PostgresServer]:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to end the server when the tests do, however they do."""
+    """Let the kernel end the server when the test process ends for any reason."""
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGQUIT)

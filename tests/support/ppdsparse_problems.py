@@ -1,4 +1,4 @@
-"""Small one-vs-all problems and how tests solve them."""
+"""Small one-vs-all problems and functions that solve them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 def problem(
     seed: int, n: int = 120, d: int = 60, k: int = 8, density: float = 0.15
 ) -> tuple[CSR, Pattern]:
-    """Sparse rows of unit length, and labels that depend on a few features each."""
+    """Return sparse rows of unit length, and labels that each depend on a few features."""
     rng = np.random.default_rng(seed)
     X = sp.random(n, d, density, "csr", np.float32, random_state=rng)
     X = normalize(X)
@@ -25,15 +25,15 @@ def problem(
 
 
 def local_of(solver: PPDSparseSolver, X: CSR, Y: Pattern):
-    """What a worker holds."""
+    """Return the solver's data as a worker holds it."""
     return solver.load(X, transpose(X), transpose_pattern(Y))
 
 
 def solved(solver: PPDSparseSolver, X: CSR, Y: Pattern):
-    """All labels, solved."""
+    """Return the solution of all labels."""
     return solver.solve(local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32))
 
 
 def signs(Y: Pattern, label: int) -> np.ndarray:
-    """+1 where a row has the label, -1 elsewhere."""
+    """Return +1 for rows with the label and -1 for the others."""
     return np.where(Y.to_scipy().toarray()[:, label] > 0, 1.0, -1.0)

@@ -1,7 +1,7 @@
 """Find references in documentation to things that do not exist.
 
-Checked are commands with their arguments, variables, HTTP calls, chart values, paths and modules.
-`tests/architecture/test_printed.py` applies the checks to every page.
+The checks cover commands with arguments, variables, HTTP calls, chart values, paths and modules.
+`tests/architecture/test_printed.py` applies them to every page.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ ROOT: Final = Path(__file__).parents[2]
 COMMANDS: Final = typer.main.get_command(app)
 PLACES: Final = (
     "*.md",
+    "benchmarks/*.md",
     "docs/*.md",
     "docs/decisions/*.md",
     "deploy/**/*.md",
@@ -36,9 +37,8 @@ PLACES: Final = (
     "helm/xcray/templates/**/*.tpl",
     "helm/xcray/templates/NOTES.txt",
 )
-NOT_A_COMMAND: Final = re.compile(
-    r"\s#|(?<!\S)[|&>;](?!\S)|&&|;|…|\s\.\.\.$"
-)  # what ends the part of a line that xcray reads
+# The end of the part of a line that xcray parses.
+NOT_A_COMMAND: Final = re.compile(r"\s#|(?<!\S)[|&>;](?!\S)|&&|;|…|\s\.\.\.$")
 CALL: Final = re.compile(r"\b(GET|PUT|POST|DELETE|HEAD)`?\s+`?(/[^\s`)\"|,;]*)")
 
 
@@ -51,7 +51,7 @@ def pages() -> dict[str, str]:
 
 @functools.cache
 def sources(*folders: str) -> dict[str, str]:
-    """Return every Python file below some folders."""
+    """Return the text of every Python file below the folders, by path."""
     found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
@@ -60,31 +60,34 @@ def sources(*folders: str) -> dict[str, str]:
 
 
 def lines(text: str) -> list[str]:
-    """The lines of a page's indented and fenced blocks that run xcray; of a line that runs several
-    programs, each that is xcray.
+    """Return the commands of xcray in the indented and fenced blocks of a page.
+
+    If one line runs several programs, each xcray command is returned.
     """
-    text = text.replace("\\\n", " ")  # a command goes on on the next line
+    text = text.replace("\\\n", " ")  # join continued lines
     blocks = [
         line.strip()
         for line in text.splitlines()
         if line.startswith(("    ", "xcray ", "  xcray "))
     ]
     parts = [part.strip() for line in blocks for part in re.split(r"&&|;|\|", line.split(" # ")[0])]
+    # Text that ends with a period is a sentence, not a command.
     return [
         part
         for part in parts
         if re.match(r"([A-Z_]+=\S+ )*xcray [a-z-]+ ?", part) and not part.endswith(".")
-    ]  # a sentence
+    ]
 
 
 def quoted(text: str) -> list[str]:
-    """The commands that a page names in backticks: not always with all arguments."""
+    """Return the commands that a page quotes in backticks, some without all arguments."""
     return [" ".join(each.split()) for each in re.findall(r"`(xcray [a-z-][^`]*)`", text)]
 
 
 def faults(command: str, whole: bool = False) -> list[str]:
-    """What of a command line does not exist: a command, an option, a place for an argument; with
-    `whole` also what lacks.
+    """Return the faults of a command line: commands, options and arguments that do not exist.
+
+    whole: also report missing arguments.
     """
     words = words_of(command)
     at: Any = COMMANDS
@@ -100,24 +103,23 @@ def faults(command: str, whole: bool = False) -> list[str]:
 
 
 def words_of(command: str) -> list[str]:
-    """The words after `xcray`, up to where another program, a comment or an ellipsis begins."""
+    """Return the words after `xcray`, up to another program, a comment or an ellipsis."""
     line = re.sub(r"^([A-Z_]+=\S+ )+", "", NOT_A_COMMAND.split(command)[0])
     return [word for word in shlex.split(line, posix=True)[1:] if word not in ("...", "[...]")]
 
 
 def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
-    """What its own parser says of the words."""
+    """Return the errors of the command's own parser for the words."""
     if {"--help", "-h"} & set(words):
         return []
     try:
         words = repeat_options(words, getattr(command, "MULTI_VALUE_OPTIONS", frozenset()))
         given, left, _ = command.make_parser(command.context_class(command)).parse_args(list(words))
     except Exception as error:
-        if not hasattr(error, "format_message"):  # typer's usage errors, whichever click it carries
+        if not hasattr(error, "format_message"):  # usage errors of any click version
             raise
-        bare = (
-            words[-1].startswith("-") and "requires an argument" in error.format_message()
-        )  # `--limit`, in a sentence
+        # An option without its value, such as `--limit` in a sentence.
+        bare = words[-1].startswith("-") and "requires an argument" in error.format_message()
         return [] if bare and not whole else [error.format_message()]
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     lacks = [
@@ -132,7 +134,7 @@ def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
 
 
 def calls(text: str) -> list[tuple[str, str]]:
-    """("GET", "/v1/jobs/ID") for each that a page names; without the query."""
+    """Return the calls that a page names, without the query: ("GET", "/v1/jobs/ID")."""
     return [
         (method, path.split("?")[0].rstrip(".:").rstrip("/") or "/")
         for method, path in CALL.findall(text)
@@ -140,7 +142,7 @@ def calls(text: str) -> list[tuple[str, str]]:
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """(method, what its paths look like) of an OpenAPI document."""
+    """Yield (method, pattern of its paths) for each operation of an OpenAPI document."""
     for path, methods in document["paths"].items():
         pattern = re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+?", re.escape(path)))
         yield from ((method.upper(), pattern) for method in methods)
@@ -151,13 +153,13 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, re.Pattern[str]]
 
 @functools.cache
 def schema() -> dict[str, Any]:
-    """The chart's values.schema.json."""
+    """Return the chart's values.schema.json."""
     out: dict[str, Any] = json.loads((ROOT / "helm/xcray/values.schema.json").read_text())
     return out
 
 
 def is_value(path: str) -> bool:
-    """Whether the chart takes a value, like `ray.autoscaling.enabled`."""
+    """Return whether the chart has a value such as `ray.autoscaling.enabled`."""
     at = schema()
     for name in path.split("."):
         at = resolved(at)
@@ -165,7 +167,7 @@ def is_value(path: str) -> bool:
             at = at["properties"][name]
         elif isinstance(at.get("additionalProperties"), dict):
             at = at["additionalProperties"]
-        else:  # anything may be below, or nothing
+        else:  # the schema does not list the values below
             return (
                 at.get("additionalProperties") is not False and at.get("type", "object") == "object"
             )
@@ -173,7 +175,7 @@ def is_value(path: str) -> bool:
 
 
 def resolved(at: dict[str, Any]) -> dict[str, Any]:
-    """A schema, or what it refers to."""
+    """Return a schema, or the schema that it refers to."""
     while "$ref" in at:
         found = schema()
         for name in at["$ref"].removeprefix("#/").split("/"):
@@ -183,12 +185,12 @@ def resolved(at: dict[str, Any]) -> dict[str, Any]:
 
 
 def values_in(text: str, plain: bool = False) -> list[str]:
-    """Paths of values that a page names in backticks, or sets in a command of helm; with `plain`
-    those in running text too, as comments, NOTES and refusals of the chart have them.
+    """Return the paths of values that a page names in backticks or sets in a helm command.
+
+    plain: also return those in running text, for comments, NOTES and error messages of the chart.
     """
-    known = "|".join(
-        each for each in schema()["properties"] if each != "tests"
-    )  # `tests.deployment.image` is a module
+    # `tests.deployment.image` is a module, not a value.
+    known = "|".join(each for each in schema()["properties"] if each != "tests")
     sets = re.findall(r"--set(?:-file|-string|-json)?[ =](\S+)", text)
     code = [text] if plain else [*re.findall(r"`([^`\n]+)`", text), *sets]
     path = re.compile(rf"(?<![\w./$-])((?:{known})(?:\.[A-Za-z]\w*)+)(?![\w/(-])")

@@ -14,7 +14,7 @@ from xcray.service.http.audit import template_of
 
 
 class Told(NamedTuple):
-    """An answer."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -22,7 +22,7 @@ class Told(NamedTuple):
 
     @property
     def code(self) -> str:
-        """The code of a problem; empty for what is none."""
+        """The code of a problem document; empty for other responses."""
         try:
             return str(json.loads(self.body)["code"])
         except (ValueError, KeyError, TypeError):
@@ -39,7 +39,7 @@ async def ask(
     headers: dict[str, str] | None = None,
     raw: list[tuple[bytes, bytes]] | None = None,
 ) -> Told:
-    """One request; `path` is what a server has decoded, `raw` are headers beside the usual ones."""
+    """Send one request. path: as decoded by a server; raw: headers besides the usual ones."""
     given = {"host": "127.0.0.1", "content-type": "application/json", **(headers or {})}
     scope: dict[str, Any] = {
         "type": "http",
@@ -80,7 +80,7 @@ async def ask(
 
 
 def operations(app: FastAPI) -> set[tuple[str, str]]:
-    """(method, template) of all that an app answers."""
+    """Return (method, path template) of each operation of an app."""
     return {
         (method, template_of(route))
         for route in _routes(app.routes)
@@ -90,7 +90,7 @@ def operations(app: FastAPI) -> set[tuple[str, str]]:
 
 
 def _routes(found: Any) -> list[Route | APIRoute]:
-    """All routes, also those of routers within."""
+    """Return all routes, including those of nested routers."""
     out: list[Route | APIRoute] = []
     for route in found:
         inner = getattr(getattr(route, "original_router", route), "routes", None)

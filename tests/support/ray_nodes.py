@@ -38,19 +38,17 @@ from xcray.workers.ray.session import free_port, local_ray_environment, write_to
 
 INIT: Final = Path(__file__).with_name("node_init.py")
 NET: Final = "10.77.0"
-US: Final = 254  # our own place on the bridge
-STORE: Final = 80 << 20  # bytes of a node's object store, the least that Ray takes
+US: Final = 254  # address of the test process on the bridge
+STORE: Final = 80 << 20  # bytes of a node's object store: the minimum of Ray
 STARTED: Final = "Ray runtime started"
-START_SECONDS: Final = 240.0  # a hang: to join a head that has just come may take for ever
+START_SECONDS: Final = 240.0  # joining a head that has just started can hang
 TRIES: Final = 4
 LINKS: Final = count()
 OWN: Final = tuple(space for space in SPACES if space != "--user")
 
 
 class Node:
-    """One raylet and all that belongs to it. `address`: where; `number`: which address of its
-    network.
-    """
+    """One raylet with its processes. number: number of its IP address in the network."""
 
     def __init__(
         self, ray: Nodes, number: int, words: Sequence[str], hide: Sequence[Path] = ()
@@ -60,7 +58,7 @@ class Node:
         self.address = ray.address(number)
         self.asked = time.time()
         self.link = (
-            f"v{next(LINKS)}"  # a new name: what a dead node had goes when the kernel comes to it
+            f"v{next(LINKS)}"  # a new name: the kernel removes the link of a dead node later
         )
         self.folder = ray.folder / f"node-{ray.count}"
         self.log = ray.folder / f"node-{ray.count}.log"
@@ -102,8 +100,9 @@ class Node:
         self.process.stdin.flush()
 
     def came(self) -> bool:
-        """Wait until Ray says that it runs here; False when it gave up, as on a machine that is too
-        slow, or hung.
+        """Wait until Ray runs on this node and return True.
+
+        Return False if Ray gave up, as on a slow machine, or if it hangs.
         """
 
         def told() -> str:
@@ -119,15 +118,15 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether its first process lives."""
+        """Whether the first process of the node is alive."""
         return self.process.poll() is None
 
     def tail(self) -> str:
-        """The end of what it said."""
+        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-2000:]
 
     def kill(self) -> float:
-        """kill -9 of all its processes at once; when that was."""
+        """Kill all processes with SIGKILL and return the time of the kill."""
         when = time.time()
         if namespaces():
             kill(self.pid)
@@ -139,14 +138,12 @@ class Node:
         return when
 
     def stop(self, seconds: float = 30.0) -> None:
-        """SIGTERM, as a pod gets it; and wait."""
+        """Send SIGTERM, as to a pod, and wait until the node ends."""
         kill(self.pid, signal.SIGTERM)
         self.process.wait(seconds)
 
     def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
-        """Stop its processes whose titles begin with a word, or let them go on (SIGCONT); how
-        many.
-        """
+        """Send a signal to processes whose title begins with `word`; return their number."""
         found = [
             each.pid
             for each in find_descendants([self.pid])
@@ -155,32 +152,31 @@ class Node:
         return sum(kill(pid, number) for pid in found)
 
     def hold(self, number: int = signal.SIGSTOP) -> int:
-        """Stop its actors, not Ray's own agents, or let them go on; how many."""
+        """Send SIGSTOP or SIGCONT to the actors, not to Ray's agents; return their number."""
         return sum(
             self.freeze(number, title)
             for title in ("ray::xcray", "ray::WorkActor", "ray::TeamActor")
         )
 
     def cut(self) -> float:
-        """Take its link down: nobody hears it, and it hears nobody; when that was. Needs
-        namespaces.
-        """
+        """Take the network link down and return the time. Needs namespaces."""
         _ip("link", "set", self.link, "down")
         return time.time()
 
     def heal(self) -> float:
-        """Its link is up again."""
+        """Take the network link up and return the time. Needs namespaces."""
         _ip("link", "set", self.link, "up")
         return time.time()
 
     def sent(self) -> int:
-        """Bytes that it has sent over the bridge; needs namespaces."""
+        """Return the number of bytes sent over the bridge. Needs namespaces."""
         (found,) = json.loads(_ip("-s", "-j", "link", "show", self.link))
         return int(found["stats64"]["rx"]["bytes"])
 
     def start(self, words: Sequence[str], log: Path, **settings: Any) -> subprocess.Popen[bytes]:
-        """A process on this node, as a driver is. settings: XCRAY_... and others, see
-        `tests.robustness.faults.service.environment`.
+        """Start a process on this node, for example a driver.
+
+        settings: variables such as XCRAY_..., see `tests.robustness.faults.service.environment`.
         """
         into = (
             ["nsenter", f"--target={self.pid}", "--net", "--ipc", "--mount", "--pid", "--"]
@@ -202,7 +198,7 @@ class Node:
             )
 
     def run(self, words: Sequence[str], seconds: float = 600.0, **settings: Any) -> str:
-        """The output of a command on this node. Raises when it fails."""
+        """Run a command on this node and return its output. Raises AssertionError if it fails."""
         log = self.ray.folder / f"run-{secrets.token_hex(4)}.log"
         with self.start(words, log, **settings) as process:
             status = process.wait(seconds)
@@ -210,9 +206,7 @@ class Node:
         return log.read_text(errors="replace")
 
     def drain(self, node_id: str, seconds: int = 60) -> str:
-        """Tell Ray that a node of this identity will be gone soon, as a spot market does; from any
-        node.
-        """
+        """Report to Ray that the node `node_id` ends soon, as a spot market does."""
         reason = [
             "--reason",
             "DRAIN_NODE_REASON_PREEMPTION",
@@ -224,7 +218,7 @@ class Node:
         return self.run([*RAY, "drain-node", "--node-id", node_id, *reason])
 
     def _before(self, hide: Sequence[Path]) -> list[list[str]]:
-        """What the node's first process does before Ray begins: network, shared memory, folders."""
+        """Return the commands that set up network, shared memory and folders before Ray starts."""
         tmpfs = ["mount", "-t", "tmpfs", "-o"]
         return [
             ["ip", "link", "set", "lo", "up"],
@@ -240,7 +234,7 @@ RAY: Final = (sys.executable, "-m", "ray.scripts.scripts")
 
 
 class Nodes:
-    """A Ray: its head, and what was added to it. Made by `nodes`."""
+    """A Ray cluster: its head and the nodes added to it. Created by `nodes`."""
 
     def __init__(
         self,
@@ -266,7 +260,7 @@ class Nodes:
             **clean(folder),
             **{
                 name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")
-            },  # which kernels: which bits
+            },  # selects the kernels and so the bits of results
             **local_ray_environment(self.token),
             **(SOON if quick else {}),
             **({"RAY_health_check_timeout_ms": "1000"} if quick and not patient else {}),
@@ -287,12 +281,12 @@ class Nodes:
 
     @property
     def gcs(self) -> str:
-        """Where drivers join."""
+        """The address that drivers join."""
         return f"{self.address(1)}:{self.gcs_port}"
 
     @property
     def dashboard(self) -> str:
-        """Where jobs are submitted."""
+        """The URL to which jobs are submitted."""
         return f"http://{self.address(1)}:{self.dashboard_port}"
 
     @property
@@ -305,7 +299,7 @@ class Nodes:
         }
 
     def address(self, number: int) -> str:
-        """The address of a node by its number; 1 is the head."""
+        """Return the IP address of a node by its number; 1 is the head."""
         return f"{NET}.{number}" if namespaces() else f"127.0.0.{number + 1}"
 
     def add(
@@ -316,33 +310,30 @@ class Nodes:
         tries: int = TRIES,
         **options: Any,
     ) -> Node:
-        """One more node. hide: folders that it does not see. wait: until it runs. options: more of
-        `ray start`.
+        """Add a node.
+
+        hide: folders that it does not see. wait: until it runs. options: for `ray start`.
         """
         given = {"address": self.gcs, "num-cpus": cpus, **options}
         node = Node(self, len(self.others) + 2, self._start(given, len(self.others) + 2), hide)
         self.others.append(node)
-        if (
-            wait and not node.came()
-        ):  # Ray gives a raylet thirty seconds, which a busy machine may not have
-            assert tries > 1, f"no node came up at {node.address}: {node.tail()}"
+        # A raylet has 30 s to start, which can be too short on a busy machine.
+        if wait and not node.came():
+            assert tries > 1, f"no node started at {node.address}: {node.tail()}"
             self.others.pop()
             return self.add(cpus, hide, wait, tries - 1, **options)
         return node
 
     def revive_head(self) -> Node:
-        """Another head in the place of a dead one: with Redis the same cluster, without it a new
-        one.
-        """
+        """Replace a dead head: with Redis the cluster continues, without it a new one starts."""
         assert not self.head.alive
-        (self.temporary / "ray_current_cluster").unlink(
-            missing_ok=True
-        )  # without namespaces all nodes share this folder
+        # Without namespaces all nodes share this folder.
+        (self.temporary / "ray_current_cluster").unlink(missing_ok=True)
         self.head = self._new_head()
         return self.head
 
     def close(self) -> None:
-        """End everything, last nodes first."""
+        """End all nodes, newest first."""
         for node in (*reversed(self.others), self.head):
             if node.alive:
                 node.kill()
@@ -354,7 +345,7 @@ class Nodes:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _new_head(self, tries: int = TRIES) -> Node:
-        """A head at the first address."""
+        """Start a head at the first address."""
         given = {
             "port": self.gcs_port,
             "num-cpus": self._given["head_cpus"],
@@ -370,11 +361,11 @@ class Nodes:
         head = Node(self, 1, [*self._start(given, 1), "--head"])
         if head.came():
             return head
-        assert tries > 1, f"no head came up: {head.tail()}"
+        assert tries > 1, f"no head started: {head.tail()}"
         return self._new_head(tries - 1)
 
     def _start(self, options: Mapping[str, Any], number: int) -> list[str]:
-        """A command that starts Ray at an address."""
+        """Return the command that starts Ray at an address."""
         own = {
             "node-ip-address": self.address(number),
             "object-store-memory": self.store,
@@ -391,11 +382,9 @@ class Nodes:
         ]
 
     def _start_redis(self) -> None:
-        """Where the head keeps what it knows, behind a password; in memory only."""
+        """Start the Redis that stores the head's state, with a password and only in memory."""
         if shutil.which("redis-server") is None:
-            raise FileNotFoundError(
-                "there is no redis-server here: install Redis, or play the row without it"
-            )
+            raise FileNotFoundError("redis-server is missing: install Redis, or run without it")
         where, port, password = (
             (f"{NET}.{US}", 6380, secrets.token_hex(16))
             if namespaces()
@@ -435,12 +424,11 @@ def nodes(
     patient: bool = False,
     store: int = STORE,
 ) -> Iterator[Nodes]:
-    """A Ray with its head; all of it ends with the block. folder: a short path, for sockets.
-    dashboard: Ray jobs need it.
+    """Run a Ray cluster with its head; all of it ends with the block.
 
-    redis: the head's memory outlives it. quick: a silent node counts as dead after two seconds,
-    not thirteen; patient: only one that is dead, a silent one after half a minute. store: bytes
-    of each object store.
+    folder: a short path, for sockets. dashboard: Ray jobs need it. redis: the state of the head
+    outlives it. quick: a silent node counts as dead after 2 s instead of 13. patient: only a dead
+    node is noticed as fast, a silent one after 30 s. store: bytes of each object store.
     """
     ray = Nodes(
         folder,
@@ -458,35 +446,35 @@ def nodes(
 
 
 def can_cut() -> bool:
-    """Whether nodes have networks of their own here."""
+    """Return whether nodes have separate networks on this machine."""
     return namespaces() and shutil.which("ip") is not None
 
 
 def _ip(*words: str) -> str:
-    """A command of iproute2."""
+    """Run a command of iproute2 and return its output."""
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 def _only_child(pid: int) -> int:
-    """The process that another one forked; 0 while there is none."""
+    """Return the child of a process; 0 while there is none."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         found = file.read().split()
     return int(found[0]) if found else 0
 
 
 def _title(pid: int, word: str) -> bool:
-    """Whether the command line of a process begins with a word."""
+    """Return whether the command line of a process begins with a word."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(word.encode())
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
 
 
 def _elsewhere(pid: int) -> bool:
-    """Whether a process has a network of its own."""
+    """Return whether a process has its own network."""
     return os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
 
 
 def _die() -> None:
-    """In the child: whoever kills us ends it."""
+    """Let the kernel end this child process when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if namespaces() else signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Shared by tests of reports: timeline rows, and the size of a picture."""
+"""Data for tests of reports: timeline rows, and the size of a picture."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def batch(
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:
-    """Rows as a table."""
+    """Return rows as a table."""
     return pa.Table.from_pylist(list(rows))
 
 
 def png_size(path: Path) -> tuple[int, int]:
-    """Width and height of a PNG, by its header."""
+    """Return width and height of a PNG, read from its header."""
     head = path.read_bytes()[:24]
     assert head.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", head[16:24])

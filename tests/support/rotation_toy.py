@@ -1,12 +1,13 @@
 """Toy solver for tests of rotation trainings, whose numbers show every change of order.
 
-It minimises nothing. A block changes with the state of each shard that it passes, and the state
-of a shard changes with each block. So a pass that is missing, repeated or out of order changes
+It minimises nothing. A block changes with the state of each shard that it visits, and the state
+of a shard changes with each block. So a visit that is missing, repeated or out of order changes
 all bits that follow.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.support.observers import FunctionObserver
 from xcray.arrays import CSR, frozen, pattern
 from xcray.errors import Stopped
+from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.rotation_contract import (
     Decision,
@@ -42,9 +45,7 @@ TRUTH = pattern(
 
 
 class Passed:
-    """What stays at a shard: how often each block came in this lap, and a number that depends on
-    their order.
-    """
+    """State of a shard: the blocks seen in this sweep, and a number that depends on their order."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
@@ -52,19 +53,20 @@ class Passed:
         self.seen: list[int] = []
 
     def state(self) -> dict[str, np.ndarray]:
-        """At a rest."""
-        assert not self.seen, "a state is asked for at rests only"
+        """Return the state at a sync point."""
+        assert not self.seen, "a state is read at sync points only"
         return {"b": self.b}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Back at a rest, from wherever."""
+        """Restore the state of a sync point."""
         self.b, self.seen = state["b"], []
 
 
 @dataclass(frozen=True)
 class Toy:
-    """The solver. back: numbers of the rests (from 1) that it goes back from; pause: seconds of a
-    visit.
+    """The solver. back: numbers of the sync points (from 1) at which it goes back.
+
+    pause: seconds per visit.
     """
 
     lam: float = 0.5
@@ -72,17 +74,32 @@ class Toy:
     back: tuple[int, ...] = ()
     pause: float = 0.0
 
+    exact_phase = None
+
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return that it stops after all epochs."""
+        return StoppingRule("tolerance", 0.0, self.epochs, "all epochs are done")
+
+    def objective(self, squared: Sequence[float], losses: Sequence[float]) -> float:
+        """Return the norm and the losses, added in any order."""
+        return 0.5 * self.lam * math.fsum(squared) + math.fsum(losses)
+
+    def start_objective(self, n_labels: int) -> float:
+        """Return the same as DS-MLR."""
+        return math.log(n_labels)
+
     def make_shard_state(self, rows: Any, number: int, grid: Grid, watched: Any) -> Passed:
-        """What stays at shard `number`."""
+        """Return the initial state of shard `number`."""
         return Passed(number)
 
     def initial_block(self, lo: int, hi: int, n_features: int) -> WeightBlock:
-        """A block as it begins."""
+        """Return a block before training."""
         shape = (n_features, hi - lo)
         return WeightBlock(lo, hi, np.zeros(shape, np.float32), (np.ones(shape, np.float32),))
 
     def sweep_kinds(self, epochs: int, observe: bool) -> tuple[str, ...]:
-        """Two laps an epoch, and one to look."""
+        """Return two sweeps per epoch, and one for evaluation."""
         return ("update", "sum") * epochs + ("observe",) * observe
 
     def step(
@@ -94,9 +111,9 @@ class Toy:
         owned: bool,
         stopped: Callable[[], bool],
     ) -> tuple[WeightBlock, PassMetrics]:
-        """A block passes a shard."""
+        """Update a block and a shard with each other."""
         self._rest(stopped)
-        assert block.lo not in local.seen, "a block came twice in a lap"
+        assert block.lo not in local.seen, "a block visited a shard twice in a sweep"
         local.seen.append(block.lo)
         if step.kind == "update":
             W = block.W if owned else block.W.copy()
@@ -109,7 +126,7 @@ class Toy:
         return block, PassMetrics(squared, self._closed(local, step))
 
     def decide(self, history: Sequence[Any]) -> Decision:
-        """Back when it was told so, with half the rate; the end after the last epoch."""
+        """Go back as configured, with half the rate; end after the last epoch."""
         newest, back = history[-1], len(history) in self.back
         ended = newest.epoch >= self.epochs and not back
         return Decision(
@@ -117,11 +134,11 @@ class Toy:
         )
 
     def export(self, block: WeightBlock, positives: Any) -> Any:
-        """A finished block."""
+        """Return a finished block."""
         return Finished(block.lo, block.hi, block.W.copy(), block.state[0].copy(), positives)
 
     def _rest(self, stopped: Callable[[], bool]) -> None:
-        """Take some time, in slices."""
+        """Wait for `pause` seconds, in slices."""
         ends = time.monotonic() + self.pause
         while self.pause and time.monotonic() < ends:
             if stopped():
@@ -129,8 +146,9 @@ class Toy:
             time.sleep(0.002)
 
     def _closed(self, local: Passed, step: Step) -> SweepMetrics | None:
-        """What is told when a shard's lap is full: the shard finds its own labels, but for the
-        first row.
+        """Return metrics when all blocks have visited a shard, None before.
+
+        The predicted labels contain those of each row except the first.
         """
         if len(local.seen) < GRID.blocks:
             return None
@@ -146,7 +164,7 @@ class Toy:
 
 
 class Finished(NamedTuple):
-    """A block as it is delivered."""
+    """A block as delivered."""
 
     lo: int
     hi: int
@@ -156,22 +174,23 @@ class Finished(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """As much of a shard's rows as hands look at."""
+    """The part of a shard's rows that workers use."""
 
     rows: np.ndarray
     X: Any
 
 
 class _Size(NamedTuple):
-    """As much of X as hands look at."""
+    """The part of X that workers use."""
 
     nnz: int
 
 
 @dataclass(frozen=True)
 class ToyWork:
-    """Makes hands. seen: whether workers can open shards by themselves; it is also the driver's
-    source of rows.
+    """Creates workers; also the driver's source of rows.
+
+    seen: whether workers can open shards without the driver.
     """
 
     solver: Toy = field(default_factory=Toy)
@@ -180,18 +199,18 @@ class ToyWork:
     n_features: int = FEATURES
 
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
-        """The hand."""
+        """Return the worker."""
         return ShardWorker(self, stopped)  # type: ignore[arg-type]
 
     def warm_up(self) -> None:
-        """Nothing to compile."""
+        """Do nothing: there are no kernels to compile."""
 
     def open(self) -> Any:
-        """What shards are cut from, or None."""
+        """Return the source of shards, or None."""
         return self if self.seen else None
 
     def cut_shard(self, shard: int) -> Any:
-        """A shard and its watched rows."""
+        """Return a shard and its held-out rows."""
         return _Cut(np.arange(10 + shard), _Size(100 + shard)), None
 
 
@@ -199,14 +218,14 @@ TEAMS: dict[str, Any] = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
 class Ran(NamedTuple):
-    """A training that ended."""
+    """A finished training."""
 
     told: TrainingOutcome
     blocks: list[Finished]
 
     @property
     def bits(self) -> str:
-        """SHA-256 of everything that was delivered."""
+        """SHA-256 of all delivered blocks."""
         arrays = [
             {"W": b.W, "state": b.state, "ends": np.array([b.lo, b.hi]), "n": b.positives}
             for b in self.blocks
@@ -217,7 +236,7 @@ class Ran(NamedTuple):
 
 
 def plan_of(**changes: Any) -> RotationConfig:
-    """A plan of the toy; no checkpoints but that of a stop and the last."""
+    """Return a configuration of the toy with checkpoints only at a stop and at the end."""
     fixed = {
         "grid": GRID,
         "n_labels": LABELS,
@@ -225,6 +244,15 @@ def plan_of(**changes: Any) -> RotationConfig:
         "positives": frozen(np.arange(LABELS), np.int64),
     }
     return RotationConfig(**{**fixed, "truth": TRUTH, "checkpoint_seconds": 1e9, **changes})
+
+
+def observer_of(how: dict[str, Any], blocks: list[Any]) -> FunctionObserver:
+    """Take the functions of an observer out of `how`; by default blocks are collected."""
+    return FunctionObserver(
+        how.pop("deliver", blocks.append),
+        how.pop("on_progress", lambda progress: None),
+        how.pop("record", lambda span: None),
+    )
 
 
 def trained(
@@ -235,11 +263,12 @@ def trained(
     plan: RotationConfig | None = None,
     **out: Any,
 ) -> Ran:
-    """A training of the toy in `folder`; team: a kind, or a team that is not open."""
+    """Train the toy in `folder`. team: a kind of worker group, or a group that is not open."""
     work, blocks = work or ToyWork(), list[Finished]()
     made = TEAMS[team](work, workers) if isinstance(team, str) else team
-    how = {"stop": StopFlag(), "deliver": blocks.append, "fingerprint": {"run": 1}, **out}
-    told = train_rotation(work.solver, made, work, plan or plan_of(), directory=folder, **how)  # type: ignore[arg-type]
+    seen = observer_of(out, blocks)
+    how = {"stop": StopFlag(), "fingerprint": {"run": 1}, **out}
+    told = train_rotation(work.solver, made, work, plan or plan_of(), seen, directory=folder, **how)  # type: ignore[arg-type]
     return Ran(told, blocks)
 
 
@@ -248,7 +277,7 @@ COMMON = {"lam": LAM, "epochs": 4, "tolerance": 0.0, "bias": 1.0}
 
 
 class Model:
-    """A training of a data set: what it told, and the model: W (K, D) and biases (K,)."""
+    """A trained model of a data set: the outcome, W (K, D) and biases (K,)."""
 
     def __init__(
         self, told: TrainingOutcome, blocks: list[Any], n_labels: int, n_features: int
@@ -269,8 +298,10 @@ def trained_dsmlr(
     X: CSR | None = None,
     **parameters: Any,
 ) -> Model:
-    """DS-MLR on a data set. team: a kind, or what makes one of a work and a number of workers;
-    directory: whether workers open the data set's directory; X: other rows than the data set's.
+    """Train DS-MLR on a data set.
+
+    team: a kind of worker group, or a function of work and number of workers. directory: whether
+    workers open the directory of the data set. X: rows that replace those of the data set.
     """
     how = {
         name: parameters.pop(name)
@@ -307,6 +338,6 @@ def trained_dsmlr(
     how = {"stop": StopFlag(), "fingerprint": {}, **how}
     make = TEAMS[team] if isinstance(team, str) else team
     told = train_rotation(
-        solver, make(work, workers), rows, plan, directory=folder, deliver=blocks.append, **how
+        solver, make(work, workers), rows, plan, observer_of(how, blocks), directory=folder, **how
     )
     return Model(told, blocks, dataset.n_labels, dataset.n_features)

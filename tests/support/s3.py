@@ -1,6 +1,7 @@
 """An S3 server for tests: moto on the loopback interface, behind a proxy that can inject faults.
 
-It speaks the real protocol, with signatures and parts, over real sockets. Objects are in memory.
+It uses the real protocol, with signatures and multipart uploads, over real sockets. Objects are in
+memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Quiet(WSGIRequestHandler):
     def connection_dropped(
         self, error: BaseException, environ: dict[str, Any] | None = None
     ) -> None:
-        """Close the connection that a fault cut, so that the client does not wait."""
+        """Close a connection after a fault, so that the client does not wait."""
         self.close_connection = True
 
     def log(self, type: str, message: str, *args: Any) -> None:
@@ -38,7 +39,7 @@ class Quiet(WSGIRequestHandler):
 class Door:
     """Proxy that counts requests and injects a fault.
 
-    fault: gets each request and its response, and returns the response to send.
+    fault: receives each request and its response, and returns the response to send.
     """
 
     def __init__(self) -> None:

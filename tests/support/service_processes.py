@@ -15,17 +15,16 @@ from typing import Any
 LEASE = "6"
 
 
-PATIENCE = (
-    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
-)
+PATIENCE = 600.0  # seconds until a wait fails: on a slow machine kernels may have to be compiled
 
 
 @contextmanager
 def process(
     home: Path, *words: str, store: str | None = None, lease: str = LEASE
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`xcray WORDS` on a home, ended with the block. lease: seconds; a slow machine may lose a job
-    that is heard of no sooner.
+    """Run `xcray WORDS` on a home and kill it at the end of the block.
+
+    lease: seconds; on a slow machine a short lease can expire between two heartbeats.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("XCRAY_")
@@ -36,7 +35,7 @@ def process(
         "XCRAY_LEASE_SECONDS": lease,
         "XCRAY_PORT": "0",
     }
-    environment["XCRAY_JOB_NICE"] = "0"  # beside other work jobs that stand back would take minutes
+    environment["XCRAY_JOB_NICE"] = "0"  # jobs with low priority would take minutes under load
     environment |= {"XCRAY_STORE": store} if store else {}
     home.mkdir(exist_ok=True)
     with open(home / "processes.log", "ab") as log:
@@ -51,7 +50,7 @@ def process(
 
 
 def until(wish: Callable[[], Any], home: Path) -> Any:
-    """The first true value of a wish."""
+    """Return the first true value of `wish`."""
     deadline = time.monotonic() + PATIENCE
     while not (value := wish()):
         assert time.monotonic() < deadline, (home / "processes.log").read_text()[-4000:]
@@ -60,7 +59,7 @@ def until(wish: Callable[[], Any], home: Path) -> Any:
 
 
 def told(home: Path, child: subprocess.Popen[bytes], role: str) -> dict[str, Any]:
-    """What a process says of itself."""
+    """Return the facts that a process writes about itself."""
 
     def look() -> Any:
         assert child.poll() is None, (home / "processes.log").read_text()[-4000:]

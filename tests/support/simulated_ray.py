@@ -1,11 +1,11 @@
-"""Simulated Ray: actors, nodes and cluster state on a clock of its own with realistic faults.
+"""Simulated Ray: actors, nodes and cluster state on a simulated clock, with realistic faults.
 
     with played(Play(...)) as play:      # RayPool is the real one, Ray and the clock are simulated
         ...
 
-The simulation covers what a driver can see. A requested actor is placed when a node has room, the
-view of free resources lags behind, a dead node is reported as alive for a while, a request can be
-lost, and a node may never have received the job.
+The simulation covers what a driver can observe. A requested actor is placed when a node has room.
+The view of free resources lags behind. A dead node is reported as alive for a while. A request can
+be lost, and a node may never have received the job.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from xcray.workers.ray import cluster_state as ray_nodes
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.cluster_state import GcsSnapshot
 
-BOOT = 2.0  # seconds from an actor's place to its process
+BOOT = 2.0  # seconds from the placement of an actor to the start of its process
 STEP = 0.25
 HEAD = "f" * 56
 
 
 class Died(Exception):
-    """As ray.exceptions.RayError."""
+    """Replaces ray.exceptions.RayError."""
 
 
 class Raised(Died):
-    """As ray.exceptions.RayTaskError; never raised here."""
+    """Replaces ray.exceptions.RayTaskError; never raised here."""
 
 
 @dataclass(frozen=True)
 class Happening:
-    """At a moment: "node" comes with `size` CPUs, "deaf" the same that never heard of the job,
-    "kill" or "drain" the node numbered `size` among those there, "crash" one actor.
+    """An event at a time.
+
+    what: "node": a node with `size` CPUs joins; "deaf": the same, but it never received the job;
+    "kill" or "drain": affects the live node number `size`; "crash": one actor crashes.
     """
 
     at: float
@@ -50,8 +52,9 @@ class Happening:
 
 @dataclass
 class Node:
-    """A machine. gone: when it died; deaf: it has room, but starts no actors; drains: nothing new
-    goes there.
+    """A machine.
+
+    gone: time of its death. deaf: it has room but starts no actors. drains: it gets no new actors.
     """
 
     id: str
@@ -62,20 +65,20 @@ class Node:
 
 
 class Reference:
-    """What a call will give: `at` some time `value`, or an error."""
+    """The result of a call: from time `at` on, `value` or an error."""
 
     def __init__(self) -> None:
         self.at: float | None = None
         self.value: Any = None
 
     def give(self, at: float, value: Any) -> None:
-        """From then on it is there, unless it was there before."""
+        """Set the result and its time; only an error replaces an earlier result."""
         if self.at is None or isinstance(value, BaseException):
             self.at, self.value = at, value
 
 
 class Actor:
-    """One worker: its calls wait for its process, then are done one after the other."""
+    """One worker: its calls wait for its process, then run one after the other."""
 
     def __init__(self, play: Play, name: str, aimed: str) -> None:
         self.play = play
@@ -90,12 +93,12 @@ class Actor:
             setattr(self, verb, _Method(self, verb))
 
     def call(self, verb: str, *args: Any) -> Reference:
-        """Ask for something."""
+        """Call a method."""
         reference = Reference()
         self.out.append(reference)
         if self.dead:
             reference.give(self.play.now, Died("the actor is dead"))
-        elif verb in ("location", "pid"):  # answered beside the work
+        elif verb in ("location", "pid"):  # answered while other work runs
             self.calls.append(
                 (reference, lambda now: (now, ("10.0.0.1", self.node.id if self.node else "")))
             )
@@ -108,13 +111,13 @@ class Actor:
         return reference
 
     def _solved(self, now: float, seconds: float) -> tuple[float, Any]:
-        """One batch after the other."""
+        """Solve a batch after the previous one."""
         began = max(now, self.free_at)
         self.free_at = began + seconds
         return self.free_at, (b"", began, seconds)
 
     def begin(self) -> None:
-        """Do what waits, once there is a process."""
+        """Run the waiting calls if there is a process."""
         if self.node is None or self.dead:
             return
         for reference, done in self.calls:
@@ -122,7 +125,7 @@ class Actor:
         self.calls = []
 
     def die(self, why: str) -> None:
-        """All that is under way ends with an error."""
+        """End all unfinished calls with an error."""
         self.dead = True
         for reference in self.out:
             if reference.at is None or reference.at > self.play.now:
@@ -132,28 +135,29 @@ class Actor:
 
 
 class _Method:
-    """An actor's method, as Ray's handles have them."""
+    """A method of an actor, like those of Ray's handles."""
 
     def __init__(self, actor: Actor, verb: str) -> None:
         self._actor = actor
         self._verb = verb
 
     def options(self, **_: Any) -> _Method:
-        """Names are of no interest."""
+        """Ignore the options."""
         return self
 
     def remote(self, *args: Any) -> Reference:
-        """Ask."""
+        """Call the method."""
         return self._actor.call(self._verb, *args)
 
 
 @dataclass
 class Play:
-    """What happens. costs: seconds of each label; happenings: in order; lost: numbers of the actors
-    whose request is lost; lag: seconds by which the view of what is free is old; notice: until a
-    dead node is told as dead;
-    grows: nodes of two CPUs that an autoscaler may bring, each `node` seconds after somebody
-    waited.
+    """The course of events of a simulation.
+
+    costs: seconds per label. happenings: the events. lost: numbers of the actors whose request is
+    lost. lag: age in seconds of the view of free resources. notice: seconds until a dead node is
+    reported as dead. grows: number of nodes with two CPUs that an autoscaler can add. node: seconds
+    from a waiting actor to such a node.
     """
 
     costs: list[float]
@@ -176,7 +180,7 @@ class Play:
         self._look()
 
     def pass_time(self, seconds: float) -> None:
-        """Time goes on, in steps."""
+        """Advance the clock in steps."""
         until = self.now + seconds
         while self.now < until:
             self.now += STEP
@@ -189,12 +193,12 @@ class Play:
             self._look()
 
     def story(self) -> list[str]:
-        """Where everything is, for people."""
+        """Return the state as readable text."""
         waiting = [actor.name for actor in self.actors if not actor.dead and actor.node is None]
         return [f"{len(self.nodes)} nodes", f"waiting {waiting}", f"free {self.views[-1][1]}"]
 
     def snapshot(self) -> GcsSnapshot:
-        """The head's view: old by `lag`, and it takes dead nodes for alive for `notice`."""
+        """Return the head's view: `lag` seconds old, with dead nodes alive for `notice` seconds."""
         free = next((view for at, view in reversed(self.views) if at <= self.now - self.lag), {})
         rows = []
         for node in self.nodes:
@@ -216,24 +220,24 @@ class Play:
     def start(
         self, kind: Any, job: str, worker: str, *args: Any, scheduling_strategy: Any, **options: Any
     ) -> Actor:
-        """As `start_actor`."""
+        """Replace `start_actor`."""
         actor = Actor(self, worker, getattr(scheduling_strategy, "node_id", ""))
         actor.lost = next(self._started) in self.lost  # type: ignore[attr-defined]
         self.actors.append(actor)
         return actor
 
     def kill(self, actor: Actor) -> None:
-        """As ray.kill."""
+        """Replace ray.kill."""
         actor.die("killed")
 
     def get(self, reference: Reference) -> Any:
-        """As ray.get of what is there."""
+        """Replace ray.get for finished calls."""
         if isinstance(reference.value, BaseException):
             raise reference.value
         return reference.value
 
     def ready_refs(self, references: Any, seconds: float = 0.0) -> list[Reference]:
-        """As `ray_actors.ready_refs`."""
+        """Replace `ray_actors.ready_refs`."""
         asked, until = list(references), self.now + seconds
         while True:
             ready = [each for each in asked if each.at is not None and each.at <= self.now]
@@ -242,11 +246,11 @@ class Play:
             self.pass_time(STEP)
 
     def free(self, node: Node) -> float:
-        """CPUs that nobody has."""
+        """Return the free CPUs of a node."""
         return node.cpus - sum(actor.node is node and not actor.dead for actor in self.actors)
 
     def _happen(self, what: Happening) -> None:
-        """Something happens."""
+        """Apply one event."""
         there = [node for node in self.nodes[1:] if node.gone is None]
         if what.what in ("node", "deaf"):
             self.nodes.append(Node(f"{next(self._ids):056x}", what.size, deaf=what.what == "deaf"))
@@ -260,9 +264,7 @@ class Play:
                 up[what.size % len(up)].die("crashed")
 
     def _scale(self) -> None:
-        """An autoscaler brings nodes for those that wait; actors of nodes that are known to be dead
-        die.
-        """
+        """Add the nodes of the autoscaler; end actors of nodes that are reported as dead."""
         waits = sum(
             actor.node is None and not actor.dead and not actor.lost for actor in self.actors
         )  # type: ignore[attr-defined]
@@ -279,7 +281,7 @@ class Play:
                         actor.die("its node died")
 
     def _seat(self) -> None:
-        """Actors that wait get a place: where they were aimed at, or anywhere."""
+        """Place waiting actors: at their preferred node, or at any."""
         for actor in self.actors:
             if actor.node is not None or actor.dead or actor.lost:  # type: ignore[attr-defined]
                 continue
@@ -296,7 +298,7 @@ class Play:
                 actor.begin()
 
     def _look(self) -> None:
-        """What is free now, for later."""
+        """Record the current free resources."""
         self.views.append(
             (
                 self.now,
@@ -312,7 +314,7 @@ class Play:
 
 @contextmanager
 def played(play: Play) -> Iterator[Play]:
-    """Ray and its clock are a play inside the block."""
+    """Replace Ray and its clock by the simulation inside the block."""
     clock = SimpleNamespace(monotonic=lambda: play.now, time=lambda: play.now, sleep=play.pass_time)
     errors = SimpleNamespace(RayError=Died, RayTaskError=Raised)
     ray = SimpleNamespace(get=play.get, kill=play.kill, put=lambda value: value, exceptions=errors)

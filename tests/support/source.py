@@ -1,4 +1,4 @@
-"""The source of the project as parsed files: what the architecture tests read."""
+"""The source of the project as parsed files, for the architecture tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 class Import(NamedTuple):
     """One import of an xcray module.
 
-    line: line number. module: the module named. name: the imported name, None for `import x`.
-    inside: inside a function. typing: under `if TYPE_CHECKING`.
+    line: line number. module: the named module. name: the imported name, None for `import x`.
+    inside: whether it is inside a function. typing: whether it is under `if TYPE_CHECKING`.
     """
 
     line: int
@@ -43,7 +43,7 @@ def modules() -> dict[str, Path]:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return `np.load` for the expression np.load, "" for anything that is not a dotted name."""
+    """Return `np.load` for the expression np.load, and "" if it is not a dotted name."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -52,12 +52,12 @@ def dotted(node: ast.AST) -> str:
 
 
 def constant(node: ast.AST | None) -> object:
-    """Return the value of a constant expression, None for any other."""
+    """Return the value of a constant expression, None for others."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def xcray_imports(tree: ast.AST, inside: bool = False, typing: bool = False) -> Iterator[Import]:
-    """Yield every import of xcray in a tree, including late ones and those for type checkers."""
+    """Yield every import of xcray in a tree, also those in functions and for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -74,17 +74,17 @@ def xcray_imports(tree: ast.AST, inside: bool = False, typing: bool = False) -> 
 
 
 def imported_module(statement: Import, known: set[str]) -> str:
-    """Return the module an import reaches: `from xcray.data import build` reaches the module."""
+    """Return the module that an import reaches; `from module import member` reaches the module."""
     full = f"{statement.module}.{statement.name}"
     return full if full in known else statement.module
 
 
 def offences(check: Callable[[Path], list[str]], paths: list[Path]) -> list[str]:
-    """Return what `check` finds in the files, each with the path of its file."""
+    """Return the offences that `check` finds in the files, each with the path of its file."""
     return [f"{path.relative_to(ROOT)}: {each}" for path in paths for each in check(path)]
 
 
 def kernel_decorators(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
     """Return the numba decorators of a function."""
     names = [(d, dotted(d.func if isinstance(d, ast.Call) else d)) for d in function.decorator_list]
-    return [d for d, name in names if name.split(".")[-1] in {"njit", "jit"}]
+    return [d for d, name in names if name.split(".")[-1] in {"njit", "jit", "inner"}]

@@ -27,5 +27,5 @@ def staged(path: Path, bias: float = 0.0) -> Path:
 
 
 def bias(registry: Registry, reference: str) -> float:
-    """Return the bias that identifies the model of a reference."""
+    """Return the bias of a model, which identifies it."""
     return float(Model.open(registry.resolve(reference)).b[0])

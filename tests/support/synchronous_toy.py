@@ -1,4 +1,4 @@
-"""Shared parts of tests of synchronous solvers: problems, and a training in this process."""
+"""Helpers for tests of synchronous solvers: problems, and trainings in this process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.naive import multinomial as naive
+from xcray.solvers.lc import LCSolver
 from xcray.solvers.multinomial import Shard
 from xcray.solvers.synchronous_contract import SynchronousOutcome
 from xcray.workers.local_group import SerialGroup
@@ -17,7 +18,7 @@ Rows = tuple[Any, Any, Any]  # X (N, D), Y (N, K), c (N,), all dense
 
 
 class Work:
-    """Hands of a solver over the shards of each worker, and of held-out rows."""
+    """Creates the workers of a solver over shards and held-out rows, given per worker."""
 
     def __init__(
         self, solver: Any, shards: Sequence[Shard], watched: Sequence[Shard | None]
@@ -35,8 +36,9 @@ class Work:
 
 
 def problem(seed: int = 0, n: int = 90, d: int = 8, k: int = 5) -> Rows:
-    """Noisy classes; some rows have two labels, some none (and so no weight), and rows differ in
-    weight.
+    """Return a noisy problem with weighted rows.
+
+    Some rows have two labels. Some have none, and therefore no weight.
     """
     rng = np.random.default_rng(seed)
     X = (rng.normal(size=(n, d)) * (rng.random((n, d)) < 0.5)).astype(np.float32).astype(np.float64)
@@ -50,7 +52,7 @@ def problem(seed: int = 0, n: int = 90, d: int = 8, k: int = 5) -> Rows:
 def work_of(
     solver: Any, rows: Rows, workers: int, sparse: bool = True, watched: Rows | None = None
 ) -> Work:
-    """All rows at every worker, or a share at each, as the solver wants."""
+    """Return the work with all rows at every worker, or a share at each, as the solver needs."""
     shares = [_share(solver, len(rows[0]), worker, workers) for worker in range(workers)]
     shards = [naive.shard_of(*rows, share, sparse) for share in shares]
     seen: list[Shard | None] = [None] * workers
@@ -70,19 +72,23 @@ def train(
     watched: Rows | None = None,
     **more: Any,
 ) -> SynchronousOutcome:
-    """A training on so many workers in this thread."""
+    """Train with `workers` workers in this thread."""
     team = SerialGroup(work_of(solver, rows, workers, sparse, watched), workers)
     team.open()
     return solver.train(SynchronousCalls(team), rows[0].shape[1], rows[1].shape[1], **more)
 
 
 def weights(trained: SynchronousOutcome) -> Any:
-    """All weights of a training: (D', K)."""
+    """Return all weights of a training: (D', K)."""
     parts = list(trained.parts())
     assert [part.lo for part in parts[1:]] == [part.hi for part in parts[:-1]]
     return np.concatenate([part.W for part in parts], axis=1)
 
 
 def _share(solver: Any, n: int, worker: int, workers: int) -> Any:
-    """The rows that a worker holds."""
-    return np.arange(n) if solver.replicated else np.array_split(np.arange(n), workers)[worker]
+    """Return the numbers of the rows that a worker holds: LC splits the labels instead."""
+    return (
+        np.arange(n)
+        if isinstance(solver, LCSolver)
+        else np.array_split(np.arange(n), workers)[worker]
+    )

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from xcray.errors import DataError, Stopped
+from xcray.schedule.calls import Call
 from xcray.schedule.events import Lost
 
-PATIENCE = 300.0  # seconds until a wait is given up, however slow the machine
-LARGE = 200_000  # float32s: more than Ray passes within a message
+PATIENCE = 300.0  # seconds until a wait fails, even on a slow machine
+LARGE = 200_000  # float32 values: more than Ray sends inside a message
 
 
 class Hand:
-    """Counts its verbs, makes arrays and adds to them."""
+    """A worker that records its calls, creates arrays and adds to them."""
 
     def __init__(self, worker: str, stopped: Callable[[], bool]) -> None:
         self.worker = worker
@@ -26,87 +27,97 @@ class Hand:
         self.done = []
 
     def make(self, value: float) -> tuple[np.ndarray, str]:
-        """An array full of `value`."""
+        """Return an array full of `value`."""
         self.done.append("make")
         return np.full(LARGE, value, np.float32), self.worker
 
     def add(self, block: np.ndarray, value: float) -> tuple[np.ndarray, float]:
-        """A new array; tells the sum of the first and last element that came."""
+        """Return a new array, and the sum of the first and last element of the received one."""
         self.done.append("add")
         return block + np.float32(value), float(block[0] + block[-1])
 
     def total(self, blocks: Any, scale: float = 1.0) -> tuple[None, float]:
-        """The sum of the first elements of some arrays."""
+        """Return the sum of the first elements of some arrays."""
         return None, scale * float(sum(block[0] for block in blocks))
 
     def kind(self, *args: Any) -> tuple[None, list[str]]:
-        """The types of what it was given."""
+        """Return the types of the arguments."""
         return None, [type(each).__name__ for each in args]
 
     def history(self) -> tuple[None, list[str]]:
-        """What was done so far."""
+        """Return the calls so far."""
         return None, list(self.done)
 
     def long(self) -> tuple[None, None]:
-        """Work in slices until it is told to stop."""
+        """Work in slices until a stop is requested."""
         ends = time.monotonic() + PATIENCE
         while time.monotonic() < ends:
             if self.stopped():
                 raise Stopped("as asked")
             time.sleep(0.005)
-        raise AssertionError("nobody told it to stop")
+        raise AssertionError("no stop was requested")
 
     def pass_gate(self, gate: str) -> tuple[None, str]:
-        """Wait until there is a file called `gate`."""
+        """Wait until the file `gate` exists."""
         ends = time.monotonic() + PATIENCE
         while not Path(gate).exists():
-            assert time.monotonic() < ends, "nobody opened the gate"
+            assert time.monotonic() < ends, "the gate was not opened"
             time.sleep(0.005)
         return None, self.worker
 
     def fail(self) -> tuple[None, None]:
-        """Raise an error of xcray's with all that it says."""
+        """Raise an error of xcray with all fields."""
         raise DataError("BAD_ROW", "what a row", file="rows.txt", line=7, hint="mend it")
 
     def slip(self) -> tuple[None, None]:
-        """Raise an error that nobody meant."""
+        """Raise an unexpected error."""
         return None, {}["nothing"]
 
     def _private(self) -> tuple[None, None]:
-        """No verb."""
+        """Do nothing; a private method must not be callable."""
         return None, None
 
 
 @dataclass(frozen=True)
 class Work:
-    """Makes hands; `broken` is the worker whose hand can't be made."""
+    """Creates workers; `broken` is the name of the worker whose creation fails."""
 
     broken: str | None = None
 
     def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> Hand:
-        """The hand."""
+        """Return the worker."""
         if worker == self.broken:
             raise DataError("NO_SHARD", "there is no such shard")
         return Hand(worker, stopped)
 
     def warm_up(self) -> None:
-        """Nothing to compile."""
+        """Do nothing: there are no kernels to compile."""
+
+
+def to(worker: str, verb: str, *args: Any) -> Call[Any, Any]:
+    """Return a call of any method by its name, of methods that no class has, too."""
+
+    def method(self: Any, *args: Any) -> tuple[Any, Any]:
+        raise AssertionError("only its name is sent")
+
+    method.__name__ = verb
+    return Call(worker, method, *args)
 
 
 def replies(team: Any, count: int, seconds: float = PATIENCE) -> list[Any]:
-    """The next `count` replies."""
+    """Return the next `count` replies."""
     found: list[Any] = []
     ends = time.monotonic() + seconds
     while len(found) < count:
-        assert time.monotonic() < ends, f"only {found} came"
+        assert time.monotonic() < ends, f"only {found} arrived"
         found += team.wait(0.2)
     assert len(found) == count
     return found
 
 
 def ask(team: Any, worker: str, verb: str, *args: Any) -> Any:
-    """Ask and wait for the one reply."""
-    ticket = team.submit(worker, verb, *args)
+    """Submit a call and wait for its reply."""
+    ticket = team.submit(to(worker, verb, *args))
     (reply,) = replies(team, 1)
     assert isinstance(reply, Lost) or reply.ticket == ticket
     return reply

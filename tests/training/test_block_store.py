@@ -1,4 +1,4 @@
-"""Committed blocks: none lost, no damaged one accepted, none of another run mixed in."""
+"""Committed blocks: none is lost, and damaged blocks or those of other runs are rejected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN = {"solver": "ppdsparse", "params": {"lam": 0.01}, "dataset": "abc"}
 
 
 def block(labels, seed: int = 0) -> SolvedLabels:
-    """Made-up weights over 7 features for `labels`; a label's weights depend on the label only."""
+    """Return random weights over 7 features for `labels`, which depend on the label only."""
     rows = [
         np.flatnonzero(np.random.default_rng([seed, label]).random(7) < 0.5) for label in labels
     ]
@@ -33,12 +33,12 @@ def block(labels, seed: int = 0) -> SolvedLabels:
 
 
 def parts(path, run=RUN) -> BlockStore:
-    """The parts of a run with 6 labels and 7 features."""
+    """Return the parts of a run with 6 labels and 7 features."""
     return BlockStore(path, run, n_labels=6, n_features=7)
 
 
 def merged(found: BlockStore, path, **how) -> SolvedLabels:
-    """All labels of the parts in `found`, by way of a file in `path`."""
+    """Return all labels of the parts in `found`, merged through a file in `path`."""
     return found.merge(path / "weights.arrow", **how)
 
 
@@ -73,9 +73,8 @@ def test_damaged_parts_are_set_aside_and_solved_again(tmp_path, harm):
     found.commit(block([3, 4, 5]))
     content = bytearray(victim.read_bytes())
     if harm == "flip":
-        content[content.index(one.W.data.tobytes())] ^= (
-            1  # a weight; Arrow's padding would not matter
-        )
+        # Change a weight, because Arrow's padding does not matter.
+        content[content.index(one.W.data.tobytes())] ^= 1
         victim.write_bytes(content)
     elif harm == "cut":
         victim.write_bytes(content[: len(content) // 2])

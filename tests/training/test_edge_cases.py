@@ -53,7 +53,7 @@ CASES: dict[str, list[Row]] = {
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A data set directory for each case."""
+    """Return the path of a data set directory per case."""
     folder = tmp_path_factory.mktemp("edge")
     for number, rows in enumerate(CASES.values()):
         lines = [

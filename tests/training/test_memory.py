@@ -30,7 +30,7 @@ SHAPES = [(0, 0), (0, 4), (3, 0), (1, 1), (5, 40), (60, 7), (200, 300)]
 
 
 def matrix(rng: np.random.Generator, n_rows: int, n_cols: int) -> CSR:
-    """Random rows, some of them empty, some full."""
+    """Return random rows, some of them empty, some full."""
     rows = [
         np.flatnonzero(rng.random(n_cols) < rng.choice([0.0, 0.05, 0.5, 1.0]))
         for _ in range(n_rows)
@@ -40,7 +40,7 @@ def matrix(rng: np.random.Generator, n_rows: int, n_cols: int) -> CSR:
 
 
 def block(rng: np.random.Generator, labels: Any, W: CSR) -> SolvedLabels:
-    """The block of some labels, whose weights, bias and record depend on the label only."""
+    """Return the block of some labels; weights, bias and record depend on the label only."""
     labels = np.asarray(labels, np.int32)
     rows = [W.row(int(label)) for label in labels]
     records = np.zeros(len(labels), RECORD)
@@ -70,7 +70,7 @@ def test_pieces_in_any_order_give_the_bytes_of_the_whole(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_matrix_with_a_gap_is_no_file(tmp_path: Path) -> None:
+def test_a_matrix_with_a_gap_is_not_written(tmp_path: Path) -> None:
     with (
         pytest.raises(ShapeMismatch, match="3 entries, 1 were written"),
         MatrixWriter(tmp_path / "m", np.array([0, 3]), 9) as out,
@@ -126,9 +126,10 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
     W = matrix(rng, n_labels, n_features)
     order = rng.permutation(n_labels)
     batches = [part for part in np.split(order, np.sort(rng.integers(0, n_labels, 5))) if len(part)]
+    # Add overlapping batches.
     batches += [
         rng.choice(n_labels, rng.integers(1, n_labels + 1), replace=False) for _ in range(3)
-    ]  # overlapping ones
+    ]
     parts = BlockStore(tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features)
     blocks = [block(rng, batches[i], W) for i in rng.permutation(len(batches))]
     for each in blocks:
@@ -137,9 +138,8 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
     for victim in rng.choice(np.array(files, object), 2, replace=False) if len(files) > 2 else []:
         content = bytearray(victim.read_bytes())
         victim.write_bytes(bytes(content[: len(content) // 2]))
-    if (
-        seed % 2
-    ):  # another attempt: damaged parts are found, and what only they held is solved again
+    # Another attempt finds the damaged parts, and solves the labels again that only they had.
+    if seed % 2:
         parts = BlockStore(
             tmp_path / "run", {"seed": seed}, n_labels=n_labels, n_features=n_features
         )
@@ -148,7 +148,7 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
             parts.commit(block(rng, rng.permutation(parts.missing), W))
     else:
         for each in blocks:
-            parts.commit(each)  # the same names: whole again
+            parts.commit(each)  # the same names, so the parts are complete again
     expected = merge(blocks, n_labels, n_features)
     for budget in (1, 8 * 20, 1 << 20):
         got = parts.merge(tmp_path / "w.arrow", budget=budget)
@@ -234,9 +234,8 @@ def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(
     ]
     assert whole.sha256 == mapped.sha256
     assert digests[0] == digests[1]
-    assert (
-        whole.sha256 == "f87efcdc8f3d790c8e1e5c9cd7cb4c23d9ca398cf00e106085fba028d43a6512"
-    )  # as before weights were streamed
+    # The same hash as before weights were streamed.
+    assert whole.sha256 == "f87efcdc8f3d790c8e1e5c9cd7cb4c23d9ca398cf00e106085fba028d43a6512"
 
 
 KILLED = """
@@ -250,7 +249,7 @@ with Staging(Path(sys.argv[1]) / "model", marker=Path(sys.argv[1]) / "staged") a
 """
 
 
-def test_what_a_killed_merge_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_files_of_a_killed_merge_are_removed_by_the_next(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2]
     )
@@ -264,7 +263,7 @@ def test_what_a_killed_merge_left_goes_with_the_next(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "staged").write_text(str(tmp_path / "mine"))
     with Staging(tmp_path / "model", marker=tmp_path / "staged"):
-        assert (tmp_path / "mine").is_dir()  # no staging directory: not ours to remove
+        assert (tmp_path / "mine").is_dir()  # not a staging directory, so it is not removed
 
 
 LIMITED = """
@@ -328,12 +327,10 @@ def in_parts(
     return W
 
 
-def test_three_times_the_allowed_memory_is_merged_turned_and_published(
+def test_three_times_the_allowed_memory_is_merged_and_published(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """The limit is 16 MiB; the parts have 50 MB of weights, the model 100. In memory it must
-    fail.
-    """
+    """With 16 MiB, 50 MB of parts are merged to a model of 100 MB; in memory this must fail."""
     allowed, n_labels, n_features = 16 << 20, 240, 40_000
     W = in_parts(tmp_path / "run", rng, n_labels, n_features, 26_000)
     in_parts(tmp_path / "small", rng, 12, 60, 30)
@@ -354,12 +351,13 @@ def test_three_times_the_allowed_memory_is_merged_turned_and_published(
     ).sha256
     said = {}
     for how in ("streamed", "in-memory"):
+        # A thread that a library starts takes 1 MiB instead of 8.
         command = [
             "/bin/sh",
             "-c",
             'ulimit -S -s 1024; exec "$@"',
             "sh",
-        ]  # a thread that some library starts takes 1 MiB, not 8
+        ]
         command += [sys.executable, "-c", LIMITED, str(tmp_path), str(allowed), how]
         environment = {
             "PATH": "/usr/bin",

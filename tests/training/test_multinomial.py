@@ -1,6 +1,4 @@
-"""DS-MLR, L-BFGS and LC trainings: pools, stops, kills, resumes, time limits, reports, CLI,
-REST.
-"""
+"""DS-MLR, L-BFGS and LC trainings: pools, stops, resumes, time limits, reports, CLI, REST."""
 
 from __future__ import annotations
 
@@ -28,8 +26,10 @@ from xcray.data.weights import set_weights
 from xcray.errors import Conflict, InputError, ParameterError, Refused, Stopped
 from xcray.jobs.home import Home
 from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import PENDING, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
@@ -37,12 +37,13 @@ from xcray.solvers import make_solver
 from xcray.solvers.synchronous_contract import LabelWeights
 from xcray.storage.arrow import read_table
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training import TrainSpec, synchronous, train
+from xcray.training import TrainSpec, synchronous, train, weight_checkpoints
 from xcray.training.edit.operations import remove_labels, retrain_labels
-from xcray.training.joint import EPOCHS_FILE, shorten_history, thin_history
+from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
 from xcray.training.report.render import draw_report
 from xcray.training.rotation import interval, strategy
 from xcray.training.tuning.search import TuneSpec
+from xcray.training.weight_checkpoints import WeightCheckpoints
 from xcray.workers.pool import StopFlag
 
 GRID = {"shards": 4, "blocks": 3}
@@ -52,12 +53,12 @@ PARAMS: dict[str, dict[str, Any]] = {
     "lbfgs": {"lam": LAM, "tolerance": 1e-3},
     "lc": {"lam": LAM, "tolerance": 1e-3},
 }
-QUICK = {"lease_seconds": 600.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
+QUICK = MonitorOptions(lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02)
 each_solver = pytest.mark.parametrize("solver", sorted(PARAMS))
 
 
 def spec_of(data: Dataset, solver: str = "dsmlr", **changes: Any) -> TrainSpec:
-    """A small training of `solver`, on one thread."""
+    """Return the specification of a small training of `solver` on one thread."""
     params = {**PARAMS[solver], **changes.pop("params", {})}
     return TrainSpec(
         **{
@@ -72,7 +73,7 @@ def spec_of(data: Dataset, solver: str = "dsmlr", **changes: Any) -> TrainSpec:
 
 @pytest.fixture(scope="module")
 def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each solver gives on one thread."""
+    """Return the result of each solver on one thread."""
     folder = tmp_path_factory.mktemp("mlr")
     return {
         name: train(spec_of(tiny, name), run_dir=folder / name / "run", out=folder / name / "model")
@@ -138,15 +139,15 @@ def test_threads_give_the_same_bits(
 
 @contextmanager
 def kept_often() -> Iterator[None]:
-    """A checkpoint at every rest, and after every round."""
+    """Write a checkpoint at every sync point, and after every round."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategy, "CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(synchronous, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(weight_checkpoints, "CHECKPOINT_SECONDS", 0.0)
         yield
 
 
 def stop_at(epoch: int, stop: StopFlag) -> Any:
-    """A progress that asks for a stop after some epochs."""
+    """Return a progress callback that requests a stop at an epoch."""
     return lambda progress: stop.set() if progress.figures.get("epoch", 0) >= epoch else None
 
 
@@ -174,31 +175,30 @@ def test_stopped_and_resumed_it_ends_the_same(
     epochs, whole = (
         [each["epoch"] for each in made.report["history"]] for made in (result, trained[solver])
     )
-    assert epochs == (
-        whole if solver == "dsmlr" else list(range(1, len(epochs) + 1))
-    )  # none is missing, none was done twice
+    # No epoch is missing or repeated.
+    assert epochs == (whole if solver == "dsmlr" else list(range(1, len(epochs) + 1)))
     assert next(each.figures["epoch"] for each in steps if each.figures) >= 3
     if solver == "dsmlr":
         assert result.sha256 == trained[solver].sha256
-    else:  # it begins with the weights that were kept, not with the steps that led to them
+    else:  # it restarts from the stored weights, without the history of steps
         assert result.report["objective"] == pytest.approx(
             trained[solver].report["objective"], rel=1e-4
         )
 
 
-def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_damaged_weights_are_not_resumed_from(tmp_path: Path) -> None:
     parts = [
         LabelWeights(0, 2, np.arange(6.0).reshape(3, 2)),
         LabelWeights(2, 5, np.arange(6.0, 15.0).reshape(3, 3)),
     ]
-    kept = synchronous.WeightCheckpoints(tmp_path)
+    kept = WeightCheckpoints(tmp_path)
     assert kept.newest() is None
     for number in (1, 2):
         kept.save(
             [{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts)
         )
     assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
-    found = synchronous.WeightCheckpoints(tmp_path).newest()
+    found = WeightCheckpoints(tmp_path).newest()
     assert found is not None
     assert (found[0], found[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
     np.testing.assert_array_equal(
@@ -206,16 +206,14 @@ def test_damaged_weights_are_not_gone_on_with(tmp_path: Path) -> None:
     )
     weights = tmp_path / "round-000002" / "weights-00001.arrow"
     weights.write_bytes(weights.read_bytes()[:-64])
-    assert synchronous.WeightCheckpoints(tmp_path).newest() is None
+    assert WeightCheckpoints(tmp_path).newest() is None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
+def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With LC the weights are where they were made; the team of this process can rehearse that they
-    go with a node.
-    """
+    """LC's weights stay on the workers, and a local group simulates the loss of a node."""
     made, lost = list[Any](), list[int]()
     build = synchronous.make_worker_group
     monkeypatch.setattr(
@@ -237,7 +235,7 @@ def test_a_node_that_is_lost_costs_the_rounds_since_the_weights_were_kept(
     assert result.report["objective"] == pytest.approx(trained["lc"].report["objective"], rel=1e-4)
 
 
-def test_the_whole_of_a_long_history_lies_beside_the_model(tmp_path: Path) -> None:
+def test_the_whole_of_a_long_history_is_next_to_the_model(tmp_path: Path) -> None:
     entries = [
         {"epoch": n, "objective": 1.0 / (n + 1), **({"held_out": 0.5} if n % 2 else {})}
         for n in range(1200)
@@ -264,7 +262,7 @@ def test_long_histories_are_thinned() -> None:
     assert thin_history(history[:7], 500) == history[:7]
 
 
-def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_grid(tiny: Dataset, tmp_path: Path) -> None:
     open_grid, stop = {"shards": 0, "blocks": 0, "tolerance": 1e-2}, StopFlag()
     spec = spec_of(tiny, params=open_grid, pool="threads", workers=2)
     with kept_often(), pytest.raises(Stopped):
@@ -281,7 +279,7 @@ def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path
     fresh = make_solver("dsmlr", spec.params).grid(
         tiny.train.n_rows, tiny.n_labels, tiny.n_features, 3
     )
-    assert result.report["grid"] != fresh._asdict()  # what three workers would have begun with
+    assert result.report["grid"] != fresh._asdict()  # the default grid of three workers
     assert result.sha256 == alone.sha256
     with pytest.raises(Conflict, match="other params"):
         train(spec_of(tiny, params={"lam": 0.5}), run_dir=tmp_path / "run", out=tmp_path / "third")
@@ -290,10 +288,10 @@ def test_a_run_goes_on_with_the_grid_it_began_with(tiny: Dataset, tmp_path: Path
 KILLED = """
 import json, os, signal, sys
 from xcray.solvers import make_solver
-from xcray.training import TrainSpec, synchronous, train
+from xcray.training import TrainSpec, train, weight_checkpoints
 from xcray.training.rotation import strategy
 
-strategy.CHECKPOINT_SECONDS = synchronous.CHECKPOINT_SECONDS = 0.0
+strategy.CHECKPOINT_SECONDS = weight_checkpoints.CHECKPOINT_SECONDS = 0.0
 
 
 def progress(step):
@@ -306,7 +304,7 @@ train(TrainSpec.from_dict(json.loads(sys.argv[1])), run_dir=sys.argv[2], out=sys
 
 
 def killed(spec: TrainSpec, run_dir: Path, out: Path) -> None:
-    """A training whose process is killed after four epochs."""
+    """Run a training whose process is killed after four epochs."""
     arguments = [json.dumps(spec.as_dict()), str(run_dir), str(out)]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600, check=False)
     assert done.returncode == -9
@@ -321,11 +319,11 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     assert result.sha256 == trained["dsmlr"].sha256
     assert len(result.report["history"]) == len(trained["dsmlr"].report["history"])
-    assert not list((tmp_path / "run" / "rests").glob("rest-*"))  # of no use any more
+    assert not list((tmp_path / "run" / "rests").glob("rest-*"))  # no longer needed
 
 
 @each_solver
-def test_lost_parts_are_made_anew(
+def test_lost_parts_are_written_again(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path, solver: str
 ) -> None:
     spec, run = spec_of(tiny, solver), tmp_path / "run"
@@ -334,9 +332,8 @@ def test_lost_parts_are_made_anew(
     again = train(spec, run_dir=run, out=tmp_path / "again")
     assert again.sha256 == trained[solver].sha256
     assert again.report["seconds"]["TRAINING"] <= time.monotonic() - began
-    assert (
-        again.report["history"] == Model.open(tmp_path / "model").manifest["report"]["history"]
-    )  # nothing was trained
+    # Nothing was trained.
+    assert again.report["history"] == Model.open(tmp_path / "model").manifest["report"]["history"]
     min(run.glob("part-*.arrow")).unlink()
     assert train(spec, run_dir=run, out=tmp_path / "third").sha256 == trained[solver].sha256
 
@@ -380,9 +377,8 @@ def test_weights_of_rows_count(tiny: Dataset, trained: dict[str, Any], tmp_path:
         for i, data in enumerate((twice, other))
     ]
     models = [Model.open(result.model_path) for result in (trained["dsmlr"], *runs)]
-    np.testing.assert_array_equal(
-        models[0].W.data, models[1].W.data
-    )  # shares of the whole: the same
+    # Only the ratios of weights count.
+    np.testing.assert_array_equal(models[0].W.data, models[1].W.data)
     assert not np.array_equal(models[0].W.data, models[2].W.data)
 
 
@@ -401,8 +397,8 @@ def test_unsupported_operations_are_refused_with_a_fix(
     assert Model.open(fewer.model_path).link == "softmax"
 
 
-def test_it_can_be_calibrated_too(tiny: Dataset, tmp_path: Path) -> None:
-    """For rows of several labels: how likely each label is right, where softmax tells its share."""
+def test_a_softmax_model_can_be_calibrated(tiny: Dataset, tmp_path: Path) -> None:
+    """Rows have several labels: curves give the chance of each, and softmax only its share."""
     result = train(
         spec_of(tiny, "lc", calibrate=True), run_dir=tmp_path / "run", out=tmp_path / "model"
     )
@@ -415,7 +411,7 @@ def test_pictures_and_page(trained: dict[str, Any], tmp_path: Path, solver: str)
     report = draw_report(trained[solver].model_path, tmp_path / "report")
     assert {"descent", "timeline", "by_frequency"} <= set(report["pictures"])
     assert "certificates" in report["left_out"]
-    assert report["timeline"]["classes"] == 0  # nobody finishes a class by itself
+    assert report["timeline"]["classes"] == 0  # no class is finished separately
     assert report["timeline"]["batches_total"] == report["training"]["batches"]
     page = (tmp_path / "report" / "report.md").read_text()
     assert f"after {report['training']['epochs']} epochs" in page
@@ -475,16 +471,20 @@ def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_
     store = JobStore(home.store_url)
     try:
         spec = spec_of(tiny)
-        job = store.submit({**spec.as_dict(), "name": "soft", "dataset_id": "ds_1"}, name="soft")[0]
-        store.claim_job("test", lease_seconds=600)
-        killed(spec, home.run(job.id), tmp_path / "nowhere")  # its runner dies in the middle
-        assert store.mark_lost(job.id, 1).status == PENDING
-        store.claim_job("test", lease_seconds=600)
-        assert run_attempt(store, home, job.id, 2, **QUICK) == SUCCEEDED
-        found = store.get_job(job.id)
+        job = store.jobs.submit(
+            JobSubmission({**spec.as_dict(), "name": "soft", "dataset_id": "ds_1"}, name="soft")
+        )[0]
+        store.attempts.claim("test", lease_seconds=600)
+        killed(spec, home.run(job.id), tmp_path / "nowhere")  # the runner dies during the training
+        assert store.attempts.mark_lost(job.id, 1).status == PENDING
+        store.attempts.claim("test", lease_seconds=600)
+        assert run_attempt(store, home, job.id, 2, options=QUICK) == SUCCEEDED
+        found = store.jobs.get(job.id)
         assert found.result["sha256"] == trained["dsmlr"].sha256
         objectives = [
-            event.data["objective"] for event in store.list_events(job.id) if event.kind == "epoch"
+            event.data["objective"]
+            for event in store.jobs.list_events(job.id)
+            if event.kind == "epoch"
         ]
         whole = [each["objective"] for each in trained["dsmlr"].report["history"]]
         assert objectives == whole[-len(objectives) :]
@@ -504,9 +504,15 @@ def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_
         )
         asked = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
         job = client.jobs.submit(**asked)
-        claimed = app_state.store.claim_job("test", lease_seconds=600)
+        claimed = app_state.store.attempts.claim("test", lease_seconds=600)
         assert (
-            run_attempt(app_state.store, app_state.home, claimed.id, claimed.attempt, **QUICK)
+            run_attempt(
+                app_state.store,
+                app_state.home,
+                claimed.id,
+                claimed.attempt,
+                options=QUICK,
+            )
             == SUCCEEDED
         )
         done = client.jobs.get(job["id"])
@@ -538,7 +544,7 @@ def test_products_take_one_core_each() -> None:
 
 
 def softmax_of(model: Model, data: Dataset) -> Any:
-    """Probabilities of all labels for the first held-out row, by the formula."""
+    """Return the probabilities of all labels for the first held-out row, by the formula."""
     scores = (
         data.test.X.to_scipy()[0].toarray().astype(float)
         @ model.W.to_scipy().toarray().T.astype(float)

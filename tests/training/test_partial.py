@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.observers import FunctionObserver
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError, Refused
@@ -19,13 +20,14 @@ from xcray.schedule.events import Drain
 from xcray.training import TrainResult, TrainSpec, solve_labels, train
 from xcray.training.edit.operations import add_labels, remove_labels, retrain_labels
 from xcray.workers.driver import run_schedule
+from xcray.workers.observer import RunProgress
 
 Run = Callable[..., TrainResult]
 
 
 @pytest.fixture(scope="module")
 def reference(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """The model of an uninterrupted run."""
+    """Return the model of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("reference")
     return train(
         TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model"
@@ -33,28 +35,30 @@ def reference(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainR
 
 
 def short(labels: int, timed: bool = True) -> Callable[..., None]:
-    """A `drive` whose time is up when so many labels are done: a clock would make the test depend
-    on the machine.
+    """Return a `run_schedule` whose time is up after `labels` labels.
+
+    A clock would make the test depend on the machine.
     """
 
-    def until(schedule: Any, pool: Any, *, tick: Any, seconds: float | None, **more: Any) -> None:
+    def until(schedule: Any, pool: Any, observer: Any, *, stop: Any, seconds: Any) -> None:
         assert (seconds is not None) == timed
 
-        def report_tick() -> None:
+        def report(progress: RunProgress) -> None:
             if seconds is not None and schedule.done_labels >= labels:
                 schedule.on(Drain(), pool.now())
-            tick()
+            observer.report(progress)
 
         if labels == 0:
             schedule.on(Drain())
-        run_schedule(schedule, pool, tick=report_tick, seconds=None, **more)
+        shorter = FunctionObserver(observer.commit, report, observer.record, observer.sync)
+        run_schedule(schedule, pool, shorter, stop=stop, seconds=None)
 
     return until
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch, tiny: Dataset, tmp_path: Path) -> Run:
-    """Train for a time that is up when so many labels are done."""
+    """Return a function that trains until a number of labels are done."""
 
     def after(labels: int, out: str, **changes: Any) -> TrainResult:
         spec = TrainSpec(
@@ -68,7 +72,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tiny: Dataset, tmp_path: Path) -> Run
 
 
 def done_of(result: TrainResult) -> np.ndarray:
-    """Which labels of a model were trained."""
+    """Return a mask of the labels of a model that were trained."""
     classes = Model.open(result.model_path).classes
     assert classes is not None
     return classes.column("rounds").to_numpy() >= 0
@@ -83,9 +87,8 @@ def test_the_most_valuable_labels_come_first_and_the_model_says_what_it_lacks(
     assert 5 <= done.sum() < 40
     assert counts[done].min() >= counts[~done].max()
     ties = np.flatnonzero(counts == counts[done].min())
-    assert np.array_equal(
-        np.sort(done[ties])[::-1], done[ties]
-    )  # equal ones in the order of labels
+    # Ties are solved in the order of labels.
+    assert np.array_equal(np.sort(done[ties])[::-1], done[ties])
     missing = int((~done).sum())
     assert model.manifest["partial"] == {"missing": missing}
     assert result.report["partial"] == {
@@ -165,9 +168,8 @@ def test_changed_labels_keep_count_of_what_is_missing(
     again = add_labels(less.model_path, tiny.path, tmp_path / "again", missing[:2])
     assert Model.open(again.model_path).manifest["partial"] == {"missing": n - 2}
     filled = retrain_labels(part.model_path, tiny.path, tmp_path / "filled", missing)
-    assert n - len(missing) == int(
-        (tiny.label_counts == 0).sum()
-    )  # labels without rows can't be trained by name
+    # Labels without rows cannot be trained.
+    assert n - len(missing) == int((tiny.label_counts == 0).sum())
     assert np.array_equal(
         Model.open(filled.model_path).W.data, Model.open(reference.model_path).W.data
     )
@@ -186,7 +188,7 @@ def test_partial_from_the_command_line(
     done = int(done_of(TrainResult(tmp_path / "model", "", {}, {})).sum())
     assert f"PARTIAL: {done} of 40 labels are trained" in shown.out
     assert "--run-dir" in shown.err
-    assert (tmp_path / "model.run").is_dir()  # more time goes on from there
+    assert (tmp_path / "model.run").is_dir()  # kept for a run with more time
     monkeypatch.setattr(solve_labels, "run_schedule", run_schedule)
     assert (
         main(

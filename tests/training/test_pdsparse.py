@@ -13,8 +13,10 @@ from xcray.cli.main import main
 from xcray.errors import Stopped
 from xcray.jobs.home import Home
 from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.model import Model
 from xcray.solvers import dual_checkpoint
 from xcray.training import TrainSpec, train
@@ -24,7 +26,7 @@ from xcray.workers.pool import StopFlag
 
 @pytest.fixture(scope="module")
 def reference(tiny, tmp_path_factory):
-    """The serial result, and its spec."""
+    """Return the specification and the result of a serial training."""
     folder = tmp_path_factory.mktemp("reference")
     spec = TrainSpec(str(tiny.path), solver="pdsparse", pool="serial")
     return spec, train(spec, run_dir=folder / "run", out=folder / "model")
@@ -88,7 +90,7 @@ def test_one_ray_worker_gives_the_same_model(reference, tmp_path, ray):
     assert other.sha256 == result.sha256
 
 
-def test_a_stopped_training_goes_on_with_the_pass_it_had_kept(reference, tmp_path, monkeypatch):
+def test_a_stopped_training_resumes_from_its_last_saved_pass(reference, tmp_path, monkeypatch):
     spec, result = reference
     monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
     stop, stopped, saved = StopFlag(), threading.Event(), []
@@ -158,20 +160,24 @@ def test_a_job_trains_and_publishes_it(reference, tmp_path):
     home = Home(tmp_path / "home")
     store = JobStore(home.store_url)
     try:
-        store.submit({**spec.as_dict(), "name": "margins", "dataset_id": "ds_1"}, name="margins")
-        job = store.claim_job("test", lease_seconds=600)
+        store.jobs.submit(
+            JobSubmission(
+                {**spec.as_dict(), "name": "margins", "dataset_id": "ds_1"}, name="margins"
+            )
+        )
+        job = store.attempts.claim("test", lease_seconds=600)
         assert (
             run_attempt(
                 store,
                 home,
                 job.id,
                 1,
-                lease_seconds=600.0,
-                heartbeat_seconds=0.05,
-                report_seconds=0.02,
+                options=MonitorOptions(
+                    lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02
+                ),
             )
             == SUCCEEDED
         )
-        assert store.get_job(job.id).result["sha256"] == result.sha256
+        assert store.jobs.get(job.id).result["sha256"] == result.sha256
     finally:
         store.close()

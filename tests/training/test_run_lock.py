@@ -1,4 +1,4 @@
-"""One training at a time in a run directory; what is published is complete."""
+"""A run directory has one training at a time, and published files are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""train(): resume, stop, refusal, same bits on every local pool."""
+"""`train`: resume, stop, refusals, and the same bits on every local pool."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from xcray.workers.pool import StopFlag
 
 
 def spec(dataset: Dataset, **changes) -> TrainSpec:
-    """Serial training of `dataset`, with changes."""
+    """Return the specification of a serial training of `dataset`, with changes."""
     return TrainSpec(**{"dataset": str(dataset.path), "pool": "serial", **changes})
 
 
 @pytest.fixture(scope="module")
 def reference(tiny, tmp_path_factory):
-    """The serial result."""
+    """Return the result of a serial training."""
     folder = tmp_path_factory.mktemp("reference")
     return train(spec(tiny), run_dir=folder / "run", out=folder / "model")
 
@@ -99,7 +99,7 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
     assert result.sha256 == reference.sha256
 
 
-def test_progress_tells_phases_in_order_and_ends_complete(tiny, tmp_path):
+def test_progress_reports_phases_in_order_and_ends_complete(tiny, tmp_path):
     steps = []
     train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model", progress=steps.append)
     phases = list(dict.fromkeys(p.phase for p in steps))
@@ -119,9 +119,8 @@ def test_a_run_directory_belongs_to_one_run(tiny, tmp_path):
 
 
 def test_timeline_accounts_for_every_class(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "xcray.schedule.label_scheduler.COPY_MARGIN_SECONDS", 1e9
-    )  # a thread that has to wait for a core is late: no copies here
+    # No speculative copies, because a thread that waits for a core is late.
+    monkeypatch.setattr("xcray.schedule.label_scheduler.COPY_MARGIN_SECONDS", 1e9)
     result = train(
         spec(tiny, pool="threads", workers=2), run_dir=tmp_path / "run", out=tmp_path / "model"
     )

@@ -31,7 +31,7 @@ def test_the_same_command_again_finds_the_model_and_pushes_it_once(
     assert f"pushed to {remote.path.uri}" in output.err
     assert cli.main([*words, "-p", "lam=0.5"]) == 1
     assert "another training" in capsys.readouterr().err
-    assert cli.main(words[:-1]) == 1  # without --resume, what is there is in the way, as ever
+    assert cli.main(words[:-1]) == 1  # without --resume, an existing model is an error
 
     spec = TrainSpec(str(tiny.path))
     assert find_finished(spec, tmp_path / "nothing") is None
@@ -48,7 +48,7 @@ def test_the_same_command_again_finds_the_model_and_pushes_it_once(
         find_finished(spec, out)
 
 
-def test_where_a_model_goes_is_asked_before_it_is_trained(
+def test_the_destination_of_a_model_is_checked_before_training(
     tiny: Dataset,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

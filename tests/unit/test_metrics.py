@@ -1,4 +1,4 @@
-"""Measures: hand-computed, against the naive twin, against scikit-learn."""
+"""Measures: computed by hand, compared with naive code and scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xcray.errors import ParameterError, ShapeMismatch
 
 
 def truth(rows, n_labels) -> Pattern:
-    """A Pattern of label sets."""
+    """Return the Pattern of label sets."""
     return pattern(
         np.cumsum([0] + [len(row) for row in rows]),
         [label for row in rows for label in sorted(row)],
@@ -26,14 +26,14 @@ def truth(rows, n_labels) -> Pattern:
 
 
 def ranking(rows) -> TopK:
-    """A TopK with falling scores."""
+    """Return a TopK with falling scores."""
     labels = np.array(rows, np.int32)
     return TopK(labels, np.tile(-np.arange(labels.shape[1], dtype=np.float64), (len(labels), 1)))
 
 
 @st.composite
 def cases(draw):
-    """(ranked, true, K): complete or cut rankings and sets of labels, empty ones too."""
+    """Draw (ranked, true, K): complete or cut rankings, and sets of labels, some of them empty."""
     n, K = draw(st.integers(1, 7)), draw(st.integers(1, 8))
     width = draw(st.integers(1, K))
     ranked = [draw(st.permutations(range(K)))[:width] for _ in range(n)]
@@ -163,12 +163,13 @@ def test_frequency_groups_equal_the_naive_twin(case, k, counts, n, equal):
 def test_frequency_groups_by_hand():
     assert metrics.frequency_groups([5, 0, 1, 1, 2], 2, "labels").tolist() == [1, -1, 0, 0, 1]
     assert metrics.frequency_groups([7, 1, 1, 1], 2, "positives").tolist() == [1, 0, 0, 0]
+    # Groups 2 to 5 and 7 to 9 are empty.
     assert metrics.frequency_groups([8, 1, 1, 0], 10, "positives").tolist() == [
         6,
         0,
         1,
         -1,
-    ]  # groups 2 to 5, 7 to 9 are empty
+    ]
     Y, top = truth([{0, 2}, {1}], 3), ranking([[2, 1], [1, 0]])
     rare, common = metrics.by_frequency(top, Y, [9, 5, 1], ks=(2,), n_groups=2)
     assert rare == {
@@ -198,7 +199,7 @@ def test_sets_from_rankings_and_views():
     assert metrics.predicted_sets(top, 3, threshold=0.0).row(0).tolist() == [2]
     assert metrics.predicted_sets(top, 3, k=1).indices.tolist() == [2, 1]
     whole = truth([{0}, {0, 2}, {1}], 3)
-    view = Pattern(whole.indptr[1:], whole.indices, 3)  # rows 1 and 2, as a split hands them out
+    view = Pattern(whole.indptr[1:], whole.indices, 3)  # rows 1 and 2, as in a split
     assert metrics.precision_at_k(top, view, 1) == 1.0
     assert metrics.f1(metrics.predicted_sets(top, 3), view) == {"micro-F1": 1.0, "macro-F1": 1.0}
     assert metrics.psp_at_k(top, view, 2, np.ones(3)) == 1.0

@@ -1,4 +1,4 @@
-"""Pictures: what is drawn, computed by hand; and that each picture is a PNG of its size."""
+"""Plots: contents compared with values by hand, and a PNG of the right size for each."""
 
 from __future__ import annotations
 
@@ -61,9 +61,8 @@ def test_bars_lie_end_to_end_in_the_lanes_of_their_workers():
         for bar in plots.timeline_bars(timeline_document(apart, limit=2))
         if bar.outcome == "lost"
     ]
-    assert [(bar.begins, bar.ends, bar.share) for bar in lost] == [
-        (1.0, 2.5, 1.0)
-    ]  # six, in one bar as long as they were
+    # Six batches in one bar as long as their sum.
+    assert [(bar.begins, bar.ends, bar.share) for bar in lost] == [(1.0, 2.5, 1.0)]
 
 
 def test_speed_ups():
@@ -77,7 +76,7 @@ def test_speed_ups():
 
 
 def group(least, most, **more):
-    """A row of a table by frequency."""
+    """Return a row of a table by frequency."""
     return {
         "labels": 4,
         "least": least,
@@ -145,7 +144,7 @@ def test_many_lanes_stay_on_one_page(tmp_path):
     assert png_size(tmp_path / "crowd.png")[1] <= 14 * plots.DPI
 
 
-def test_without_matplotlib_the_mend_is_named(tmp_path, monkeypatch):
+def test_without_matplotlib_the_fix_is_named(tmp_path, monkeypatch):
     real = builtins.__import__
 
     def without(name, *rest, **more):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.observers import run_schedule
 from tests.support.simulated_ray import Happening, Play, played
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.autoscaling import ScalingPolicy
@@ -19,7 +20,6 @@ from xcray.schedule.placement_timeouts import (
     SURPLUS_SECONDS,
     PlacementWatchdog,
 )
-from xcray.workers.driver import run_schedule
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray import pool as ray_pool
 from xcray.workers.ray.actors import node_seconds, start_seconds
@@ -31,7 +31,7 @@ WORK = SimpleNamespace(warm_up=lambda: None, decode_result=lambda block: block, 
 def job(
     play: Play, workers: int = 6, thrift: ScalingPolicy | None = None
 ) -> tuple[float, list[str]]:
-    """A job on a play: the seconds it took, and what it said that it waited for."""
+    """Run a job on a simulated Ray; return its seconds and the reasons for waiting."""
     done, said = list[int](), list[str]()
     schedule = LabelScheduler(range(len(play.costs)), play.costs, workers=workers)
     with played(play):
@@ -51,7 +51,7 @@ def job(
     return play.now - play.began, [word for word in dict.fromkeys(said) if word]
 
 
-def test_where_all_goes_well_nobody_says_anything():
+def test_a_job_without_problems_reports_no_wait():
     seconds, said = job(
         Play([1.0] * 60, [Happening(0.0, "node", 4)]), thrift=ScalingPolicy(node_seconds=10.0)
     )
@@ -60,10 +60,8 @@ def test_where_all_goes_well_nobody_says_anything():
 
 
 @pytest.mark.parametrize("thrift", [None, ScalingPolicy(node_seconds=10.0)], ids=["all", "thrift"])
-def test_a_request_that_was_lost_is_made_anew(thrift):
-    """A node with room, up from the start, and an actor that Ray never places: the first, and its
-    follower.
-    """
+def test_a_lost_request_is_repeated(thrift):
+    """Ray never places the first three actors, although a node has room from the start."""
     seconds, said = job(
         Play([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift
     )
@@ -71,17 +69,15 @@ def test_a_request_that_was_lost_is_made_anew(thrift):
     assert any("had room" in word and "placed no worker" in word for word in said)
 
 
-def test_a_node_that_takes_nobody_is_left_out_and_another_is_asked_for():
-    """It has room, as its head says, and never heard of the job; the autoscaler must be asked for
-    one that works.
-    """
+def test_a_node_that_places_no_worker_is_avoided_and_another_requested():
+    """The node reports room but takes no actor, so the autoscaler must add another node."""
     play = Play([1.0] * 60, [Happening(0.0, "deaf", 2)], grows=2)
     seconds, _ = job(play, 4, ScalingPolicy(node_seconds=10.0))
     assert seconds < 120.0
 
 
-def test_where_nobody_is_ready_it_is_given_up_also_after_somebody_was(monkeypatch):
-    """Its one node dies, and none comes: it ends, with what it waited for."""
+def test_a_job_without_workers_ends_after_the_start_timeout(monkeypatch):
+    """The only node dies and no other starts: the job ends with the reason for its wait."""
     monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "60")
     play = Play([1.0] * 500, [Happening(0.0, "node", 2), Happening(20.0, "kill")])
     with pytest.raises(
@@ -93,10 +89,8 @@ def test_where_nobody_is_ready_it_is_given_up_also_after_somebody_was(monkeypatc
     assert play.now - play.began < 20.0 + play.notice + 60.0 + 20.0
 
 
-def test_a_clock_that_is_set_back_stops_nothing():
-    """What is left is looked at a few times a second, by a clock that never goes back: else nobody
-    would be asked for.
-    """
+def test_a_clock_that_is_set_back_has_no_effect():
+    """The pool polls the forecast by a monotonic clock; else it would request no workers."""
     play = Play([1.0] * 60, [Happening(0.0, "node", 4)])
     wall = SimpleNamespace(monotonic=lambda: play.now, time=lambda: -play.now, sleep=play.pass_time)
     with played(play), pytest.MonkeyPatch.context() as patch:
@@ -136,11 +130,10 @@ HAPPENINGS = st.lists(
     st.booleans(),
     st.integers(0, 3),
 )
-def test_whatever_happens_in_whatever_order_all_labels_are_done_in_time(
-    happenings, lost, lag, thrifty, grows
-):
-    """Nodes come, go, drain and are deaf, actors crash, requests are lost, what is told is old;
-    from 150 s on one is sound.
+def test_all_labels_are_done_in_time_under_random_events(happenings, lost, lag, thrifty, grows):
+    """Nodes start, die, drain or ignore requests, actors crash, and status reports are late.
+
+    From 150 s on, one node is healthy.
     """
     play = Play(
         [0.5] * 120,
@@ -157,7 +150,7 @@ def test_whatever_happens_in_whatever_order_all_labels_are_done_in_time(
     )
 
 
-def test_what_is_waited_for_is_said_in_words_after_a_while():
+def test_the_reason_for_a_wait_is_reported_after_a_while():
     patience = PlacementWatchdog()
     assert patience.check(0.0, {"a": 0.0}, 1, [], 60.0).reason == ""
     assert (
@@ -170,7 +163,7 @@ def test_what_is_waited_for_is_said_in_words_after_a_while():
     assert not patience.check(100.0, {}, 1, ["n"], 60.0).reason
 
 
-def test_who_waits_is_asked_for_anew_and_then_the_node_is_left_out():
+def test_a_stuck_request_is_repeated_and_then_the_node_is_avoided():
     patience, now = PlacementWatchdog(), 0.0
     ways = []
     for turn in range(2):
@@ -184,7 +177,7 @@ def test_who_waits_is_asked_for_anew_and_then_the_node_is_left_out():
     assert [(way.retry, way.avoid) for way in ways] == [(("w0",), ()), (("w1",), ("deaf",))]
 
 
-def test_somebody_who_comes_starts_the_patience_anew_and_too_many_are_called_off_after_a_while():
+def test_a_new_worker_resets_the_timeout_and_surplus_requests_are_cancelled():
     patience = PlacementWatchdog()
     for now in range(int(STUCK_SECONDS)):
         assert not patience.check(float(now), {"a": 0.0, "b": 0.0}, 1, ["n"], 600.0).retry

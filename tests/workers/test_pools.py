@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.observers import run_schedule
 from tests.support.ppdsparse_problems import problem
 from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
 from xcray.kernels.sparse import transpose, transpose_pattern
@@ -20,7 +21,6 @@ from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import concatenate, merge
 from xcray.workers import local_pool as local_pools
-from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
 from xcray.workers.pool import Failed, Result, StopFlag, TaskCancelled
 
@@ -31,15 +31,14 @@ POOLS = {
 }
 
 
-PATIENCE = (
-    300.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
-)
-# classes that would never end; of the hinge loss, which coordinate descent alone solves
+# Seconds until a wait is given up; a slow machine may need to compile kernels.
+PATIENCE = 300.0
+# Classes that never end, with the hinge loss, which only coordinate descent solves.
 LONG = {"k": 2, "loss": "hinge", "eps": 1e-300, "C": 1e9, "tau": 1e-6, "max_sweeps": 2**31 - 1}
 
 
 def setting(k: int = 24, **parameters):
-    """A solver, its local part and a schedule of single labels and small batches."""
+    """Return a solver, its local state, and a schedule of single labels and small batches."""
     X, Y = problem(21, n=300, d=80, k=k)
     solver = PPDSparseSolver(**parameters)
     local = solver.load(X, transpose(X), transpose_pattern(Y))
@@ -88,15 +87,14 @@ def test_a_stop_keeps_what_was_committed_and_ends_threads(name):
 
 @pytest.mark.parametrize("name", POOLS)
 def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
-    """A class that would never end is given up within a slice."""
+    """A class that would never end is stopped within a slice."""
     monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
-    begun = told_when_begun(monkeypatch)
+    begun = task_start_event(monkeypatch)
     solver, local, schedule = setting(**LONG)
     stop = StopFlag()
     pool = POOLS[name](solver, local)
-    end = (
-        pool.stop if name == "serial" else stop.set
-    )  # the loop can't look while the one thread works: another thread stops it
+    # The serial pool's loop cannot poll while it works, so another thread stops it.
+    end = pool.stop if name == "serial" else stop.set
     stopper = threading.Thread(target=lambda: begun.wait(PATIENCE) and end())
     stopper.start()
     with pytest.raises(Stopped):
@@ -105,21 +103,21 @@ def test_a_stop_reaches_into_a_long_class(name, monkeypatch):
     assert begun.is_set()
 
 
-def told_when_begun(monkeypatch, thread=None):
-    """An event that is set when a task is begun: in any thread, or in one of this name."""
+def task_start_event(monkeypatch, thread=None):
+    """Return an event that is set when a task starts, in any thread or in the named one."""
     begun, run = threading.Event(), local_pools._LocalExecutor.run_task
 
-    def run_and_tell(*args):
+    def run_and_set(*args):
         if thread in (None, threading.current_thread().name):
             begun.set()
         return run(*args)
 
-    monkeypatch.setattr(local_pools._LocalExecutor, "run_task", run_and_tell)
+    monkeypatch.setattr(local_pools._LocalExecutor, "run_task", run_and_set)
     return begun
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_what_a_task_raises_comes_out(name, monkeypatch):
+def test_errors_of_a_task_are_raised(name, monkeypatch):
     solver, local, schedule = setting()
 
     def broken(*_):
@@ -138,9 +136,7 @@ def test_what_a_task_raises_comes_out(name, monkeypatch):
 
 
 class FragilePool(SerialPool):
-    """A serial pool whose worker dies after every third batch, and whose dead workers answer
-    late.
-    """
+    """A serial pool whose worker dies after every third batch, and whose results come late."""
 
     def __init__(self, solver, local):
         super().__init__(solver, local)
@@ -148,7 +144,7 @@ class FragilePool(SerialPool):
         self.late = []
 
     def wait(self, seconds):
-        """As the serial pool, with deaths."""
+        """Wait like the serial pool, with deaths."""
         reports = super().wait(seconds)
         out = [*self.late]
         self.late = []
@@ -185,7 +181,7 @@ def test_lost_workers_and_late_answers_change_no_bit():
 def test_a_batch_that_kills_every_worker_ends_with_a_reason():
     class Deadly(SerialPool):
         def wait(self, seconds):
-            """Every submitted batch kills its worker."""
+            """Report the death of a worker for every submitted batch."""
             if self._tasks:
                 worker, _ = self._tasks.popleft()
                 return [Lost(worker), Joined(worker + "+")]
@@ -211,7 +207,7 @@ def test_nothing_to_solve_starts_nothing():
 
 
 def wait_for(pool, kind, seconds=PATIENCE):
-    """Reports until one of `kind` is among them."""
+    """Return the reports until one of `kind` is among them."""
     reports, ends = [], time.monotonic() + seconds
     while not any(isinstance(report, kind) for report in reports):
         assert time.monotonic() < ends, f"no {kind.__name__} in {reports}"
@@ -220,7 +216,7 @@ def wait_for(pool, kind, seconds=PATIENCE):
 
 
 @pytest.mark.parametrize("name", ["one thread", "three threads"])
-def test_a_task_called_off_ends_and_its_worker_goes_on(name, monkeypatch):
+def test_a_cancelled_task_ends_and_its_worker_continues(name, monkeypatch):
     monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
     solver, local, _ = setting(**LONG)
     pool = POOLS[name](solver, local)
@@ -229,8 +225,8 @@ def test_a_task_called_off_ends_and_its_worker_goes_on(name, monkeypatch):
         (worker,) = {report.worker for report in wait_for(pool, Joined)[:1]}
         for number in range(3):
             pool.submit(worker, Task(number, (number % 2,), 1.0))
-        pool.cancel(worker, 1)  # not begun
-        pool.cancel(worker, 0)  # under way, or about to be
+        pool.cancel(worker, 1)  # not started
+        pool.cancel(worker, 0)  # running, or about to run
         first = [
             report for report in wait_for(pool, TaskCancelled) if isinstance(report, TaskCancelled)
         ]
@@ -274,9 +270,9 @@ def test_threads_join_and_leave_while_the_pool_runs():
         pool.resize(0)
 
 
-def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
+def test_a_leaving_thread_returns_its_waiting_tasks(monkeypatch):
     monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
-    begun = told_when_begun(monkeypatch, "xcray-thread-1")
+    begun = task_start_event(monkeypatch, "xcray-thread-1")
     solver, local, _ = setting(**LONG)
     pool = ThreadPool(solver, local, 2)
     pool.open()
@@ -290,11 +286,12 @@ def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
         pool.resize(1)
         pool.cancel("thread-1", 0)
         reports = wait_for(pool, Left)
+        # Task 1 was never started, so the schedule takes it back.
         assert [type(report) for report in reports] == [
             TaskCancelled,
             Left,
-        ]  # task 1 was never begun: the schedule takes it back
-        pool.submit("thread-1", Task(2, (1,), 1.0))  # to one that has left: nothing happens
+        ]
+        pool.submit("thread-1", Task(2, (1,), 1.0))  # no effect, because the worker has left
         pool.resize(2)
         assert wait_for(pool, Joined) == [Joined("thread-2")]  # a new name
     finally:
@@ -302,26 +299,27 @@ def test_a_thread_that_leaves_gives_back_what_it_has_not_begun(monkeypatch):
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name, monkeypatch):
-    """The time is up, by the loop's clock and by its bell, once a class is being solved."""
+def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(name, monkeypatch):
+    """The loop's clock and its timer say that the time is up once a class is being solved."""
     monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
-    begun = told_when_begun(monkeypatch)
+    begun = task_start_event(monkeypatch)
 
     class Bell(threading.Thread):
-        """Rings when there is something to stop."""
+        """A timer that fires when there is something to stop."""
 
         def __init__(self, seconds, ring):
             assert seconds > 1e6
             super().__init__(target=lambda: begun.wait(PATIENCE) and ring(), daemon=True)
 
         def cancel(self):
-            """Ring no more."""
+            """Do nothing."""
 
     clock = SimpleNamespace(monotonic=lambda: 1e9 * begun.is_set())
     monkeypatch.setattr("xcray.workers.driver.time", clock)
     monkeypatch.setattr("xcray.workers.driver.Timer", Bell)
     solver, local, _ = setting(**LONG)
     spans, results = [], []
+    # This returns although the classes would never end.
     run_schedule(
         LabelScheduler([0, 1], [1.0, 1.0]),
         POOLS[name](solver, local),
@@ -330,7 +328,7 @@ def test_when_the_time_is_up_what_runs_is_stopped_and_what_is_done_is_kept(name,
         tick=lambda: None,
         seconds=1e6,
         record=spans.append,
-    )  # returns, though the classes would never end
+    )
     assert results == []
     assert spans
     assert {span.outcome for span in spans} == {"stopped"}
@@ -367,9 +365,7 @@ def test_no_time_at_all_begins_nothing():
 
 
 class Sluggish(ThreadPool):
-    """Two threads; what `thread-1` solves is held back until all else is done and a copy was
-    made.
-    """
+    """Two threads; the first result of `thread-1` is held back until a copy has finished."""
 
     def __init__(self, solver, local):
         super().__init__(solver, local, 2)
@@ -378,25 +374,23 @@ class Sluggish(ThreadPool):
         self.copied = False
 
     def open(self):
-        """Both are there before anything is given out: one might be done with all before the other
-        has begun.
-        """
+        """Wait for both threads, so that neither finishes all work before the other starts."""
         super().open()
         self.there = []
         while len(self.there) < 2:
             self.there += super().wait(0.1)
 
     def submit(self, worker, task):
-        """Look for copies."""
+        """Record whether a copy was submitted."""
         self.copied |= task.attempt > 1
         super().submit(worker, task)
 
     def cancel(self, worker, task_id):
-        """Too late: the result is there."""
+        """Record a cancellation, which comes too late."""
         self.cancelled.append((worker, task_id))
 
     def wait(self, seconds):
-        """As the threads, but for the results of one."""
+        """Wait like the threads, but hold back one result."""
         out, self.there = self.there, []
         if out:
             return out
@@ -408,7 +402,7 @@ class Sluggish(ThreadPool):
             ).append(report)
         if self.cancelled and self.held:
             out += self.held
-            self.held = [None]  # no more of this
+            self.held = [None]  # hold back no other result
         return out
 
 
@@ -450,10 +444,8 @@ def test_a_lost_workers_batch_is_recorded_as_lost_work():
     assert all(span.seconds >= 0.0 for span in spans)
 
 
-def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_out():
-    """One wait tells of a's result, which gives b work, and of b's end: nothing may be submitted to
-    b.
-    """
+def test_reports_are_handled_before_outdated_commands_are_executed():
+    """One wait reports a result that gives b work, and the loss of b, which must get no task."""
 
     class Both(SerialPool):
         def __init__(self, solver, local):
@@ -489,7 +481,7 @@ def test_a_report_that_voids_an_earlier_command_is_heard_before_it_is_carried_ou
     assert sorted(labels) == list(range(24))
 
 
-def test_what_one_wait_brought_is_synced_once_before_anything_new_begins():
+def test_results_of_one_wait_are_synced_once_before_new_tasks_start():
     class Watched(ThreadPool):
         def submit(self, worker, task):
             assert not pending, "a task was begun while results were not durable"

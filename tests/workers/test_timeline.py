@@ -26,7 +26,7 @@ def span(
     seconds: float = 1.0,
     outcome: str = DONE,
 ) -> Span:
-    """One batch of two labels."""
+    """Return one batch of two labels."""
     return Span(
         worker, Task(number, (2 * number, 2 * number + 1), 0.5, 1), started, seconds, outcome
     )
@@ -61,7 +61,7 @@ def test_rows_are_there_while_it_is_written(tmp_path):
         assert read_streams(tmp_path).num_rows == 1
         for number in range(1, 10):
             timeline.add(span(number, started=5.0 + number / 20))
-        assert read_streams(tmp_path).num_rows == 1  # a second has not passed
+        assert read_streams(tmp_path).num_rows == 1  # less than a second has passed
         timeline.add(span(10, started=6.5))
         assert read_streams(tmp_path).num_rows == 11
 
@@ -87,7 +87,7 @@ def test_a_stream_that_was_cut_anywhere_is_read_up_to_the_cut(tmp_path):
 
 
 def test_the_spread_of_the_work_by_hand(tmp_path):
-    with Timeline(tmp_path) as timeline:  # two workers, 4 s; b does one batch twice over
+    with Timeline(tmp_path) as timeline:  # two workers, 4 s; b does one batch twice
         timeline.add(span(0, started=1.0, seconds=4.0))
         timeline.add(span(1, worker="b", started=1.0, seconds=2.0))
         timeline.add(span(2, worker="b", started=3.0, seconds=1.0, outcome=DUPLICATE))

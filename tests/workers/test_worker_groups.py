@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.worker_group_toy import LARGE, Work, ask, replies
+from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import DataError, ParameterError, Stopped, Unavailable
+from xcray.schedule.calls import ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.ray.session import local_ray
 from xcray.workers.ray.worker_group import RayWorkerGroup
-from xcray.workers.worker_group import OBJECT_LOST, CallFailed, CallResult, ObjectHandle
+from xcray.workers.worker_group import OBJECT_LOST, CallFailed, CallResult
 
 WORK = Work()
 TEAMS: dict[str, Any] = {
@@ -36,16 +37,14 @@ KINDS = ["serial", "threads", pytest.param("ray", marks=pytest.mark.ray)]
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request):
-    """The name of a kind of team; with a Ray that has room for two teams of two when it needs
-    one.
-    """
+    """Yield a kind of worker group, with a Ray that has room for two groups if it needs one."""
     with local_ray(num_cpus=4) if request.param == "ray" else nullcontext():
         yield request.param
 
 
 @pytest.fixture
 def build(kind):
-    """A function that makes teams of one kind; they are closed after the test."""
+    """Yield a function that creates groups of one kind; they are closed after the test."""
     made = []
 
     def make(workers: int = 2, work: Work = WORK) -> Any:
@@ -60,14 +59,17 @@ def build(kind):
 
 @pytest.fixture(scope="module")
 def team(kind):
-    """An open team of two for tests that leave it as it is; its hands remember what they did."""
+    """Yield an open group of two workers, which record their calls.
+
+    It is for tests that do not change it.
+    """
     with opened(kind) as made:
         yield made
 
 
 @contextmanager
 def opened(kind: str):
-    """An open team of two."""
+    """Run an open group of two workers."""
     team = TEAMS[kind](WORK, 2)
     team.open()
     try:
@@ -82,7 +84,7 @@ def test_workers_have_names_and_places(team):
     assert len(set(team.nodes.values())) == 1
 
 
-def test_a_thing_passes_from_hand_to_hand_and_what_is_told_comes_back(team):
+def test_an_object_passes_between_workers_and_results_are_returned(team):
     first = ask(team, "worker-0", "make", 3.0)
     assert isinstance(first, CallResult)
     assert (first.worker, first.result) == ("worker-0", "worker-0")
@@ -95,7 +97,7 @@ def test_a_thing_passes_from_hand_to_hand_and_what_is_told_comes_back(team):
     np.testing.assert_array_equal(team.fetch(first.ref), np.full(LARGE, 3.0, np.float32))
 
 
-def test_many_things_go_in_a_list_and_the_driver_can_put_one(team):
+def test_objects_can_be_passed_in_lists_and_put_by_the_driver(team):
     handles = [team.put(np.full(LARGE, 1.0, np.float32)), ask(team, "worker-0", "make", 2.0).ref]
     assert ask(team, "worker-1", "total", handles, 10.0).result == 30.0
     assert ask(team, "worker-1", "total", tuple(handles)).result == 3.0
@@ -104,15 +106,15 @@ def test_many_things_go_in_a_list_and_the_driver_can_put_one(team):
     ]
 
 
-def test_what_makes_nothing_has_no_handle(team):
+def test_a_method_without_an_object_has_no_handle(team):
     assert ask(team, "worker-0", "history").ref is None
 
 
-def test_verbs_of_a_worker_run_in_the_order_they_were_asked(team):
+def test_calls_of_a_worker_run_in_order(team):
     before, others = (ask(team, worker, "history").result for worker in team.workers)
     block = ask(team, "worker-0", "make", 0.0).ref
     tickets = [
-        team.submit("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0)))
+        team.submit(to("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))))
         for n in range(6)
     ]
     found = replies(team, 6)
@@ -125,7 +127,7 @@ def test_verbs_of_a_worker_run_in_the_order_they_were_asked(team):
     assert ask(team, "worker-1", "history").result == others
 
 
-def test_an_error_comes_as_it_was_raised_and_the_worker_goes_on(team):
+def test_an_error_is_returned_as_raised_and_the_worker_continues(team):
     failed = ask(team, "worker-1", "fail")
     assert isinstance(failed, CallFailed)
     assert type(failed.error) is DataError
@@ -134,12 +136,12 @@ def test_an_error_comes_as_it_was_raised_and_the_worker_goes_on(team):
     assert ask(team, "worker-1", "make", 1.0).result == "worker-1"
 
 
-def test_what_is_no_verb_or_no_worker_is_refused(team):
+def test_unknown_methods_and_workers_are_refused(team):
     for wrong in ("_private", "__init__", "a b", ""):
         with pytest.raises(ParameterError, match="is not a valid method name"):
-            team.submit("worker-0", wrong)
+            team.submit(to("worker-0", wrong))
     with pytest.raises(ParameterError, match="no worker 'worker-2'"):
-        team.submit("worker-2", "make", 1.0)
+        team.submit(to("worker-2", "make", 1.0))
     unknown = ask(team, "worker-0", "sing")
     assert isinstance(unknown.error, ParameterError)
     assert "Hand has no method 'sing'" in str(unknown.error)
@@ -147,7 +149,7 @@ def test_what_is_no_verb_or_no_worker_is_refused(team):
         team.replace("worker-0")
 
 
-def test_a_team_needs_a_worker(build):
+def test_a_worker_group_needs_a_worker(build):
     with pytest.raises(ParameterError, match="at least 1 worker"):
         build(0)
 
@@ -158,28 +160,27 @@ def test_waiting_for_nothing_takes_no_time(team):
     assert time.monotonic() - began < 300.0
 
 
-def test_a_hand_that_cannot_be_made_is_said_at_the_start(build):
+def test_a_worker_that_cannot_be_created_is_reported_at_the_start(build):
     team = build(work=Work(broken="worker-1"))
     with pytest.raises(DataError, match="no such shard"):
         team.open()
 
 
-def test_a_stop_ends_what_is_under_way_and_begins_nothing(build):
+def test_a_stop_ends_running_calls_and_starts_none(build):
     team = build()
     team.open()
-    tickets = [team.submit("worker-0", "long"), team.submit("worker-0", "make", 1.0)]
+    tickets = [team.submit(to("worker-0", "long")), team.submit(to("worker-0", "make", 1.0))]
     timer = threading.Timer(0.2, team.stop)
     timer.start()
     found = replies(team, 2)
     timer.join()
     assert [reply.ticket for reply in found] == tickets
-    assert all(
-        isinstance(reply.error, Stopped) for reply in found
-    )  # it would say otherwise had it gone on to its end
+    # A method that ran to its end would not raise Stopped.
+    assert all(isinstance(reply.error, Stopped) for reply in found)
 
 
-def test_an_interruption_ends_what_was_asked_before_and_nothing_else(team):
-    tickets = [team.submit("worker-0", "long"), team.submit("worker-0", "make", 1.0)]
+def test_an_interruption_ends_earlier_calls_only(team):
+    tickets = [team.submit(to("worker-0", "long")), team.submit(to("worker-0", "make", 1.0))]
     timer = threading.Timer(0.2, team.interrupt)
     timer.start()
     found = replies(team, 2)
@@ -189,7 +190,7 @@ def test_an_interruption_ends_what_was_asked_before_and_nothing_else(team):
     assert ask(team, "worker-0", "make", 2.0).result == "worker-0"
 
 
-def test_close_can_be_said_twice_and_before_open(build):
+def test_close_can_be_called_twice_and_before_open(build):
     team, before = build(), set(threading.enumerate())
     team.close()
     team.open()
@@ -207,18 +208,19 @@ LOCAL = pytest.mark.parametrize("local", ["serial", "threads"])
 
 
 @LOCAL
-def test_the_rehearsal_of_a_loss_is_a_loss(local):
-    """A worker is lost with its tickets; it is told once, a new one of its name begins anew, and
-    nothing late is heard.
+def test_a_simulated_loss_is_a_loss(local):
+    """A simulated loss is reported once, with its calls, and no late result arrives.
+
+    A new worker of the same name starts without state.
     """
     with opened(local) as team:
         kept = ask(team, "worker-0", "make", 4.0).ref
-        team.submit("worker-0", "long")
-        team.submit("worker-0", "make", 1.0)
+        team.submit(to("worker-0", "long"))
+        team.submit(to("worker-0", "make", 1.0))
         team.simulate_loss("worker-0")
         assert replies(team, 1) == [Lost("worker-0")]
         with pytest.raises(ParameterError, match="it was lost and not replaced"):
-            team.submit("worker-0", "make", 1.0)
+            team.submit(to("worker-0", "make", 1.0))
         team.replace("worker-0")
         assert team.fetch(kept)[0] == 4.0
         assert ask(team, "worker-0", "history").result == []
@@ -226,7 +228,7 @@ def test_the_rehearsal_of_a_loss_is_a_loss(local):
 
 
 @LOCAL
-def test_the_rehearsal_of_a_lost_node_takes_its_things_along(local):
+def test_a_simulated_loss_of_a_node_loses_its_objects(local):
     with opened(local) as team:
         mine, others = (
             ask(team, "worker-0", "make", 1.0).ref,
@@ -243,9 +245,9 @@ def test_the_rehearsal_of_a_lost_node_takes_its_things_along(local):
 
 
 @LOCAL
-def test_a_thing_goes_with_its_last_handle(local):
+def test_an_object_is_freed_with_its_last_handle(local):
     class Thing:
-        """Something one can refer to weakly."""
+        """An object that supports weak references."""
 
     with opened(local) as team:
         thing = Thing()

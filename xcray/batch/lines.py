@@ -22,6 +22,7 @@ from xcray.arrays import CSR, Int64, csr
 from xcray.batch.plan import BatchPlan, Chunk, changed_error, make_input_file, rows_per_part
 from xcray.batch.row_schema import DENSE, SPARSE, TEXT, RowBatch, RowSchema, infer_schema
 from xcray.batch.spec import BatchPredictSpec
+from xcray.batch.tables import DELIMITERS, write_json_lines
 from xcray.data.readers.blocks import BOM, OPENERS, LineBlock, Source
 from xcray.data.readers.columns import dense_rows, sparse_rows
 from xcray.data.readers.error_log import ErrorCollector
@@ -112,9 +113,15 @@ def plan_lines(
     regularly. Raises NotFound; DataError for files that are not text or have another format,
     EMPTY_FILE, XC_ROW_COUNT.
     """
-    path, format = Path(spec.input), str(spec.format)
-    source = Source(path, _read_options(spec, width), text=format in ("jsonl", "text"))
-    compressed = path.suffix.lower() in OPENERS
+    path, format = Path(spec.input), line_format(spec)
+    is_table = spec.format in DELIMITERS
+    if is_table:
+        write_json_lines(path, str(spec.format), unpack_path, tick)
+    read_path = unpack_path if is_table else path
+    source = Source(read_path, _read_options(spec, width), text=format in ("jsonl", "text"))
+    is_packed = path.suffix.lower() in OPENERS
+    source.name = path.stem if is_table and is_packed else path.name
+    compressed = is_packed and not is_table
     offsets, schema, header_rows = (
         _ChunkOffsets(0, 1, spec.part_rows or ROWS_PER_OFFSET),
         RowSchema(TEXT if format == "text" else SPARSE),
@@ -146,10 +153,10 @@ def plan_lines(
             "XC_ROW_COUNT", f"the header states {header_rows} rows, the file has {n_rows}", line=1
         )
     file = make_input_file(
-        unpack_path if compressed else path,
+        unpack_path if compressed else read_path,
         n_rows,
         0,
-        base=0 if compressed else _bom_length(path),
+        base=0 if compressed else _bom_length(read_path),
         source=path,
     )
     return BatchPlan(
@@ -157,6 +164,11 @@ def plan_lines(
         tuple(_make_chunks(offsets, n_rows, end, rows_per_part(n_rows, spec.k, spec.part_rows))),
         schema,
     )
+
+
+def line_format(spec: BatchPredictSpec) -> str:
+    """Return the format of the lines that are read: tables are converted to JSON lines."""
+    return "jsonl" if spec.format in DELIMITERS else str(spec.format)
 
 
 def read_lines(
@@ -171,16 +183,16 @@ def read_lines(
         handle.seek(file.base + chunk.offset)
         data = handle.read(chunk.n_bytes)
     source = _ChunkSource(
-        file.name, _read_options(spec, width), text=spec.format in ("jsonl", "text")
+        file.name, _read_options(spec, width), text=line_format(spec) in ("jsonl", "text")
     )
     block = LineBlock(data, chunk.line, chunk.offset, data.endswith(b"\n"))
     collector = _LineErrorCollector(tally.max_errors, tally.skip_bad)
-    lines = _find_row_lines(block, str(spec.format), 0)
+    lines = _find_row_lines(block, line_format(spec), 0)
     rows: Any
     with collector.reading():
         if spec.format in ("svmlight", "xc"):
             rows = _parse_features(source, block, spec, width, collector)
-        elif spec.format == "jsonl":
+        elif line_format(spec) == "jsonl":
             rows = _parse_json_rows(source, block, lines, plan.schema, width, collector)
         else:
             rows = [

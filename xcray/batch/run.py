@@ -25,6 +25,7 @@ from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, ROWS_ANSWERED, Progress
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result, StopFlag
 from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import Span, Timeline, balance, read_streams
@@ -135,19 +136,8 @@ class _BatchRun:
             pool = self._make_pool()
             self.metrics.set_worker_source(pool.status)
             with Timeline(self.run_dir, lambda: pool.nodes) as timeline:
-
-                def record(span: Span) -> None:
-                    timeline.add(span)
-                    self.metrics.add_span(span)
-
-                run_schedule(
-                    schedule,
-                    pool,
-                    commit=self._commit,
-                    stop=self.stop,
-                    tick=lambda: self._report_rows(began),
-                    record=record,
-                )
+                observer = _ChunkObserver(self, timeline, began)
+                run_schedule(schedule, pool, observer, stop=self.stop)
             if not self.spec.workers:
                 self.workers = (
                     pool.status().peak or self.workers
@@ -230,13 +220,13 @@ class _BatchRun:
             else ThreadPool(self.task, self.state, self.workers)
         )
 
-    def _commit(self, result: Result) -> None:
+    def commit(self, result: Result) -> None:
         """Make the parts of a task durable."""
         for part in result.value:
             self.parts.commit(part)
             self.cpu_seconds += part.seconds
 
-    def _report_rows(self, began: float) -> None:
+    def report_rows(self, began: float) -> None:
         """Report the rate in rows, and the remaining time."""
         read, total, elapsed = self.parts.rows_read, self.plan.n_rows, time.monotonic() - began
         rate = (read - self.kept_rows) / elapsed if elapsed > 0.0 else 0.0
@@ -268,6 +258,28 @@ class _BatchRun:
             "asked": self.spec.request(),
             "report": report,
         }
+
+
+class _ChunkObserver(RunObserver[Result]):
+    """Observes the chunks of a run that began to predict at `began`, on a monotonic clock."""
+
+    def __init__(self, run: _BatchRun, timeline: Timeline, began: float) -> None:
+        self._run = run
+        self._timeline = timeline
+        self._began = began
+
+    def record(self, span: Span) -> None:
+        """Add a span to the timeline and to the metrics."""
+        self._timeline.add(span)
+        self._run.metrics.add_span(span)
+
+    def commit(self, result: Result) -> None:
+        """Make the parts of a task durable."""
+        self._run.commit(result)
+
+    def report(self, progress: RunProgress) -> None:
+        """Report the rows of the finished chunks."""
+        self._run.report_rows(self._began)
 
 
 def make_ray_pool(spec: BatchPredictSpec, task: ChunkTask, workers: int, job: str) -> Pool:

@@ -16,7 +16,7 @@ from xcray.errors import NotFound, ParameterError
 from xcray.predict.labels import SET_PREFIX
 from xcray.workers.pool import POOLS
 
-FORMATS: Final = ("parquet", "svmlight", "xc", "jsonl", "text")
+FORMATS: Final = ("parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "text")
 SUFFIXES: Final = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -25,6 +25,8 @@ SUFFIXES: Final = {
     ".libsvm": "svmlight",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
 }
 COMPRESSED_SUFFIXES: Final = (".gz", ".xz", ".bz2")
 ON_ERROR: Final = ("fail", "skip")
@@ -115,7 +117,7 @@ class BatchPredictSpec:
         named = [
             name for name in ("text_columns", *COLUMN_FIELDS) if getattr(self, name) is not None
         ]
-        if named and self.format not in ("parquet", "jsonl"):
+        if named and self.format not in ("parquet", "jsonl", "csv", "tsv"):
             raise ParameterError(f"format {self.format} has no columns: leave {named[0]} out")
         if self.text_columns is not None and (self.indices_column or self.values_column):
             raise ParameterError("name text_columns, or the columns of feature rows, not both")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xcray.errors import InputError, NotFound, excerpt
+from xcray.errors import InputError, NotFound, Unavailable, excerpt
 
 if TYPE_CHECKING:
     from xcray.client import Client
@@ -42,6 +45,27 @@ def locate_version(client: Client, reference: str) -> tuple[str, int]:
             f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(aliases))}"
         )
     return name, aliases[alias or "latest"]
+
+
+@contextmanager
+def model_client(server: str | None, model: str) -> Iterator[Client]:
+    """Yield a client for a model that is not a directory.
+
+    If no server was chosen and none responds, NotFound says that the directory does not exist.
+    """
+    with make_client(server) as client:
+        try:
+            yield client
+        except Unavailable as error:
+            if error.code != "NO_SERVER" or server or os.environ.get("XCRAY_SERVER"):
+                raise
+            from xcray.storage.atomic import similar_directory
+
+            raise NotFound(
+                f"there is no model directory {excerpt(model)}"
+                f"{similar_directory(Path(model), 'manifest.json')}",
+                hint=f"for a model on a server: {error.message}",
+            ) from None
 
 
 def make_client(server: str | None) -> Client:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from xcray import __version__
-from xcray.cli.models import models, predict, predict_batch
+from xcray.cli.models import evaluate, label_details, models, predict, predict_batch
 from xcray.cli.service import health, jobs, keys, runner, serve, store
 from xcray.cli.setup import compile_kernels, demo, doctor
 from xcray.cli.terminal.output import (
@@ -22,7 +22,7 @@ from xcray.cli.terminal.output import (
     print_error,
     print_line,
 )
-from xcray.cli.training import calibrate, data, labels, plan, report, train, tune
+from xcray.cli.training import calibrate, data, labels, plan, report, solvers, train, tune
 from xcray.errors import XcrayError, missing_extra
 
 app = typer.Typer(
@@ -38,7 +38,10 @@ app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("retrain", cls=labels.LabelsCommand)(labels.retrain)
 app.add_typer(labels.app, name="labels")
+labels.app.command("list")(label_details.list_labels)
+labels.app.command("show")(label_details.show)
 app.command("tune", cls=tune.TuneCommand)(tune.tune)
+app.command("solvers")(solvers.solvers)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
@@ -48,6 +51,7 @@ app.command("audit")(keys.audit)
 app.command("predict")(predict.predict)
 app.command("predict-batch")(predict_batch.predict_batch)
 app.command("explain")(predict.explain)
+app.command("evaluate")(evaluate.evaluate)
 app.command("report")(report.report)
 app.command("timeline")(report.timeline)
 app.command("plan")(plan.plan)

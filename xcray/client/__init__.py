@@ -18,7 +18,7 @@ import httpx
 
 from xcray.client.connection import Connection
 from xcray.client.resources import Datasets, Jobs, Models, quote_part
-from xcray.client.types import ExplanationInfo, Predictions
+from xcray.client.types import ExplanationInfo, Predictions, SolverInfo
 
 __all__ = ["Client"]
 
@@ -115,6 +115,10 @@ class Client:
                 "POST", f"/v1/models/{_reference(model)}:explain", body=body, is_repeatable=True
             ),
         )
+
+    def solvers(self) -> list[SolverInfo]:
+        """Return the solvers with their parameters: types, defaults, ranges, help."""
+        return cast("list[SolverInfo]", self._connection.request("GET", "/v1/solvers")["solvers"])
 
     def health(self) -> dict[str, Any]:
         """Return the liveness status and the version of xcray."""

@@ -13,6 +13,8 @@ from xcray.client.types import (
     DatasetInfo,
     EventInfo,
     JobInfo,
+    LabelDetails,
+    LabelInfo,
     LabelSet,
     LabelSetSummary,
     ModelInfo,
@@ -192,10 +194,11 @@ class Jobs(Resource):
     ) -> JobInfo:
         """Submit a batch prediction of an uploaded file, or of a path on the server.
 
-        model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl or text. path:
-        below a folder that the operator allows. more: top_k, allow, deny, probabilities,
-        certificate, text_columns, indices_column, values_column, id_column, zero_based, on_error,
-        part_rows, pool, workers, name, priority, timeout_seconds, expires_seconds, max_attempts.
+        model: name, name@alias or name:version. format: parquet, svmlight, xc, jsonl, csv, tsv or
+        text. path: below a folder that the operator allows. more: top_k, allow, deny,
+        probabilities, certificate, text_columns, indices_column, values_column, id_column,
+        zero_based, on_error, part_rows, pool, workers, name, priority, timeout_seconds,
+        expires_seconds, max_attempts.
         """
         if (file is None) == (path is None):
             raise InputError("give either a file to upload or a path on the server", code="INPUT")
@@ -420,6 +423,22 @@ class Models(Resource):
         self._connection.request(
             "DELETE", f"/v1/models/{quote_part(name)}/aliases/{quote_part(alias)}"
         )
+
+    def labels(self, model: str, *, contains: str | None = None) -> Iterator[LabelInfo]:
+        """Yield the labels of name, name@alias or name:version, by number.
+
+        contains: only names that contain this text, in any case.
+        """
+        place = f"/v1/models/{quote_reference(model)}/labels"
+        return self._pages(place, "labels", {"contains": contains, "limit": 1000})
+
+    def label(
+        self, model: str, label: str, *, features: int = 10, similar: int = 10
+    ) -> LabelDetails:
+        """Return one label: training rows, gap, largest weights, most similar labels."""
+        place = f"/v1/models/{quote_reference(model)}/labels/{quote_part(label)}"
+        query = {"features": features, "similar": similar}
+        return cast(LabelDetails, self._connection.request("GET", place, query=query))
 
     def sets(self, name: str) -> Sequence[LabelSetSummary]:
         """Return the label sets."""

@@ -205,3 +205,31 @@ class ExplanationInfo(TypedDict):
     rank: int
     gap_to_top: float
     gap_to_kth: float
+
+
+class LabelInfo(TypedDict):
+    """A label: number, name, training rows, gap over the null objective, number of weights."""
+
+    number: int
+    label: str
+    positives: int | None
+    gap: float | None
+    weights: int
+
+
+class LabelDetails(LabelInfo):
+    """A label with the version that has it, its bias, largest weights, and similar labels."""
+
+    model: dict[str, Any]
+    bias: float
+    features: list[dict[str, Any]]
+    similar: list[dict[str, Any]]
+
+
+class SolverInfo(TypedDict):
+    """A solver with its parameters: name, type, default, help, and low, high, above or choices."""
+
+    name: str
+    help: str
+    family: str
+    parameters: list[dict[str, Any]]

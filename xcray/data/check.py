@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from xcray.data.data_warnings import SAMPLE_NAMES, separator_warning
 from xcray.data.matrices import READERS
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import DataErrors, ErrorCollector
@@ -25,7 +27,8 @@ class CheckReport:
 
     rows: valid rows; features: D, None for text; labels: K, or the number of distinct names;
     nnz: stored features, None for text; errors: the first ones as `DataError.as_dict`; n_bad:
-    number of all errors; warnings: count per kind.
+    number of all errors; warnings: count per kind; data_warnings: as `data_warnings` returns
+    them, about the names of labels.
     """
 
     rows: int
@@ -35,6 +38,7 @@ class CheckReport:
     errors: list[dict[str, Any]]
     n_bad: int
     warnings: dict[str, int]
+    data_warnings: list[dict[str, Any]]
 
     @property
     def is_readable(self) -> bool:
@@ -86,6 +90,7 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
         and (everywhere := sum(count == collector.n_rows for count in counts.values()))
     ):
         warnings["labels_in_every_row"] = everywhere
+    found = separator_warning(list(islice(counts, SAMPLE_NAMES))) if text else None
     return CheckReport(
         rows=collector.n_rows,
         features=None if text else collector.n_features,
@@ -94,6 +99,7 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
         errors=[error.as_dict() for error in [*collector.errors, *fatal][: options.max_errors]],
         n_bad=collector.n_bad + len(fatal),
         warnings=warnings,
+        data_warnings=[] if found is None else [found._asdict()],
     )
 
 

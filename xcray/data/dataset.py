@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, Pattern, frozen
 from xcray.data.text.pipeline import TextPipeline
-from xcray.errors import Corrupt, NotFound
+from xcray.errors import Corrupt, InputError, NotFound
 from xcray.kernels.sparse import pattern_range, row_range
 from xcray.storage.arrow import read_csr, read_names, read_pattern, read_table
-from xcray.storage.atomic import read_json, verify_files
+from xcray.storage.atomic import read_json, similar_directory, verify_files
 
 SCHEMA_VERSION = 1
 MANIFEST, LABELS, FEATURES, TEXT = "manifest.json", "labels.arrow", "features.arrow", "text"
@@ -159,11 +159,20 @@ def default_names(n: int) -> pa.LargeStringArray:
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest after the checks needed for opening.
 
-    Raises NotFound, and Corrupt for another schema version, missing keys or damaged files.
+    Raises NotFound, InputError for a model, and Corrupt for another schema version, missing keys
+    or damaged files.
     """
     if not path.is_dir():
-        raise NotFound(f"there is no data set {path.name}; build one with `xcray data build`")
+        raise NotFound(
+            f"there is no data set {path.name}"
+            f"{similar_directory(path, MANIFEST) or '; build one with `xcray data build`'}"
+        )
     manifest = read_json(path / MANIFEST)
+    if isinstance(manifest, dict) and "solver" in manifest:
+        raise InputError(
+            f"{path.name} is a model, not a data set: give the data set it was trained on",
+            code="NOT_A_DATASET",
+        )
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if version != SCHEMA_VERSION:
         raise Corrupt(

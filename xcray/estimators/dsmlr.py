@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from xcray.training.rotation.config import RotationConfig, TrainingOutcome
 from xcray.training.rotation.shard_worker import ShardWorkerSpec, make_shard_source
 from xcray.training.rotation.trainer import train_rotation
 from xcray.workers.local_group import ThreadGroup
+from xcray.workers.observer import CollectResults
 from xcray.workers.pool import StopFlag
 
 # the grid does not depend on the number of threads, so neither do the bits of the model
@@ -50,6 +51,9 @@ class DSMLR(LinearEstimator):
             >>> DSMLR().fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
             [0, 1, 1]
     """
+
+    SOLVER: ClassVar[str] = "dsmlr"
+    LINK: ClassVar[str] = "softmax"
 
     def __init__(
         self,
@@ -96,9 +100,10 @@ class DSMLR(LinearEstimator):
         """Train all labels together.
 
         X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
-        without labels are left out), or (N,) one class per row. sample_weight: (N,) numbers,
-        factors of the row losses; rows of weight 0 are left out. Raises ParameterError for a
-        parameter out of range, ValueError if scikit-learn's checks reject X or y.
+        without labels are left out), (N,) one class per row, or a list of N lists of label names.
+        sample_weight: (N,) numbers, factors of the row losses; rows of weight 0 are left out.
+        Raises ParameterError for a parameter out of range, ValueError if scikit-learn's checks
+        reject X or y.
         """
         solver = make_parameters(
             DSMLRSolver,
@@ -167,13 +172,17 @@ def _train(
         seed=solver.seed,
         checkpoint_seconds=np.inf,
     )
-    blocks: list[SolvedLabels] = []
-    team = ThreadGroup(work, min(workers, grid.shards))
+    blocks = CollectResults[SolvedLabels]()
+    group = ThreadGroup(work, min(workers, grid.shards))
     with tempfile.TemporaryDirectory(prefix="xcray-dsmlr-") as folder, limit_blas_threads():
-        how: dict[str, Any] = {
-            "fingerprint": {"of": "fit"},
-            "deliver": blocks.append,
-            "stop": StopFlag(),
-        }
-        found = train_rotation(solver, team, rows, plan, directory=Path(folder), **how)
-    return found, concatenate(blocks)
+        outcome = train_rotation(
+            solver,
+            group,
+            rows,
+            plan,
+            blocks,
+            directory=Path(folder),
+            fingerprint={"of": "fit"},
+            stop=StopFlag(),
+        )
+    return outcome, concatenate(blocks.results)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -13,9 +14,13 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
+from xcray.errors import InputError
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
+from xcray.model.model import Model, write_model
+from xcray.model.registry import Registry
 from xcray.solvers.solved_labels import SolvedLabels
+from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
 from xcray.system.cores import available_cores
 
 CHUNK_ROWS = 4096  # rows scored at once
@@ -28,6 +33,8 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     structured (the solver's record of each class), n_features_in_.
     """
 
+    SOLVER: ClassVar[str]
+    LINK: ClassVar[str] = "identity"
     n_jobs: int | None
 
     def predict_top_k(self, X: Any, k: int = 5) -> TopK:
@@ -40,8 +47,9 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Any:
         """Return the best class of each row (N,), or the predicted label indicator (N, K).
 
-        The indicator is returned if `fit` received one, and sparse if that was sparse. See the
-        class for which labels it contains.
+        The indicator is returned if `fit` received one, and sparse if that was sparse. If `fit`
+        received lists of names, a list of N lists of names is returned. See the class for which
+        labels they contain.
         """
         rows = self._rows(X)
         if not self.multilabel_:
@@ -53,6 +61,8 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         indicator = (
             sp.vstack(out, "csr") if out else sp.csr_matrix((0, len(self.classes_)), dtype=np.int64)
         )
+        if self.label_lists_:
+            return [self.classes_[row.indices].tolist() for row in indicator]
         return indicator if self.sparse_labels_ else indicator.toarray()
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
@@ -74,11 +84,78 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         For one class per row this is the accuracy.
         """
         best = self.predict_top_k(X, 1).labels[:, 0]
-        if self.multilabel_:
+        if self.label_lists_:
+            hits = np.array([self.classes_[i] in set(own) for i, own in zip(best, y, strict=True)])
+        elif self.multilabel_:
             hits = np.asarray(sp.csr_matrix(y)[np.arange(len(best)), best]).ravel() != 0
         else:
             hits = self.classes_[best] == np.asarray(y)
         return float(np.average(hits, weights=sample_weight))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the fitted model as a model directory, for `load`, `xcray predict` and services.
+
+        Labels are named by `classes_`, features by `feature_names_in_` or their numbers. Raises
+        Conflict if `path` exists.
+        """
+        check_is_fitted(self, "coef_")
+        facts = {
+            "multilabel": self.multilabel_,
+            "sparse_labels": self.sparse_labels_,
+            "label_lists": self.label_lists_,
+            "classes": self.classes_.dtype.str,
+        }
+        names = getattr(self, "feature_names_in_", range(self.n_features_in_))
+        write_model(
+            path,
+            W=csr_from(self.coef_),
+            b=self.intercept_,
+            label_names=[str(name) for name in self.classes_.tolist()],
+            feature_names=[str(name) for name in names],
+            solver=self.SOLVER,
+            params={name: value for name, value in self.get_params().items() if name != "n_jobs"},
+            dataset_hash="",
+            report={"estimator": facts},
+            link=self.LINK,
+        )
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path, *, n_jobs: int | None = None) -> Self:
+        """Return the estimator that `save` wrote; it predicts, and has no `records_`.
+
+        Raises NotFound, Corrupt, and InputError if `save` of this class did not write it.
+        """
+        model = Model.open(path)
+        facts = model.manifest["report"].get("estimator")
+        if facts is None or model.manifest["solver"] != cls.SOLVER:
+            raise InputError(
+                f"{Path(path).name} was not written by {cls.__name__}.save; "
+                "use Predictor(Model.open(path))"
+            )
+        loaded = cls(**model.manifest["params"], n_jobs=n_jobs)
+        loaded.classes_ = np.array(model.labels).astype(facts["classes"])
+        loaded.multilabel_, loaded.label_lists_ = facts["multilabel"], facts["label_lists"]
+        loaded.sparse_labels_ = facts["sparse_labels"]
+        loaded.n_features_in_ = model.n_features
+        if model.features != [str(i) for i in range(model.n_features)]:
+            loaded.feature_names_in_ = np.array(model.features, object)
+        loaded.coef_, loaded.intercept_ = model.W.to_scipy(), np.array(model.b)
+        loaded._index = SearchIndex.build(model.W, loaded.intercept_)
+        return loaded
+
+    def publish(self, registry: str | Path, name: str) -> int:
+        """Save the fitted model as the next version of `name` in a registry; return its number.
+
+        registry: folder of models, `models` in the home of a service. Raises ParameterError for an
+        invalid name.
+        """
+        target = Registry(registry)
+        staging = create_staging_directory(target.root / check_name(name, "model name"))
+        try:
+            return target.publish(name, self.save(staging / "model"))
+        finally:
+            discard_directory(staging)
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags: sparse X, one or several labels per row."""
@@ -110,6 +187,10 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _validate(self, X: Any, Y: Any) -> tuple[CSR, Pattern]:
         """Return X and Y as xcray arrays; set classes_, multilabel_ and n_features_in_."""
+        self.label_lists_ = is_label_lists(Y)
+        if self.label_lists_:
+            X = validate_data(self, X, accept_sparse="csr", dtype=np.float32)
+            return csr_from(X), self._read_label_lists(Y, X.shape[0])
         self.sparse_labels_ = sp.issparse(Y)
         if not self.sparse_labels_ and Y is not None:
             Y = np.asarray(Y)
@@ -138,6 +219,22 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return csr_from(X), pattern(np.arange(len(number) + 1), number, len(self.classes_))
 
+    def _read_label_lists(self, names: Sequence[Sequence[str]], n_rows: int) -> Pattern:
+        """Return lists of label names as a pattern; set classes_ and multilabel_."""
+        if len(names) != n_rows:
+            raise ValueError(
+                f"X has {n_rows} rows, Y has {len(names)}; "
+                "give one list of labels for each row of X"
+            )
+        self.multilabel_, self.sparse_labels_ = True, False
+        lists = [sorted(set(own)) for own in names]
+        self.classes_ = np.unique([name for own in lists for name in own])
+        if not len(self.classes_):
+            raise ValueError("no row has a label; give at least one row a label")
+        indptr = np.cumsum([0, *(len(own) for own in lists)])
+        flat = np.array([name for own in lists for name in own])
+        return pattern(indptr, np.searchsorted(self.classes_, flat), len(self.classes_))
+
     def _rows(self, X: Any) -> CSR:
         """Return X checked against the fitted features."""
         check_is_fitted(self, "coef_")
@@ -154,6 +251,15 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.n_jobs is None:
             return 1
         return max(1, self.n_jobs if self.n_jobs > 0 else available_cores() + 1 + self.n_jobs)
+
+
+def is_label_lists(Y: Any) -> bool:
+    """Return whether Y is a list of lists, tuples or sets of label names."""
+    if not isinstance(Y, (list, tuple)) or not Y:
+        return False
+    if not all(isinstance(own, (list, tuple, set, frozenset)) for own in Y):
+        return False
+    return all(isinstance(name, str) for own in Y for name in own)
 
 
 def drop_unweighted(X: CSR, Y: Pattern, sample_weight: Any) -> tuple[CSR, Pattern, Float32 | None]:

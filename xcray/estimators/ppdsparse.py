@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from xcray.arrays import CSR, Float32, Pattern
 from xcray.estimators.linear import LinearEstimator, drop_unweighted
@@ -13,6 +13,7 @@ from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.observer import CollectResults
 from xcray.workers.pool import Pool, Result, StopFlag
 
 
@@ -33,6 +34,8 @@ class PPDSparse(LinearEstimator):
             >>> PPDSparse(eps=1e-6).fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
             [0, 1, 1]
     """
+
+    SOLVER: ClassVar[str] = "ppdsparse"
 
     def __init__(
         self,
@@ -72,10 +75,10 @@ class PPDSparse(LinearEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train one linear classifier per label.
 
-        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense, or (N,)
-        one class per row. sample_weight: (N,) numbers, factors of the row losses; rows of weight 0
-        are left out. Raises ParameterError for a parameter out of range, ValueError if
-        scikit-learn's checks reject X or y.
+        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense, (N,)
+        one class per row, or a list of N lists of label names. sample_weight: (N,) numbers, factors
+        of the row losses; rows of weight 0 are left out. Raises ParameterError for a parameter out
+        of range, ValueError if scikit-learn's checks reject X or y.
         """
         solver = make_parameters(
             PPDSparseSolver,
@@ -93,10 +96,8 @@ def _solve(
     """Solve all labels on threads of this process."""
     XT, YT = transpose(X), transpose_pattern(Y)
     local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
-    schedule = LabelScheduler(
-        range(Y.n_cols), terms, solver.cost_rates, workers=workers, joint=solver.joint
-    )
+    schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, workers=workers)
     pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
-    results: list[Result] = []
-    run_schedule(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
-    return merge([result.value for result in results], Y.n_cols, X.n_cols)
+    results = CollectResults[Result]()
+    run_schedule(schedule, pool, results, stop=StopFlag())
+    return merge([result.value for result in results.results], Y.n_cols, X.n_cols)

@@ -16,6 +16,11 @@ DEFAULT_TENANT = "default"
 ID_PATTERN = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")
 
 
+def default_home() -> Path:
+    """Return the home where none is given: `XCRAY_HOME`, else `.xcray` of the user."""
+    return Path(os.environ.get("XCRAY_HOME") or Path.home() / ".xcray")
+
+
 class Home:
     """Paths below one directory, which are created with mode 0700 on first use.
 

@@ -6,8 +6,8 @@ This module only handles images with a read-only root file system. Numba reads c
 one folder, which must be writable. Such an image sets two variables: XCRAY_KERNELS, the folder that
 `xcray compile-kernels` filled, and NUMBA_CACHE_DIR, a writable folder in which the first process
 creates links to it. So baked kernels are loaded, and all others are compiled and stored next to the
-links. Numba's index contains the processor, its features, the version of numba and the content of
-each source file; kernels that do not match are not used.
+links. Numba's index contains the processor, its features, the version of numba and a digest of the
+sources (`cache.py`); kernels that do not match are not used.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from xcray.errors import Unavailable
+from xcray.kernels import cache
 
 V2: Final = ("cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
 V3: Final = (*V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
@@ -105,3 +106,4 @@ def unbaked_kernels() -> list[str]:
 
 # before the first kernel is imported, because numba chooses the location of its cache then
 link_baked_kernels()
+cache.register()

@@ -8,8 +8,6 @@ import numpy as np
 from xcray.arrays import CSR
 from xcray.kernels.random import GAMMA, mix
 
-BUILT_ON = {"random": "590530f4"}
-
 
 @numba.njit(nogil=True, cache=True)
 def fingerprints(matrix: CSR, bits: np.ndarray, seed: int) -> np.ndarray:

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, Int64
+from xcray.kernels.inner import inner
 
 
 @numba.njit(nogil=True, cache=True)
@@ -24,7 +25,7 @@ def copy_rows(source: CSR, rows: Int64, starts: Int64, indices: Int32, data: Flo
             data[starts[r] + p - lo] = source.data[p]
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def column_counts(indices: Int32, n_cols: int) -> Int64:
     """Return the number of entries of each column: (n_cols,) int64."""
     counts = np.zeros(n_cols, np.int64)

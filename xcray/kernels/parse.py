@@ -17,6 +17,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import Float32, Int32, Int64
+from xcray.kernels.inner import inner
 
 TAB, LF, CR, BLANK = 9, 10, 13, 32
 PLUS, COMMA, MINUS, DOT, COLON = 43, 44, 45, 46, 58
@@ -67,13 +68,13 @@ def capacity(text: Any) -> tuple[int, int, int]:
     return lines, colons, commas
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@inner(inline="always")
 def _is_digit(c: int) -> bool:
     """Return whether a byte is 0-9."""
     return ZERO <= c <= NINE
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _integer(text: Any, pos: int) -> tuple[int, int]:
     """Return an integer of 1 to 10 digits and its end; -1 if there is none."""
     start, number = pos, 0
@@ -83,7 +84,7 @@ def _integer(text: Any, pos: int) -> tuple[int, int]:
     return (number if 0 < pos - start <= 10 else -1), pos
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _put_label(labels: Int32, first: int, last: int, label: int) -> bool:
     """Insert a label into the ascending run first..last-1.
 
@@ -99,7 +100,7 @@ def _put_label(labels: Int32, first: int, last: int, label: int) -> bool:
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _exponent(text: Any, pos: int) -> tuple[int, int]:
     """Return the exponent after the e, of at most 4 digits, and its end; -1 if invalid."""
     sign = 1
@@ -146,7 +147,7 @@ def _value(text: Any, pos: int) -> tuple[float, int, bool]:
     return (-magnitude if negative else magnitude), pos, True
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _line(
     text: Any, pos: int, row: int, n_deferred: int, out: ParsedRows, bounds: LineBounds
 ) -> tuple[int, int]:

@@ -8,6 +8,8 @@ time and however often.
 import numba
 import numpy as np
 
+from xcray.kernels.inner import inner
+
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -36,7 +38,7 @@ def below(counter: np.uint64, bound: int) -> np.int64:
     return np.int64(mix(counter) % np.uint64(bound))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def shuffle(items: np.ndarray, counter: np.uint64) -> np.uint64:
     """Shuffle (n,) items in place (Fisher-Yates); return the counter after n - 1 draws."""
     for a in range(len(items) - 1, 0, -1):

@@ -10,9 +10,10 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, frozen, pattern
+from xcray.kernels.inner import inner
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _column_starts(indices: Int32, n_cols: int) -> Int64:
     """Return the start of each column once entries are sorted by column."""
     starts = np.zeros(n_cols + 1, np.int64)
@@ -53,7 +54,7 @@ def _transpose_pattern(indptr: Int64, indices: Int32, n_cols: int) -> tuple[Int6
     return _shift_back(starts), rows
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _shift_back(ends: Int64) -> Int64:
     """Turn the column ends that the fill leaves into column starts, in place."""
     for j in range(len(ends) - 1, 0, -1):

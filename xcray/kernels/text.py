@@ -14,9 +14,8 @@ import numba
 import numpy as np
 
 from xcray.arrays import Float32, Float64, Int32, Int64
+from xcray.kernels.inner import inner
 from xcray.kernels.vocabulary import Vocabulary, Words, extend_state, find, initial_state
-
-BUILT_ON = {"vocabulary": "8983b0a5"}
 
 BLANK, UNDERSCORE, ZERO, NINE, UPPER_A, UPPER_Z, LOWER_A, LOWER_Z = 32, 95, 48, 57, 65, 90, 97, 122
 _C, _E, _H, _I, _N, _R, _S, _T, _U, _X, _Y = b"cehinrstuxy"
@@ -63,7 +62,7 @@ class Workspace(NamedTuple):
     terms: Int32
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@inner(inline="always")
 def _kind(c: int) -> int:
     """Return the kind of a byte in tokens and identifiers."""
     if LOWER_A <= c <= LOWER_Z:
@@ -75,7 +74,7 @@ def _kind(c: int) -> int:
     return JOINT if c == UNDERSCORE else OTHER
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _part_end(text: Any, p: int, stop: int) -> int:
     """Return the end of the part of an identifier that starts at p, as in HTTP|Error|2.
 
@@ -96,7 +95,7 @@ def _part_end(text: Any, p: int, stop: int) -> int:
     return q
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _singular_end(w: Any, start: int, stop: int) -> int:
     """Return the end of the singular of a word; "ies" becomes "y" in place.
 
@@ -120,7 +119,7 @@ def _singular_end(w: Any, start: int, stop: int) -> int:
     return stop - 2 if sibilant else stop - 1
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _put(text: Any, start: int, stop: int, lowercase: bool, letters: Any, at: int) -> int:
     """Copy a token to letters[at:], in lower case if requested; return its end."""
     for p in range(start, stop):
@@ -132,7 +131,7 @@ def _put(text: Any, start: int, stop: int, lowercase: bool, letters: Any, at: in
     return at
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _put_word(
     text: Any, start: int, stop: int, rules: TextRules, workspace: Workspace, at: int, n: int
 ) -> int:
@@ -158,7 +157,7 @@ def _put_word(
     return end + 1
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, terms: Int32, m: int) -> int:
     """Append a term if it is in the vocabulary; return the number of terms."""
     j = find(
@@ -170,7 +169,7 @@ def _look_up(vocabulary: Vocabulary, w: Any, start: int, stop: int, terms: Int32
     return m
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _tokenize(
     text: Any, start: int, stop: int, vocabulary: Vocabulary, rules: TextRules, workspace: Workspace
 ) -> tuple[int, int]:
@@ -212,7 +211,7 @@ def _tokenize(
     return n, m
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _read_tokens(
     text: Any, start: int, stop: int, vocabulary: Vocabulary, workspace: Workspace
 ) -> tuple[int, int]:
@@ -237,7 +236,7 @@ def _read_tokens(
     return n, m
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _look_up_ngrams(
     vocabulary: Vocabulary, n: int, longest: int, workspace: Workspace, m: int
 ) -> int:
@@ -258,7 +257,7 @@ def _look_up_ngrams(
     return m
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _weigh(
     terms: Int32, weighing: TermWeights, columns: Int32, weights: Float64, values: Float32
 ) -> tuple[int, int]:
@@ -321,7 +320,7 @@ def vectorize_texts(
     return _vectorize(text, starts, cut, known, how, TermWeights(weighing[0], weighing[1]))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _vectorize(
     text: Any,
     starts: Int64,

@@ -15,9 +15,8 @@ import numba
 import numpy as np
 
 from xcray.arrays import Int64
+from xcray.kernels.inner import inner
 from xcray.kernels.random import mix
-
-BUILT_ON = {"random": "590530f4"}
 
 # random terms need fewer than 100 probes in a table of a million; adversarial terms can need more
 MAX_PROBES = 1024
@@ -48,13 +47,13 @@ class Vocabulary(NamedTuple):
     seed: int
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@inner(inline="always")
 def initial_state(seed: int) -> np.uint64:
     """Return the state of a hash before the first byte."""
     return BASIS ^ (np.uint64(seed) * PRIME)
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@inner(inline="always")
 def extend_state(state: np.uint64, text: Any, start: int, stop: int) -> np.uint64:
     """Return the state after bytes [start, stop) of a text (uint8).
 
@@ -65,7 +64,7 @@ def extend_state(state: np.uint64, text: Any, start: int, stop: int) -> np.uint6
     return state
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@inner(inline="always")
 def _equal(words: Words, j: int, text: Any, start: int, stop: int) -> bool:
     """Return whether word j equals bytes [start, stop) of a text.
 

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from xcray.arrays import CSR, Float32, frozen
 from xcray.data.text.pipeline import TextPipeline
-from xcray.errors import Corrupt, NotFound, ParameterError
+from xcray.errors import Corrupt, InputError, NotFound, ParameterError
 from xcray.index import packed
 from xcray.index.packed import BUFFER_BYTES
 from xcray.index.search import SearchIndex
@@ -44,6 +44,7 @@ from xcray.storage.atomic import (
     discard_directory,
     file_digests,
     publish_directory,
+    similar_directory,
     verify_files,
     write_bytes,
 )
@@ -227,14 +228,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         raw = (Path(path) / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"there is no model at {Path(path).name}: it has no {MANIFEST}") from None
+        similar = similar_directory(Path(path), MANIFEST)
+        raise NotFound(
+            f"there is no model at {Path(path).name}: it has no {MANIFEST}{similar}"
+        ) from None
     return parse_manifest(raw)
 
 
 def parse_manifest(raw: bytes) -> dict[str, Any]:
-    """Return the manifest in these bytes, after checking seal and version. Raises Corrupt."""
+    """Return the manifest in these bytes, after checking seal and version.
+
+    Raises Corrupt, and InputError for the manifest of a data set.
+    """
     try:
         manifest = json.loads(raw)
+        if "splits" in manifest and "seal" not in manifest:
+            raise InputError(
+                "this is a data set, not a model: train a model on it with `xcray train DIR`",
+                code="NOT_A_MODEL",
+            )
         version, seal = manifest["schema_version"], manifest.pop("seal")
         if version not in (FIRST_VERSION, SCHEMA_VERSION) or not isinstance(version, int):
             raise Corrupt(

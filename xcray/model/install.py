@@ -1,12 +1,9 @@
-"""Atomic installation of a finished model directory, with one writer at a time."""
+"""Atomic installation of a finished model directory."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from xcray.storage.atomic import (
@@ -34,18 +31,6 @@ def install_directory(staged: Path, target: Path) -> None:
         finally:
             discard_directory(aside)
         discard_directory(staged)
-
-
-@contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file exclusively; other callers wait.
-
-    The kernel releases it when the process dies.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _copy_durably(source: Path, target: Path) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, csr
 from xcray.data.text.pipeline import TextPipeline
-from xcray.errors import NotFound, ParameterError, ShapeMismatch, excerpt
+from xcray.errors import NotFound, ParameterError, ShapeMismatch, excerpt, suggestion
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import transpose
 from xcray.model.calibration import CALIBRATION, Calibration
@@ -39,6 +39,7 @@ from xcray.storage.atomic import sha256_arrays
 from xcray.storage.verified import VerifiedFiles
 
 LINKS = ("identity", "softmax")
+MAX_SEARCHED_LABELS = 100_000  # labels of a model that are searched for a similar name
 LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
 
@@ -90,6 +91,16 @@ class Model:
     def nnz(self) -> int:
         """Number of stored weights."""
         return self.W.nnz
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of all labels as Python strings."""
+        return [str(name) for name in self.label_names.to_pylist()]
+
+    @property
+    def features(self) -> list[str]:
+        """The names of all features as Python strings."""
+        return [str(name) for name in self.feature_names.to_pylist()]
 
     @cached_property
     def postings(self) -> CSR:
@@ -159,10 +170,16 @@ class Model:
             return int(label)
         number = int(pc.index(self.label_names, pa.scalar(label, pa.large_string())).as_py())
         if number < 0:
-            raise NotFound(
-                f"the model has no label {excerpt(label)!r}; the names are in model.label_names"
-            )
+            raise NotFound(unknown_label(self, label))
         return number
+
+
+def unknown_label(model: Model, name: str, kind: str = "label") -> str:
+    """Return the message for a label name that a model does not have, with a similar name."""
+    known = model.label_names.to_pylist() if model.n_labels <= MAX_SEARCHED_LABELS else ()
+    similar = suggestion(name, known)
+    where = similar or "; the names are in model.label_names and in `xcray labels list`"
+    return f"the model has no {kind} {excerpt(name)!r}{where}"
 
 
 def write_model(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from xcray.arrays import Int64
 from xcray.errors import NotFound, ParameterError, excerpt
 from xcray.index.filters import LabelFilter
-from xcray.model.model import Model
+from xcray.model.model import Model, unknown_label
 
 SET_PREFIX = "set:"  # prefix of a label set's name
 MAX_FILTERS = 8  # cached filters, five bytes per label each
@@ -97,10 +97,7 @@ def label_numbers(model: Model, refs: LabelRefs) -> Int64:
     if missing := refs.names.difference(numbers_by_name):
         first = min(missing)
         kind = "label and no set" if first.startswith(SET_PREFIX) else "label"
-        raise NotFound(
-            f"the model has no {kind} {excerpt(first)!r}; the names are in model.label_names",
-            n_missing=len(missing),
-        )
+        raise NotFound(unknown_label(model, first, kind), n_missing=len(missing))
     return np.unique(
         np.concatenate([np.array(sorted(refs.numbers), np.int64), *numbers_by_name.values()])
     )

@@ -19,6 +19,7 @@ from xcray.errors import XcrayError
 from xcray.jobs.database.clients import HEARTBEAT_SECONDS
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.supervision.election import Leadership
 from xcray.model.registry import Registry
 from xcray.service import openapi
@@ -29,6 +30,7 @@ from xcray.service.http import auth, problems
 from xcray.service.http.access import AccessMiddleware
 from xcray.service.http.audit import Auditor
 from xcray.service.http.edge import EdgeMiddleware
+from xcray.service.http.head import HeadMiddleware
 from xcray.service.http.limits import Limiter
 from xcray.service.http.request_tracing import TracingMiddleware, trace_transactions
 from xcray.service.maintenance import MaintenanceLoop
@@ -44,7 +46,18 @@ from xcray.service.prediction.batcher import Batcher
 from xcray.service.prediction.fast_path import PredictFastPath
 from xcray.service.prediction.shadow import ShadowRunner
 from xcray.service.readiness_checks import build_readiness
-from xcray.service.routes import batch, datasets, health, inference, jobs, keys, models, predict
+from xcray.service.routes import (
+    batch,
+    datasets,
+    health,
+    inference,
+    jobs,
+    keys,
+    labels,
+    models,
+    predict,
+    solvers,
+)
 from xcray.service.settings import Settings
 from xcray.service.supervision import leadership_for, retention_of
 from xcray.telemetry import tracing
@@ -86,7 +99,7 @@ def create_app(
     home = Home(settings.home)
     job_store = store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
     metrics = Metrics(
-        StoreCollector(job_store.read_statistics),
+        StoreCollector(job_store.statistics.read),
         DiskCollector(home.path, settings.disk_reserve_bytes),
     )
     job_store.set_observer(
@@ -103,7 +116,7 @@ def create_app(
         registries=registries,
         uploads=UploadStore(home.path / "uploads", settings),
         builder=builds.Builder(
-            home, job_store, settings, metrics, build_command, leadership=leadership
+            home, job_store.datasets, settings, metrics, build_command, leadership=leadership
         ),
         model_cache=ModelCache(
             registries.of,
@@ -134,9 +147,8 @@ def create_app(
         store is None,
         _maintenance_loop(app_state, leadership, exclusive_home) if leader_eligible else None,
     )
-    return _build_app(
-        app_state, authenticate or _key_authenticator(job_store, settings), lifespan, all_routes
-    )
+    authenticate = authenticate or _key_authenticator(job_store.keys, settings)
+    return _build_app(app_state, authenticate, lifespan, all_routes)
 
 
 def _build_app(
@@ -160,7 +172,7 @@ def _build_app(
     app.state.app_state, app.state.settings = app_state, settings
     if all_routes:
         app.add_middleware(PredictFastPath, route=predict.PREDICT_ROUTE)
-    auditor = Auditor(app_state.store, settings.audit_entries)
+    auditor = Auditor(app_state.store.audit, settings.audit_entries)
     app.add_middleware(
         AccessMiddleware,
         settings=settings,
@@ -170,6 +182,7 @@ def _build_app(
     )
     if tracing.is_enabled():
         app.add_middleware(TracingMiddleware)
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(
         EdgeMiddleware,
         settings=settings,
@@ -178,7 +191,7 @@ def _build_app(
     )
     problems.install_handlers(app)
     for module in (
-        (predict, batch, datasets, jobs, models, inference, keys, health)
+        (predict, batch, datasets, jobs, labels, models, solvers, inference, keys, health)
         if all_routes
         else (health,)
     ):
@@ -194,11 +207,11 @@ def _normalise_spec(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key_authenticator(
-    store: JobStore, settings: Settings
+    keys: KeyTable, settings: Settings
 ) -> Callable[[Request], Awaitable[auth.Caller]]:
     """Return an authenticator that uses the keys of the store."""
     return auth.Authenticator(
-        store, admits_everyone=settings.admits_everyone, grace_seconds=settings.keys_grace_seconds
+        keys, admits_everyone=settings.admits_everyone, grace_seconds=settings.keys_grace_seconds
     )
 
 
@@ -267,7 +280,7 @@ async def _heartbeat_store(app_state: AppState) -> None:
     """
     while True:
         try:
-            await asyncio.to_thread(app_state.store.heartbeat_client)
+            await asyncio.to_thread(app_state.store.clients.heartbeat)
         except XcrayError as error:
             LOGGER.warning("the heartbeat to the store failed", extra={"detail": error.message})
         await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -289,7 +302,7 @@ async def _poll_models(app_state: AppState, maintenance: MaintenanceLoop | None)
                 await maintenance.tick()
             if tick % MODEL_POLL_TICKS == 0:
                 await asyncio.to_thread(app_state.model_cache.poll)
-                await asyncio.to_thread(app_state.shadows.flush, app_state.store)
+                await asyncio.to_thread(app_state.shadows.flush, app_state.store.counters)
         # The next tick tries again.
         except (XcrayError, OSError) as error:
             LOGGER.warning("polling failed", extra={"detail": str(error)})

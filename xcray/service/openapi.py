@@ -9,7 +9,6 @@ against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from fastapi import FastAPI
@@ -18,8 +17,14 @@ from pydantic import BaseModel
 
 from xcray.service.http.access import PUBLIC_PATHS
 from xcray.service.http.body import BODY_MODELS
-from xcray.service.http.problems import MEDIA_TYPE
+from xcray.service.http.problems import MEDIA_TYPE, reason_phrase
 from xcray.service.schemas import Problem
+from xcray.service.schemas.base import (
+    ALIAS_PATTERN,
+    MAX_VERSION,
+    NAME_PATTERN,
+    REFERENCE_PATTERN,
+)
 from xcray.service.schemas.inference import InferenceProblem
 
 Operation = dict[str, Any]
@@ -44,7 +49,8 @@ never changed or removed; clients must ignore unknown fields."""
 TAGS: Final = {
     "data sets": "Rows to train on.",
     "jobs": "Pending, running and ended trainings and batch predictions, with their progress.",
-    "models": "Immutable versions, movable aliases, label sets.",
+    "models": "Immutable versions, movable aliases, labels, label sets.",
+    "solvers": "Solvers and their parameters.",
     "predictions": "Online predictions.",
     "batch predictions": "Predictions for files, run as jobs.",
     "open inference protocol": "Predictions for clients of the Open Inference Protocol, version 2.",
@@ -100,6 +106,18 @@ EXTRA_STATUSES: Final[dict[str, tuple[int, ...]]] = {
 }
 
 
+# Rules of parameters that the service checks itself, with its own codes: (in, name) -> schema.
+PARAMETER_SCHEMAS: Final[dict[tuple[str, str], Operation]] = {
+    ("header", "if-match"): {"pattern": r'^(\*|"[\x21\x23-\x7e]*"(, ?"[\x21\x23-\x7e]*")*)$'},
+    ("header", "last-event-id"): {"pattern": "^[0-9]{1,18}$"},
+    ("path", "alias"): {"pattern": ALIAS_PATTERN},
+    ("path", "name"): {"pattern": NAME_PATTERN},
+    ("path", "reference"): {"pattern": REFERENCE_PATTERN},
+    ("path", "set"): {"pattern": NAME_PATTERN},
+    ("path", "version"): {"minimum": 0, "maximum": MAX_VERSION},
+    ("query", "page_token"): {"description": "`next_page_token` of the previous page."},
+    ("query", "tenant"): {"pattern": NAME_PATTERN},
+}
 ROUTED_OPERATIONS: Final = frozenset(
     {"predict_predict", "predict_explain", "inference_infer", "inference_version_infer"}
 )
@@ -252,7 +270,7 @@ def _complete_description(description: dict[str, Any]) -> dict[str, Any]:
 def _problem_responses() -> Iterator[tuple[str, Operation]]:
     """Yield a response per problem status, also in the form of the Open Inference Protocol."""
     for status in (400, 401, 403, 404, 408, 409, 412, 413, 415, 422, 429, 431, 503, 507):
-        phrase = HTTPStatus(status).phrase
+        phrase = reason_phrase(status)
         headers = {
             name: {"$ref": f"#/components/headers/{name}"}
             for name in ("X-Request-ID", *HEADERS_OF_STATUS.get(status, ()))
@@ -285,12 +303,26 @@ def _complete_operation(path: str, operation: Operation) -> None:
             headers = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
             response["headers"] = headers | response.get("headers", {})
     operation["responses"] = dict(sorted(responses.items()))
+    for parameter in operation.get("parameters", []):
+        _complete_parameter(parameter)
     if path not in PUBLIC_PATHS:
         operation["security"] = [{"bearer": []}]
     if operation["operationId"] in ROUTED_OPERATIONS:
         operation.setdefault("parameters", []).append(ROUTING_KEY)
     if (example := EXAMPLES.get(operation["operationId"])) is not None:
         operation["requestBody"]["content"]["application/json"]["example"] = example
+
+
+def _complete_parameter(parameter: Operation) -> None:
+    """Add the rules of a parameter. It can be omitted, but not be null, which would be a string."""
+    schema = parameter["schema"]
+    kinds = [kind for kind in schema.pop("anyOf", []) if kind != {"type": "null"}]
+    if len(kinds) == 1:
+        schema = kinds[0] | schema
+    elif kinds:
+        schema["anyOf"] = kinds
+    place = (parameter["in"], parameter["name"].lower())
+    parameter["schema"] = schema | PARAMETER_SCHEMAS.get(place, {})
 
 
 def _problem_statuses(path: str, operation: Operation, protocol: bool) -> set[int]:

@@ -78,7 +78,7 @@ class Xcray:
         configure_logging(None, settings.log_level, settings.log_format)
         home = Home(settings.home)
         self._store = JobStore(settings.store_url, upgrade=settings.store_upgrade)
-        check_address(settings, self._store.has_keys)
+        check_address(settings, self._store.keys.has_any)
         self._app = create_app(
             settings,
             store=self._store,
@@ -101,7 +101,7 @@ class Xcray:
             await asyncio.sleep(POLL_SECONDS)
         for reference in user_config.get("preload", ()):
             await self._app_state.model_cache.find(ModelTarget(DEFAULT_TENANT, str(reference)))
-            self._app_state.registry.pin(str(reference))
+            self._app_state.registry.pins.add(str(reference))
 
     async def check_health(self) -> None:
         """Raise Unavailable for failures that a new replica could fix.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from typing import Final
@@ -12,6 +11,7 @@ from xcray.jobs.store.metric_deltas import QUEUE_POLLS
 from xcray.jobs.store.statistics import StoreStatistics
 from xcray.service.app_state import AppState
 from xcray.service.observability.readiness import Check, Readiness
+from xcray.service.supervision import has_space
 
 BUILD_TIME_FACTOR: Final = 4  # x the processor time limit of a build, in wall time
 
@@ -32,7 +32,7 @@ def build_readiness(app_state: AppState) -> Readiness:
         **app_state.required_checks,
     }
     queue_check = StalledQueueCheck(
-        lambda: app_state.store.read_statistics(), app_state.settings.runner_stale_seconds
+        lambda: app_state.store.statistics.read(), app_state.settings.runner_stale_seconds
     )
     optional: dict[str, Check] = {
         "RUNNER": queue_check.check,
@@ -94,5 +94,5 @@ def _check_builds(app_state: AppState) -> None:
 
 def _check_disk(app_state: AppState) -> None:
     """Raise Refused if less than half of the disk's reserve is left."""
-    if shutil.disk_usage(app_state.home.path).free < app_state.settings.disk_reserve_bytes // 2:
+    if not has_space(app_state.settings):
         raise Refused("the disk is nearly full", code="DISK_FULL")

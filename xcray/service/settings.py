@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from xcray.errors import ParameterError
-from xcray.jobs.home import store_url_in
+from xcray.jobs.home import default_home, store_url_in
 from xcray.system.cores import available_cores
 
 MB = 1_000_000
@@ -30,9 +30,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="XCRAY_", extra="ignore", frozen=True)
 
-    home: Path = Field(
-        default_factory=lambda: Path.home() / ".xcray", description="Folder of an embedded service."
-    )
+    home: Path = Field(default_factory=default_home, description="Folder of an embedded service.")
     store: str | None = Field(
         None,
         description=(
@@ -226,7 +224,7 @@ class Settings(BaseSettings):
     max_body_memory_bytes: int = Field(
         256 * MB,
         ge=1000,
-        description="Maximum memory of all request bodies in a process.",
+        description="Maximum memory of all request bodies in a process, received and decoded.",
     )
     connections: int = Field(2000, ge=1, description="Maximum number of connections of a process.")
     header_timeout_seconds: float = Field(
@@ -253,6 +251,14 @@ class Settings(BaseSettings):
         ge=1,
         description=(
             "Maximum number of concurrent requests of a key, or of an address without keys."
+        ),
+    )
+    failed_keys_per_minute: int = Field(
+        60,
+        ge=0,
+        description=(
+            "Failed authentications per minute of an address that get 401; further ones get 429; "
+            "0: unlimited."
         ),
     )
     keys_grace_seconds: float = Field(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias
 
 from xcray.jobs.database.clients import process_name
@@ -14,7 +16,7 @@ from xcray.jobs.store.quotas import RunningQuota
 from xcray.jobs.supervision.election import AlwaysLeader, LeaderElection, Leadership
 from xcray.jobs.supervision.launch import Launcher, ProcessLauncher, RayJobLauncher, RunnerId
 from xcray.jobs.supervision.retention import Retention, RetentionLimits
-from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.service.app_state import JobSupervisor
 from xcray.service.settings import Settings
 from xcray.workers.ray.local_cluster import Cluster, ExternalRay, ManagedLocalRay
@@ -84,10 +86,13 @@ def supervision(
             Supervisor(
                 store,
                 launcher,
-                max_running=settings.max_running_jobs,
-                max_attempts=settings.max_attempts,
-                quota=RunningQuota(store, settings.max_running_of_tenant),
-                stop_grace_seconds=settings.stop_grace_seconds,
+                SupervisorOptions(
+                    max_running=settings.max_running_jobs,
+                    max_attempts=settings.max_attempts,
+                    stop_grace_seconds=settings.stop_grace_seconds,
+                ),
+                quota=RunningQuota(store.keys, settings.max_running_of_tenant),
+                has_space=partial(has_space, settings),
             ),
             checks,
         )
@@ -97,6 +102,11 @@ def supervision(
         cluster.close()
 
 
+def has_space(settings: Settings) -> bool:
+    """Return whether at least half of the disk's reserve is left. Raises OSError."""
+    return shutil.disk_usage(settings.home).free >= settings.disk_reserve_bytes // 2
+
+
 def leadership_for(settings: Settings, store: JobStore) -> Leadership:
     """Return the leadership of maintenance.
 
@@ -104,7 +114,9 @@ def leadership_for(settings: Settings, store: JobStore) -> Leadership:
     """
     if not settings.has_shared_store:
         return AlwaysLeader()
-    return LeaderElection(store, "maintenance", process_name(), settings.lease_seconds)
+    return LeaderElection(
+        store.leader_leases, "maintenance", process_name(), settings.lease_seconds
+    )
 
 
 def retention_of(settings: Settings, home: Home, store: JobStore) -> Retention:

@@ -1,42 +1,95 @@
-"""Solvers: one module per solver, a frozen dataclass of parameters with the solver's methods."""
+"""Solvers: one module per solver, a frozen dataclass of parameters with the solver's methods.
+
+A new solver is one file with a class, and one line in BUILT_IN (or a call of `register_solver`
+elsewhere). Modules are imported on first use, so that only the kernels of that solver are compiled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
 from xcray.errors import ParameterError
 from xcray.solvers import parameters
-from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.lbfgs import LBFGSSolver
-from xcray.solvers.lc import LCSolver
-from xcray.solvers.pdsparse import PDSparseSolver
-from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.solvers.presets import DiSMECSolver, L2SVMSolver
 
-# values are Solvers, or classes with the methods of their family
-SOLVERS: dict[str, type[Any]] = {
-    "ppdsparse": PPDSparseSolver,
-    "dismec": DiSMECSolver,
-    "l2svm": L2SVMSolver,
-    "pdsparse": PDSparseSolver,
-    "dsmlr": DSMLRSolver,
-    "lbfgs": LBFGSSolver,
-    "lc": LCSolver,
+if TYPE_CHECKING:
+    from xcray.solvers.contract import IndependentSolver, JointSolver
+    from xcray.solvers.rotation_contract import RotationSolver
+    from xcray.solvers.synchronous_contract import SynchronousSolver
+
+# a solver of any family; compare `family` to narrow it
+AnySolver: TypeAlias = Union[
+    "IndependentSolver", "JointSolver", "RotationSolver", "SynchronousSolver"
+]
+
+BUILT_IN: Final = {
+    "ppdsparse": "xcray.solvers.ppdsparse:PPDSparseSolver",
+    "dismec": "xcray.solvers.presets:DiSMECSolver",
+    "l2svm": "xcray.solvers.presets:L2SVMSolver",
+    "pdsparse": "xcray.solvers.pdsparse:PDSparseSolver",
+    "dsmlr": "xcray.solvers.dsmlr:DSMLRSolver",
+    "lbfgs": "xcray.solvers.lbfgs:LBFGSSolver",
+    "lc": "xcray.solvers.lc:LCSolver",
 }
 
 
-def make_solver(name: str, values: Mapping[str, Any]) -> Any:
-    """Return the solver `name` with the parameters `values`.
+class _SolverTable(Mapping[str, type[Any]]):
+    """Solver classes by name, in registration order."""
 
-    Raises ParameterError for an unknown solver, an unknown parameter or an invalid value.
+    def __init__(self, classes: Mapping[str, str]) -> None:
+        self._classes: dict[str, str | type[Any]] = dict(classes)
+
+    def __getitem__(self, name: str) -> type[Any]:
+        """Return a class; its module is imported on first use."""
+        cls = self._classes[name]
+        if isinstance(cls, str):
+            module, _, attribute = cls.partition(":")
+            cls = self._classes[name] = getattr(import_module(module), attribute)
+        return cls
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def add(self, name: str, cls: type[Any]) -> None:
+        """Add a class. Raises ParameterError if another one has the name."""
+        if self._classes.setdefault(name, cls) is not cls:
+            raise ParameterError(f"there is a solver {name!r} already: choose another name")
+
+
+_REGISTRY: Final = _SolverTable(BUILT_IN)
+SOLVERS: Final[Mapping[str, type[Any]]] = _REGISTRY
+
+
+def register_solver(name: str, cls: type[AnySolver]) -> None:
+    """Make a solver available by name, in this process.
+
+    cls: a frozen dataclass that subclasses the protocol of its family; importable by workers in
+    other processes. Raises ParameterError if another class has the name.
     """
+    _REGISTRY.add(name, cls)
+
+
+def solver_class(name: str) -> type[Any]:
+    """Return the class of the solver `name`. Raises ParameterError if there is none."""
     if name not in SOLVERS:
         raise ParameterError(
             f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}",
             code="UNKNOWN_SOLVER",
         )
-    return parameters.make_parameters(SOLVERS[name], values)
+    return SOLVERS[name]
+
+
+def make_solver(name: str, values: Mapping[str, Any]) -> AnySolver:
+    """Return the solver `name` with the parameters `values`.
+
+    Raises ParameterError for an unknown solver, an unknown parameter or an invalid value.
+    """
+    solver: AnySolver = parameters.make_parameters(solver_class(name), values)
+    return solver
 
 
 def parameter_table(name: str) -> list[dict[str, Any]]:
@@ -44,9 +97,19 @@ def parameter_table(name: str) -> list[dict[str, Any]]:
 
     Raises ParameterError for an unknown solver.
     """
-    if name not in SOLVERS:
-        raise ParameterError(
-            f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}",
-            code="UNKNOWN_SOLVER",
-        )
-    return parameters.parameter_table(SOLVERS[name])
+    return parameters.parameter_table(solver_class(name))
+
+
+def describe_solver(name: str) -> dict[str, Any]:
+    """Return name, help, family and "parameters" (`parameter_table`) of a solver, JSON-ready.
+
+    Raises ParameterError for an unknown solver.
+    """
+    cls = solver_class(name)
+    help = (cls.__doc__ or "").partition("\n\n")[0]
+    return {
+        "name": name,
+        "help": " ".join(help.split()),
+        "family": cls.family,
+        "parameters": parameter_table(name),
+    }

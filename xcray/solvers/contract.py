@@ -1,67 +1,97 @@
-"""Contract of solvers: what schedules, pools, trainings and estimators use of a solver."""
+"""Contract of solvers: what every solver declares, and the independent and joint families.
+
+A solver is a frozen dataclass of its parameters that subclasses the protocol of its family. The
+other families are `rotation_contract.RotationSolver` and `synchronous_contract.SynchronousSolver`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
+
+import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
+from xcray.solvers.declarations import (
+    CompileCase,
+    Exports,
+    Link,
+    RecordSchema,
+    StoppingRule,
+    TaskNeeds,
+)
 from xcray.solvers.solved_labels import SolvedLabels
 
 
+class Solver(Protocol):
+    """Members of the solvers of all families; see `xcray.solvers.declarations`.
+
+    revision: incremented with every change of the bits of a model, so that no run mixes parts of
+    two revisions. link: from scores to probabilities. records: schema of the per-label records.
+    exports: what the training publishes. compile_cases: trainings that compile all its kernels.
+    """
+
+    revision: ClassVar[int]
+    link: ClassVar[Link]
+    records: ClassVar[RecordSchema]
+    exports: ClassVar[Exports] = "weights"
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (CompileCase(),)
+
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return when a training with these parameters ends."""
+
+    @property
+    def seed(self) -> int | None:
+        """Return the seed of all random numbers; None for deterministic solvers."""
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all parameters by name."""
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels. By default there are none."""
+        return
+
+    def certified(self, records: np.ndarray) -> np.ndarray | None:
+        """Return (n,) bool, which labels are certified; None if the solver certifies none.
+
+        records: (n,) as in the schema. Labels with rounds = -1 were not trained.
+        """
+        return None
+
+    def largest_gap(self, records: np.ndarray) -> float | None:
+        """Return the largest relative duality gap of the labels; None if there are no gaps."""
+        return None
+
+    def summarize(self, records: np.ndarray) -> dict[str, Any]:
+        """Return counts of the records (n,) for the report of a training; JSON.
+
+        By default: labels without training rows, dropped weights if they are recorded, and the
+        certificates with the reason why training stopped, if there are some.
+        """
+        return summarize_records(self, records)
+
+
 class SolverState(Protocol):
-    """State of a solver at a worker: the shared read-only problem, and scratch memory."""
+    """State of a solver at a worker: the shared read-only problem, and scratch memory.
+
+    A dataclass or named tuple, so that the memory of its arrays can be measured.
+    """
 
     def clone_for_thread(self) -> Self:
         """Return the same problem with separate scratch memory, for another thread."""
 
 
-@runtime_checkable
-class Checkpointable(Protocol):
-    """State of a joint solver that saves itself in `checkpoint_dir` and resumes from there."""
+class _TaskSolver(Solver, Protocol):
+    """Common members of solvers whose work is tasks: numbers of labels to solve.
 
-    checkpoint_dir: Path | None
-
-
-def set_checkpoint_dir(local: SolverState, directory: Path | None) -> None:
-    """Let a checkpointable state save itself in `directory`, which belongs to one run.
-
-    Other states are left unchanged.
-    """
-    if isinstance(local, Checkpointable):
-        local.checkpoint_dir = directory
-
-
-class Solver(Protocol):
-    """A solver: a frozen dataclass of its parameters (`xcray.solvers.parameters`) with methods.
-
-    family: how the work is distributed, which determines the methods. "independent": labels are
-    dispatched in batches, with the methods below. "rotation": blocks of labels rotate over shards
-    of rows. "synchronous": all workers run the same method at the same time.
-
-    revision: incremented with every change of the bits of a model, so that no run mixes parts of
-    two revisions. joint: labels depend on each other, so one task solves all of them. Otherwise
-    each label is solved alone, with the same bits in any batch. cost_rates: (T,) seconds of one
-    core per unit of each column of `cost_terms`; a first estimate that schedules refine while they
-    run.
+    cost_rates: (T,) seconds of one core per unit of each column of `cost_terms`; a first estimate
+    that schedules refine while they run.
     """
 
-    family: ClassVar[str]
-    revision: ClassVar[int]
-    joint: ClassVar[bool]
     cost_rates: ClassVar[tuple[float, ...]]
-
-    @property
-    def eps(self) -> float:
-        """Return the requested duality gap, relative to the null objective."""
-
-    @property
-    def seed(self) -> int:
-        """Return the seed of all random numbers."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all parameters by name."""
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> SolverState:
         """Return the state of a worker.
@@ -87,5 +117,88 @@ class Solver(Protocol):
         ParameterError for a label that does not exist.
         """
 
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
+    def task_needs(self, X: CSR) -> TaskNeeds:
+        """Return the memory of a worker in addition to its loaded state; X: (N, D)."""
+        return TaskNeeds()
+
+
+class IndependentSolver(_TaskSolver, Protocol):
+    """Solves each label alone, with the same bits in any batch, on any worker, at any time.
+
+    warm_starts: whether it is a `WarmStartSolver`.
+    """
+
+    family: ClassVar[Literal["independent"]] = "independent"
+    warm_starts: ClassVar[bool] = False
+
+
+class WarmStartSolver(IndependentSolver, Protocol):
+    """An independent solver that can start from the dual variables of a similar problem."""
+
+    warm_starts: ClassVar[bool] = True
+
+    def solve(
+        self,
+        local: Any,
+        labels: Int32,
+        stopped: Callable[[], bool] = lambda: False,
+        start: CSR | None = None,
+        keep_duals: bool = False,
+    ) -> SolvedLabels:
+        """Solve `labels`, see `IndependentSolver`.
+
+        start: (n, N) float32, dual variables of a similar problem for each of the labels.
+        keep_duals: return the dual variables of this problem.
+        """
+
+
+class JointSolver(_TaskSolver, Protocol):
+    """Solves all labels in one task on one core, because they depend on each other."""
+
+    family: ClassVar[Literal["joint"]] = "joint"
+
+    def set_checkpoint_dir(self, local: Any, directory: Path | None) -> None:
+        """Let the training with the state `local` save itself in `directory` and resume from it.
+
+        directory: belongs to one run; None saves nothing. By default no checkpoints are written.
+        """
+        return
+
+
+# a solver whose work is tasks
+TaskSolver: TypeAlias = IndependentSolver | JointSolver
+
+
+def set_checkpoint_dir(solver: TaskSolver, local: SolverState, directory: Path | None) -> None:
+    """Set the checkpoint directory of a joint solver's state; labels alone need none."""
+    if solver.family == "joint":
+        solver.set_checkpoint_dir(local, directory)
+
+
+def summarize_records(solver: Solver, records: np.ndarray) -> dict[str, Any]:
+    """Return the default summary of `Solver.summarize`."""
+    names = records.dtype.names or ()
+    summary: dict[str, Any] = {
+        "classes_without_positives": int((records["positives"] == 0).sum()),
+        **({"weights_pruned": int(records["pruned"].sum())} if "pruned" in names else {}),
+    }
+    certified, gap = solver.certified(records), solver.largest_gap(records)
+    if gap is not None:
+        summary["largest_gap"] = gap
+    if certified is not None:
+        rule, n = solver.stopping, int(certified.sum())
+        others = f"; {len(records) - n:,} are not certified" if n < len(records) else ""
+        summary |= {
+            "classes_certified": n,
+            "stopped": f"{rule.reached} for {n:,} of {len(records):,} classes{others}",
+        }
+    return summary
+
+
+def label_gaps(records: np.ndarray) -> np.ndarray:
+    """Return duality gaps relative to the null objective: (n,), 0 for labels without positives.
+
+    records: (n,) with the fields positives, gap and null.
+    """
+    gaps = records["gap"] / np.maximum(records["null"], 1e-300)
+    return np.where(records["positives"] > 0, gaps, 0.0)

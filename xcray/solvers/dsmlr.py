@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
 
 from xcray.arrays import Int64, csr, frozen, pattern
 from xcray.kernels.training import softmax as kernel
 from xcray.schedule.rotation import ORDERS
+from xcray.solvers.declarations import (
+    CompileCase,
+    Link,
+    ProblemShape,
+    RecordSchema,
+    ResourceNeeds,
+    StoppingRule,
+)
 from xcray.solvers.multinomial import Shard, make_shard
-from xcray.solvers.parameters import check_parameters, parameter
+from xcray.solvers.parameters import Parameters, parameter
+from xcray.solvers.quasi_newton import MAX_FULL_FEATURES, LbfgsPhase
 from xcray.solvers.rotation_contract import (
     GRADIENT_KINDS,
     MUTATING_KINDS,
@@ -24,6 +33,7 @@ from xcray.solvers.rotation_contract import (
     Decision,
     Grid,
     PassMetrics,
+    RotationSolver,
     Step,
     SweepMetrics,
     SyncState,
@@ -31,7 +41,7 @@ from xcray.solvers.rotation_contract import (
 )
 from xcray.solvers.shard_state import ShardState
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.solvers.synchronous_contract import to_solved_labels
+from xcray.solvers.synchronous_contract import RECORDS, to_solved_labels
 
 # change of a score that the first steps can cause, about; sets the default rate
 INITIAL_SCORE_CHANGE: Final = 10.0
@@ -48,6 +58,17 @@ MIN_DECREASE_SHARE: Final = 1e-4
 MIN_STEP_LENGTH: Final = 1e-3
 # number of L-BFGS steps whose average gain is compared with `tolerance`
 RECENT_STEPS: Final = 5
+# Epochs of a training: 49 to 150 on five small sets.
+TYPICAL_EPOCHS: Final = 65
+EPOCH_SECONDS: Final = 4e-3  # per epoch for any data: calls to the workers and their replies
+PRODUCT_SECONDS: Final = 4e-10  # core seconds per number of an inner product
+# Products in a sweep of steps, by whether X is dense.
+PRODUCTS_PER_SWEEP: Final = {False: 1.0, True: 3.0}
+OBSERVE_COST: Final = 0.5  # cost of a sweep that only sums, in sweeps of steps
+MAX_CHECKPOINTS: Final = 3  # checkpoints on disk while one is written
+# Permanent bytes per row of a shard: b, partial sums, and the state of the last sync point.
+BYTES_PER_ROW: Final = 64
+SCORE_BYTES: Final = 8 << 20  # bytes of scores in use
 STEP_RULES: Final = ("adaptive", "sqrt")
 
 __all__ = [
@@ -64,7 +85,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class DSMLRSolver:
+class DSMLRSolver(Parameters, RotationSolver):
     """Multinomial logistic regression for data and weights that both exceed one worker.
 
             min over W   L1(W) = lam/2 |W|^2 - sum_i c_i sum_k y_ik w_k.x_i
@@ -117,9 +138,14 @@ class DSMLRSolver:
     pairs (largest score, sum).
     """
 
-    family: ClassVar[str] = "rotation"
     # incremented with every change of the bits of a model
     revision: ClassVar[int] = 1
+    link: ClassVar[Link] = "softmax"
+    records: ClassVar[RecordSchema] = RECORDS
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (
+        CompileCase({"epochs": 30}, "single"),
+        CompileCase({"epochs": 4, "passes": 2, "steps": "sqrt", "order": "uniform"}, "single"),
+    )
 
     lam: float = parameter(
         1e-5, "weight of the squared l2 norm, relative to the mean loss", above=0.0
@@ -181,13 +207,56 @@ class DSMLRSolver:
     prune_keep: int = parameter(0, "number of largest weights to keep per label; 0: all", low=0)
     seed: int = parameter(0, "seed of all random numbers", low=0, high=2**31 - 1)
 
-    def __post_init__(self) -> None:
-        """Check every parameter. Raises ParameterError."""
-        check_parameters(self)
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return when the training ends; `decide` returns the reason of a run."""
+        reached = f"an epoch lowers the objective by less than {self.tolerance:g} of it"
+        return StoppingRule("tolerance", self.tolerance, self.epochs, reached)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all parameters by name."""
-        return asdict(self)
+    @property
+    def exact_phase(self) -> LbfgsPhase | None:
+        """Return the L-BFGS phase, if it is enabled."""
+        return LbfgsPhase(self.lam, self.history) if self.history else None
+
+    def objective(self, squared: Sequence[float], losses: Sequence[float]) -> float:
+        """Return L1 = lam/2 sum |W_block|^2 + sum of losses."""
+        return 0.5 * self.lam * math.fsum(squared) + math.fsum(losses)
+
+    def start_objective(self, n_labels: int) -> float:
+        """Return L1 at W = 0."""
+        return math.log(n_labels)
+
+    def resources(
+        self, shape: ProblemShape, grid: Grid, workers: int, processes: bool
+    ) -> ResourceNeeds:
+        """Return the resource needs: rows and weights are split, no process holds all of W."""
+        m, D = self.history, shape.features
+        W = 4 * D * -(-shape.labels // grid.blocks)
+        # With its sums and, in the L-BFGS phase, its history and C (one row per feature).
+        block = W + 4 * (min(D, MAX_FULL_FEATURES) if m else 1) * D + (2 * m + 2) * W * bool(m)
+        # At a sync point the blocks of the previous one still exist: the solver can roll back.
+        blocks = (block + 2 * W) * grid.blocks
+        shards = -(-shape.n_bytes // workers) + BYTES_PER_ROW * -(-shape.rows // workers)
+        # Blocks of other processes are mapped from the store. One is copied, one is created.
+        worker = shards + SCORE_BYTES + 2 * block * processes
+        checkpoints = MAX_CHECKPOINTS * (block * grid.blocks + 8 * shape.rows)
+        epochs = min(TYPICAL_EPOCHS, self.epochs)
+        kinds = self.sweep_kinds(self.sync_every, True)
+        sweeps = sum(OBSERVE_COST if kind == "observe" else 1.0 for kind in kinds)
+        sweeps *= epochs / self.sync_every
+        sweep_seconds = PRODUCTS_PER_SWEEP[shape.dense] * shape.product_seconds
+        # Most epochs have exact gradients, and blocks return the inner products of their history.
+        products = (2 * m + 1) * (3 * m + 2) * PRODUCT_SECONDS * D * shape.labels * bool(m)
+        return ResourceNeeds(
+            driver=0 if processes else blocks,
+            worker=worker,
+            store=2 * blocks,
+            checkpoints=checkpoints,
+            weights=shape.expected_weights(self.prune, self.prune_keep),
+            core_seconds=sweeps * sweep_seconds + epochs * (products + EPOCH_SECONDS),
+            sweeps=sweeps,
+            sweep_seconds=sweep_seconds,
+        )
 
     def grid(self, n_rows: int, n_labels: int, n_features: int, workers: int) -> Grid:
         """Return the grid of a run; shards and blocks that are 0 are chosen here."""
@@ -307,11 +376,7 @@ class DSMLRSolver:
         )
         if self.history and gain <= self.lbfgs_switch_tol:
             return Decision(newest.rate, None, False, "enter")
-        slow = (
-            f"an epoch lowers the objective by less than {self.tolerance:g} of it"
-            if gain <= self.tolerance
-            else None
-        )
+        slow = self.stopping.reached if gain <= self.tolerance else None
         return Decision(newest.rate, slow, False)
 
     def _decide_lbfgs(self, newest: SyncState, accepted: Sequence[SyncState]) -> Decision:
@@ -335,11 +400,7 @@ class DSMLRSolver:
             if len(recent) == RECENT_STEPS
             else math.inf
         )
-        slow = (
-            f"an epoch lowers the objective by less than {self.tolerance:g} of it"
-            if gain <= self.tolerance
-            else None
-        )
+        slow = self.stopping.reached if gain <= self.tolerance else None
         return Decision(newest.rate, slow, False, None if slow else "accept")
 
     def export(self, block: WeightBlock, positives: Int64) -> SolvedLabels:

@@ -25,6 +25,7 @@ from xcray.kernels.sparse import take_pattern_rows, take_rows
 MAX_GROUPS_PER_SHARD: Final = 4096
 # from this share of non-zero entries, rows are stored dense and processed by matrix products
 MIN_DENSE_SHARE: Final = 0.4
+SHARE_SEED: Final = 0  # of the shares of synchronous workers; the optimum does not depend on it
 
 
 class Shard(NamedTuple):
@@ -92,6 +93,15 @@ def make_shard(
         frozen(shares / max(total, 1e-300), np.float64),
         rows,
     )
+
+
+def cut_share(
+    X: CSR, Y: Pattern, weights: Float32 | None, share: tuple[int, int], bias: float
+) -> Shard:
+    """Return share (number, of how many) of the rows, the same for any run, as a shard."""
+    number, shares = share
+    rows = shard_rows(X.n_rows, shares, SHARE_SEED, number)
+    return make_shard(X, Y, rows, total=total_weight(Y, weights), weights=weights, bias=bias)
 
 
 def label_targets(Y: Pattern) -> CSR:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from xcray.arrays import Float32, Float64, Int32
+from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.training import newton as kernel
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, null_objective
 from xcray.kernels.training.ppdsparse import PPDSparseProblem
 
 MAX_FEATURES = 1024
+PIECE = 1 << 20  # values that are converted to float64 at once
 MIN_MEAN_CURVATURE = 10.0  # minimum of the mean of C |x|^2 / tau
 CHUNK_MULTIPLICATIONS = 30_000_000  # between two checks of the stop flag
 MAX_HALVINGS = 40  # of a step
@@ -32,11 +33,27 @@ SCALE_STEPS = 60  # golden-section steps for the scale of the dual
 def is_suitable(problem: PPDSparseProblem, o: Objective) -> bool:
     """Return whether Newton's method is faster: squared hinge, few features, long rows."""
     rows = max(len(problem.row_sq), 1)
+    return _suits(problem.X, o, lambda: float(problem.row_sq.sum()) / rows)
+
+
+def suits_rows(X: CSR, o: Objective) -> bool:
+    """Return `is_suitable` for rows X (N, D) that are not loaded yet."""
+    return _suits(X, o, lambda: _mean_sq_norm(X))
+
+
+def _suits(X: CSR, o: Objective, mean_sq_norm: Callable[[], float]) -> bool:
+    """Return whether Newton's method is faster; the values of wide rows are not read."""
     return (
         o.loss == SQUARED_HINGE
-        and problem.X.n_cols <= MAX_FEATURES
-        and o.C * float(problem.row_sq.sum()) / rows >= MIN_MEAN_CURVATURE * o.tau
+        and X.n_cols <= MAX_FEATURES
+        and o.C * mean_sq_norm() >= MIN_MEAN_CURVATURE * o.tau
     )
+
+
+def _mean_sq_norm(X: CSR) -> float:
+    """Return the mean |x|^2 of a row, in double precision."""
+    pieces = (X.data[lo : lo + PIECE].astype(np.float64) for lo in range(0, len(X.data), PIECE))
+    return sum(float(piece @ piece) for piece in pieces) / max(X.n_rows, 1)
 
 
 def positive_factor(problem: PPDSparseProblem, label: int) -> float:

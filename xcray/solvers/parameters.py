@@ -6,12 +6,11 @@ The declaration is used for checks, the API schema, the CLI, the docs and the mo
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Container, Mapping
 from typing import Any, Final, TypeVar
 
-from xcray.errors import ParameterError
+from xcray.errors import ParameterError, suggestion
 
 P = TypeVar("P")
 
@@ -45,6 +44,22 @@ def parameter(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """Base of solvers: a dataclass whose fields are checked when it is created.
+
+    Raises ParameterError for an invalid value.
+    """
+
+    def __post_init__(self) -> None:
+        """Check every parameter."""
+        check_parameters(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all parameters by name."""
+        return dataclasses.asdict(self)
+
+
 def check_parameters(values: Any) -> None:
     """Check every field of a parameter dataclass against its type and range.
 
@@ -65,10 +80,9 @@ def make_parameters(cls: type[P], values: Mapping[str, Any]) -> P:
     values = current_names(values, fields)
     for name in values:
         if name not in fields:
-            near = difflib.get_close_matches(name, fields, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(fields)}"
+            hint = suggestion(str(name), fields) or f"; there are: {', '.join(fields)}"
             raise ParameterError(
-                f"unknown parameter {str(name)[:80]!r}; {hint}", code="UNKNOWN_PARAMETER"
+                f"unknown parameter {str(name)[:80]!r}{hint}", code="UNKNOWN_PARAMETER"
             )
     return cls(**{name: _read(fields[name], value) for name, value in values.items()})
 

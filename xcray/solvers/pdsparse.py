@@ -6,7 +6,7 @@ The result has a certificate over all samples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +17,18 @@ from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import row_norms_sq, take_pattern_rows, take_rows, transpose_pattern
 from xcray.kernels.training import dynamic_csr as growing
 from xcray.kernels.training import pdsparse as kernel
+from xcray.solvers.contract import JointSolver, summarize_records
+from xcray.solvers.declarations import (
+    WEIGHT_FIELDS,
+    CompileCase,
+    Link,
+    RecordField,
+    RecordSchema,
+    StoppingRule,
+    TaskNeeds,
+)
 from xcray.solvers.dual_checkpoint import DualCheckpoint
-from xcray.solvers.parameters import check_parameters, parameter
+from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
 
 # entries visited between two checks of the stop flag: 20 to 60 ms
@@ -27,24 +37,19 @@ INITIAL_CAPACITY = 1 << 16  # entries of the pools
 # minimum time between two checkpoints; a short training writes none
 CHECKPOINT_SECONDS = 5.0
 EXPECTED_PASSES = 6  # typical number of passes with a search of all labels
+BYTES_PER_WEIGHT = 64  # of W, V and the output while training
 EXPORT_ROWS = 4096  # features exported between two checks of the stop flag
 
-RECORD = np.dtype(
-    [
-        ("positives", np.int32),
-        # passes over all samples; -1 for a label that was not in the problem
-        ("rounds", np.int32),
-        ("support", np.int32),  # samples with non-zero beta for the label
-        ("nnz", np.int32),
-        ("pruned", np.int32),
-        ("certified", np.uint8),  # 1 if the gap of the problem is at most the requested one
-        # shares of the problem's gap and null objective; each sample's part is split equally over
-        # its labels
-        ("gap", np.float64),
-        ("null", np.float64),
-    ],
-    align=True,
+# rounds are passes over all samples; gap and null are shares of the problem's: each sample's part
+# is split equally over its labels
+RECORDS = RecordSchema(
+    RecordField("support", np.int32, "samples with non-zero beta for the label", "support"),
+    *WEIGHT_FIELDS,
+    RecordField("certified", np.uint8, "1 if the gap of the problem is at most the requested one"),
+    RecordField("gap", np.float64, "share of the duality gap of the problem", "gap"),
+    RecordField("null", np.float64, "share of the objective of W = 0", "null"),
 )
+RECORD = RECORDS.dtype
 
 
 @dataclass
@@ -66,7 +71,7 @@ class PDSparseState:
 
 
 @dataclass(frozen=True)
-class PDSparseSolver:
+class PDSparseSolver(Parameters, JointSolver):
     """Max-margin multi-label classification with l1 and l2 regularisation.
 
     Every label of a sample should have a higher score than all others. With P_i the labels of
@@ -100,8 +105,8 @@ class PDSparseSolver:
     task solves all labels and runs on one core.
 
         Example:
-            >>> PDSparseSolver(lam=0.1).joint
-            True
+            >>> PDSparseSolver(lam=0.1).family
+            'joint'
 
     Source: Yen, Huang, Zhong, Ravikumar, Dhillon, "PD-Sparse: A primal and dual sparse approach to
     extreme multiclass and multilabel classification", ICML 2016, the predecessor that the PPDSparse
@@ -110,9 +115,13 @@ class PDSparseSolver:
     after every pass.
     """
 
-    family: ClassVar[str] = "independent"
     revision: ClassVar[int] = 1
-    joint: ClassVar[bool] = True
+    link: ClassVar[Link] = "identity"
+    records: ClassVar[RecordSchema] = RECORDS
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (
+        CompileCase(),
+        CompileCase({"sample": 0.5}),
+    )
     # seconds per entry of W visited, and per entry of V found
     cost_rates: ClassVar[tuple[float, ...]] = (EXPECTED_PASSES * 4e-9, EXPECTED_PASSES * 5e-8)
 
@@ -148,13 +157,35 @@ class PDSparseSolver:
         0, "seed of the random order of samples and of the search", low=0, high=2**31 - 1
     )
 
-    def __post_init__(self) -> None:
-        """Check every parameter. Raises ParameterError."""
-        check_parameters(self)
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return when the training ends."""
+        reached = f"the duality gap of all samples is at most {self.eps:g} of that of W = 0"
+        return StoppingRule("certificate", self.eps, self.max_passes, reached)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all parameters by name."""
-        return asdict(self)
+    def certified(self, records: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: whether the problem of all labels is certified."""
+        certified: np.ndarray = records["certified"] != 0
+        return certified
+
+    def largest_gap(self, records: np.ndarray) -> float:
+        """Return the gap of the problem, relative to the objective of W = 0."""
+        solved = records["positives"] > 0
+        gap, null = (float(records[name][solved].sum()) for name in ("gap", "null"))
+        return gap / max(null, 1e-300)
+
+    def summarize(self, records: np.ndarray) -> dict[str, Any]:
+        """Return the default counts, and the number of support vectors."""
+        support = int(records["support"].sum())
+        return {**summarize_records(self, records), "support_vectors": support}
+
+    def task_needs(self, X: CSR) -> TaskNeeds:
+        """Return the memory of the weights while training."""
+        return TaskNeeds(bytes_per_weight=BYTES_PER_WEIGHT)
+
+    def set_checkpoint_dir(self, local: PDSparseState, directory: Path | None) -> None:
+        """Let the training save its dual in `directory` after passes; None saves nothing."""
+        local.checkpoint_dir = directory
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PDSparseState:
         """Return the state of a worker.
@@ -271,7 +302,7 @@ class PDSparseSolver:
         W, pruned = self._weights(table, local.problem.Y.n_cols, stopped)
         records = np.zeros(n_labels, RECORD)
         records["certified"] = at["certified"]
-        records["rounds"] = -1
+        records["label"], records["rounds"] = np.arange(n_labels), -1
         records["rounds"][seen] = at["passes"]
         records["nnz"][seen], records["pruned"][seen] = np.diff(W.indptr), pruned
         for name, values in _label_shares(local.problem.Y, lists, scratch.gaps, self.C).items():

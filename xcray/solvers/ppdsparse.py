@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,17 @@ from xcray.kernels.training import pruning
 from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
 from xcray.metrics import inverse_propensities
 from xcray.solvers import newton
-from xcray.solvers.parameters import check_parameters, parameter
+from xcray.solvers.contract import WarmStartSolver, label_gaps, summarize_records
+from xcray.solvers.declarations import (
+    WEIGHT_FIELDS,
+    CompileCase,
+    Link,
+    RecordField,
+    RecordSchema,
+    StoppingRule,
+    TaskNeeds,
+)
+from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
 
 # entries of X between two checks of the stop flag: about 50 ms, at most 200 ms if memory is slow
@@ -31,31 +41,23 @@ POSITIVE_WEIGHTINGS = ("equal", "balanced", "propensity")
 BatchResult = tuple[CSR, np.ndarray, CSR | None]
 NO_DUALS = csr([0], [], [], 0)
 
-# record of a class; primal to loss are before pruning, which adds loss_added to the loss
-RECORD = np.dtype(
-    [
-        *(
-            (name, np.int32)
-            for name in (
-                "label",
-                "positives",
-                "rounds",
-                "sweeps",
-                "n_active",
-                "support",
-                "violating",
-                "nnz",
-                "pruned",
-            )
-        ),
-        ("work", np.int64),
-        *(
-            (name, np.float64)
-            for name in ("bias", "primal", "dual", "gap", "null", "loss", "loss_added")
-        ),
-    ],
-    align=True,
+# primal to loss are before pruning, which adds loss_added to the loss
+RECORDS = RecordSchema(
+    RecordField("sweeps", np.int32, "sweeps of coordinate descent", "sweeps"),
+    RecordField("n_active", np.int32, "active samples at the end", "active"),
+    RecordField("support", np.int32, "samples with a non-zero dual variable", "support"),
+    RecordField("violating", np.int32, "samples that violate the margin", "violating"),
+    *WEIGHT_FIELDS,
+    RecordField("work", np.int64, "entries of X that were visited", "work"),
+    RecordField("bias", np.float64, "bias of the class"),
+    RecordField("primal", np.float64, "primal objective", "primal"),
+    RecordField("dual", np.float64, "dual objective", "dual"),
+    RecordField("gap", np.float64, "duality gap", "gap"),
+    RecordField("null", np.float64, "objective of w = 0 with the best bias", "null"),
+    RecordField("loss", np.float64, "loss of all samples"),
+    RecordField("loss_added", np.float64, "loss that was added by pruning"),
 )
+RECORD = RECORDS.dtype
 
 
 @dataclass
@@ -82,7 +84,7 @@ class PPDSparseState:
 
 
 @dataclass(frozen=True)
-class PPDSparseSolver:
+class PPDSparseSolver(Parameters, WarmStartSolver):
     """One-vs-rest linear classification with l1 and l2 regularisation.
 
     Each class is solved on its few active samples. For every label k, independent of all others,
@@ -119,10 +121,16 @@ class PPDSparseSolver:
     active set sufficient when nearly all samples are barely violating negatives.
     """
 
-    family: ClassVar[str] = "independent"
     # incremented with every change of the bits of a model, so that no run mixes two revisions
     revision: ClassVar[int] = 3
-    joint: ClassVar[bool] = False  # classes are solved one by one, in any batches
+    link: ClassVar[Link] = "identity"
+    records: ClassVar[RecordSchema] = RECORDS
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (
+        CompileCase(),
+        CompileCase({"eps": 0.0001, "prune_loss": 0.01}),  # scores in double precision
+        CompileCase({"loss": "hinge", "positives": "propensity", "prune_keep": 20}),
+        CompileCase({"C": 100.0}, "dense"),  # Newton's method
+    )
     # seconds per visit, within factors of 0.4 and 1.5 on eight text data sets; refined at run time
     cost_rates: ClassVar[tuple[float, ...]] = (6e-9, 1.7e-9, 3.7e-9)
 
@@ -165,13 +173,36 @@ class PPDSparseSolver:
         high=2**31 - 1,
     )
 
-    def __post_init__(self) -> None:
-        """Check every parameter. Raises ParameterError."""
-        check_parameters(self)
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return when a class ends."""
+        reached = f"the duality gap is at most {self.eps:g} of the null objective"
+        return StoppingRule("certificate", self.eps, self.max_rounds, reached)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all parameters by name."""
-        return asdict(self)
+    def certified(self, records: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: a gap of at most `eps` of the null objective, or nothing to solve."""
+        is_small = records["gap"] <= self.eps * records["null"]
+        certified: np.ndarray = ((records["rounds"] >= 0) & is_small) | (records["positives"] == 0)
+        return certified
+
+    def largest_gap(self, records: np.ndarray) -> float:
+        """Return the largest gap of a class, relative to its null objective."""
+        return float(label_gaps(records).max(initial=0.0))
+
+    def summarize(self, records: np.ndarray) -> dict[str, Any]:
+        """Return the default counts, and the number of support vectors."""
+        support = int(records["support"].sum())
+        return {**summarize_records(self, records), "support_vectors": support}
+
+    def task_needs(self, X: CSR) -> TaskNeeds:
+        """Return the memory of Newton's method, where it is used.
+
+        It needs three matrices of the features and ten numbers per row, and each of its passes
+        reads all rows.
+        """
+        if not newton.suits_rows(X, self._objective()):
+            return TaskNeeds()
+        return TaskNeeds(24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows, equal_costs=True)
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PPDSparseState:
         """Return the state of a worker.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from xcray.solvers.declarations import CompileCase
 from xcray.solvers.parameters import parameter
 from xcray.solvers.ppdsparse import PPDSparseSolver
 
@@ -15,6 +17,8 @@ class DiSMECSolver(PPDSparseSolver):
     Source: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2: its problem is PPDSparse's with lam
     = 0.
     """
+
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)
     prune: float = parameter(
@@ -28,5 +32,7 @@ class L2SVMSolver(PPDSparseSolver):
 
     The problem of LIBLINEAR's one-vs-rest, solved with a certificate.
     """
+
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = ()  # the kernels of PPDSparse
 
     lam: float = parameter(0.0, "weight of the l1 norm", low=0.0)

@@ -4,50 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, Int64, frozen
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, frozen
 from xcray.kernels.training.sparsify import sparse_rows
+from xcray.schedule.calls import ObjectHandle
+from xcray.solvers.contract import Solver
+from xcray.solvers.declarations import WEIGHT_FIELDS, ProblemShape, RecordSchema, ResourceNeeds
 from xcray.solvers.solved_labels import SolvedLabels
 
-RECORD = np.dtype(
-    [
-        ("label", np.int32),
-        ("positives", np.int32),
-        ("rounds", np.int32),
-        ("nnz", np.int32),
-        ("pruned", np.int32),
-    ]
-)
+RECORDS = RecordSchema(*WEIGHT_FIELDS)  # of `to_solved_labels`
 TOP_K = 5  # labels reported per held-out row
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+A = TypeVar("A")
 
 
 class WorkerCalls(Protocol):
     """Method calls on all workers of a training (see `xcray.workers.synchronous_calls`).
 
-    A method is one of the object that the solver's `make_worker` returned. It returns (ref,
-    result): the first value stays where it was computed and the driver receives a handle of it; the
-    second value is sent to the driver. Handles in arguments are resolved at the worker.
+    A method is an unbound one of the class of the solver's workers. It returns (object or None,
+    result): the object stays where it was computed and the driver receives its handle; the result
+    is sent to the driver. `schedule.calls.at_worker` passes a handle as an argument.
     """
 
     @property
     def size(self) -> int:
         """Return the number of workers."""
 
-    def call(self, verb: str, *args: Any, each: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
+    def call(
+        self, method: Callable[Concatenate[Any, P], tuple[T, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[tuple[ObjectHandle[T], R]]:
         """Call a method on every worker; return (handle, result) of each, in worker order.
 
-        each: the first argument of each worker; empty for none. Raises errors of the method, and
-        Stopped.
+        Arguments are passed by position. Raises errors of the method, and Stopped.
         """
 
-    def put(self, value: Any) -> Any:
+    def call_each(
+        self,
+        method: Callable[Concatenate[Any, A, P], tuple[T, R]],
+        each: Sequence[A],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[tuple[ObjectHandle[T], R]]:
+        """Do the same with a first argument for each worker, in worker order."""
+
+    def put(self, value: T) -> ObjectHandle[T]:
         """Return a handle of `value`, which is sent to each worker at most once."""
 
-    def fetch(self, handle: Any) -> Any:
-        """Return the value of a handle."""
+    def fetch(self, handle: ObjectHandle[T]) -> T:
+        """Return the object of a handle, read-only."""
 
 
 class LabelWeights(NamedTuple):
@@ -91,7 +102,7 @@ class RoundMetrics(NamedTuple):
     number: int
     objective: float
     gradient: float
-    products: int
+    products: float
     held_out: HeldOut | None
 
 
@@ -115,6 +126,62 @@ InitialWeights = Callable[[int, int], Float64]
 def continue_training(metrics: RoundMetrics, parts: Callable[[], Iterator[LabelWeights]]) -> bool:
     """Ignore a round, and continue the training."""
     return False
+
+
+class TrainingRows(NamedTuple):
+    """Rows of a data set, mapped from files, from which each worker takes its share.
+
+    X (N, D), Y (N, K), weights (N,) or None: of the training part. held_out: X and Y of the
+    held-out rows, or None.
+    """
+
+    X: CSR
+    Y: Pattern
+    weights: Float32 | None = None
+    held_out: tuple[CSR, Pattern, Float32 | None] | None = None
+
+
+class SynchronousSolver(Solver, Protocol):
+    """Solver whose workers all run the same method at the same time; the driver reduces.
+
+    The optimiser runs on the driver, in `train`. Its workers are objects of a class of its own,
+    which holds a share of the rows and any state. Methods are pure functions of their arguments and
+    of the rows, so that a lost worker can be replaced.
+    """
+
+    family: ClassVar[Literal["synchronous"]] = "synchronous"
+
+    def n_weights(self, n_inputs: int) -> int:
+        """Return D', the rows of W, for `n_inputs` features of the data."""
+        return n_inputs
+
+    def create_worker(
+        self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]
+    ) -> Any:
+        """Return worker `number` of `workers`, created where it will run.
+
+        `stopped` is called every few rows; soon after it returns True, methods raise Stopped.
+        """
+
+    def train(
+        self,
+        workers: WorkerCalls,
+        n_features: int,
+        n_labels: int,
+        on_round: RoundCallback = continue_training,
+        start: InitialWeights | None = None,
+    ) -> SynchronousOutcome:
+        """Run rounds until a stopping rule is met or `on_round` returns True.
+
+        n_features: D'. start: initial weights, or None for 0. `on_round` is called after each round
+        and can fetch the weights. Raises Stopped, and errors of workers.
+        """
+
+    def blocks(self, trained: SynchronousOutcome, positives: Int64) -> Iterator[SolvedLabels]:
+        """Yield the trained labels, one range at a time; positives: (K,) training rows of each."""
+
+    def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
+        """Return the resource needs with that number of workers."""
 
 
 def split_ranges(n_labels: int, parts: int) -> list[tuple[int, int]]:
@@ -168,7 +235,7 @@ def to_solved_labels(
         (W[:-1] if bias else W).astype(np.float32, copy=False), prune, keep
     )
     labels = np.arange(lo, lo + n, dtype=np.int32)
-    records = np.zeros(n, RECORD)
+    records = np.zeros(n, RECORDS.dtype)
     records["label"], records["positives"], records["rounds"] = labels, positives, rounds
     records["nnz"], records["pruned"] = np.diff(matrix.indptr), dropped
     return SolvedLabels(frozen(labels, np.int32), matrix, frozen(constant, np.float64), records)

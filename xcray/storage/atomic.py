@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
+from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, suggestion
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -67,6 +67,14 @@ def write_bytes(path: Path, content: bytes) -> None:
         sync_path(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def similar_directory(path: Path, file: str) -> str:
+    """Return "; did you mean 'x'?" for the directory next to `path` with a similar name, or "".
+
+    Only directories that hold `file` are considered.
+    """
+    return suggestion(path.name, (each.parent.name for each in path.parent.glob(f"*/{file}")))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,11 +1,10 @@
-"""Training strategy of solvers with independent labels (family "independent").
+"""Training strategy of solvers whose work is tasks (families "independent" and "joint").
 
-One task solves a batch of labels. Joint solvers solve all labels in one task.
+One task solves a batch of independent labels, or all labels of a joint solver.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import missing_ray
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
-from xcray.solvers.contract import Solver, set_checkpoint_dir
-from xcray.solvers.solved_labels import SolvedLabels, concatenate
+from xcray.solvers.contract import TaskSolver, set_checkpoint_dir
+from xcray.solvers.solved_labels import SolvedLabels
 from xcray.telemetry.progress import CLASSES_SOLVED
 from xcray.training.capacity.preflight import (
     PROCESS_BYTES,
@@ -26,29 +25,33 @@ from xcray.training.capacity.preflight import (
     entries_per_label,
     estimate,
     worker_bytes,
-    worker_count,
 )
-from xcray.training.report.summary import class_table, largest_gap, summarize_block
-from xcray.training.solve_labels import TrainingData, make_local_pool, solve_labels
+from xcray.training.observer import TrainingObserver
+from xcray.training.report.summary import class_table, summarize_block
+from xcray.training.solve_labels import (
+    LabelsToSolve,
+    TrainingData,
+    make_local_pool,
+    solve_labels,
+)
 from xcray.training.spec import TrainSpec
-from xcray.training.strategy import RunServices, TrainingContext
+from xcray.training.strategy import TrainingContext
+from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result
 from xcray.workers.solver_task import SolverTask, shared_arrays
-from xcray.workers.timeline import Span, Timeline
+from xcray.workers.timeline import Span
 
 
 class IndependentLabels:
-    """Training strategy for independent labels, see `TrainingStrategy`."""
+    """Strategy of the families "independent" and "joint", see `TrainingStrategy`."""
 
-    link = "identity"
-
-    def __init__(self, context: TrainingContext) -> None:
+    def __init__(self, context: TrainingContext, solver: TaskSolver, workers: int) -> None:
         self._context = context
-        self._solver = context.solver
+        self._solver = solver
         train = context.dataset.train
         self._data = TrainingData(train.X, train.XT, train.YT, train.weights)
-        self._cost_terms = self._data.cost_terms(context.solver)
-        self.workers = 1 if context.solver.joint else worker_count(context.spec)
+        self._cost_terms = self._data.cost_terms(solver)
+        self.workers = workers
 
     def run_settings(self) -> dict[str, Any]:
         """Return no settings: labels give the same bits in any batches."""
@@ -72,73 +75,38 @@ class IndependentLabels:
         shares: Float64 = np.sqrt(entries_per_label(self._context.dataset.train))
         return shares
 
-    def solve(self, services: RunServices) -> None:
+    def solve(self, observer: TrainingObserver) -> None:
         """Solve batches on the pool of the spec.
 
         With a time limit, the labels with the most training rows are solved first.
         """
-        missing = frozen(services.parts.missing, np.int32)
+        missing = frozen(observer.parts.missing, np.int32)
         if not len(missing):
             return
-        n_labels, began = self._context.dataset.n_labels, time.monotonic()
-        n_kept = n_labels - len(missing)
-        finished = list[SolvedLabels]()  # not yet on disk
-
-        def sync() -> None:
-            if finished:
-                services.parts.commit(concatenate(finished))
-                finished.clear()
-
-        def tick(done: int, share: float) -> None:
-            elapsed = time.monotonic() - began
-            eta = elapsed * (1.0 - share) / share if share > 0.0 else None
-            rate = done / elapsed if elapsed > 0.0 else 0.0
-            services.report_progress(
-                n_kept + done,
-                n_labels,
-                rate,
-                eta,
-                services.metrics.progress_note(f"{n_kept} kept" if n_kept else ""),
-            )
-
-        pool, seconds = self._make_pool(), services.seconds_left()
-        services.set_memory_source(pool.memory_usage)
-        services.metrics.set_worker_source(pool.status)
-        with Timeline(self._context.run_dir, lambda: pool.nodes) as timeline:
-
-            def record(span: Span) -> None:
-                timeline.add(span)
-                services.metrics.add_span(span)
-
-            def commit(result: Result) -> None:
-                finished.append(result.value)
-                services.metrics.add(CLASSES_SOLVED, len(result.value.labels))
-                services.metrics.add_gap(largest_gap(result.value.records))
-
+        counts, seconds = self._context.dataset.label_counts, observer.seconds_left()
+        work = LabelsToSolve(
+            self._solver, missing, self._cost_terms, None if seconds is None else counts
+        )
+        pool = self._make_pool()
+        with observer.observe(pool):
             solve_labels(
-                self._solver,
-                self._cost_terms,
-                missing,
+                work,
                 pool,
+                _BatchObserver(observer, self._solver, len(counts) - len(missing)),
                 workers=self.workers,
-                commit=commit,
-                stop=services.stop,
-                tick=tick,
-                record=record,
-                values=None if seconds is None else self._context.dataset.label_counts,
+                stop=observer.stop,
                 seconds=seconds,
-                sync=sync,
             )
         if not self._context.spec.workers:
             self.workers = pool.status().peak or self.workers  # the workers that actually joined
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
-        """Return the counts and the certificate summary."""
-        return summarize_block(block, self._solver.eps)
+        """Return the counts and the solver's summary."""
+        return summarize_block(block, self._solver)
 
     def class_table(self, block: SolvedLabels, timeline: pa.Table) -> pa.Table:
         """Return the per-class report with certificates and costs."""
-        return class_table(block, self._solver.eps, timeline)
+        return class_table(block, self._solver, timeline)
 
     def _make_pool(self) -> Pool:
         """Return the pool of the spec."""
@@ -153,13 +121,52 @@ class IndependentLabels:
                 checkpoint_dir=context.run_dir,
             )
         state = self._solver.load(*self._data)
-        set_checkpoint_dir(state, context.run_dir)
+        set_checkpoint_dir(self._solver, state, context.run_dir)
         return make_local_pool(context.spec.pool, self._solver, state, self.workers)
+
+
+class _BatchObserver(RunObserver[Result]):
+    """Observes batches of labels; the progress counts the labels of earlier attempts too."""
+
+    def __init__(self, observer: TrainingObserver, solver: TaskSolver, n_earlier: int) -> None:
+        self._observer = observer
+        self._solver = solver
+        self._n_earlier = n_earlier
+
+    def record(self, span: Span) -> None:
+        """Record what a worker did."""
+        self._observer.record(span)
+
+    def sync(self) -> None:
+        """Make all committed batches durable."""
+        self._observer.sync()
+
+    def commit(self, result: Result) -> None:
+        """Commit a batch, and count its labels."""
+        self._observer.commit(result.value)
+        metrics = self._observer.metrics
+        metrics.add(CLASSES_SOLVED, len(result.value.labels))
+        gap = self._solver.largest_gap(result.value.records)
+        if gap is not None:
+            metrics.add_gap(gap)
+
+    def report(self, progress: RunProgress) -> None:
+        """Report the finished labels of all attempts."""
+        note = self._observer.metrics.progress_note(
+            f"{self._n_earlier} kept" if self._n_earlier else ""
+        )
+        self._observer.report_progress(
+            self._n_earlier + int(progress.done),
+            self._n_earlier + progress.total,
+            progress.rate,
+            progress.eta,
+            note,
+        )
 
 
 def make_ray_pool(
     spec: TrainSpec,
-    solver: Solver,
+    solver: TaskSolver,
     dataset: Dataset,
     workers: int,
     job: str,
@@ -180,13 +187,11 @@ def make_ray_pool(
         raise missing_ray(error) from None
     data_path = str(dataset.path.resolve())
     checkpoint_path = str(checkpoint_dir.resolve()) if checkpoint_dir is not None else None
-    task = SolverTask(
-        spec.solver, solver.as_dict(), data_path, dataset.content_hash, checkpoint_path
-    )
+    task = SolverTask(solver, data_path, dataset.content_hash, checkpoint_path)
     policy, request = scaling_policy_for(spec.ray_address), ONE_CPU
     if policy is not None:
         request = ResourceRequest(memory=PROCESS_BYTES + worker_bytes(solver, dataset.train, 0)[0])
-        workers = workers if spec.workers or solver.joint else MAX_CLUSTER_WORKERS
+        workers = workers if spec.workers or solver.family == "joint" else MAX_CLUSTER_WORKERS
     return RayPool(
         task,
         workers,

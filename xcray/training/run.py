@@ -24,14 +24,15 @@ from xcray.training.block_store import BlockStore
 from xcray.training.calibration.fit import fit_calibration, held_out_part
 from xcray.training.capacity.monitor import ResourceMonitor
 from xcray.training.capacity.preflight import check_fits, memory_limits, merge_budget
-from xcray.training.joint import shorten_history
+from xcray.training.epoch_strategy import shorten_history
+from xcray.training.observer import TrainingObserver
 from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.report.summary import measures_by_frequency
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import lock_run_directory
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import make_strategy
-from xcray.training.strategy import RunServices, TrainingContext
+from xcray.training.strategy import TrainingContext
 from xcray.workers.pool import StopFlag
 from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import balance, read_streams
@@ -106,8 +107,7 @@ class _TrainingRun:
         self.report_progress("LOADING", 0, 0)
         self.dataset = Dataset.open(spec.dataset)
         self.solver = make_solver(spec.solver, spec.params)
-        # Deterministic solvers have no seed.
-        self.seed: int | None = getattr(self.solver, "seed", None)
+        self.seed = self.solver.seed
         train = self.dataset.train
         if train.n_rows == 0 or train.Y.nnz == 0:
             raise InputError(
@@ -143,13 +143,14 @@ class _TrainingRun:
         self.phase_seconds["LOADING"] = time.monotonic() - self.start_time
         began = time.monotonic()
         self.strategy.solve(
-            RunServices(
+            TrainingObserver(
                 self.parts,
+                self.run_dir,
                 self.stop,
-                self._report_solving,
-                self._seconds_left,
-                self.monitor.set_worker_source,
                 self.metrics,
+                self._seconds_left,
+                self._report_solving,
+                self.monitor.set_worker_source,
             )
         )
         self.phase_seconds["TRAINING"] = time.monotonic() - began
@@ -213,7 +214,7 @@ class _TrainingRun:
             classes=self.strategy.class_table(block, timeline),
             timeline=normalize_timeline(timeline) if timeline.num_rows else None,
             missing=len(self.parts.missing),
-            link=self.strategy.link,
+            link=self.solver.link,
             calibration=self.calibration,
         )
         return TrainResult(model.path, model.sha256, model.measures, report)

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from xcray.arrays import CSR, Float32, Float64, Int32, Pattern
 from xcray.errors import ParameterError
 from xcray.schedule.label_scheduler import LabelScheduler
-from xcray.solvers.contract import Solver, SolverState
+from xcray.solvers.contract import SolverState, TaskSolver
+from xcray.training.block_store import BlockStore
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
-from xcray.workers.pool import Pool, Result, StopFlag
-from xcray.workers.timeline import Span
+from xcray.workers.observer import RunObserver, RunProgress
+from xcray.workers.pool import Pool, Result, StopFlag, TaskRunner
+from xcray.workers.timeline import Span, Timeline
 
 LOCAL_POOLS = ("serial", "threads")
 
@@ -29,14 +31,9 @@ class TrainingData(NamedTuple):
     YT: Pattern
     weights: Float32 | None = None
 
-    def cost_terms(self, solver: Solver) -> Float64:
-        """Return the cost terms of each label: (K, T); see `Solver.cost_terms`."""
+    def cost_terms(self, solver: TaskSolver) -> Float64:
+        """Return the cost terms of each label: (K, T); see `IndependentSolver.cost_terms`."""
         return solver.cost_terms(self.X, self.XT, self.YT)
-
-
-def has_independent_labels(solver: Solver) -> bool:
-    """Return whether the solver solves each label independently of the others."""
-    return solver.family == "independent" and not solver.joint
 
 
 def check_local_pool(pool: str) -> None:
@@ -47,66 +44,77 @@ def check_local_pool(pool: str) -> None:
         )
 
 
-def make_local_pool(pool: str, solver: Solver, state: SolverState, workers: int) -> Pool:
+def make_local_pool(
+    pool: str,
+    solver: TaskSolver,
+    state: SolverState,
+    workers: int,
+    runner: TaskRunner | None = None,
+) -> Pool:
     """Return the local pool of the given kind.
 
-    A joint solver's single task always runs in a thread, so that a stop request is noticed
-    meanwhile.
+    runner: solves the tasks, by default the solver. A joint solver's single task always runs in a
+    thread, so that a stop request is noticed meanwhile.
     """
-    return (
-        SerialPool(solver, state)
-        if pool == "serial" and not solver.joint
-        else ThreadPool(solver, state, workers)
-    )
+    if pool == "serial" and solver.family != "joint":
+        return SerialPool(runner or solver, state)
+    return ThreadPool(runner or solver, state, workers)
+
+
+class LabelsToSolve(NamedTuple):
+    """Labels (n,) int32 to solve.
+
+    cost_terms: (K, T) of all labels, see `TrainingData.cost_terms`. values: (K,), solves labels
+    with the highest values first; None for the order that takes least time.
+    """
+
+    solver: TaskSolver
+    labels: Int32
+    cost_terms: Float64
+    values: Any = None
+
+
+class StoreObserver(RunObserver[Result]):
+    """Commits each batch to a block store, records its span, and reports the finished labels."""
+
+    def __init__(
+        self, parts: BlockStore, timeline: Timeline, on_labels: Callable[[int], None]
+    ) -> None:
+        self._parts = parts
+        self._timeline = timeline
+        self._on_labels = on_labels
+
+    def record(self, span: Span) -> None:
+        """Add a span to the timeline."""
+        self._timeline.add(span)
+
+    def commit(self, result: Result) -> None:
+        """Make a batch durable."""
+        self._parts.commit(result.value)
+
+    def report(self, progress: RunProgress) -> None:
+        """Report the number of finished labels."""
+        self._on_labels(int(progress.done))
 
 
 def solve_labels(
-    solver: Solver,
-    cost_terms: Float64,
-    labels: Int32,
+    work: LabelsToSolve,
     pool: Pool,
+    observer: RunObserver[Result],
     *,
     workers: int,
-    commit: Callable[[Result], None],
     stop: StopFlag,
-    tick: Callable[[int, float], None] = lambda done, share: None,
-    record: Callable[[Span], None] = lambda _: None,
-    values: Any = None,
     seconds: float | None = None,
-    sync: Callable[[], None] = lambda: None,
 ) -> None:
-    """Solve `labels` (n,) int32 on `pool`.
-
-    commit: receives each finished batch. record: receives the span of each batch. cost_terms: (K,
-    T) of all labels, see `TrainingData.cost_terms`. values: (K,), solves labels with the highest
-    values first. tick: called after every wait with the number of finished labels and the finished
-    share of the estimated work. seconds, sync and errors: see `run_schedule`.
-    """
-    if not len(labels):
+    """Solve labels on `pool`; seconds and errors as of `run_schedule`."""
+    if not len(work.labels):
         return
-    label_values = None if values is None else values[labels]
     schedule = LabelScheduler(
-        labels,
-        cost_terms[labels],
-        solver.cost_rates,
-        values=label_values,
+        work.labels,
+        work.cost_terms[work.labels],
+        work.solver.cost_rates,
+        values=None if work.values is None else work.values[work.labels],
         workers=workers,
-        joint=solver.joint,
+        joint=work.solver.family == "joint",
     )
-
-    def report_tick() -> None:
-        tick(
-            schedule.done_labels,
-            schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0,
-        )
-
-    run_schedule(
-        schedule,
-        pool,
-        commit=commit,
-        stop=stop,
-        tick=report_tick,
-        record=record,
-        seconds=seconds,
-        sync=sync,
-    )
+    run_schedule(schedule, pool, observer, stop=stop, seconds=seconds)

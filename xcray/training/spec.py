@@ -13,7 +13,6 @@ from typing import Any
 
 from xcray.errors import ParameterError
 from xcray.solvers import make_solver
-from xcray.solvers.contract import Solver
 from xcray.storage.atomic import check_name
 from xcray.system.units import parse_bytes
 from xcray.workers.pool import POOLS
@@ -101,11 +100,6 @@ class TrainSpec:
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         return {**dataclasses.asdict(self), "params": dict(self.params), "ks": list(self.ks)}
-
-
-def link_function(solver: Solver) -> str:
-    """Return the link function of a solver's models: "softmax", or "identity" for margins."""
-    return "identity" if solver.family == "independent" else "softmax"
 
 
 def check_max_seconds(seconds: Any) -> None:

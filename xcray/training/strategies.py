@@ -1,33 +1,32 @@
-"""Table of training strategies by solver family, and the estimate of a training."""
+"""Training strategies by solver family, and the estimate of a training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
-from xcray.training.capacity.preflight import Estimate
+from xcray.training.capacity.preflight import Estimate, worker_count
 from xcray.training.independent import IndependentLabels
 from xcray.training.rotation.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
 from xcray.training.strategy import TrainingContext, TrainingStrategy
 from xcray.training.synchronous import Synchronous
 
-STRATEGIES: Final[dict[str, Callable[[TrainingContext], TrainingStrategy]]] = {
-    "independent": IndependentLabels,
-    "rotation": BlockRotation,
-    "synchronous": Synchronous,
-}
-
 
 def make_strategy(context: TrainingContext) -> TrainingStrategy:
-    """Return the training strategy for the solver of a training."""
-    return STRATEGIES[context.solver.family](context)
+    """Return the training strategy for the family of a training's solver."""
+    solver = context.solver
+    if solver.family == "independent":
+        return IndependentLabels(context, solver, worker_count(context.spec))
+    if solver.family == "joint":
+        return IndependentLabels(context, solver, workers=1)
+    if solver.family == "rotation":
+        return BlockRotation(context, solver)
+    return Synchronous(context, solver)
 
 
 def estimate_training(spec: TrainSpec, probe_seconds: float = 2.0) -> Estimate:

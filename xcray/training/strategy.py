@@ -7,7 +7,7 @@ directory do not depend on the family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +16,11 @@ import pyarrow as pa
 
 from xcray.arrays import Float64, Int32
 from xcray.data.dataset import Dataset
+from xcray.solvers import AnySolver
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.system.memory import MemoryUsage
-from xcray.telemetry.progress import EMPTY
-from xcray.training.block_store import BlockStore
 from xcray.training.capacity.preflight import Estimate
+from xcray.training.observer import TrainingObserver
 from xcray.training.spec import TrainSpec
-from xcray.workers.pool import StopFlag
-from xcray.workers.run_metrics import RunMetrics
 
 
 @dataclass(frozen=True)
@@ -36,56 +33,19 @@ class TrainingContext:
 
     spec: TrainSpec
     dataset: Dataset
-    solver: Any
+    solver: AnySolver
     run_dir: Path
     job: str
     cluster: bool = True
 
 
-class ProgressFn(Protocol):
-    """Reports the progress of solving; see `xcray.telemetry.progress.Progress`.
-
-    Raises Stopped if a stop was requested.
-    """
-
-    def __call__(
-        self,
-        done: int,
-        total: int,
-        rate: float = 0.0,
-        eta: float | None = None,
-        note: str = "",
-        figures: Mapping[str, Any] = EMPTY,
-    ) -> None:
-        """Report progress."""
-
-
-@dataclass(frozen=True)
-class RunServices:
-    """Services of a run for its strategy.
-
-    parts: store of finished labels. seconds_left: returns the remaining time, None without a limit.
-    set_memory_source: receives a function that reads the memory of workers in separate processes.
-    metrics: metrics of the run.
-    """
-
-    parts: BlockStore
-    stop: StopFlag
-    report_progress: ProgressFn
-    seconds_left: Callable[[], float | None]
-    set_memory_source: Callable[[Callable[[], Mapping[str, MemoryUsage]]], None]
-    metrics: RunMetrics
-
-
 class TrainingStrategy(Protocol):
     """Training of one solver family.
 
-    workers: number of workers. link: link function from scores to probabilities, as in the
-    manifest.
+    workers: number of workers.
     """
 
     workers: int
-    link: str
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that must not change when the run is resumed; JSON.
@@ -102,7 +62,7 @@ class TrainingStrategy(Protocol):
     def weight_shares(self) -> Float64:
         """Return (K,) float64, in proportion to the expected number of weights per label."""
 
-    def solve(self, services: RunServices) -> None:
+    def solve(self, observer: TrainingObserver) -> None:
         """Solve the labels that no part holds.
 
         Raises Stopped, Unavailable, and the solver's errors.

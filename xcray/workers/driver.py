@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from threading import Timer
 
 from xcray.errors import Stopped, Unavailable
 from xcray.schedule.events import Cancel, Cancelled, Command, Done, Drain, Lost, Run, Tick
 from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Failed, Pool, Report, Result, StopFlag, TaskCancelled
 from xcray.workers.timeline import DONE, DUPLICATE, LOST, STOPPED, Span
 
@@ -22,27 +22,21 @@ GRACE_SECONDS = 2.0  # that running batches have to end after the time limit
 def run_schedule(
     schedule: LabelScheduler,
     pool: Pool,
+    observer: RunObserver[Result],
     *,
-    commit: Callable[[Result], None],
     stop: StopFlag,
-    tick: Callable[[], None],
     seconds: float | None = None,
-    record: Callable[[Span], None] = lambda _: None,
-    sync: Callable[[], None] = lambda: None,
 ) -> None:
     """Run `schedule` on `pool` until it finishes.
 
-    commit: called once per task, with its first result, before the schedule receives it.
-    tick: called after every wait, for progress.
-    seconds: time limit. Nothing new starts after it. Work that is still running GRACE_SECONDS later
-    is stopped and not waited for, and the function returns as if everything was done.
-    record: called with what each worker did, useful or not.
-    sync: called once for all results of one wait, after their commits and before new tasks begin.
-    One write then makes the results of many workers durable. Raises Stopped if `stop` is set,
-    Unavailable if workers keep being lost, and what a task raised. The pool is closed in every
-    case, and committed results are kept.
+    observer: receives each task's first result, the spans of all workers, and the progress in
+    labels. seconds: time limit. Nothing new starts after it. Work that is still running
+    GRACE_SECONDS later is stopped and not waited for, and the function returns as if everything was
+    done.
+    Raises Stopped if `stop` is set, Unavailable if workers keep being lost, and what a task or the
+    observer raised. The pool is closed in every case, and committed results are kept.
     """
-    loop = _DriverLoop(schedule, pool, commit, record, sync)
+    loop = _DriverLoop(schedule, pool, observer)
     # Also stops a pool whose `wait` works in this thread.
     deadline_timer = Timer(GRACE_SECONDS + (seconds or 0.0), pool.stop)
     deadline_timer.daemon = True
@@ -62,7 +56,7 @@ def run_schedule(
             late = -math.inf if ends is None else time.monotonic() - ends
             loop.execute(schedule.on(Drain() if late >= 0.0 else Tick(), pool.now()))
             loop.handle(reports, overdue=late > GRACE_SECONDS)
-            tick()
+            loop.report_progress()
     finally:
         deadline_timer.cancel()
         loop.record_running()
@@ -73,21 +67,27 @@ def run_schedule(
 class _DriverLoop:
     """State of one `run_schedule` call."""
 
-    def __init__(
-        self,
-        schedule: LabelScheduler,
-        pool: Pool,
-        commit: Callable[[Result], None],
-        record: Callable[[Span], None],
-        sync: Callable[[], None],
-    ) -> None:
+    def __init__(self, schedule: LabelScheduler, pool: Pool, observer: RunObserver[Result]) -> None:
         self._schedule = schedule
         self._pool = pool
-        self._commit = commit
-        self._record = record
-        self._sync = sync
+        self._observer = observer
+        self._began = time.monotonic()
         self.finished = False
         self._forecast_at = -math.inf
+
+    def report_progress(self) -> None:
+        """Report the finished labels, and the remaining time by the finished share of the work."""
+        schedule, elapsed = self._schedule, time.monotonic() - self._began
+        share = schedule.done_cost / schedule.total_cost if schedule.total_cost else 1.0
+        self._observer.report(
+            RunProgress(
+                schedule.done_labels,
+                schedule.total_labels,
+                elapsed,
+                rate=schedule.done_labels / elapsed if elapsed > 0.0 else 0.0,
+                eta=elapsed * (1.0 - share) / share if share > 0.0 else None,
+            )
+        )
 
     def update_forecast(self) -> None:
         """Pass the remaining work to the pool, and the number of workers to the schedule."""
@@ -105,7 +105,7 @@ class _DriverLoop:
                 command for report in reports for command in self._handle_report(report, overdue)
             ]
         finally:
-            self._sync()  # also if a report raises
+            self._observer.sync()  # also if a report raises
         self.finished = self.finished or overdue
         self.execute(commands)
 
@@ -128,7 +128,7 @@ class _DriverLoop:
     def record_running(self) -> None:
         """Record what the workers were doing when the loop ended."""
         for worker, task, since in self._schedule.running_tasks():
-            self._record(Span(worker, task, since, self._pool.now() - since, STOPPED))
+            self._observer.record(Span(worker, task, since, self._pool.now() - since, STOPPED))
 
     def _handle_report(self, report: Report, overdue: bool) -> list[Command]:
         """Convert one report to an event; an unneeded result only frees its worker."""
@@ -138,13 +138,15 @@ class _DriverLoop:
                 return []
             raise report.error
         if isinstance(report, TaskCancelled):
-            self._record(Span(report.worker, report.task, report.started, report.seconds, STOPPED))
+            self._observer.record(
+                Span(report.worker, report.task, report.started, report.seconds, STOPPED)
+            )
             return self._schedule.on(Cancelled(report.worker, report.task.id), now)
         if isinstance(report, Result):
             expected = self._schedule.is_expected(report.worker, report.task.id)
             if expected:
-                self._commit(report)
-            self._record(
+                self._observer.commit(report)
+            self._observer.record(
                 Span(
                     report.worker,
                     report.task,
@@ -162,4 +164,4 @@ class _DriverLoop:
         """Record the batch that a lost worker was running."""
         for worker, task, since in self._schedule.running_tasks():
             if worker == lost:
-                self._record(Span(worker, task, since, now - since, LOST))
+                self._observer.record(Span(worker, task, since, now - since, LOST))

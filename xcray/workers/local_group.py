@@ -8,16 +8,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
+from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.system.memory import MemoryUsage
 from xcray.workers.pool import StopFlag, WorkerStatus
 from xcray.workers.worker_group import (
     CallFailed,
     CallResult,
-    ObjectHandle,
     Reply,
     WorkerFactory,
     call_method,
@@ -27,6 +27,7 @@ from xcray.workers.worker_group import (
     worker_names,
 )
 
+T = TypeVar("T")
 LOCAL_NODE: Final = "here"  # the only node
 LOST_OBJECT: Final = object()  # value of a handle whose object was lost in a simulation
 
@@ -38,7 +39,7 @@ class _PendingCall(NamedTuple):
     worker: str
     method: str
     args: tuple[Any, ...]
-    handles: list[ObjectHandle]
+    handles: list[ObjectHandle[Any]]
 
 
 class _LocalWorker:
@@ -65,7 +66,9 @@ class _LocalWorker:
         """Return whether this worker must stop its current call."""
         return self._group_stop.is_set() or self.ended.is_set() or self._ticket <= self._interrupted
 
-    def run_call(self, call: _PendingCall, now: Callable[[], float]) -> CallResult | CallFailed:
+    def run_call(
+        self, call: _PendingCall, now: Callable[[], float]
+    ) -> CallResult[Any, Any] | CallFailed:
         """Run a call in this thread; any exception becomes a CallFailed."""
         started = now()
         self._ticket = call.ticket
@@ -74,7 +77,7 @@ class _LocalWorker:
             value, result = call_method(self.state, call.method, call.args, objects, self._stopped)
         except Exception as error:
             return CallFailed(call.ticket, self.worker, error)
-        handle = None if value is None else ObjectHandle(value)
+        handle: ObjectHandle[Any] | None = None if value is None else ObjectHandle(value)
         return CallResult(call.ticket, self.worker, handle, result, now() - started, started)
 
 
@@ -88,7 +91,7 @@ class _LocalGroup(ABC):
         self._live: dict[str, _LocalWorker] = {}
         self._pending: dict[int, str] = {}  # ticket -> worker
         self._lost: list[Reply] = []
-        self._created: dict[str, WeakSet[ObjectHandle]] = {}
+        self._created: dict[str, WeakSet[ObjectHandle[Any]]] = {}
         self._tickets = 0
         self._opened = 0.0
 
@@ -150,15 +153,15 @@ class _LocalGroup(ABC):
     def _enqueue(self, call: _PendingCall) -> None:
         """Queue a call for its worker."""
 
-    def submit(self, worker: str, method: str, *args: Any) -> int:
+    def submit(self, call: Call[Any, Any]) -> int:
         """See `WorkerGroup.submit`."""
-        plain, handles = split_refs(worker, method, args, self._live)
+        plain, handles = split_refs(call, self._live)
         self._tickets += 1
-        self._pending[self._tickets] = worker
-        self._enqueue(_PendingCall(self._tickets, worker, method, plain, handles))
+        self._pending[self._tickets] = call.worker
+        self._enqueue(_PendingCall(self._tickets, call.worker, call.method, plain, handles))
         return self._tickets
 
-    def _replies(self, results: list[CallResult | CallFailed]) -> list[Reply]:
+    def _replies(self, results: list[CallResult[Any, Any] | CallFailed]) -> list[Reply]:
         """Return the replies to report, without late results of lost workers."""
         out, self._lost = self._lost, []
         for reply in results:
@@ -172,11 +175,11 @@ class _LocalGroup(ABC):
         """Return the seconds since the group was opened."""
         return time.monotonic() - self._opened
 
-    def put(self, value: Any) -> ObjectHandle:
+    def put(self, value: T) -> ObjectHandle[T]:
         """Return a handle of this very value."""
         return ObjectHandle(value)
 
-    def fetch(self, handle: ObjectHandle) -> Any:
+    def fetch(self, handle: ObjectHandle[T]) -> T:
         """Return the very value."""
         return _deref(handle)
 
@@ -250,7 +253,7 @@ class ThreadGroup(_LocalGroup):
         super().__init__(work, workers)
         self._queues: dict[str, queue.SimpleQueue[_PendingCall | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._results: queue.SimpleQueue[CallResult | CallFailed] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[CallResult[Any, Any] | CallFailed] = queue.SimpleQueue()
 
     def _create_states(self, new_workers: list[_LocalWorker]) -> None:
         """Start a thread per worker, and wait until all worker objects exist."""
@@ -295,7 +298,7 @@ class ThreadGroup(_LocalGroup):
 
     def wait(self, seconds: float) -> list[Reply]:
         """Return the first reply within `seconds`, and all others that are ready with it."""
-        results: list[CallResult | CallFailed] = []
+        results: list[CallResult[Any, Any] | CallFailed] = []
         try:
             if self._pending and not self._lost:
                 results.append(self._results.get(timeout=seconds))
@@ -320,8 +323,9 @@ class ThreadGroup(_LocalGroup):
         self._threads.clear()
 
 
-def _deref(handle: ObjectHandle) -> Any:
+def _deref(handle: ObjectHandle[T]) -> T:
     """Return the object of a handle. Raises Unavailable if a simulation lost it."""
     if handle.ref is LOST_OBJECT:
         raise object_lost()
-    return handle.ref
+    value: T = handle.ref
+    return value

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from xcray.errors import Stopped, Unavailable
+from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.workers.pool import StopFlag
 from xcray.workers.worker_group import (
     OBJECT_LOST,
     CallFailed,
     CallResult,
-    ObjectHandle,
     Reply,
     WorkerGroup,
 )
 
+T = TypeVar("T")
+R = TypeVar("R")
 POLL_SECONDS: Final = 0.2  # between two checks of the stop flag
 MAX_CALLS_AHEAD: Final = 2  # pending calls per worker, so that the next one is there in time
 
@@ -37,18 +39,9 @@ class WorkerLost(Unavailable):
         self.workers = workers
 
 
-class Call:
-    """A method of a worker, with its arguments."""
-
-    def __init__(self, worker: str, method: str, *args: Any) -> None:
-        self.worker = worker
-        self.method = method
-        self.args = args
-
-
 def call_many(
-    group: WorkerGroup, calls: Sequence[Call], stop: StopFlag | None = None
-) -> Iterator[CallResult]:
+    group: WorkerGroup, calls: Sequence[Call[T, R]], stop: StopFlag | None = None
+) -> Iterator[CallResult[T, R]]:
     """Run all `calls`, at most MAX_CALLS_AHEAD per worker at a time; yield results in order.
 
     Replies to other calls are dropped, so only one list of calls can run at a time. Raises
@@ -58,11 +51,11 @@ def call_many(
     for number, request in enumerate(calls):
         waiting.setdefault(request.worker, deque()).append(number)
     pending: dict[int, int] = {}  # ticket -> number of the call
-    results: dict[int, CallResult] = {}
+    results: dict[int, CallResult[T, R]] = {}
 
     def send(worker: str) -> None:
         number = waiting[worker].popleft()
-        pending[group.submit(worker, calls[number].method, *calls[number].args)] = number
+        pending[group.submit(calls[number])] = number
 
     for worker, numbers in waiting.items():
         for _ in range(min(MAX_CALLS_AHEAD, len(numbers))):
@@ -78,20 +71,20 @@ def call_many(
         yield results.pop(number)
 
 
-def call(group: WorkerGroup, request: Call) -> CallResult:
+def call(group: WorkerGroup, request: Call[T, R]) -> CallResult[T, R]:
     """Run one call and wait for its result. Raises as `call_many`."""
     (result,) = call_many(group, [request])
     return result
 
 
-def require_ref(handle: ObjectHandle | None) -> ObjectHandle:
+def require_ref(handle: ObjectHandle[T | None] | None) -> ObjectHandle[T]:
     """Return a handle that a method must have returned. Raises ValueError if it is missing."""
     if handle is None:
         raise ValueError("a method that must create an object created none")
-    return handle
+    return cast("ObjectHandle[T]", handle)
 
 
-def fetch(group: WorkerGroup, handle: ObjectHandle | None) -> Any:
+def fetch(group: WorkerGroup, handle: ObjectHandle[T | None] | None) -> T:
     """Return the object of a handle. Raises WorkerLost if it is gone with its node."""
     try:
         return group.fetch(require_ref(handle))
@@ -101,12 +94,12 @@ def fetch(group: WorkerGroup, handle: ObjectHandle | None) -> Any:
         raise
 
 
-def results_of(replies: Sequence[Reply], tickets: Any) -> list[CallResult]:
+def results_of(replies: Sequence[Reply], tickets: Any) -> list[CallResult[Any, Any]]:
     """Return the results of `tickets`. Raises WorkerLost, and what a method of them raised."""
     lost = [reply.worker for reply in replies if isinstance(reply, Lost)]
     if lost:
         raise WorkerLost(*lost)
-    results = []
+    results: list[CallResult[Any, Any]] = []
     for reply in replies:
         if isinstance(reply, Lost) or reply.ticket not in tickets:
             continue  # of an interval that was interrupted

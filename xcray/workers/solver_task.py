@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from xcray.arrays import Int32, csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.errors import XcrayError
-from xcray.solvers import make_solver
-from xcray.solvers.contract import Solver, SolverState, set_checkpoint_dir
+from xcray.solvers.contract import SolverState, TaskSolver, set_checkpoint_dir
 from xcray.solvers.solved_labels import SolvedLabels
 
 
@@ -20,23 +18,16 @@ from xcray.solvers.solved_labels import SolvedLabels
 class SolverTask:
     """Solves labels of a data set directory.
 
-    solver, parameters: see `make_solver`. path, content_hash: of the data set.
+    solver: its class must be importable by the workers. path, content_hash: of the data set.
     checkpoint_dir: the run's directory, where a joint solver keeps its state if its node sees it.
     """
 
     counter: ClassVar[tuple[str, str]] = ("xcray_classes_solved", "Classes solved by this worker")
 
-    solver: str
-    parameters: Mapping[str, Any]
+    solver: TaskSolver
     path: str
     content_hash: str
     checkpoint_dir: str | None = None
-
-    @cached_property
-    def instance(self) -> Solver:
-        """The solver."""
-        solver: Solver = make_solver(self.solver, self.parameters)
-        return solver
 
     def open(self) -> SolverState | None:
         """Map the data set if this node has it with this content; None otherwise."""
@@ -49,21 +40,20 @@ class SolverTask:
     def load(self, *shared: Any) -> SolverState:
         """Load X, XT, YT and the row weights, mapped from disk or from the object store."""
         X, XT, YT, weights = shared
-        local = self.instance.load(csr(*X), csr(*XT), pattern(*YT), weights)
-        set_checkpoint_dir(
-            local, Path(self.checkpoint_dir) if self.checkpoint_dir is not None else None
-        )
+        local = self.solver.load(csr(*X), csr(*XT), pattern(*YT), weights)
+        directory = Path(self.checkpoint_dir) if self.checkpoint_dir is not None else None
+        set_checkpoint_dir(self.solver, local, directory)
         return local
 
     def solve(
         self, local: Any, labels: Int32, stopped: Callable[[], bool] = lambda: False
     ) -> SolvedLabels:
         """Solve labels, see `Solver`."""
-        return self.instance.solve(local, labels, stopped)
+        return self.solver.solve(local, labels, stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
-        self.instance.warm_up()
+        self.solver.warm_up()
 
     def decode_result(self, result: SolvedLabels) -> SolvedLabels:
         """Return the block with the array types that xcray's own code expects."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from xcray.errors import Stopped, Unavailable
-from xcray.schedule.events import Lost
+from xcray.schedule.calls import Call, ObjectHandle
+from xcray.schedule.events import Lost, Task
+from xcray.workers.timeline import DONE, Span
 from xcray.workers.worker_group import CallFailed, CallResult, WorkerGroup
 
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+A = TypeVar("A")
 POLL_SECONDS: Final = 0.2  # between two checks of the stop flag
 MAX_LOSSES_PER_WORKER: Final = 5  # in one round
 
@@ -27,9 +33,16 @@ class SynchronousCalls:
         'SynchronousCalls'
     """
 
-    def __init__(self, group: WorkerGroup, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        stopped: Callable[[], bool] = lambda: False,
+        record: Callable[[Span], None] = lambda span: None,
+    ) -> None:
+        """Initialise. record: receives the span of each call, as a task without labels."""
         self._group = group
         self._stopped = stopped
+        self._record = record
         self.lost = 0  # number of lost and replaced workers
         self.seconds = dict.fromkeys(group.workers, 0.0)  # of work per worker, for the report
 
@@ -38,33 +51,52 @@ class SynchronousCalls:
         """Number of workers."""
         return len(self._group.workers)
 
-    def call(self, method: str, *args: Any, each: Sequence[Any] = ()) -> list[tuple[Any, Any]]:
+    def call(
+        self, method: Callable[Concatenate[Any, P], tuple[T, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[tuple[ObjectHandle[T], R]]:
         """Run a method on every worker and return (handle, result) of each, in worker order.
 
-        each: the first argument of each worker; empty for none. Raises Stopped if `stopped` returns
-        True, what a method raised, and Unavailable if workers keep being lost.
+        Raises Stopped if `stopped` returns True, what a method raised, and Unavailable if workers
+        keep being lost.
         """
-        own = dict(zip(self._group.workers, ((one,) for one in each), strict=True)) if each else {}
+        return self._run([Call(worker, method, *args, **kwargs) for worker in self._group.workers])
+
+    def call_each(
+        self,
+        method: Callable[Concatenate[Any, A, P], tuple[T, R]],
+        each: Sequence[A],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[tuple[ObjectHandle[T], R]]:
+        """Do the same with a first argument for each worker, in worker order."""
+        pairs = zip(self._group.workers, each, strict=True)
+        return self._run([Call(worker, method, own, *args, **kwargs) for worker, own in pairs])
+
+    def _run(self, calls: Sequence[Call[T, R]]) -> list[tuple[ObjectHandle[T], R]]:
+        """Run one call per worker and return (handle, result) of each, in worker order."""
         pending: dict[str, int] = {}  # worker -> ticket
-        results: dict[str, CallResult] = {}
+        results: dict[str, CallResult[T, R]] = {}
         lost_before = self.lost
         # workers lost since the last round
         self._replace(self._collect(0.0, pending, results), lost_before)
         targets = list(self._group.workers)
         while len(results) < self.size:
-            for worker in targets:
-                results.pop(worker, None)  # its objects can be gone with the lost worker
-                pending[worker] = self._group.submit(worker, method, *own.get(worker, ()), *args)
+            for call in calls:
+                if call.worker in targets:
+                    results.pop(call.worker, None)  # its object can be gone with the lost worker
+                    pending[call.worker] = self._group.submit(call)
             self._check()
             targets = self._collect(POLL_SECONDS, pending, results)
             self._replace(targets, lost_before)
-        return [(results[worker].ref, results[worker].result) for worker in self._group.workers]
+        # A method without an object has no handle; T is None then.
+        replies = (results[worker] for worker in self._group.workers)
+        return [(cast("ObjectHandle[T]", reply.ref), reply.result) for reply in replies]
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: T) -> ObjectHandle[T]:
         """Return a handle of `value`."""
         return self._group.put(value)
 
-    def fetch(self, handle: Any) -> Any:
+    def fetch(self, handle: ObjectHandle[T]) -> T:
         """Return the object of a handle, read-only."""
         return self._group.fetch(handle)
 
@@ -75,7 +107,7 @@ class SynchronousCalls:
             raise Stopped("stopped between two rounds; the last saved weights are kept")
 
     def _collect(
-        self, seconds: float, pending: dict[str, int], results: dict[str, CallResult]
+        self, seconds: float, pending: dict[str, int], results: dict[str, CallResult[T, R]]
     ) -> list[str]:
         """Add replies of this round to `results` and return the lost workers.
 
@@ -93,6 +125,8 @@ class SynchronousCalls:
             else:
                 results[reply.worker] = reply
                 self.seconds[reply.worker] += reply.seconds
+                task = Task(reply.ticket, (), 0.0)
+                self._record(Span(reply.worker, task, reply.started, reply.seconds, DONE))
         return lost
 
     def _replace(self, lost: list[str], lost_before: int) -> None:

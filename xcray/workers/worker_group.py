@@ -10,30 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from xcray.errors import ParameterError, Stopped, Unavailable
+from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.system.memory import MemoryUsage
 from xcray.workers.pool import WorkerStatus
 
+T = TypeVar("T")
+R = TypeVar("R")
 OBJECT_LOST: Final = "THING_LOST"  # code of the Unavailable for a lost object
 
 
-class ObjectHandle:
-    """A reference to an object that a worker or the driver created.
-
-    The object is freed with the last reference to the handle. ref: private to the worker group.
-    """
-
-    __slots__ = ("__weakref__", "ref")
-
-    def __init__(self, held: Any) -> None:
-        self.ref = held
-
-
 @dataclass(frozen=True)
-class CallResult:
+class CallResult(Generic[T, R]):
     """A finished method call.
 
     ref: handle of the object that it created, None if none. result: the value for the driver.
@@ -43,8 +34,8 @@ class CallResult:
 
     ticket: int
     worker: str
-    ref: ObjectHandle | None
-    result: Any
+    ref: ObjectHandle[T] | None
+    result: R
     seconds: float
     started: float = 0.0
 
@@ -62,7 +53,7 @@ class CallFailed:
     error: BaseException
 
 
-Reply = CallResult | CallFailed | Lost
+Reply: TypeAlias = CallResult[Any, Any] | CallFailed | Lost
 
 
 class WorkerFactory(Protocol):
@@ -106,11 +97,10 @@ class WorkerGroup(Protocol):
         Raises Unavailable if they cannot be started, and what creating a worker object raised.
         """
 
-    def submit(self, worker: str, method: str, *args: Any) -> int:
-        """Call `method` of `worker`; return the ticket that one reply of `wait` will carry.
+    def submit(self, call: Call[Any, Any]) -> int:
+        """Run a call; return the ticket that one reply of `wait` will carry.
 
-        An argument can be an ObjectHandle, or a list or tuple that contains some: the method gets
-        the objects. Raises ParameterError for an unknown worker or an invalid method name.
+        Raises ParameterError for an unknown worker or an invalid method name.
         """
 
     def wait(self, seconds: float) -> list[Reply]:
@@ -119,10 +109,10 @@ class WorkerGroup(Protocol):
         Returns at once if no ticket is pending. Raises Unavailable if workers keep being lost.
         """
 
-    def put(self, value: Any) -> ObjectHandle:
+    def put(self, value: T) -> ObjectHandle[T]:
         """Return a handle of an object of the driver, for use by workers."""
 
-    def fetch(self, handle: ObjectHandle) -> Any:
+    def fetch(self, handle: ObjectHandle[T]) -> T:
         """Return the object of a handle, read-only. Raises Unavailable (OBJECT_LOST)."""
 
     def memory_usage(self) -> dict[str, MemoryUsage]:
@@ -201,21 +191,21 @@ def check_replacements(lost: Iterable[str], workers: Iterable[str], live: Iterab
 
 
 def split_refs(
-    worker: str, method: str, args: Sequence[Any], workers: Iterable[str]
-) -> tuple[tuple[Any, ...], list[ObjectHandle]]:
-    """Return arguments with a RefSlot for each ObjectHandle, and the handles.
+    call: Call[Any, Any], workers: Iterable[str]
+) -> tuple[tuple[Any, ...], list[ObjectHandle[Any]]]:
+    """Return the arguments of a call with a RefSlot for each ObjectHandle, and the handles.
 
     Objects are sent next to the arguments, not inside them. Raises ParameterError for a worker that
     is not in `workers`, or a name that is not a public method's.
     """
-    if worker not in workers:
+    if call.worker not in workers:
         raise ParameterError(
-            f"there is no worker {worker!r}: "
+            f"there is no worker {call.worker!r}: "
             "it is not of this group, or it was lost and not replaced"
         )
-    if method.startswith("_") or not method.isidentifier():
-        raise ParameterError(f"{method!r} is not a valid method name: use a public one")
-    handles: list[ObjectHandle] = []
+    if call.method.startswith("_") or not call.method.isidentifier():
+        raise ParameterError(f"{call.method!r} is not a valid method name: use a public one")
+    handles: list[ObjectHandle[Any]] = []
 
     def slot(each: Any) -> Any:
         if not isinstance(each, ObjectHandle):
@@ -223,7 +213,7 @@ def split_refs(
         handles.append(each)
         return RefSlot(len(handles) - 1)
 
-    return tuple(_each(arg, slot) for arg in args), handles
+    return tuple(_each(arg, slot) for arg in call.args), handles
 
 
 def _each(arg: Any, change: Callable[[Any], Any]) -> Any:

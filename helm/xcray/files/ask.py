@@ -1,8 +1,7 @@
-"""What `helm test` asks: alive, ready, a stranger is turned away, the admin key is not. Only
-Python's own library.
+"""Checks of `helm test`: the service is alive and ready, and accepts only requests with a key.
 
-In the environment: URL, KEY_FILE (none: no keys), CERTIFICATE (of pods that speak TLS themselves),
-MODEL (asked for a prediction).
+It uses only Python's standard library. Environment: URL, KEY_FILE (unset: no keys), CERTIFICATE (if
+the pods serve TLS), MODEL (if set, a prediction is requested).
 """
 
 import json
@@ -15,7 +14,7 @@ import urllib.request
 
 
 def ask(path: str, key: str = "", body: object = None) -> tuple[int, str]:
-    """Status and text of an answer; 0 where nobody answers."""
+    """Return the status and text of a response; status 0 without a response."""
     headers = {"content-type": "application/json"} | (
         {"authorization": f"Bearer {key}"} if key else {}
     )
@@ -31,8 +30,9 @@ def ask(path: str, key: str = "", body: object = None) -> tuple[int, str]:
 
 
 def context() -> ssl.SSLContext | None:
-    """Trust in the pods' own certificate, whose names are those outside: only that it is this one
-    is checked.
+    """Return an SSL context that trusts only the pods' own certificate.
+
+    Its host names are external, so they are not checked.
     """
     if "CERTIFICATE" not in os.environ:
         return None
@@ -43,7 +43,7 @@ def context() -> ssl.SSLContext | None:
 
 
 def expect(what: str, status: int, path: str, key: str = "", body: object = None) -> None:
-    """Ask until the answer has that status, a minute long; print it, or end with status 1."""
+    """Request until the response has that status, for one minute; print it, or exit with 1."""
     for _ in range(30):
         found, text = ask(path, key, body)
         if found == status:
@@ -54,20 +54,24 @@ def expect(what: str, status: int, path: str, key: str = "", body: object = None
 
 
 def main() -> None:
-    """Ask for everything in turn."""
+    """Run all checks in turn."""
     key = ""
     expect("alive", 200, "/healthz")
     expect("ready", 200, "/readyz")
     if "KEY_FILE" in os.environ:
-        expect("strangers are turned away", 401, "/v1/models")
+        expect("requests without a key are rejected", 401, "/v1/models")
         with open(os.environ["KEY_FILE"]) as file:
             key = file.read().strip()
-    expect(
-        "the admin key opens" if key else "without keys, everybody may ask", 200, "/v1/models", key
-    )
+    expect("the admin key is accepted" if key else "requests need no key", 200, "/v1/models", key)
     if "MODEL" in os.environ:
         body = {"instances": [{"text": "a question"}], "top_k": 1}
-        expect("a model answers", 200, f"/v1/models/{os.environ['MODEL']}:predict", key, body)
+        expect(
+            "a model returns a prediction",
+            200,
+            f"/v1/models/{os.environ['MODEL']}:predict",
+            key,
+            body,
+        )
 
 
 main()

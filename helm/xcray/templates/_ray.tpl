@@ -91,24 +91,24 @@ Ray helpers for the rest of the chart: its address, its token, rejected values.
 {{- $where := index . 1 -}}
 {{- $groups := include "xcray.ray.groups" (list $root (index . 2)) | fromJson -}}
 {{- if not $groups -}}
-{{- fail (printf "%s: no group of workers is on: give one, like {general: {}}" $where) -}}
+{{- fail (printf "%s: no worker group is enabled: define one, like {general: {}}" $where) -}}
 {{- end -}}
 {{- range $name, $group := $groups -}}
 {{- if gt (int $group.minReplicas) (int $group.maxReplicas) -}}
 {{- fail (printf "%s.%s: minReplicas is above maxReplicas" $where $name) -}}
 {{- end -}}
 {{- if and $root.Values.ray.autoscaling.enabled (eq (int $group.maxReplicas) 0) -}}
-{{- fail (printf "%s.%s: maxReplicas is 0: switch the group off by enabled=false" $where $name) -}}
+{{- fail (printf "%s.%s: maxReplicas is 0: disable the group with enabled=false" $where $name) -}}
 {{- end -}}
 {{- if ge (include "xcray.bytes" $group.objectStore | int64) (include "xcray.bytes" $group.memory | int64) -}}
-{{- fail (printf "%s.%s: objectStore is a part of memory: it must be less" $where $name) -}}
+{{- fail (printf "%s.%s: objectStore is a part of memory and must be smaller" $where $name) -}}
 {{- end -}}
 {{- if ge (int $root.Values.ray.drainSeconds) (int $group.terminationGracePeriodSeconds) -}}
 {{- fail (printf "%s.%s: terminationGracePeriodSeconds must be more than ray.drainSeconds, or pods are killed while they drain" $where $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $root.Values.kueue.enabled (gt (len $groups) 7) -}}
-{{- fail (printf "%s: Kueue admits at most 8 kinds of pods, head and 7 groups" $where) -}}
+{{- fail (printf "%s: Kueue admits at most 8 pod sets: the head and 7 groups" $where) -}}
 {{- end -}}
 {{- end -}}
 
@@ -116,21 +116,21 @@ Ray helpers for the rest of the chart: its address, its token, rejected values.
 {{- define "xcray.ray.refuse" -}}
 {{- $ray := .Values.ray -}}
 {{- if and $ray.enabled (ne .Values.mode "cluster") -}}
-{{- fail "ray.enabled needs mode=cluster: API, runners and Ray share one home" -}}
+{{- fail "ray.enabled needs mode=cluster: API, runners and Ray share one home directory" -}}
 {{- end -}}
 {{- if or $ray.enabled .Values.rayJob.enabled .Values.rayService.enabled -}}
 {{- if not (semverCompare ">=2.56.0" $ray.version) -}}
 {{- fail (printf "ray.version=%s: token authentication needs 2.52, priorities of worker groups need 2.56" $ray.version) -}}
 {{- end -}}
 {{- if ge (include "xcray.bytes" $ray.head.objectStore | int64) (include "xcray.bytes" $ray.head.memory | int64) -}}
-{{- fail "ray.head: objectStore is a part of memory: it must be less" -}}
+{{- fail "ray.head: objectStore is a part of memory and must be smaller" -}}
 {{- end -}}
 {{- with $ray.gcsFaultTolerance -}}
 {{- if and .enabled (not .redisAddress) -}}
 {{- fail "ray.gcsFaultTolerance.enabled needs redisAddress, like redis.example:6379" -}}
 {{- end -}}
 {{- if and .enabled (not .existingSecret) -}}
-{{- fail "ray.gcsFaultTolerance.enabled needs existingSecret with the password: who reaches a Redis without one can run code in the cluster" -}}
+{{- fail "ray.gcsFaultTolerance.enabled needs existingSecret with the password: a client of a Redis without a password can run code in the cluster" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -139,7 +139,7 @@ Ray helpers for the rest of the chart: its address, its token, rejected values.
 {{- fail "kueue.enabled needs kueue.queueName, the LocalQueue of this namespace" -}}
 {{- end -}}
 {{- if $ray.autoscaling.enabled -}}
-{{- fail "kueue.enabled needs ray.autoscaling.enabled=false: Kueue admits a cluster of fixed size, as a whole" -}}
+{{- fail "kueue.enabled needs ray.autoscaling.enabled=false: Kueue admits clusters of fixed size only" -}}
 {{- end -}}
 {{- if not (or $ray.enabled .Values.rayJob.enabled) -}}
 {{- fail "kueue.enabled needs ray.enabled or rayJob.enabled: there is nothing to queue" -}}
@@ -151,25 +151,25 @@ Ray helpers for the rest of the chart: its address, its token, rejected values.
 {{- if .Values.rayJob.enabled -}}
 {{- include "xcray.ray.refuseGroups" (list . "rayJob.workerGroups" .Values.rayJob.workerGroups) -}}
 {{- if not (or .Values.rayJob.dataset .Values.rayJob.dataVolume .Values.rayJob.entrypoint) -}}
-{{- fail "rayJob.enabled needs rayJob.dataset, a folder below the home, like data/news, or rayJob.dataVolume, a volume that holds data" -}}
+{{- fail "rayJob.enabled needs rayJob.dataset, a folder in the home directory like data/news, or rayJob.dataVolume, a volume with data" -}}
 {{- end -}}
 {{- if contains "://" .Values.rayJob.dataset -}}
-{{- fail (printf "rayJob.dataset=%s: trainings map a data set's files, so it must be a folder. Mount the bucket by rayJob.dataVolume (a CSI driver for object storage, a claim, NFS), or copy the folder into the home, and name it by its path there, like data/news" .Values.rayJob.dataset) -}}
+{{- fail (printf "rayJob.dataset=%s: trainings map a data set's files, so it must be a folder. Mount the bucket with rayJob.dataVolume (a CSI driver for object storage, a claim, NFS), or copy the folder into the home directory and set its path there, like data/news" .Values.rayJob.dataset) -}}
 {{- end -}}
 {{- if and (ne .Values.mode "cluster") (not .Values.rayJob.entrypoint) -}}
-{{- fail "rayJob.enabled needs mode=cluster: head and workers share one home; or give an entrypoint that needs none" -}}
+{{- fail "rayJob.enabled needs mode=cluster: head and workers share one home directory; or set an entrypoint that does not need it" -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.rayService.enabled -}}
 {{- include "xcray.ray.refuseGroups" (list . "rayService.workerGroups" .Values.rayService.workerGroups) -}}
 {{- if ne (include "xcray.storeType" .) "postgresql" -}}
-{{- fail "rayService.enabled needs PostgreSQL (store.type=postgresql, store.existingSecret): its copies share keys and limits" -}}
+{{- fail "rayService.enabled needs PostgreSQL (store.type=postgresql, store.existingSecret): its replicas share keys and limits" -}}
 {{- end -}}
 {{- if gt (int .Values.rayService.minReplicas) (int .Values.rayService.maxReplicas) -}}
 {{- fail "rayService.minReplicas is above rayService.maxReplicas" -}}
 {{- end -}}
 {{- if and (ne .Values.mode "cluster") (not .Values.rayService.models) -}}
-{{- fail "rayService.enabled needs rayService.models to pull, or mode=cluster, whose home holds models" -}}
+{{- fail "rayService.enabled needs rayService.models to pull, or mode=cluster, whose home directory has models" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,3 +1,1 @@
-"""Checks of the Helm chart `helm/xcray`: what renders it, what it is held against, what it must
-never contain.
-"""
+"""Checks of the Helm chart `helm/xcray`: rendering, schemas and simulated clusters."""

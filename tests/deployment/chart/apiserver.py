@@ -1,13 +1,12 @@
-"""As much of a Kubernetes API server as helm talks to: objects are kept, found, merged, deleted;
-nothing is checked, nothing runs.
+"""A simulated Kubernetes API server for helm: it stores objects without checking or running them.
 
     with ApiServer(tmp_path) as server:
         subprocess.run([helm, "install", ..., "--kubeconfig", server.kubeconfig])
         server.find("Secret", "xcray-admin-key")
 
-Jobs are complete and pods have succeeded the moment they are made, so hooks and `helm test` end.
-`writes` tells what was asked to be made, changed and deleted, in order. It answers on 127.0.0.1
-only, to anybody who may reach that.
+Jobs are complete and pods have succeeded when they are created, so hooks and `helm test` end.
+`writes` lists the requested creations, changes and deletions in order. The server listens on
+127.0.0.1 only, without authentication.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import yaml
 
 Object = dict[str, Any]
 Query = dict[str, list[str]]
-KINDS: Final = {  # group and version: kinds with the word for many of them
+KINDS: Final = {  # per group and version: kinds with their plural
     "v1": {
         "Secret": "secrets",
         "ConfigMap": "configmaps",
@@ -64,7 +63,7 @@ DONE: Final[dict[str, Object]] = {
 
 
 class Write(NamedTuple):
-    """Something that was asked for: POST, PUT, PATCH or DELETE."""
+    """A writing request: POST, PUT, PATCH or DELETE."""
 
     verb: str
     kind: str
@@ -72,7 +71,7 @@ class Write(NamedTuple):
 
 
 class ApiServer:
-    """A server that runs while the block does. folder: where its kubeconfig is put."""
+    """A server that runs during the block. folder: for its kubeconfig."""
 
     def __init__(self, folder: Path) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}  # by kind, namespace, name
@@ -80,7 +79,7 @@ class ApiServer:
         self.lock = threading.Lock()
         self.ended = threading.Event()
         self.version = 0
-        self.events: list[tuple[int, str, Object]] = []  # what happened, by version
+        self.events: list[tuple[int, str, Object]] = []  # changes, by version
         owner = self
 
         class Bound(_Handler):
@@ -113,14 +112,14 @@ class ApiServer:
         self._http.server_close()
 
     def find(self, kind: str, name: str) -> Object:
-        """The object of that kind and name, in whatever namespace. Raises KeyError."""
+        """Return the object of a kind and name in any namespace. Raises KeyError if missing."""
         for (its_kind, _, its_name), found in self.objects.items():
             if (its_kind, its_name) == (kind, name):
                 return found
         raise KeyError(f"there is no {kind} {name}")
 
     def put(self, kind: str, name: str, namespace: str, **content: Any) -> None:
-        """Make or replace an object, as somebody else than helm does."""
+        """Create or replace an object without helm."""
         api = next(api for api, kinds in KINDS.items() if kind in kinds)
         self.keep(
             {
@@ -133,7 +132,7 @@ class ApiServer:
         )
 
     def put_secret(self, name: str, namespace: str, **data: str) -> None:
-        """Make or replace a Secret."""
+        """Create or replace a Secret."""
         self.put(
             "Secret",
             name,
@@ -159,7 +158,7 @@ class ApiServer:
         return found
 
     def drop(self, kind: str, namespace: str, name: str) -> bool:
-        """Take an object away; whether it was there."""
+        """Delete an object and return whether it existed."""
         found = self.objects.pop((kind, namespace, name), None)
         if found is not None:
             self.version += 1
@@ -168,16 +167,16 @@ class ApiServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one request."""
 
     server_of: ApiServer
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Nothing: tests look at `writes`."""
+        """Log nothing: tests check `writes`."""
 
     def do_GET(self) -> None:
-        """Discovery, one object, a list, or a watch."""
+        """Answer discovery, one object, a list, or a watch."""
         path, query = self._asked()
         if (found := discovery(path)) is not None:
             self._answer(200, found)
@@ -199,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def do_POST(self) -> None:
-        """Make an object."""
+        """Create an object."""
         path, _ = self._asked()
         kind, namespace, _ = self._meant(path)
         made = self._body()
@@ -220,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, self.server_of.keep({"kind": kind, **self._body()}, namespace))
 
     def do_PATCH(self) -> None:
-        """Change an object, or by server-side apply make it."""
+        """Change an object, or create it by server-side apply."""
         path, _ = self._asked()
         kind, namespace, name = self._meant(path)
         applied = "apply-patch" in self.headers.get("content-type", "")
@@ -236,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def do_DELETE(self) -> None:
-        """Take an object away."""
+        """Delete an object."""
         path, _ = self._asked()
         kind, namespace, name = self._meant(path)
         self._body()
@@ -248,12 +247,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._missing(kind, name)
 
     def _asked(self) -> tuple[str, Query]:
-        """Path and query."""
+        """Return path and query."""
         parts = urlsplit(self.path)
         return parts.path.rstrip("/"), parse_qs(parts.query)
 
     def _meant(self, path: str) -> tuple[str, str, str]:
-        """Kind, namespace and name that a path means; no kind for one that is unknown."""
+        """Return kind, namespace and name of a path; the kind is empty for an unknown path."""
         words = path.strip("/").split("/")
         api, rest = ("v1", words[2:]) if words[0] == "api" else ("/".join(words[1:3]), words[3:])
         namespace = ""
@@ -265,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
         return kind, namespace, rest[1] if len(rest) > 1 else ""
 
     def _matching(self, kind: str, namespace: str, query: Query) -> list[Object]:
-        """Objects that a list means."""
+        """Return the objects that a list selects."""
         with self.server_of.lock:
             return [
                 each
@@ -274,8 +273,9 @@ class _Handler(BaseHTTPRequestHandler):
             ]
 
     def _watch(self, kind: str, namespace: str, query: Query) -> None:
-        """Tell what happens after a version; where that is wanted, first what there is. Ends after
-        a while, to be asked again.
+        """Send changes after a version, on request preceded by the existing objects.
+
+        The watch ends after WATCH_SECONDS; the client starts it again.
         """
         server, since = self.server_of, int(query.get("resourceVersion", ["0"])[0] or 0)
         self.send_response(200)
@@ -283,7 +283,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         deadline = time.monotonic() + WATCH_SECONDS
-        with contextlib.suppress(OSError):  # who watches has seen enough
+        with contextlib.suppress(OSError):  # the client closed the connection
             if query.get("sendInitialEvents", ["false"])[0] == "true":
                 since = server.version
                 for each in self._matching(kind, namespace, query):
@@ -302,13 +302,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _tell(self, what: str, found: Object) -> None:
-        """One event of a watch."""
+        """Send one event of a watch."""
         line = json.dumps({"type": what, "object": found}).encode() + b"\n"
         self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
         self.wfile.flush()
 
     def _body(self) -> Object:
-        """What was sent: JSON, YAML, or the protobuf in which helm keeps its releases."""
+        """Return the body: JSON, YAML, or the protobuf in which helm stores its releases."""
         sent = self.rfile.read(int(self.headers.get("content-length", 0)))
         if sent.startswith(PROTOBUF):
             return secret_of(sent.removeprefix(PROTOBUF))
@@ -316,15 +316,15 @@ class _Handler(BaseHTTPRequestHandler):
         return read
 
     def _write(self, kind: str, name: str) -> None:
-        """Note what was asked for."""
+        """Record a writing request."""
         self.server_of.writes.append(Write(self.command, kind, name))
 
     def _missing(self, kind: str, name: str) -> None:
-        """404, as Kubernetes says it."""
+        """Answer 404 like Kubernetes."""
         self._fail(404, "NotFound", f"{kind} {name} not found")
 
     def _fail(self, code: int, reason: str, message: str) -> None:
-        """A Status."""
+        """Answer an error as a Status object."""
         told = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -336,11 +336,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(code, told)
 
     def _answer(self, code: int, found: Object) -> None:
-        """JSON."""
+        """Answer with JSON."""
         self._send(code, json.dumps(found).encode())
 
     def _send(self, code: int, content: bytes) -> None:
-        """An answer with its length."""
+        """Send a response with its length."""
         self.send_response(code)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
@@ -349,7 +349,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def meant(found: Object, kind: str, namespace: str, query: Query) -> bool:
-    """Whether a list or a watch means an object, by its labels and the field metadata.name."""
+    """Return whether a list or watch selects an object, by labels and metadata.name."""
     wanted = [query.get(name, [""])[0].split(",") for name in ("labelSelector", "fieldSelector")]
     labels, fields = (
         dict(term.split("=", 1) for term in terms if "=" in term and " " not in term)
@@ -365,7 +365,7 @@ def meant(found: Object, kind: str, namespace: str, query: Query) -> bool:
 
 
 def discovery(path: str) -> Object | None:
-    """What the server says of itself; None for paths of objects."""
+    """Return the discovery document of a path; None for paths of objects."""
     if path == "/version":
         return {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}
     if path == "/api":
@@ -408,13 +408,14 @@ def discovery(path: str) -> Object | None:
 
 
 def path_of(api: str) -> str:
-    """Where a group's objects are."""
+    """Return the path of a group."""
     return f"apis/{api}" if "/" in api else f"api/{api}"
 
 
 def openapi(api: str) -> Object:
-    """A description that says only this: the server checks fields itself, so that helm leaves it to
-    us.
+    """Return a minimal OpenAPI document.
+
+    It declares that the server validates fields, so that helm does not.
     """
     group, _, version = api.rpartition("/")
     paths = {}
@@ -432,8 +433,9 @@ def openapi(api: str) -> Object:
 
 
 def merged(known: Object, change: Object) -> Object:
-    """A merge patch (RFC 7386); the directives of strategic ones are left out, lists are
-    replaced.
+    """Apply a merge patch (RFC 7386).
+
+    Directives of strategic merge patches are ignored, and lists are replaced.
     """
     out = dict(known)
     for key, value in change.items():
@@ -450,8 +452,9 @@ def merged(known: Object, change: Object) -> Object:
 
 
 def secret_of(sent: bytes) -> Object:
-    """A Secret in Kubernetes' protobuf: runtime.Unknown{1: TypeMeta{2: kind}, 2: Secret{1:
-    ObjectMeta, 2: data, 3: type}}.
+    """Return a Secret from Kubernetes' protobuf.
+
+    The format is runtime.Unknown{1: TypeMeta{2: kind}, 2: Secret{1: ObjectMeta, 2: data, 3: type}}.
     """
     envelope = fields_of(sent)
     kind = fields_of(envelope[1][0])[2][0].decode()
@@ -473,15 +476,13 @@ def secret_of(sent: bytes) -> Object:
 
 
 def pair_of(entry: bytes) -> tuple[bytes, bytes]:
-    """Key and value of an entry of a map."""
+    """Return key and value of an entry of a map."""
     found = fields_of(entry)
     return found[1][0], found.get(2, [b""])[0]
 
 
 def fields_of(message: bytes) -> dict[int, list[bytes]]:
-    """The fields of a message that are bytes, texts or messages, by number; numbers are passed
-    over.
-    """
+    """Return the length-delimited fields of a message by number; integers are skipped."""
     found: dict[int, list[bytes]] = {}
     at = 0
     while at < len(message):
@@ -498,7 +499,7 @@ def fields_of(message: bytes) -> dict[int, list[bytes]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where it ends."""
+    """Return a variable-length integer (seven bits per byte), and the position after it."""
     value = shift = 0
     while True:
         value |= (message[at] & 127) << shift

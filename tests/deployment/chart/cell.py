@@ -1,11 +1,11 @@
-"""What a kubelet does for a pod, as far as one machine can: private mounts, network and processes,
-and a read-only root.
+"""A simulated kubelet for one pod: private mounts, network and processes, and a read-only root.
 
-Run inside `unshare --mount --net --pid --fork --kill-child --mount-proc`, as root, `python -m
-tests.deployment.chart.cell PLAN.json` mounts the pod's volumes, makes all else read-only, runs the
-init containers, then the container, asks it what the plan says, ends it by SIGTERM, and prints one
-JSON object. Containers run as the pod's user, without capabilities and without a way to more. (Not
-imitated: the seccomp profile RuntimeDefault, limits of resources, the network policies.)
+It runs as root inside `unshare --mount --net --pid --fork --kill-child --mount-proc`. Then `python
+-m tests.deployment.chart.cell PLAN.json` mounts the volumes of the pod, makes everything else
+read-only, and runs the init containers and the container. It sends the requests of the plan, ends
+the container by SIGTERM, and prints one JSON object. Containers run as the pod's user, without
+capabilities and without a way to gain any. The seccomp profile RuntimeDefault, resource limits and
+network policies are not simulated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CALL_SECONDS: Final = 30
 
 
 def main(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a plan, see `tests.deployment.chart.pod`; what happened."""
+    """Run a plan (see `tests.deployment.chart.pod`) and return the results."""
     run("ip", "link", "set", "lo", "up")
     run("ip", "address", "add", f"{plan['ip']}/32", "dev", "lo")
     sources = mount_all(plan)
@@ -77,16 +77,14 @@ def main(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(*command: str) -> None:
-    """Run a command of the system. Raises CalledProcessError, with what it said on standard
-    error.
-    """
+    """Run a system command. Raises CalledProcessError; its standard error is shown."""
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Volumes at their places, folders that this checkout needs reachable for the pod's user, all
-    else read-only. Where the folders of the plan are to be found now, also those that a mount
-    hides.
+    """Mount the volumes, keep the needed folders of this checkout, and make the rest read-only.
+
+    Return the present path of each folder of the plan, also of those that a mount hides.
     """
     run("mount", "--make-rprivate", "/")
     run("mount", "-t", "tmpfs", "-o", "mode=0755", "kept", "/run")
@@ -96,7 +94,7 @@ def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
         *(str(Path(each).parent) for each in plan["forward"].values()),
     ]
     sources = {path: keep(path, number) for number, path in enumerate(known)}
-    for cover in plan["cover"]:  # folders that nobody else may enter, or that a volume hides
+    for cover in plan["cover"]:  # folders closed to other users, or hidden by a volume
         run("mount", "-t", "tmpfs", "-o", "mode=1777", "cover", cover)
     run("mount", "-t", "tmpfs", "-o", "mode=0755", "volumes", "/var/lib")
     for path in plan["keep"]:
@@ -107,17 +105,18 @@ def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
     writable = {"/tmp", *(where for where in plan["writable"])}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         where = line.split()[4].replace("\\040", " ")
+        # Otherwise a later mount covers it.
         if (
             where not in writable
             and not where.startswith(("/proc", "/dev", "/sys"))
             and os.path.ismount(where)
-        ):  # else covered
+        ):
             run("mount", "-o", "remount,bind,ro", where)
     return sources
 
 
 def keep(path: str, number: int) -> str:
-    """A second place of a folder or file, where no cover hides it."""
+    """Bind a folder or file to a second path that no mount hides."""
     kept = KEPT / str(number)
     make_point(kept, Path(path).is_dir())
     run("mount", "--bind", path, str(kept))
@@ -125,26 +124,24 @@ def keep(path: str, number: int) -> str:
 
 
 def place(source: str, where: str) -> None:
-    """Mount what was kept at its place."""
+    """Mount a kept folder or file at its path."""
     make_point(Path(where), Path(source).is_dir())
     run("mount", "--bind", source, where)
 
 
 def make_point(where: Path, folder: bool) -> None:
-    """Something to mount on."""
+    """Create a folder or file as a mount point."""
     (where if folder else where.parent).mkdir(parents=True, exist_ok=True)
     if not folder:
         where.touch()
 
 
 def forward(ip: str, port: int, socket_file: str) -> None:
-    """Let programs in here reach a socket of the file system, of a database out there, by an
-    address and a port.
-    """
+    """Forward a TCP port inside the namespace to a Unix socket of a database outside."""
     listener = socket.create_server((ip, port))
 
     def pass_on(source: socket.socket, goal: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # either side has ended
+        with contextlib.suppress(OSError):  # one side has closed the connection
             while received := source.recv(65_536):
                 goal.sendall(received)
             goal.shutdown(socket.SHUT_WR)
@@ -161,8 +158,9 @@ def forward(ip: str, port: int, socket_file: str) -> None:
 
 
 def as_user(plan: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """A container's command as its user: the group of the volumes, no capability, no way to get
-    one.
+    """Return the command of a container, run as its user.
+
+    It has the group of the volumes, no capabilities, and no way to gain any.
     """
     ids = [f"--reuid={plan['uid']}", f"--regid={plan['gid']}", f"--groups={plan['groups']}"]
     return [
@@ -177,8 +175,9 @@ def as_user(plan: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
 
 
 def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Start a container of another pod, which lives as long as we do; whether its startup probe
-    passes.
+    """Start a container of another pod that runs until this process ends.
+
+    Return whether its startup and readiness probes pass.
     """
     said = f"/tmp/{container['name']}"
     with open(said, "wb") as file:
@@ -197,7 +196,7 @@ def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[
 def wait_until(
     plan: Mapping[str, Any], process: subprocess.Popen[bytes], probe: Mapping[str, Any]
 ) -> bool:
-    """Whether the startup probe passes before the container ends."""
+    """Return whether the startup probe passes before the container ends."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if ask(plan, probe)["status"] == 200:
@@ -207,8 +206,9 @@ def wait_until(
 
 
 def ask(plan: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """One request to the pod's address, as a kubelet sends it: its Host is that address, where the
-    plan does not say another.
+    """Send one request to the pod's address, like a kubelet.
+
+    The Host header is that address unless the plan sets another.
     """
     connection = connection_to(plan, wanted.get("port", plan["port"]))
     try:
@@ -226,7 +226,7 @@ def ask(plan: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def connection_to(plan: Mapping[str, Any], port: int) -> http.client.HTTPConnection:
-    """By the probe's scheme; kubelets look at no certificate."""
+    """Connect by the probe's scheme; like a kubelet, without verification of certificates."""
     if plan["scheme"] == "HTTP":
         return http.client.HTTPConnection(plan["ip"], port, timeout=CALL_SECONDS)
     trusting = ssl.create_default_context()
@@ -235,9 +235,7 @@ def connection_to(plan: Mapping[str, Any], port: int) -> http.client.HTTPConnect
 
 
 def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Another container beside it, as the one of `helm test`; status None when it did not end in
-    time.
-    """
+    """Run another container in the pod, such as that of `helm test`; status None on timeout."""
     try:
         done = subprocess.run(
             as_user(plan, container),
@@ -256,9 +254,7 @@ def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, 
 
 
 def end(plan: Mapping[str, Any], process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """SIGTERM; what readiness and a request say meanwhile, how long it takes, with which status it
-    ends.
-    """
+    """Send SIGTERM; return readiness and liveness during shutdown, its duration and exit status."""
     began = time.monotonic()
     process.terminate()
     ready = alive = 0
@@ -276,7 +272,7 @@ def end(plan: Mapping[str, Any], process: subprocess.Popen[bytes]) -> dict[str, 
 
 
 def whole(arguments: Sequence[str]) -> None:
-    """Read the plan, play it, print what happened."""
+    """Read the plan, run it, and print the results."""
     with open(arguments[0]) as file:
         plan = json.load(file)
     print(json.dumps(main(plan)), flush=True)

@@ -1,13 +1,14 @@
-"""A real control plane on this machine: etcd and kube-apiserver, and where they are there the
-controller manager and the scheduler.
+"""A real control plane on this machine: etcd, kube-apiserver, and optional components.
+
+The controller manager and the scheduler are started if their binaries exist.
 
     with ControlPlane(binaries, folder) as plane:
         plane.ask("GET", "/version").json()
         subprocess.run([helm, "install", ..., "--kubeconfig", plane.kubeconfig])
 
-No kubelet: `tests.deployment.chart.hollow` says of pods what one would. It listens on 127.0.0.1
-only and asks for a token; all ends with the block. What the programs say is in the folder, one file
-for each.
+There is no kubelet: `tests.deployment.chart.hollow` sets the status of pods. The server listens on
+127.0.0.1 only and requires a token. All programs end with the block. Each logs to a file in the
+folder.
 """
 
 from __future__ import annotations
@@ -32,19 +33,18 @@ import yaml
 Object = dict[str, Any]
 MUST: Final = ("etcd", "kube-apiserver")
 MAY: Final = ("kube-controller-manager", "kube-scheduler")
-START_SECONDS: Final = 300  # for each program; it is asked until it answers
+START_SECONDS: Final = 300  # for each program to become ready
+# First version that enforces the pod security standard of a namespace.
 POD_SECURITY: Final = (
     1,
     25,
-)  # since when a server holds pods to the standard that their namespace names
+)
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 
 
 class ControlPlane:
-    """Runs while the block does. binaries: where the programs are; folder: for data, keys, and what
-    they say.
-    """
+    """Runs during the block. binaries: folder of the programs; folder: for data, keys and logs."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:
         if lacking := [name for name in MUST if not os.access(binaries / name, os.X_OK)]:
@@ -62,13 +62,13 @@ class ControlPlane:
         )
         self.version = tuple(int(each) for each in re.findall(r"\d+", told.stdout)[:2])  # (1, 30)
         self._token = secrets.token_hex(16)
-        self.words: dict[tuple[str, str], str] = {}  # by group and version, and kind
+        self.words: dict[tuple[str, str], str] = {}  # plurals by (group and version, kind)
         self._programs: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
         self._etcd, port = f"http://127.0.0.1:{quiet_port()}", quiet_port()
         self.url = f"https://127.0.0.1:{port}"
         self._port = port
-        # The server signs its certificate itself at each start; nobody but us can listen on the
-        # port that we gave it.
+        # The server signs its certificate itself at each start. No other program listens on the
+        # chosen port, so verification is not needed.
         self._client = httpx.Client(
             base_url=self.url,
             verify=False,
@@ -101,7 +101,7 @@ class ControlPlane:
         self._client.close()
 
     def _start(self) -> None:
-        """All of it, one after the other."""
+        """Start all programs in order."""
         (self.folder / "token").write_text(f"{self._token},admin,1,system:masters\n")
         self._write_kubeconfig()
         key = str(self.folder / "accounts.key")
@@ -145,12 +145,12 @@ class ControlPlane:
             self._run("kube-scheduler", common)
 
     def _server_flags(self, key: str) -> dict[str, str]:
-        """kube-apiserver's: what a cluster of kubeadm has, but for Node authorization, which needs
-        nodes.
+        """Return the flags of kube-apiserver: as from kubeadm, but without Node authorization.
+
+        That needs nodes.
         """
         accounts = {"service-account-key-file": key, "service-account-signing-key-file": key}
-        # What these ask for, or what they leave to be taken off later, only a controller manager
-        # makes.
+        # Only a controller manager creates what these plugins require and removes what they add.
         off = (
             ""
             if "kube-controller-manager" in self.has
@@ -176,7 +176,7 @@ class ControlPlane:
         }
 
     def _write_kubeconfig(self) -> None:
-        """For helm, the controller manager and the scheduler."""
+        """Write the kubeconfig for helm, the controller manager and the scheduler."""
         cluster = {"name": "c", "cluster": {"server": self.url, "insecure-skip-tls-verify": True}}
         context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
         config = {
@@ -203,8 +203,9 @@ class ControlPlane:
         )
 
     def _until(self, name: str, ready: Callable[[], bool]) -> None:
-        """Wait for a program. Raises RuntimeError with what it said when it ends, or does not
-        answer in START_SECONDS.
+        """Wait until a program is ready.
+
+        Raises RuntimeError with the log if it ends, or is not ready after START_SECONDS.
         """
         process = next(process for its, process, _ in self._programs if its == name)
         deadline = time.monotonic() + START_SECONDS
@@ -218,7 +219,7 @@ class ControlPlane:
         raise RuntimeError(f"{name} did not answer in {START_SECONDS} s: {self.said(name)}")
 
     def said(self, name: str) -> str:
-        """The last of what a program said."""
+        """Return the end of a program's log."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
 
     def ask(
@@ -229,22 +230,21 @@ class ControlPlane:
         kind: str = "application/json",
         **query: str,
     ) -> httpx.Response:
-        """What the server answers, whatever it is. kind: the content type of the body; JSON is YAML
-        too.
-        """
+        """Send a request and return the response with any status. kind: type of the body."""
         sent = None if body is None else json.dumps(body)
         return self._client.request(
             verb, path, content=sent, headers={"content-type": kind}, params=query
         )
 
     def get(self, path: str) -> Object:
-        """What is there. Raises httpx.HTTPStatusError when nothing is."""
+        """Return the object at a path. Raises httpx.HTTPStatusError if there is none."""
         found: Object = self.ask("GET", path).raise_for_status().json()
         return found
 
     def take(self, thing: Object, namespace: str) -> httpx.Response:
-        """Whether it would take an object by server-side apply. An unknown field is an error there,
-        in any version.
+        """Return the response to a server-side apply as a dry run.
+
+        An unknown field is an error there, in any version.
         """
         query = {
             "fieldManager": "check",
@@ -255,13 +255,13 @@ class ControlPlane:
         return self.ask("PATCH", self.path_of(thing, namespace), thing, APPLY, **query)
 
     def path_of(self, thing: Object, namespace: str) -> str:
-        """Where an object is."""
+        """Return the path of an object."""
         api, name = thing["apiVersion"], thing["metadata"]["name"]
         where = f"namespaces/{namespace}/" if namespace else ""
         return f"{root_of(api)}/{where}{self.many(api, thing['kind'])}/{name}"
 
     def many(self, api: str, kind: str) -> str:
-        """The server's word for several of a kind. Raises KeyError when it has no such kind."""
+        """Return the server's plural of a kind. Raises KeyError if it does not have the kind."""
         if (api, kind) not in self.words:
             listed = self.get(root_of(api))["resources"]
             self.words |= {
@@ -270,7 +270,7 @@ class ControlPlane:
         return self.words[api, kind]
 
     def offers(self, api: str, kind: str) -> bool:
-        """Whether the server has a kind."""
+        """Return whether the server has a kind."""
         try:
             return bool(self.many(api, kind))
         except (KeyError, httpx.HTTPStatusError):
@@ -278,8 +278,9 @@ class ControlPlane:
 
 
 def quiet_port() -> int:
-    """A free port of the loopback below those that the system gives away by itself: it stays free
-    until its program has started.
+    """Return a free loopback port below the range of ephemeral ports.
+
+    The kernel assigns it to no other program before its own program has started.
     """
     while True:
         with (
@@ -290,5 +291,5 @@ def quiet_port() -> int:
 
 
 def root_of(api: str) -> str:
-    """Where the objects of a group and version are."""
+    """Return the path of the objects of a group and version."""
     return f"/apis/{api}" if "/" in api else f"/api/{api}"

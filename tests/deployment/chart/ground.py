@@ -1,8 +1,8 @@
-"""What a cluster has before the chart comes: kinds of KubeRay and others, a namespace of the
-restricted standard, Secrets.
+"""The objects that a cluster has before the chart is installed.
 
-KubeRay's kinds have their own schemas where those are at hand (`tests.deployment.chart.schemas`),
-its rules in CEL too; else, as the kinds of others do, they take any field.
+They are the kinds of KubeRay and others, a namespace of the restricted standard, and Secrets.
+KubeRay's kinds have their own schemas with CEL rules if those are available
+(`tests.deployment.chart.schemas`). Otherwise they accept any field, like the other kinds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SECRETS: Final = (
     "xcray-redis",
     "regcred",
 )
-# Before 1.25: the policy "restricted" of that time. It asks for what the standard asks for; some it
-# would add itself, so that `tests.deployment.chart.real` looks whether a pod comes back as it was
-# sent.
+# Before 1.25: the policy "restricted" of those versions. It requires the same as the standard, but
+# adds some fields by default. So `tests.deployment.chart.real` checks that a pod is returned
+# unchanged.
 POLICY: Final[Object] = {
     "apiVersion": "policy/v1beta1",
     "kind": "PodSecurityPolicy",
@@ -65,7 +65,7 @@ POLICY: Final[Object] = {
 
 
 def lay(plane: ControlPlane) -> None:
-    """Make all of it. Raises AssertionError with what the server said to what it did not take."""
+    """Create all objects. Raises AssertionError with the server's message if it rejects one."""
     for kind in CRDS:
         known = crd(kind)
         schema = known.original if known else None
@@ -134,8 +134,9 @@ def lay(plane: ControlPlane) -> None:
 
 
 def put(plane: ControlPlane, thing: Object, namespace: str = "") -> None:
-    """Make an object; a new kind is waited for. An old server drops rules in CEL, which it does not
-    know.
+    """Create an object, and wait until a new kind is served.
+
+    An old server drops CEL rules, which it does not support.
     """
     answer = plane.ask("POST", plane.path_of(thing, namespace).rpartition("/")[0], thing)
     assert answer.status_code == 201, (
@@ -157,8 +158,9 @@ def put(plane: ControlPlane, thing: Object, namespace: str = "") -> None:
 
 
 def without_empty_defaults(schema: Any) -> Any:
-    """For an old server, which takes an empty text for null and so refuses it as a default: another
-    text. Keys of maps need one.
+    """Replace empty default texts, which an old server reads as null and rejects.
+
+    Keys of maps need a default, so the text is "unnamed".
     """
     if isinstance(schema, list):
         return [without_empty_defaults(each) for each in schema]
@@ -171,7 +173,7 @@ def without_empty_defaults(schema: Any) -> Any:
 
 
 def kind_of(kind: str, group: str, version: str, schema: Object | None) -> Object:
-    """A definition. Without a schema, any field is taken."""
+    """Return a CustomResourceDefinition. Without a schema it accepts any field."""
     many = f"{kind.lower()}s"
     names = {"kind": kind, "listKind": f"{kind}List", "plural": many, "singular": kind.lower()}
     any_field = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -1,9 +1,8 @@
-"""What a kubelet says of its pods, said without one: nodes and volumes that only exist, pods that
-run because we say so.
+"""A replacement of the kubelets: nodes and volumes exist only as objects, and pods never run.
 
-A pod of a Job, and one of helm's tests, has succeeded; any other runs and is ready. A pod that is
-deleted is gone at once. Where no controller manager is, Jobs too are complete because we say so.
-What decides whether a pod may exist, and where it is placed, is the control plane's own.
+Pods of Jobs and of helm's tests get the phase Succeeded; the others get Running and are ready. A
+deleted pod disappears at once. Without a controller manager, Jobs get the condition Complete. The
+control plane itself decides whether a pod can exist and where it is placed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import httpx
 
 from tests.deployment.chart.controlplane import MERGE, ControlPlane
 
-# name: labels beside zone and host name; those of the last repel what does not tolerate them
+# Name: labels in addition to zone and host name. The spot node repels pods that do not tolerate it.
 NODES: Final = {
     "one": {},
     "two": {},
@@ -36,8 +35,9 @@ DONE: Final[dict[str, Any]] = {
 
 
 class Hollow:
-    """Nodes, and who speaks for them while the block runs. Faults of its own are in `faults`: there
-    should be none.
+    """Nodes, and a thread that updates their objects during the block.
+
+    `faults` lists rejected updates; it should be empty.
     """
 
     def __init__(self, plane: ControlPlane) -> None:
@@ -63,9 +63,7 @@ class Hollow:
         self._thread.join(timeout=60)
 
     def _make_node(self, name: str, labels: dict[str, str]) -> None:
-        """One that is ready. The server itself taints a new node until somebody finds it well: that
-        is taken off.
-        """
+        """Create a ready node, and remove the taint that the server sets on a new node."""
         known = {
             "kubernetes.io/hostname": name,
             "kubernetes.io/os": "linux",
@@ -90,11 +88,10 @@ class Hollow:
         self.plane.ask("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE).raise_for_status()
 
     def _speak(self) -> None:
-        """Again and again, until the block ends."""
+        """Update the objects every 0.2 s until the block ends."""
         while not self._ended.wait(0.2):
-            with contextlib.suppress(
-                httpx.TransportError
-            ):  # the server ends, or is slow: the next round says it again
+            # The server ends or is slow: retried in the next iteration.
+            with contextlib.suppress(httpx.TransportError):
                 for pod in self.plane.get("/api/v1/pods")["items"]:
                     self._say(pod)
                 for claim in self.plane.get("/api/v1/persistentvolumeclaims")["items"]:
@@ -113,7 +110,7 @@ class Hollow:
                             )
 
     def _say(self, pod: dict[str, Any]) -> None:
-        """What there is to say of a pod."""
+        """Delete a pod, or set its status, as needed."""
         path, status = f"/api/v1{where(pod, 'pods')}", pod.get("status", {})
         if "deletionTimestamp" in pod["metadata"]:
             self._change("DELETE", path, {"gracePeriodSeconds": 0})
@@ -123,8 +120,9 @@ class Hollow:
             self._change("PATCH", f"{path}/status", {"status": told(pod)})
 
     def _provide(self, claim: dict[str, Any]) -> None:
-        """A volume for a claim, as a provisioner makes one: just what was asked for. Binding is the
-        controller manager's.
+        """Create the volume that a claim requests, like a provisioner.
+
+        The controller manager binds it.
         """
         about, wanted = claim["metadata"], claim["spec"]
         meant = {
@@ -153,19 +151,19 @@ class Hollow:
         self._change("POST", "/api/v1/persistentvolumes", volume)
 
     def _change(self, verb: str, path: str, body: dict[str, Any]) -> None:
-        """Do it; somebody may have been faster."""
+        """Send a change; another client may have been faster."""
         answer = self.plane.ask(verb, path, body, MERGE if verb == "PATCH" else "application/json")
         if answer.status_code not in (200, 201, 202, 404, 409):
             self.faults.append(f"{verb} {path}: {answer.text[:500]}")
 
 
 def where(thing: dict[str, Any], many: str) -> str:
-    """The path of an object in its group."""
+    """Return the path of an object in its group."""
     return f"/namespaces/{thing['metadata']['namespace']}/{many}/{thing['metadata']['name']}"
 
 
 def told(pod: dict[str, Any]) -> dict[str, Any]:
-    """The status of a pod: it has succeeded when it is one that ends, else it runs."""
+    """Return the status of a pod: succeeded for pods of Jobs and hooks, running for the others."""
     about = pod["metadata"]
     ends = "helm.sh/hook" in about.get("annotations", {}) or any(
         each["kind"] == "Job" for each in about.get("ownerReferences", [])

@@ -1,7 +1,6 @@
-"""What a user does, from a program beside the API's pod: build a data set, have a model trained,
-ask it. Prints one JSON line.
+"""The steps of a user in a pod: build a data set, train a model, predict. Prints one JSON line.
 
-The environment says where: URL, KEY_FILE, LABELS.
+The environment gives URL, KEY_FILE and LABELS.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from xcray import Client
 
 
 def main() -> None:
-    """Do it; raise when anything goes another way."""
+    """Run all steps. Raises an error if one fails."""
     with open(os.environ["KEY_FILE"]) as file:
         key = file.read().strip()
     began = time.monotonic()

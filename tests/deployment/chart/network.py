@@ -1,9 +1,9 @@
-"""A small evaluator of NetworkPolicies: may this pod reach that one on this port?
+"""A small evaluator of NetworkPolicies: whether one pod can reach another on a port.
 
-Kubernetes' rules: a pod that no policy selects, for a direction, is open in it; else a path is open
-when one rule of one policy that selects the pod allows it. Both ends must agree. Rules without
-`from`, `to` or `ports` allow all of them. An address block never matches a pod here: it speaks of
-addresses, and pods of this release have none yet.
+The rules are those of Kubernetes. If no policy selects a pod for a direction, every path in that
+direction is open. Otherwise a path is open if one rule of one policy that selects the pod allows
+it. Both ends must allow it. Rules without `from`, `to` or `ports` allow all of them. An address
+block never matches a pod here, because pods of this release have no addresses yet.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from tests.deployment.chart.helm import NAMESPACE, Objects
 
 
 class Peer(NamedTuple):
-    """A pod, or somebody outside: labels of the pod, name and labels of its namespace; an outside
-    address has no namespace.
-    """
+    """A pod with its labels and namespace, or an outside address without a namespace."""
 
     name: str
     labels: dict[str, str]
@@ -24,12 +22,12 @@ class Peer(NamedTuple):
 
     @property
     def namespace_labels(self) -> dict[str, str]:
-        """Kubernetes labels each namespace with its name."""
+        """The label with the name that Kubernetes gives each namespace."""
         return {"kubernetes.io/metadata.name": self.namespace} if self.namespace else {}
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether a label selector matches; an empty one matches all."""
+    """Return whether a label selector matches; an empty one matches all."""
     if any(labels.get(name) != value for name, value in selector.get("matchLabels", {}).items()):
         return False
     for rule in selector.get("matchExpressions", []):
@@ -46,7 +44,7 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def _matches(peer: dict[str, Any], pod: Peer, home: str) -> bool:
-    """Whether a NetworkPolicyPeer of a policy in the namespace `home` means this pod."""
+    """Return whether a NetworkPolicyPeer of a policy in the namespace `home` matches this pod."""
     if "ipBlock" in peer:
         return pod.namespace is None and peer["ipBlock"]["cidr"] == "0.0.0.0/0"
     if pod.namespace is None:
@@ -83,9 +81,9 @@ def _allowed(
     protocol: str,
     names: dict[str, int],
 ) -> bool:
-    """Whether the policies of one end let a path be, in one direction: "Ingress" or "Egress"."""
+    """Return whether the policies of one end allow a path in a direction, "Ingress" or "Egress"."""
     if pod.namespace != NAMESPACE:
-        return True  # others' policies are not ours to judge
+        return True  # policies of other namespaces are not evaluated
     key, side = ("ingress", "from") if direction == "Ingress" else ("egress", "to")
     selecting = [
         each
@@ -113,14 +111,12 @@ def reaches(
     protocol: str = "TCP",
     names: dict[str, int] | None = None,
 ) -> bool:
-    """Whether `source` may open a connection to a port of `target`; names: the target's named
-    ports.
-    """
+    """Return whether `source` can connect to a port of `target`. names: ports of the target."""
     known = names or {}
     out = _allowed(policies, source, target, "Egress", port, protocol, known)
     return out and _allowed(policies, target, source, "Ingress", port, protocol, known)
 
 
 def policies_of(objects: Objects) -> Objects:
-    """The NetworkPolicies of a release."""
+    """Return the NetworkPolicies of a release."""
     return [each for each in objects if each["kind"] == "NetworkPolicy"]

@@ -1,25 +1,25 @@
-"""What KubeRay's operator (1.7) says of a custom resource after the schema has passed it, and the
-command that it builds.
+"""The checks of KubeRay's operator (1.7) after the schema, and the command that it builds.
 
-The schema can't say it: these rules are the operator's code (`validation.go`) and the rules in CEL
-of its CRDs. A resource that breaks one is accepted by the API server and then never becomes a
+The schema does not express these rules: they are in the operator's code (`validation.go`) and in
+the CEL rules of its CRDs. The API server accepts a resource that breaks one, but it never becomes a
 cluster. What the operator does by itself:
 
-- The head's Service is called NAME-head-svc; RayJob and RayService call their clusters NAME-xxxxx.
-- Labels ray.io/cluster, ray.io/node-type and ray.io/group can't be overridden by a template;
-app.kubernetes.io/name can.
-- Ray's container is the first. `ulimit -n 65536; ray start ... --block` becomes its command; bash
-runs the last command of such a line in its own place, so Ray is process 1 and hears SIGTERM. Ray
+- The head's Service is named NAME-head-svc; RayJob and RayService name their clusters NAME-xxxxx.
+- A template can't override the labels ray.io/cluster, ray.io/node-type and ray.io/group; it can
+override app.kubernetes.io/name.
+- Ray's container is the first. `ulimit -n 65536; ray start ... --block` becomes its command. Bash
+replaces itself by the last command of such a line, so Ray is process 1 and receives SIGTERM. Ray
 2.60 then marks its node as draining and ends when it is idle.
-- /dev/shm and, with the autoscaler, /tmp/ray get volumes without a size where nothing is mounted
+- /dev/shm and, with the autoscaler, /tmp/ray get volumes without a size if nothing is mounted
 there.
-- Probes are added where a container has none: over HTTP from Ray 2.53 on, but with `wget` for
-workers of a RayService.
-- With autoscaler v2 all pods get restartPolicy Never. A ServiceAccount that the head's template
-names is not made by the operator; its Role (pods and rayclusters of the namespace) is bound to it.
-- The token's Secret is made where `authOptions.secretName` names none; it is called as the cluster.
-- A RayCluster's pods are replaced for a changed template only with upgradeStrategy Recreate;
-numbers of workers are no such change.
+- Containers without probes get some: over HTTP from Ray 2.53 on, but with `wget` for workers of a
+RayService.
+- With autoscaler v2 all pods get restartPolicy Never. The operator does not create a ServiceAccount
+that the head's template names; it binds its Role (pods and rayclusters of the namespace) to it.
+- If `authOptions.secretName` is not set, the operator creates the token's Secret with the name of
+the cluster.
+- A changed template replaces the pods of a RayCluster only with upgradeStrategy Recreate; a changed
+number of workers is not such a change.
 - When a cluster with Redis is deleted, a Job with the head's template cleans Redis.
 """
 
@@ -30,11 +30,12 @@ from typing import Any
 
 from tests.deployment.chart.templates import cluster_name, cluster_spec
 
+# Maximum characters of a name, so that names of Services fit.
 LONGEST = {
     "RayCluster": 53,
     "RayJob": 47,
     "RayService": 47,
-}  # characters of a name, so that Services fit
+}
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NOT_IN_HEAD = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME", "RAY_enable_autoscaler_v2")
 SET_BY_OPERATOR = ("address", "block", "no-monitor", "redis-password", "redis-username", "labels")
@@ -42,14 +43,12 @@ RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
 
 
 def version(text: str) -> tuple[int, ...]:
-    """2.60.0 -> (2, 60, 0)."""
+    """Return the numbers of a version: 2.60.0 -> (2, 60, 0)."""
     return tuple(int(part) for part in text.split("."))
 
 
 def faults(thing: dict[str, Any]) -> list[str]:
-    """Why the operator would refuse a RayCluster, RayJob or RayService, or do something else than
-    the chart says.
-    """
+    """Return why the operator would reject a Ray resource, or act differently from the chart."""
     name, spec = thing["metadata"]["name"], cluster_spec(thing)
     assert spec is not None
     out = (
@@ -57,7 +56,7 @@ def faults(thing: dict[str, Any]) -> list[str]:
         if len(name) <= LONGEST[thing["kind"]]
         else [f"the name has more than {LONGEST[thing['kind']]} characters"]
     )
-    out += [] if NAME.fullmatch(name) else ["the name is no DNS-1035 label"]
+    out += [] if NAME.fullmatch(name) else ["the name is not a DNS-1035 label"]
     out += _cluster_faults(spec) + _group_faults("head", spec["headGroupSpec"], spec)
     for group in spec["workerGroupSpecs"]:
         out += _group_faults(group["groupName"], group, spec)
@@ -73,7 +72,7 @@ def faults(thing: dict[str, Any]) -> list[str]:
         "ray.io/kuberay-operator",
         "kueue.x-k8s.io/multikueue",
     ):
-        out.append("managedBy names another manager")  # in CEL
+        out.append("managedBy names another manager")  # a CEL rule
     return out
 
 
@@ -103,7 +102,7 @@ def _group_faults(name: str, group: dict[str, Any], spec: dict[str, Any]) -> lis
     params = group.get("rayStartParams", {})
     out = [f"{name}: {each} is the operator's to set" for each in SET_BY_OPERATOR if each in params]
     if group.get("resources") and any(each in params for each in RESOURCES):
-        out.append(f"{name}: resources are said twice")
+        out.append(f"{name}: resources are set twice")
     pod = group["template"]["spec"]
     scales = (
         spec.get("enableInTreeAutoscaling") and spec["autoscalerOptions"].get("version") == "v2"
@@ -127,8 +126,9 @@ def _job_faults(spec: dict[str, Any]) -> list[str]:
 
 
 def start_words(group: dict[str, Any], head: bool) -> list[str]:
-    """The `ray start` that the operator builds: the parameters given, and its own where those lack;
-    limits become resources.
+    """Return the words of the `ray start` that the operator builds.
+
+    They are the given parameters and the operator's defaults; limits become resources.
     """
     params = dict(group.get("rayStartParams", {}))
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
@@ -148,6 +148,6 @@ def start_words(group: dict[str, Any], head: bool) -> list[str]:
 
 
 def bytes_of(quantity: str) -> int:
-    """2Gi -> 2147483648."""
+    """Return the bytes of a quantity: 2Gi -> 2147483648."""
     units = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
     return int(quantity[:-2]) * units[quantity[-2:]] if quantity[-2:] in units else int(quantity)

@@ -1,11 +1,12 @@
-"""python -m tests.deployment.chart.play: the rendered pods in earnest: a data set is built, a model
-trained and asked.
+"""Run the rendered pods: build a data set, train a model and predict.
+
+    python -m tests.deployment.chart.play
 
 Mode all-in-one: one pod on SQLite. Mode cluster: pods of API and runner on one home and a private
-PostgreSQL, migrated by the hook's container. They are started as a kubelet does; all but the
-seconds of draining is as the manifests say. See `tests.deployment.chart.cell` for what is not
-imitated. Needs root, helm, and for mode cluster PostgreSQL's programs. Exit status: 0 all went
-well; 1 not, with what the pods said.
+PostgreSQL, migrated by the hook's container. They are started as by a kubelet. Only the drain
+seconds differ from the manifests. See `tests.deployment.chart.cell` for what is not simulated.
+Needs root, helm, and for mode cluster PostgreSQL's programs. The exit status is 0 on success and 1
+otherwise, with the output of the pods.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ VALUES: dict[str, dict[str, Any]] = {
 
 
 def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
-    """What is played in a mode. store: a PostgreSQL for mode cluster."""
+    """Return the plan of a mode. store: a PostgreSQL for mode cluster."""
     objects = {
         (each["kind"], each["metadata"]["name"]): each["spec"]
         for each in template_values(VALUES[mode])
@@ -57,7 +58,7 @@ def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
         found["beside"] = [
             {**runnable(runner, secrets), "probe": {"path": "/healthz", "port": 8001}}
         ]
-    found["program_seconds"] = 900  # kernels are compiled: the pods have no cache of them
+    found["program_seconds"] = 900  # the pods compile the kernels, because they have no cache
     journey = runnable(
         {"name": "journey", "command": ["python", "-m", "tests.deployment.chart.journey"]}, secrets
     )
@@ -76,7 +77,7 @@ def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
 
 
 def main(given: list[str]) -> int:
-    """Play both modes, or one."""
+    """Run both modes, or one."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.play", description=__doc__
     )
@@ -89,7 +90,7 @@ def main(given: list[str]) -> int:
     parser.add_argument("--labels", type=int, default=200)
     options = parser.parse_args(given)
     if not may_play():
-        print("this machine lets us make no namespaces of our own: run it as root")
+        print("this machine does not allow private namespaces: run it as root")
         return 1
     told: dict[str, Any] = {}
     for mode in options.mode or sorted(VALUES):

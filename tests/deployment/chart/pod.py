@@ -1,10 +1,10 @@
-"""A rendered pod as a plan that one machine can play: see `tests.deployment.chart.cell`.
+"""A rendered pod as a plan that one machine can run: see `tests.deployment.chart.cell`.
 
-plan = plan_of(pod_spec, files, folder)     # files: the contents of Secrets; folder: where the
-    volumes lie told = play(plan, folder)                   # where `may_play`
+    plan = plan_of(pod_spec, secrets, folder, asks)   # secrets: contents; folder: for volumes
+    results = play(plan, folder)                      # where `may_play`
 
-Commands `xcray` and `python` are those of this checkout. The home is a volume as a kubelet hands it
-over: root owns it, and it is writable for the group fsGroup.
+The commands `xcray` and `python` are those of this checkout. The home is a volume as a kubelet
+creates it: root owns it, and the group fsGroup can write to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Secrets = Mapping[str, Mapping[str, str]]
 
 
 def may_play() -> bool:
-    """Whether this machine lets us make namespaces with mounts of their own."""
+    """Return whether this machine allows namespaces with private mounts."""
     try:
         return (
             subprocess.run(
@@ -49,8 +49,9 @@ def may_play() -> bool:
 
 
 def environment(container: Mapping[str, Any], secrets: Secrets, ip: str = IP) -> dict[str, str]:
-    """The environment a kubelet makes: $(NAME) stands for what was set before. Raises KeyError for
-    a Secret that is not there.
+    """Return the environment as a kubelet builds it; $(NAME) is replaced by an earlier variable.
+
+    Raises KeyError for a Secret that is missing.
     """
     found: dict[str, str] = {}
     for source in container.get("envFrom", []):
@@ -72,9 +73,7 @@ def environment(container: Mapping[str, Any], secrets: Secrets, ip: str = IP) ->
 def plan_of(
     spec: Mapping[str, Any], secrets: Secrets, folder: Path, asks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The plan of a pod with one container. asks: requests that it gets once its startup probe
-    passes.
-    """
+    """Return the plan of a pod with one container. asks: requests after startup."""
     security = spec["securityContext"]
     volumes = {
         each["name"]: make_volume(each, secrets, folder, security["fsGroup"])
@@ -110,9 +109,7 @@ def plan_of(
 
 
 def who_sees(security: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a plan that says as whom a pod runs, and what it sees of this machine: the
-    checkout and Python.
-    """
+    """Return the user and groups of a pod, and the folders it sees: the checkout and Python."""
     keep = [str(ROOT), os.path.realpath(sys.base_prefix)]
     return {
         "uid": security["runAsUser"],
@@ -124,14 +121,14 @@ def who_sees(security: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def closed_above(path: Path) -> str | None:
-    """The topmost folder above a path that strangers may not pass."""
+    """Return the topmost folder above a path that other users cannot enter."""
     return next(
         (str(each) for each in reversed(path.parents) if not each.stat().st_mode & 0o001), None
     )
 
 
 def make_volume(volume: Mapping[str, Any], secrets: Secrets, folder: Path, group: int) -> Path:
-    """The folder of a volume, as a kubelet hands it to a pod."""
+    """Create the folder of a volume like a kubelet."""
     path = folder / volume["name"]
     path.mkdir(exist_ok=True)
     if "secret" in volume:
@@ -149,7 +146,7 @@ def make_volume(volume: Mapping[str, Any], secrets: Secrets, folder: Path, group
 
 
 def runnable(container: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
-    """Command and environment of a container, with the programs of this checkout."""
+    """Return command and environment of a container, with the programs of this checkout."""
     command, *rest = [*container["command"], *container.get("args", [])]
     programs = {"xcray": [sys.executable, "-m", "xcray"], "python": [sys.executable]}
     around = {
@@ -165,8 +162,9 @@ def runnable(container: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:
 
 
 def play(plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Play a plan; what happened, as `tests.deployment.chart.cell.main` tells it. Raises
-    RuntimeError when the machine does not play along.
+    """Run a plan and return the results of `tests.deployment.chart.cell.main`.
+
+    Raises RuntimeError if this machine cannot run it.
     """
     file = folder / "plan.json"
     file.write_text(json.dumps(plan))
@@ -174,6 +172,6 @@ def play(plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     command = [*SPACE, sys.executable, "-m", "tests.deployment.chart.cell", str(file)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     if done.returncode:
-        raise RuntimeError(f"the pod could not be played: {done.stderr[-4000:]}")
+        raise RuntimeError(f"the pod could not be run: {done.stderr[-4000:]}")
     told: dict[str, Any] = json.loads(done.stdout)
     return told

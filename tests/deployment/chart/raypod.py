@@ -1,11 +1,12 @@
-"""python -m tests.deployment.chart.raypod [--seconds N]: play the head of the rendered Ray cluster
-as a pod, on this machine.
+"""Run the head of the rendered Ray cluster as a pod on this machine.
 
-The head of the production values is started by the command that KubeRay builds, as the pod's user,
-without capabilities, with a read-only root and the volumes of its template. Then: is it well; does
-the dashboard refuse strangers and admit the token; how long does SIGTERM take. Takes 1.5 GB of
-memory and, on a quiet machine, half a minute. Ends with one JSON line; exit status 0: all as
-promised, 1: not. Needs root, for namespaces.
+    python -m tests.deployment.chart.raypod [--seconds N]
+
+KubeRay's command starts the head of the production values as the pod's user, without capabilities,
+with a read-only root and the volumes of its template. The checks: probes pass, the dashboard
+rejects requests without the token and accepts those with it, and the time from SIGTERM to the end.
+The run takes 1.5 GB of memory and, on an idle machine, half a minute. It ends with one JSON line.
+The exit status is 0 if all checks pass and 1 otherwise. Needs root, for namespaces.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ STORE = "postgresql://nobody@127.0.0.1/nothing"
 
 
 def plan(folder: Path) -> dict[str, Any]:
-    """What `tests.deployment.chart.cell` is to play."""
-    objects = rendering("production").objects
+    """Return the plan for `tests.deployment.chart.cell`."""
+    objects = rendering("production")
     thing = index(objects)["RayCluster", "xcray-ray"]
     pod = plain(head_pod(thing)["spec"])
     spec = cluster_spec(thing)
@@ -54,7 +55,7 @@ def plan(folder: Path) -> dict[str, Any]:
         for each in main["volumeMounts"]
         if each["mountPath"] != "/tmp"
     }
-    # 1 GiB is what the sample of a machine may have; in a pod Ray finds its own address
+    # The values request 1 GiB, which a test machine may lack. In a pod Ray finds its own address.
     words = [
         "--object-store-memory=100000000" if word.startswith("--object-store-memory=") else word
         for word in start_words(spec["headGroupSpec"], True)
@@ -100,14 +101,14 @@ def plan(folder: Path) -> dict[str, Any]:
 
 
 def main(given: list[str]) -> int:
-    """Play it and say what was found."""
+    """Run the plan and print the results."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.raypod", description=__doc__
     )
     parser.add_argument("--seconds", type=int, default=300, help="longest time for all of it")
     seconds: int = parser.parse_args(given).seconds
     if not may_play():
-        print("this machine allows no namespaces with mounts of their own: nothing was played")
+        print("this machine does not allow namespaces with private mounts: nothing was run")
         return 1
     with tempfile.TemporaryDirectory(prefix="xr-") as scratch:
         file = Path(scratch) / "plan.json"

@@ -1,12 +1,13 @@
-"""python -m tests.deployment.chart.real --binaries DIR: the chart in a real control plane:
-installed, upgraded, rolled back, uninstalled.
+"""Install, upgrade, roll back and uninstall the chart in a real control plane.
 
-DIR holds etcd and kube-apiserver, and better also kube-controller-manager and kube-scheduler
-(kubebuilder's and Kubernetes' own releases have them). Nodes and kubelets are said, see
-`tests.deployment.chart.hollow`; all else is the cluster's: admission, validation, defaults, garbage
-collection, rollouts, Jobs, binding of volumes and pods. A server older than the chart asks for
-(1.27) is told the same in the versions that it has, see OLDER. Ends in one JSON line. Exit status:
-0 all went well; 1 not.
+    python -m tests.deployment.chart.real --binaries DIR
+
+DIR contains etcd and kube-apiserver, and preferably kube-controller-manager and kube-scheduler
+(from the releases of kubebuilder or Kubernetes). Nodes and kubelets are simulated, see
+`tests.deployment.chart.hollow`. Everything else is real: admission, validation, defaults, garbage
+collection, rollouts, Jobs, and binding of volumes and pods. For a server older than the chart
+requires (1.27), the API versions are replaced, see OLDER. The last line of output is JSON. The exit
+status is 0 on success and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -42,17 +43,18 @@ from tests.deployment.chart.helm import (
 from tests.deployment.chart.hollow import Hollow
 from tests.deployment.chart.templates import as_pod, pods
 
-SECONDS: Final = 300  # for one command of helm, and for what the cluster is waited for
+SECONDS: Final = 300  # for one helm command, and for one wait for the cluster
 MODERN: Final = (1, 27)
-# in the templates, for a server before MODERN: versions of that time, without the two newest fields
+# Replacements in the templates for a server before MODERN: API versions of that time, without the
+# two newest fields.
 OLDER: Final = {
     "apiVersion: policy/v1\n": "apiVersion: policy/v1beta1\n",
     "apiVersion: autoscaling/v2\n": "apiVersion: autoscaling/v2beta2\n",
     "  unhealthyPodEvictionPolicy: AlwaysAllow\n": "",
     '(set $rule "matchLabelKeys" (list "pod-template-hash"))': "$rule",
 }
-# What a file is upgraded to: none to one that claims the home with other access modes or of another
-# class, which can't change.
+# The file to which each file is upgraded. No pair claims the home with different access modes or
+# classes, which can't change.
 AFTER: Final = {
     "minimal": "serving",
     "serving": "production",
@@ -64,11 +66,11 @@ KEPT: Final = {("PersistentVolumeClaim", "xcray-home"), ("Secret", "xcray-admin-
 
 
 class Fault(Exception):
-    """The cluster did, or kept, something else than the chart means."""
+    """The cluster did or kept something different from the chart."""
 
 
 class Journey:
-    """What is done in a cluster, by one helm; `counts` tells how much."""
+    """The operations in a cluster with one helm. `counts` counts them."""
 
     def __init__(self, plane: ControlPlane, helm: str, chart: Path, folder: Path) -> None:
         self.plane = plane
@@ -76,14 +78,14 @@ class Journey:
         self.chart = chart
         self.folder = folder
         self.counts: Counter[str] = Counter()
-        # Without a controller manager no Deployment is ever available.
+        # Without a controller manager no Deployment becomes available.
         self.waits = ["--wait"] * ("kube-controller-manager" in plane.has) + [
             "--timeout",
             f"{SECONDS}s",
         ]
 
     def tell(self, *words: str) -> str:
-        """What helm says to a command about the release. Raises Fault."""
+        """Run a helm command for the release and return its output. Raises Fault."""
         command = [
             helms()[self.helm],
             *words,
@@ -100,9 +102,7 @@ class Journey:
         return done.stdout
 
     def leg(self, name: str, after: str) -> None:
-        """One file of values from install to uninstall, with an upgrade to another on the way.
-        Raises Fault.
-        """
+        """Install a values file, upgrade to another, roll back and uninstall. Raises Fault."""
         self.dry(name)
         self.tell(
             "install", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
@@ -124,8 +124,8 @@ class Journey:
             raise Fault(f"{name}, upgraded to {after}: {sorted(stay)} are still there")
         if (
             gone & KEPT
-            # kept, but no more of the release: Helm 3 and 4 roll back over that no more; an upgrade
-            # takes it up
+            # Helm 3 and 4 do not roll back over an object that was kept but left the release; an
+            # upgrade adopts it.
         ):
             self.upgrade(name)
         else:
@@ -135,13 +135,13 @@ class Journey:
         self.cleared()
 
     def upgrade(self, name: str) -> None:
-        """To a file of values."""
+        """Upgrade to a values file."""
         self.tell(
             "upgrade", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
         )
 
     def rendered(self, name: str) -> Objects:
-        """All that a file of values makes, hooks and tests too, as this cluster is told it."""
+        """Return all objects of a values file for this cluster, with hooks and tests."""
         words = [
             "template",
             RELEASE,
@@ -161,7 +161,7 @@ class Journey:
         )
 
     def dry(self, name: str) -> None:
-        """Every object is taken, strictly, and without a warning."""
+        """Check that every object is accepted strictly and without a warning."""
         for thing in self.rendered(name):
             answer = self.plane.take(thing, NAMESPACE)
             if answer.status_code not in (200, 201) or "warning" in answer.headers:
@@ -171,21 +171,21 @@ class Journey:
             self.counts["objects taken"] += 1
 
     def manifest(self) -> Objects:
-        """What helm says it has put there."""
+        """Return the manifest that helm stored."""
         return read(self.tell("get", "manifest", RELEASE))
 
     def there(self, kind: str, name: str) -> dict[str, Any] | None:
-        """An object of the namespace, as the server keeps it; None when it is not there."""
+        """Return an object of the namespace as stored by the server; None if it is missing."""
         answer = self.plane.ask("GET", self.at(kind, name))
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
     def at(self, kind: str, name: str) -> str:
-        """Where an object of the namespace is; of a kind that was asked for before."""
+        """Return the path of an object of the namespace. Its kind must have been queried before."""
         api = next(api for (api, its) in self.plane.words if its == kind)
         return f"{root_of(api)}/namespaces/{NAMESPACE}/{self.plane.many(api, kind)}/{name}"
 
     def held(self, when: str) -> None:
-        """The server keeps every field as it was sent; one that it does not know would be lost."""
+        """Check that the server stored every field as sent; an unknown field would be lost."""
         for thing in self.manifest():
             self.plane.many(thing["apiVersion"], thing["kind"])
             kept = self.there(*key_of(thing))
@@ -196,7 +196,7 @@ class Journey:
             self.counts["objects kept"] += 1
 
     def pods(self, name: str) -> None:
-        """Every pod of the release, KubeRay's too, is admitted as it is, and finds a node."""
+        """Check that every pod, also of KubeRay, is admitted without change and finds a node."""
         made = {}
         for at, owner in enumerate(pods(self.rendered(name))):
             pod = as_pod(owner.pod, f"{owner.pod['metadata']['name'][:40]}-{at}")
@@ -210,9 +210,7 @@ class Journey:
                     f"{name}: pod of {owner.name}: {answer.headers.get('warning', answer.text)[:1500]}"
                 )
             if (was := security(pod)) != (now := security(answer.json())):
-                raise Fault(
-                    f"{name}: pod of {owner.name} was sent with {was}, came back with {now}"
-                )
+                raise Fault(f"{name}: pod of {owner.name} was sent with {was}, returned with {now}")
             made[pod["metadata"]["name"]] = owner.name
             self.counts["pods admitted"] += 1
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -237,7 +235,7 @@ class Journey:
         )
 
     def generations(self) -> dict[tuple[str, str], int]:
-        """How often the wanted state of each object has changed; of those that count it."""
+        """Return how often the specification of each object has changed, where that is counted."""
         found = {key_of(each): self.there(*key_of(each)) for each in self.manifest()}
         return {
             key: each["metadata"]["generation"]
@@ -246,9 +244,7 @@ class Journey:
         }
 
     def cleared(self) -> None:
-        """After uninstalling there is what is kept on purpose, and nothing else of ours. What was
-        kept is then taken away.
-        """
+        """Check that only the intended objects are left after uninstalling, then delete them."""
         kinds = {
             (api, kind)
             for api, kind in self.plane.words
@@ -277,7 +273,7 @@ class Journey:
         self.wait("what was kept, and deleted", left)
 
     def wait(self, what: str, left: Callable[[], list[Any]]) -> None:
-        """Until nothing is left. Raises Fault with what is after SECONDS."""
+        """Wait until `left` returns nothing. Raises Fault with the rest after SECONDS."""
         deadline = time.monotonic() + SECONDS
         while found := left():
             if time.monotonic() > deadline:
@@ -286,7 +282,7 @@ class Journey:
 
 
 def controls(plane: ControlPlane) -> int:
-    """What the server must refuse, or the rest shows nothing: how many it did. Raises Fault."""
+    """Check that the server rejects unsafe pods, and return their number. Raises Fault."""
     at = f"/api/v1/namespaces/{NAMESPACE}/pods"
     safe = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     spec = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -324,7 +320,7 @@ def controls(plane: ControlPlane) -> int:
 
 
 def older(folder: Path) -> Path:
-    """The chart for a server that is older than it asks for, see OLDER."""
+    """Copy the chart for a server older than it requires, see OLDER."""
     chart = folder / CHART.name
     shutil.copytree(CHART, chart)
     named = chart / "Chart.yaml"
@@ -344,18 +340,18 @@ def older(folder: Path) -> Path:
 
 
 def key_of(thing: dict[str, Any]) -> tuple[str, str]:
-    """Kind and name."""
+    """Return kind and name."""
     return thing["kind"], thing["metadata"]["name"]
 
 
 def told(pod: dict[str, Any], made: dict[str, str]) -> str:
-    """A pod and why it has no node."""
+    """Return the name of a pod and the reason why it has no node."""
     name = pod["metadata"]["name"]
     return f"{name} of {made.get(name, 'a controller')}: {[each.get('message') for each in pod['status'].get('conditions', [])]}"
 
 
 def security(pod: dict[str, Any]) -> dict[str, Any]:
-    """What a pod says of its security."""
+    """Return the security contexts of a pod."""
     spec = pod["spec"]
     inside = [*spec.get("initContainers", []), *spec["containers"]]
     return {
@@ -365,8 +361,9 @@ def security(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def lacking(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """Where the server does not keep what was sent. Empty values count as absent, as Kubernetes has
-    it.
+    """Yield the paths at which the server does not store the sent value.
+
+    Empty values count as missing, as in Kubernetes.
     """
     if isinstance(sent, dict) and isinstance(kept, dict):
         for name, each in sent.items():
@@ -384,13 +381,13 @@ def lacking(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
 
 
 def ordered(values: list[Any]) -> list[Any]:
-    """By name where each has one: the order of such lists is the server's."""
+    """Sort values by name if each has one: the server chooses the order of such lists."""
     named = all(isinstance(each, dict) and "name" in each for each in values)
     return sorted(values, key=lambda each: str(each["name"])) if named else values
 
 
 def amount(value: Any) -> float | str:
-    """A quantity of Kubernetes as a number; what is none as it is written."""
+    """Return a quantity of Kubernetes as a number, and other values as text."""
     found = re.fullmatch(r"([0-9.]+)(m|k|[KMGTP]i?)?", str(value))
     if found is None:
         return str(value)
@@ -404,7 +401,7 @@ def amount(value: Any) -> float | str:
 
 
 def main(given: list[str]) -> int:
-    """Both helms, each file of values."""
+    """Run both helms with each values file."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.real", description=__doc__
     )
@@ -448,7 +445,7 @@ def main(given: list[str]) -> int:
                         print(f"{helm}, {each}: {dict(journey.counts)}", flush=True)
                     figures[helm] = dict(journey.counts)
                 if hollow.faults:
-                    raise Fault(f"what was said of pods was refused: {hollow.faults[:3]}")
+                    raise Fault(f"the server rejected updates of pods: {hollow.faults[:3]}")
     print(json.dumps({**figures, "all_s": round(time.monotonic() - began, 1)}))
     return 0
 

@@ -1,18 +1,20 @@
-"""python -m tests.deployment.chart.rotation: the database's password and the first admin key are
-changed under pods that answer and train.
+"""Change the database password and the first admin key while pods answer requests and train.
 
-Processes of this machine with the commands and the environment of the rendered pods (mode cluster),
-on a private PostgreSQL: pods of the API behind a stand-in for a Service (it sends requests to pods
-that are ready), and a runner. Two ways, as in docs/operations.md:
+    python -m tests.deployment.chart.rotation
 
-roles     A second role that acts as the first; its URL and another key go into the Secrets, pods
-are replaced, a new one first, and the first role may no longer log in. Predictions are asked for
-all the time, and the list of jobs, which needs the store. password  One role, ALTER ROLE ...
-PASSWORD, and its connections ended, as a restart of the server does: what fails until new pods are
-there.
+Processes of this machine run with the commands and environment of the rendered pods (mode cluster)
+on a private PostgreSQL: a runner, and API pods behind a simulated Service, which sends requests to
+ready pods. There are two procedures, as in docs/operations.md:
 
-Prints what was seen, and one JSON line. Exit status: 0 all held, 1 not. Two minutes on two free
-cores.
+roles     A second role acts as the first. Its URL and another key go into the Secrets, and pods are
+          replaced, each after its successor is ready. Then the first role can no longer log in.
+          Clients send predictions and requests for the list of jobs, which needs the store, all the
+          time.
+password  One role gets another password by ALTER ROLE, and its connections are ended, as by a
+          restart of the server. The run shows what fails until the new pods are ready.
+
+The output shows the observations and one JSON line. The exit status is 0 if all checks pass and 1
+otherwise. The run takes two minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ VALUES: Final[dict[str, Any]] = {
 }
 ASK: Final = {"instances": [{"indices": [1, 3], "values": [1.0, 0.5]}], "top_k": 1}
 PAUSE: Final = 0.02
-DRAIN: Final = 1.0  # the balancer here learns at once who leaves
+DRAIN: Final = 1.0  # the simulated Service knows at once which pod ends
 JOBS: Final = 3
-LOOK: Final = 5.0  # seconds that a state is watched
+LOOK: Final = 5.0  # seconds of observation of a state
 DATA: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
 
 
 def manifests() -> dict[str, Any]:
-    """Pod specs of a release in mode cluster."""
+    """Return the pod specs of a release in mode cluster."""
     found = {
         each["kind"] + "/" + each["metadata"]["name"]: each["spec"]
         for each in template_values(VALUES)
@@ -70,7 +72,7 @@ def manifests() -> dict[str, Any]:
 
 
 class Release:
-    """A namespace: its Secrets, its home, its pods. specs: of `manifests`."""
+    """A namespace with its Secrets, home and pods. specs: of `manifests`."""
 
     def __init__(self, specs: Mapping[str, Any], folder: Path, url: str) -> None:
         self.specs = specs
@@ -80,9 +82,7 @@ class Release:
         self.pods: list[Pod] = []
 
     def run(self, name: str, number: int = 0) -> dict[str, Any]:
-        """Run a Job's container, or an init container of a Deployment, to its end; what it said as
-        JSON.
-        """
+        """Run a container of a Job or an init container of a Deployment; return its JSON."""
         kind = "containers" if name.startswith("Job/") else "initContainers"
         container = self.container(self.specs[name][kind][number])
         command = (
@@ -99,8 +99,9 @@ class Release:
         return said
 
     def container(self, container: Mapping[str, Any], **more: str) -> dict[str, Any]:
-        """Command and environment, with this machine's folders for the pod's; each start reads the
-        Secrets as they are now.
+        """Return command and environment, with folders of this machine in place of the pod's.
+
+        Each start uses the current Secrets.
         """
         made = runnable(container, self.secrets)
         (self.folder / "key").write_text(self.secrets["admin"]["key"])
@@ -117,7 +118,7 @@ class Release:
         return made
 
     def start(self, name: str) -> Pod:
-        """A pod of a Deployment: what comes before it, then the pod; returns when it is ready."""
+        """Run the last init container of a Deployment, start its pod, and wait until ready."""
         self.run(f"Deployment/{name}", -1)
         made = Pod(self, name)
         self.pods.append(made)
@@ -125,18 +126,18 @@ class Release:
         return made
 
     def grace(self, name: str) -> float:
-        """Seconds until a kubelet kills a pod of a Deployment."""
+        """Return the seconds until a kubelet kills a pod of a Deployment."""
         return float(self.specs[f"Deployment/{name}"]["terminationGracePeriodSeconds"])
 
     @property
     def key(self) -> dict[str, str]:
-        """Headers with the key that is in the Secret now."""
+        """Headers with the current key of the Secret."""
         return {"Authorization": f"Bearer {self.secrets['admin']['key']}"}
 
     def ask(
         self, method: str, path: str, *, key: Mapping[str, str] | None = None, **what: Any
     ) -> httpx.Response:
-        """One request, as through the Service: to a pod that is ready and does not end."""
+        """Send one request as through the Service: to a ready pod that is not ending."""
         pod = next(
             (each for each in reversed(self.pods) if each.name == "xcray-api" and each.serves), None
         )
@@ -146,7 +147,7 @@ class Release:
 
 
 class Pod:
-    """A pod's container as a process."""
+    """The container of a pod as a process."""
 
     def __init__(self, release: Release, name: str) -> None:
         self.name = name
@@ -173,13 +174,13 @@ class Pod:
         )
 
     def standing(self) -> int:
-        """What readiness answers; 0 where nobody does."""
+        """Return the status of the readiness check; 0 without a response."""
         with suppress(httpx.HTTPError):
             return self.http.get("/readyz").status_code
         return 0
 
     def ready(self) -> None:
-        """Wait until it is welcome."""
+        """Wait until the pod is ready."""
 
         def welcome() -> bool:
             assert self.process.poll() is None, self.log.read_text(errors="replace")[-3000:]
@@ -189,8 +190,9 @@ class Pod:
         self.serves = True
 
     def end(self, seconds: float) -> float | None:
-        """As a kubelet does: SIGTERM, and after so many seconds SIGKILL. Seconds that it took; None
-        where it had to be killed, or did not end with 0.
+        """End the pod like a kubelet: SIGTERM, and SIGKILL after `seconds`.
+
+        Return the seconds until its end, or None if it was killed or ended with an error.
         """
         self.serves, began = False, time.monotonic()
         self.process.terminate()
@@ -200,15 +202,16 @@ class Pod:
         return None
 
     def kill(self) -> None:
-        """At the end of a play."""
+        """Kill the pod at the end of a run."""
         self.process.kill()
         self.process.wait()
         self.http.close()
 
 
 class Clients(threading.Thread):
-    """Somebody who asks for predictions and for the list of jobs all the time, with the key from
-    before; counts what came.
+    """A client that sends predictions and requests for the job list all the time.
+
+    It uses the first key and counts the responses.
     """
 
     def __init__(self, release: Release) -> None:
@@ -220,7 +223,7 @@ class Clients(threading.Thread):
         self.listed = Counter[str]()
 
     def run(self) -> None:
-        """The thread."""
+        """Run the thread."""
         while not self.over.wait(PAUSE):
             self.predicted[
                 self.told(
@@ -232,7 +235,7 @@ class Clients(threading.Thread):
             self.listed[self.told(lambda: self.release.ask("GET", "/v1/jobs", key=self.key))] += 1
 
     def told(self, ask: Callable[[], httpx.Response]) -> str:
-        """200, or what it was instead."""
+        """Return 200, or the error."""
         try:
             answer = ask()
         except httpx.HTTPError as error:
@@ -241,14 +244,14 @@ class Clients(threading.Thread):
 
 
 class Drill:
-    """A release on a database of its own, with a role that owns it. Ends with the block."""
+    """A release on its own database and owner role. Ends with the block."""
 
     def __init__(
         self, server: PostgresServer, folder: Path, specs: Mapping[str, Any], runner: bool
     ) -> None:
         self.server = server
         self.database = server.database().rpartition("/")[2]
-        self.tag = self.database  # roles belong to the server: no two drills may share one
+        self.tag = self.database  # roles belong to the server, so each run needs its own names
         self.sql(
             f"CREATE ROLE {self.tag}_a LOGIN PASSWORD '{PASSWORD}'",
             f"ALTER DATABASE {self.database} OWNER TO {self.tag}_a",
@@ -276,14 +279,15 @@ class Drill:
         return self
 
     def prepare(self) -> None:
-        """What the hook and the init container do at the first install; at the upgrade they do it
-        themselves.
+        """Add the key as the hook and the init container do at the first installation.
+
+        At the upgrade they run themselves.
         """
         about = self.release.specs["Deployment/xcray-api"]["initContainers"][-1]["args"]
         token = import_token(self.release.secrets["admin"]["key"])
         store = JobStore(self.url("a"))
         name = next(word.removeprefix("--name=") for word in about if word.startswith("--name="))
-        store.add_key(
+        store.keys.add(
             tenant="default", name=name, scopes=["admin"], digest=token.digest, key_id=token.key_id
         )
         store.close()
@@ -295,28 +299,28 @@ class Drill:
             pod.kill()
 
     def url(self, role: str, password: str = PASSWORD) -> str:
-        """The database by a role."""
+        """Return the URL of the database for a role."""
         quoted = password.replace(" ", "%20")
         return (
             f"postgresql://{self.tag}_{role}:{quoted}@127.0.0.1:{self.server.port}/{self.database}"
         )
 
     def sql(self, *statements: str) -> None:
-        """As the database's operator."""
+        """Run statements as the administrator of the database."""
         for statement in statements:
             self.server.run(statement, self.database)
 
     def note(self, **facts: Any) -> None:
-        """Something that was seen, told at once."""
+        """Record facts and print them at once."""
         self.facts |= facts
         print(facts, flush=True)
 
     def expect(self, holds: bool, what: str) -> None:
-        """Something that must hold."""
+        """Record `what` as broken unless the condition holds."""
         self.broken += [] if holds else [what]
 
     def submitted(self) -> list[str]:
-        """Jobs in the queue, the first under way."""
+        """Submit jobs and wait until the first one trains; return their ids."""
         ask = self.release.ask
         options = {"test_fraction": 0.2, "synthetic": DATA}
         made = ask(
@@ -338,12 +342,12 @@ class Drill:
         return jobs
 
     def job(self, job: str) -> dict[str, Any]:
-        """A job as it is now."""
+        """Return the current state of a job."""
         found: dict[str, Any] = self.release.ask("GET", f"/v1/jobs/{job}").json()
         return found
 
     def second_role(self) -> None:
-        """A role that acts as the first: what it makes is the first's, so either may go."""
+        """Create a role that acts as the first, also as owner of objects, so either can go."""
         a, b = f"{self.tag}_a", f"{self.tag}_b"
         self.sql(
             f"CREATE ROLE {b} LOGIN PASSWORD 'another' IN ROLE {a}",
@@ -351,10 +355,10 @@ class Drill:
         )
 
     def upgrade(self, url: str) -> list[int]:
-        """The Secrets change, and `helm upgrade` follows: migrations, then pods, a new one first;
-        runners end before the next.
+        """Change the Secrets, run the migrations, and replace the pods like `helm upgrade`.
 
-        In how many hours older keys end.
+        A new API pod starts before the old one ends; a runner ends before the next starts.
+        Return in how many hours the older keys expire.
         """
         release, leaving = self.release, self.release.pods[:]
         release.secrets = {"admin": {"key": create_token().token}, "store": {"url": url}}
@@ -375,14 +379,14 @@ class Drill:
         return [round((each - time.time()) / 3600) for each in self.ends() if each is not None]
 
     def ends(self) -> list[float | None]:
-        """When keys of the store end, Unix seconds, in order of making."""
+        """Return the expiry of the keys in the store (Unix seconds) in order of creation."""
         return [
             row[0]
             for row in self.server.run("SELECT expires FROM keys ORDER BY created", self.database)
         ]
 
     def alone(self, role: str, other: str) -> None:
-        """The other role may log in no more, and has no session."""
+        """Lock out the other role; check that it has no session and the store still answers."""
         self.sql(f"ALTER ROLE {self.tag}_{other} NOLOGIN")
         left = self.server.run(
             f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{self.tag}_{other}'"
@@ -392,7 +396,7 @@ class Drill:
         self.expect(asked == [200] * 20, f"the store answers by the new role alone: {asked}")
 
     def judge(self) -> None:
-        """Jobs have ended, in their order, and nobody missed an answer."""
+        """Check that all jobs succeeded in order and that no prediction failed."""
         ends = [
             until(lambda job=job: self.ended(job), f"the end of {job}", 300) for job in self.jobs
         ]
@@ -415,13 +419,13 @@ class Drill:
         )
 
     def ended(self, job: str) -> dict[str, Any] | None:
-        """A job that has ended."""
+        """Return a job if it has finished, else None."""
         found = self.job(job)
         return found if found["status"] in ("SUCCEEDED", "FAILED", "CANCELLED") else None
 
 
 def by_roles(drill: Drill) -> None:
-    """The way without a gap."""
+    """Run the procedure without downtime."""
     drill.second_role()
     drill.facts["older_keys_end_in_hours"] = drill.upgrade(drill.url("b", "another"))
     drill.alone("b", "a")
@@ -434,7 +438,7 @@ def by_roles(drill: Drill) -> None:
 
 
 def by_password(drill: Drill) -> None:
-    """The way with a gap, and how wide it is."""
+    """Run the procedure with downtime, and measure it."""
     tag = drill.tag
     drill.sql(f"ALTER ROLE {tag}_a PASSWORD 'another'")
     time.sleep(LOOK)
@@ -451,7 +455,7 @@ def by_password(drill: Drill) -> None:
     time.sleep(LOOK)
     drill.expect(
         drill.clients.listed.total() - drill.clients.listed["200"] <= before + 1,
-        "lists of jobs come again",
+        "lists of jobs succeed again",
     )
 
 
@@ -459,7 +463,7 @@ WAYS: Final[dict[str, Callable[[Drill], None]]] = {"roles": by_roles, "password"
 
 
 def main(given: list[str]) -> int:
-    """Play both ways, or one."""
+    """Run both procedures, or one."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.rotation", description=__doc__
     )

@@ -1,10 +1,10 @@
-"""What manifests are held against: the schemas of Kubernetes, and those of KubeRay's custom
-resources.
+"""Validation of manifests by the schemas of Kubernetes and of KubeRay's custom resources.
 
-Schemas of Kubernetes come with the package kubernetes-validate, for each version; "strict": unknown
-fields are errors. KubeRay's are not this project's to copy: they are read from XCRAY_KUBERAY_CRDS,
-or ../shared/kuberay-crds, as an API server reads them (defaults first, then unknown fields are
-errors). Where they lack, FIELDS below names all that the chart may use, by hand.
+Schemas of Kubernetes come with the package kubernetes-validate for each version; in the strict ones
+unknown fields are errors. This project must not copy KubeRay's schemas. They are read from
+XCRAY_KUBERAY_CRDS, or ../shared/kuberay-crds, and applied like in an API server: defaults first,
+then unknown fields are errors. If they are missing, FIELDS below lists all fields that the chart
+can use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CRDS = {
     "RayJob": "rayjobs.v1.json",
     "RayService": "rayservices.v1.json",
 }
-OTHERS = {  # kinds of other projects, whose schemas nobody here has: their group and version
+OTHERS = {  # kinds whose schemas are not available, with group and version
     "PodMonitor": "monitoring.coreos.com/v1",
     "ServiceMonitor": "monitoring.coreos.com/v1",
     "PrometheusRule": "monitoring.coreos.com/v1",
@@ -40,7 +40,7 @@ OTHERS = {  # kinds of other projects, whose schemas nobody here has: their grou
 
 
 def faults(validator: Draft202012Validator, value: Any) -> list[str]:
-    """Every way in which a value is not what the schema says."""
+    """Return all differences between a value and its schema."""
     return [
         f"{'.'.join(str(step) for step in each.absolute_path)}: {each.message[:300]}"
         for each in validator.iter_errors(value)
@@ -59,8 +59,9 @@ def _definitions(folder: str) -> Registry[Any]:
 
 @functools.cache
 def kubernetes_schema(version: str, api: str, kind: str) -> Draft202012Validator | None:
-    """The strict schema of a kind in a version of Kubernetes like 1.30; None where that version has
-    no such kind.
+    """Return the strict schema of a kind in a version of Kubernetes such as 1.30.
+
+    Return None if that version does not have the kind.
     """
     full = max(
         each
@@ -84,7 +85,7 @@ def kubernetes_schema(version: str, api: str, kind: str) -> Draft202012Validator
 
 
 def check_kubernetes(version: str, thing: dict[str, Any]) -> list[str]:
-    """Faults of an object of Kubernetes itself."""
+    """Return the faults of an object of Kubernetes itself."""
     schema = kubernetes_schema(version, thing["apiVersion"], thing["kind"])
     if schema is None:
         return [f"Kubernetes {version} has no {thing['kind']} of {thing['apiVersion']}"]
@@ -92,14 +93,14 @@ def check_kubernetes(version: str, thing: dict[str, Any]) -> list[str]:
 
 
 class Crd(NamedTuple):
-    """The schema of a custom resource: as it is, for defaults, and made strict."""
+    """The schema of a custom resource: the original for defaults, and a strict one."""
 
     original: dict[str, Any]
     validator: Draft202012Validator
 
 
 def crd_folder() -> Path | None:
-    """Where KubeRay's schemas are."""
+    """Return the folder of KubeRay's schemas, or None if one is missing."""
     named = os.environ.get("XCRAY_KUBERAY_CRDS")
     folder = Path(named) if named else ROOT.parent / "shared" / "kuberay-crds"
     return folder if all((folder / name).is_file() for name in CRDS.values()) else None
@@ -107,7 +108,7 @@ def crd_folder() -> Path | None:
 
 @functools.cache
 def crd(kind: str) -> Crd | None:
-    """KubeRay's schema of a kind; None where they lack."""
+    """Return KubeRay's schema of a kind, or None if the schemas are missing."""
     folder = crd_folder()
     if folder is None:
         say(
@@ -120,8 +121,9 @@ def crd(kind: str) -> Crd | None:
 
 
 def strict(schema: Any, top: bool = False) -> Any:
-    """An OpenAPI schema as JSON Schema, in which fields that are not named are errors unless it
-    says to keep them.
+    """Return an OpenAPI schema as strict JSON Schema.
+
+    Fields that are not listed are errors, except where the schema preserves unknown fields.
     """
     if isinstance(schema, list):
         return [strict(each) for each in schema]
@@ -161,7 +163,7 @@ def strict(schema: Any, top: bool = False) -> Any:
 
 
 def with_defaults(schema: dict[str, Any], value: Any) -> Any:
-    """A value as the API server completes it before it validates."""
+    """Return a value as the API server completes it before validation."""
     if isinstance(value, dict):
         for name, each in schema.get("properties", {}).items():
             if name not in value and "default" in each:
@@ -180,15 +182,15 @@ def with_defaults(schema: dict[str, Any], value: Any) -> Any:
 
 
 def check_custom(thing: dict[str, Any]) -> list[str]:
-    """Faults of a RayCluster, RayJob or RayService."""
+    """Return the faults of a RayCluster, RayJob or RayService."""
     schema = crd(thing["kind"])
     if schema is None:
         return unknown_fields(thing)
     return faults(schema.validator, with_defaults(schema.original, plain(thing)))
 
 
-# Fields of KubeRay v1.7.0 that the chart uses, with their types: what is checked where the real
-# schemas lack. ... is not looked into (pod templates are validated as pods of Kubernetes).
+# Fields of KubeRay v1.7.0 that the chart uses, with types, for checks without the real schemas.
+# `...` is not checked here: pod templates are validated as pods of Kubernetes.
 _TEXT, _YES, _NUMBER = str, bool, int
 _GROUP: dict[str, Any] = {"rayStartParams": {"*": _TEXT}, "template": ..., "labels": {"*": _TEXT}}
 _CLUSTER: dict[str, Any] = {
@@ -246,7 +248,7 @@ FIELDS: dict[str, Any] = {
 
 
 def unknown_fields(thing: dict[str, Any]) -> list[str]:
-    """Faults against the list."""
+    """Return the faults according to FIELDS."""
     if set(thing) - {"apiVersion", "kind", "metadata", "spec"}:
         return [f"unknown fields {sorted(thing)}"]
     return _differs("spec", FIELDS[thing["kind"]], thing["spec"])
@@ -257,7 +259,7 @@ def _differs(path: str, wanted: Any, value: Any) -> list[str]:
         return []
     if isinstance(wanted, dict):
         if not isinstance(value, dict):
-            return [f"{path}: {value!r} is no object"]
+            return [f"{path}: {value!r} is not an object"]
         unknown = [
             f"{path}.{name}: unknown" for name in value if name not in wanted and "*" not in wanted
         ]
@@ -271,19 +273,19 @@ def _differs(path: str, wanted: Any, value: Any) -> list[str]:
         ]
     if isinstance(wanted, list):
         if not isinstance(value, list):
-            return [f"{path}: {value!r} is no list"]
+            return [f"{path}: {value!r} is not a list"]
         return [
             fault
             for at, each in enumerate(value)
             for fault in _differs(f"{path}[{at}]", wanted[0], each)
         ]
     if isinstance(wanted, tuple):
-        return [] if value in wanted else [f"{path}: {value!r} is none of {wanted}"]
-    return [] if type(value) is wanted else [f"{path}: {value!r} is no {wanted.__name__}"]
+        return [] if value in wanted else [f"{path}: {value!r} is not one of {wanted}"]
+    return [] if type(value) is wanted else [f"{path}: {value!r} is not a {wanted.__name__}"]
 
 
 def values_schema(chart: Path) -> Draft202012Validator:
-    """The chart's own schema of its values, by the draft it names."""
+    """Return the chart's own schema of its values, by the draft that it names."""
     schema = json.loads((chart / "values.schema.json").read_text())
     kind = jsonschema.validators.validator_for(schema)
     kind.check_schema(schema)

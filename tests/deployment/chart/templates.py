@@ -1,8 +1,8 @@
-"""Every pod that a release makes, as a plain Pod: of Deployments, Jobs, hooks, tests, and of Ray's
-nodes as KubeRay builds them.
+"""Every pod that a release creates, as a plain Pod.
 
-What KubeRay 1.7 does to a template is told here as far as the checks depend on it: labels that
-can't be overridden, the autoscaler beside the head, the init container that waits for the head, the
+They come from Deployments, Jobs, hooks, tests, and Ray nodes as KubeRay builds them. This module
+simulates what KubeRay 1.7 does to a template, as far as the checks depend on it: labels that can't
+be overridden, the autoscaler next to the head, the init container that waits for the head, and the
 job that cleans Redis.
 """
 
@@ -23,21 +23,21 @@ WAIT_RESOURCES = {"cpu": "200m", "memory": "256Mi"}
 
 
 class Owner(NamedTuple):
-    """A pod and what it comes from."""
+    """A pod and the object that creates it."""
 
     name: str  # of the owner, with its kind: Deployment/xcray-api
     pod: dict[str, Any]
-    role: str  # api, runner, head, worker ...: the component's label
-    hook: bool  # whether helm makes and deletes it
+    role: str  # the label of the component: api, runner, head, worker, ...
+    hook: bool  # whether helm creates and deletes it
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """All containers of a pod, those first that run first."""
+    """Return all containers of a pod, init containers first."""
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
 def cluster_spec(thing: dict[str, Any]) -> dict[str, Any] | None:
-    """The spec of the Ray cluster in a custom resource of KubeRay; None of anything else."""
+    """Return the spec of the Ray cluster in a resource of KubeRay; None for other objects."""
     if thing["kind"] not in CLUSTER_SPECS:
         return None
     spec = thing["spec"]
@@ -48,13 +48,13 @@ def cluster_spec(thing: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def cluster_name(thing: dict[str, Any]) -> str:
-    """The RayCluster's name: KubeRay adds five characters to those of RayJob and RayService."""
+    """Return the RayCluster's name; KubeRay adds five characters for RayJob and RayService."""
     name: str = thing["metadata"]["name"]
     return name if thing["kind"] == "RayCluster" else f"{name}-abcde"
 
 
 def as_pod(template: dict[str, Any], name: str) -> dict[str, Any]:
-    """A pod of a template."""
+    """Return a pod of a template."""
     metadata = {"name": name, "namespace": NAMESPACE, **plain(template.get("metadata", {}))}
     return {
         "apiVersion": "v1",
@@ -65,7 +65,7 @@ def as_pod(template: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def ray_labels(thing: dict[str, Any], node: str, group: str) -> dict[str, str]:
-    """What KubeRay puts on a pod, whatever its template says."""
+    """Return the labels that KubeRay always sets on a pod."""
     return {
         "ray.io/cluster": cluster_name(thing),
         "ray.io/node-type": node,
@@ -75,8 +75,9 @@ def ray_labels(thing: dict[str, Any], node: str, group: str) -> dict[str, str]:
 
 
 def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
-    """The head as KubeRay makes it: with in-tree autoscaling there is a second container, made of
-    `autoscalerOptions`.
+    """Return the head pod as KubeRay builds it.
+
+    With in-tree autoscaling it has a second container, built from `autoscalerOptions`.
     """
     spec = cluster_spec(thing)
     assert spec is not None
@@ -104,8 +105,9 @@ def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
 
 
 def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One pod of each group. Its first container is preceded by one that waits for the head, with
-    the same security and mounts.
+    """Yield one pod per group.
+
+    An init container, with the security and mounts of the first container, waits for the head.
     """
     spec = cluster_spec(thing)
     assert spec is not None
@@ -132,8 +134,9 @@ def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def cleanup_pod(thing: dict[str, Any]) -> dict[str, Any] | None:
-    """The pod that empties Redis when a cluster with GCS fault tolerance is deleted: the head's
-    template, with one container.
+    """Return the pod that cleans Redis when a cluster with GCS fault tolerance is deleted.
+
+    It has the head's template with one container.
     """
     spec = cluster_spec(thing)
     assert spec is not None
@@ -150,8 +153,9 @@ def cleanup_pod(thing: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _authenticate(thing: dict[str, Any], spec: dict[str, Any], container: dict[str, Any]) -> None:
-    """The token comes as a variable from the Secret that is named, else from KubeRay's, called as
-    the cluster.
+    """Set the token as a variable from the named Secret, or from KubeRay's.
+
+    KubeRay's Secret has the name of the cluster.
     """
     secret = {
         "name": spec["authOptions"].get("secretName", cluster_name(thing)),
@@ -162,7 +166,7 @@ def _authenticate(thing: dict[str, Any], spec: dict[str, Any], container: dict[s
 
 
 def _template_of(thing: dict[str, Any]) -> dict[str, Any] | None:
-    """The pod template of an object of Kubernetes; None where it has none."""
+    """Return the pod template of an object of Kubernetes; None if it has none."""
     if thing["kind"] == "Pod":
         return thing
     if thing["kind"] == "CronJob":
@@ -177,7 +181,7 @@ def _template_of(thing: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def pods(objects: Objects) -> list[Owner]:
-    """Every pod of a release."""
+    """Return every pod of a release."""
     out: list[Owner] = []
     for thing in objects:
         name = f"{thing['kind']}/{thing['metadata']['name']}"
@@ -204,7 +208,7 @@ def pods(objects: Objects) -> list[Owner]:
 
 
 def index(objects: Objects) -> dict[tuple[str, str], dict[str, Any]]:
-    """Objects by kind and name; two of one name are an error."""
+    """Return objects by kind and name; a duplicate is an error."""
     out: dict[tuple[str, str], dict[str, Any]] = {}
     for thing in objects:
         key = (thing["kind"], thing["metadata"]["name"])

@@ -1,9 +1,10 @@
-"""python -m tests.deployment.chart.values_table: write the table of values into the chart's README,
-from the comments in values.yaml.
+"""Write the table of values into the chart's README, from the comments in values.yaml.
 
-Each key that holds no keys of its own has a comment `# -- ...` right above it, which may go on in
-lines that begin with `#`. A key whose content is meant as a whole (a map of free keys) has one too.
-Exit status: 0 done, 1 a key has no comment.
+    python -m tests.deployment.chart.values_table
+
+Each key without keys of its own has a comment `# -- ...` right above it, which can continue in
+lines that begin with `#`. So has a key whose content belongs together (a map with free keys).
+The exit status is 0 on success and 1 if a key has no comment.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ KEY = re.compile(r"(?P<indent> *)(?P<name>[A-Za-z_][A-Za-z0-9_]*):(?P<rest>.*)")
 
 
 class Row(NamedTuple):
-    """A line of the table. path: keys from the top; text: what the comment says; value: the
-    default.
+    """A line of the table.
+
+    path: keys from the top level. text: the comment. value: the default.
     """
 
     path: tuple[str, ...]
@@ -32,15 +34,13 @@ class Row(NamedTuple):
 
 
 def rows(text: str) -> tuple[list[Row], list[str]]:
-    """The rows for a values.yaml, and the keys that should have a comment and have none."""
+    """Return the rows for a values.yaml, and the keys whose comment is missing."""
     values = yaml.safe_load(text)
     found: list[Row] = []
     bare: list[str] = []
     path: list[tuple[int, str]] = []
     said: list[str] = []
-    below: tuple[
-        int, ...
-    ] = ()  # the indent of a commented key with content: nothing below it needs a comment
+    below: tuple[int, ...] = ()  # indent of a commented key; keys below it need no comment
     for line in text.splitlines():
         bit = line.strip()
         if bit.startswith("# -- "):
@@ -66,16 +66,14 @@ def rows(text: str) -> tuple[list[Row], list[str]]:
 
 
 def value_at(values: Any, path: tuple[str, ...]) -> Any:
-    """What lies at a path."""
+    """Return the value at a path."""
     for name in path:
         values = values[name]
     return values
 
 
 def table(text: str) -> str:
-    """The table as Markdown, a part for each key at the top that holds others; single keys come
-    first.
-    """
+    """Return the table as Markdown: first the single keys, then a part per top-level key."""
     parts: dict[str, list[str]] = {"one by one": []}
     for row in rows(text)[0]:
         cells = f"`{'.'.join(row.path)}`", shown(row.value), row.text.replace("|", "\\|")
@@ -89,15 +87,16 @@ def table(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A default in a cell: short as JSON, empty texts as nothing."""
+    """Return a default as a cell: short JSON, and nothing for empty text."""
     if value in ("", None):
         return ""
     return f"`{json.dumps(value)}`".replace("|", "\\|")
 
 
 def renewed(page: str, text: str) -> str:
-    """The page with the table of these values between its two marks. Raises ValueError when it has
-    none.
+    """Return the page with the new table between its two marks.
+
+    Raises ValueError if the page has no marks.
     """
     before, _, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -107,7 +106,7 @@ def renewed(page: str, text: str) -> str:
 
 
 def main() -> int:
-    """Renew the chart's README."""
+    """Update the chart's README."""
     text = (CHART / "values.yaml").read_text()
     if bare := rows(text)[1]:
         print(f"without a comment `# -- ...` above: {', '.join(bare)}")

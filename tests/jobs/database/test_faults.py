@@ -1,7 +1,7 @@
-"""Faults of the store's database: stuck, full, read-only, damaged, killed, unreachable.
+"""Faults of the store's database: locked, full, read-only, damaged, killed, unreachable.
 
-Errors name the fix, and no data is lost: acknowledged writes are there afterwards, all others are
-there completely or not at all.
+Errors name the fix, and no data is lost: acknowledged writes are still there afterwards, and every
+other write is there completely or not at all.
 """
 
 import signal
@@ -25,6 +25,7 @@ from xcray.jobs.database.backup import back_up
 from xcray.jobs.database.db_errors import RetryableTransaction, translate_error
 from xcray.jobs.states import RUNNING
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter, JobSubmission
 
 pytestmark = pytest.mark.drill
 
@@ -43,18 +44,18 @@ def store(path):
     store.close()
 
 
-def test_everything_is_there_when_it_is_opened_again(store_url):
+def test_a_reopened_store_has_all_its_data(store_url):
     first = JobStore(store_url)
     job = submit(first, idempotency_key="k")
     first.close()
     second = JobStore(store_url)
-    assert second.get_job(job.id) == job
+    assert second.jobs.get(job.id) == job
     assert submit(second, idempotency_key="k") == job
     second.ping()
     second.close()
 
 
-def test_sqlite_is_set_to_survive(store):
+def test_sqlite_settings_are_durable(store):
     with store._database.write() as connection:
         found = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -63,7 +64,7 @@ def test_sqlite_is_set_to_survive(store):
     assert found == ["wal", 2, 200]  # 2 is FULL
 
 
-def test_a_stuck_writer_makes_writes_unavailable_and_leaves_reads_alone(store, path):
+def test_a_stuck_writer_makes_writes_unavailable_and_reads_go_on(store, path):
     job = submit(store)
     stuck = sqlite3.connect(path, isolation_level=None)
     stuck.execute("BEGIN IMMEDIATE")
@@ -71,8 +72,8 @@ def test_a_stuck_writer_makes_writes_unavailable_and_leaves_reads_alone(store, p
         submit(store)
     assert "INSERT" not in str(caught.value)
     assert str(path.parent) not in str(caught.value)
-    assert store.get_job(job.id) == job
-    assert store.list_jobs()[0] == [job]
+    assert store.jobs.get(job.id) == job
+    assert store.jobs.list_page()[0] == [job]
     stuck.execute("ROLLBACK")
     stuck.close()
     submit(store)
@@ -85,7 +86,7 @@ def test_a_stuck_writer_of_the_same_process_makes_writes_unavailable_too(store):
     submit(store)
 
 
-def test_a_full_disk_is_told_as_one_and_reads_go_on(store):
+def test_a_full_disk_is_reported_as_disk_full_and_reads_go_on(store):
     job = submit(store)
     with store._database.read() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
@@ -98,16 +99,16 @@ def test_a_full_disk_is_told_as_one_and_reads_go_on(store):
     sa.event.listen(store._database._engine, "connect", smallest)
     store._database._engine.dispose()
     with pytest.raises(Refused, match="make room") as caught:
-        store.submit({"long": "x" * 1_000_000}, name="n")
+        store.jobs.submit(JobSubmission({"long": "x" * 1_000_000}, name="n"))
     assert caught.value.code == "DISK_FULL"
-    assert job in store.list_jobs(limit=1000)[0]
-    store.request_stop(job.id)  # what makes room can still be done
+    assert job in store.jobs.list_page(limit=1000)[0]
+    store.jobs.request_stop(job.id)  # requests that free space still work
     sa.event.remove(store._database._engine, "connect", smallest)
     store._database._engine.dispose()
-    store.submit({"long": "x" * 100_000}, name="again")
+    store.jobs.submit(JobSubmission({"long": "x" * 100_000}, name="again"))
 
 
-def test_a_store_that_can_only_be_read_says_so_and_is_read(store, path):
+def test_a_read_only_store_rejects_writes_and_serves_reads(store, path):
     job = submit(store)
     other = JobStore(store.url)
     sa.event.listen(
@@ -116,7 +117,7 @@ def test_a_store_that_can_only_be_read_says_so_and_is_read(store, path):
         lambda connection, _: connection.execute("PRAGMA query_only = ON"),
     )
     other._database._engine.dispose()
-    assert other.get_job(job.id) == job
+    assert other.jobs.get(job.id) == job
     with pytest.raises(Unavailable, match="read-only") as caught:
         submit(other)
     assert caught.value.code == "STORE_READ_ONLY"
@@ -124,7 +125,7 @@ def test_a_store_that_can_only_be_read_says_so_and_is_read(store, path):
 
 
 @pytest.mark.parametrize("damage", ["no database", "zeros in the middle"])
-def test_a_damaged_file_is_told_as_one(store, path, damage):
+def test_a_damaged_file_is_reported_as_corrupt(store, path, damage):
     for number in range(50):
         submit(store, f"n{number}")
     store.close()
@@ -137,28 +138,30 @@ def test_a_damaged_file_is_told_as_one(store, path, damage):
     for beside in ("-wal", "-shm"):
         path.with_name(path.name + beside).unlink(missing_ok=True)
     with pytest.raises(Corrupt, match="restore it") as caught:
-        JobStore(store.url).list_jobs(name="n1")
+        JobStore(store.url).jobs.list_page(JobFilter(name="n1"))
     assert str(path) not in str(caught.value)
 
 
-def test_a_folder_that_is_not_there_is_no_crash(tmp_path):
+def test_a_missing_folder_is_reported_as_unavailable(tmp_path):
     with pytest.raises(Unavailable, match="check its folder"):
         JobStore(f"sqlite:///{tmp_path}/nowhere/xcray.db")
 
 
-# A process that says which jobs were acknowledged, until it is killed in the middle of its writing.
+# A process that prints the id of each acknowledged job until it is killed in the middle of a write.
 WRITER = """
 import sys
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 store = JobStore(sys.argv[1])
 for number in range(10_000):
-    job, _ = store.submit({"n": number}, name="n", idempotency_key=f"k{number}")
+    submission = JobSubmission({"n": number}, name="n", idempotency_key=f"k{number}")
+    job, _ = store.jobs.submit(submission)
     print(job.id, flush=True)
 """
 
 
 def killed_writer(url: str, after: int) -> list[str]:
-    """What a writer had acknowledged when it was killed."""
+    """Return the ids of the jobs that a writer had acknowledged when it was killed."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True
     ) as writer:
@@ -169,10 +172,11 @@ def killed_writer(url: str, after: int) -> list[str]:
 
 
 def is_sound(store, acknowledged):
-    """Every acknowledged job is there with its first event, and at most one more, which was under
-    way.
+    """Assert that every acknowledged job exists with its first event.
+
+    At most one more job can exist: the one that was being written.
     """
-    jobs = {job.id: job for job in store.list_jobs(limit=1000)[0]}
+    jobs = {job.id: job for job in store.jobs.list_page(limit=1000)[0]}
     assert set(acknowledged) <= set(jobs)
     assert len(jobs) <= len(acknowledged) + 1
     assert sorted(raw(store, "SELECT job_id, seq FROM events")) == sorted(
@@ -218,19 +222,19 @@ def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_re
     assert copy.stat().st_mode & 0o777 == 0o600
     assert not list(tmp_path.glob(".copy*"))
     store.close()
-    for file in tmp_path.glob("xcray.db*"):  # the disk dies
+    for file in tmp_path.glob("xcray.db*"):  # simulate the loss of the disk
         file.unlink()
-    copy.rename(path)  # and the service is started on the copy
+    copy.rename(path)  # the service is restarted on the copy
     restored = JobStore(store.url)
-    is_sound_copy = {job.id for job in restored.list_jobs(limit=1000)[0]}
+    is_sound_copy = {job.id for job in restored.jobs.list_page(limit=1000)[0]}
     assert {job.id for job in before} <= is_sound_copy
-    assert restored.get_job(running.id).status == RUNNING
+    assert restored.jobs.get(running.id).status == RUNNING
     assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
     assert claim(restored).name == "n1"
     restored.close()
 
 
-def test_a_backup_replaces_nothing_unasked_and_copies_nothing_else(store, path, tmp_path):
+def test_a_backup_replaces_a_file_only_on_request_and_copies_only_stores(store, path, tmp_path):
     submit(store)
     there = tmp_path / "there.db"
     there.write_text("mine")
@@ -247,7 +251,7 @@ def test_a_backup_replaces_nothing_unasked_and_copies_nothing_else(store, path, 
 
 @pytest.fixture
 def there(postgres):
-    """A store on PostgreSQL, and its server."""
+    """Yield a store on PostgreSQL and its server."""
     store = JobStore(unhurried(postgres.emptied()))
     yield store, postgres
     store.close()
@@ -255,16 +259,14 @@ def there(postgres):
 
 @pytest.fixture
 def away(there):
-    """A store on PostgreSQL that waits for a short while only, one that waits as long as it takes,
-    and their server.
-    """
+    """Yield a store with a short timeout, one with a long timeout, and their PostgreSQL server."""
     calm, server = there
     store = JobStore(server.url("emptied"), busy_seconds=1.0)
     yield store, calm, server
     store.close()
 
 
-def test_a_backup_of_postgresql_is_refused_with_the_mend(there, tmp_path):
+def test_a_backup_of_postgresql_is_refused_and_the_error_names_pg_dump(there, tmp_path):
     with pytest.raises(ParameterError, match="pg_dump"):
         back_up(there[0].url, tmp_path / "copy.db")
 
@@ -280,12 +282,11 @@ def test_a_dump_of_postgresql_restores(there, tmp_path):
         [tools / "pg_restore", "--clean", "--if-exists", f"--dbname={fresh}", dump], check=True
     )
     restored = JobStore(fresh, upgrade=False)
-    assert [job.id for job in restored.list_jobs()[0]] == [job.id for job in reversed(before)]
-    assert restored.get_job(running.id).status == RUNNING
+    assert [job.id for job in restored.jobs.list_page()[0]] == [job.id for job in reversed(before)]
+    assert restored.jobs.get(running.id).status == RUNNING
     assert submit(restored, "n3", idempotency_key="k3").id == before[3].id
-    assert submit(restored, "new").id not in {
-        job.id for job in before
-    }  # numbers go on where they were
+    # The id sequence continues after the dump.
+    assert submit(restored, "new").id not in {job.id for job in before}
     assert claim(restored).name == "n1"
     restored.close()
 
@@ -295,32 +296,31 @@ def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
     job = submit(calm)
     with server.paused():
         begun = time.monotonic()
-        for call in (lambda: store.get_job(job.id), lambda: submit(store), store.ping):
+        for call in (lambda: store.jobs.get(job.id), lambda: submit(store), store.ping):
             with pytest.raises(Unavailable, match="try again"):
                 call()
         with ThreadPoolExecutor(20) as pool:
-            asked = [pool.submit(store.get_job, job.id) for _ in range(100)]
+            asked = [pool.submit(store.jobs.get, job.id) for _ in range(100)]
         assert {type(future.exception()) for future in asked} == {Unavailable}
-        assert time.monotonic() - begun < 90  # neither for ever nor one after the other
+        assert time.monotonic() - begun < 90  # it returns, and requests time out concurrently
     until(lambda: answered(store, job) == job)
     submit(calm)
 
 
 def answered(store, job):
-    """The job as a store tells it; None while it can't."""
+    """Return the job from a store, or None while the store is unavailable."""
     try:
-        return store.get_job(job.id)
+        return store.jobs.get(job.id)
     except Unavailable:
         return None
 
 
-def test_who_may_wait_long_for_a_lock_does_not_wait_as_long_for_a_silent_server(postgres):
+def test_a_long_lock_timeout_does_not_apply_to_a_silent_server(postgres):
     store = JobStore(postgres.emptied(), busy_seconds=600.0)
-    store.ping()  # a connection lies idle
+    store.ping()  # leaves an idle connection in the pool
     with postgres.paused(), ThreadPoolExecutor(1) as pool:
-        assert isinstance(
-            pool.submit(store.ping).exception(timeout=300), Unavailable
-        )  # a limit for a hang, no target
+        # The timeout only detects a hang; it is not a target.
+        assert isinstance(pool.submit(store.ping).exception(timeout=300), Unavailable)
     store.close()
 
 
@@ -334,7 +334,9 @@ def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged
             number += 1
             try:
                 acknowledged.append(
-                    store.submit(SPEC, name="n", idempotency_key=f"{owner} {number}")[0].id
+                    store.jobs.submit(
+                        JobSubmission(SPEC, name="n", idempotency_key=f"{owner} {number}")
+                    )[0].id
                 )
             except Unavailable as error:
                 refused.append(error)
@@ -362,14 +364,14 @@ def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged
 
 
 def until(wish, seconds=300.0):
-    """Wait for a wish to come true."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not wish():
-        assert time.monotonic() < deadline, "in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.01)
 
 
-def test_what_postgresql_refuses_is_told_without_secrets(there):
+def test_postgresql_errors_are_reported_without_secrets(there):
     store, server = there
     wrong = store.url.replace("secret", "guess")
     for url, sentence in ((wrong, "no connection"), (server.url("nowhere"), "no connection")):
@@ -385,13 +387,13 @@ def test_what_postgresql_refuses_is_told_without_secrets(there):
     assert "hidden" not in str(caught.value)
 
 
-def test_a_read_only_database_is_told_as_one(there):
+def test_a_read_only_database_is_reported_as_read_only(there):
     store, server = there
     job = submit(store)
     server.run("ALTER DATABASE emptied SET default_transaction_read_only = on")
     try:
         other = JobStore(store.url)
-        assert other.get_job(job.id) == job
+        assert other.jobs.get(job.id) == job
         with pytest.raises(Unavailable, match="read-only"):
             submit(other)
         other.close()
@@ -399,19 +401,19 @@ def test_a_read_only_database_is_told_as_one(there):
         server.run("ALTER DATABASE emptied RESET default_transaction_read_only")
 
 
-def test_a_row_that_somebody_holds_makes_only_its_writers_wait(away):
+def test_a_locked_row_makes_only_its_writers_wait(away):
     store, calm, _ = away
     held, free = submit(calm), submit(calm)
     with psycopg.connect(store.url) as other:
         other.execute("SELECT 1 FROM jobs WHERE id = %s FOR UPDATE", [held.id])
         with pytest.raises(Unavailable, match="try again"):
-            store.request_stop(held.id)
-        assert calm.get_job(held.id) == held
-        assert claim(calm).id == free.id  # passed over
+            store.jobs.request_stop(held.id)
+        assert calm.jobs.get(held.id) == held
+        assert claim(calm).id == free.id  # the locked row is skipped
     assert claim(calm).id == held.id
 
 
-def test_an_address_brings_settings_of_its_own(there):
+def test_settings_in_the_url_override_the_defaults(there):
     store, _ = there
     more = JobStore(
         f"{store.url}&sslmode=disable&application_name=mine&options=-c%20statement_timeout%3D7000"
@@ -423,26 +425,26 @@ def test_an_address_brings_settings_of_its_own(there):
     more.close()
 
 
-# --- once more, or not
+# --- retries
 
 
 @pytest.mark.parametrize(
     ("state", "again"), [("40001", True), ("40P01", True), ("53100", False), ("57014", False)]
 )
-def test_only_what_the_database_undid_is_done_again(state, again):
+def test_only_transactions_that_the_database_rolled_back_are_retried(state, again):
     driver = type("Trouble", (Exception,), {"sqlstate": state})()
     error = translate_error(OperationalError("INSERT secret", {}, driver))
     assert isinstance(error, RetryableTransaction) == again
     assert "secret" not in str(error)
 
 
-def test_a_lost_connection_is_tried_again_unless_it_was_lost_at_the_commit():
+def test_a_lost_connection_is_retried_unless_it_was_lost_at_the_commit():
     lost = OperationalError("COMMIT", {}, Exception("gone"), connection_invalidated=True)
     assert isinstance(translate_error(lost), RetryableTransaction)
     assert not isinstance(translate_error(lost, committing=True), RetryableTransaction)
 
 
-def test_a_deadlock_is_met_once_and_told_the_second_time(store, monkeypatch):
+def test_a_deadlock_is_retried_once_and_then_reported(store, monkeypatch):
     calls = []
 
     @engine.retry_once

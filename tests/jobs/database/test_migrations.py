@@ -1,8 +1,8 @@
-"""Rules for migration steps: each declares the oldest supported program, and older ones go on.
+"""Rules for migration steps: each declares the oldest program that keeps working after it.
 
 A step is judged by its effect. A store with rows in every table is migrated, and the tables as they
-were before are still read and written, as the supported programs would. Its SQL for PostgreSQL is
-checked for statements that would block others for long.
+were before are still read and written, as the supported programs would. The SQL of the step for
+PostgreSQL is checked for statements that would block other clients for long.
 """
 
 from __future__ import annotations
@@ -36,31 +36,29 @@ SLOW = re.compile(
 
 
 def scripts_of(steps: MigrationScripts) -> list[Any]:
-    """The files of steps, the first one first."""
+    """Return the scripts of the steps, the first step first."""
     return [*ScriptDirectory(str(steps.folder)).walk_revisions("base", steps.head)][::-1]
 
 
 def undeclared(script: Any) -> list[str]:
-    """A step that does not say whom it serves, or serves none that is."""
+    """Return an error if a step declares no oldest program or an invalid one."""
     oldest = getattr(script.module, "oldest", None)
     if not isinstance(oldest, str) or not NAMES.fullmatch(oldest):
-        return [
-            f"{script.revision} does not say which is the `oldest` program that may go on beside it"
-        ]
+        return [f"{script.revision} does not say in `oldest` which older programs keep working"]
     if not FIRST <= oldest <= script.revision:
         return [f"{script.revision} serves {oldest}, which is none before it"]
     return []
 
 
 def tables_of(connection: Connection) -> dict[str, sa.Table]:
-    """All tables as they are now, but those of versions."""
+    """Return all current tables except the version tables."""
     found = sa.MetaData()
     found.reflect(connection)
     return {name: table for name, table in found.tables.items() if name not in OF_VERSIONS}
 
 
 def row_of(table: sa.Table, n: int) -> dict[str, Any]:
-    """A row with a value in every column that is not filled by itself; no two have the same."""
+    """Return a row with a distinct value in every column that has no default."""
     return {column.name: _value(column.type, f"{column.name}-{n}", n) for column in table.columns}
 
 
@@ -73,7 +71,7 @@ def _value(kind: Any, text: str, n: int) -> Any:
 
 
 def rules_of(connection: Connection, table: str) -> set[str]:
-    """What a table forbids its rows."""
+    """Return the constraints of a table."""
     told = sa.inspect(connection)
     unique = [each["column_names"] for each in told.get_unique_constraints(table)]
     unique += [each["column_names"] for each in told.get_indexes(table) if each["unique"]]
@@ -86,7 +84,7 @@ def rules_of(connection: Connection, table: str) -> set[str]:
 
 
 def used(table: sa.Table, takes: Collection[str]) -> sa.Table:
-    """A table as those know it who do not use what a step takes away."""
+    """Return a table without the columns that the step removes."""
     return sa.Table(
         table.name,
         sa.MetaData(),
@@ -101,10 +99,12 @@ def used(table: sa.Table, takes: Collection[str]) -> sa.Table:
 def offences_of(
     steps: MigrationScripts, step: str, url: str, takes: Collection[str] = ()
 ) -> list[str]:
-    """What a step changes for programs that know the store as it was right before it, which the one
-    at the address is.
+    """Return what a step breaks for programs of the revision right before it.
 
-    takes: tables and columns (`table.column`) that none of those programs uses, as the step says.
+    The store at `url` must have that revision.
+
+    takes: tables and columns (`table.column`) that the step removes and that, according to the
+    step, none of those programs uses.
     """
     database = Database(url)
     with database.write() as connection:
@@ -124,7 +124,7 @@ def offences_of(
                         f"{step}: {name} {why}"
                         for why in changed(connection, table, rules[name], rows[name])
                     ]
-            except (sa.exc.SQLAlchemyError, KeyError) as error:  # what a program would meet
+            except (sa.exc.SQLAlchemyError, KeyError) as error:  # the program's error
                 out.append(f"{step}: {name} can't be used as before: {error}"[:300])
     database.close()
     return out
@@ -133,8 +133,9 @@ def offences_of(
 def changed(
     connection: Connection, table: sa.Table, rules: set[str], rows: list[Any]
 ) -> Iterator[str]:
-    """What is otherwise than it was, for who reads and writes a table as it was. rules, rows: of
-    that time.
+    """Yield the differences that a program sees in a table that it knows from before the step.
+
+    rules, rows: the constraints and rows before the step.
     """
     yield from (f"must have: {rule}" for rule in rules_of(connection, table.name) - rules)
     if connection.execute(sa.select(table)).all() != rows:
@@ -152,7 +153,7 @@ def changed(
 
 
 def sql_of(steps: MigrationScripts, before: str, step: str) -> str:
-    """What a step sends to PostgreSQL."""
+    """Return the SQL of a step for PostgreSQL."""
     config, script, out = Config(), ScriptDirectory(str(steps.folder)), io.StringIO()
     going = {
         "fn": lambda _now, _context: script._upgrade_revs(step, before),
@@ -166,7 +167,7 @@ def sql_of(steps: MigrationScripts, before: str, step: str) -> str:
 
 
 def holding(steps: MigrationScripts, before: str, step: str, in_transaction: bool) -> list[str]:
-    """Statements of a step that would make those wait who use large tables."""
+    """Return the statements of a step that lock large tables for long."""
     text = sql_of(steps, before, step)
     made = set(re.findall(r"CREATE TABLE (\w+)", text)) | OF_VERSIONS
     found = [
@@ -177,13 +178,13 @@ def holding(steps: MigrationScripts, before: str, step: str, in_transaction: boo
     out = [f"{step} holds up others: {line[:100]}" for line in found]
     if in_transaction == ("CONCURRENTLY" in text):
         out.append(
-            f"{step}: in_transaction is False for steps of indexes made beside others, by online.create_index, and for no others"
+            f"{step}: in_transaction is False for steps that create indexes online (online.create_index), and for no others"
         )
     return out
 
 
 def judged(steps: MigrationScripts, folder: Path, since: str | None = None) -> Iterator[str]:
-    """Offences of all steps after one."""
+    """Yield the errors of all steps after the revision `since`."""
     url, before = f"sqlite:///{folder / 'judged.db'}", since or "base"
     database = Database(url)
     if since is not None:
@@ -206,7 +207,7 @@ def judged(steps: MigrationScripts, folder: Path, since: str | None = None) -> I
     database.close()
 
 
-def test_every_step_says_whom_it_serves_and_keeps_its_word(tmp_path: Path) -> None:
+def test_every_step_declares_its_oldest_program_and_stays_compatible(tmp_path: Path) -> None:
     assert [*judged(OWN_SCRIPTS, tmp_path)] == []
     assert newest(OWN_SCRIPTS.folder) == HEAD
     assert scripts_of(OWN_SCRIPTS)[0].revision == FIRST
@@ -283,14 +284,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("step", GOOD.values(), ids=GOOD)
-def test_steps_that_keep_the_law(tmp_path: Path, step: NextStep) -> None:
+def test_compatible_steps_are_accepted(tmp_path: Path, step: NextStep) -> None:
     step = step._replace(says=step.says.format(revision=f"{int(HEAD) + 1:04}"))
     folder = release(tmp_path / "next", step)
     assert [*judged(MigrationScripts(folder, newest(folder)), tmp_path, since=HEAD)] == []
 
 
 @pytest.mark.parametrize(("why", "step"), BAD.items(), ids=BAD)
-def test_the_law_catches_what_it_should(tmp_path: Path, why: str, step: NextStep) -> None:
+def test_incompatible_steps_are_rejected(tmp_path: Path, why: str, step: NextStep) -> None:
     folder = release(tmp_path / "next", step)
     found = [*judged(MigrationScripts(folder, newest(folder)), tmp_path, since=HEAD)]
     assert any(re.search(why, each) for each in found), found

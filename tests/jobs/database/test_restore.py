@@ -1,6 +1,6 @@
 """The drills of docs/operations.md: a backup taken while jobs run is restored and works as before.
 
-Pods that must not upgrade a store wait for the one that upgrades it.
+Pods that must not upgrade a store wait until another process has upgraded it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from xcray.data.dataset import Dataset
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job, new_id
 from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.integrity import verify_references
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -34,7 +36,7 @@ from xcray.training import train
 
 pytestmark = pytest.mark.drill
 
-COPIED = ("datasets", "models", "tenants")  # of the home; what is in runs/ is trained again
+COPIED = ("datasets", "models", "tenants")  # in the home; runs/ is trained again
 POD = """
 import sys
 from pathlib import Path
@@ -43,7 +45,7 @@ from xcray.service.app import create_app
 with client_of(create_app(settings_for(Path(sys.argv[1]), store_upgrade=False))) as http:
     print(*(job["id"] for job in http.get("/v1/jobs").json()["jobs"]))
 """
-QUICK = {"lease_seconds": 60.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
+QUICK = MonitorOptions(lease_seconds=60.0, heartbeat_seconds=0.05, report_seconds=0.02)
 
 
 class Place:
@@ -59,31 +61,38 @@ class Place:
         self.store = JobStore(self.url)
 
     def dataset(self) -> str:
-        """A data set that is ready; its id."""
+        """Add a data set that is READY and return its id."""
         dataset_id = new_id("ds")
         shutil.copytree(self._tiny.path, self.home.dataset(dataset_id))
-        self.store.add_dataset("tiny", str(self.home.dataset(dataset_id)), dataset_id=dataset_id)
+        self.store.datasets.add("tiny", str(self.home.dataset(dataset_id)), dataset_id=dataset_id)
         return dataset_id
 
     def job(self, dataset_id: str) -> Job:
-        """A training that waits."""
+        """Submit a training job and return it."""
         spec = {
             "dataset": str(self.home.dataset(dataset_id)),
             "name": "tiny",
             "pool": "serial",
             "dataset_id": dataset_id,
         }
-        return self.store.submit(spec, name="tiny")[0]
+        return self.store.jobs.submit(JobSubmission(spec, name="tiny"))[0]
 
     def run(self, training: Callable[..., Any] = train) -> dict[str, Any]:
-        """Run the next job to its end; its result."""
-        job = self.store.claim_job("drill", lease_seconds=60)
+        """Run the next job to its end and return its result."""
+        job = self.store.attempts.claim("drill", lease_seconds=60)
         assert job is not None
-        run_attempt(self.store, self.home, job.id, job.attempt, train_function=training, **QUICK)
-        return dict(self.store.get_job(job.id).result or {})
+        run_attempt(
+            self.store,
+            self.home,
+            job.id,
+            job.attempt,
+            train_function=training,
+            options=QUICK,
+        )
+        return dict(self.store.jobs.get(job.id).result or {})
 
     def copy_store(self) -> None:
-        """The first half of a backup."""
+        """Copy the store: the first half of a backup."""
         if self._server is None:
             assert (
                 main(
@@ -102,13 +111,13 @@ class Place:
             subprocess.run([binaries() / "pg_dump", "--format=custom", dump, self.url], check=True)
 
     def copy_files(self) -> None:
-        """The second half."""
+        """Copy the files: the second half of a backup."""
         for name in COPIED:
             if (self.home.path / name).is_dir():
                 shutil.copytree(self.home.path / name, self.backups / name)
 
     def lose_and_restore(self) -> None:
-        """All is lost, and put back in the place where it was."""
+        """Delete the home and restore the backup at the same path."""
         self.store.close()
         shutil.rmtree(self.home.path)
         self.home = Home(self.home.path)
@@ -136,7 +145,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, tiny: Dataset) -> Iter
 
 
 def verify(place: Place, capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
-    """What the command says of references."""
+    """Return the report of `xcray store verify`."""
     capsys.readouterr()
     assert (
         main(
@@ -156,28 +165,26 @@ def verify(place: Place, capsys: pytest.CaptureFixture[str], code: int = 0) -> d
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(
+def test_a_backup_taken_while_jobs_run_is_restored_and_works_as_before(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset_id = place.dataset()
     place.job(dataset_id)
     first = place.run()
-    Registry(place.home.models).set_alias("tiny", "prod", 1)
+    Registry(place.home.models).aliases.set("tiny", "prod", 1)
     running, waiting = place.job(dataset_id), place.job(dataset_id)
     asked = dict(waiting.spec)
     ending = threading.Event()
 
     def clients() -> None:
-        """Others go on asking while the backup is taken."""
+        """Submit jobs while the backup is taken."""
         own = JobStore(place.url)
         while not ending.is_set():
-            own.submit(asked, name="later")
+            own.jobs.submit(JobSubmission(asked, name="later"))
         own.close()
 
     def copied_under_way(*given: Any, **how: Any) -> Any:
-        """The store is copied while the second training runs; it publishes before the files are
-        copied.
-        """
+        """Copy the store during the second training; it publishes before the files are copied."""
         place.copy_store()
         return train(*given, **how)
 
@@ -189,17 +196,16 @@ def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(
         ending.set()
         flood.join()
     place.copy_files()
-    place.dataset()  # after the backup: it will be gone
+    place.dataset()  # created after the backup, so the restore drops it
     place.lose_and_restore()
 
     found = verify(place, capsys)
     assert found["dangling"] == []
     assert found["looked"]["dataset"] == 1
     assert found["looked"]["version"] >= 1
-    assert (
-        place.store.get_job(running.id).status == "RUNNING"
-    )  # as it was when the store was copied: its lease will be missed
-    assert place.store.get_job(waiting.id).status == "PENDING"
+    # The copied store still shows the job as RUNNING; its lease will expire.
+    assert place.store.jobs.get(running.id).status == "RUNNING"
+    assert place.store.jobs.get(waiting.id).status == "PENDING"
     assert first["sha256"] == second["sha256"]  # the same data and parameters
     settings = settings_for(place.home.path, store=place.url, preload=["tiny@prod"])
     with client_of(create_app(settings)) as http:
@@ -209,17 +215,17 @@ def test_a_backup_taken_while_jobs_run_is_restored_and_answers_as_before(
         assert answer.status_code == 200, answer.text
         assert first["sha256"] in answer.text
     assert Model.open(Registry(place.home.models).resolve("tiny@prod")).sha256 == first["sha256"]
-    place.store.mark_lost(running.id, 1, max_attempts=3)  # whoever watches misses its heartbeats
-    assert (
-        place.run()["sha256"] == second["sha256"]
-    )  # it comes first again, and ends as it would have
-    assert place.store.get_job(running.id).status == "SUCCEEDED"
+    # as a supervisor does when heartbeats are missing
+    place.store.attempts.mark_lost(running.id, 1, max_attempts=3)
+    # The lost job runs again first and gives the same model.
+    assert place.run()["sha256"] == second["sha256"]
+    assert place.store.jobs.get(running.id).status == "SUCCEEDED"
 
 
-def test_files_copied_before_the_store_are_found_to_lack(
+def test_files_copied_before_the_store_give_dangling_references(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The wrong order, so that the drill can fail: records that came in between have no files."""
+    """A backup in the wrong order is reported: records written in between have no files."""
     old = place.dataset()
     place.job(old)
     place.run()
@@ -233,20 +239,20 @@ def test_files_copied_before_the_store_are_found_to_lack(
     found = verify(place, capsys, code=1)
     assert {(each["kind"], each["what"]) for each in found["dangling"]} == {
         ("dataset", new),
-        ("job", job.id),  # it made a version that these models never had
+        ("job", job.id),  # it made a version that is not in the copied models
         ("job", waiting.id),
     }
 
 
-def test_what_was_damaged_or_lost_in_the_home_is_named(tmp_path: Path, tiny: Dataset) -> None:
+def test_damaged_and_missing_files_of_the_home_are_reported(tmp_path: Path, tiny: Dataset) -> None:
     place = Place(tmp_path, tiny, None)
     dataset_id = place.dataset()
     for _ in range(3):
         place.job(dataset_id)
         place.run()
     registry = Registry(place.home.models)
-    registry.set_alias("tiny", "prod", 2)
-    registry.delete("tiny", 1)  # on purpose: nothing dangles
+    registry.aliases.set("tiny", "prod", 2)
+    registry.delete("tiny", 1)  # a regular deletion leaves no dangling reference
     assert verify_references(place.store, place.home, check_content=True).dangling == []
     shutil.rmtree(place.home.models / "tiny" / "versions" / "2")
     damaged = place.home.models / "tiny" / "versions" / "3" / "weights.arrow"
@@ -270,7 +276,7 @@ def test_what_was_damaged_or_lost_in_the_home_is_named(tmp_path: Path, tiny: Dat
     place.store.close()
 
 
-def test_a_home_that_was_mounted_elsewhere_is_told_so(tmp_path: Path, tiny: Dataset) -> None:
+def test_a_home_mounted_at_another_path_is_reported(tmp_path: Path, tiny: Dataset) -> None:
     place = Place(tmp_path, tiny, None)
     place.dataset()
     place.store.close()
@@ -283,8 +289,9 @@ def test_a_home_that_was_mounted_elsewhere_is_told_so(tmp_path: Path, tiny: Data
 
 
 def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path) -> None:
-    """The order of the chart: a store, pods of the next release that refuse it, the hook, pods that
-    start with all that was in it.
+    """Pods of the next release refuse the store until the chart's upgrade hook has run.
+
+    After the hook they start, and all data is still there.
     """
     home, following = Home(tmp_path / "home"), program(tmp_path / "next", *ADDED)
     with closing(JobStore(home.store_url)) as store:
@@ -294,7 +301,7 @@ def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "xcray.errors.Conflict" in refused.stderr, refused.stderr
     assert "run `xcray store upgrade`" in refused.stderr
-    # the hook has the environment of the pods, and upgrades all the same
+    # The hook has the same environment as the pods, but its command upgrades the store anyway.
     hook = ("-m", "xcray", "store", "upgrade", "--home", str(home.path))
     done = run_next(following, *hook, XCRAY_STORE_UPGRADE="false")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Older stores are upgraded completely or not at all; others are refused. And the commands."""
+"""Older stores are upgraded completely or not at all, others are refused; the store commands."""
 
 import json
 import signal
@@ -40,23 +40,23 @@ def fresh_url(store_url, postgres, tmp_path) -> str:
 
 @pytest.fixture
 def filled_url(fresh_url) -> str:
-    """A store of this release: a job that runs, one that waits, and a data set."""
+    """Return the URL of a store of this release: one running job, one pending job, one data set."""
     with closing(JobStore(fresh_url)) as store:
         submit(store, name="runs")
         claim(store)
         submit(store, name="waits", idempotency_key="k", digest="d")
-        store.add_dataset("pydocs", "/d", dataset_id="ds_1")
+        store.datasets.add("pydocs", "/d", dataset_id="ds_1")
     return fresh_url
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """The steps of a next release that only adds."""
+    """Return the folder of a next release whose migration steps only add."""
     return release(tmp_path / "next", *ADDED)
 
 
 def is_whole(url: str, folder: Path) -> None:
-    """The store is at the next release and works, and everything that was in it is there."""
+    """Assert that the store is at the next release, works, and has all its data."""
     store = JobStore(url)
     told = {
         "store": store._database.kind,
@@ -67,15 +67,15 @@ def is_whole(url: str, folder: Path) -> None:
         "programs": {},
     }
     assert upgrade.inspect_store(url) == told
-    waits, runs = store.list_jobs()[0]
+    waits, runs = store.jobs.list_page()[0]
     assert (waits.name, waits.status) == ("waits", PENDING)
     assert (runs.name, runs.status, runs.attempt) == ("runs", RUNNING, 1)
-    assert store.heartbeat(runs.id, 1, lease_seconds=9) is False
-    assert store.expire_jobs() == []
+    assert store.attempts.heartbeat(runs.id, 1, lease_seconds=9) is False
+    assert store.attempts.expire() == []
     assert submit(store, idempotency_key="k", digest="d").id == waits.id
     assert claim(store).id == waits.id
-    assert [event.kind for event in store.list_events(waits.id)] == ["status", "status"]
-    assert store.get_dataset("ds_1").version == 1
+    assert [event.kind for event in store.jobs.list_events(waits.id)] == ["status", "status"]
+    assert store.datasets.get("ds_1").version == 1
     assert raw(store, "SELECT tries, count(*) FROM jobs GROUP BY tries") == [(0, 2)]
     assert "jobs_colour" in {
         index["name"] for index in sa.inspect(store._database._engine).get_indexes("jobs")
@@ -83,7 +83,7 @@ def is_whole(url: str, folder: Path) -> None:
     store.close()
 
 
-def test_the_steps_lead_to_the_tables_of_the_program(store_url):
+def test_the_migration_steps_give_the_tables_of_the_program(store_url):
     store = JobStore(store_url)
     with store._database.read() as connection:
         context = MigrationContext.configure(
@@ -95,11 +95,11 @@ def test_the_steps_lead_to_the_tables_of_the_program(store_url):
 
 
 def is_ours(name, kind, _parents):
-    """All but the table that tells the revision."""
+    """Return whether an object belongs to the schema; Alembic's version table does not."""
     return kind != "table" or name != "alembic_version"
 
 
-def test_many_who_open_an_empty_store_at_once_make_it_once(fresh_url):
+def test_concurrent_opens_of_an_empty_store_create_it_once(fresh_url):
     with ThreadPoolExecutor(6) as pool:
         for store in list(pool.map(lambda _: JobStore(fresh_url), range(6))):
             work(store, 1)
@@ -107,7 +107,7 @@ def test_many_who_open_an_empty_store_at_once_make_it_once(fresh_url):
     assert upgrade.inspect_store(fresh_url)["revision"] == HEAD
 
 
-def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(filled_url, folder):
+def test_concurrent_upgrades_run_each_step_once_also_outside_a_transaction(filled_url, folder):
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(lambda _: upgrade_to(folder, filled_url), range(4))) <= {
             HEAD,
@@ -120,7 +120,7 @@ def test_many_upgrade_a_store_at_once_also_by_steps_outside_a_transaction(filled
 @pytest.mark.parametrize(
     "hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE", "BEGIN; SELECT * FROM sqlite_master"]
 )
-def test_who_opens_a_store_of_the_old_log_waits_for_who_uses_it(tmp_path, hold):
+def test_switching_an_old_store_to_wal_waits_for_its_user(tmp_path, hold):
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as user:
         user.executescript("CREATE TABLE theirs (x)")
@@ -133,10 +133,10 @@ def test_who_opens_a_store_of_the_old_log_waits_for_who_uses_it(tmp_path, hold):
         release.start()
         JobStore(f"sqlite:///{path}").close()
         release.join()
-        assert path.read_bytes()[18:20] == b"\2\2"  # the kind of its log: written ahead
+        assert path.read_bytes()[18:20] == b"\2\2"  # the file header says: write-ahead log
 
 
-# A process that is killed at the n-th change it sends, or right before it commits the first.
+# A process that is killed at its n-th change, or right before its first commit.
 KILLED = """
 import os, signal, sys
 import sqlalchemy as sa
@@ -175,7 +175,9 @@ def test_a_killed_upgrade_leaves_complete_steps_and_the_next_start_does_the_rest
     is_whole(filled_url, folder)
 
 
-def test_an_upgrade_that_is_not_allowed_is_refused_with_the_mend(filled_url, folder):
+def test_an_upgrade_that_is_not_allowed_is_refused_and_the_error_names_the_command(
+    filled_url, folder
+):
     needed = f"needs {newest(folder)}: run `xcray store upgrade`"
     with pytest.raises(Conflict, match=needed) as caught:
         upgrade_to(folder, filled_url, may_upgrade=False)
@@ -185,7 +187,7 @@ def test_an_upgrade_that_is_not_allowed_is_refused_with_the_mend(filled_url, fol
     is_whole(filled_url, folder)
 
 
-def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(fresh_url):
+def test_an_empty_store_is_not_created_when_upgrades_are_not_allowed(fresh_url):
     with pytest.raises(Conflict, match=f"is empty.* needs {HEAD}: run `xcray store upgrade`"):
         JobStore(fresh_url, upgrade=False)
 
@@ -201,7 +203,7 @@ def test_an_empty_store_is_not_made_either_when_that_is_not_allowed(fresh_url):
     ],
     ids=["a revision", "none"],
 )
-def test_a_store_from_before_the_first_release_is_refused_with_the_mend(fresh_url, statements):
+def test_a_store_from_before_the_first_release_is_refused(fresh_url, statements):
     engine = sa.create_engine(fresh_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         for statement in statements:
@@ -220,16 +222,16 @@ def test_a_store_from_before_the_first_release_is_refused_with_the_mend(fresh_ur
     engine.dispose()
 
 
-def test_a_database_without_an_encoding_holds_texts_too(postgres):
+def test_a_database_without_an_encoding_stores_texts(postgres):
     postgres.run("CREATE DATABASE unencoded ENCODING 'SQL_ASCII' TEMPLATE template0")
     store = JobStore(postgres.url("unencoded"))
     job = submit(store, name="Bücher")
-    assert store.get_job(job.id).name == "Bücher"
+    assert store.jobs.get(job.id).name == "Bücher"
     store.close()
 
 
 @pytest.mark.parametrize("oldest", ["9999", None])
-def test_a_store_that_serves_newer_xcrays_alone_is_refused(fresh_url, oldest):
+def test_a_store_for_newer_releases_only_is_refused(fresh_url, oldest):
     JobStore(fresh_url).close()
     engine = sa.create_engine(fresh_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
@@ -255,7 +257,7 @@ def test_a_store_that_serves_newer_xcrays_alone_is_refused(fresh_url, oldest):
         "http://u:hidden@h",
     ],
 )
-def test_an_address_that_is_none_is_refused_and_not_repeated(url):
+def test_an_invalid_address_is_refused_and_not_repeated(url):
     with pytest.raises(ParameterError, match=r"sqlite:////path/xcray\.db") as caught:
         JobStore(url)
     assert "hidden" not in str(caught.value)
@@ -289,39 +291,45 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XCRAY_STORE", f"sqlite:///{tmp_path / 'elsewhere.db'}")
     assert main(["store", "check", *at]) == 0
     assert json.loads(capsys.readouterr().out)["revision"] is None
-    assert not (tmp_path / "elsewhere.db").exists()  # looking makes nothing
+    assert not (tmp_path / "elsewhere.db").exists()  # the check creates no file
 
 
 def work(store: JobStore, n: int) -> None:
-    """Jobs from submit to end, keys, data sets: often enough for drivers to remember how each
-    statement is done.
+    """Run jobs to their end and add keys and data sets.
+
+    A PostgreSQL driver prepares a statement that it has seen several times, so choose a large `n`
+    to cover prepared statements.
     """
     for i in range(n):
         job = submit(store, name=f"job {i}")
         mine = claim(store)
         assert mine.id == job.id
-        store.heartbeat(job.id, 1, lease_seconds=9)
-        store.append_event(job.id, 1, "progress", {"phase": "TRAINING", "done": i})
-        store.finish_attempt(job.id, 1, "SUCCEEDED", result={})
-        assert store.get_job(job.id).status == store.list_jobs(limit=1)[0][0].status == "SUCCEEDED"
-        key = store.add_key("default", f"key {i}", ["read"], f"{time.monotonic_ns():064}")
-        store.touch_key(key.id)
-        assert store.find_key(key.digest).id == key.id
-        store.add_dataset(f"set {i}", "/d")
-        assert store.read_statistics().jobs["RUNNING"] == 0
+        store.attempts.heartbeat(job.id, 1, lease_seconds=9)
+        store.attempts.append_event(job.id, 1, "progress", {"phase": "TRAINING", "done": i})
+        store.attempts.finish(job.id, 1, "SUCCEEDED", result={})
+        assert (
+            store.jobs.get(job.id).status
+            == store.jobs.list_page(limit=1)[0][0].status
+            == "SUCCEEDED"
+        )
+        key = store.keys.add("default", f"key {i}", ["read"], f"{time.monotonic_ns():064}")
+        store.keys.touch(key.id)
+        assert store.keys.find(key.digest).id == key.id
+        store.datasets.add(f"set {i}", "/d")
+        assert store.statistics.read().jobs["RUNNING"] == 0
 
 
-def test_an_open_store_goes_on_when_the_next_release_has_added_to_it(fresh_url, folder):
+def test_an_open_store_keeps_working_after_the_next_release_adds_to_it(fresh_url, folder):
     with closing(JobStore(fresh_url)) as store:
         work(store, 7)
         assert upgrade_to(folder, fresh_url) == HEAD
         work(store, 7)
         told = upgrade.inspect_store(fresh_url)
         assert (told["revision"], told["oldest"], told["ready"]) == (newest(folder), HEAD, True)
-        assert upgrade_to(folder, fresh_url) == newest(folder)  # twice is once
+        assert upgrade_to(folder, fresh_url) == newest(folder)  # the upgrade is idempotent
 
 
-def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, folder):
+def test_an_upgrade_waits_for_a_dump_and_blocks_no_other_client(postgres, folder):
     url = postgres.database()
     with (
         closing(JobStore(url, busy_seconds=5 * upgrade.LOCK_TIMEOUT_SECONDS)) as store,
@@ -329,16 +337,17 @@ def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, 
     ):
         engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.connect() as dump:
-            dump.execute(sa.text("SELECT count(*) FROM jobs"))  # holds the table until it ends
+            dump.execute(sa.text("SELECT count(*) FROM jobs"))  # locks the table until the end
             upgrading = pool.submit(upgrade_to, folder, url)
             waiting = sa.text(
                 "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
             )
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
-                for _ in range(2):  # it comes, goes, and comes again
+                # The upgrade requests the lock, times out, and requests it again.
+                for _ in range(2):
                     while not looking.execute(waiting).scalar_one():
                         time.sleep(0.01)
-                    submit(store)  # behind it: for HOLD_SECONDS at most
+                    submit(store)  # waits LOCK_TIMEOUT_SECONDS at most
                     while looking.execute(waiting).scalar_one():
                         time.sleep(0.01)
             assert not upgrading.done()
@@ -348,7 +357,7 @@ def test_an_upgrade_waits_for_a_dump_and_nobody_waits_for_the_upgrade(postgres, 
     assert upgrade.inspect_store(url)["revision"] == newest(folder)
 
 
-def test_an_upgrade_that_waits_for_too_long_says_why(postgres, folder, monkeypatch):
+def test_an_upgrade_that_waits_too_long_reports_the_cause(postgres, folder, monkeypatch):
     monkeypatch.setattr(upgrade, "RETRY_SECONDS", 0.0)
     url = postgres.database()
     JobStore(url).close()
@@ -361,28 +370,28 @@ def test_an_upgrade_that_waits_for_too_long_says_why(postgres, folder, monkeypat
     assert upgrade.inspect_store(url)["revision"] == HEAD
 
 
-def test_programs_note_that_they_are_at_work_and_are_forgotten_when_they_are_gone(fresh_url):
+def test_programs_are_recorded_while_they_run_and_removed_afterwards(fresh_url):
     clock = Clock()
     with closing(JobStore(fresh_url, monotonic=clock)) as one:
         killed = JobStore(fresh_url, monotonic=clock)
-        killed.heartbeat_client()
-        one.heartbeat_client()
-        one.heartbeat_client()  # too soon to be noted again
-        assert sorted(each.beats for each in one.list_clients()) == [1, 1]
+        killed.clients.heartbeat()
+        one.clients.heartbeat()
+        one.clients.heartbeat()  # too early: this one is not recorded
+        assert sorted(each.beats for each in one.clients.list_all()) == [1, 1]
         assert upgrade.inspect_store(fresh_url)["programs"] == {HEAD: 2}
         clock.seconds += HEARTBEAT_SECONDS
-        one.heartbeat_client()
+        one.clients.heartbeat()
         clock.seconds += LEASE_SECONDS
-        one.heartbeat_client()
-        assert [each.beats for each in one.list_clients()] == [3]
+        one.clients.heartbeat()
+        assert [each.beats for each in one.clients.list_all()] == [3]
         killed.close()
         with closing(JobStore(fresh_url)) as other:
-            other.heartbeat_client()
-            assert len(one.list_clients()) == 2
-        assert len(one.list_clients()) == 1  # who ends takes its note away
+            other.clients.heartbeat()
+            assert len(one.clients.list_all()) == 2
+        assert len(one.clients.list_all()) == 1  # a closed program removes its record
 
 
-def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
+def test_an_incompatible_upgrade_is_refused_while_older_programs_run(
     fresh_url, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(upgrade, "POLL_SECONDS", 0.01)
@@ -396,11 +405,11 @@ def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
 
     def live() -> None:
         while not ending.wait(0.02):
-            store.heartbeat_client()
+            store.clients.heartbeat()
 
     living = threading.Thread(target=live)
     living.start()
-    while not store.list_clients():
+    while not store.clients.list_all():
         time.sleep(0.01)
     try:
         with pytest.raises(Conflict, match="--force") as caught:
@@ -410,15 +419,15 @@ def test_an_upgrade_that_cuts_off_programs_is_refused_while_they_live(
     finally:
         ending.set()
         living.join()
-    assert (
-        len(store.list_clients()) == 1
-    )  # it ended without a word: nobody beats for a lease, and that is enough
+    # The program sends no more heartbeats; the upgrade waits only until its lease has expired.
+    assert len(store.clients.list_all()) == 1
     assert upgrade_to(cuts, fresh_url) == HEAD
+    # If the program is still alive, it can no longer use the store.
     for refused in (
-        store.count_jobs,
+        store.jobs.count,
         lambda: submit(store),
-        store.heartbeat_client,
-    ):  # and should it live after all, it touches nothing
+        store.clients.heartbeat,
+    ):
         store._database._guard_checked_at = -float("inf")
         with pytest.raises(Unavailable) as caught:
             refused()

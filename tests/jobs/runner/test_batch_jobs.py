@@ -1,4 +1,4 @@
-"""Batch predictions as jobs, over REST, the client and the command line.
+"""Batch prediction jobs over REST, the client and the command line.
 
 They are stopped, resumed, killed, fenced and deleted.
 """
@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,9 @@ from xcray.errors import Conflict, Corrupt, InputError, NotFound, ParameterError
 from xcray.jobs.database.schema import JOBS
 from xcray.jobs.job import PREDICT
 from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 from xcray.service.app_state import AppState
@@ -38,17 +41,18 @@ from xcray.service.models.cache import ModelTarget
 from xcray.workers.pool import StopFlag
 
 TEXTS = [f"{word} rows of a file" for word in ("csv", "json", "socket")] * 10
-QUICK = {
-    "lease_seconds": 600.0,
-    "heartbeat_seconds": 0.05,
-    "report_seconds": 0.02,
-    "stop_grace_seconds": 600.0,
-}  # nobody ends this process
+QUICK = MonitorOptions(
+    lease_seconds=600.0,
+    heartbeat_seconds=0.05,
+    report_seconds=0.02,
+    stop_grace_seconds=600.0,
+)  # longer than the test: the monitor never ends this process
 
 
 class Place(NamedTuple):
-    """A served app with two models, text and vector, and a client; jobs run when the test says
-    so.
+    """A served app with two models, `text` and `vector`, and a client.
+
+    Jobs run only when the test runs them.
     """
 
     app_state: AppState
@@ -75,22 +79,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Texts with keys as Parquet."""
+    """Return a Parquet file of texts with keys."""
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"text": TEXTS, "key": [f"k{i}" for i in range(len(TEXTS))]}), path)
     return path
 
 
-def run_next(place: Place, **how: Any) -> str:
-    """Run the job that waits, here; its status then."""
-    job = place.app_state.store.claim_job("test", lease_seconds=600)
+def run_next(place: Place, stop_flag: StopFlag | None = None) -> str:
+    """Run the pending job in this process and return its new status."""
+    job = place.app_state.store.attempts.claim("test", lease_seconds=600)
     assert job is not None
     return run_attempt(
-        place.app_state.store, place.app_state.home, job.id, job.attempt, **QUICK, **how
+        place.app_state.store,
+        place.app_state.home,
+        job.id,
+        job.attempt,
+        stop_flag=stop_flag,
+        options=QUICK,
     )
 
 
-def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path: Path) -> None:
+def test_a_file_is_uploaded_predicted_and_downloaded(
+    place: Place, file: Path, tmp_path: Path
+) -> None:
     client = place.client
     job = client.jobs.predict(
         "text",
@@ -142,12 +153,11 @@ def test_a_file_is_sent_answered_and_fetched(place: Place, file: Path, tmp_path:
     assert (tmp_path / "answers" / MANIFEST).is_file()
     assert client.jobs.timeline(job["id"])["classes"] == 5
     folder = place.app_state.home.run(job["id"])
-    assert not list(folder.glob("part-*")) + list(
-        folder.glob("input*")
-    )  # the answers alone are kept
+    # Only the answers are kept.
+    assert not list(folder.glob("part-*")) + list(folder.glob("input*"))
 
 
-def test_files_are_streamed_and_nothing_else_of_the_job_is(place: Place, file: Path) -> None:
+def test_only_output_files_of_the_job_are_served(place: Place, file: Path) -> None:
     job = place.client.jobs.predict("text", file=file, format="parquet")
     assert run_next(place) == SUCCEEDED
     base = f"/v1/jobs/{job['id']}/output"
@@ -179,7 +189,7 @@ def test_deleting_the_job_removes_its_answers(place: Place, file: Path) -> None:
         place.client.jobs.output(job["id"])
 
 
-def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
+def test_a_server_path_must_be_below_an_allowed_root(place: Place, file: Path) -> None:
     root = place.app_state.home.path.parent / "open"
     root.mkdir(exist_ok=True)
     (root / "in.parquet").write_bytes(file.read_bytes())
@@ -188,7 +198,7 @@ def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
     )
     assert job["spec"]["input"] == str(root / "in.parquet")
     assert run_next(place) == SUCCEEDED
-    assert (root / "in.parquet").is_file()  # not ours: it stays
+    assert (root / "in.parquet").is_file()  # outside the home, so it is not deleted
     for path in (str(file), f"{root}/../home/xcray.db", "/etc/passwd"):
         with pytest.raises(Refused, match="not allowed"):
             place.client.jobs.predict("text", path=path, format="parquet")
@@ -197,14 +207,14 @@ def test_a_path_of_the_server_must_be_open(place: Place, file: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "code"),
     [
-        ({"format": "csv"}, InputError, "CHOICE"),
+        ({"format": "xlsx"}, InputError, "CHOICE"),
         ({"top_k": 0}, InputError, "K_RANGE"),
         ({"text_columns": ["a"], "values_column": "b"}, ParameterError, "PARAMETER"),
         ({"surprise": 1}, InputError, "UNKNOWN_FIELD"),
         ({"allow": []}, InputError, "LENGTH"),
     ],
 )
-def test_a_request_is_checked_and_the_upload_given_back(
+def test_an_invalid_request_is_refused_and_keeps_the_upload(
     place: Place, file: Path, changes: dict[str, Any], error: type[Exception], code: str
 ) -> None:
     uploads = place.app_state.home.path / "uploads"
@@ -217,7 +227,7 @@ def test_a_request_is_checked_and_the_upload_given_back(
     assert set(place.app_state.home.runs.iterdir()) == runs
 
 
-def test_one_input_and_one_model_that_exist(place: Place, file: Path) -> None:
+def test_exactly_one_input_and_an_existing_model_are_required(place: Place, file: Path) -> None:
     with pytest.raises(InputError, match="give either a file"):
         place.client.jobs.predict("text", format="parquet")
     neither = place.http.post("/v1/models/text:batchPredict", json={"format": "parquet"})
@@ -231,7 +241,7 @@ def test_one_input_and_one_model_that_exist(place: Place, file: Path) -> None:
     assert "BatchRequest" in place.http.get("/openapi.json").json()["components"]["schemas"]
 
 
-def test_sending_twice_with_one_key_is_one_job_and_one_upload(place: Place, file: Path) -> None:
+def test_two_requests_with_one_key_are_one_job_and_one_upload(place: Place, file: Path) -> None:
     headers = {"Content-Type": "application/octet-stream"}
     upload = place.http.post("/v1/uploads", content=file.read_bytes(), headers=headers).json()["id"]
     body = {"format": "parquet", "upload": upload}
@@ -246,13 +256,14 @@ def test_sending_twice_with_one_key_is_one_job_and_one_upload(place: Place, file
     first, second, other = asked(), asked(), asked(top_k=3)
     assert (first.status_code, second.status_code, other.status_code) == (201, 200, 409)
     assert first.json() == second.json()
-    assert (
-        place.http.post("/v1/models/text:batchPredict", json=body).status_code == 404
-    )  # used once
+    # The upload was consumed by the first request.
+    assert place.http.post("/v1/models/text:batchPredict", json=body).status_code == 404
     assert run_next(place) == SUCCEEDED
 
 
-def test_named_sets_are_taken_as_they_were(place: Place, file: Path, tmp_path: Path) -> None:
+def test_label_sets_are_resolved_when_the_job_is_submitted(
+    place: Place, file: Path, tmp_path: Path
+) -> None:
     sets = place.app_state.registry.label_sets("text")
     sets.put("files", ["csv", "json"])
     job = place.client.jobs.predict("text", file=file, format="parquet", allow=["set:files"])
@@ -264,7 +275,7 @@ def test_named_sets_are_taken_as_they_were(place: Place, file: Path, tmp_path: P
     assert {label for row in found.column("labels").to_pylist() for label in row} == {"csv", "json"}
 
 
-def test_a_bad_row_fails_the_job_with_its_place_and_skipping_counts_it(
+def test_a_bad_row_fails_the_job_with_its_line_or_is_skipped_and_counted(
     place: Place, tmp_path: Path
 ) -> None:
     path = tmp_path / "in.jsonl"
@@ -288,26 +299,29 @@ def test_a_bad_row_fails_the_job_with_its_place_and_skipping_counts_it(
 
 
 def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callable[[], None]:
-    """What asks the store to stop a job once so many parts are there, and waits until its heart has
-    heard of it.
+    """Return a function that stops a job once it has `parts` finished parts.
+
+    It returns after the job's monitor has set the flag.
     """
 
     def look() -> None:
         if len(list(place.app_state.home.run(job_id).glob("part-*.parquet"))) >= parts:
-            place.app_state.store.request_stop(job_id)
+            place.app_state.store.jobs.request_stop(job_id)
             ends = time.monotonic() + PATIENCE
             while not flag.is_set():
-                assert time.monotonic() < ends, "the heart did not hear of the stop"
+                assert time.monotonic() < ends, "the monitor did not receive the stop"
                 time.sleep(0.01)
 
     return look
 
 
-def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
+def test_a_stopped_resumed_and_crashed_job_gives_the_same_bytes(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first attempt is stopped by a person, the second dies with the rename done, the third has
-    only to say so.
+    """A stopped, resumed and crashed job gives the same bytes as an undisturbed one.
+
+    The first attempt is stopped by the user, the second crashes right after the rename, the third
+    only records the result.
     """
     whole = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
     assert run_next(place) == SUCCEEDED
@@ -328,7 +342,7 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
     assert place.client.jobs.resume(job["id"])["status"] == PENDING
 
     class Crash(BaseException):
-        """The process dies here."""
+        """Simulates the death of the process."""
 
     def die(*_: Any, **__: Any) -> None:
         raise Crash
@@ -337,7 +351,7 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
         dying.setattr("xcray.jobs.runner.batch_job.job_result", die)
         with pytest.raises(Crash):
             run_next(place)
-    place.app_state.store.mark_lost(job["id"], 2)
+    place.app_state.store.attempts.mark_lost(job["id"], 2)
     assert place.client.jobs.get(job["id"])["status"] == PENDING
     assert run_next(place) == SUCCEEDED
     done = place.client.jobs.get(job["id"])
@@ -353,21 +367,19 @@ def test_stopped_resumed_killed_and_taken_up_it_gives_the_same_bytes(
 def test_a_fenced_attempt_publishes_nothing(
     place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is answered when the attempt, which heard nothing, is replaced: it must not publish any
-    more.
-    """
+    """An attempt that was replaced without noticing it publishes nothing after its last row."""
     job, store = (
         place.client.jobs.predict("text", file=file, format="parquet", part_rows=3),
         place.app_state.store,
     )
-    assert store.claim_job("test", lease_seconds=60) is not None
+    assert store.attempts.claim("test", lease_seconds=60) is not None
 
     def late(
         spec: BatchPredictSpec, *, check: Callable[[], None], **more: Any
     ) -> BatchPredictResult:
         def replaced() -> None:
-            store.mark_lost(job["id"], 1)
-            store.claim_job("other", lease_seconds=60)
+            store.attempts.mark_lost(job["id"], 1)
+            store.attempts.claim("other", lease_seconds=60)
             check()
 
         return predict_batch(spec, check=replaced, **more)
@@ -376,18 +388,22 @@ def test_a_fenced_attempt_publishes_nothing(
         patched.setattr("xcray.jobs.runner.batch_job.predict_batch", late)
         assert (
             run_attempt(
-                store, place.app_state.home, job["id"], 1, **{**QUICK, "heartbeat_seconds": 60.0}
+                store,
+                place.app_state.home,
+                job["id"],
+                1,
+                options=replace(QUICK, heartbeat_seconds=60.0),
             )
             == "FENCED"
         )
     assert not (place.app_state.home.run(job["id"]) / "output").exists()
-    assert run_attempt(store, place.app_state.home, job["id"], 2, **QUICK) == SUCCEEDED
-    done = store.get_job(job["id"])
+    assert run_attempt(store, place.app_state.home, job["id"], 2, options=QUICK) == SUCCEEDED
+    done = store.jobs.get(job["id"])
     assert done.result is not None
     assert done.result["report"]["rows_kept"] == 30
 
 
-def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(
+def test_a_changed_file_fails_the_download_and_leaves_nothing(
     place: Place, file: Path, tmp_path: Path
 ) -> None:
     job = place.client.jobs.predict("text", file=file, format="parquet")
@@ -402,35 +418,33 @@ def test_a_download_that_is_not_what_was_made_is_refused_and_leaves_nothing(
         place.client.jobs.download(job["id"], tmp_path / "there")
 
 
-def test_a_job_of_a_kind_of_the_future_waits_for_who_knows_it(place: Place) -> None:
+def test_a_job_of_an_unknown_kind_waits_for_a_newer_runner(place: Place) -> None:
     store = place.app_state.store
     with pytest.raises(ParameterError, match="one of train, predict"):
-        store.submit({}, name="x", kind="dream")
-    job, _ = store.submit({}, name="x", kind=PREDICT)
+        store.jobs.submit(JobSubmission({}, name="x", kind="dream"))
+    job, _ = store.jobs.submit(JobSubmission({}, name="x", kind=PREDICT))
     with closing(sqlite3.connect(place.app_state.home.path / "xcray.db")) as database:
         database.execute("UPDATE jobs SET kind = 'dream' WHERE id = ?", (job.id,))
         database.commit()
-    assert store.claim_job("test", lease_seconds=60) is None
-    after, _ = store.submit({}, name="x", kind=PREDICT)
-    assert store.claim_job("test", lease_seconds=60) == store.get_job(
-        after.id
-    )  # it holds up nobody
-    store.finish_attempt(after.id, 1, STOPPED)
+    assert store.attempts.claim("test", lease_seconds=60) is None
+    after, _ = store.jobs.submit(JobSubmission({}, name="x", kind=PREDICT))
+    # The unknown job does not block other jobs.
+    assert store.attempts.claim("test", lease_seconds=60) == store.jobs.get(after.id)
+    store.attempts.finish(after.id, 1, STOPPED)
     with store._database.write() as connection:
         connection.execute(
             sa.update(JOBS).where(JOBS.c.id == job.id).values(status=RUNNING, attempt=1)
         )
-    assert (
-        run_attempt(store, place.app_state.home, job.id, 1, **QUICK) == FAILED
-    )  # who is given it all the same says why
-    assert store.get_job(job.id).reason == "KIND"
-    store.delete_job(job.id)
+    # A runner that gets the unknown job fails it and reports the reason.
+    assert run_attempt(store, place.app_state.home, job.id, 1, options=QUICK) == FAILED
+    assert store.jobs.get(job.id).reason == "KIND"
+    store.jobs.delete(job.id)
 
 
 # --- the command line
 
 
-def test_from_the_command_line_here(
+def test_the_command_line_predicts_in_the_local_process(
     place: Place, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(place.app_state.registry.resolve("text:1"))
@@ -465,14 +479,14 @@ def test_from_the_command_line_here(
     assert "does not determine a format" in capsys.readouterr().err
 
 
-def test_from_the_command_line_there(
+def test_the_command_line_predicts_on_a_server(
     place: Place,
     file: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The job runs while the command waits for it."""
+    """The command submits the job to the server and waits for its end."""
     from xcray.client.resources import Jobs
 
     original = Jobs.predict

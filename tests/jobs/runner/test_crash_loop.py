@@ -1,7 +1,7 @@
 """Jobs that crash, hang or overload their runners.
 
-Attempts are exact, pauses grow, other jobs live, and no process is left. A poison is a program that
-runs in place of the runner, as faulty native code would.
+The number of attempts is exact, pauses grow, other jobs are not affected, and no process is left. A
+faulty program runs in place of the runner, as faulty native code would.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.store.quotas import RunningQuota
 from xcray.jobs.supervision import launch
 from xcray.jobs.supervision.launch import ProcessLauncher, RunnerId
-from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.system.processes import descendants
 
 ENDS = {
@@ -58,7 +59,7 @@ def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Has a job's runner be another program."""
+    """Return a function that replaces the runner of a job by another program."""
     programs: dict[str, str] = {}
     real = launch.runner_command
 
@@ -71,20 +72,20 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
 
 
 def submit(store: JobStore, spec: dict[str, Any] | None = None, **more: Any) -> str:
-    return store.submit(spec or {"dataset": "/nowhere"}, name="a", **more)[0].id
+    return store.jobs.submit(JobSubmission(spec or {"dataset": "/nowhere"}, name="a", **more))[0].id
 
 
 def until(wish: Callable[[], Any], step: Callable[[], None] = lambda: None) -> Any:
-    """The first true value of a wish."""
+    """Wait until a condition returns a true value and return it."""
     deadline = time.monotonic() + 600
     while not (value := wish()):
-        assert time.monotonic() < deadline, "in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         step()
         time.sleep(0.02)
     return value
 
 
-def test_every_poison_is_tried_exactly_so_often_and_neighbours_live(
+def test_every_crashing_job_gets_the_exact_number_of_attempts_and_others_succeed(
     store: JobStore, home: Home, clock: WallClock, poison: Callable[[str, str], None], tiny: Any
 ) -> None:
     bad = {kind: submit(store) for kind in ENDS}
@@ -94,32 +95,34 @@ def test_every_poison_is_tried_exactly_so_often_and_neighbours_live(
     poison(twice, ENDS["exit"])
     neighbour = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     supervisor = Supervisor(
-        store, ProcessLauncher(home, max_log_bytes=LOG_BYTES), max_running=3, stop_grace_seconds=600
+        store,
+        ProcessLauncher(home, max_log_bytes=LOG_BYTES),
+        SupervisorOptions(max_running=3, stop_grace_seconds=600),
     )
     waits: dict[str, set[int]] = {job_id: set() for job_id in bad.values()}
 
     def step() -> None:
         supervisor.step()
         for job_id in bad.values():
-            job = store.get_job(job_id)
+            job = store.jobs.get(job_id)
             if job.status == PENDING and job.attempt == 2:
                 waits[job_id].add(job.attempt)
-        if not store.list_running():
-            clock.ahead += 1.0  # only pauses are left
+        if not store.attempts.list_running():
+            clock.ahead += 1.0  # only retry pauses are left
 
     until(
         lambda: all(
-            store.get_job(each).status in TERMINAL for each in (*bad.values(), twice, neighbour)
+            store.jobs.get(each).status in TERMINAL for each in (*bad.values(), twice, neighbour)
         ),
         step,
     )
     supervisor.stop()
     for kind, job_id in bad.items():
-        job = store.get_job(job_id)
+        job = store.jobs.get(job_id)
         assert (job.status, job.reason, job.attempt) == (FAILED, "CRASH_LOOP", 3), kind
-        assert waits[job_id] == {2}, kind  # after the second loss it had to wait
-    assert (store.get_job(twice).status, store.get_job(twice).attempt) == (FAILED, 2)
-    assert store.get_job(neighbour).status == SUCCEEDED
+        assert waits[job_id] == {2}, kind  # after the second loss it was paused
+    assert (store.jobs.get(twice).status, store.jobs.get(twice).attempt) == (FAILED, 2)
+    assert store.jobs.get(neighbour).status == SUCCEEDED
     for kind, words in {
         "segfault": "signal 11",
         "exit": "status 1",
@@ -129,16 +132,15 @@ def test_every_poison_is_tried_exactly_so_often_and_neighbours_live(
     assert "MemoryError" in home.log(bad["memory"]).read_text()
     assert home.log(bad["a huge log"]).stat().st_size <= LOG_BYTES
     assert "left out here" in home.log(bad["a huge log"]).read_text()
-    until(
-        lambda: not supervisor._launcher.list_runners()
-    )  # the neighbour's process takes a moment to end
+    # The process of the good job can take a moment to exit.
+    until(lambda: not supervisor._launcher.list_runners())
 
 
 FORKS = "import subprocess, time\nfor _ in range(5): subprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)"
 
 
 @pytest.mark.parametrize("program", [FORKS, "while True: pass"], ids=["fork", "infinite loop"])
-def test_a_runner_that_never_ends_is_ended_when_it_is_stopped(
+def test_a_runner_that_never_exits_is_killed_when_its_job_is_stopped(
     store: JobStore,
     home: Home,
     poison: Callable[[str, str], None],
@@ -149,15 +151,17 @@ def test_a_runner_that_never_ends_is_ended_when_it_is_stopped(
     job_id = submit(store)
     poison(job_id, program)
     launcher = ProcessLauncher(home)
-    supervisor = Supervisor(store, launcher, stop_grace_seconds=0.2, start_seconds=600)
+    supervisor = Supervisor(
+        store, launcher, SupervisorOptions(stop_grace_seconds=0.2, start_seconds=600)
+    )
     process = until(lambda: launcher._runners.get(RunnerId(job_id, 1)), supervisor.step)
     if program is FORKS:
         until(lambda: len(descendants(process.pid)) == 5)
     below = descendants(process.pid)
     supervisor.step()
-    assert process.poll() is None  # nobody wished it to end
-    store.request_stop(job_id)
-    until(lambda: store.get_job(job_id).status == STOPPED, supervisor.step)
+    assert process.poll() is None  # no stop was requested yet
+    store.jobs.request_stop(job_id)
+    until(lambda: store.jobs.get(job_id).status == STOPPED, supervisor.step)
     until(
         lambda: (
             not any(
@@ -166,19 +170,19 @@ def test_a_runner_that_never_ends_is_ended_when_it_is_stopped(
             )
         )
     )
-    assert store.get_job(job_id).attempt == 1
+    assert store.jobs.get(job_id).attempt == 1
     supervisor.stop()
 
 
 def state(pid: int) -> str:
-    """The state of a process, X when it is gone."""
+    """Return the state of a process, or X if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
 
 
-def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
+def test_a_suspended_runner_is_replaced_and_killed(
     store: JobStore,
     home: Home,
     clock: WallClock,
@@ -186,23 +190,26 @@ def test_a_runner_that_stands_still_is_replaced_and_does_not_come_back(
     tiny: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """SIGSTOP: nothing is raised anywhere. The lease tells, the next attempt does the work, the
-    first one's process is ended.
+    """A runner stopped by SIGSTOP loses its job at the end of its lease and is killed.
+
+    No error is raised anywhere. The next attempt completes the job.
     """
     monkeypatch.setattr("xcray.jobs.supervision.supervisor.EXIT_GRACE_SECONDS", 0.0)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     launcher = ProcessLauncher(home)
     supervisor = Supervisor(
-        store, launcher, stop_grace_seconds=0.2, start_seconds=600.0, max_running=2
+        store,
+        launcher,
+        SupervisorOptions(stop_grace_seconds=0.2, start_seconds=600.0, max_running=2),
     )
     first = until(lambda: launcher._runners.get(RunnerId(job_id, 1)), supervisor.step)
     until(lambda: state(first.pid) == "T")
     supervisor.step()
     clock.ahead += 601.0
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
-    until(lambda: store.get_job(job_id).status in TERMINAL, supervisor.step)
-    assert (store.get_job(job_id).status, store.get_job(job_id).attempt) == (SUCCEEDED, 2), (
+    until(lambda: store.jobs.get(job_id).status in TERMINAL, supervisor.step)
+    assert (store.jobs.get(job_id).status, store.jobs.get(job_id).attempt) == (SUCCEEDED, 2), (
         home.log(job_id).read_text()
     )
     until(lambda: first.poll() is not None, supervisor.step)
@@ -218,13 +225,13 @@ time.sleep(600)
 """
 
 
-def test_runners_that_end_with_their_service_give_their_jobs_back(
+def test_runners_release_their_jobs_when_the_service_ends(
     store: JobStore, home: Home, poison: Callable[[str, str], None]
 ) -> None:
     job_id = submit(store)
     poison(job_id, TOLD)
     launcher = ProcessLauncher(home)
-    job = store.claim_job("test", lease_seconds=60)
+    job = store.attempts.claim("test", lease_seconds=60)
     assert job is not None
     launcher.launch(job)
     until(lambda: "ready" in home.log(job_id).read_text())
@@ -233,7 +240,7 @@ def test_runners_that_end_with_their_service_give_their_jobs_back(
     assert launcher.poll() == [RunnerId(job_id, 1)]
 
 
-def test_what_was_not_launched_here_is_left_alone(home: Home) -> None:
+def test_processes_of_other_launchers_are_not_terminated(home: Home) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
         ProcessLauncher(home).terminate(RunnerId("job_x", 1))
         assert stranger.poll() is None
@@ -242,30 +249,31 @@ def test_what_was_not_launched_here_is_left_alone(home: Home) -> None:
 
 def test_a_tenant_runs_no_more_than_its_keys_and_the_operator_allow(store: JobStore) -> None:
     now = [0.0]
-    quota = RunningQuota(store, 3, monotonic=lambda: now[0])
-    store.add_key("one", "a", ["submit"], "d1", limits={"max_running": 1})
-    store.add_key("one", "b", ["submit"], "d2", limits={"max_running": 2})
-    store.add_key("one", "reader", ["predict"], "d3")
-    store.add_key("two", "c", ["submit"], "d4")
-    store.add_key("three", "d", ["admin"], "d5", limits={"max_running": 9})
+    quota = RunningQuota(store.keys, 3, monotonic=lambda: now[0])
+    store.keys.add("one", "a", ["submit"], "d1", limits={"max_running": 1})
+    store.keys.add("one", "b", ["submit"], "d2", limits={"max_running": 2})
+    store.keys.add("one", "reader", ["predict"], "d3")
+    store.keys.add("two", "c", ["submit"], "d4")
+    store.keys.add("three", "d", ["admin"], "d5", limits={"max_running": 9})
     quota.refresh()
     assert [quota(tenant) for tenant in ("one", "two", "three", "unknown")] == [2, 3, 3, 3]
-    assert RunningQuota(store, None)("one") is None
-    third = store.add_key("one", "e", ["submit"], "d6")
+    assert RunningQuota(store.keys, None)("one") is None
+    third = store.keys.add("one", "e", ["submit"], "d6")
     quota.refresh()
-    assert quota("one") == 2  # it looks every few seconds
+    assert quota("one") == 2  # quotas are read every few seconds
     now[0] += 6
     quota.refresh()
     assert quota("one") == 3
-    store.revoke_key(third.id)
+    store.keys.revoke(third.id)
     now[0] += 6
     quota.refresh()
     jobs = [submit(store, tenant="one") for _ in range(3)] + [submit(store, tenant="two")]
     claimed = [
-        store.claim_job("test", lease_seconds=60, max_running=10, quota=quota) for _ in range(4)
+        store.attempts.claim("test", lease_seconds=60, max_running=10, quota=quota)
+        for _ in range(4)
     ]
     assert {job.id for job in claimed if job} == {jobs[0], jobs[1], jobs[3]}
-    assert store.get_job(jobs[0], "one").status == RUNNING
+    assert store.jobs.get(jobs[0], "one").status == RUNNING
 
 
 LOCKS = """
@@ -276,27 +284,28 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-def test_a_runner_stopped_in_the_middle_of_a_write_does_not_lock_the_store_for_ever(
+def test_a_runner_suspended_during_a_write_does_not_lock_the_store_forever(
     home: Home, poison: Callable[[str, str], None], tiny: Any
 ) -> None:
-    """The embedded store has one writer at a time. When that one is stopped by a signal, nobody can
-    even take its job away.
+    """A runner that is suspended while it holds SQLite's write lock is ended.
+
+    SQLite has one writer at a time, so until then no process can even mark the job as lost.
     """
     store = JobStore(home.store_url, busy_seconds=0.1)
     job_id = submit(store, {"dataset": str(tiny.path), "name": "tiny", "pool": "serial"})
     poison(job_id, LOCKS.replace("sys.argv[1]", repr(str(home.path / "xcray.db"))))
     launcher = ProcessLauncher(home, max_suspended_seconds=3600.0)
-    supervisor = Supervisor(store, launcher, tick_seconds=0.02)
+    supervisor = Supervisor(store, launcher, SupervisorOptions(tick_seconds=0.02))
     supervisor.start()
     first = until(lambda: launcher._runners.get(RunnerId(job_id, 1)))
     until(lambda: first.poll() is None and state(first.pid) == "T")
     with pytest.raises(Unavailable):
-        store.request_stop(job_id)
-    assert store.get_job(job_id).status == RUNNING  # it can be read
+        store.jobs.request_stop(job_id)
+    assert store.jobs.get(job_id).status == RUNNING  # reads still work
     poison(job_id, None)  # type: ignore[arg-type]  # from now on the real runner
     launcher._max_suspended_seconds = 0.2
-    until(lambda: store.get_job(job_id).status in TERMINAL)
-    assert (store.get_job(job_id).status, store.get_job(job_id).attempt) == (SUCCEEDED, 2), (
+    until(lambda: store.jobs.get(job_id).status in TERMINAL)
+    assert (store.jobs.get(job_id).status, store.jobs.get(job_id).attempt) == (SUCCEEDED, 2), (
         home.log(job_id).read_text()
     )
     supervisor.stop()

@@ -1,4 +1,4 @@
-"""Stops, time limits and fencing in every state of an attempt, and logs that stay small.
+"""Stops, time limits and fencing in every state of an attempt, and bounded logs.
 
 Each attempt ends once, also if its training ignores the stop flag.
 """
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,26 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.runner.log_truncation import truncate_log
 from xcray.jobs.runner.main import FENCED, run_attempt
-from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit
+from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit, MonitorOptions
 from xcray.jobs.runner.publish import Publisher
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.registry import Registry
 from xcray.system.processes import descendants
 from xcray.training import Progress, TrainResult
 from xcray.workers.pool import StopFlag
 
 SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads"}
-SOON = 180.0  # seconds that nothing here takes
-QUICK: dict[str, Any] = {
-    "lease_seconds": 600.0,
-    "heartbeat_seconds": 0.05,
-    "report_seconds": 0.02,
-    "stop_poll_seconds": 0.02,
-    "stop_grace_seconds": SOON,  # else a slow machine has the heart end the process of these tests
-}
+SOON = 180.0  # seconds; a limit that no step of these tests reaches
+# stop_grace_seconds: with a short grace period a slow machine would end the test process.
+QUICK = MonitorOptions(
+    lease_seconds=600.0,
+    heartbeat_seconds=0.05,
+    report_seconds=0.02,
+    stop_poll_seconds=0.02,
+    stop_grace_seconds=SOON,
+)
 
 
 @pytest.fixture
@@ -54,20 +57,18 @@ def store(home: Home) -> Iterator[JobStore]:
 
 
 def claimed(store: JobStore, **limits: Any) -> Job:
-    """A job that runs."""
-    store.submit(SPEC, name="pydocs", **limits)
-    job = store.claim_job("test", lease_seconds=600)
+    """Submit a job, claim it and return it."""
+    store.jobs.submit(JobSubmission(SPEC, name="pydocs", **limits))
+    job = store.attempts.claim("test", lease_seconds=600)
     assert job is not None
     return job
 
 
 class Ends:
-    """Stands for the end of the process: the deaf training hears of it and gives up, as it would
-    with its process.
-    """
+    """Replaces the exit of the process: records the exit codes and lets the training give up."""
 
     def __init__(self, begun: Callable[[], object] = lambda: None) -> None:
-        """begun: called when the training has begun."""
+        """Store `begun`, a function that is called when the training has begun."""
         self.codes: list[int] = []
         self.came = threading.Event()
         self.begun = begun
@@ -77,83 +78,97 @@ class Ends:
         self.came.set()
 
     def deaf(self, *_: Any, **__: Any) -> TrainResult:
-        """A training in a kernel that looks at no flag."""
+        """Run a training that ignores the stop flag, as a compiled kernel does."""
         self.begun()
-        assert self.came.wait(SOON), "nobody ended the process"
+        assert self.came.wait(SOON), "the process was not ended"
         raise Stopped("with its process")
 
 
 def attentive(*_: Any, stop: StopFlag, **__: Any) -> TrainResult:
-    """A training that looks at its flag."""
+    """Run a training that polls its stop flag."""
     deadline = time.monotonic() + SOON
     while not stop.is_set():
-        assert time.monotonic() < deadline, "nobody set the flag"
+        assert time.monotonic() < deadline, "the flag was not set"
         time.sleep(0.005)
     raise Stopped("on request")
 
 
 def good(spec: Any, *, out: Path, **_: Any) -> TrainResult:
-    """A training that succeeds."""
+    """Run a training that succeeds."""
     from tests.support.live_service import plain_model
 
     model = plain_model(out)
     return TrainResult(out, model.sha256, {"P@1": 0.5}, {})
 
 
-def test_a_deaf_training_is_stopped_and_ended_with_its_process(store: JobStore, home: Home) -> None:
+def test_a_training_that_ignores_the_stop_is_ended_with_its_process(
+    store: JobStore, home: Home
+) -> None:
     job = claimed(store)
-    ends = Ends(begun=lambda: store.request_stop(job.id))
+    ends = Ends(begun=lambda: store.jobs.request_stop(job.id))
     run_attempt(
         store,
         home,
         job.id,
         1,
-        **{**QUICK, "train_function": ends.deaf, "exit_process": ends, "stop_grace_seconds": 0.1},
+        train_function=ends.deaf,
+        options=replace(QUICK, exit_process=ends, stop_grace_seconds=0.1),
     )
-    assert store.get_job(job.id).status == STOPPED
+    assert store.jobs.get(job.id).status == STOPPED
     assert set(ends.codes) == {70}
-    moves = [e.data["status"] for e in store.list_events(job.id) if e.kind == "status"]
+    moves = [e.data["status"] for e in store.jobs.list_events(job.id) if e.kind == "status"]
     assert moves == [PENDING, RUNNING, STOPPED]  # one end
-    assert store.request_stop(job.id) == store.get_job(job.id)  # twice is once
+    assert store.jobs.request_stop(job.id) == store.jobs.get(job.id)  # the call is idempotent
 
 
-def test_a_deaf_training_gives_its_job_back_at_sigterm(store: JobStore, home: Home) -> None:
+def test_a_training_that_ignores_the_stop_releases_its_job_at_sigterm(
+    store: JobStore, home: Home
+) -> None:
     job, ends, flag = claimed(store), Ends(), StopFlag()
     flag.set()
-    how = {**QUICK, "stop_grace_seconds": 0.05, "release_grace_seconds": 0.1}
     run_attempt(
-        store, home, job.id, 1, train_function=ends.deaf, exit_process=ends, stop_flag=flag, **how
+        store,
+        home,
+        job.id,
+        1,
+        train_function=ends.deaf,
+        stop_flag=flag,
+        options=replace(
+            QUICK, exit_process=ends, stop_grace_seconds=0.05, release_grace_seconds=0.1
+        ),
     )
-    assert store.get_job(job.id).status == PENDING
-    assert store.claim_job("test", lease_seconds=60).attempt == 2  # at once: it is no loss
+    assert store.jobs.get(job.id).status == PENDING
+    # without a pause: it is not counted as a loss
+    assert store.attempts.claim("test", lease_seconds=60).attempt == 2
 
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, deaf: bool) -> None:
     job, ends = claimed(store, timeout_seconds=3000.0), Ends()
-    store.heartbeat(
-        job.id, 1, lease_seconds=60, ran_seconds=2999.9
-    )  # an attempt before used most of it
-    store.release_job(job.id, 1)
-    store.claim_job("test", lease_seconds=60)
-    how: dict[str, Any] = (
-        {"train_function": ends.deaf, "exit_process": ends, "stop_grace_seconds": 0.1}
-        if deaf
-        else {"train_function": attentive}
+    # An earlier attempt used most of the time.
+    store.attempts.heartbeat(job.id, 1, lease_seconds=60, ran_seconds=2999.9)
+    store.attempts.release(job.id, 1)
+    store.attempts.claim("test", lease_seconds=60)
+    ending = {"exit_process": ends, "stop_grace_seconds": 0.1} if deaf else {}
+    run_attempt(
+        store,
+        home,
+        job.id,
+        2,
+        train_function=ends.deaf if deaf else attentive,
+        options=replace(QUICK, **ending),
     )
-    run_attempt(store, home, job.id, 2, **{**QUICK, **how})
-    failed = store.get_job(job.id)
+    failed = store.jobs.get(job.id)
     assert (failed.status, failed.reason) == (FAILED, "TIMEOUT")
     assert "resume it" in failed.message
     assert bool(ends.codes) == deaf
-    store.resume_job(job.id)
-    assert store.claim_job("test", lease_seconds=60).attempt == 3
-    assert (
-        run_attempt(store, home, job.id, 3, train_function=good, **QUICK) == SUCCEEDED
-    )  # with as much time again
+    store.jobs.resume(job.id)
+    assert store.attempts.claim("test", lease_seconds=60).attempt == 3
+    # The resumed job gets the full time again.
+    assert run_attempt(store, home, job.id, 3, train_function=good, options=QUICK) == SUCCEEDED
 
 
-def test_a_job_that_must_have_ended_by_now_fails(
+def test_a_job_past_its_expiry_time_fails(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, now = claimed(store, expires_seconds=3600), time.time
@@ -162,24 +177,33 @@ def test_a_job_that_must_have_ended_by_now_fails(
         monkeypatch.setattr(time, "time", lambda: now() + 3601)
         return attentive(**more)
 
-    run_attempt(store, home, job.id, 1, train_function=training, **QUICK)
-    assert (store.get_job(job.id).status, store.get_job(job.id).reason) == (FAILED, "EXPIRED")
+    run_attempt(store, home, job.id, 1, train_function=training, options=QUICK)
+    assert (store.jobs.get(job.id).status, store.jobs.get(job.id).reason) == (FAILED, "EXPIRED")
 
 
-def test_a_stop_at_the_finish_line_counts_until_the_result_is_published(
+def test_a_stop_counts_until_publishing_begins(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before: STOPPED, and nothing is published. In the middle of it: too late, SUCCEEDED, however
-    long the disk takes.
+    """A stop counts until publishing begins.
+
+    Before it, the job is STOPPED and publishes nothing. During it, the stop is too late and the job
+    is SUCCEEDED, however long the disk takes.
     """
     early = claimed(store)
 
     def stopped_just_before(spec: Any, **more: Any) -> TrainResult:
-        store.request_stop(early.id)
+        store.jobs.request_stop(early.id)
         return good(spec, **more)
 
     assert (
-        run_attempt(store, home, early.id, 1, train_function=stopped_just_before, **QUICK)
+        run_attempt(
+            store,
+            home,
+            early.id,
+            1,
+            train_function=stopped_just_before,
+            options=QUICK,
+        )
         == STOPPED
     )
     assert Registry(home.models).names() == []
@@ -187,25 +211,25 @@ def test_a_stop_at_the_finish_line_counts_until_the_result_is_published(
     late, ends, real = claimed(store), Ends(), Registry.publish
 
     def slowly(self: Registry, name: str, staged: Path) -> int:
-        store.request_stop(late.id)
-        assert not ends.came.wait(0.5)  # many times the patience
+        store.jobs.request_stop(late.id)
+        assert not ends.came.wait(0.5)  # many times the grace period
         return real(self, name, staged)
 
     monkeypatch.setattr(Registry, "publish", slowly)
-    how = {**QUICK, "train_function": good, "exit_process": ends, "stop_grace_seconds": 0.05}
-    assert run_attempt(store, home, late.id, 1, **how) == SUCCEEDED
+    options = replace(QUICK, exit_process=ends, stop_grace_seconds=0.05)
+    assert run_attempt(store, home, late.id, 1, train_function=good, options=options) == SUCCEEDED
     assert Registry(home.models).versions("pydocs") == [1]
-    assert store.get_job(late.id).status == SUCCEEDED
+    assert store.jobs.get(late.id).status == SUCCEEDED
 
 
-def test_a_fenced_attempt_that_publishes_says_nothing_and_is_ended(
+def test_a_fenced_attempt_that_publishes_reports_nothing_and_is_ended(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, ends = claimed(store), Ends()
 
     def stuck(self: Publisher, *_: Any) -> None:
-        store.mark_lost(job.id, 1, max_attempts=9)
-        store.claim_job("test", lease_seconds=60)
+        store.attempts.mark_lost(job.id, 1, max_attempts=9)
+        store.attempts.claim("test", lease_seconds=60)
         ends.deaf()
 
     monkeypatch.setattr(Publisher, "publish", stuck)
@@ -215,42 +239,45 @@ def test_a_fenced_attempt_that_publishes_says_nothing_and_is_ended(
             home,
             job.id,
             1,
-            **{**QUICK, "train_function": good, "exit_process": ends, "stop_grace_seconds": 0.05},
+            train_function=good,
+            options=replace(QUICK, exit_process=ends, stop_grace_seconds=0.05),
         )
         == FENCED
     )
-    assert (store.get_job(job.id).status, store.get_job(job.id).attempt) == (RUNNING, 2)
+    assert (store.jobs.get(job.id).status, store.jobs.get(job.id).attempt) == (RUNNING, 2)
 
 
-def test_who_stood_still_asks_before_it_goes_on(
+def test_a_suspended_training_checks_its_lease_before_it_continues(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All threads of a stopped process stand still; the one that works may be the first to go on,
-    with another's job in hand.
+    """A training that resumes after a suspension checks its lease before it continues.
+
+    All threads of a suspended process stop. The training thread can be the first one to resume,
+    when the job already belongs to another attempt.
     """
     job, after = claimed(store), []
 
     def training(spec: Any, *, progress: Callable[[Progress], None], **more: Any) -> TrainResult:
         told = Progress("TRAINING", 1, 2, 0.1, 1.0, 1.0, "")
         progress(told)
-        store.mark_lost(job.id, 1, max_attempts=9)
-        store.claim_job("test", lease_seconds=60)
+        store.attempts.mark_lost(job.id, 1, max_attempts=9)
+        store.attempts.claim("test", lease_seconds=60)
         now = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: now() + 601.0)
         progress(told)
         after.append("went on")
         return good(spec, **more)
 
-    how = {**QUICK, "stop_poll_seconds": 600.0, "heartbeat_seconds": 600.0}
-    assert run_attempt(store, home, job.id, 1, train_function=training, **how) == FENCED
+    options = replace(QUICK, stop_poll_seconds=600.0, heartbeat_seconds=600.0)
+    assert run_attempt(store, home, job.id, 1, train_function=training, options=options) == FENCED
     assert not after
 
 
-def test_a_store_that_takes_no_writes_delays_no_stop(
+def test_a_store_that_blocks_writes_does_not_delay_a_stop(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, free, caught = claimed(store), threading.Event(), threading.Event()
-    real = store.heartbeat
+    real = store.attempts.heartbeat
 
     def stuck(*args: Any, **more: Any) -> bool:
         if threading.current_thread().name == "xcray-heartbeat":
@@ -260,20 +287,20 @@ def test_a_store_that_takes_no_writes_delays_no_stop(
 
     def training(*_: Any, **more: Any) -> TrainResult:
         assert caught.wait(SOON)
-        store.request_stop(job.id)
+        store.jobs.request_stop(job.id)
         try:
             return attentive(**more)
         finally:
             free.set()
 
-    monkeypatch.setattr(store, "heartbeat", stuck)
-    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == STOPPED
+    monkeypatch.setattr(store.attempts, "heartbeat", stuck)
+    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == STOPPED
 
 
-def test_trouble_with_the_store_is_no_stop(
+def test_an_unavailable_store_does_not_stop_the_training(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, looks, real = claimed(store), [], store.find_job
+    job, looks, real = claimed(store), [], store.jobs.find
 
     def flaky(job_id: str) -> Job | None:
         looks.append(job_id)
@@ -288,8 +315,8 @@ def test_trouble_with_the_store_is_no_stop(
             time.sleep(0.005)
         return good(spec, **more)
 
-    monkeypatch.setattr(store, "find_job", flaky)
-    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == SUCCEEDED
+    monkeypatch.setattr(store.jobs, "find", flaky)
+    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == SUCCEEDED
 
 
 CHILDREN = """
@@ -304,7 +331,7 @@ exit_with_children(70)
 """
 
 
-def test_a_process_ends_with_all_that_came_from_it(tmp_path: Path) -> None:
+def test_a_process_exits_with_all_its_descendants(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", CHILDREN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -321,7 +348,7 @@ def test_a_process_ends_with_all_that_came_from_it(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; ended ones that nobody has collected do not."""
+    """Return whether a process runs; zombies do not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -329,17 +356,17 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(wish: Callable[[], bool]) -> None:
-    """Return when a wish comes true."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + SOON
     while not wish():
-        assert time.monotonic() < deadline, "in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
 
 
 # --- logs
 
 
-def test_a_log_keeps_head_and_tail_and_tells_what_is_missing(tmp_path: Path) -> None:
+def test_a_truncated_log_keeps_head_and_tail_and_reports_the_removed_bytes(tmp_path: Path) -> None:
     path = tmp_path / "job.log"
     lines = [f"line {i:05d}\n" for i in range(10_000)]  # 11 bytes each
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -359,7 +386,7 @@ def test_a_log_keeps_head_and_tail_and_tells_what_is_missing(tmp_path: Path) -> 
     assert left_out == len("".join(lines)) - len(text) + len(kept[at])
 
 
-def test_small_and_missing_logs_are_left_alone(tmp_path: Path) -> None:
+def test_small_and_missing_logs_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("x\n")
     assert (truncate_log(tmp_path / "log", 2), truncate_log(tmp_path / "none", 2)) == (0, 0)
     assert (tmp_path / "log").read_text() == "x\n"
@@ -372,7 +399,7 @@ def test_a_log_of_one_endless_line_is_bounded_too(tmp_path: Path) -> None:
     assert path.stat().st_size < 1000
 
 
-def test_a_heart_bounds_the_log_of_its_job(store: JobStore, home: Home) -> None:
+def test_the_monitor_bounds_the_log_of_its_job(store: JobStore, home: Home) -> None:
     job = claimed(store)
     path = home.log(job.id)
 
@@ -389,18 +416,17 @@ def test_a_heart_bounds_the_log_of_its_job(store: JobStore, home: Home) -> None:
             job.id,
             1,
             train_function=training,
-            log_limit=LogLimit(path, 20_000),
-            **QUICK,
+            options=replace(QUICK, log_limit=LogLimit(path, 20_000)),
         )
         == SUCCEEDED
     )
 
 
-def test_a_beat_counts_running_time_once(store: JobStore) -> None:
+def test_heartbeats_count_running_time_once(store: JobStore) -> None:
     job = claimed(store, timeout_seconds=1000.0)
     began = time.monotonic()
-    heart = AttemptMonitor(store, job.id, 1, StopFlag(), **QUICK)
+    heart = AttemptMonitor(store, job.id, 1, StopFlag(), QUICK)
     for _ in range(5):
         time.sleep(0.02)
         heart.send_heartbeat()
-    assert 0.1 <= store.get_job(job.id).ran_seconds <= time.monotonic() - began
+    assert 0.1 <= store.jobs.get(job.id).ran_seconds <= time.monotonic() - began

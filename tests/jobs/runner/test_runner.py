@@ -1,8 +1,11 @@
-"""One attempt of a job with trainings that the test controls: every outcome, one result at most."""
+"""One attempt of a job with trainings that the test controls: every outcome, at most one result."""
 
+import contextlib
 import errno
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +14,10 @@ from xcray.arrays import csr
 from xcray.errors import Fenced, ParameterError, Refused, Stopped, Unavailable
 from xcray.jobs.home import Home, check_id
 from xcray.jobs.runner.main import FENCED, MAX_ENTRY_CHARS, run_attempt, shorten_report
-from xcray.jobs.runner.monitor import AttemptMonitor
+from xcray.jobs.runner.monitor import AttemptMonitor, MonitorOptions
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.launch import submission_id
 from xcray.model.model import write_model
 from xcray.model.registry import Registry
@@ -21,11 +25,11 @@ from xcray.training import Progress, TrainResult
 from xcray.workers.pool import StopFlag
 
 SPEC = {"dataset": "/nowhere", "name": "pydocs", "pool": "threads", "dataset_id": "ds_1"}
-QUICK = {"lease_seconds": 60.0, "heartbeat_seconds": 0.05, "report_seconds": 0.02}
+QUICK = MonitorOptions(lease_seconds=60.0, heartbeat_seconds=0.05, report_seconds=0.02)
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Simulates the death of the process."""
 
 
 @pytest.fixture
@@ -47,14 +51,14 @@ def registry(home):
 
 @pytest.fixture
 def job(store):
-    store.submit(SPEC, name="pydocs")
-    return store.claim_job("test", lease_seconds=60)
+    store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
+    return store.attempts.claim("test", lease_seconds=60)
 
 
 def again(store, job_id, attempt):
-    """The attempt is lost and the next one claimed."""
-    store.mark_lost(job_id, attempt, max_attempts=99)
-    return store.claim_job("test", lease_seconds=60)
+    """Mark the attempt as lost and claim the next one."""
+    store.attempts.mark_lost(job_id, attempt, max_attempts=99)
+    return store.attempts.claim("test", lease_seconds=60)
 
 
 def model_at(out):
@@ -73,7 +77,7 @@ def model_at(out):
 
 
 def good(spec, *, run_dir, out, progress, stop, job, exclusive):
-    """A training that succeeds."""
+    """Run a training that succeeds."""
     progress(Progress("LOADING", 0, 0, 0.0, 0.0, None, ""))
     progress(Progress("TRAINING", 2, 2, 0.1, float("inf"), float("nan"), "two classes"))
     model = model_at(out)
@@ -86,7 +90,7 @@ def good(spec, *, run_dir, out, progress, stop, job, exclusive):
 
 
 def until_stopped(spec, *, run_dir, out, progress, stop, job, exclusive):
-    """A training that goes on until it is told to stop."""
+    """Run a training that continues until its stop flag is set."""
     deadline = time.monotonic() + 300
     while not stop.is_set():
         assert time.monotonic() < deadline
@@ -95,7 +99,7 @@ def until_stopped(spec, *, run_dir, out, progress, stop, job, exclusive):
 
 
 def never(*_, **__):
-    raise AssertionError("nobody may train here")
+    raise AssertionError("no training is expected here")
 
 
 def raising(error):
@@ -105,12 +109,12 @@ def raising(error):
     return training
 
 
-# --- the good end
+# --- success
 
 
-def test_a_training_is_published_and_the_job_says_what(store, home, registry, job):
-    assert run_attempt(store, home, job.id, 1, train_function=good, **QUICK) == SUCCEEDED
-    done = store.get_job(job.id)
+def test_a_training_is_published_and_the_job_has_its_result(store, home, registry, job):
+    assert run_attempt(store, home, job.id, 1, train_function=good, options=QUICK) == SUCCEEDED
+    done = store.jobs.get(job.id)
     described = registry.describe("pydocs", 1)
     assert (done.status, done.phase) == (SUCCEEDED, "TRAINING")
     assert done.result == {
@@ -120,22 +124,22 @@ def test_a_training_is_published_and_the_job_says_what(store, home, registry, jo
         "measures": {"P@1": 0.5},
         "report": {"seconds": {"TRAINING": 0.1}},
     }
-    assert done.progress["eta"] is None  # not a number is not JSON
-    assert [e.data["phase"] for e in store.list_events(job.id) if e.kind == "phase"] == [
+    assert done.progress["eta"] is None  # JSON has no NaN
+    assert [e.data["phase"] for e in store.jobs.list_events(job.id) if e.kind == "phase"] == [
         "LOADING",
         "TRAINING",
     ]
     assert not (home.run(job.id) / "publish").exists()
 
 
-def test_the_training_is_given_what_it_needs(store, home, job):
+def test_the_training_gets_its_spec_run_folder_and_job_id(store, home, job):
     seen = {}
 
     def training(spec, **more):
         seen.update(more, spec=spec)
         return good(spec, **more)
 
-    run_attempt(store, home, job.id, 1, train_function=training, **QUICK)
+    run_attempt(store, home, job.id, 1, train_function=training, options=QUICK)
     assert (seen["spec"].dataset, seen["spec"].name, seen["spec"].pool) == (
         "/nowhere",
         "pydocs",
@@ -148,7 +152,7 @@ def test_the_training_is_given_what_it_needs(store, home, job):
     )
 
 
-def test_a_spec_for_ray_gets_the_clusters_address_unless_it_names_one(store, home):
+def test_a_spec_for_ray_gets_the_cluster_address_unless_it_has_one(store, home):
     addresses = []
 
     def training(spec, **more):
@@ -156,15 +160,21 @@ def test_a_spec_for_ray_gets_the_clusters_address_unless_it_names_one(store, hom
         return good(spec, **more)
 
     for extra in ({}, {"ray_address": "own:1"}, {"pool": "threads"}):
-        store.submit({**SPEC, "pool": "ray", **extra}, name="pydocs")
-        mine = store.claim_job("test", lease_seconds=60)
+        store.jobs.submit(JobSubmission({**SPEC, "pool": "ray", **extra}, name="pydocs"))
+        mine = store.attempts.claim("test", lease_seconds=60)
         run_attempt(
-            store, home, mine.id, 1, train_function=training, ray_address="cluster:1", **QUICK
+            store,
+            home,
+            mine.id,
+            1,
+            train_function=training,
+            ray_address="cluster:1",
+            options=QUICK,
         )
     assert addresses == ["cluster:1", "own:1", None]
 
 
-def test_a_partial_model_is_published_and_the_result_says_so(store, home, job):
+def test_a_partial_model_is_published_and_marked_in_the_result(store, home, job):
     lacks = {
         "done": 1,
         "missing": 1,
@@ -177,33 +187,45 @@ def test_a_partial_model_is_published_and_the_result_says_so(store, home, job):
         result = good(spec, **given)
         return result._replace(report={**result.report, "partial": lacks})
 
-    assert run_attempt(store, home, job.id, 1, train_function=in_time, **QUICK) == SUCCEEDED
-    assert store.get_job(job.id).result["partial"] == lacks
+    assert run_attempt(store, home, job.id, 1, train_function=in_time, options=QUICK) == SUCCEEDED
+    assert store.jobs.get(job.id).result["partial"] == lacks
 
 
 def test_two_jobs_of_one_name_are_two_versions(store, home, registry):
     for _ in range(2):
-        store.submit(SPEC, name="pydocs")
+        store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
         run_attempt(
             store,
             home,
-            store.claim_job("test", lease_seconds=60).id,
+            store.attempts.claim("test", lease_seconds=60).id,
             1,
             train_function=good,
-            **QUICK,
+            options=QUICK,
         )
     assert registry.versions("pydocs") == [1, 2]
 
 
-def test_progress_is_throttled_and_phases_are_not(store, home, job):
+def run_reporting_often(store, home, job, training):
+    """Run the first attempt of a job with a report every 0.2 seconds."""
+    run_attempt(
+        store,
+        home,
+        job.id,
+        1,
+        train_function=training,
+        options=replace(QUICK, report_seconds=0.2),
+    )
+
+
+def test_progress_events_are_throttled_and_phase_events_are_not(store, home, job):
     def training(spec, *, progress, **more):
         for phase in ("LOADING", "TRAINING", "MERGING"):
             for done in range(2000):
                 progress(Progress(phase, done, 2000, 0.1, 1.0, 1.0, ""))
         return good(spec, progress=progress, **more)
 
-    run_attempt(store, home, job.id, 1, train_function=training, **{**QUICK, "report_seconds": 0.2})
-    events = store.list_events(job.id)
+    run_reporting_often(store, home, job, training)
+    events = store.jobs.list_events(job.id)
     assert [e.data["phase"] for e in events if e.kind == "phase"] == [
         "LOADING",
         "TRAINING",
@@ -212,26 +234,27 @@ def test_progress_is_throttled_and_phases_are_not(store, home, job):
         "TRAINING",
     ]
     assert 1 <= len([e for e in events if e.kind == "progress"]) < 50
-    assert store.get_job(job.id).progress["note"] == "two classes"  # the last one is always told
+    # The last progress is always written.
+    assert store.jobs.get(job.id).progress["note"] == "two classes"
 
 
-def test_no_epoch_is_left_out(store, home, job):
+def test_every_epoch_is_recorded_once(store, home, job):
     def training(spec, *, progress, **more):
         for epoch in range(1, 41):
-            for _ in range(3):  # between two rests the newest figures are told again
+            for _ in range(3):  # each epoch is reported three times, recorded once
                 figures = {"epoch": epoch, "objective": 1.0 / epoch, "held_out": float("nan")}
                 progress(Progress("TRAINING", epoch, 40, 0.1, 1.0, 1.0, "falling", figures))
         return good(spec, progress=progress, **more)
 
-    run_attempt(store, home, job.id, 1, train_function=training, **{**QUICK, "report_seconds": 0.2})
-    told = [e.data for e in store.list_events(job.id) if e.kind == "epoch"]
+    run_reporting_often(store, home, job, training)
+    told = [e.data for e in store.jobs.list_events(job.id) if e.kind == "epoch"]
     assert told == [
         {"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)
     ]
-    assert "figures" not in store.get_job(job.id).progress  # of a phase that has none
+    assert "figures" not in store.jobs.get(job.id).progress  # the last phase has no figures
 
 
-# --- other ends
+# --- other outcomes
 
 
 @pytest.mark.parametrize(
@@ -239,7 +262,6 @@ def test_no_epoch_is_left_out(store, home, job):
     [
         (ParameterError("C is -1: use a positive number"), "PARAMETER", "use a positive number"),
         (Refused("needs 90 GB, there are 24", code="MEMORY"), "MEMORY", "90 GB"),
-        (OSError(errno.ENOSPC, "No space left", "/secret"), "DISK_FULL", "make room"),
         (OSError(errno.EPERM, "not permitted", "/secret"), "INTERNAL", "log"),
         (MemoryError(), "OUT_OF_MEMORY", "fewer workers"),
         (
@@ -250,69 +272,118 @@ def test_no_epoch_is_left_out(store, home, job):
         (ZeroDivisionError("/secret"), "INTERNAL", "log"),
     ],
 )
-def test_a_failure_is_a_reason_and_a_sentence(store, home, registry, job, error, reason, words):
-    assert run_attempt(store, home, job.id, 1, train_function=raising(error), **QUICK) == FAILED
-    failed = store.get_job(job.id)
+def test_a_failure_has_a_reason_and_a_message(store, home, registry, job, error, reason, words):
+    assert (
+        run_attempt(store, home, job.id, 1, train_function=raising(error), options=QUICK) == FAILED
+    )
+    failed = store.jobs.get(job.id)
     assert (failed.status, failed.reason) == (FAILED, reason)
     assert words in failed.message
     assert "secret" not in failed.message
     assert registry.names() == []
 
 
-def test_the_log_says_where_an_unexpected_failure_came_from(store, home, job, caplog):
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left", "/secret"),
+        OSError(errno.EDQUOT, "Quota exceeded", "/secret"),
+        Refused("the disk of the job store is full: make room", code="DISK_FULL"),
+    ],
+    ids=["space", "quota", "store"],
+)
+def test_a_job_on_a_full_disk_waits_and_goes_on(home, error):
+    clock = SimpleNamespace(seconds=1e9)
+    with contextlib.closing(JobStore(home.store_url, now=lambda: clock.seconds)) as store:
+        job, _ = store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
+        for attempt in range(1, 6):  # more often than a job may be lost
+            assert store.attempts.claim("test", lease_seconds=60).attempt == attempt
+            outcome = run_attempt(
+                store, home, job.id, attempt, train_function=raising(error), options=QUICK
+            )
+            waiting = store.jobs.get(job.id)
+            assert (outcome, waiting.status, waiting.reason) == (PENDING, PENDING, "DISK_FULL")
+            assert "make room" in waiting.message
+            assert "secret" not in waiting.message
+            assert store.attempts.claim("test", lease_seconds=60) is None  # not before a pause
+            clock.seconds += 1000
+        store.attempts.claim("test", lease_seconds=60)
+        ended = run_attempt(store, home, job.id, 6, train_function=good, options=QUICK)
+        assert ended == SUCCEEDED
+
+
+def test_the_log_has_the_traceback_of_an_unexpected_failure(store, home, job, caplog):
     run_attempt(
         store,
         home,
         job.id,
         1,
         train_function=raising(ZeroDivisionError("at the very bottom")),
-        **QUICK,
+        options=QUICK,
     )
     assert "at the very bottom" in caplog.text
 
 
-def test_a_bad_spec_fails_with_its_own_sentence(store, home):
-    store.submit({**SPEC, "pool": "swimming"}, name="pydocs")
-    job = store.claim_job("test", lease_seconds=60)
-    assert run_attempt(store, home, job.id, 1, train_function=never, **QUICK) == FAILED
-    assert store.get_job(job.id).reason == "PARAMETER"
+def test_an_invalid_spec_fails_with_its_own_reason(store, home):
+    store.jobs.submit(JobSubmission({**SPEC, "pool": "swimming"}, name="pydocs"))
+    job = store.attempts.claim("test", lease_seconds=60)
+    assert run_attempt(store, home, job.id, 1, train_function=never, options=QUICK) == FAILED
+    assert store.jobs.get(job.id).reason == "PARAMETER"
 
 
-def test_what_is_unavailable_is_tried_again_and_fails_at_last(store, home, job):
+def test_an_unavailable_resource_is_retried_and_fails_in_the_end(store, home, job):
     trouble = raising(Unavailable("no Ray answers", code="RAY_UNREACHABLE"))
     for attempt, end in ((1, PENDING), (2, PENDING), (3, FAILED)):
-        assert run_attempt(store, home, job.id, attempt, train_function=trouble, **QUICK) == end
-        store._now = lambda later=1000 * attempt: time.time() + later
+        assert (
+            run_attempt(
+                store,
+                home,
+                job.id,
+                attempt,
+                train_function=trouble,
+                options=QUICK,
+            )
+            == end
+        )
+        store.attempts._now = lambda later=1000 * attempt: time.time() + later
         if end == PENDING:
-            assert store.claim_job("test", lease_seconds=1e6).attempt == attempt + 1
-    assert store.get_job(job.id).reason == "RAY_UNREACHABLE"
+            assert store.attempts.claim("test", lease_seconds=1e6).attempt == attempt + 1
+    assert store.jobs.get(job.id).reason == "RAY_UNREACHABLE"
 
 
-def test_a_stop_is_heard_within_a_beat_and_finished_work_stays(store, home, job):
+def test_a_stop_ends_the_training_and_keeps_finished_work(store, home, job):
     parts = home.run(job.id) / "part"
 
     def training(spec, *, run_dir, **more):
         run_dir.mkdir(exist_ok=True)
         parts.write_text("finished")
-        threading.Timer(0.1, store.request_stop, [job.id]).start()
+        threading.Timer(0.1, store.jobs.request_stop, [job.id]).start()
         until_stopped(spec, run_dir=run_dir, **more)
 
-    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == STOPPED
-    assert store.get_job(job.id).status == STOPPED
+    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == STOPPED
+    assert store.jobs.get(job.id).status == STOPPED
     assert parts.read_text() == "finished"
-    store.resume_job(job.id)
-    assert store.claim_job("test", lease_seconds=60).attempt == 2
-    assert run_attempt(store, home, job.id, 2, train_function=good, **QUICK) == SUCCEEDED
+    store.jobs.resume(job.id)
+    assert store.attempts.claim("test", lease_seconds=60).attempt == 2
+    assert run_attempt(store, home, job.id, 2, train_function=good, options=QUICK) == SUCCEEDED
 
 
-def test_sigterm_gives_the_job_back(store, home, job):
+def test_sigterm_releases_the_job(store, home, job):
     flag = StopFlag()
     threading.Timer(0.1, flag.set).start()
     assert (
-        run_attempt(store, home, job.id, 1, train_function=until_stopped, stop_flag=flag, **QUICK)
+        run_attempt(
+            store,
+            home,
+            job.id,
+            1,
+            train_function=until_stopped,
+            stop_flag=flag,
+            options=QUICK,
+        )
         == PENDING
     )
-    assert store.claim_job("test", lease_seconds=60).attempt == 2
+    assert store.attempts.claim("test", lease_seconds=60).attempt == 2
 
 
 def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
@@ -322,51 +393,53 @@ def test_a_training_that_does_not_stop_is_ended_with_its_process(store, job):
         job.id,
         1,
         StopFlag(),
-        stop_grace_seconds=0.1,
-        exit_process=lambda _: ended.set(),
-        **QUICK,
+        replace(QUICK, stop_grace_seconds=0.1, exit_process=lambda _: ended.set()),
     )
     heart.start()
     assert not ended.wait(0.3)
-    store.request_stop(job.id)
+    store.jobs.request_stop(job.id)
     assert ended.wait(300)
     heart.stop()
 
 
-def test_a_heart_keeps_the_lease_and_the_cluster(home, tmp_path):
-    """The clock of who watches the lease goes on only after a beat that came when it last
-    looked.
+def test_the_monitor_keeps_the_lease_and_the_cluster(home, tmp_path):
+    """The monitor renews the lease with heartbeats and keeps the local Ray cluster alive.
+
+    The clock of the process that watches the lease advances only after a heartbeat that followed
+    its last check.
     """
     clock, beats = [0.0], threading.Semaphore(0)
     watcher, store = JobStore(home.store_url, monotonic=lambda: clock[0]), JobStore(home.store_url)
-    store.submit(SPEC, name="pydocs")
-    job, real = store.claim_job("test", lease_seconds=60), store.heartbeat
-    store.heartbeat = lambda *args, **more: (real(*args, **more), beats.release())[0]
+    store.jobs.submit(JobSubmission(SPEC, name="pydocs"))
+    job, real = store.attempts.claim("test", lease_seconds=60), store.attempts.heartbeat
+    store.attempts.heartbeat = lambda *args, **more: (real(*args, **more), beats.release())[0]
     heart = AttemptMonitor(
-        store, job.id, 1, StopFlag(), keep_alive_file=tmp_path / "wanted", **QUICK
+        store, job.id, 1, StopFlag(), replace(QUICK, keep_alive_file=tmp_path / "wanted")
     )
     heart.start()
     for _ in range(4):
-        assert watcher.expire_jobs() == []
-        for _ in range(2):  # the first may have been under way
+        assert watcher.attempts.expire() == []
+        for _ in range(2):  # the first one can have started before the check
             assert beats.acquire(timeout=300)
         while beats.acquire(blocking=False):
             pass
         clock[0] += 45.0
     heart.stop()
-    watcher.expire_jobs()
+    watcher.attempts.expire()
     clock[0] += 61.0
-    assert [lost.id for lost in watcher.expire_jobs()] == [job.id]  # nobody beats any more
+    assert [lost.id for lost in watcher.attempts.expire()] == [
+        job.id
+    ]  # there are no more heartbeats
     watcher.close()
     store.close()
     assert (tmp_path / "wanted").exists()
 
 
-def test_a_store_that_cannot_answer_for_a_while_is_no_reason_to_give_up(
+def test_a_store_that_is_unavailable_for_a_while_does_not_end_the_attempt(
     store, home, job, monkeypatch
 ):
     calls = []
-    real = store.heartbeat
+    real = store.attempts.heartbeat
 
     def flaky(*args, **more):
         calls.append(1)
@@ -380,20 +453,20 @@ def test_a_store_that_cannot_answer_for_a_while_is_no_reason_to_give_up(
             time.sleep(0.01)
         return good(spec, **more)
 
-    monkeypatch.setattr(store, "heartbeat", flaky)
-    assert run_attempt(store, home, job.id, 1, train_function=training, **QUICK) == SUCCEEDED
+    monkeypatch.setattr(store.attempts, "heartbeat", flaky)
+    assert run_attempt(store, home, job.id, 1, train_function=training, options=QUICK) == SUCCEEDED
     assert len(calls) >= 6
 
 
-# --- fences, and one result at most
+# --- fencing, and at most one result
 
 
-def test_an_attempt_that_is_not_the_running_one_does_nothing(store, home, registry, job):
+def test_an_attempt_that_is_not_the_current_one_does_nothing(store, home, registry, job):
     again(store, job.id, 1)
-    before = (store.get_job(job.id), store.list_events(job.id))
-    assert run_attempt(store, home, job.id, 1, train_function=never, **QUICK) == FENCED
-    assert run_attempt(store, home, "job_none", 1, train_function=never, **QUICK) == FENCED
-    assert (store.get_job(job.id), store.list_events(job.id)) == before
+    before = (store.jobs.get(job.id), store.jobs.list_events(job.id))
+    assert run_attempt(store, home, job.id, 1, train_function=never, options=QUICK) == FENCED
+    assert run_attempt(store, home, "job_none", 1, train_function=never, options=QUICK) == FENCED
+    assert (store.jobs.get(job.id), store.jobs.list_events(job.id)) == before
 
 
 def test_an_attempt_that_lost_its_job_publishes_nothing(store, home, registry, job):
@@ -401,35 +474,35 @@ def test_an_attempt_that_lost_its_job_publishes_nothing(store, home, registry, j
         again(store, job.id, 1)
         return good(spec, **more)
 
-    assert run_attempt(store, home, job.id, 1, train_function=robbed, **QUICK) == FENCED
+    assert run_attempt(store, home, job.id, 1, train_function=robbed, options=QUICK) == FENCED
     assert registry.names() == []
-    assert store.get_job(job.id).status == RUNNING
-    assert run_attempt(store, home, job.id, 2, train_function=good, **QUICK) == SUCCEEDED
+    assert store.jobs.get(job.id).status == RUNNING
+    assert run_attempt(store, home, job.id, 2, train_function=good, options=QUICK) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
 
 
-def test_a_fenced_training_is_told_to_stop(store, home, job):
+def test_a_fenced_training_is_stopped(store, home, job):
     def robbed(spec, **more):
         again(store, job.id, 1)
         until_stopped(spec, **more)
 
-    assert run_attempt(store, home, job.id, 1, train_function=robbed, **QUICK) == FENCED
-    assert store.get_job(job.id).attempt == 2
+    assert run_attempt(store, home, job.id, 1, train_function=robbed, options=QUICK) == FENCED
+    assert store.jobs.get(job.id).attempt == 2
 
 
 def test_a_crash_between_publishing_and_finishing_gives_no_second_version(
     store, home, registry, job, monkeypatch
 ):
-    monkeypatch.setattr(store, "finish_attempt", raising(Crash()))
+    monkeypatch.setattr(store.attempts, "finish", raising(Crash()))
     with pytest.raises(Crash):
-        run_attempt(store, home, job.id, 1, train_function=good, **QUICK)
+        run_attempt(store, home, job.id, 1, train_function=good, options=QUICK)
     monkeypatch.undo()
     assert registry.versions("pydocs") == [1]
-    assert store.get_job(job.id).status == RUNNING
+    assert store.jobs.get(job.id).status == RUNNING
     again(store, job.id, 1)
-    assert run_attempt(store, home, job.id, 2, train_function=never, **QUICK) == SUCCEEDED
+    assert run_attempt(store, home, job.id, 2, train_function=never, options=QUICK) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
-    result = store.get_job(job.id).result
+    result = store.jobs.get(job.id).result
     assert (result["version"], result["sha256"]) == (1, registry.describe("pydocs", 1).sha256)
     assert result["measures"] == {"P@1": 0.5}
 
@@ -437,18 +510,20 @@ def test_a_crash_between_publishing_and_finishing_gives_no_second_version(
 def test_a_crash_before_publishing_is_trained_again(store, home, registry, job, monkeypatch):
     monkeypatch.setattr(Registry, "publish", raising(Crash()))
     with pytest.raises(Crash):
-        run_attempt(store, home, job.id, 1, train_function=good, **QUICK)
+        run_attempt(store, home, job.id, 1, train_function=good, options=QUICK)
     monkeypatch.undo()
     again(store, job.id, 1)
-    assert run_attempt(store, home, job.id, 2, train_function=good, **QUICK) == SUCCEEDED
+    assert run_attempt(store, home, job.id, 2, train_function=good, options=QUICK) == SUCCEEDED
     assert registry.versions("pydocs") == [1]
 
 
-def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(
+def test_an_attempt_fenced_while_it_publishes_leaves_its_version_to_the_next(
     store, home, registry, job, monkeypatch
 ):
-    """Attempt 1 stands still inside the registry, loses its job, wakes up and publishes; attempt 2
-    is ready at the same time.
+    """An attempt that loses its job while it publishes leaves its version to the next attempt.
+
+    Attempt 1 is suspended inside the registry and loses its job, then resumes and publishes.
+    Attempt 2 is ready to publish at the same time.
     """
     real, ends, second = Registry.publish, [], []
 
@@ -457,45 +532,45 @@ def test_an_attempt_robbed_while_it_publishes_leaves_its_version_to_the_next(
             again(store, job.id, 1)
             thread = threading.Thread(
                 target=lambda: ends.append(
-                    run_attempt(store, home, job.id, 2, train_function=good, **QUICK)
+                    run_attempt(store, home, job.id, 2, train_function=good, options=QUICK)
                 ),
                 name="second",
             )
             second.append(thread)
             thread.start()
-            thread.join(1.0)  # it waits for us
+            thread.join(1.0)  # it waits for attempt 1
             assert thread.is_alive()
         return real(self, name, staged)
 
     monkeypatch.setattr(Registry, "publish", stalled)
-    assert run_attempt(store, home, job.id, 1, train_function=good, **QUICK) == FENCED
+    assert run_attempt(store, home, job.id, 1, train_function=good, options=QUICK) == FENCED
     second[0].join(300)
     assert ends == [SUCCEEDED]
     assert registry.versions("pydocs") == [1]
-    done = store.get_job(job.id)
+    done = store.jobs.get(job.id)
     assert (done.attempt, done.result["version"]) == (2, 1)
 
 
-def test_the_marker_is_no_part_of_the_model(store, home, registry, job):
+def test_the_marker_is_not_part_of_the_model(store, home, registry, job):
     from xcray.model.model import Model
 
-    run_attempt(store, home, job.id, 1, train_function=good, **QUICK)
+    run_attempt(store, home, job.id, 1, train_function=good, options=QUICK)
     path = registry.resolve("pydocs:1")
     assert (path / "job.json").exists()
-    assert Model.open(path, verify=True).sha256 == store.get_job(job.id).result["sha256"]
+    assert Model.open(path, verify=True).sha256 == store.jobs.get(job.id).result["sha256"]
 
 
-# --- small things
+# --- summaries, paths and names
 
 
-def test_a_summary_leaves_out_what_is_long():
+def test_a_summary_omits_long_entries():
     assert shorten_report({"a": 1, "b": list(range(10_000)), "c": {"d": 2}}) == {
         "a": 1,
         "c": {"d": 2},
     }
 
 
-def test_a_home_is_its_owners_only(home):
+def test_a_home_is_accessible_to_its_owner_only(home):
     for folder in (home.path, home.datasets, home.models, home.runs, home.logs, home.ray):
         assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -522,7 +597,7 @@ def test_only_ids_become_paths(home, value):
 
 
 def test_a_name_in_rays_dashboard_is_harmless_and_readable(store):
-    job, _ = store.submit({}, name="../../My Model; rm -rf $HOME" + "x" * 100)
+    job, _ = store.jobs.submit(JobSubmission({}, name="../../My Model; rm -rf $HOME" + "x" * 100))
     name = submission_id(job)
     assert name.startswith("xcray-my-model-rm-rf-home")
     assert name.endswith(f"-{job.id}-a0")
@@ -532,4 +607,4 @@ def test_a_name_in_rays_dashboard_is_harmless_and_readable(store):
 
 def test_fenced_is_an_error_of_its_own(store, job):
     with pytest.raises(Fenced):
-        AttemptMonitor(store, job.id, 2, StopFlag(), **QUICK).start()
+        AttemptMonitor(store, job.id, 2, StopFlag(), QUICK).start()

@@ -1,4 +1,4 @@
-"""POST /v1/jobs:stop: a queue is emptied by one request, of one's own tenant only."""
+"""POST /v1/jobs:stop: one request stops all matching jobs of the caller's tenant."""
 
 from contextlib import closing
 
@@ -23,7 +23,7 @@ def served(tmp_path):
         yield store, http
 
 
-def test_a_queue_is_emptied_by_one_request(served, monkeypatch):
+def test_one_request_stops_all_matching_jobs(served, monkeypatch):
     monkeypatch.setattr(jobs, "STOP_BATCH_JOBS", 3)
     store, http = served
     running = submit(store, "running")
@@ -35,15 +35,15 @@ def test_a_queue_is_emptied_by_one_request(served, monkeypatch):
         "stopped": 4,
         "more": False,
     }
-    assert {store.get_job(job.id).status for job in waiting} == {STOPPED}
-    assert not store.get_job(running.id).stop_requested
+    assert {store.jobs.get(job.id).status for job in waiting} == {STOPPED}
+    assert not store.jobs.get(running.id).stop_requested
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 1, "more": False}
-    assert store.get_job(running.id).stop_requested
+    assert store.jobs.get(running.id).stop_requested
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 0, "more": False}
-    assert store.get_job(theirs.id, "theirs").status == PENDING
+    assert store.jobs.get(theirs.id, "theirs").status == PENDING
 
 
-def test_a_request_that_takes_long_is_answered_and_may_be_sent_again(served, monkeypatch):
+def test_a_request_that_reaches_its_time_limit_can_be_repeated(served, monkeypatch):
     monkeypatch.setattr(jobs, "STOP_BATCH_JOBS", 2)
     monkeypatch.setattr(jobs, "STOP_REQUEST_SECONDS", 0.0)
     store, http = served
@@ -51,14 +51,14 @@ def test_a_request_that_takes_long_is_answered_and_may_be_sent_again(served, mon
         submit(store, f"n{number}")
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 2, "more": True}
     assert http.post("/v1/jobs:stop", json={}).json() == {"stopped": 1, "more": False}
-    assert store.count_jobs()[STOPPED] == 3
+    assert store.jobs.count()[STOPPED] == 3
 
 
 @pytest.mark.parametrize(
     "wrong", [{"status": "SUCCEEDED"}, {"everything": True}, {"name": ""}, [], {"dataset": 3}]
 )
-def test_a_wish_that_is_none_is_refused(served, wrong):
+def test_an_invalid_request_is_refused(served, wrong):
     store, http = served
     job = submit(store)
     assert http.post("/v1/jobs:stop", json=wrong).status_code == 422
-    assert store.get_job(job.id).status == PENDING
+    assert store.jobs.get(job.id).status == PENDING

@@ -8,19 +8,20 @@ from xcray.jobs.job import EXPIRED, TIMEOUT
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.fair_queue import MAX_BACKOFF_SECONDS
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter, JobSubmission
 
 HOUR, DAY = 3600.0, 86400.0
 
 
 @pytest.fixture
 def clock():
-    """The world's clock."""
+    """Return the wall clock."""
     return Clock()
 
 
 @pytest.fixture
 def steady():
-    """The clock of leases: it never jumps."""
+    """Return the monotonic clock that leases use."""
     return Clock(5.0)
 
 
@@ -32,14 +33,19 @@ def store(store_url, clock, steady):
 
 
 @pytest.fixture
-def replica(store, store_url):
-    """Another process' store: its wall clock is 5 minutes ahead, its steady one began elsewhere."""
-    other = JobStore(store_url, now=Clock(BEGINNING + 300.0), monotonic=Clock(99_000.0))
+def replica_clock():
+    return Clock(99_000.0)
+
+
+@pytest.fixture
+def replica(store, store_url, replica_clock):
+    """Yield the store of another process: other monotonic clock, wall clock 5 minutes ahead."""
+    other = JobStore(store_url, now=Clock(BEGINNING + 300.0), monotonic=replica_clock)
     yield other
     other.close()
 
 
-# --- whose turn it is
+# --- order of the queue
 
 
 def test_tenants_take_turns_within_a_priority(store):
@@ -57,13 +63,13 @@ def test_tenants_take_turns_within_a_priority(store):
     assert order(store) == ["urgent", "b1", "c1", "a1", "b2", "a2", "a3", "idle"]
 
 
-def test_who_has_fewer_running_jobs_comes_first(store):
+def test_the_tenant_with_fewer_running_jobs_comes_first(store):
     for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
         submit(store, name, tenant=tenant)
     held = [claim(store).name for _ in range(2)]
     assert held == ["a1", "b1"]
-    a = store.list_jobs("a", status=RUNNING)[0][0]
-    store.finish_attempt(a.id, 1, SUCCEEDED, result={})
+    a = store.jobs.list_page(JobFilter("a", status=RUNNING))[0][0]
+    store.attempts.finish(a.id, 1, SUCCEEDED, result={})
     assert [claim(store).name for _ in range(3)] == ["a2", "b2", "a3"]
 
 
@@ -76,7 +82,7 @@ def test_a_flood_of_one_tenant_delays_another_by_one_job_at_most(store):
 
 
 @pytest.mark.parametrize("how", ["mapping", "function"])
-def test_a_tenant_at_its_limit_is_passed_over_also_by_lower_priorities(store, how):
+def test_a_tenant_at_its_limit_is_skipped_also_for_lower_priorities(store, how):
     limits = {"a": 1}
     quota = limits if how == "mapping" else limits.get
     for name, tenant, priority in (("a1", "a", 9), ("a2", "a", 9), ("b1", "b", 0), ("b2", "b", 0)):
@@ -86,22 +92,22 @@ def test_a_tenant_at_its_limit_is_passed_over_also_by_lower_priorities(store, ho
         "b1",
         "b2",
     ]
-    first = store.list_jobs("a", status=RUNNING)[0][0]
-    store.finish_attempt(first.id, 1, SUCCEEDED, result={})
+    first = store.jobs.list_page(JobFilter("a", status=RUNNING))[0][0]
+    store.attempts.finish(first.id, 1, SUCCEEDED, result={})
     assert claim(store, quota=quota).name == "a2"
 
 
-def test_a_limit_of_nothing_lets_nothing_run(store):
+def test_a_limit_of_zero_lets_no_job_run(store):
     submit(store, tenant="a")
     assert claim(store, quota={"a": 0}) is None
     assert claim(store, max_running=0) is None
     assert claim(store, max_running=1, quota={"b": 0}).tenant == "a"
 
 
-def test_a_job_that_pauses_lets_others_pass(store, clock):
+def test_a_paused_job_does_not_block_others(store, clock):
     submit(store, "first"), submit(store, "second")
     job = claim(store)
-    store.retry_later(job.id, 1, reason="RAY", message="not there")
+    store.attempts.retry_later(job.id, 1, reason="RAY", message="not there")
     assert order(store) == ["second"]
     clock.seconds += 6
     assert order(store) == ["first"]
@@ -110,7 +116,7 @@ def test_a_job_that_pauses_lets_others_pass(store, clock):
 # --- lists
 
 
-def test_lists_are_filtered_by_all_that_is_named(store, clock):
+def test_lists_are_filtered_by_all_given_criteria(store, clock):
     made = [
         submit(store, "a", model="m", dataset_id="ds_1", priority=1),
         submit(store, "b", model="m", dataset_id="ds_2"),
@@ -121,19 +127,19 @@ def test_lists_are_filtered_by_all_that_is_named(store, clock):
     other = submit(store, "a", tenant="other", model="m")
 
     def found(**wish):
-        return [made.index(job) for job in store.list_jobs(**wish)[0]]
+        return [made.index(job) for job in store.jobs.list_page(JobFilter(**wish))[0]]
 
     assert found(name="a") == [3, 2, 0]
     assert found(model="m") == [3, 1, 0]
     assert found(model="m", name="a") == [3, 0]
-    assert found(dataset="ds_2") == [1]
+    assert found(dataset_id="ds_2") == [1]
     assert found(kind="predict") == [2]
     assert found(priority=1) == [0]
     assert found(created_after=BEGINNING + 10) == [3]
     assert found(created_before=BEGINNING + 10) == [2, 1, 0]
     assert found(created_after=BEGINNING, created_before=BEGINNING + 0.001, model="n") == [2]
     assert found(status=RUNNING) == found(name="nobody") == []
-    assert [job.id for job in store.list_jobs(None)[0]] == [
+    assert [job.id for job in store.jobs.list_page(JobFilter(None))[0]] == [
         other.id,
         *(job.id for job in reversed(made)),
     ]
@@ -143,200 +149,206 @@ def test_pages_of_a_filter_hold_each_job_once(store):
     wanted = [submit(store, "even" if number % 2 == 0 else "odd") for number in range(11)][::2]
     seen, token = [], None
     while True:
-        page, token = store.list_jobs(name="even", limit=2, page_token=token)
+        page, token = store.jobs.list_page(JobFilter(name="even"), limit=2, page_token=token)
         seen += page
         if token is None:
             break
     assert seen == wanted[::-1]
 
 
-# --- limits of time
+# --- time limits
 
 
 def test_running_time_is_added_up_over_attempts(store):
     job = submit(store, timeout_seconds=10.0)
     claim(store)
-    assert store.heartbeat(job.id, 1, lease_seconds=9, ran_seconds=6.0) is False
-    store.release_job(job.id, 1)
+    assert store.attempts.heartbeat(job.id, 1, lease_seconds=9, ran_seconds=6.0) is False
+    store.attempts.release(job.id, 1)
     claim(store)
-    assert store.get_job(job.id).ran_seconds == 6.0
-    assert store.heartbeat(job.id, 2, lease_seconds=9, ran_seconds=3.9) is False
-    assert store.heartbeat(job.id, 2, lease_seconds=9, ran_seconds=0.1) is True
-    assert store.get_job(job.id).overtime_reason(BEGINNING) == TIMEOUT
-    store.finish_attempt(job.id, 2, FAILED, reason=TIMEOUT, message="it took too long")
-    assert store.resume_job(job.id).ran_seconds == 0.0
+    assert store.jobs.get(job.id).ran_seconds == 6.0
+    assert store.attempts.heartbeat(job.id, 2, lease_seconds=9, ran_seconds=3.9) is False
+    assert store.attempts.heartbeat(job.id, 2, lease_seconds=9, ran_seconds=0.1) is True
+    assert store.jobs.get(job.id).overtime_reason(BEGINNING) == TIMEOUT
+    store.attempts.finish(job.id, 2, FAILED, reason=TIMEOUT, message="it took too long")
+    assert store.jobs.resume(job.id).ran_seconds == 0.0
 
 
-def test_a_job_that_waits_beyond_its_time_fails_and_never_runs(store, clock):
+def test_a_job_that_expires_in_the_queue_fails_and_never_runs(store, clock):
     job, patient = (
         submit(store, expires_seconds=60.0),
         submit(store, "patient", expires_seconds=600.0),
     )
-    assert store.expire_jobs() == []
+    assert store.attempts.expire() == []
     clock.seconds += 61
     assert order(store) == ["patient"]
-    (ended,) = store.expire_jobs()
+    (ended,) = store.attempts.expire()
     assert (ended.id, ended.status, ended.reason, ended.attempt) == (job.id, FAILED, EXPIRED, 0)
-    assert store.expire_jobs() == []
-    again = store.resume_job(job.id)
+    assert store.attempts.expire() == []
+    again = store.jobs.resume(job.id)
     assert (again.status, again.expires) == (PENDING, None)
-    assert store.get_job(patient.id).status == SUCCEEDED
+    assert store.jobs.get(patient.id).status == SUCCEEDED
 
 
-def test_a_running_job_hears_that_its_time_to_end_has_come(store, clock, steady):
+def test_a_heartbeat_reports_that_the_job_has_expired(store, clock, steady):
     job = submit(store, expires_seconds=60.0)
     claim(store)
-    assert store.heartbeat(job.id, 1, lease_seconds=9) is False
+    assert store.attempts.heartbeat(job.id, 1, lease_seconds=9) is False
     clock.seconds += 60
-    assert store.heartbeat(job.id, 1, lease_seconds=9) is True
-    assert store.expire_jobs() == []  # its runner lives, and ends it by itself
+    assert store.attempts.heartbeat(job.id, 1, lease_seconds=9) is True
+    assert store.attempts.expire() == []  # the runner is alive and ends the job itself
     steady.seconds += 10
-    (ended,) = store.expire_jobs()
+    (ended,) = store.attempts.expire()
     assert (ended.status, ended.reason) == (FAILED, EXPIRED)
 
 
-def test_a_job_may_bring_its_own_number_of_attempts(store, clock):
+def test_a_job_can_set_its_own_number_of_attempts(store, clock):
     job = submit(store, max_attempts=1)
     claim(store)
-    assert store.mark_lost(job.id, 1, max_attempts=3).status == FAILED
+    assert store.attempts.mark_lost(job.id, 1, max_attempts=3).status == FAILED
     job = submit(store, max_attempts=4)
     for attempt in (1, 2, 3):
         claim(store)
         assert (
-            store.retry_later(job.id, attempt, reason="RAY", message="no", max_attempts=1).status
+            store.attempts.retry_later(
+                job.id, attempt, reason="RAY", message="no", max_attempts=1
+            ).status
             == PENDING
         )
         clock.seconds += MAX_BACKOFF_SECONDS
     claim(store)
-    assert store.mark_lost(job.id, 4, max_attempts=1).status == FAILED
+    assert store.attempts.mark_lost(job.id, 4, max_attempts=1).status == FAILED
 
 
-# --- leases are watched
+# --- expiry of leases
 
 
-def test_whoever_begins_to_watch_waits_for_the_whole_lease(store, replica, steady):
+def test_a_new_observer_waits_for_a_full_lease(store, replica, steady, replica_clock):
     submit(store)
     job = claim(store, lease=10)
     for _ in range(3):
         steady.seconds += 9
-        assert store.expire_jobs() == []
-        store.heartbeat(job.id, 1, lease_seconds=10)
-    assert replica.expire_jobs() == []
-    replica._monotonic.seconds += 10.5
-    assert replica.expire_jobs() == [replica.get_job(job.id)]
-    assert replica.get_job(job.id).status == PENDING
-    assert store.expire_jobs() == []
+        assert store.attempts.expire() == []
+        store.attempts.heartbeat(job.id, 1, lease_seconds=10)
+    assert replica.attempts.expire() == []
+    replica_clock.seconds += 10.5
+    assert replica.attempts.expire() == [replica.jobs.get(job.id)]
+    assert replica.jobs.get(job.id).status == PENDING
+    assert store.attempts.expire() == []
     with pytest.raises(Fenced):
-        store.heartbeat(job.id, 1, lease_seconds=10)
+        store.attempts.heartbeat(job.id, 1, lease_seconds=10)
 
 
-def test_a_new_attempt_is_a_new_lease(store, steady):
+def test_a_new_attempt_has_a_new_lease(store, steady):
     job = submit(store)
     claim(store, lease=10)
-    store.expire_jobs()
+    store.attempts.expire()
     steady.seconds += 9
-    store.release_job(job.id, 1)
+    store.attempts.release(job.id, 1)
     claim(store, lease=10)
-    assert store.expire_jobs() == []
+    assert store.attempts.expire() == []
     steady.seconds += 9
-    assert store.expire_jobs() == []
+    assert store.attempts.expire() == []
     steady.seconds += 2
-    assert [job.attempt for job in store.expire_jobs()] == [2]
+    assert [job.attempt for job in store.attempts.expire()] == [2]
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, DAY, -DAY])
-def test_no_jump_of_the_clock_ends_a_lease_or_holds_a_job_back(store, clock, steady, jump):
+def test_a_clock_jump_neither_ends_a_lease_nor_delays_a_job(store, clock, steady, jump):
     submit(store, "first"), submit(store, "second"), submit(store, "paused")
     job = claim(store, lease=10)
-    assert store.expire_jobs() == []
+    assert store.attempts.expire() == []
     clock.seconds += jump
-    assert store.expire_jobs() == []  # nobody was silent
+    assert store.attempts.expire() == []  # no heartbeat was missed
     steady.seconds += 5
-    assert store.heartbeat(job.id, 1, lease_seconds=10) is False
+    assert store.attempts.heartbeat(job.id, 1, lease_seconds=10) is False
     steady.seconds += 9
-    assert store.expire_jobs() == []
-    store.finish_attempt(job.id, 1, SUCCEEDED, result={})
+    assert store.attempts.expire() == []
+    store.attempts.finish(job.id, 1, SUCCEEDED, result={})
     second = claim(store)
     assert second.name == "second"
-    store.retry_later(second.id, 1, reason="RAY", message="no")
+    store.attempts.retry_later(second.id, 1, reason="RAY", message="no")
     clock.seconds -= jump
     clock.seconds += 2 * MAX_BACKOFF_SECONDS
     assert order(store) == ["second", "paused"]
-    assert [job.name for job in store.list_jobs()[0]] == ["paused", "second", "first"]
+    assert [job.name for job in store.jobs.list_page()[0]] == ["paused", "second", "first"]
 
 
-def test_replicas_whose_clocks_differ_take_nothing_from_each_other(store, replica):
+def test_replicas_with_different_clocks_do_not_take_jobs_from_each_other(store, replica):
     for number in range(6):
         submit(store, f"n{number}")
     mine, theirs = [], []
     for _ in range(3):
         mine.append(claim(store, lease=10))
         theirs.append(claim(replica, "them", lease=10))
-        assert store.expire_jobs() == replica.expire_jobs() == []
+        assert store.attempts.expire() == replica.attempts.expire() == []
     assert [job.name for job in mine] == ["n0", "n2", "n4"]
     assert [job.name for job in theirs] == ["n1", "n3", "n5"]
     for owner, jobs in ((store, mine), (replica, theirs)):
         for job in jobs:
-            assert owner.finish_attempt(job.id, 1, SUCCEEDED, result={}).status == SUCCEEDED
+            assert owner.attempts.finish(job.id, 1, SUCCEEDED, result={}).status == SUCCEEDED
 
 
-def test_a_stop_that_was_asked_for_wins_over_lost_time(store, steady):
+def test_a_requested_stop_takes_precedence_over_a_timeout(store, steady):
     job = submit(store, timeout_seconds=1.0)
     claim(store, lease=10)
-    store.heartbeat(job.id, 1, lease_seconds=10, ran_seconds=5.0)
-    store.request_stop(job.id)
-    store.expire_jobs()
+    store.attempts.heartbeat(job.id, 1, lease_seconds=10, ran_seconds=5.0)
+    store.jobs.request_stop(job.id)
+    store.attempts.expire()
     steady.seconds += 11
-    assert [job.status for job in store.expire_jobs()] == [STOPPED]
+    assert [job.status for job in store.attempts.expire()] == [STOPPED]
 
 
-def test_many_jobs_are_stopped_at_once_each_as_if_alone(store):
+def test_stopping_many_jobs_treats_each_like_a_single_stop(store):
     jobs = [submit(store, f"n{number % 2}", model="m") for number in range(7)]
     other = submit(store, tenant="other")
     running = claim(store, quota={"other": 0})
-    assert store.request_stop_all("default", name="n1") == 3
-    assert store.request_stop_all("default", name="n1") == 0
-    assert [store.get_job(job.id).status for job in jobs[1::2]] == [STOPPED] * 3
-    assert store.request_stop_all("default", status=PENDING, limit=2) == 2
-    assert store.request_stop_all("default", model="m") == 2  # one that waits, one that runs
-    assert store.request_stop_all("default") == 0
-    assert store.get_job(running.id).stop_requested
-    assert store.heartbeat(running.id, 1, lease_seconds=9) is True
-    assert store.get_job(other.id, "other").status == PENDING
-    stopped, alone = store.get_job(jobs[1].id), submit(store)
-    alone = store.request_stop(alone.id)
+    assert store.jobs.request_stop_all(JobFilter("default", name="n1")) == 3
+    assert store.jobs.request_stop_all(JobFilter("default", name="n1")) == 0
+    assert [store.jobs.get(job.id).status for job in jobs[1::2]] == [STOPPED] * 3
+    assert store.jobs.request_stop_all(JobFilter("default", status=PENDING), limit=2) == 2
+    assert (
+        store.jobs.request_stop_all(JobFilter("default", model="m")) == 2
+    )  # one pending, one running
+    assert store.jobs.request_stop_all(JobFilter("default")) == 0
+    assert store.jobs.get(running.id).stop_requested
+    assert store.attempts.heartbeat(running.id, 1, lease_seconds=9) is True
+    assert store.jobs.get(other.id, "other").status == PENDING
+    stopped, alone = store.jobs.get(jobs[1].id), submit(store)
+    alone = store.jobs.request_stop(alone.id)
     told = [
-        [(event.seq, event.kind, event.data) for event in store.list_events(job.id)]
+        [(event.seq, event.kind, event.data) for event in store.jobs.list_events(job.id)]
         for job in (stopped, alone)
     ]
     assert told[0] == told[1]
     assert (stopped.events, stopped.finished) == (alone.events, alone.finished)
-    assert store.resume_job(stopped.id).status == PENDING
+    assert store.jobs.resume(stopped.id).status == PENDING
     ended = [
-        value for name, labels, value in store.list_counters() if labels.get("status") == STOPPED
+        value
+        for name, labels, value in store.counters.list_all()
+        if labels.get("status") == STOPPED
     ]
     assert sum(ended) == 7.0
 
 
-# --- what is forgotten
+# --- deletion of ended jobs
 
 
-def test_old_jobs_are_forgotten_with_their_events_the_first_that_ended_first(store, clock):
+def test_old_jobs_are_deleted_with_their_events_in_order_of_their_end(store, clock):
     ended = []
     for number in range(6):
         job = submit(store, f"n{number}", idempotency_key=f"k{number}")
         claim(store)
         clock.seconds += 10
-        ended.append(store.finish_attempt(job.id, 1, SUCCEEDED, result={}))
+        ended.append(store.attempts.finish(job.id, 1, SUCCEEDED, result={}))
     waiting = submit(store, "waiting")
     running = submit(store, "running", priority=1)
     claim(store)
-    assert store.delete_ended_jobs(BEGINNING, keep=6) == []
-    assert store.delete_ended_jobs(BEGINNING + 25, keep=6) == ended[:2]
-    assert store.delete_ended_jobs(BEGINNING, keep=2, limit=1) == ended[2:3]
-    assert store.delete_ended_jobs(BEGINNING, keep=2, limit=9) == ended[3:4]
-    assert store.delete_ended_jobs(BEGINNING, keep=2) == []
-    assert {job.id for job in store.list_jobs()[0]} == {
+    assert store.jobs.delete_ended(BEGINNING, keep=6) == []
+    assert store.jobs.delete_ended(BEGINNING + 25, keep=6) == ended[:2]
+    assert store.jobs.delete_ended(BEGINNING, keep=2, limit=1) == ended[2:3]
+    assert store.jobs.delete_ended(BEGINNING, keep=2, limit=9) == ended[3:4]
+    assert store.jobs.delete_ended(BEGINNING, keep=2) == []
+    assert {job.id for job in store.jobs.list_page()[0]} == {
         ended[4].id,
         ended[5].id,
         waiting.id,
@@ -344,15 +356,14 @@ def test_old_jobs_are_forgotten_with_their_events_the_first_that_ended_first(sto
     }
     assert raw(store, "SELECT count(DISTINCT job_id) FROM events") == [(4,)]
     with pytest.raises(NotFound):
-        store.get_job(ended[0].id)
-    assert store.delete_ended_jobs(BEGINNING + DAY, keep=9) == ended[4:]
-    assert store.resume_job(store.request_stop(waiting.id).id).status == PENDING
-    assert (
-        store.delete_ended_jobs(BEGINNING + DAY, keep=0) == []
-    )  # what waits or runs again has not ended
-    assert store.submit({}, name="n0", idempotency_key="k0")[1] is True
+        store.jobs.get(ended[0].id)
+    assert store.jobs.delete_ended(BEGINNING + DAY, keep=9) == ended[4:]
+    assert store.jobs.resume(store.jobs.request_stop(waiting.id).id).status == PENDING
+    # Resumed and running jobs have not ended.
+    assert store.jobs.delete_ended(BEGINNING + DAY, keep=0) == []
+    assert store.jobs.submit(JobSubmission({}, name="n0", idempotency_key="k0"))[1] is True
 
 
-def test_wrong_kinds_are_refused(store):
+def test_invalid_kinds_are_refused(store):
     with pytest.raises(ParameterError, match="use one of train, predict"):
-        store.submit({}, name="a", kind="dance")
+        store.jobs.submit(JobSubmission({}, name="a", kind="dance"))

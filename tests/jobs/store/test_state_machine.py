@@ -1,4 +1,4 @@
-"""Any sequence of calls on the job store gives the same results as a model in dictionaries."""
+"""Any sequence of calls on the job store gives the same results as a model of dictionaries."""
 
 import argparse
 import itertools
@@ -25,13 +25,14 @@ from tests.support.postgres import private_postgres
 from xcray.errors import Conflict, Fenced, NotFound
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL, TRANSITIONS
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The store beside a model of a dictionary a job. Names follow the store's."""
+    """Compares the store with a model of one dictionary per job; rules are named after calls."""
 
     ids = Bundle("ids")
-    empty_store = None  # set by the test: gives the address of one
+    empty_store = None  # a function set by the test; returns the URL of an empty store
 
     def __init__(self):
         super().__init__()
@@ -95,7 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
         mine = self.model.get(job_id)
         attempt = (mine["attempt"] if mine else 1) - back
         if mine and mine["status"] == RUNNING and not back:
-            self.store.finish_attempt(
+            self.store.attempts.finish(
                 job_id, attempt, end, result={"a": 1} if end == SUCCEEDED else None
             )
             mine.update(
@@ -103,23 +104,26 @@ class StoreMachine(RuleBasedStateMachine):
             )
             return
         with pytest.raises(Fenced):
-            self.store.finish_attempt(job_id, attempt, end)
+            self.store.attempts.finish(job_id, attempt, end)
 
     @rule(job_id=ids)
     def heartbeat(self, job_id):
         mine = self.model.get(job_id)
         if mine and mine["status"] == RUNNING:
-            assert self.store.heartbeat(job_id, mine["attempt"], lease_seconds=50) == mine["stop"]
+            assert (
+                self.store.attempts.heartbeat(job_id, mine["attempt"], lease_seconds=50)
+                == mine["stop"]
+            )
             mine.update(lease=50, seen=None)
             return
         with pytest.raises(Fenced):
-            self.store.heartbeat(job_id, mine["attempt"] if mine else 1, lease_seconds=50)
+            self.store.attempts.heartbeat(job_id, mine["attempt"] if mine else 1, lease_seconds=50)
 
     @rule(job_id=ids)
     def release(self, job_id):
         mine = self.model.get(job_id)
         if mine and mine["status"] == RUNNING:
-            assert self.store.release_job(job_id, mine["attempt"]).attempt == mine["attempt"]
+            assert self.store.attempts.release(job_id, mine["attempt"]).attempt == mine["attempt"]
             mine.update(status=STOPPED if mine["stop"] else PENDING, lease=None, stop=False)
 
     @rule(job_id=ids)
@@ -127,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
         mine = self.model.get(job_id)
         if mine is None:
             return
-        self.store.request_stop(job_id, mine["tenant"])
+        self.store.jobs.request_stop(job_id, mine["tenant"])
         if mine["status"] == PENDING:
             mine["status"] = STOPPED
         elif mine["status"] == RUNNING:
@@ -140,9 +144,9 @@ class StoreMachine(RuleBasedStateMachine):
             return
         if mine["status"] == SUCCEEDED or mine["stop"]:
             with pytest.raises(Conflict):
-                self.store.resume_job(job_id, mine["tenant"])
+                self.store.jobs.resume(job_id, mine["tenant"])
             return
-        self.store.resume_job(job_id, mine["tenant"])
+        self.store.jobs.resume(job_id, mine["tenant"])
         if mine["status"] in TERMINAL:
             mine.update(status=PENDING, losses=0)
 
@@ -151,19 +155,19 @@ class StoreMachine(RuleBasedStateMachine):
         mine = self.model.get(job_id)
         if mine["status"] not in TERMINAL:
             with pytest.raises(Conflict):
-                self.store.delete_job(job_id, mine["tenant"])
+                self.store.jobs.delete(job_id, mine["tenant"])
             return
-        self.store.delete_job(job_id, mine["tenant"])
+        self.store.jobs.delete(job_id, mine["tenant"])
         del self.model[job_id], self.seen[job_id]
         with pytest.raises(NotFound):
-            self.store.get_job(job_id, mine["tenant"])
+            self.store.jobs.get(job_id, mine["tenant"])
 
     @rule(job_id=ids, tenant=st.sampled_from("ab"))
     def look_over_the_fence(self, job_id, tenant):
         mine = self.model.get(job_id)
         if mine is None or mine["tenant"] != tenant:
             with pytest.raises(NotFound):
-                self.store.get_job(job_id, tenant)
+                self.store.jobs.get(job_id, tenant)
 
     @rule(
         seconds=st.sampled_from([1.0, 10.0, 60.0]),
@@ -182,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
                 mine["seen"] = now if mine["seen"] is None else mine["seen"]
                 if now - mine["seen"] > mine["lease"]:
                     lost.add(job_id)
-        assert {job.id for job in self.store.expire_jobs(max_attempts=2)} == lost
+        assert {job.id for job in self.store.attempts.expire(max_attempts=2)} == lost
         for job_id in lost:
             self.count_a_loss(self.model[job_id])
 
@@ -190,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
     def lose(self, job_id):
         mine = self.model.get(job_id)
         if mine and mine["status"] == RUNNING:
-            self.store.mark_lost(job_id, mine["attempt"], max_attempts=2)
+            self.store.attempts.mark_lost(job_id, mine["attempt"], max_attempts=2)
             self.count_a_loss(mine)
 
     def count_a_loss(self, mine):
@@ -203,11 +207,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         self.store = self.opened()
         for mine in self.model.values():
-            mine["seen"] = None  # whoever begins to watch has seen nothing
+            mine["seen"] = None  # a reopened store has observed no heartbeat
 
     @invariant()
     def agrees(self):
-        jobs = {job.id: job for job in self.store.list_jobs(None, limit=1000)[0]}
+        jobs = {job.id: job for job in self.store.jobs.list_page(JobFilter(None), limit=1000)[0]}
         assert set(jobs) == set(self.model)
         for job_id, mine in self.model.items():
             job = jobs[job_id]
@@ -224,12 +228,14 @@ class StoreMachine(RuleBasedStateMachine):
     def history_is_a_walk_over_the_table(self):
         for job_id in self.model:
             walk = [
-                e.data["status"] for e in self.store.list_events(job_id, None) if e.kind == "status"
+                e.data["status"]
+                for e in self.store.jobs.list_events(job_id, None)
+                if e.kind == "status"
             ]
             assert walk[0] == PENDING
             assert walk[-1] == self.model[job_id]["status"]
             assert all(new in TRANSITIONS[old] for old, new in itertools.pairwise(walk))
-            assert len(walk) >= self.seen[job_id]  # history only grows
+            assert len(walk) >= self.seen[job_id]  # the history only grows
             self.seen[job_id] = len(walk)
 
 
@@ -255,8 +261,10 @@ def test_any_sequence_of_calls_agrees_with_the_model_on_postgresql(postgres):
 
 
 def main() -> None:
-    """By hand, for longer: python tests/jobs/store/test_state_machine.py [--examples 2000] [--steps
-    50] [--postgresql].
+    """Play more examples by hand.
+
+    Usage: python tests/jobs/store/test_state_machine.py [--examples 2000] [--steps 50]
+    [--postgresql].
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--examples", type=int, default=2000)

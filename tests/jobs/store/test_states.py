@@ -1,4 +1,4 @@
-"""The transition table against the design."""
+"""The table of status transitions agrees with the design."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from xcray.jobs.states import (
     is_allowed,
 )
 
-MOVES = {  # written down a second time, as pairs with their reasons
+MOVES = {  # written independently of the code: each transition with its reason
     (PENDING, RUNNING): "claimed",
     (PENDING, STOPPED): "stopped while it waited",
     (PENDING, FAILED): "it expired in the queue",
@@ -27,7 +27,7 @@ MOVES = {  # written down a second time, as pairs with their reasons
 }
 
 
-def test_the_five_words_are_rays():
+def test_the_statuses_are_those_of_ray_jobs():
     from ray.job_submission import JobStatus
 
     assert {status.value for status in JobStatus} == set(STATUSES)
@@ -40,11 +40,11 @@ def test_every_status_has_a_row_and_every_target_is_a_status():
 
 @pytest.mark.parametrize("old", STATUSES)
 @pytest.mark.parametrize("new", STATUSES)
-def test_a_move_is_allowed_exactly_when_it_has_a_reason(old, new):
+def test_a_transition_is_allowed_exactly_when_it_has_a_reason(old, new):
     assert is_allowed(old, new) == ((old, new) in MOVES)
 
 
-def test_ended_jobs_are_moved_only_by_resume():
+def test_only_resume_changes_the_status_of_ended_jobs():
     assert {STOPPED, SUCCEEDED, FAILED} == TERMINAL
     assert all(TRANSITIONS[status] <= {PENDING} for status in TERMINAL)
     assert TRANSITIONS[SUCCEEDED] == set()

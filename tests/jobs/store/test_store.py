@@ -13,6 +13,7 @@ from xcray.errors import Conflict, Fenced, NotFound, ParameterError, Refused
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STATUSES, STOPPED, SUCCEEDED
 from xcray.jobs.store import event_retention
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter, JobSubmission
 from xcray.jobs.store.transitions import MAX_MESSAGE_CHARS
 
 
@@ -23,9 +24,8 @@ def clock():
 
 @pytest.fixture
 def store(store_url, clock):
-    store = JobStore(
-        store_url, now=clock, monotonic=clock, busy_seconds=300.0
-    )  # fifty at once may find a slow disk
+    # 50 concurrent writers can be slow on a slow disk.
+    store = JobStore(store_url, now=clock, monotonic=clock, busy_seconds=300.0)
     yield store
     store.close()
 
@@ -34,10 +34,10 @@ def store(store_url, clock):
 
 
 def test_a_submitted_job_is_pending_and_readable(store):
-    job, created = store.submit(SPEC, name="pydocs", priority=3)
+    job, created = store.jobs.submit(JobSubmission(SPEC, name="pydocs", priority=3))
     assert created
     assert re.fullmatch(r"job_[a-z2-7]{20}", job.id)
-    assert store.get_job(job.id) == job
+    assert store.jobs.get(job.id) == job
     assert (job.status, job.phase, job.attempt, job.spec, job.name, job.priority) == (
         PENDING,
         "QUEUED",
@@ -52,14 +52,16 @@ def test_a_submitted_job_is_pending_and_readable(store):
         None,
         None,
     )
-    assert [(e.seq, e.kind, e.data["status"]) for e in store.list_events(job.id)] == [
+    assert [(e.seq, e.kind, e.data["status"]) for e in store.jobs.list_events(job.id)] == [
         (1, "status", PENDING)
     ]
 
 
 def test_one_key_and_one_body_is_one_job(store):
-    first, created = store.submit(SPEC, name="a", idempotency_key="k")
-    again, created_again = store.submit(dict(reversed(SPEC.items())), name="a", idempotency_key="k")
+    first, created = store.jobs.submit(JobSubmission(SPEC, name="a", idempotency_key="k"))
+    again, created_again = store.jobs.submit(
+        JobSubmission(dict(reversed(SPEC.items())), name="a", idempotency_key="k")
+    )
     assert created
     assert not created_again
     assert again == first
@@ -71,9 +73,9 @@ def test_one_key_and_one_body_is_one_job(store):
 def test_one_key_and_another_body_is_a_conflict(store, other):
     job = submit(store, idempotency_key="k")
     with pytest.raises(Conflict, match=f"{job.id}.*new key") as caught:
-        store.submit(SPEC, idempotency_key="k", **other)
+        store.jobs.submit(JobSubmission(SPEC, idempotency_key="k", **other))
     assert caught.value.code == "IDEMPOTENCY_MISMATCH"
-    assert sum(store.count_jobs().values()) == 1
+    assert sum(store.jobs.count().values()) == 1
 
 
 def test_a_key_belongs_to_its_tenant(store):
@@ -89,61 +91,66 @@ def test_a_digest_of_the_caller_stands_for_the_body(store):
     assert submit(store, "another name", idempotency_key="k", digest="d") == first
 
 
-def test_another_tenants_job_is_not_there(store):
+def test_jobs_of_another_tenant_are_not_found(store):
     job = submit(store, tenant="ours")
     for call in (
-        store.get_job,
-        store.list_events,
-        store.request_stop,
-        store.resume_job,
-        store.delete_job,
+        store.jobs.get,
+        store.jobs.list_events,
+        store.jobs.request_stop,
+        store.jobs.resume,
+        store.jobs.delete,
     ):
         with pytest.raises(NotFound):
             call(job.id, "theirs")
         with pytest.raises(NotFound):
             call("job_none", "ours")
-    assert store.list_jobs("theirs") == ([], None)
-    assert store.get_job(job.id, None) == store.find_job(job.id) == job
-    assert store.find_job("job_none") is None
-    assert store.count_jobs("theirs") == dict.fromkeys(STATUSES, 0)
-    assert store.get_job(job.id, "ours") == job
+    assert store.jobs.list_page(JobFilter("theirs")) == ([], None)
+    assert store.jobs.get(job.id, None) == store.jobs.find(job.id) == job
+    assert store.jobs.find("job_none") is None
+    assert store.jobs.count("theirs") == dict.fromkeys(STATUSES, 0)
+    assert store.jobs.get(job.id, "ours") == job
 
 
-def test_pages_are_newest_first_and_stay_right_while_jobs_come_and_go(store):
+def test_pages_are_newest_first_and_stay_correct_while_jobs_change(store):
     ids = [submit(store).id for _ in range(7)]
-    page, token = store.list_jobs(limit=3)
+    page, token = store.jobs.list_page(limit=3)
     assert [job.id for job in page] == ids[:3:-1]
     submit(store)
-    store.request_stop(ids[3])
-    store.delete_job(ids[3])
-    page, token = store.list_jobs(limit=3, page_token=token)
+    store.jobs.request_stop(ids[3])
+    store.jobs.delete(ids[3])
+    page, token = store.jobs.list_page(limit=3, page_token=token)
     assert [job.id for job in page] == [ids[2], ids[1], ids[0]]
     assert token is None
 
 
-def test_a_last_page_that_is_full_has_no_next(store):
+def test_a_full_last_page_has_no_next_page_token(store):
     for _ in range(4):
         submit(store)
-    page, token = store.list_jobs(limit=2)
-    page, token = store.list_jobs(limit=2, page_token=token)
+    page, token = store.jobs.list_page(limit=2)
+    page, token = store.jobs.list_page(limit=2, page_token=token)
     assert len(page) == 2
     assert token is None
 
 
-def test_a_list_can_be_of_one_status(store):
+def test_a_list_can_be_filtered_by_status(store):
     first, second = submit(store), submit(store)
     claim(store)
-    assert [job.id for job in store.list_jobs(status=RUNNING)[0]] == [first.id]
-    assert [job.id for job in store.list_jobs(status=PENDING)[0]] == [second.id]
+    assert [job.id for job in store.jobs.list_page(JobFilter(status=RUNNING))[0]] == [first.id]
+    assert [job.id for job in store.jobs.list_page(JobFilter(status=PENDING))[0]] == [second.id]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"status": "DONE"}, {"limit": 0}, {"limit": 1001}, {"page_token": "x"}, {"page_token": "é"}],
+    [{"limit": 0}, {"limit": 1001}, {"page_token": "x"}, {"page_token": "é"}],
 )
-def test_a_wrong_list_argument_names_the_mend(store, wrong):
+def test_the_error_of_an_invalid_list_argument_names_the_fix(store, wrong):
     with pytest.raises(ParameterError, match=r"use|omit"):
-        store.list_jobs(**wrong)
+        store.jobs.list_page(**wrong)
+
+
+def test_an_unknown_status_is_refused():
+    with pytest.raises(ParameterError, match="use one of PENDING"):
+        JobFilter(status="DONE")
 
 
 # --- claim, heartbeat, finish
@@ -165,23 +172,23 @@ def test_a_claimed_job_runs_in_a_new_attempt(store, clock):
         1,
         "2023-11-14T22:13:25.000Z",
     )
-    assert [job.id for job in store.list_running("me")] == [job.id]
-    assert store.list_running("you") == []
+    assert [job.id for job in store.attempts.list_running("me")] == [job.id]
+    assert store.attempts.list_running("you") == []
 
 
 def test_a_finished_job_keeps_its_result(store):
     submit(store)
     job = claim(store)
-    done = store.finish_attempt(
+    done = store.attempts.finish(
         job.id, 1, SUCCEEDED, result={"version": 1, "measures": {"P@1": 0.5}}
     )
-    assert store.get_job(job.id) == done
+    assert store.jobs.get(job.id) == done
     assert (done.status, done.result["measures"], done.finished) == (
         SUCCEEDED,
         {"P@1": 0.5},
         "2023-11-14T22:13:20.000Z",
     )
-    assert store.expire_jobs() == []
+    assert store.attempts.expire() == []
     assert claim(store) is None
 
 
@@ -189,47 +196,47 @@ def test_a_result_that_is_not_json_is_refused_and_nothing_changes(store):
     submit(store)
     job = claim(store)
     with pytest.raises(Exception, match="JSON compliant"):
-        store.finish_attempt(job.id, 1, SUCCEEDED, result={"eta": float("nan")})
-    assert store.get_job(job.id) == job
+        store.attempts.finish(job.id, 1, SUCCEEDED, result={"eta": float("nan")})
+    assert store.jobs.get(job.id) == job
 
 
 def writes(store, job_id, attempt):
     return [
-        lambda: store.heartbeat(job_id, attempt, lease_seconds=9),
-        lambda: store.append_event(job_id, attempt, "progress", {"done": 1}),
-        lambda: store.finish_attempt(job_id, attempt, SUCCEEDED, result={}),
-        lambda: store.release_job(job_id, attempt),
-        lambda: store.retry_later(job_id, attempt, reason="LAUNCH", message="no"),
-        lambda: store.mark_lost(job_id, attempt),
-        lambda: store.get_owned_job(job_id, attempt),
+        lambda: store.attempts.heartbeat(job_id, attempt, lease_seconds=9),
+        lambda: store.attempts.append_event(job_id, attempt, "progress", {"done": 1}),
+        lambda: store.attempts.finish(job_id, attempt, SUCCEEDED, result={}),
+        lambda: store.attempts.release(job_id, attempt),
+        lambda: store.attempts.retry_later(job_id, attempt, reason="LAUNCH", message="no"),
+        lambda: store.attempts.mark_lost(job_id, attempt),
+        lambda: store.attempts.get_owned(job_id, attempt),
     ]
 
 
-def test_an_old_attempt_can_write_nothing(store, clock):
+def test_an_old_attempt_cannot_write(store, clock):
     submit(store)
     old = claim(store, lease=1)
-    assert store.expire_jobs() == []
+    assert store.attempts.expire() == []
     clock.seconds += 2
-    assert [job.status for job in store.expire_jobs()] == [PENDING]
-    for state in (PENDING, RUNNING):  # waiting to be claimed again, and claimed again
-        before = (store.get_job(old.id), store.list_events(old.id))
+    assert [job.status for job in store.attempts.expire()] == [PENDING]
+    for state in (PENDING, RUNNING):  # after the loss, and after the next claim
+        before = (store.jobs.get(old.id), store.jobs.list_events(old.id))
         assert before[0].status == state
         for write in writes(store, old.id, old.attempt):
             with pytest.raises(Fenced, match=f"attempt 1 of {old.id}"):
                 write()
-        assert (store.get_job(old.id), store.list_events(old.id)) == before
+        assert (store.jobs.get(old.id), store.jobs.list_events(old.id)) == before
         claim(store)
-    assert store.get_job(old.id).attempt == 2
+    assert store.jobs.get(old.id).attempt == 2
 
 
-def test_nobody_writes_to_an_ended_or_deleted_job(store):
+def test_writes_to_an_ended_or_deleted_job_are_refused(store):
     submit(store)
     job = claim(store)
-    store.finish_attempt(job.id, 1, FAILED, reason="INTERNAL", message="see the log")
+    store.attempts.finish(job.id, 1, FAILED, reason="INTERNAL", message="see the log")
     for write in writes(store, job.id, 1):
         with pytest.raises(Fenced):
             write()
-    store.delete_job(job.id)
+    store.jobs.delete(job.id)
     for write in writes(store, job.id, 1):
         with pytest.raises(Fenced, match="gone"):
             write()
@@ -240,18 +247,18 @@ def test_heartbeats_keep_the_lease(store, clock):
     job = claim(store, lease=10)
     for _ in range(5):
         clock.seconds += 9
-        assert store.heartbeat(job.id, 1, lease_seconds=10) is False
-        assert store.expire_jobs() == []
+        assert store.attempts.heartbeat(job.id, 1, lease_seconds=10) is False
+        assert store.attempts.expire() == []
     clock.seconds += 11
-    assert [job.status for job in store.expire_jobs()] == [PENDING]
+    assert [job.status for job in store.attempts.expire()] == [PENDING]
 
 
-def test_finish_takes_only_ends(store):
+def test_finish_accepts_only_terminal_statuses(store):
     submit(store)
     job = claim(store)
     for status in (PENDING, RUNNING, "DONE"):
         with pytest.raises(Conflict):
-            store.finish_attempt(job.id, 1, status)
+            store.attempts.finish(job.id, 1, status)
 
 
 # --- progress and events
@@ -260,21 +267,23 @@ def test_finish_takes_only_ends(store):
 def test_progress_and_phases_are_the_jobs_own(store):
     submit(store)
     job = claim(store)
-    store.append_event(job.id, 1, "phase", {"phase": "TRAINING"})
-    store.append_event(job.id, 1, "progress", {"phase": "TRAINING", "done": 5, "total": 10})
-    store.append_event(job.id, 1, "note", {"phase": "not a phase"})
-    now = store.get_job(job.id)
+    store.attempts.append_event(job.id, 1, "phase", {"phase": "TRAINING"})
+    store.attempts.append_event(
+        job.id, 1, "progress", {"phase": "TRAINING", "done": 5, "total": 10}
+    )
+    store.attempts.append_event(job.id, 1, "note", {"phase": "not a phase"})
+    now = store.jobs.get(job.id)
     assert now.phase == "TRAINING"
     assert now.progress == {"phase": "TRAINING", "done": 5, "total": 10}
-    events = store.list_events(job.id)
+    events = store.jobs.list_events(job.id)
     assert [e.kind for e in events] == ["status", "status", "phase", "progress", "note"]
     assert [e.seq for e in events] == [1, 2, 3, 4, 5]
-    assert store.list_events(job.id, after=3, limit=1) == [events[3]]
+    assert store.jobs.list_events(job.id, after=3, limit=1) == [events[3]]
 
 
 @pytest.fixture
 def short_history(monkeypatch):
-    """The bounds of a job's history, small enough to be reached at once."""
+    """Lower the limits of a job's history so that a test reaches them quickly."""
     for name, value in (
         ("MAX_SERIES_EVENTS", 50),
         ("MAX_OTHER_EVENTS", 40),
@@ -288,35 +297,34 @@ def test_the_history_of_a_job_stays_bounded_while_it_runs(store, short_history, 
     submit(store)
     job, total, most = claim(store), 300, 0
     for done in range(total):
-        store.append_event(job.id, 1, kind, {"phase": "TRAINING", "done": done})
+        store.attempts.append_event(job.id, 1, kind, {"phase": "TRAINING", "done": done})
         most = max(most, raw(store, "SELECT count(*) FROM events")[0][0])
     assert most <= 50 + 25 + 2
-    store.finish_attempt(job.id, 1, SUCCEEDED, result={})
-    events = store.list_events(job.id, limit=1000)
+    store.attempts.finish(job.id, 1, SUCCEEDED, result={})
+    events = store.jobs.list_events(job.id, limit=1000)
     kept = [e.data["done"] for e in events if e.kind == kind]
     assert 25 <= len(kept) <= 51
     assert (kept[0], kept[-1]) == (0, total - 1)
-    assert (
-        max(after - before for before, after in itertools.pairwise(kept)) <= 3 * total / 50
-    )  # evenly: no part of it is lost
+    # The remaining events are spread evenly over the job.
+    assert max(after - before for before, after in itertools.pairwise(kept)) <= 3 * total / 50
     assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
 
 
-def test_moves_to_and_fro_do_not_pile_up_for_ever(store, short_history):
+def test_status_events_of_a_job_are_bounded(store, short_history):
     job = submit(store)
     for attempt in range(1, 60):
         claim(store)
-        store.release_job(job.id, attempt)
+        store.attempts.release(job.id, attempt)
         assert raw(store, "SELECT count(*) FROM events")[0][0] <= 40 + 25
-    assert store.get_job(job.id).attempt == attempt
-    assert store.list_events(job.id)[-1].data["status"] == PENDING
+    assert store.jobs.get(job.id).attempt == attempt
+    assert store.jobs.list_events(job.id)[-1].data["status"] == PENDING
 
 
-def test_a_message_has_a_bound(store):
+def test_the_length_of_a_message_is_bounded(store):
     submit(store)
     job = claim(store)
     assert (
-        len(store.finish_attempt(job.id, 1, FAILED, reason="R", message="x" * 10_000).message)
+        len(store.attempts.finish(job.id, 1, FAILED, reason="R", message="x" * 10_000).message)
         == MAX_MESSAGE_CHARS
     )
 
@@ -326,35 +334,35 @@ def test_a_message_has_a_bound(store):
 
 def test_a_waiting_job_stops_at_once(store):
     job = submit(store)
-    assert store.request_stop(job.id).status == STOPPED
-    assert store.request_stop(job.id).status == STOPPED
+    assert store.jobs.request_stop(job.id).status == STOPPED
+    assert store.jobs.request_stop(job.id).status == STOPPED
     assert claim(store) is None
 
 
-def test_a_running_job_hears_of_the_stop_at_its_heartbeat(store):
+def test_a_running_job_receives_the_stop_with_its_heartbeat(store):
     submit(store)
     job = claim(store)
-    asked = store.request_stop(job.id)
+    asked = store.jobs.request_stop(job.id)
     assert (asked.status, asked.stop_requested) == (RUNNING, True)
-    assert store.request_stop(job.id) == asked
-    assert [e.kind for e in store.list_events(job.id)].count("stop") == 1
-    assert store.heartbeat(job.id, 1, lease_seconds=9) is True
-    assert store.finish_attempt(job.id, 1, STOPPED).stop_requested is False
+    assert store.jobs.request_stop(job.id) == asked
+    assert [e.kind for e in store.jobs.list_events(job.id)].count("stop") == 1
+    assert store.attempts.heartbeat(job.id, 1, lease_seconds=9) is True
+    assert store.attempts.finish(job.id, 1, STOPPED).stop_requested is False
 
 
-def test_a_stop_does_not_touch_an_ended_job(store):
+def test_a_stop_does_not_change_an_ended_job(store):
     submit(store)
     job = claim(store)
-    done = store.finish_attempt(job.id, 1, SUCCEEDED, result={})
-    assert store.request_stop(job.id) == done
+    done = store.attempts.finish(job.id, 1, SUCCEEDED, result={})
+    assert store.jobs.request_stop(job.id) == done
 
 
 def test_resume_queues_a_stopped_or_failed_job_again(store):
     for end in (STOPPED, FAILED):
         submit(store)
         job = claim(store)
-        store.finish_attempt(job.id, 1, end, reason="R", message="M")
-        again = store.resume_job(job.id)
+        store.attempts.finish(job.id, 1, end, reason="R", message="M")
+        again = store.jobs.resume(job.id)
         assert (again.status, again.phase, again.reason, again.message, again.finished) == (
             PENDING,
             "QUEUED",
@@ -362,53 +370,53 @@ def test_resume_queues_a_stopped_or_failed_job_again(store):
             None,
             None,
         )
-        assert store.resume_job(job.id) == again
+        assert store.jobs.resume(job.id) == again
         assert claim(store).attempt == 2
-        assert store.resume_job(job.id).status == RUNNING
-        store.finish_attempt(job.id, 2, SUCCEEDED, result={})
+        assert store.jobs.resume(job.id).status == RUNNING
+        store.attempts.finish(job.id, 2, SUCCEEDED, result={})
 
 
-def test_resume_refuses_what_has_a_result_or_is_stopping(store):
+def test_resume_refuses_a_job_that_succeeded_or_is_stopping(store):
     submit(store)
     job = claim(store)
-    store.request_stop(job.id)
+    store.jobs.request_stop(job.id)
     with pytest.raises(Conflict, match="stopping"):
-        store.resume_job(job.id)
-    store.finish_attempt(job.id, 1, SUCCEEDED, result={})
+        store.jobs.resume(job.id)
+    store.attempts.finish(job.id, 1, SUCCEEDED, result={})
     with pytest.raises(Conflict, match="submit a new one"):
-        store.resume_job(job.id)
+        store.jobs.resume(job.id)
 
 
 def test_only_an_ended_job_can_be_deleted(store):
     job = submit(store, idempotency_key="k")
     with pytest.raises(Conflict, match="stop it"):
-        store.delete_job(job.id)
+        store.jobs.delete(job.id)
     claim(store)
     with pytest.raises(Conflict, match="stop it"):
-        store.delete_job(job.id)
-    store.finish_attempt(job.id, 1, STOPPED)
-    store.delete_job(job.id)
+        store.jobs.delete(job.id)
+    store.attempts.finish(job.id, 1, STOPPED)
+    store.jobs.delete(job.id)
     with pytest.raises(NotFound):
-        store.get_job(job.id)
+        store.jobs.get(job.id)
     assert raw(store, "SELECT count(*) FROM events") == [(0,)]
     assert submit(store, idempotency_key="k").id != job.id
 
 
-def test_a_job_given_back_can_be_claimed_at_once_and_any_number_of_times(store):
+def test_a_released_job_can_be_claimed_at_once_any_number_of_times(store):
     job = submit(store)
     for attempt in range(1, 6):
         assert claim(store).attempt == attempt
-        assert store.release_job(job.id, attempt).status == PENDING
+        assert store.attempts.release(job.id, attempt).status == PENDING
     claim(store)
-    store.request_stop(job.id)
-    assert store.release_job(job.id, 6).status == STOPPED
+    store.jobs.request_stop(job.id)
+    assert store.attempts.release(job.id, 6).status == STOPPED
 
 
 def test_the_third_failed_launch_fails_the_job(store, clock):
     job, waits = submit(store), []
     for attempt in (1, 2, 3):
         assert claim(store).attempt == attempt
-        after = store.retry_later(
+        after = store.attempts.retry_later(
             job.id, attempt, reason="LAUNCH", message="no such program", max_attempts=3
         )
         if attempt < 3:
@@ -417,39 +425,41 @@ def test_the_third_failed_launch_fails_the_job(store, clock):
             clock.seconds += waits[-1]
     assert waits == [5.0, 10.0]
     assert (after.status, after.reason, after.message) == (FAILED, "LAUNCH", "no such program")
-    store.resume_job(job.id)
-    assert claim(store).attempt == 4  # at once, and with all its tries again
+    store.jobs.resume(job.id)
+    assert claim(store).attempt == 4  # without a pause, and all launch attempts are available again
     assert (
-        store.retry_later(job.id, 4, reason="LAUNCH", message="no", max_attempts=3).status
+        store.attempts.retry_later(job.id, 4, reason="LAUNCH", message="no", max_attempts=3).status
         == PENDING
     )
 
 
 @pytest.mark.parametrize(("done", "reason"), [(0, "CRASH_LOOP"), (3, "LOST")])
-def test_a_job_whose_runners_vanish_fails_in_the_end(store, clock, done, reason):
+def test_a_job_with_repeatedly_lost_runners_fails(store, clock, done, reason):
     job = submit(store)
     for attempt in (1, 2, 3):
         claim(store, lease=1)
-        store.append_event(job.id, attempt, "progress", {"phase": "TRAINING", "done": done})
-        assert store.expire_jobs(max_attempts=3) == []
+        store.attempts.append_event(
+            job.id, attempt, "progress", {"phase": "TRAINING", "done": done}
+        )
+        assert store.attempts.expire(max_attempts=3) == []
         clock.seconds += 1.5
-        (after,) = store.expire_jobs(max_attempts=3)
+        (after,) = store.attempts.expire(max_attempts=3)
         assert after.status == (PENDING if attempt < 3 else FAILED)
-        if attempt == 2:  # after a first loss it goes on at once, then it waits
-            assert store.claim_job("r", lease_seconds=1) is None
+        if attempt == 2:  # after the first loss there is no pause, after the second one there is
+            assert store.attempts.claim("r", lease_seconds=1) is None
             clock.seconds += 5
     assert after.reason == reason
     assert "vanished 3 times" in after.message
-    assert store.expire_jobs() == []
+    assert store.attempts.expire() == []
 
 
-def test_launches_that_failed_and_runners_that_vanished_are_counted_apart(store, clock):
+def test_failed_launches_and_lost_runners_are_counted_separately(store, clock):
     job = submit(store)
 
     def launch_fails(attempt, status):
         clock.seconds += 1000
         claim(store)
-        after = store.retry_later(
+        after = store.attempts.retry_later(
             job.id, attempt, reason="LAUNCH", message="Ray is away", max_attempts=3
         )
         assert after.status == status
@@ -457,47 +467,47 @@ def test_launches_that_failed_and_runners_that_vanished_are_counted_apart(store,
     def vanishes(attempt, status):
         clock.seconds += 1000
         claim(store)
-        after = store.mark_lost(job.id, attempt, max_attempts=3)
+        after = store.attempts.mark_lost(job.id, attempt, max_attempts=3)
         assert after.status == status
         return after
 
     for attempt, happens in enumerate((launch_fails, vanishes, launch_fails, vanishes), start=1):
         happens(attempt, PENDING)
     assert "vanished 3 times" in vanishes(5, FAILED).message
-    store.resume_job(job.id)
+    store.jobs.resume(job.id)
     for attempt, happens in enumerate((vanishes, launch_fails, vanishes, launch_fails), start=6):
         happens(attempt, PENDING)
     launch_fails(10, FAILED)
 
 
-def test_a_stopping_job_whose_runner_vanished_is_stopped(store, clock):
+def test_a_stopping_job_with_a_lost_runner_is_stopped(store, clock):
     job = submit(store)
     claim(store, lease=1)
-    store.request_stop(job.id)
-    store.expire_jobs()
+    store.jobs.request_stop(job.id)
+    store.attempts.expire()
     clock.seconds += 2
-    assert [job.status for job in store.expire_jobs()] == [STOPPED]
+    assert [job.status for job in store.attempts.expire()] == [STOPPED]
 
 
-def test_a_job_whose_process_is_known_to_be_gone_need_not_wait_for_its_lease(store):
+def test_a_job_can_be_marked_lost_before_its_lease_ends(store):
     job = submit(store)
-    assert store.get_owned_job(job.id, claim(store).attempt).id == job.id
-    assert store.mark_lost(job.id, 1, max_attempts=2).status == PENDING
+    assert store.attempts.get_owned(job.id, claim(store).attempt).id == job.id
+    assert store.attempts.mark_lost(job.id, 1, max_attempts=2).status == PENDING
     claim(store)
-    assert store.mark_lost(job.id, 2, max_attempts=2).reason == "CRASH_LOOP"
+    assert store.attempts.mark_lost(job.id, 2, max_attempts=2).reason == "CRASH_LOOP"
 
 
-def test_a_claim_keeps_the_cap_whoever_runs_the_jobs(store):
+def test_all_claimants_together_keep_the_cap_on_running_jobs(store):
     for _ in range(3):
         submit(store)
-    assert store.claim_job("a", lease_seconds=20, max_running=2)
-    assert store.claim_job("b", lease_seconds=20, max_running=2)
-    assert store.claim_job("a", lease_seconds=20, max_running=2) is None
+    assert store.attempts.claim("a", lease_seconds=20, max_running=2)
+    assert store.attempts.claim("b", lease_seconds=20, max_running=2)
+    assert store.attempts.claim("a", lease_seconds=20, max_running=2) is None
     with ThreadPoolExecutor(8) as pool:
         claimed = [
             job
             for job in pool.map(
-                lambda _: store.claim_job("c", lease_seconds=20, max_running=3), range(8)
+                lambda _: store.attempts.claim("c", lease_seconds=20, max_running=3), range(8)
             )
             if job
         ]
@@ -507,8 +517,8 @@ def test_a_claim_keeps_the_cap_whoever_runs_the_jobs(store):
 def test_counts_name_every_status(store):
     submit(store), submit(store), submit(store, tenant="other")
     claim(store)
-    assert store.count_jobs() == {PENDING: 2, RUNNING: 1, STOPPED: 0, SUCCEEDED: 0, FAILED: 0}
-    assert store.count_jobs("other") == {
+    assert store.jobs.count() == {PENDING: 2, RUNNING: 1, STOPPED: 0, SUCCEEDED: 0, FAILED: 0}
+    assert store.jobs.count("other") == {
         PENDING: 1,
         RUNNING: 0,
         STOPPED: 0,
@@ -517,17 +527,20 @@ def test_counts_name_every_status(store):
     }
 
 
-# --- many at once
+# --- concurrency
 
 
 def test_fifty_submits_with_one_key_are_one_job(store):
     with ThreadPoolExecutor(50) as pool:
         answers = list(
-            pool.map(lambda _: store.submit(SPEC, name="a", idempotency_key="k"), range(50))
+            pool.map(
+                lambda _: store.jobs.submit(JobSubmission(SPEC, name="a", idempotency_key="k")),
+                range(50),
+            )
         )
     assert len({job.id for job, _ in answers}) == 1
     assert [created for _, created in answers].count(True) == 1
-    assert sum(store.count_jobs().values()) == 1
+    assert sum(store.jobs.count().values()) == 1
 
 
 def test_threads_never_claim_one_job_twice(store):
@@ -538,7 +551,7 @@ def test_threads_never_claim_one_job_twice(store):
     assert len(claimed) == len(set(claimed)) == 60
 
 
-def test_a_full_queue_of_a_tenant_refuses_one_more_however_many_come(store):
+def test_concurrent_submits_do_not_exceed_the_queue_limit_of_a_tenant(store):
     with ThreadPoolExecutor(12) as pool:
         tried = [pool.submit(submit, store, f"n{i}", max_queued=5) for i in range(12)]
     refused = [future.exception() for future in tried if future.exception()]
@@ -548,27 +561,28 @@ def test_a_full_queue_of_a_tenant_refuses_one_more_however_many_come(store):
     submit(store, tenant="other", max_queued=1)
     claim(store)
     assert submit(store, idempotency_key="k", max_queued=5).status == PENDING
-    assert (
-        submit(store, idempotency_key="k", max_queued=5).name == "a"
-    )  # asked again, it is no new one
+    # A repeated request returns the existing job.
+    assert submit(store, idempotency_key="k", max_queued=5).name == "a"
 
 
 WORKER = """
 import sys
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 store, claimed = JobStore(sys.argv[1]), 0
 sys.stdin.readline()
+submission = JobSubmission({"a": 1}, name="shared", idempotency_key="k")
 for _ in range(5):
-    print("submitted", store.submit({"a": 1}, name="shared", idempotency_key="k")[1])
-while (job := store.claim_job("worker", lease_seconds=60)) is not None:
+    print("submitted", store.jobs.submit(submission)[1])
+while (job := store.attempts.claim("worker", lease_seconds=60)) is not None:
     print("claimed", job.id, job.attempt)
-    store.append_event(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1})
-    store.finish_attempt(job.id, job.attempt, "SUCCEEDED", result={})
+    store.attempts.append_event(job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1})
+    store.attempts.finish(job.id, job.attempt, "SUCCEEDED", result={})
 """
 
 
 @pytest.mark.drill
-def test_processes_never_claim_one_job_twice_nor_lose_a_write(store_url):
+def test_processes_never_claim_one_job_twice_and_lose_no_write(store_url):
     store = JobStore(store_url)
     ids = {submit(store).id for _ in range(40)}
     workers = [
@@ -594,7 +608,7 @@ def test_processes_never_claim_one_job_twice_nor_lose_a_write(store_url):
     assert ids < set(claimed)
     assert lines.count("submitted True") == 1
     assert lines.count("submitted False") == 19
-    assert store.count_jobs()[SUCCEEDED] == 41
+    assert store.jobs.count()[SUCCEEDED] == 41
     for job_id in claimed:
-        assert [e.seq for e in store.list_events(job_id)] == [1, 2, 3, 4]
+        assert [e.seq for e in store.jobs.list_events(job_id)] == [1, 2, 3, 4]
     store.close()

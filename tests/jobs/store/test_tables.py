@@ -1,4 +1,4 @@
-"""The store's other tables, on every database: data sets, keys, the audit log, counters, duties."""
+"""The other tables of the store, on every database: data sets, keys, audit, counters, leaders."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -30,60 +30,60 @@ def store(store_url, clock):
 
 
 def test_data_sets_are_kept_by_tenant(store):
-    one = store.add_dataset("pydocs", "/d/1", stats={"N": 3})
-    two = store.add_dataset("pydocs", "/d/2", dataset_id="ds_given", status="BUILDING")
-    other = store.add_dataset("pydocs", "/d/3", tenant="other")
+    one = store.datasets.add("pydocs", "/d/1", stats={"N": 3})
+    two = store.datasets.add("pydocs", "/d/2", dataset_id="ds_given", status="BUILDING")
+    other = store.datasets.add("pydocs", "/d/3", tenant="other")
     assert re.fullmatch(r"ds_[a-z2-7]{20}", one.id)
     assert two.id == "ds_given"
-    assert store.get_dataset(one.id) == one
+    assert store.datasets.get(one.id) == one
     assert one.stats == {"N": 3}
-    page, token = store.list_datasets(limit=1)
+    page, token = store.datasets.list_page(limit=1)
     assert page == [two]
-    assert store.list_datasets(limit=1, page_token=token) == ([one], None)
-    ready = store.update_dataset(two.id, status="READY", stats={"N": 4})
+    assert store.datasets.list_page(limit=1, page_token=token) == ([one], None)
+    ready = store.datasets.update(two.id, status="READY", stats={"N": 4})
     assert (ready.status, ready.stats, ready.path) == ("READY", {"N": 4}, "/d/2")
     for call in (
-        store.get_dataset,
-        store.delete_dataset,
-        lambda i: store.update_dataset(i, status="X"),
+        store.datasets.get,
+        store.datasets.delete,
+        lambda i: store.datasets.update(i, status="X"),
     ):
         with pytest.raises(NotFound):
             call(other.id)
-    store.delete_dataset(one.id)
-    assert store.list_datasets() == ([ready], None)
+    store.datasets.delete(one.id)
+    assert store.datasets.list_page() == ([ready], None)
 
 
-def test_a_change_of_a_data_set_counts_up_its_version(store):
-    record = store.add_dataset("a", "/d/1")
+def test_a_change_of_a_data_set_increments_its_version(store):
+    record = store.datasets.add("a", "/d/1")
     assert record.version == 1
-    assert store.update_dataset(record.id, status="FAILED").version == 2
-    assert store.update_dataset(record.id, if_version=2, name="b").version == 3
+    assert store.datasets.update(record.id, status="FAILED").version == 2
+    assert store.datasets.update(record.id, if_version=2, name="b").version == 3
     with pytest.raises(Conflict, match="changed in between") as caught:
-        store.update_dataset(record.id, if_version=2, name="c")
+        store.datasets.update(record.id, if_version=2, name="c")
     assert caught.value.code == "VERSION"
-    assert store.get_dataset(record.id).name == "b"
-    assert store.find_dataset(record.id).version == 3
-    assert store.find_dataset("ds_none") is None
+    assert store.datasets.get(record.id).name == "b"
+    assert store.datasets.find(record.id).version == 3
+    assert store.datasets.find("ds_none") is None
     with pytest.raises(TypeError, match="created"):
-        store.update_dataset(record.id, created="x")
+        store.datasets.update(record.id, created="x")
 
 
-def test_one_key_is_one_data_set_however_many_ask(store):
+def test_concurrent_requests_with_one_key_are_one_data_set(store):
     with ThreadPoolExecutor(10) as pool:
         made = list(
             pool.map(
-                lambda n: store.add_dataset("a", f"/d/{n}", idempotency_key="k", digest="d"),
+                lambda n: store.datasets.add("a", f"/d/{n}", idempotency_key="k", digest="d"),
                 range(10),
             )
         )
     assert len({record.id for record in made}) == 1
-    assert store.find_dataset_by_key("default", "k", "d") == made[0]
-    assert store.find_dataset_by_key("other", "k", "d") is None
-    assert store.find_dataset_by_key("default", None, None) is None
+    assert store.datasets.find_by_key("default", "k", "d") == made[0]
+    assert store.datasets.find_by_key("other", "k", "d") is None
+    assert store.datasets.find_by_key("default", None, None) is None
     with pytest.raises(Conflict, match="another body"):
-        store.add_dataset("a", "/d", idempotency_key="k", digest="e")
+        store.datasets.add("a", "/d", idempotency_key="k", digest="e")
     assert (
-        store.add_dataset("a", "/d", tenant="other", idempotency_key="k", digest="e").id
+        store.datasets.add("a", "/d", tenant="other", idempotency_key="k", digest="e").id
         != made[0].id
     )
 
@@ -91,8 +91,8 @@ def test_one_key_is_one_data_set_however_many_ask(store):
 # --- keys
 
 
-def test_a_key_is_found_by_its_digest_and_never_by_more(store, clock):
-    key = store.add_key(
+def test_a_key_is_found_by_its_exact_digest_only(store, clock):
+    key = store.keys.add(
         "acme",
         "laptop",
         ["read", "submit"],
@@ -101,8 +101,8 @@ def test_a_key_is_found_by_its_digest_and_never_by_more(store, clock):
         limits={"max_running": 2},
     )
     assert re.fullmatch(r"key_[a-z2-7]{20}", key.id)
-    assert store.find_key("aa" * 32) == key
-    assert store.find_key("bb" * 32) is None
+    assert store.keys.find("aa" * 32) == key
+    assert store.keys.find("bb" * 32) is None
     assert (key.tenant, key.name, key.scopes, key.created, key.limits) == (
         "acme",
         "laptop",
@@ -116,51 +116,56 @@ def test_a_key_is_found_by_its_digest_and_never_by_more(store, clock):
 
 
 def test_keys_are_listed_touched_and_revoked(store, clock):
-    assert not store.has_keys()
-    one = store.add_key("acme", "one", ["read"], "1")
-    two = store.add_key("acme", "two", ["admin"], "2", key_id="key_mine")
-    other = store.add_key("other", "three", ["read"], "3")
+    assert not store.keys.has_any()
+    one = store.keys.add("acme", "one", ["read"], "1")
+    two = store.keys.add("acme", "two", ["admin"], "2", key_id="key_mine")
+    other = store.keys.add("other", "three", ["read"], "3")
     assert two.id == "key_mine"
-    assert store.has_keys()
-    assert store.list_keys() == [one, two, other]
-    assert store.list_keys("acme") == [one, two]
+    assert store.keys.has_any()
+    assert store.keys.list_all() == [one, two, other]
+    assert store.keys.list_all("acme") == [one, two]
     clock.seconds += 1
-    store.touch_key(one.id)
-    assert store.find_key("1").last_used == "2023-11-14T22:13:21.000Z"
-    gone = store.revoke_key(one.id)
+    store.keys.touch(one.id)
+    assert store.keys.find("1").last_used == "2023-11-14T22:13:21.000Z"
+    gone = store.keys.revoke(one.id)
     assert not gone.is_valid(BEGINNING)
     clock.seconds += 1
-    assert store.revoke_key(one.id, "acme").revoked == gone.revoked == "2023-11-14T22:13:21.000Z"
-    assert store.find_key("1") == gone
-    for call in (lambda: store.revoke_key("key_none"), lambda: store.revoke_key(other.id, "acme")):
+    assert store.keys.revoke(one.id, "acme").revoked == gone.revoked == "2023-11-14T22:13:21.000Z"
+    assert store.keys.find("1") == gone
+    for call in (
+        lambda: store.keys.revoke("key_none"),
+        lambda: store.keys.revoke(other.id, "acme"),
+    ):
         with pytest.raises(NotFound, match="xcray keys list"):
             call()
-    assert store.find_key("3").revoked is None
+    assert store.keys.find("3").revoked is None
 
 
-def test_a_digest_or_an_id_can_be_taken_once(store):
-    key = store.add_key("acme", "one", ["read"], "1")
+def test_digests_and_ids_of_keys_are_unique(store):
+    key = store.keys.add("acme", "one", ["read"], "1")
     for more in ({"digest": "1"}, {"digest": "2", "key_id": key.id}):
         with pytest.raises(Conflict) as caught:
-            store.add_key("acme", "two", ["read"], **more)
+            store.keys.add("acme", "two", ["read"], **more)
         assert caught.value.code == "KEY_TAKEN"
-    assert len(store.list_keys()) == 1
+    assert len(store.keys.list_all()) == 1
 
 
 # --- audit
 
 
-def test_the_audit_log_is_read_newest_first_and_cut_at_its_old_end(store):
+def test_the_audit_log_is_listed_newest_first_and_trimmed_at_its_old_end(store):
     for number in range(5):
-        store.record_audit("acme", "key_1", "job.submit", f"job_{number}", {"n": number}, "req_1")
-    store.record_audit("other", None, "key.revoke", "key_2")
-    page, token = store.list_audit("acme", limit=3)
+        store.audit.record("acme", "key_1", "job.submit", f"job_{number}", {"n": number}, "req_1")
+    store.audit.record("other", None, "key.revoke", "key_2")
+    page, token = store.audit.list_page("acme", limit=3)
     assert [entry.subject for entry in page] == ["job_4", "job_3", "job_2"]
-    assert [entry.detail for entry in store.list_audit("acme", limit=3, page_token=token)[0]] == [
+    assert [
+        entry.detail for entry in store.audit.list_page("acme", limit=3, page_token=token)[0]
+    ] == [
         {"n": 1},
         {"n": 0},
     ]
-    newest = store.list_audit()[0][0]
+    newest = store.audit.list_page()[0][0]
     assert (newest.tenant, newest.key_id, newest.action, newest.detail, newest.request_id) == (
         "other",
         None,
@@ -169,33 +174,33 @@ def test_the_audit_log_is_read_newest_first_and_cut_at_its_old_end(store):
         None,
     )
     assert newest.time == NOW
-    assert [entry.subject for entry in store.list_audit(action="key.revoke")[0]] == ["key_2"]
-    assert store.trim_audit(2) == 4
-    assert [entry.subject for entry in store.list_audit()[0]] == ["key_2", "job_4"]
-    assert store.trim_audit(2) == 0
+    assert [entry.subject for entry in store.audit.list_page(action="key.revoke")[0]] == ["key_2"]
+    assert store.audit.trim(2) == 4
+    assert [entry.subject for entry in store.audit.list_page()[0]] == ["key_2", "job_4"]
+    assert store.audit.trim(2) == 0
 
 
 # --- counters
 
 
 def ours(store):
-    """Counters of these tests; the store counts moves of jobs by itself."""
-    return [found for found in store.list_counters() if found[0].startswith("my_")]
+    """Return the counters of these tests; the store itself counts status changes of jobs."""
+    return [found for found in store.counters.list_all() if found[0].startswith("my_")]
 
 
-def test_counters_add_up_by_name_and_labels_also_when_many_count(store):
+def test_concurrent_increments_add_up_by_name_and_labels(store):
     assert make_counter("my_b", y="2", x="1") == Counter("my_b", '{"x":"1","y":"2"}')
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: store.increment("my_b", {"x": "1"}, 0.5), range(40)))
+        list(pool.map(lambda _: store.counters.increment("my_b", {"x": "1"}, 0.5), range(40)))
         list(
             pool.map(
-                lambda n: store.increment_all(
+                lambda n: store.counters.increment_all(
                     {make_counter(f"my_{c}"): 1.0 for c in ("cd" if n % 2 else "dc")}
                 ),
                 range(20),
             )
         )
-    store.increment("my_b")
+    store.counters.increment("my_b")
     assert ours(store) == [
         ("my_b", {"x": "1"}, 20.0),
         ("my_b", {}, 1.0),
@@ -204,52 +209,54 @@ def test_counters_add_up_by_name_and_labels_also_when_many_count(store):
     ]
 
 
-def test_what_a_job_counts_is_counted_with_its_own_transaction_or_not_at_all(store):
+def test_counters_of_a_job_are_part_of_its_transactions(store):
     submit(store)
     job = claim(store)
     some = {make_counter("my_classes", solver="ppdsparse"): 10.0}
-    store.heartbeat(job.id, 1, lease_seconds=9, increments=some)
-    store.append_event(job.id, 1, "progress", {"done": 1}, increments=some)
-    store.finish_attempt(job.id, 1, SUCCEEDED, result={}, increments=some)
+    store.attempts.heartbeat(job.id, 1, lease_seconds=9, increments=some)
+    store.attempts.append_event(job.id, 1, "progress", {"done": 1}, increments=some)
+    store.attempts.finish(job.id, 1, SUCCEEDED, result={}, increments=some)
     for call in (
-        lambda: store.heartbeat(job.id, 1, lease_seconds=9, increments=some),
-        lambda: store.append_event(job.id, 1, "progress", {}, increments=some),
-        lambda: store.finish_attempt(job.id, 1, SUCCEEDED, increments=some),
+        lambda: store.attempts.heartbeat(job.id, 1, lease_seconds=9, increments=some),
+        lambda: store.attempts.append_event(job.id, 1, "progress", {}, increments=some),
+        lambda: store.attempts.finish(job.id, 1, SUCCEEDED, increments=some),
     ):
         with pytest.raises(Fenced):
             call()
     assert ours(store) == [("my_classes", {"solver": "ppdsparse"}, 30.0)]
 
 
-# --- duties
+# --- leader election
 
 
-def test_one_process_at_a_time_has_a_duty(store, store_url, clock):
+def test_one_process_at_a_time_is_the_leader(store, store_url, clock):
     steady = Clock(7.0)
     other = JobStore(store_url, now=clock, monotonic=steady)
-    assert store.try_acquire_leadership("builds", "a", 10.0) == 1
-    assert other.try_acquire_leadership("builds", "b", 10.0) is None
+    assert store.leader_leases.try_acquire("builds", "a", 10.0) == 1
+    assert other.leader_leases.try_acquire("builds", "b", 10.0) is None
     steady.seconds += 9
-    assert store.try_acquire_leadership("builds", "a", 10.0) == 1  # kept: the same term
+    assert store.leader_leases.try_acquire("builds", "a", 10.0) == 1  # renewed in the same term
     steady.seconds += 9
-    assert other.try_acquire_leadership("builds", "b", 10.0) is None  # a renewal was seen since
-    clock.seconds += 86_400  # the world's clock says nothing
-    assert other.try_acquire_leadership("builds", "b", 10.0) is None
+    assert other.leader_leases.try_acquire("builds", "b", 10.0) is None  # it observed the renewal
+    clock.seconds += 86_400  # the wall clock has no effect
+    assert other.leader_leases.try_acquire("builds", "b", 10.0) is None
     steady.seconds += 10.5
-    assert other.try_acquire_leadership("builds", "b", 10.0) == 2
-    assert store.try_acquire_leadership("builds", "a", 10.0) is None
-    store.release_leadership("builds", "a")  # it is no longer its to give up
-    assert store.try_acquire_leadership("builds", "c", 10.0) is None
-    other.release_leadership("builds", "b")
-    assert store.try_acquire_leadership("builds", "a", 10.0) == 3
-    assert store.try_acquire_leadership("sweeps", "c", 10.0) == 1  # another duty
+    assert other.leader_leases.try_acquire("builds", "b", 10.0) == 2
+    assert store.leader_leases.try_acquire("builds", "a", 10.0) is None
+    store.leader_leases.release("builds", "a")  # no effect: "a" is not the leader any more
+    assert store.leader_leases.try_acquire("builds", "c", 10.0) is None
+    other.leader_leases.release("builds", "b")
+    assert store.leader_leases.try_acquire("builds", "a", 10.0) == 3
+    assert store.leader_leases.try_acquire("sweeps", "c", 10.0) == 1  # another role
     other.close()
 
 
-def test_of_many_who_stand_for_a_new_duty_one_gets_it(store):
+def test_one_of_many_candidates_becomes_the_leader(store):
     with ThreadPoolExecutor(8) as pool:
         terms = list(
-            pool.map(lambda n: store.try_acquire_leadership("builds", f"owner{n}", 10.0), range(8))
+            pool.map(
+                lambda n: store.leader_leases.try_acquire("builds", f"owner{n}", 10.0), range(8)
+            )
         )
     assert sorted(term for term in terms if term is not None) == [1]
     assert raw(store, "SELECT term, beats FROM duties") == [(1, 1)]

@@ -1,4 +1,4 @@
-"""Leader election: who leads, how leadership moves, and that a former leader does no harm."""
+"""Leader election: who leads, how leadership changes, and that a former leader does no harm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEASE = 6.0
 
 
 class Clock:
-    """Seconds that the test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -48,7 +48,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def stores(home: Home, clock: Clock) -> Iterator[list[JobStore]]:
-    """A store as two processes see it."""
+    """Yield two stores on one database, as two processes have them."""
     both = [JobStore(home.store_url, monotonic=clock) for _ in range(2)]
     yield both
     for store in both:
@@ -57,12 +57,14 @@ def stores(home: Home, clock: Clock) -> Iterator[list[JobStore]]:
 
 def posts(stores: list[JobStore], clock: Clock) -> list[LeaderElection]:
     return [
-        LeaderElection(store, "maintenance", f"process {i}", LEASE, clock)
+        LeaderElection(store.leader_leases, "maintenance", f"process {i}", LEASE, clock)
         for i, store in enumerate(stores)
     ]
 
 
-def test_one_of_two_has_a_duty_and_keeps_it(stores: list[JobStore], clock: Clock) -> None:
+def test_one_of_two_processes_leads_and_stays_the_leader(
+    stores: list[JobStore], clock: Clock
+) -> None:
     first, second = posts(stores, clock)
     for _ in range(20):
         assert (first.acquire_or_renew(), second.acquire_or_renew()) == (True, False)
@@ -70,7 +72,7 @@ def test_one_of_two_has_a_duty_and_keeps_it(stores: list[JobStore], clock: Clock
     assert (first.term, second.term) == (1, None)
 
 
-def test_a_silent_holder_is_followed_within_two_leases_and_knows_it_itself(
+def test_a_silent_leader_is_replaced_within_two_leases_and_steps_down(
     stores: list[JobStore], clock: Clock
 ) -> None:
     first, second = posts(stores, clock)
@@ -84,28 +86,28 @@ def test_a_silent_holder_is_followed_within_two_leases_and_knows_it_itself(
     assert second.term == 2
 
 
-def test_who_leaves_is_followed_at_once(stores: list[JobStore], clock: Clock) -> None:
+def test_a_leader_that_releases_is_replaced_at_once(stores: list[JobStore], clock: Clock) -> None:
     first, second = posts(stores, clock)
     assert first.acquire_or_renew()
     first.release()
     assert second.acquire_or_renew()
 
 
-def test_who_cannot_reach_the_store_counts_itself_out_before_others_may(
+def test_a_leader_without_the_store_steps_down_before_it_can_be_replaced(
     stores: list[JobStore], clock: Clock
 ) -> None:
     class Away:
-        """A store that is there once."""
+        """A store that becomes unavailable."""
 
         def __init__(self) -> None:
             self.there = True
 
-        def try_acquire_leadership(self, *_: Any) -> int:
+        def try_acquire(self, *_: Any) -> int:
             if not self.there:
                 raise Unavailable("no connection")
             return 7
 
-        def release_leadership(self, *_: Any) -> None:
+        def release(self, *_: Any) -> None:
             raise Unavailable("no connection")
 
     store = Away()
@@ -120,7 +122,7 @@ def test_who_cannot_reach_the_store_counts_itself_out_before_others_may(
     clock.seconds += LEASE
     assert post.acquire_or_renew()
     store.there = False
-    post.release()  # says so in the log, and is silent
+    post.release()  # logs the failure and raises nothing
 
 
 STUB = """
@@ -135,14 +137,14 @@ asked.with_name(asked.name.replace("request", "outcome")).write_text('{"stats": 
 
 
 class House:
-    """A process of a home that builds data sets, as far as it may."""
+    """The maintenance loop and the data set builder of one process of a home."""
 
     def __init__(
         self, home: Home, store: JobStore, post: Any, stub: Path, *, alone: bool = False
     ) -> None:
         settings = settings_for(home.path)
         self.builder = Builder(
-            home, store, settings, Metrics(), (sys.executable, str(stub)), leadership=post
+            home, store.datasets, settings, Metrics(), (sys.executable, str(stub)), leadership=post
         )
         self.swept = 0
         uploads = UploadStore(home.path / "uploads", settings)
@@ -155,10 +157,10 @@ class House:
 
 
 async def until(wish: Callable[[], Any], *turn: House) -> None:
-    """Let houses turn until a wish comes true."""
+    """Run the maintenance loops of the processes until a condition is true."""
     deadline = time.monotonic() + PATIENCE
     while not wish():
-        assert time.monotonic() < deadline, "in vain"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         for house in turn:
             await house.keeper.tick()
         await asyncio.sleep(0.02)
@@ -171,7 +173,7 @@ def stub(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_build_passes_to_the_next_leader_and_what_the_old_one_finds_is_dropped(
+def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
     stores: list[JobStore], clock: Clock, home: Home, stub: Path
 ) -> None:
     async def story() -> None:
@@ -182,45 +184,42 @@ def test_a_build_passes_to_the_next_leader_and_what_the_old_one_finds_is_dropped
         record, _ = second.builder.accept("default", "a", "pydocs", {}, {}, move_sources=True)
         folder = home.path / "builds" / record.id
         (folder / "wait").touch()
-        await until(
-            (folder / "begun-1.json").exists, first, second
-        )  # only the first one has the post
+        # Only the first process is the leader.
+        await until((folder / "begun-1.json").exists, first, second)
         assert not (folder / "begun-2.json").exists()
-        (folder / "wait").unlink()  # the second one's build ends at once
-        clock.seconds += LEASE + 1  # the first one stands still
+        (folder / "wait").unlink()  # the build of the second process ends at once
+        clock.seconds += LEASE + 1  # the first process is suspended
         for _ in range(2):
             await second.keeper.tick()
             clock.seconds += LEASE + 1
-        await until(lambda: stores[1].get_dataset(record.id).status == READY, second)
-        assert stores[1].get_dataset(record.id).stats["by"] == "request-2.json"
+        await until(lambda: stores[1].datasets.get(record.id).status == READY, second)
+        assert stores[1].datasets.get(record.id).stats["by"] == "request-2.json"
         await asyncio.to_thread(
             first.builder._record,
             record.id,
             "default",
             {"problem": {"code": "OLD", "message": "late"}},
         )
-        assert (
-            stores[1].get_dataset(record.id).status == READY
-        )  # it woke up, and saw that it has no say
+        # The first process resumed and found that it is not the leader any more.
+        assert stores[1].datasets.get(record.id).status == READY
         await first.keeper.tick()
-        assert first.builder._tasks == {}  # its child was ended
+        assert first.builder._tasks == {}  # its child process was ended
         for house in (first, second):
             await house.keeper.close()
 
     asyncio.run(story())
 
 
-def test_who_keeps_the_house_alone_takes_up_what_was_left_and_sweeps(
+def test_a_single_process_resumes_builds_and_sweeps(
     stores: list[JobStore], home: Home, stub: Path
 ) -> None:
     async def story() -> None:
         before = House(home, stores[0], AlwaysLeader(), stub)
-        record, _ = before.builder.accept(
-            "default", "a", "pydocs", {}, {}, move_sources=True
-        )  # and the process dies
+        # the process ends here, before the build
+        record, _ = before.builder.accept("default", "a", "pydocs", {}, {}, move_sources=True)
         (home.path / "uploads" / ".upl_half.part").mkdir()
         house = House(home, stores[1], AlwaysLeader(), stub, alone=True)
-        await until(lambda: stores[1].get_dataset(record.id).status == READY, house)
+        await until(lambda: stores[1].datasets.get(record.id).status == READY, house)
         await until(lambda: house.swept == 1, house)
         assert not list((home.path / "uploads").iterdir())
         await house.keeper.close()
@@ -228,7 +227,7 @@ def test_who_keeps_the_house_alone_takes_up_what_was_left_and_sweeps(
     asyncio.run(story())
 
 
-def test_uploads_of_other_processes_are_left_alone_while_bytes_may_come(
+def test_recent_uploads_of_other_processes_are_kept(
     stores: list[JobStore], home: Home, stub: Path
 ) -> None:
     settings = settings_for(home.path)
@@ -241,7 +240,7 @@ def test_uploads_of_other_processes_are_left_alone_while_bytes_may_come(
     assert desk.sweep(now + 11 * settings.body_idle_timeout_seconds, exclusive=False) == 1
 
 
-def test_places_of_a_shared_store_do_not_fight_over_their_files(tmp_path: Path) -> None:
+def test_processes_with_a_shared_store_use_separate_files(tmp_path: Path) -> None:
     home = Home(tmp_path)
     shared = settings_for(tmp_path, store="postgresql://db/xcray")
     with acquire_role(shared, home, "serve") as one, acquire_role(shared, home, "serve") as two:

@@ -1,4 +1,4 @@
-"""The launcher of Ray jobs: after a failed poll of the cluster, another one follows."""
+"""The launcher of Ray jobs: a failed poll of the cluster is followed by another poll."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xcray.workers.ray.local_cluster import ExternalRay
 
 
 def poll_to_end(launcher: RayJobLauncher) -> list[RunnerId]:
-    """What a look found, once it is over; raises what it raised."""
+    """Poll once and return the result of the poll, or raise its error."""
     launcher._polled_at = float("-inf")
     launcher.poll()
     assert launcher._poll_future is not None
@@ -24,11 +24,12 @@ def poll_to_end(launcher: RayJobLauncher) -> list[RunnerId]:
     return launcher.poll()
 
 
-def test_a_disk_that_was_full_while_a_log_was_kept_does_not_end_the_looking(
+def test_a_full_disk_while_a_log_is_copied_does_not_end_polling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The end of a runner is told once there is room again: a supervisor that hears the same error
-    for ever does nothing else.
+    """The end of a runner is reported once there is space to copy its log.
+
+    The error of one poll must not be raised again by every later poll.
     """
     launcher = RayJobLauncher(Home(tmp_path), ExternalRay("127.0.0.1:1", "http://127.0.0.1:1"))
     runner, full = RunnerId("job_0", 1), [True]

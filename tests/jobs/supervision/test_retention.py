@@ -1,4 +1,4 @@
-"""Retention: old jobs are deleted with their files, orphans a day later, all others stay."""
+"""Retention: old jobs are deleted with their files, orphans a day later, all others are kept."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
 from xcray.jobs.states import FAILED, PENDING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.retention import DAY_SECONDS, Retention, RetentionLimits
 
 
@@ -38,14 +39,14 @@ def store(home: Home, clock: WallClock) -> Iterator[JobStore]:
 
 
 def job(store: JobStore, home: Home, status: str) -> str:
-    """A job with a run folder, a log and a lock, in a state."""
-    job_id = store.submit({"dataset": "/x"}, name="a")[0].id
+    """Create a job in a status, with a run folder, a log and a lock, and return its id."""
+    job_id = store.jobs.submit(JobSubmission({"dataset": "/x"}, name="a"))[0].id
     if status != PENDING:
-        claimed = store.claim_job("test", lease_seconds=60)
+        claimed = store.attempts.claim("test", lease_seconds=60)
         assert claimed is not None
         assert claimed.id == job_id
     if status in (SUCCEEDED, FAILED, STOPPED):
-        store.finish_attempt(job_id, 1, status, result={} if status == SUCCEEDED else None)
+        store.attempts.finish(job_id, 1, status, result={} if status == SUCCEEDED else None)
     folder = home.run(job_id)
     (folder / "publish").mkdir(parents=True)
     for name in ("part-1.arrow", "timeline.arrow", "publish/outcome.json"):
@@ -56,7 +57,7 @@ def job(store: JobStore, home: Home, status: str) -> str:
 
 
 def there(home: Home) -> set[str]:
-    """All files in the folders that retention looks at."""
+    """Return all files in the folders that retention scans."""
     roots = (home.runs, home.logs, home.datasets, home.models)
     return {
         str(path.relative_to(home.path))
@@ -70,7 +71,7 @@ def of(job_id: str, *names: str) -> set[str]:
     return {f"runs/{job_id}/{name}" for name in names}
 
 
-def test_old_jobs_are_forgotten_with_all_that_is_theirs(
+def test_old_jobs_are_deleted_with_their_files(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
     old = job(store, home, FAILED)
@@ -80,19 +81,19 @@ def test_old_jobs_are_forgotten_with_all_that_is_theirs(
     before = there(home)
     Retention(store, home, RetentionLimits(), clock).sweep()
     with pytest.raises(NotFound):
-        store.get_job(old)
+        store.jobs.get(old)
     assert before - there(home) == {path for path in before if old in path}
-    assert {store.get_job(each).status for each in (young, waiting)} == {FAILED, PENDING}
+    assert {store.jobs.get(each).status for each in (young, waiting)} == {FAILED, PENDING}
 
 
-def test_the_oldest_ended_jobs_go_when_there_are_too_many(
+def test_the_oldest_ended_jobs_are_deleted_when_there_are_too_many(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
     running = job(store, home, "RUNNING")
     ids = [job(store, home, FAILED) for _ in range(5)]
     retention = Retention(store, home, RetentionLimits(jobs=2), clock)
     retention.sweep()
-    assert [store.find_job(each) is not None for each in (running, *ids)] == [
+    assert [store.jobs.find(each) is not None for each in (running, *ids)] == [
         True,
         False,
         False,
@@ -104,7 +105,7 @@ def test_the_oldest_ended_jobs_go_when_there_are_too_many(
     assert retention.sweep() == []
 
 
-def test_a_published_job_keeps_what_people_read(
+def test_a_published_job_keeps_its_timeline_and_output(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
     done, failed, running = (job(store, home, status) for status in (SUCCEEDED, FAILED, "RUNNING"))
@@ -123,10 +124,10 @@ def test_a_published_job_keeps_what_people_read(
     )
 
 
-def test_orphans_go_after_a_day_and_strangers_never(
+def test_orphans_are_deleted_after_a_day_and_other_files_never(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
-    known = store.add_dataset("d", "/d", dataset_id=new_id("ds")).id
+    known = store.datasets.add("d", "/d", dataset_id=new_id("ds")).id
     orphan, stray = new_id("job"), new_id("ds")
     for folder in (
         home.run(orphan),
@@ -156,7 +157,7 @@ def test_orphans_go_after_a_day_and_strangers_never(
     assert all(path.exists() for path in (*foreign_files, home.dataset(known)))
 
 
-def test_what_dead_replicas_said_of_themselves_goes(
+def test_info_files_of_dead_replicas_are_deleted(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
     from xcray.system.processes import host_name
@@ -172,18 +173,18 @@ def test_what_dead_replicas_said_of_themselves_goes(
     assert [path.exists() for path in (dead, living, elsewhere)] == [False, True, True]
 
 
-def test_a_job_that_was_resumed_meanwhile_keeps_its_work(
+def test_a_job_resumed_during_a_sweep_keeps_its_files(
     store: JobStore, home: Home, clock: WallClock
 ) -> None:
     failed = job(store, home, FAILED)
     retention = Retention(store, home, RetentionLimits(), clock)
     thing = retention._make_item("of a published job", home.run(failed) / "part-1.arrow")
-    store.resume_job(failed)
+    store.jobs.resume(failed)
     assert retention._remove(thing).n_bytes == 0
     assert (home.run(failed) / "part-1.arrow").exists()
 
 
-def test_the_command_says_what_would_go_and_then_does_it(
+def test_the_command_lists_with_dry_run_and_deletes_without(
     store: JobStore, home: Home, clock: WallClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = job(store, home, SUCCEEDED)

@@ -1,4 +1,4 @@
-"""The supervisor, with a launcher of the test, then with real runners as processes and Ray jobs."""
+"""The supervisor: first with a simulated launcher, then with real processes and Ray jobs."""
 
 import os
 import shutil
@@ -16,6 +16,7 @@ from xcray.errors import Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.launch import (
     STORE_VARIABLE,
     ProcessLauncher,
@@ -23,7 +24,7 @@ from xcray.jobs.supervision.launch import (
     RunnerId,
     runner_command,
 )
-from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.model.registry import Registry
 from xcray.workers.ray.local_cluster import ExternalRay, ManagedLocalRay
 from xcray.workers.ray.session import free_port
@@ -61,12 +62,17 @@ def launcher():
 
 @pytest.fixture
 def supervise(store, launcher):
-    """Makes supervisors, which end with the test."""
+    """Return a function that makes supervisors; they are stopped after the test."""
     made = []
 
     def make(**options):
         made.append(
-            Supervisor(options.pop("store", store), options.pop("launcher", launcher), **options)
+            Supervisor(
+                options.pop("store", store),
+                options.pop("launcher", launcher),
+                has_space=options.pop("has_space", lambda: True),
+                options=SupervisorOptions(**options),
+            )
         )
         return made[-1]
 
@@ -76,26 +82,36 @@ def supervise(store, launcher):
 
 
 def submit(store, spec=None, **more):
-    return store.submit(spec or {"dataset": "/x"}, name="a", **more)[0].id
+    return store.jobs.submit(JobSubmission(spec or {"dataset": "/x"}, name="a", **more))[0].id
 
 
-# --- with a launcher of the test's own
+# --- with a simulated launcher
 
 
-def test_it_launches_as_many_as_the_cap_and_the_next_when_one_ends(store, launcher, supervise):
+def test_jobs_are_launched_up_to_the_cap_and_the_next_when_one_ends(store, launcher, supervise):
     ids = [submit(store) for _ in range(3)]
     supervisor = supervise(max_running=2)
     supervisor.step()
     until(lambda: len(launcher.asked) == 2)
     supervisor.step()
-    assert set(launcher.asked) == {(ids[0], 1), (ids[1], 1)}  # two hands launch them
+    assert set(launcher.asked) == {(ids[0], 1), (ids[1], 1)}  # two launch threads: any order
     assert len(launcher.asked) == 2
-    store.finish_attempt(ids[0], 1, SUCCEEDED, result={})
+    store.attempts.finish(ids[0], 1, SUCCEEDED, result={})
     supervisor.step()
     until(lambda: launcher.asked[2:] == [(ids[2], 1)])
 
 
-def test_two_supervisors_share_one_cap_and_launch_nothing_twice(
+def test_nothing_is_launched_on_a_full_disk(store, launcher, supervise):
+    job, space = submit(store), SimpleNamespace(left=False)
+    supervisor = supervise(has_space=lambda: space.left)
+    supervisor.step()
+    assert (launcher.asked, store.jobs.get(job).status) == ([], PENDING)
+    space.left = True
+    supervisor.step()
+    until(lambda: launcher.asked == [(job, 1)])
+
+
+def test_two_supervisors_share_one_cap_and_launch_no_job_twice(
     store, launcher, supervise, home, clock
 ):
     ids = {submit(store) for _ in range(12)}
@@ -108,13 +124,13 @@ def test_two_supervisors_share_one_cap_and_launch_nothing_twice(
         supervisor.start()
     most = 0
     deadline = time.monotonic() + 300
-    while store.count_jobs()[SUCCEEDED] < 12:
+    while store.jobs.count()[SUCCEEDED] < 12:
         assert time.monotonic() < deadline
-        running = store.list_running()
+        running = store.attempts.list_running()
         most = max(most, len(running))
         for job in running:
             if (job.id, job.attempt) in launcher.asked:
-                store.finish_attempt(job.id, job.attempt, SUCCEEDED, result={})
+                store.attempts.finish(job.id, job.attempt, SUCCEEDED, result={})
     for supervisor in pair:
         supervisor.stop()
     other.close()
@@ -122,22 +138,21 @@ def test_two_supervisors_share_one_cap_and_launch_nothing_twice(
     assert most <= 3
 
 
-def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(
-    store, launcher, supervise, clock
-):
+def test_a_failed_launch_is_retried_and_fails_with_its_message(store, launcher, supervise, clock):
     job_id = submit(store)
     launcher.trouble = Unavailable("Ray did not start: see ray.log")
     supervisor = supervise(max_attempts=2, max_launch_attempts=2)
     supervisor.step()
-    until(lambda: store.get_job(job_id).status == PENDING, tick=supervisor.step)
+    until(lambda: store.jobs.get(job_id).status == PENDING, tick=supervisor.step)
     supervisor.step()
-    assert (store.get_job(job_id).status, store.get_job(job_id).reason) == (
+    # There is a pause before the next attempt.
+    assert (store.jobs.get(job_id).status, store.jobs.get(job_id).reason) == (
         PENDING,
         "LAUNCH",
-    )  # it waits before it tries again
+    )
     clock.ahead += 10
-    until(lambda: store.get_job(job_id).status == FAILED, tick=supervisor.step)
-    failed = store.get_job(job_id)
+    until(lambda: store.jobs.get(job_id).status == FAILED, tick=supervisor.step)
+    failed = store.jobs.get(job_id)
     assert (failed.reason, failed.message, failed.attempt) == (
         "LAUNCH",
         "Ray did not start: see ray.log",
@@ -145,16 +160,16 @@ def test_a_launch_that_fails_is_tried_again_and_fails_with_its_sentence(
     )
 
 
-def test_a_failure_of_the_system_does_not_show_its_paths(store, launcher, supervise):
+def test_a_system_error_does_not_show_paths(store, launcher, supervise):
     job_id = submit(store)
     launcher.trouble = FileNotFoundError(2, "no such file", "/secret/python")
     supervisor = supervise(max_attempts=1, max_launch_attempts=1)
     supervisor.step()
-    until(lambda: store.get_job(job_id).status == FAILED, tick=supervisor.step)
-    assert "secret" not in store.get_job(job_id).message
+    until(lambda: store.jobs.get(job_id).status == FAILED, tick=supervisor.step)
+    assert "secret" not in store.jobs.get(job_id).message
 
 
-def test_a_slow_launch_keeps_its_lease_but_not_for_ever(
+def test_a_slow_launch_keeps_its_lease_for_a_limited_time(
     store, launcher, supervise, clock, monkeypatch
 ):
     monkeypatch.setattr("xcray.jobs.supervision.supervisor.time", SimpleNamespace(monotonic=clock))
@@ -165,49 +180,48 @@ def test_a_slow_launch_keeps_its_lease_but_not_for_ever(
     for _ in range(4):
         clock.ahead += 400
         supervisor.step()
-        assert (store.get_job(job_id).status, store.get_job(job_id).attempt) == (RUNNING, 1)
-    clock.ahead += 500  # later than launches may last, sooner than the lease is over
+        assert (store.jobs.get(job_id).status, store.jobs.get(job_id).attempt) == (RUNNING, 1)
+    clock.ahead += 500  # after the launch limit, before the end of the lease
     supervisor.step()
-    assert store.get_job(job_id).attempt == 1
+    assert store.jobs.get(job_id).attempt == 1
     clock.ahead += 601
     supervisor.step()
-    assert store.get_job(job_id).attempt == 2  # lost, and claimed again
+    assert store.jobs.get(job_id).attempt == 2  # lost, and claimed again
     launcher.slow.set()
 
 
-def test_a_runner_that_ends_without_a_word_is_noticed_before_its_lease_runs_out(
-    store, launcher, supervise
-):
+def test_a_runner_that_exits_silently_is_detected_before_its_lease_ends(store, launcher, supervise):
     job_id = submit(store)
     supervisor = supervise(max_attempts=2, max_launch_attempts=2)
     supervisor.step()
     launcher.gone = [RunnerId(job_id, 1)]
     supervisor.step()
     until(lambda: (job_id, 2) in launcher.asked)
+    # The exit of the old runner does not affect the new one.
     launcher.gone = [
         RunnerId(job_id, 1),
         RunnerId(job_id, 2),
-    ]  # the old one's end says nothing about the new one
+    ]
     supervisor.step()
-    assert (store.get_job(job_id).status, store.get_job(job_id).reason) == (FAILED, "CRASH_LOOP")
+    assert (store.jobs.get(job_id).status, store.jobs.get(job_id).reason) == (FAILED, "CRASH_LOOP")
 
 
-def test_a_runner_that_ended_well_stays_ended(store, launcher, supervise):
+def test_the_exit_of_a_succeeded_runner_changes_nothing(store, launcher, supervise):
     job_id = submit(store)
     supervisor = supervise()
     supervisor.step()
-    store.finish_attempt(job_id, 1, SUCCEEDED, result={})
+    store.attempts.finish(job_id, 1, SUCCEEDED, result={})
     launcher.gone = [RunnerId(job_id, 1)]
     supervisor.step()
-    assert store.get_job(job_id).status == SUCCEEDED
+    assert store.jobs.get(job_id).status == SUCCEEDED
 
 
-def test_the_thread_lives_through_trouble(store, launcher, supervise, monkeypatch, caplog):
+def test_the_supervisor_thread_survives_errors(store, launcher, supervise, monkeypatch, caplog):
     troubles = [ZeroDivisionError("odd"), Unavailable("locked")]
-    real = store.expire_jobs
+    real = store.attempts.expire
     monkeypatch.setattr(
-        store,
-        "expire_jobs",
+        store.attempts,
+        "expire",
         lambda **more: (_ for _ in ()).throw(troubles.pop()) if troubles else real(**more),
     )
     supervisor = supervise(tick_seconds=0.01)
@@ -230,28 +244,26 @@ def test_a_job_runs_in_a_process_of_its_own(store, home, supervise, spec):
     job_id = submit(store, spec)
     supervisor = supervise(launcher=ProcessLauncher(home), tick_seconds=0.05, start_seconds=600.0)
     supervisor.start()
-    job = until(lambda: (job := store.get_job(job_id)).status in TERMINAL and job)
+    job = until(lambda: (job := store.jobs.get(job_id)).status in TERMINAL and job)
     log = home.log(job_id).read_text()
     assert (job.status, job.attempt) == (SUCCEEDED, 1), log
     assert job.result["sha256"] == Registry(home.models).describe("tiny", 1).sha256
     assert job.result["measures"]["P@1"] > 0.1
-    phases = [e.data["phase"] for e in store.list_events(job_id) if e.kind == "phase"]
+    phases = [e.data["phase"] for e in store.jobs.list_events(job_id) if e.kind == "phase"]
     assert phases[0] == "LOADING"
     assert "TRAINING" in phases
     assert "published tiny version 1" in log
     assert home.log(job_id).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_killed_runner_is_followed_by_another_and_there_is_one_version(
-    store, home, supervise, spec
-):
+def test_a_killed_runner_is_replaced_and_publishes_one_version(store, home, supervise, spec):
     job_id = submit(store, spec)
     launcher = ProcessLauncher(home)
     supervisor = supervise(launcher=launcher, tick_seconds=0.05, start_seconds=600.0)
     supervisor.start()
     process = until(lambda: launcher._runners.get(RunnerId(job_id, 1)))
     os.kill(process.pid, signal.SIGKILL)
-    job = until(lambda: (job := store.get_job(job_id)).status in TERMINAL and job)
+    job = until(lambda: (job := store.jobs.get(job_id)).status in TERMINAL and job)
     assert (job.status, job.attempt) == (SUCCEEDED, 2), home.log(job_id).read_text()
     assert Registry(home.models).versions("tiny") == [1]
 
@@ -261,9 +273,10 @@ import sys, time
 from xcray.jobs.home import Home
 from xcray.jobs.supervision.launch import ProcessLauncher
 from xcray.jobs.store.job_store import JobStore
-from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 home = Home(sys.argv[1])
-Supervisor(JobStore(home.store_url), ProcessLauncher(home), tick_seconds=0.05, start_seconds=600.0).start()
+options = SupervisorOptions(tick_seconds=0.05, start_seconds=600.0)
+Supervisor(JobStore(home.store_url), ProcessLauncher(home), options).start()
 time.sleep(600)
 """
 
@@ -271,17 +284,18 @@ time.sleep(600)
 def test_a_running_job_survives_kill_9_of_the_service(store, home, spec):
     job_id = submit(store, spec)
     service = subprocess.Popen([sys.executable, "-c", API, str(home.path)])
-    until(
-        lambda: [e for e in store.list_events(job_id) if e.kind == "phase"]
-    )  # the runner lives: it has told something
+    # The runner is alive: it has reported a phase.
+    until(lambda: [e for e in store.jobs.list_events(job_id) if e.kind == "phase"])
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
-    job = until(lambda: (job := store.get_job(job_id)).status in TERMINAL and job)
+    job = until(lambda: (job := store.jobs.get(job_id)).status in TERMINAL and job)
     assert (job.status, job.attempt) == (SUCCEEDED, 1), home.log(job_id).read_text()
 
 
-def test_sigterm_makes_a_runner_give_its_job_back(store, home, spec, tiny, tmp_path):
-    """The data set's manifest is a pipe: the training stands still at its beginning until the test
+def test_sigterm_makes_a_runner_release_its_job(store, home, spec, tiny, tmp_path):
+    """A runner that gets SIGTERM while it reads the data set releases its job.
+
+    The manifest of the data set is a pipe, so the training blocks at its beginning until the test
     has sent the signal.
     """
     data = tmp_path / "data"
@@ -291,22 +305,22 @@ def test_sigterm_makes_a_runner_give_its_job_back(store, home, spec, tiny, tmp_p
     os.mkfifo(data / "manifest.json")
     job_id = submit(store, {**spec, "dataset": str(data)})
     launcher = ProcessLauncher(home)
-    launcher.launch(store.claim_job("test", lease_seconds=60))
+    launcher.launch(store.attempts.claim("test", lease_seconds=60))
     process = launcher._runners[RunnerId(job_id, 1)]
-    pipe = os.open(data / "manifest.json", os.O_WRONLY)  # returns when the training reads it
+    pipe = os.open(data / "manifest.json", os.O_WRONLY)  # returns when the training opens it
     os.kill(process.pid, signal.SIGTERM)
     time.sleep(0.1)
     os.write(pipe, manifest)
     os.close(pipe)
     until(lambda: process.poll() is not None)
     assert process.returncode == 0, home.log(job_id).read_text()
-    assert store.get_job(job_id).status == PENDING
+    assert store.jobs.get(job_id).status == PENDING
     assert launcher.poll() == [RunnerId(job_id, 1)]
 
 
-def test_a_store_with_a_password_is_not_on_the_command_line(store, home):
+def test_a_store_url_with_a_password_is_not_on_the_command_line(store, home):
     submit(store)
-    job = store.claim_job("test", lease_seconds=60)
+    job = store.attempts.claim("test", lease_seconds=60)
     url = "postgresql://xcray:secret@db/xcray"
     assert "secret" not in " ".join(runner_command(home, url, job))
     assert STORE_VARIABLE == "XCRAY_STORE"
@@ -314,19 +328,19 @@ def test_a_store_with_a_password_is_not_on_the_command_line(store, home):
 
 
 @pytest.mark.ray
-def test_a_cluster_that_does_not_answer_is_said_so(store, home, supervise):
+def test_an_unreachable_cluster_is_named_in_the_message(store, home, supervise):
     job_id = submit(store)
     port = free_port()
     launcher = RayJobLauncher(home, ExternalRay(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"))
     supervisor = supervise(launcher=launcher, max_launch_attempts=1)
     supervisor.step()
-    until(lambda: store.get_job(job_id).status == FAILED, tick=supervisor.step)
-    assert "is the cluster up?" in store.get_job(job_id).message
+    until(lambda: store.jobs.get(job_id).status == FAILED, tick=supervisor.step)
+    assert "is the cluster up?" in store.jobs.get(job_id).message
 
 
 @pytest.mark.drill
 @pytest.mark.ray
-def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(
+def test_jobs_run_on_ray_under_readable_names_and_this_process_is_not_a_driver(
     store, home, supervise, spec
 ):
     import ray
@@ -341,14 +355,16 @@ def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(
             launcher=RayJobLauncher(home, cluster), tick_seconds=0.1, start_seconds=600.0
         )
         supervisor.start()
-        job = until(lambda: (job := store.get_job(good)).status in TERMINAL and job)
+        job = until(lambda: (job := store.jobs.get(good)).status in TERMINAL and job)
         assert job.status == SUCCEEDED, home.log(good).read_text()
         assert (
-            until(lambda: (job := store.get_job(bad)).status in TERMINAL and job).reason
+            until(lambda: (job := store.jobs.get(bad)).status in TERMINAL and job).reason
             == "NOT_FOUND"
         )
-        store.request_stop(waiting)
-        assert until(lambda: (job := store.get_job(waiting)).status in TERMINAL and job).status in (
+        store.jobs.request_stop(waiting)
+        assert until(
+            lambda: (job := store.jobs.get(waiting)).status in TERMINAL and job
+        ).status in (
             STOPPED,
             SUCCEEDED,
         )
@@ -359,7 +375,7 @@ def test_jobs_run_on_ray_under_readable_names_and_this_process_is_no_driver(
             for details in client.list_jobs()
             if details.submission_id
         }
-        last = str(job.attempt)  # a dashboard that is slow to answer costs an attempt
+        last = str(job.attempt)  # a slow dashboard can cost an attempt
         assert seen[f"xcray-a-{good}-a{last}"].metadata == {
             "job": good,
             "name": "a",

@@ -19,7 +19,7 @@ FAMILIES = {"svmlight": svmlight, "xc": xc, "parquet": parquet, "csv": tables, "
 
 
 def main() -> int:
-    """Send all rows, one family at a time; return 1 if the service handled one wrongly."""
+    """Send all rows, one family at a time; return 1 if the service handled a row wrongly."""
     started, n, wrong = time.monotonic(), 0, 0
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"

@@ -1,4 +1,4 @@
-"""The rows of the catalogue, and how one is put on disk and built from."""
+"""The rows of the catalogue, and the files and build options of a row."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from xcray.data.build import BuildOptions
 from xcray.errors import DataError
 
 PATHS = ("labels_file", "label_names_file", "test_rows_file")
-CLOSED = {*PATHS, "expected_bytes", "expected_sha256"}  # not taken over HTTP
+CLOSED = {*PATHS, "expected_bytes", "expected_sha256"}  # not accepted over HTTP
 
 
 class Bad(NamedTuple):
     """A row that is refused: the training file, the code, and other parts of the error.
 
-    options: of reading and building; those in `PATHS` name one of the files in `more`. test:
-    bytes of a test file. file: the file that the error is about. A row of the catalogue with
-    several inputs has an id with a dash: S12, S12-long.
+    options: options of reading and building; those in `PATHS` name one of the files in `more`.
+    test: bytes of a test file. file: the file that the error is about. A row of the catalogue with
+    several inputs has ids with a dash: S12, S12-long.
     """
 
     id: str
@@ -42,10 +42,9 @@ class Bad(NamedTuple):
 
     @property
     def over_http(self) -> bool:
-        """Whether a client can send the case.
+        """Return whether a client can send the case.
 
-        Server paths and declared sizes are not open to clients, and the server names the
-        files.
+        Clients cannot set server paths or declared sizes, and the server chooses the file names.
         """
         return not self.name and not CLOSED & set(self.options)
 
@@ -64,12 +63,12 @@ class Good(NamedTuple):
 
 
 def row_of(case: Any) -> str:
-    """S12 of S12-long, J3 of "J3 trailing"."""
+    """Return the row of a case: S12 for S12-long, J3 for "J3 trailing"."""
     return str(case.id).replace(" ", "-").split("-")[0]
 
 
 def laid_out(case: Bad | Good, format: str, folder: Path) -> tuple[dict[str, Path], BuildOptions]:
-    """Write the files of a case, and return sources by part and the options."""
+    """Write the files of a case and return the sources by part and the options."""
     sources = {"train": folder / (case.name or f"train.{SUFFIXES[format]}")}
     sources["train"].write_bytes(case.data)
     if isinstance(case, Bad):
@@ -96,7 +95,7 @@ SUFFIXES: Mapping[str, str] = {
 
 
 def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
-    """Return the differences of an error (as JSON) from a case; empty if it is right.
+    """Return the differences between an error (as JSON) and a case; empty if it is correct.
 
     file: the name of the first file.
     """

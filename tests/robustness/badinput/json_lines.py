@@ -1,4 +1,4 @@
-"""JSON lines: rows in addition to those of the catalogue."""
+"""JSON lines: additional rows of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hostile files in a process that measures its memory.
 
-Memory must depend on the bytes read, never on the claims of a file. python -m
+Memory must depend on the bytes read, never on the sizes that a file declares. python -m
 tests.robustness.badinput.memory FOLDER prints one JSON line per file: its id, its final code,
 megabytes of memory above the start, seconds. The process can use 700 MB of address space more than
 at its start.
@@ -28,18 +28,19 @@ ROOM = 700 << 20
 ANY = {
     "max_expansion": 1 << 30,
     "max_decompressed": 1 << 40,
-}  # so that lines and fields are what is refused
+}  # high enough that the limits of lines and fields apply
 
 
 def stream(first: bytes, again: bytes, n: int) -> bytes:
-    """A gzip file of `first` and n times `again`: members one after the other, small however long
-    what they hold is.
+    """Return a gzip stream of `first` and n times `again`.
+
+    It has one gzip member per repetition, so it is small even if its content is large.
     """
     return gzip.compress(first) + gzip.compress(again) * n
 
 
 def repeated(n_rows: int, text: str) -> bytes:
-    """A Parquet file that holds one text, and says n times that it is there."""
+    """Return a Parquet file that stores one text once and has it in every row."""
     texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n_rows, np.int32)), [text])
     labels = pa.ListArray.from_arrays(
         pa.array(np.arange(n_rows + 1, dtype=np.int32)), pa.array(["x"] * n_rows)
@@ -113,16 +114,17 @@ WARM = (
 
 
 def main() -> int:
-    """Make the files, then read them; 1 when one ends otherwise than it should."""
+    """Make the files and read them; return 1 if one has an unexpected result."""
     folder, wrong = Path(sys.argv[1]), 0
     for name, (_, file, made, _, _) in CASES.items():
         (folder / name).mkdir()
         (folder / name / file).write_bytes(made())
+    # Read one good file per format: its kernels are compiled before memory is limited.
     for (
         file,
         format,
         data,
-    ) in WARM:  # what is compiled and loaded once for a format is there before memory is limited
+    ) in WARM:
         (folder / file).write_bytes(data)
         check(format, folder / file)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -151,7 +153,7 @@ def main() -> int:
 
 
 def reset() -> int:
-    """Forget the peak where the system can; the peak now, in bytes."""
+    """Reset the peak where the system allows it, and return the peak in bytes."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -160,7 +162,7 @@ def reset() -> int:
 
 
 def peak() -> int:
-    """The most bytes of memory held since `reset`."""
+    """Return the peak of resident memory since `reset`, in bytes."""
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -24,26 +24,26 @@ X, Y = [[1, 0, 2], [0, 3, 0]], [[1, 0], [0, 1]]
 
 
 def written(columns: Any, **how: Any) -> bytes:
-    """A Parquet file of columns, or of a table."""
+    """Return a Parquet file of columns or of a table."""
     out = io.BytesIO()
     pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), out, **how)
     return out.getvalue()
 
 
 def changed(data: bytes, old: bytes, new: bytes) -> bytes:
-    """A file in which something that is there once is another thing of the same length."""
+    """Replace a byte string that occurs once by another one of the same length."""
     assert data.count(old) == 1, data.count(old)
     assert len(old) == len(new)
     return data.replace(old, new)
 
 
 def claimed(footer: bytes) -> bytes:
-    """A file of nothing but a footer."""
+    """Return a file that consists of a footer only."""
     return b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
 def nested(depth: int) -> bytes:
-    """A column of lists of lists of ..."""
+    """Return a file with a column of lists, nested `depth` times."""
     column = pa.array([1], pa.int32())
     for _ in range(depth):
         column = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), column)
@@ -51,7 +51,7 @@ def nested(depth: int) -> bytes:
 
 
 def flipped() -> bytes:
-    """One bit of a page with a checksum is another."""
+    """Return a file with one flipped bit in a page that has a checksum."""
     data = bytearray(
         written(
             TEXT,
@@ -66,7 +66,7 @@ def flipped() -> bytes:
 
 
 def extended() -> bytes:
-    """A column of a type that no reader should load: its name asks for code."""
+    """Return a file with an extension type whose metadata asks the reader to run code."""
     about = {
         b"ARROW:extension:name": b"arrow.py_extension_type",
         b"ARROW:extension:metadata": b"cos\nsystem\n.",
@@ -80,12 +80,12 @@ def extended() -> bytes:
 
 
 def rows(**other: Any) -> bytes:
-    """Rows of features, some columns of them others."""
+    """Return a file of feature rows with some columns replaced."""
     return written({**ROWS, **other})
 
 
 WHOLE = written(TEXT)
-MILLION = b"\xfc\xc0\x84\x3d"  # a list of structs, a million of them, in Thrift's compact protocol
+MILLION = b"\xfc\xc0\x84\x3d"  # a list of a million structs in Thrift's compact protocol
 SAME = pa.table(
     {"text": pa.array(["many words " * 1000] * 4000).dictionary_encode(), "labels": [["x"]] * 4000}
 )

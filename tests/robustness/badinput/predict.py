@@ -1,4 +1,4 @@
-"""Rows J1 to J28: JSON to predict with, and the HTTP around it."""
+"""Rows J1 to J28: JSON requests for predictions, and their HTTP framing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 JSON = "application/json"
 PREDICT = "/v1/models/text:predict"
 VECTOR = "/v1/models/vector:predict"
-MARK = "c4n4ry"  # in what is sent; must not come back
+MARK = "c4n4ry"  # part of some requests; must not occur in a reply
 
 
 def body(instance: Any, **more: Any) -> bytes:
@@ -16,12 +16,12 @@ def body(instance: Any, **more: Any) -> bytes:
 
 
 def row(indices: str = "[1, 2]", values: str = "[1.0, 0.5]") -> bytes:
-    """A sparse instance, its lists written as given."""
+    """Return a body with one sparse instance; the lists are inserted unchanged."""
     return f'{{"instances": [{{"indices": {indices}, "values": {values}}}]}}'.encode()
 
 
 class Case(NamedTuple):
-    """One row: what is sent, what must come back."""
+    """One row: the request and the expected reply."""
 
     id: str
     content: bytes
@@ -54,7 +54,7 @@ CASES = [
     Case("J6 string index", row(indices='["1", 2]'), 422, "TYPE"),
     Case("J7 true as index", row(indices="[true, 2]"), 422, "TYPE"),
     Case("J7 true as value", row(values="[true, 2]"), 422, "TYPE"),
-    Case("J8 1.0 as index", row(indices="[1.0, 2]"), 422, "TYPE"),
+    Case("J8 1.5 as index", row(indices="[1.5, 2]"), 422, "TYPE"),
     Case("J9 negative", row(indices="[-1, 2]"), 422, "INDEX_RANGE"),
     Case("J9 10^30", row(indices="[1" + "0" * 30 + ", 2]"), 422, "INDEX_RANGE"),
     Case("J10 index = features", row(indices="[1, 6]"), 422, "INDEX_RANGE"),
@@ -70,7 +70,7 @@ CASES = [
         "K_RANGE",
         PREDICT,
     ),
-    Case("J13 k=5.0", body({"text": "a"}, top_k=5.0), 422, "TYPE", PREDICT),
+    Case("J13 k=5.5", body({"text": "a"}, top_k=5.5), 422, "TYPE", PREDICT),
     Case("J14 unknown field", body({"text": "a"}, **{MARK: 1}), 422, "UNKNOWN_FIELD", PREDICT),
     Case("J14 unknown in instance", body({"text": "a", "words": 1}), 422, "UNKNOWN_FIELD", PREDICT),
     Case(
@@ -216,6 +216,7 @@ METHODS = [
     ("GET", "/static/app.py", 404),
 ]
 HEAD = b"POST /v1/models/text:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+# "CL small": the remaining bytes are another, invalid request.
 FRAMES = {
     "CL+TE": (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", {400}),
     "CL<0": (HEAD + b"Content-Length: -1\r\n\r\n", {400}),
@@ -224,7 +225,7 @@ FRAMES = {
     "CL small": (
         HEAD + b"Content-Length: 2\r\n\r\n{}GARBAGE\r\n\r\n",
         {422},
-    ),  # what follows is another, bad request
+    ),
     "20 KB": (HEAD + b"X-Big: " + b"a" * 20_000 + b"\r\nContent-Length: 2\r\n\r\n{}", {431}),
     "100 KB": (HEAD + b"X-Big: " + b"a" * 100_000 + b"\r\nContent-Length: 2\r\n\r\n{}", {400, 431}),
     "1,000 headers": (

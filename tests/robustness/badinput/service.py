@@ -1,4 +1,4 @@
-"""The catalogue through a real service: upload, build in a child process, errors, leftovers."""
+"""The catalogue sent to a real service: uploads, builds in a child process, errors, leftovers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import httpx
 from tests.robustness.badinput.case import Bad, wrong
 
 RAW = {"Content-Type": "application/octet-stream"}
-PATIENCE = 600.0  # seconds for a build that waits for others
+PATIENCE = 600.0  # seconds; builds wait for each other
 
 
 class Sent(NamedTuple):
-    """A case on its way: the replies so far, and the data set's id when one was accepted."""
+    """A case that was sent: the replies so far, and the id of its data set if one was accepted."""
 
     format: str
     case: Bad
@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 
 
 def send(http: httpx.Client, format: str, case: Bad) -> Sent:
-    """Upload the files of a case and ask for a data set of them."""
+    """Upload the files of a case and request a data set."""
     replies, uploads = [], {}
     for part, data in (("train", case.data), ("test", case.test)):
         if data is not None:
@@ -50,11 +50,11 @@ def outcome(http: httpx.Client, sent: Sent) -> dict[str, Any]:
 
 
 def faults(http: httpx.Client, sent: Sent, home: Path) -> list[str]:
-    """Return the errors in how the service handled a case; empty if it is right.
+    """Return the errors in how the service handled a case; empty if it is correct.
 
-    Right is: refused at once with a 4xx (an empty body), or accepted and then FAILED with the
-    error of the case; no 5xx, no path of the server in any reply; no folder of the data set
-    left, and no build request.
+    Correct is: refused at once with a 4xx (an empty body), or accepted and then FAILED with the
+    error of the case. There is no 5xx and no path of the server in any reply. No folder of the data
+    set and no build request is left.
     """
     found, case = outcome(http, sent), sent.case
     out = [f"status {reply.status_code}" for reply in sent.replies if reply.status_code >= 500]
@@ -87,7 +87,7 @@ def faults(http: httpx.Client, sent: Sent, home: Path) -> list[str]:
 def left_of(home: Path, pattern: str = "*") -> list[Path]:
     """Return the leftovers in the data set folders.
 
-    The service removes them right after it reports the result, so this waits for it.
+    The service removes them right after it reports the result, so this function waits for it.
     """
     end, left = time.monotonic() + PATIENCE, [home]
     while left and time.monotonic() < end:

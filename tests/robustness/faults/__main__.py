@@ -1,5 +1,7 @@
-"""python -m tests.robustness.faults ROW [--runs N] [--seed N] [--json FILE] | all [--page FILE] |
-chaos [--minutes N] | table FILES.
+"""Play rows of the fault catalogue.
+
+Usage: python -m tests.robustness.faults ROW [--runs N] [--seed N] [--json FILE] | all [--page FILE]
+| chaos [--minutes N] | table FILES.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from tests.robustness.faults.catalogue import ROWS, Row, in_order
 from tests.robustness.faults.figures import Figures
 from tests.robustness.faults.stage import LAST_WORDS, ROOT, enter, stage
 
-RUNS_OF_LIMIT = 5  # runs that a row's limit is for
+RUNS_OF_LIMIT = 5  # the time limit of a row is for this number of runs
+# The imports register the rows.
 FILES = (
     chaos,
     rows_api,
@@ -42,11 +45,11 @@ FILES = (
     rows_runners,
     rows_serving,
     rows_store,
-)  # importing them fills the catalogue
+)
 
 
 def main(given: list[str]) -> int:
-    """Exit status: 0 every promise was kept, 1 not."""
+    """Run the command; return 0 if every promise was kept, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.faults", description=__doc__)
     parser.add_argument("row", help="F1 to F30, all, chaos, or table")
     parser.add_argument("files", nargs="*", type=Path, help="table: what --json wrote")
@@ -88,7 +91,7 @@ def main(given: list[str]) -> int:
 
 
 def play(row: Row, chosen: Any) -> Figures:
-    """Play one row. What raises counts as a wrong state, with its place."""
+    """Play one row; an exception counts as a wrong state."""
     with stage(
         row.number, row.title, runs=chosen.runs, seed=chosen.seed, small=chosen.small
     ) as here:
@@ -108,7 +111,7 @@ def play(row: Row, chosen: Any) -> Figures:
 
 
 def told(figures: Figures, to: Path | None) -> int:
-    """Print the figures, the last line as JSON; the exit status."""
+    """Print the figures, as JSON in the last line, and return the exit status."""
     for sentence in figures.broken:
         print(f"{figures.row} BROKEN {sentence}")
     print(figures.line())
@@ -118,10 +121,10 @@ def told(figures: Figures, to: Path | None) -> int:
 
 
 def everything(chosen: Any) -> int:
-    """Each row in a process and namespaces of its own, whatever the others do; one JSON line a row,
-    and the table into a page.
+    """Play each row in its own process and namespaces; write one JSON line per row and the table.
 
-    SIGTERM ends the rows under way and begins no others; what was played is written all the same.
+    A failing row does not stop the others. SIGTERM ends the running rows and starts no more; the
+    rows played so far are written.
     """
     began, ending = time.monotonic(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
@@ -155,8 +158,9 @@ def everything(chosen: Any) -> int:
 
 
 def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | None:
-    """The figures of one row, played by a process of its own within the row's limit; None when it
-    was not begun.
+    """Play one row in its own process within its time limit and return its figures.
+
+    Returns None if the row was not started.
     """
     if ending.is_set():
         return None
@@ -195,7 +199,7 @@ def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | N
 
 
 def _last(output: str) -> dict[str, Any] | None:
-    """The figures that a row printed at its end; None when it did not."""
+    """Return the figures that a row printed at its end, or None if it printed none."""
     with contextlib.suppress(ValueError):
         found = json.loads((output.splitlines() or [""])[-1])
         return found if isinstance(found, dict) else None
@@ -203,7 +207,7 @@ def _last(output: str) -> dict[str, Any] | None:
 
 
 def _silent(row: Row, code: int, seconds: float) -> dict[str, Any]:
-    """The figures of a row that gave none."""
+    """Return the figures of a row that printed none."""
     figures = Figures(row.number, row.title, row.injected, seconds=round(seconds, 1))
     figures.fault(f"no figures: it ended with {code} after {seconds:.0f} s of {row.limit:.0f}")
     return figures.as_dict()
@@ -213,4 +217,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of a row that was broken off may still try
+    os._exit(code)  # threads of an interrupted row can still be running

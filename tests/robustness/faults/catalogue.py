@@ -1,4 +1,4 @@
-"""The rows: number, title, how the fault comes, who else injects it; `@row` adds one."""
+"""The rows: number, title, injection, tests that also inject the fault; `@row` registers one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ Play: TypeAlias = Callable[[Stage], None]
 
 
 class Row(NamedTuple):
-    """A row of the fault catalogue. `tests`: those of the suite that inject it too; `limit`:
-    seconds until it counts as hung.
+    """A row of the fault catalogue.
+
+    tests: tests of the suite that also inject the fault. limit: seconds until the row counts as
+    hung.
     """
 
     number: str
@@ -29,7 +31,7 @@ ROWS: dict[str, Row] = {}
 def row(
     number: str, title: str, injected: str, *tests: str, limit: float = 600.0
 ) -> Callable[[Play], Play]:
-    """Register a function as a row."""
+    """Return a decorator that registers a function as a row."""
 
     def add(play: Play) -> Play:
         assert number not in ROWS, number
@@ -40,5 +42,5 @@ def row(
 
 
 def in_order() -> list[Row]:
-    """All rows, F1 first."""
+    """Return all rows, F1 first."""
     return sorted(ROWS.values(), key=lambda each: int(each.number[1:]))

@@ -1,9 +1,9 @@
-"""Random kills for minutes: two API replicas and two runners on PostgreSQL, or one service on
-SQLite, while clients go on.
+"""Random kills for several minutes while clients continue.
 
-Clients submit with keys, upload and predict; every few seconds one of the processes, a running
-attempt or the database is killed or stopped, and started again. At the end all drains, and the
-invariants must hold.
+There are two API replicas and two runners on PostgreSQL, or one service on SQLite. Clients submit
+with keys, upload and predict. Every few seconds one of the processes, a running attempt or the
+database is killed or stopped, and started again. At the end all work is drained, and the invariants
+must hold.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.model.registry import Registry
 
 PACE = (2.0, 5.0)  # seconds between two faults
-MOST_WAITING = 8  # jobs: clients submit no faster than the rest can follow
+MOST_WAITING = 8  # jobs; clients submit no more while this number is pending
 TEXT = {"instances": [{"text": "read rows of a csv file"}], "top_k": 3}
 
 
 class Cast:
-    """Who plays: the processes that can be killed, and what clients have seen. Guarded by `lock`:
-    `tally`, `paces`.
+    """The processes that can be killed, and the observations of the clients.
+
+    `lock` guards `tally` and `paces`.
     """
 
     def __init__(self, here: Stage, store: str) -> None:
@@ -76,11 +77,11 @@ class Cast:
 
     @property
     def processes(self) -> list[Process]:
-        """All that can be killed and started."""
+        """Return all processes that can be killed and started."""
         return [*self.apis, *self.runners]
 
     def start(self) -> None:
-        """A model to ask, a data set to train on, everything up."""
+        """Publish a model, start all processes and build the data sets."""
         text_model(self.here.folder / "staged", seed=1)
         Registry(self.home.models).publish("docs", self.here.folder / "staged")
         self.here.ledger.acknowledged("model", "docs:1")
@@ -95,13 +96,13 @@ class Cast:
         ]
 
     def count(self, what: str) -> None:
-        """Add one."""
+        """Increment a counter."""
         with self.lock:
             self.tally[what] += 1
 
 
 def play(minutes: float, seed: int, store: str) -> Figures:
-    """The whole command; its figures."""
+    """Run the command and return its figures."""
     title = f"chaos for {minutes:g} minutes on {store}"
     with stage("chaos", title, runs=1, seed=seed) as here:
         here.figures.injected = "kill -9 of replicas, runners, attempts; SIGSTOP and restarts of the database, at random"
@@ -114,7 +115,7 @@ def play(minutes: float, seed: int, store: str) -> Figures:
 
 
 def on_stage(here: Stage, minutes: float, store: str) -> dict[str, Any]:
-    """Play on a stage; the facts. Broken promises are counted in its figures."""
+    """Inject faults on a stage and return the facts; broken promises are counted in its figures."""
     cast = Cast(here, store)
     if store == "postgres" and cast.server is None:
         raise FileNotFoundError(
@@ -135,7 +136,7 @@ def on_stage(here: Stage, minutes: float, store: str) -> dict[str, Any]:
 
 
 def _client(cast: Cast, do: Callable[[Cast, random.Random], None], seed: int) -> None:
-    """Do something again and again, until the end. What raises is a broken promise."""
+    """Repeat an action until the end; an exception is a broken promise."""
     mine = random.Random(seed)
     while not cast.ending.is_set():
         try:
@@ -151,9 +152,7 @@ def _client(cast: Cast, do: Callable[[Cast, random.Random], None], seed: int) ->
 def _anyone(
     cast: Cast, mine: random.Random, ask: Callable[[httpx.Client], httpx.Response], what: str
 ) -> httpx.Response:
-    """Ask one replica, and the next when the connection breaks or it says 503: what any client must
-    do.
-    """
+    """Send a request to a random replica; retry broken connections and 503, as any client must."""
 
     def once() -> httpx.Response:
         api = mine.choice(cast.apis)
@@ -171,7 +170,7 @@ def _anyone(
 
 
 def _submits(cast: Cast, mine: random.Random) -> None:
-    """Submit a job with a key; now and then stop one."""
+    """Submit a job with a key; sometimes stop it."""
     key, slow = f"key-{mine.getrandbits(60):x}", mine.random() < 0.3
     body = {"dataset": cast.middle, **SLOW} if slow else {"dataset": cast.small, **QUICK}
     body |= {"model": f"m{mine.randrange(3)}"}
@@ -196,7 +195,7 @@ def _submits(cast: Cast, mine: random.Random) -> None:
 
 
 def _predicts(cast: Cast, mine: random.Random) -> None:
-    """Ask for a prediction: right, or a broken connection to who was killed."""
+    """Request a prediction and check it."""
     began = time.monotonic()
     found = ok(
         _anyone(cast, mine, lambda http: http.post("/v1/models/docs:predict", json=TEXT), "predict")
@@ -233,7 +232,7 @@ def _uploads(cast: Cast, mine: random.Random) -> None:
 
 
 def _kills(cast: Cast, until_when: float) -> None:
-    """A fault every few seconds, until it is time."""
+    """Inject a fault every few seconds until `until_when`."""
     figures, mine = cast.here.figures, cast.here.random
     while time.monotonic() < until_when:
         time.sleep(mine.uniform(*PACE))
@@ -247,7 +246,7 @@ def _kills(cast: Cast, until_when: float) -> None:
 
 
 def _kill_process(cast: Cast) -> str:
-    """One of the four, and again."""
+    """Kill one of the services or runners and start it again."""
     victim = cast.here.random.choice(cast.processes)
     victim.kill()
     time.sleep(cast.here.random.uniform(0.0, 1.5))
@@ -260,7 +259,7 @@ def _kill_process(cast: Cast) -> str:
 
 
 def _kill_attempt(cast: Cast) -> str:
-    """A process that runs a job: killed, or stopped for longer than its lease."""
+    """Kill the process of an attempt, or suspend it for longer than its lease."""
     there = sorted(attempts(cast.home.path).values())
     if not there:
         return ""
@@ -273,7 +272,7 @@ def _kill_attempt(cast: Cast) -> str:
 
 
 def _stop_database(cast: Cast) -> str:
-    """All of PostgreSQL stands still for a moment."""
+    """Suspend all of PostgreSQL for a moment."""
     if cast.server is None:
         return ""
     with cast.server.paused():
@@ -282,7 +281,7 @@ def _stop_database(cast: Cast) -> str:
 
 
 def _restart_database(cast: Cast) -> str:
-    """PostgreSQL is killed and recovers."""
+    """Kill PostgreSQL and let it recover."""
     if cast.server is None:
         return ""
     cast.server.kill()
@@ -292,7 +291,7 @@ def _restart_database(cast: Cast) -> str:
 
 
 def _drain(cast: Cast) -> dict[str, Any]:
-    """Wait for the end of everything, check the invariants, and tell the figures."""
+    """Wait until all jobs and builds have ended, check the invariants and return the figures."""
     figures, http = cast.here.figures, cast.apis[0].http
     for each in cast.processes:
         if not each.alive:
@@ -324,7 +323,7 @@ def _drain(cast: Cast) -> dict[str, Any]:
         list(invariants.orphans(store, cast.home, {job.id for job in invariants.all_jobs(store)}))
         and time.monotonic() < deadline
     ):
-        time.sleep(1.0)  # what a kill left half written is swept by whoever keeps the house
+        time.sleep(1.0)  # the maintenance leader sweeps incomplete files of killed processes
     logs = [each.log for each in cast.processes]
     invariants.check(
         figures, cast.here.ledger, store, cast.home, logs=logs, swept=False, most_attempts=10

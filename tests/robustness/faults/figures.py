@@ -1,4 +1,4 @@
-"""What a row found: counts, seconds, notes; JSON in and out."""
+"""The figures of a row: counts, seconds and notes, written as JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Any
 
 @dataclass
 class Figures:
-    """One row of the table. `runs` counts injected faults; lost, duplicated and wrong count broken
-    promises, which fail the row.
+    """One row of the table.
 
-    recovery: seconds from a fault to what the row calls healthy again. redone: share of the work
-    that was done twice.
-    facts: other figures by name. notes: what was done instead of what could not be done here.
+    `runs` counts injected faults. `lost`, `duplicated` and `wrong` count broken promises, which
+    fail the row.
+
+    recovery: seconds from a fault until the system is healthy again, as the row defines it. redone:
+    share of the work that was done twice. facts: other figures by name. notes: replacements for
+    faults that could not be injected on this machine.
     """
 
     row: str
@@ -33,38 +35,38 @@ class Figures:
     redone: list[float] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)  # a sentence for each broken promise
+    broken: list[str] = field(default_factory=list)  # one sentence per broken promise
     seconds: float = 0.0
     load: float = field(default_factory=lambda: os.getloadavg()[0])
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept, and a fault was injected at all."""
+        """Return whether every promise was kept and at least one fault was injected."""
         return self.runs > 0 and not (self.lost or self.duplicated or self.wrong)
 
     def lose(self, sentence: str) -> None:
-        """Something acknowledged is gone."""
+        """Count acknowledged data that is gone."""
         self.lost += 1
         self.broken.append(f"lost: {sentence}")
 
     def double(self, sentence: str) -> None:
-        """Something happened twice."""
+        """Count an effect that happened twice."""
         self.duplicated += 1
         self.broken.append(f"duplicated: {sentence}")
 
     def fault(self, sentence: str) -> None:
-        """A wrong state or answer."""
+        """Count a wrong state or answer."""
         self.wrong += 1
         self.broken.append(f"wrong: {sentence}")
 
     def expect(self, holds: bool, sentence: str) -> bool:
-        """Count a wrong state unless something holds; whether it did."""
+        """Count a wrong state unless `holds` is true; return `holds`."""
         if not holds:
             self.fault(sentence)
         return holds
 
     def note(self, sentence: str) -> None:
-        """Say something once."""
+        """Add a note unless it is there already."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
@@ -76,7 +78,7 @@ class Figures:
         self.recovery.append(time.monotonic() - began)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready, with the summaries that a table shows."""
+        """Return the figures as a JSON-ready dictionary with the summaries that the table shows."""
         shown = {
             name: value for name, value in vars(self).items() if name not in ("recovery", "redone")
         }
@@ -90,11 +92,11 @@ class Figures:
         }
 
     def line(self) -> str:
-        """One line of JSON."""
+        """Return the figures as one line of JSON."""
         return json.dumps(self.as_dict(), sort_keys=True, default=str)
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed; 0 without values."""
+    """Return the smallest value that at least `share` of the values do not exceed; 0 if empty."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,10 +1,12 @@
-"""I1 to I7: what must hold after any fault, read from the ledger, the store, the files and the
-processes.
+r"""Invariants that must hold after any fault, from the ledger, store, files and processes.
 
-I1 every acknowledged job, data set and model exists     I2 every job ended, in one terminal state,
-by allowed moves I3 one result a job, and its sha is the model's          I4 attempts are bounded I5
-no orphan file, no row without its files              I6 no process of a job is left I7 no secret in
-logs
+I1  every acknowledged job, data set and model exists
+I2  every job has ended in one terminal state, by allowed transitions
+I3  one result per job, with the SHA-256 of its model
+I4  the number of attempts is bounded
+I5  no file without a row, no row without its files
+I6  no process of a job is left
+I7  no secret in logs
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from xcray.jobs.job import TRAIN, Job
 from xcray.jobs.runner.publish import MARKER
 from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED, TERMINAL, is_allowed
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter
 from xcray.model.registry import Registry
 from xcray.storage.atomic import read_json
 
 MOST_ATTEMPTS = 3
-SETTLES = 60.0  # seconds in which what goes by itself is gone
+SETTLES = 60.0  # seconds in which pending removals must be done
 
 
 def check(
@@ -43,20 +46,20 @@ def check(
     swept: bool = True,
     settles: float = SETTLES,
 ) -> None:
-    """Count every broken promise. For when all has drained. swept: leftovers of crashes must be
-    gone in `settles` s.
+    """Count every broken promise after all work has ended.
+
+    swept: leftovers of crashes must be gone within `settles` seconds.
     """
     jobs = {job.id: job for job in all_jobs(store)}
     _exists(figures, ledger, store, home, jobs)
     for job in jobs.values():
         _ended_once(figures, store, job, most_attempts)
     _one_result(figures, home, jobs)
-    if swept:  # an outcome is told a moment before what led to it is removed
+    if swept:  # files of a job are removed shortly after its outcome is recorded
         for sentence in _still(lambda: [*orphans(store, home, set(jobs))], settles):
             figures.fault(f"I5 {sentence}")
-    left = _still(
-        lambda: [*attempts(home.path)], settles
-    )  # a job has ended a moment before its process
+    # The process of a job exits shortly after the job has ended.
+    left = _still(lambda: [*attempts(home.path)], settles)
     for name in left:
         figures.fault(f"I6 a process of {name} is left")
     for path in (*logs, *home.logs.glob("*.log")):
@@ -66,7 +69,7 @@ def check(
 
 
 def _still(look: Callable[[], list[str]], seconds: float) -> list[str]:
-    """What is still there when it has had time to go."""
+    """Return the items that are still there after `seconds`; return at once if there are none."""
     deadline = time.monotonic() + seconds
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -74,10 +77,10 @@ def _still(look: Callable[[], list[str]], seconds: float) -> list[str]:
 
 
 def all_jobs(store: JobStore, tenant: str = "default") -> list[Job]:
-    """Every job of a tenant, newest first."""
+    """Return every job of a tenant, newest first."""
     out, token = [], None
     while True:
-        page, token = store.list_jobs(tenant, limit=1000, page_token=token)
+        page, token = store.jobs.list_page(JobFilter(tenant), limit=1000, page_token=token)
         out += page
         if token is None:
             return out
@@ -86,14 +89,14 @@ def all_jobs(store: JobStore, tenant: str = "default") -> list[Job]:
 def _exists(
     figures: Figures, ledger: Ledger, store: JobStore, home: Home, jobs: dict[str, Job]
 ) -> None:
-    """I1; and one job for each key."""
+    """Check I1, and that each key has one job."""
     forgotten = {entry["id"] for entry in ledger.all("delete")}
     for job_id in ledger.ids("job"):
         if job_id not in jobs and job_id not in forgotten:
             figures.lose(f"I1 job {job_id} was acknowledged and is gone")
     for dataset_id in ledger.ids("dataset"):
         try:
-            store.get_dataset(dataset_id)
+            store.datasets.get(dataset_id)
         except XcrayError:
             if dataset_id not in forgotten:
                 figures.lose(f"I1 data set {dataset_id} was acknowledged and is gone")
@@ -114,13 +117,15 @@ def _exists(
 
 
 def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int) -> None:
-    """I2 and I4, from the job's events."""
+    """Check I2 and I4 with the events of the job."""
     if not figures.expect(
         job.status in TERMINAL, f"I2 job {job.id} is {job.status} after all has drained"
     ):
         return
     moves = [
-        event.data for event in store.list_events(job.id, limit=100_000) if event.kind == "status"
+        event.data
+        for event in store.jobs.list_events(job.id, limit=100_000)
+        if event.kind == "status"
     ]
     state = PENDING
     for move in moves[1:]:
@@ -142,7 +147,7 @@ def _ended_once(figures: Figures, store: JobStore, job: Job, most_attempts: int)
 
 
 def _one_result(figures: Figures, home: Home, jobs: dict[str, Job]) -> None:
-    """I3: a version for each job that trained, one at most, with the sha that the job tells."""
+    """Check I3: at most one version per successful training, with the SHA-256 of its result."""
     registry, carried = Registry(home.models), Counter[str]()
     for name in registry.names():
         for version in registry.versions(name):
@@ -162,15 +167,15 @@ def _one_result(figures: Figures, home: Home, jobs: dict[str, Job]) -> None:
             figures.lose(f"I3 job {job.id} SUCCEEDED and its version is gone")
             continue
         figures.expect(
-            sha == result["sha256"], f"I3 job {job.id} tells another sha than its model has"
+            sha == result["sha256"], f"I3 job {job.id} has another SHA-256 than its model"
         )
 
 
 def orphans(store: JobStore, home: Home, jobs: set[str]) -> Iterator[str]:
-    """I5: files without rows, rows without files, and what no crash may leave for ever."""
+    """Check I5: files without rows, rows without files, and leftovers that no crash may cause."""
     rows, token = {}, None
     while True:
-        page, token = store.list_datasets(limit=1000, page_token=token)
+        page, token = store.datasets.list_page(limit=1000, page_token=token)
         rows |= {record.id: record for record in page}
         if token is None:
             break

@@ -1,5 +1,6 @@
-"""What clients were told: an append-only file of acknowledged operations, which later is held
-against the store and the files.
+"""Operations acknowledged to clients, in an append-only file.
+
+The invariants compare the store and the files with it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 
 class Ledger:
-    """One line of JSON for each acknowledgement, written through before the next request is sent.
-    Safe for many threads.
+    """Writes one line of JSON per acknowledgement, before the client sends its next request.
+
+    It is safe for several threads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,22 +24,22 @@ class Ledger:
         self._lock = threading.Lock()
 
     def acknowledged(self, kind: str, id: str, **facts: Any) -> None:
-        """A 2xx answer about a thing: kind is job, dataset, model, upload, stop, delete."""
+        """Record a 2xx answer; kind is job, dataset, model, upload, stop or delete."""
         line = json.dumps({"at": time.time(), "kind": kind, "id": id, **facts}, sort_keys=True)
         with self._lock:
             self._file.write(line + "\n")
 
     def all(self, kind: str) -> list[dict[str, Any]]:
-        """The acknowledgements of a kind, in order."""
+        """Return the acknowledgements of a kind, in order."""
         with self._lock:
             self._file.flush()
             lines = self._path.read_text().splitlines()
         return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
 
     def ids(self, kind: str) -> list[str]:
-        """Their ids, each once, in order."""
+        """Return the distinct ids of a kind, in order."""
         return list(dict.fromkeys(entry["id"] for entry in self.all(kind)))
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self._file.close()

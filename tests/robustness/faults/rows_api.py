@@ -1,5 +1,6 @@
-"""Rows about those who ask: the API process dies, clients ask twice, slowly, half, or all at
-once.
+"""Rows about API clients and the API process.
+
+The API process dies; clients repeat requests, send them slowly or incompletely, or all at once.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from tests.support.postgres import PostgresServer
 from xcray.cli.terminal.processes import PROC
 from xcray.client import Client
 from xcray.jobs.states import PENDING, SUCCEEDED, TERMINAL
+from xcray.jobs.store.jobs import JobFilter, JobSubmission
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 
 
 def stop_all(stage: Stage, service: Service) -> float:
-    """Stop every job that has not ended; the seconds until all have."""
+    """Stop every job that has not ended; return the seconds until all have ended."""
     began = time.monotonic()
     while ok(again(lambda: service.http.post("/v1/jobs:stop", json={})))["more"]:
         continue
     store = store_of(service.home)
     for status in ("PENDING", "RUNNING"):
-        while jobs := store.list_jobs(status=status, limit=1000)[0]:
+        while jobs := store.jobs.list_page(JobFilter(status=status), limit=1000)[0]:
             for job in jobs:
                 again(lambda job=job: service.http.post(f"/v1/jobs/{job.id}/stop"))
             if status == "RUNNING":
@@ -70,7 +72,8 @@ def service_killed(stage: Stage) -> None:
                 if number is None:
                     return
                 submit(http, stage.ledger, data, "m", f"key-{number}", priority=-1)
-                time.sleep(0.2 if stage.small else 0.0)  # so that few of them meet some kills, too
+                # slow enough that kills happen during the submits
+                time.sleep(0.2 if stage.small else 0.0)
 
     clients = [threading.Thread(target=client) for _ in range(4)]
     for each in clients:
@@ -85,14 +88,14 @@ def service_killed(stage: Stage) -> None:
         seen = len(stage.ledger.ids("job"))
         until(
             lambda seen=seen: done.is_set() or len(stage.ledger.ids("job")) > seen,
-            "somebody is answered between two kills",
+            "a client is answered between two kills",
         )
-        if (
-            stage.small and stage.figures.runs == 5
-        ):  # where starting takes long, kills would go on for long
+        # On machines where a start takes long, five kills are enough.
+        if stage.small and stage.figures.runs == 5:
             break
     waiter.join()
-    if not stage.figures.runs:  # all were submitted before the first kill
+    # All jobs were submitted before the first kill.
+    if not stage.figures.runs:
         service.kill()
         with stage.figures.recovering():
             service.up()
@@ -101,7 +104,9 @@ def service_killed(stage: Stage) -> None:
     store = store_of(service.home)
     stage.figures.expect(len(stage.ledger.ids("job")) == wanted, "a client gave up")
     there = (
-        len(store.list_jobs(limit=1000)[0]) if wanted < 1000 else sum(store.count_jobs().values())
+        len(store.jobs.list_page(limit=1000)[0])
+        if wanted < 1000
+        else sum(store.jobs.count().values())
     )
     if there > wanted:
         stage.figures.double(f"{there} jobs for {wanted} keys")
@@ -157,7 +162,7 @@ def half_uploads(stage: Stage) -> None:
 
 
 def _head(path: str, length: int) -> bytes:
-    """The head of an upload that says how long it is."""
+    """Return the head of an upload request with a Content-Length."""
     fields = {
         "Host": "localhost",
         "Content-Type": "application/octet-stream",
@@ -177,8 +182,10 @@ def _broken_off(service: Service, path: str, body: bytes, share: float) -> None:
 
 
 def _declared(service: Service, path: str, body: bytes, length: int) -> None:
-    """A Content-Length that is not the body's. Too small: what was declared is a whole, shorter
-    file. Too large: given up.
+    """Send a body with a wrong Content-Length.
+
+    If it is too small, the service takes the declared bytes as a complete file. If it is too large,
+    the service gives up after its timeout.
     """
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as connection:
         connection.sendall(
@@ -189,7 +196,7 @@ def _declared(service: Service, path: str, body: bytes, length: int) -> None:
 
 
 def _nothing_there(stage: Stage, service: Service, what: str, but: int = 0) -> None:
-    """No data set of the name is listed, and no part of it stays."""
+    """Check that no data set of the name is listed and none of its files is left."""
     listed = [
         each for each in ok(service.http.get("/v1/datasets"))["datasets"] if each["name"] == "half"
     ]
@@ -202,7 +209,7 @@ def _nothing_there(stage: Stage, service: Service, what: str, but: int = 0) -> N
 
 
 def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes) -> None:
-    """The service dies with half a body received; the next one sweeps it."""
+    """Kill the service while it receives a body; the next start removes the incomplete upload."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
         connection.sendall(_head(path, len(body)) + body[: len(body) // 2])
         until(
@@ -252,8 +259,8 @@ def asked_twice(stage: Stage) -> None:
             stage.figures.runs += 51
     store = store_of(service.home)
     stage.figures.expect(
-        sum(store.count_jobs().values()) == 2 * stage.runs,
-        f"{store.count_jobs()} for {2 * stage.runs} keys",
+        sum(store.jobs.count().values()) == 2 * stage.runs,
+        f"{store.jobs.count()} for {2 * stage.runs} keys",
     )
     store.close()
     stop_all(stage, service)
@@ -263,7 +270,7 @@ def asked_twice(stage: Stage) -> None:
 def _once(
     service: Service, body: dict[str, Any], key: str, go: threading.Barrier
 ) -> httpx.Response:
-    """One of many submits that leave at once, on a connection of its own."""
+    """Send one of several simultaneous submits on its own connection."""
     with httpx.Client(base_url=service.url, trust_env=False, timeout=60) as http:
         http.get("/healthz")
         go.wait(60)
@@ -271,7 +278,7 @@ def _once(
 
 
 def _lost_reply(service: Service, body: dict[str, Any], key: str) -> None:
-    """Send a submit and leave before the answer."""
+    """Send a submit and disconnect before the answer."""
     content = json.dumps(body).encode()
     head = (
         f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nIdempotency-Key: {key}\r\n"
@@ -336,7 +343,7 @@ def slow_clients(stage: Stage) -> None:
 
 
 def _paces(service: Service, count: int) -> list[float]:
-    """Seconds of predictions, one after another."""
+    """Return the seconds of `count` consecutive predictions."""
     out = []
     body = {"instances": [{"indices": [1, 2], "values": [1.0, 1.0]}], "top_k": 3}
     for _ in range(count):
@@ -347,7 +354,7 @@ def _paces(service: Service, count: int) -> list[float]:
 
 
 def _drips(connection: socket.socket, byte: bytes) -> bool:
-    """Send one byte; whether the other side still holds the connection."""
+    """Send one byte and return whether the peer still holds the connection."""
     try:
         connection.sendall(byte)
         connection.setblocking(False)
@@ -432,9 +439,12 @@ def many_jobs(stage: Stage) -> None:
     submit(service.http, stage.ledger, data, "m", "template")
     until(lambda: ok(service.http.get("/v1/jobs"))["jobs"][0]["status"] in TERMINAL, "the first")
     store = store_of(service.home)
-    spec = store.list_jobs()[0][0].spec
+    spec = store.jobs.list_page()[0][0].spec
     wanted, resident = (500 if stage.small else 10_000), _resident(service)
-    before = [store.submit(spec, name="m", priority=-1) for _ in range(max(0, wanted - 500))]
+    before = [
+        store.jobs.submit(JobSubmission(spec, name="m", priority=-1))
+        for _ in range(max(0, wanted - 500))
+    ]
     paces = []
     for number in range(min(wanted, 500)):
         began = time.perf_counter()
@@ -455,7 +465,7 @@ def many_jobs(stage: Stage) -> None:
     with stage.figures.recovering():
         service.up()
     stage.figures.expect(
-        store.count_jobs()[PENDING] >= wanted * 0.9, f"after the restart {store.count_jobs()}"
+        store.jobs.count()[PENDING] >= wanted * 0.9, f"after the restart {store.jobs.count()}"
     )
     began = time.monotonic()
     while ok(service.http.post("/v1/jobs:stop", json={}))["more"]:
@@ -468,7 +478,7 @@ def many_jobs(stage: Stage) -> None:
 
 
 def _resident(service: Service) -> int:
-    """Bytes of memory that the service holds."""
+    """Return the resident memory of the service in bytes."""
     status = (PROC / str(service.pid) / "status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
@@ -491,16 +501,15 @@ def few_descriptors(stage: Stage) -> None:
     for _ in range(stage.runs):
         before = len([*(PROC / str(service.pid) / "fd").iterdir()])
         limits = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(
-            service.pid, resource.RLIMIT_NOFILE, (before + 20, limits[1])
-        )  # lowering the hard one is for ever
+        # Only the soft limit is lowered: a lowered hard limit cannot be raised again.
+        resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (before + 20, limits[1]))
         held = []
         with contextlib.suppress(OSError):
             held.extend(
                 socket.create_connection(("127.0.0.1", service.port), timeout=2) for _ in range(100)
             )
         time.sleep(1.0)
-        stage.figures.expect(service.alive, "the service ended for want of file descriptors")
+        stage.figures.expect(service.alive, "the service ended without file descriptors")
         for connection in held:
             connection.close()
         with stage.figures.recovering():
@@ -583,12 +592,12 @@ def readiness(stage: Stage) -> None:
 
 
 def _another(server: PostgresServer | None) -> dict[str, str]:
-    """The setting of another store on the same server."""
+    """Return the setting of another store on the same server."""
     return {} if server is None else {"store": server.database()}
 
 
 def _health(service: Service) -> int:
-    """The status of /healthz; 0 when nobody answers."""
+    """Return the status of /healthz, or 0 if the service is unreachable."""
     try:
         return service.http.get("/healthz", timeout=5).status_code
     except httpx.TransportError:
@@ -596,9 +605,10 @@ def _health(service: Service) -> int:
 
 
 def _without_store(stage: Stage, service: Service, strict: Service, server: PostgresServer) -> None:
-    """The database is killed: predictions go on, and so long the service is ready, and says what
-    lacks; one that believes no key without it is not ready for that reason. Both are alive. Then it
-    is back.
+    """Kill the database and check readiness, liveness and predictions; then start it again.
+
+    A service that can authenticate from its cache stays ready and is degraded. A service that
+    accepts no key without the store is not ready. Both are alive.
     """
     body = {"instances": [{"indices": [1], "values": [1.0]}]}
     server.kill()
@@ -613,7 +623,7 @@ def _without_store(stage: Stage, service: Service, strict: Service, server: Post
     )
     stage.figures.expect(
         service.http.get("/readyz", timeout=60).status_code == 200,
-        "predictions go on, and nobody is sent there",
+        "predictions work, but the service is not ready",
     )
     found = until(
         lambda: "STORE" in (r := strict.http.get("/readyz", timeout=60)).json()["reasons"] and r,

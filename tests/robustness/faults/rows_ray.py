@@ -1,5 +1,6 @@
-"""Rows about Ray: workers, a node, the head, its object store, its messages. Each starts a Ray of
-its own and ends only that.
+"""Rows about Ray: workers, a node, the head, its object store, its messages.
+
+Each row starts its own Ray and ends only that one.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from xcray.workers.ray.session import environment, local_ray
 from xcray.workers.timeline import LOST, read_streams
 
 ANSWER_SECONDS = 1.0
-STORE = 80 << 20  # bytes of a node's object store, the least that Ray takes
-SOON = {  # a node whose processes are killed counts as dead after two seconds, not thirteen
+STORE = 80 << 20  # bytes; the smallest object store that Ray accepts
+SOON = {  # a node with killed processes counts as dead after two seconds, not thirteen
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
-    # the dead refuse at once; who lives and finds no time to answer has half a minute
+    # A dead node refuses connections at once; a slow one has half a minute to answer.
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "3",
 }
@@ -43,7 +44,7 @@ NARROW = {"rows": 3000, "features": 500, "labels": 200}  # its weights are dense
 
 
 class Lab:
-    """Trainings of one data set, each in a folder of its own."""
+    """Trains on one data set, each training in its own folder."""
 
     def __init__(self, stage: Stage, **sizes: int) -> None:
         self.stage = stage
@@ -58,7 +59,7 @@ class Lab:
         workers: int,
         watch: Callable[[Progress], None] | None = None,
     ) -> TrainResult:
-        """One training to its end."""
+        """Run one training to its end."""
         place = self.stage.place(name)
         spec = TrainSpec(str(self.data.path), pool=pool, workers=workers, **how)
         return train(
@@ -66,20 +67,21 @@ class Lab:
         )
 
     def batches_lost(self, name: str) -> list[float]:
-        """Seconds of work in each batch that was lost with its worker."""
+        """Return the seconds of work of each batch that was lost with its worker."""
         table = read_streams(self.stage.folder / name / "run")
         return list(
             table.filter(pc.equal(table.column("outcome"), LOST)).column("seconds").to_pylist()
         )
 
     def lost(self, name: str) -> float:
-        """Seconds of work that were lost with workers."""
+        """Return the seconds of work that were lost with workers."""
         return float(sum(self.batches_lost(name)))
 
 
 class Killer:
-    """Does something to a worker once a share of a training is done, and notes when there are as
-    many workers as before.
+    """Acts on a worker once a share of a training is done, and measures the recovery.
+
+    Recovery ends when a new worker has replaced the lost one.
     """
 
     def __init__(self, stage: Stage, name: str, share: float, act: Callable[[int], None]) -> None:
@@ -88,12 +90,12 @@ class Killer:
         self._share = share
         self._act = act
         self._at: float | None = None
-        self._next = 0.0  # when to look again
+        self._next = 0.0  # time of the next check
         self._before: set[int] = set()
         self.done = False
 
     def __call__(self, progress: Progress) -> None:
-        """Called with every progress."""
+        """Handle a progress report of the training."""
         if (
             self._at is None
             and progress.phase == "TRAINING"
@@ -104,24 +106,22 @@ class Killer:
             if self._before:
                 self._at, self.done = time.monotonic(), True
                 self._act(self._stage.random.choice(sorted(self._before)))
-        elif (
-            self._before and time.monotonic() >= self._next
-        ):  # who is dead does not answer: asking without end would hold all up
+        # Dead workers do not answer, so frequent queries would delay the training.
+        elif self._before and time.monotonic() >= self._next:
             if self._at is not None and self._pids() - self._before:
                 self._stage.figures.recovery.append(time.monotonic() - self._at)
                 self._before = set()
             self._next = time.monotonic() + ANSWER_SECONDS
 
     def _pids(self) -> set[int]:
-        """Processes of the training's workers, as they say themselves, if they do so soon."""
+        """Return the process ids of the workers that answer within `ANSWER_SECONDS`."""
         import ray
 
         asked = []
         for name in ray.util.list_named_actors():
             if name.startswith(self._prefix):
-                with contextlib.suppress(
-                    ray.exceptions.RayError, ValueError
-                ):  # it may be dead, or not there yet
+                # The actor can be dead or not started yet.
+                with contextlib.suppress(ray.exceptions.RayError, ValueError):
                     asked.append(ray.get_actor(name).pid.remote())
         found = set()
         for reference in (
@@ -133,8 +133,9 @@ class Killer:
 
 
 def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
-    """Kill a worker at shares of a training on two of them; the model has the bits of an
-    undisturbed one.
+    """Kill one of two workers at different shares of a training.
+
+    The model must be identical to one of an undisturbed training.
     """
     lab = Lab(stage, **sizes)
     sha = lab.train("plain", how, "threads", 2).sha256
@@ -142,7 +143,7 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
         for turn in range(min(stage.runs, 3)):
             killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
             found = lab.train(f"k{turn}", how, "ray", 2, killer)
-            stage.figures.expect(killer.done, "the training ended before anybody was killed")
+            stage.figures.expect(killer.done, "the training ended before a worker was killed")
             stage.figures.expect(
                 found.sha256 == sha, "after a killed worker the model has other bits"
             )
@@ -176,7 +177,7 @@ def shard_killed(stage: Stage) -> None:
 
 @contextlib.contextmanager
 def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A second node with two CPUs on this machine."""
+    """Start a second node with two CPUs on this machine."""
     import ray
 
     command = [
@@ -203,7 +204,7 @@ def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def named(roots: list[int], word: str) -> list[int]:
-    """Processes that came from these and whose program is called so."""
+    """Return the descendants of `roots` whose program name contains `word`."""
     found = []
     for process in find_descendants(roots):
         with contextlib.suppress(OSError):

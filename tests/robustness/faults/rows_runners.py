@@ -1,4 +1,4 @@
-"""Rows about attempts: their processes are killed, stopped, asked to end, or die of themselves."""
+"""Rows about attempts: their processes are killed, suspended, terminated, or crash."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended,
 from xcray.errors import XcrayError
 from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 
 SHARES = (0.1, 0.5, 0.9)
 
 
 def working(stage: Stage, **settings: Any) -> tuple[Service, str, str]:
-    """A service, the id of a data set whose training takes seconds, and the sha of its undisturbed
-    model.
+    """Start a service and train an undisturbed model.
+
+    Returns the service, the id of a data set whose training takes several seconds, and the SHA-256
+    of the model.
     """
     service = Service(stage, **settings)
     service.up()
@@ -38,7 +41,7 @@ def working(stage: Stage, **settings: Any) -> tuple[Service, str, str]:
 
 
 def drained(stage: Stage, service: Service, **how: Any) -> None:
-    """Check the invariants, while the service runs and after its end."""
+    """Check the invariants, then end the service."""
     store = store_of(service.home, service.settings.get("store"))
     try:
         invariants.check(
@@ -50,7 +53,7 @@ def drained(stage: Stage, service: Service, **how: Any) -> None:
 
 
 def same_model(stage: Stage, job: dict[str, Any], sha: str) -> None:
-    """The job SUCCEEDED with these bits."""
+    """Check that the job SUCCEEDED with a model of this SHA-256."""
     if stage.figures.expect(
         job["status"] == SUCCEEDED, f"job {job['id']} is {job['status']}: {job['message']}"
     ):
@@ -58,12 +61,12 @@ def same_model(stage: Stage, job: dict[str, Any], sha: str) -> None:
 
 
 def newest_part(service: Service, job: str) -> float:
-    """When the newest finished part of a job was written, Unix seconds."""
+    """Return the modification time of the newest finished part of a job, in Unix seconds."""
     return max((path.stat().st_mtime for path in service.home.run(job).glob("part-*")), default=0.0)
 
 
 def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
-    """A job once a later attempt trains, or it has ended."""
+    """Wait until a later attempt of a job trains or the job has ended; return the job."""
 
     def look() -> Any:
         found = ok(service.http.get(f"/v1/jobs/{job}"))
@@ -74,7 +77,7 @@ def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
 
 
 def hit(stage: Stage, service: Service, data: str, name: str, share: float) -> tuple[str, int, int]:
-    """A job at a share of its training: its id, attempt and the process that runs it."""
+    """Submit a job and return its id, attempt and process id at a share of its training."""
     job = submit(service.http, stage.ledger, data, "m", name, **SLOW)
     state = at_share(service.http, job, share)
     pid = attempts(service.home.path, job).get(f"{job} a{state['attempt']}")
@@ -121,9 +124,8 @@ def runner_killed(stage: Stage) -> None:
     "tests/workers/ray/test_worker_group.py",
 )
 def stopped(stage: Stage) -> None:
-    service, data, sha = working(
-        stage, lease_seconds=8.0, max_attempts=10
-    )  # a busy machine misses beats, too
+    # Busy machines miss heartbeats, too: allow many attempts.
+    service, data, sha = working(stage, lease_seconds=8.0, max_attempts=10)
     for turn in range(min(stage.runs, 2)):
         job, attempt, pid = hit(stage, service, data, f"s{turn}", SHARES[turn % 2])
         kill(pid, signal.SIGSTOP)
@@ -139,7 +141,7 @@ def stopped(stage: Stage) -> None:
         same_model(stage, done, sha)
         same_model(stage, ok(service.http.get(f"/v1/jobs/{job}")), sha)
         stage.figures.runs += 1
-    # it takes as long as a writer waits; tests/jobs/store/test_store.py has it with less patience
+    # It takes one busy timeout; tests/jobs/store/test_store.py has a test with a shorter timeout.
     if not stage.small:
         _stopped_writer(stage, service)
     drained(stage, service, most_attempts=10)
@@ -155,8 +157,9 @@ time.sleep(600)
 
 
 def _stopped_writer(stage: Stage, service: Service) -> None:
-    """A stopped process holds the write lock: writes are answered 503 with Retry-After, reads go
-    on; then all is well.
+    """Hold the store's write lock in a suspended process.
+
+    Writes are answered 503 with Retry-After, reads continue, and afterwards writes work again.
     """
     job = ok(service.http.get("/v1/jobs"))["jobs"][0]["id"]
     holder = subprocess.Popen(
@@ -240,8 +243,9 @@ def asked_to_end(stage: Stage) -> None:
 
 
 def _in_flight(stage: Stage, service: Service) -> str:
-    """An upload that is half sent when the signal comes is answered well; readiness says no at
-    once. The upload's id.
+    """Send SIGTERM during an upload and return the upload's id.
+
+    The upload is completed, and /readyz reports not ready at once.
     """
     told, sent = threading.Event(), threading.Event()
     half = b"".join(
@@ -307,7 +311,7 @@ def cancelled(stage: Stage) -> None:
 
 
 def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) -> None:
-    """Stop a job at a moment, twice; it ends once, and its process goes."""
+    """Stop a job twice at a given moment; it must end once, and its process must exit."""
     blocker = (
         submit(service.http, stage.ledger, data, "m", f"{name}-before", **SLOW)
         if moment == "queued"
@@ -361,11 +365,12 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
 
 
 def _race(stage: Stage, store: JobStore, turn: int) -> None:
-    """Stop against finish, both at once, on a job that nobody really runs: one of the two orders,
-    never a mixture.
+    """Race a stop against a finish of a job that no process runs.
+
+    The result must be one of the two orders, not a mixture.
     """
-    job, _ = store.submit({"kind": "race"}, name="race")
-    claimed = store.claim_job("race", lease_seconds=600)
+    job, _ = store.jobs.submit(JobSubmission({"kind": "race"}, name="race"))
+    claimed = store.attempts.claim("race", lease_seconds=600)
     assert claimed is not None
     assert claimed.id == job.id
     result = {"model": "race", "version": 0, "sha256": ""}
@@ -373,22 +378,22 @@ def _race(stage: Stage, store: JobStore, turn: int) -> None:
 
     def stop() -> None:
         go.wait()
-        store.request_stop(job.id)
+        store.jobs.request_stop(job.id)
 
     other = threading.Thread(target=stop)
     other.start()
     go.wait()
     with suppress(XcrayError):
-        store.finish_attempt(
+        store.attempts.finish(
             job.id, claimed.attempt, STOPPED if turn % 2 else FAILED, reason="RACE", result=result
         )
     other.join()
-    end = store.get_job(job.id)
+    end = store.jobs.get(job.id)
     stage.figures.expect(
         end.status in (STOPPED, FAILED) and not end.stop_requested, f"a race left {end.status}"
     )
     with suppress(XcrayError):
-        store.finish_attempt(job.id, claimed.attempt, SUCCEEDED, result=result)
+        store.attempts.finish(job.id, claimed.attempt, SUCCEEDED, result=result)
         stage.figures.fault("a second end of a job was taken")
 
 
@@ -463,17 +468,18 @@ def poison(stage: Stage) -> None:
         neighbour = submit(service.http, stage.ledger, data, "neighbour", f"n-{kind}")
         beside = ended(service.http, neighbour)
         stage.figures.expect(
-            beside["status"] == SUCCEEDED, f"a neighbour of {kind} is {beside['status']}"
+            beside["status"] == SUCCEEDED, f"the job next to {kind} is {beside['status']}"
         )
         began = time.monotonic()
         done = ended(service.http, service_job)
-        if kind == "hang":  # three times as long as a runner may take to begin
+        if kind == "hang":  # three times the start limit of a runner
             stage.figures.facts["a_hang_given_up_after_s"] = round(time.monotonic() - began)
         else:
             stage.figures.recovery.append(time.monotonic() - began)
+        # An attempt without memory can report the error or die first.
         reasons = (
             ("CRASH_LOOP", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("CRASH_LOOP",)
-        )  # it may live to tell, or not
+        )
         stage.figures.expect(
             done["status"] == FAILED and done["reason"] in reasons,
             f"{kind} ended as {done['status']} {done['reason']}",
@@ -498,8 +504,9 @@ def poison(stage: Stage) -> None:
 
 
 def _poisoned(stage: Stage, service: Service, data: str, kind: str, marks: Path) -> str:
-    """A job whose attempts die: it is marked while jobs before it hold the queue, which begin when
-    it is.
+    """Submit a job whose attempts die.
+
+    Two earlier jobs occupy the queue until the job has been marked as faulty.
     """
     (marks / "hold").touch()
     holds = [submit(service.http, stage.ledger, data, "before", f"{kind}-{i}") for i in range(2)]

@@ -1,4 +1,4 @@
-"""Rows about models that change while they are asked."""
+"""Rows about models that change during predictions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def swapped(stage: Stage) -> None:
     registry = Registry(service.home.models)
     for seed in (1, 2):
         _publish(stage, registry, seed)
-    registry.set_alias("docs", "prod", 1)
+    registry.aliases.set("docs", "prod", 1)
     service.up()
     whole = {number: _ask(service.http, f"docs:{number}") for number in (1, 2)}
     assert whole[1]["predictions"] != whole[2]["predictions"]
@@ -78,13 +78,13 @@ def swapped(stage: Stage) -> None:
 
 
 def _publish(stage: Stage, registry: Registry, seed: int) -> int:
-    """A version with random weights."""
+    """Publish a version with random weights."""
     text_model(stage.folder / f"staged-{seed}", seed=seed)
     return registry.publish("docs", stage.folder / f"staged-{seed}")
 
 
 def _ask(http: httpx.Client, reference: str) -> dict[str, Any]:
-    """One prediction, whole."""
+    """Return one complete prediction."""
     return dict(
         ok(
             http.post(

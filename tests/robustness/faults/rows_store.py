@@ -1,5 +1,6 @@
-"""Rows about the store: clocks, replicas, crashes of who writes, a database that is away, programs
-of two versions.
+"""Rows about the store.
+
+Clocks, replicas, crashes of writers, an unreachable database, programs of two versions.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ from xcray.jobs.database.upgrade import inspect_store
 from xcray.jobs.home import Home
 from xcray.jobs.states import STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 HOUR, DAY = 3600.0, 86_400.0
 
 
 def postgres(stage: Stage, *, durable: bool = False) -> PostgresServer | None:
-    """A private PostgreSQL, which ends with the stage; None where its binaries lack, which is
-    noted.
+    """Start a private PostgreSQL that ends with the stage.
+
+    Returns None and adds a note if its binaries are missing.
     """
     manager = private_postgres(durable=durable)
     try:
@@ -68,8 +71,10 @@ def clocks(stage: Stage) -> None:
             stage.random.choice((-DAY, -HOUR, -300.0, 0.0, 300.0, HOUR, DAY)) for _ in stores
         ]
         one, two, three = stage.random.sample(stores, 3)
-        first, second = (one.submit({"n": turn, "i": i}, name="clock")[0] for i in range(2))
-        claimed = two.claim_job("me", lease_seconds=60)
+        first, second = (
+            one.jobs.submit(JobSubmission({"n": turn, "i": i}, name="clock"))[0] for i in range(2)
+        )
+        claimed = two.attempts.claim("me", lease_seconds=60)
         stage.figures.expect(
             claimed is not None and claimed.id == first.id,
             "jobs are not taken in the order they came",
@@ -77,19 +82,19 @@ def clocks(stage: Stage) -> None:
         ahead[:] = [stage.random.choice((-DAY, 0.0, DAY)) for _ in stores]
         for each in stores:
             stage.figures.expect(
-                each.expire_jobs() == [], "a jump of the clock took a job from its runner"
+                each.attempts.expire() == [], "a jump of the clock took a job from its runner"
             )
-        three.heartbeat(first.id, 1, lease_seconds=60)
-        done = three.finish_attempt(first.id, 1, STOPPED)
+        three.attempts.heartbeat(first.id, 1, lease_seconds=60)
+        done = three.attempts.finish(first.id, 1, STOPPED)
         stage.figures.expect(
             str(done.finished) >= str(done.started) >= done.created,
             f"a duration is negative: {done}",
         )
-        other = one.claim_job("me", lease_seconds=60)
+        other = one.attempts.claim("me", lease_seconds=60)
         stage.figures.expect(
             other is not None and other.id == second.id, "the second job was not found"
         )
-        two.finish_attempt(second.id, 1, STOPPED)
+        two.attempts.finish(second.id, 1, STOPPED)
         stage.figures.runs += 1
     for each in stores:
         each.close()
@@ -98,9 +103,7 @@ def clocks(stage: Stage) -> None:
 
 
 def _jumping_service(stage: Stage) -> None:
-    """A real service and its runners under a clock that jumps by a day, both ways, while a job
-    trains.
-    """
+    """Run a service and its runners with a clock that jumps by a day in both directions."""
     if not Path(FAKETIME).is_file():
         stage.figures.note(
             "libfaketime is not here (apt-get install libfaketime): no whole process had a wrong clock"
@@ -136,17 +139,17 @@ import sys
 from xcray.jobs.store.job_store import JobStore
 store = JobStore(sys.argv[1])
 sys.stdout.write("ready\\n"); sys.stdout.flush(); sys.stdin.readline()
-while (job := store.claim_job(sys.argv[2], lease_seconds=600)) is not None:
+while (job := store.attempts.claim(sys.argv[2], lease_seconds=600)) is not None:
     print(job.id, job.attempt, flush=True)
-    store.finish_attempt(job.id, job.attempt, "STOPPED")
+    store.attempts.finish(job.id, job.attempt, "STOPPED")
 """
 
 
 def _claims(stage: Stage, url: str, jobs: int) -> None:
-    """Four processes claim until nothing is left: each job goes to one of them, once."""
+    """Claim all jobs in four processes; each job must be claimed once."""
     store = JobStore(url)
     for number in range(jobs):
-        store.submit({"n": number}, name="claims")
+        store.jobs.submit(JobSubmission({"n": number}, name="claims"))
     words = [sys.executable, "-c", CLAIMER, url]
     how: dict[str, Any] = {
         "stdin": subprocess.PIPE,
@@ -174,8 +177,8 @@ def _claims(stage: Stage, url: str, jobs: int) -> None:
             stage.figures.double(f"{job} was claimed {times} times")
     for process in claimers:
         stage.figures.expect(process.returncode == 0, f"a claimer ended with {process.returncode}")
-    if len(claimed) != jobs or store.count_jobs()[STOPPED] != jobs:
-        stage.figures.lose(f"{jobs} jobs, {len(claimed)} claims, {store.count_jobs()}")
+    if len(claimed) != jobs or store.jobs.count()[STOPPED] != jobs:
+        stage.figures.lose(f"{jobs} jobs, {len(claimed)} claims, {store.jobs.count()}")
     stage.figures.runs += jobs
     store.close()
 
@@ -238,10 +241,12 @@ def _end(stage: Stage, home: Home, url: str, processes: list[Any]) -> None:
 SUBMITTER = """
 import sys
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 store = JobStore(sys.argv[1])
 n = 0
 while True:
-    job, _ = store.submit({"n": n, "fill": "x" * 2000}, name="load", idempotency_key=f"{sys.argv[2]}-{n}")
+    spec, key = {"n": n, "fill": "x" * 2000}, f"{sys.argv[2]}-{n}"
+    job, _ = store.jobs.submit(JobSubmission(spec, name="load", idempotency_key=key))
     print(job.id, flush=True)
     n += 1
 """
@@ -266,8 +271,9 @@ def writers_killed(stage: Stage) -> None:
 
 
 def _killed_commit(stage: Stage, url: str, turn: int) -> None:
-    """A process that submits as fast as it can is killed; what it told is there, at most one more,
-    and the file is sound.
+    """Kill a process that submits as fast as it can.
+
+    All printed jobs must be in the store, at most one more, and the file must be intact.
     """
     writer = subprocess.Popen(
         [sys.executable, "-c", SUBMITTER, url, str(turn)],
@@ -291,9 +297,10 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
         }
     store.close()
     for job in set(told) - there:
-        stage.figures.lose(f"{job} was told and is gone")
+        stage.figures.lose(f"{job} was acknowledged and is gone")
     stage.figures.expect(
-        len(there - set(told)) <= 1, f"{len(there - set(told))} jobs were stored and not told"
+        len(there - set(told)) <= 1,
+        f"{len(there - set(told))} jobs were stored and not acknowledged",
     )
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as raw:
         stage.figures.expect(
@@ -303,7 +310,7 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
 
 
 def _backup(stage: Stage) -> None:
-    """A backup while another process writes: whole, and all that was told before it began."""
+    """Take a backup while another process writes; it must contain all jobs printed before."""
     home = stage.place("busy")
     url = f"sqlite:///{home / 'xcray.db'}"
     JobStore(url).close()
@@ -329,24 +336,24 @@ def _backup(stage: Stage) -> None:
     there = {job.id for job in invariants.all_jobs(restored)}
     restored.close()
     for job in set(before) - there:
-        stage.figures.lose(f"{job} was told before the backup and is not in it")
+        stage.figures.lose(f"{job} was acknowledged before the backup and is not in it")
     stage.figures.runs += 1
 
 
 def _upgrade_killed(stage: Stage) -> None:
-    """An upgrade that dies at any system call leaves complete steps and every job."""
+    """Kill an upgrade at each system call; the steps must be complete and no job lost."""
     if not strace.there():
         stage.figures.note("no upgrade was killed: it needs strace")
         return
     beginning, steps = stage.place("before"), release(stage.folder / "steps", *ADDED)
     store = JobStore(f"sqlite:///{beginning / 'xcray.db'}")
-    told = {store.submit({"n": n}, name="old")[0].id for n in range(30)}
+    told = {store.jobs.submit(JobSubmission({"n": n}, name="old"))[0].id for n in range(30)}
     store.close()
 
     def upgrade(folder: Path) -> None:
         upgrade_to(steps, f"sqlite:///{folder / 'xcray.db'}")
 
-    upgrade(stage.place("compiled"))  # bytecode of the steps is written now, not in the rehearsal
+    upgrade(stage.place("compiled"))  # compiles the bytecode of the steps before calls are counted
     rehearsal = stage.folder / "rehearsal"
     shutil.copytree(beginning, rehearsal)
     found = strace.counts(lambda: upgrade(rehearsal), stage.folder / "calls")
@@ -356,7 +363,7 @@ def _upgrade_killed(stage: Stage) -> None:
         ):
             folder = stage.folder / f"upgrade-{call}-{when}"
             shutil.copytree(beginning, folder)
-            # it is done at once
+            # The lambda is called at once, so it sees the current loop variables.
             strace.inject(lambda: upgrade(folder), call, "signal=KILL", when)  # noqa: B023
             upgrade(folder)
             store = JobStore(f"sqlite:///{folder / 'xcray.db'}")
@@ -369,10 +376,10 @@ def _upgrade_killed(stage: Stage) -> None:
 
 
 def _newer(stage: Stage) -> None:
-    """This program refuses a store that a later one has cut it off from, and leaves it as it is."""
+    """Check that this program refuses an incompatible newer store and does not change it."""
     file = stage.folder / "newer.db"
     store = JobStore(f"sqlite:///{file}")
-    job, _ = store.submit({}, name="kept")
+    job, _ = store.jobs.submit(JobSubmission({}, name="kept"))
     store.close()
     cuts = NextStep('op.drop_column("keys", "revoked")')
     upgrade_to(release(stage.folder / "cuts", cuts), f"sqlite:///{file}")
@@ -401,7 +408,7 @@ def database_away(stage: Stage) -> None:
         raise FileNotFoundError("F24 needs PostgreSQL's binaries (apt-get install postgresql)")
     service, data, sha = working(stage, store=server.database())
     for turn in range(1 if stage.small else min(stage.runs, 2)):
-        if not turn and not stage.small:  # each request takes as long as its patience: once
+        if not turn and not stage.small:  # each request takes a full timeout, so do this once
             job = submit(service.http, stage.ledger, data, "m", f"p{turn}", **SLOW)
             at_share(service.http, job, 0.1)
             with server.paused():
@@ -420,8 +427,10 @@ def database_away(stage: Stage) -> None:
 
 
 def _answers_without(stage: Stage, service: Service, data: str, seconds: float, turn: int) -> None:
-    """While the database is away: alive, not ready, predictions go on, writes are refused with 503
-    and Retry-After.
+    """Check the service while the database is unreachable.
+
+    It is alive and not ready, predictions continue, and writes are refused with 503 and
+    Retry-After.
     """
     began, patience = time.monotonic(), 60.0
     while True:
@@ -455,7 +464,7 @@ def _answers_without(stage: Stage, service: Service, data: str, seconds: float, 
 
 
 def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
-    """It is ready again, and the job that ran meanwhile ends with the same bits."""
+    """Check that the service is ready again and the running job ends with the same model."""
     with stage.figures.recovering():
         service.ready()
         ok(again(lambda: service.http.get(f"/v1/jobs/{job}")))
@@ -472,7 +481,7 @@ def _back(stage: Stage, service: Service, job: str, sha: str) -> None:
 def two_versions(stage: Stage) -> None:
     tree = program(stage.folder / "next", *ADDED)
     for turn in range(1 if stage.small else min(stage.runs, 2)):
-        ledger = Ledger(stage.folder / f"ledger{turn}.jsonl")  # each turn has a home of its own
+        ledger = Ledger(stage.folder / f"ledger{turn}.jsonl")  # each turn has its own home
         try:
             _followed(stage._replace(ledger=ledger), tree, turn)
         finally:
@@ -480,7 +489,7 @@ def two_versions(stage: Stage) -> None:
 
 
 def _followed(stage: Stage, tree: Path, turn: int) -> None:
-    """Old, new, and old again on the same home and port."""
+    """Replace an old service by a new one and back, on the same home and port."""
     new = Service(stage, f"new{turn}", stage.folder / f"home{turn}")
     old = Service(stage, f"old{turn}", new.home.path)
     old.words[old.words.index("--port") + 1] = str(new.port)

@@ -1,6 +1,4 @@
-"""`xcray serve` and `xcray runner` as processes that can be killed, stopped and started again; and
-their runners.
-"""
+"""`xcray serve` and `xcray runner` as processes that can be killed, suspended and restarted."""
 
 from __future__ import annotations
 
@@ -27,18 +25,19 @@ QUIET: Final = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "XCRAY_DISK_RESERVE_BYTES": "0",
-    "XCRAY_JOB_NICE": "0",  # on a busy machine jobs that stand back would take minutes
+    "XCRAY_JOB_NICE": "0",  # with a low priority, jobs would take minutes on a busy machine
     "NO_COLOR": "1",
     "XCRAY_LOG_LEVEL": "warning",
 }
-# seconds for an answer or a start, kernels compiled meanwhile: a limit for hangs, no target
+# seconds for a reply or a start, including the compilation of kernels; only detects hangs
 PATIENCE: Final = 600.0
 MAIN: Final = (sys.executable, "-m", "xcray")
 
 
 def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """An environment that depends on nothing around; settings as XCRAY_NAME by their lower-case
-    names in `more`.
+    """Return an environment that does not depend on the caller's.
+
+    more: settings by their lower-case names, passed as XCRAY_NAME.
     """
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     given = {
@@ -50,7 +49,7 @@ def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str
 
 
 class Process:
-    """A command that can be ended and begun again. Its output goes to one file."""
+    """A command that can be ended and started again; its output goes to one file."""
 
     def __init__(
         self,
@@ -69,12 +68,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return the process id."""
         assert self.popen is not None, f"{self.name} was not started"
         return self.popen.pid
 
     def start(self, **how: Any) -> None:
-        """Begin; returns at once. how: of Popen."""
+        """Start the process and return at once; `how` is passed to Popen."""
         with open(self.log, "ab") as out:
             self.popen = subprocess.Popen(
                 self.words,
@@ -86,28 +85,28 @@ class Process:
             )
 
     def kill(self) -> None:
-        """kill -9, and collect it."""
+        """Send SIGKILL and wait for the exit."""
         if self.popen is not None:
             self.popen.kill()
             self.popen.wait()
 
     def signal(self, number: int) -> None:
-        """Any other signal."""
+        """Send a signal."""
         kill(self.pid, number)
 
     def end(self, seconds: float = 180.0) -> int:
-        """SIGTERM; its exit status."""
+        """Send SIGTERM and return the exit status."""
         self.signal(signal.SIGTERM)
         assert self.popen is not None
         return self.popen.wait(seconds)
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether the process runs."""
         return self.popen is not None and self.popen.poll() is None
 
     def tail(self, lines: int = 20) -> str:
-        """The end of its output."""
+        """Return the last lines of the output."""
         return (
             "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
             if self.log.is_file()
@@ -116,7 +115,7 @@ class Process:
 
 
 class Service(Process):
-    """`xcray serve` on a home. settings: those of the service, by their names."""
+    """`xcray serve` on a home; settings are given by their names."""
 
     def __init__(
         self,
@@ -134,14 +133,14 @@ class Service(Process):
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE)
 
     def up(self, seconds: float = PATIENCE) -> float:
-        """Start, and wait until it is ready; the seconds that took."""
+        """Start the service, wait until it is ready, and return the seconds this took."""
         began = time.monotonic()
         self.start()
         self.ready(seconds)
         return time.monotonic() - began
 
     def ready(self, seconds: float = PATIENCE) -> None:
-        """Wait until it says that it is ready."""
+        """Wait until the service reports that it is ready."""
         until(lambda: self._says_ready(), f"{self.name} is not ready: {self.tail()}", seconds, 0.02)
 
     def _says_ready(self) -> bool:
@@ -152,13 +151,14 @@ class Service(Process):
 
 
 def runner_process(stage: Stage, home: Path, name: str, **settings: Any) -> Process:
-    """`xcray runner` on a home."""
+    """Return a process of `xcray runner` on a home."""
     return Process(stage, name, (*MAIN, "runner", "--home", str(home)), settings)
 
 
 def attempts(home: Path, job: str | None = None) -> dict[str, int]:
-    """Processes that run attempts now, by `job aN`: of one home, of one job when named. Found by
-    their command lines.
+    """Return the running processes of attempts by `job aN`, found by their command lines.
+
+    job: return those of one job only.
     """
     found = {}
     for process in list_processes():
@@ -177,11 +177,11 @@ def attempts(home: Path, job: str | None = None) -> dict[str, int]:
 
 
 def store_of(home: Path | Home, url: str | None = None) -> JobStore:
-    """A store opened by this process, to look at what others did."""
+    """Open the store in this process, to check the effects of others."""
     path = home.path if isinstance(home, Home) else home
     return JobStore(url or f"sqlite:///{path / 'xcray.db'}")
 
 
 def redact(text: str) -> str:
-    """Text without ids, so that runs can be compared."""
+    """Return the text with ids replaced, so that runs can be compared."""
     return re.sub(r"(job|ds|upl)_[a-z0-9]{20}", r"\1_...", text)

@@ -1,9 +1,8 @@
-"""Where a fault is played: private namespaces when the machine allows them, a folder of its own,
-and an end for every process.
+"""The environment of a row: private namespaces, a temporary folder, the end of every process.
 
-With namespaces the kernel ends everything when the stage ends, nobody else's process can be seen,
-and /dev/shm and the network are our own. Without them processes are told apart by who started them:
-orphans come to this process (it is their subreaper).
+With namespaces, the kernel ends all processes when the stage ends, processes of others are
+invisible, and /dev/shm and the network are private. Where namespaces are not allowed, processes are
+identified by their ancestors. Orphans are re-parented to this process, which is their subreaper.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from xcray.cli.terminal.processes import (
     wait_for_exit,
 )
 
-INSIDE: Final = "FAULTS_INSIDE"  # tells a process that it runs in namespaces of its own
-FOLDER: Final = "FAULTS_FOLDER"  # tells it which folder somebody outside removes when it is gone
+INSIDE: Final = "FAULTS_INSIDE"  # set in processes that run in private namespaces
+FOLDER: Final = "FAULTS_FOLDER"  # the folder that the outer process removes at the end
 PLAIN: Final = "plain process groups"
 ROOT: Final = Path(__file__).parents[3]
 SPACES: Final = (
@@ -54,12 +53,13 @@ LAST_WORDS: Final = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class AskedToEnd(Exception):
-    """SIGTERM: the row ends where it is, and tells what it has."""
+    """SIGTERM was received: the row ends and reports its figures so far."""
 
 
 class Stage(NamedTuple):
-    """What a row plays on. `small` asks for the quick form that the test suite runs; `runs` says
-    how often.
+    """The environment of a row.
+
+    `small` selects the quick form that the test suite runs. `runs` is the number of repetitions.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class Stage(NamedTuple):
     closing: list[Callable[[], None]]
 
     def place(self, name: str) -> Path:
-        """A new folder."""
+        """Create a new folder and return it."""
         path = self.folder / name
         path.mkdir()
         return path
@@ -80,10 +80,10 @@ class Stage(NamedTuple):
 def enter(
     arguments: list[str], plain: bool = False, module: str = "tests.robustness.faults"
 ) -> None:
-    """Run this command, `python -m MODULE ARGUMENTS`, again in namespaces of its own, unless it is
-    there already, or they are not allowed. Returns inside.
+    """Run this command, `python -m MODULE ARGUMENTS`, again in private namespaces.
 
-    From then on SIGTERM raises AskedToEnd.
+    Returns inside the namespaces, or at once where they are not allowed. From then on SIGTERM
+    raises AskedToEnd.
     """
     if os.environ.get(INSIDE) is None:
         kind = None if plain else allowed()
@@ -102,13 +102,15 @@ def enter(
 
 @contextmanager
 def _swept_folder() -> Iterator[Path]:
-    """A new folder that is removed after the block, and by another process when this one is killed;
-    a short path, for sockets.
+    """Yield a new folder that is removed after the block, even if this process is killed.
+
+    The path is short because it contains sockets.
     """
     folder = Path(tempfile.mkdtemp(prefix="xf-"))
     again = "for _ in range(50):\n    shutil.rmtree(sys.argv[1], True)\n    time.sleep(0.1)\n"
     sweep = f"import shutil, sys, time\nsys.stdin.read()\n{again}"
-    words = [sys.executable, "-c", sweep, str(folder)]  # what wrote there may take a moment to end
+    # The removal is repeated: other processes can still be writing.
+    words = [sys.executable, "-c", sweep, str(folder)]
     quiet = subprocess.DEVNULL
     sweeper = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
@@ -122,8 +124,10 @@ def _swept_folder() -> Iterator[Path]:
 
 
 def _inside(words: list[str], environment: dict[str, str]) -> int:
-    """Run in namespaces; the exit status. `unshare` ignores SIGTERM: it is passed on to its child,
-    and who stays is killed.
+    """Run a command in namespaces and return its exit status.
+
+    `unshare` ignores SIGTERM, so the signal is sent to its children. They are killed if they do not
+    exit.
     """
     with subprocess.Popen(words, cwd=ROOT, env=environment, preexec_fn=_die_with_parent) as process:
 
@@ -140,34 +144,31 @@ def _inside(words: list[str], environment: dict[str, str]) -> int:
 
 
 def _die_with_parent() -> None:
-    """In the child: whoever kills this command ends all that it began."""
+    """Let the kernel kill this child when its parent dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _asked(_number: int, _frame: Any) -> None:
-    """SIGTERM, the first: later ones change nothing."""
+    """Handle the first SIGTERM; ignore later ones."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise AskedToEnd("it was asked to end before it was done")
+    raise AskedToEnd("it was terminated before it was done")
 
 
 def namespaces() -> bool:
-    """Whether this process has namespaces of its own."""
+    """Return whether this process has private namespaces."""
     return os.environ.get(INSIDE, PLAIN) != PLAIN
 
 
 @contextmanager
 def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) -> Iterator[Stage]:
-    """A stage for one row. At its end all processes that came from us are ended, and the folder is
-    removed.
-    """
+    """Yield the stage of a row; at the end, kill all child processes and remove the folder."""
     figures = Figures(row, title)
     figures.note(
         "private namespaces" if namespaces() else "no namespaces here: plain process groups"
     )
     began = time.monotonic()
-    folder = Path(
-        os.environ.pop(FOLDER, None) or tempfile.mkdtemp(prefix="xf-")
-    )  # short: Ray puts sockets below it
+    # The path must be short: Ray creates sockets below it.
+    folder = Path(os.environ.pop(FOLDER, None) or tempfile.mkdtemp(prefix="xf-"))
     folder.chmod(0o711)  # PostgreSQL runs as another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     set = Stage(
@@ -185,12 +186,12 @@ def stage(row: str, title: str, *, runs: int, seed: int, small: bool = False) ->
 
 
 def ours() -> list[Any]:
-    """Processes that came from this one, itself aside; zombies do not count."""
+    """Return the descendants of this process except zombies."""
     return [each for each in find_descendants([os.getpid()]) if each.pid != os.getpid()]
 
 
 def end_all(seconds: float = 10.0) -> None:
-    """End every process that came from this one, by its id."""
+    """Kill every descendant of this process by its id."""
     deadline = time.monotonic() + seconds
     while (left := ours()) and time.monotonic() < deadline:
         kill_processes(left)
@@ -199,8 +200,9 @@ def end_all(seconds: float = 10.0) -> None:
 
 @contextmanager
 def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of its own, of so many megabytes, at `path`. Raises PermissionError where
-    mounting is not allowed.
+    """Mount a file system of `megabytes` MB at `path`.
+
+    Raises PermissionError where mounting is not allowed.
     """
     path.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
@@ -217,8 +219,9 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
 
 
 def until(check: Callable[[], Any], what: str, seconds: float = 600.0, pause: float = 0.05) -> Any:
-    """The first true answer of `check`. Raises TimeoutError with `what` after so many seconds: a
-    limit for hangs, no target.
+    """Return the first true result of `check`.
+
+    Raises TimeoutError with `what` after `seconds`, a limit that only detects hangs.
     """
     deadline = time.monotonic() + seconds
     while not (found := check()):
@@ -229,13 +232,13 @@ def until(check: Callable[[], Any], what: str, seconds: float = 600.0, pause: fl
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on now."""
+    """Return a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> bool:
-    """Send a signal to one process; whether it was there."""
+    """Send a signal to a process; return whether the process existed."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -244,14 +247,16 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 
 def allowed() -> list[str] | None:
-    """What `unshare` needs beside SPACES: nothing for root, a user namespace for others; None where
-    it gives us no namespaces.
+    """Return the additional options of `unshare` to get SPACES.
+
+    They are empty for root and create a user namespace for others. Returns None where the kernel
+    does not allow namespaces.
     """
     return next((each for each in ([], ["-r"]) if _allowed(each)), None)
 
 
 def _allowed(kind: list[str]) -> bool:
-    """Whether the kernel gives us these namespaces."""
+    """Return whether the kernel allows these namespaces."""
     if shutil.which("unshare") is None or shutil.which("mount") is None:
         return False
     mount = ["mount", "-t", "tmpfs", "try", "/dev/shm"]
@@ -259,7 +264,7 @@ def _allowed(kind: list[str]) -> bool:
 
 
 def _loopback_up() -> None:
-    """A new network has its loopback down."""
+    """Enable the loopback interface of the new network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         flags = struct.pack("16sh14x", b"lo", 0x1 | 0x40)  # IFF_UP, IFF_RUNNING
         fcntl.ioctl(handle, 0x8914, flags)  # SIOCSIFFLAGS

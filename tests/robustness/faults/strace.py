@@ -1,4 +1,4 @@
-"""The n-th system call of a piece of work fails, or kills it: `strace -e inject`."""
+"""Make the n-th system call of a function fail or kill the process: `strace -e inject`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINE: Final = re.compile(r"^(?:\d+ +)?([a-z0-9_]+)\(")
 
 
 def there() -> bool:
-    """Whether strace is on this machine and may trace."""
+    """Return whether strace is installed and can trace."""
     if shutil.which("strace") is None:
         return False
     return (
@@ -38,8 +38,9 @@ def there() -> bool:
 
 
 def counts(do: Callable[[], None], log: Path, calls: Sequence[str] = CALLS) -> Counter[str]:
-    """How often something undisturbed makes each call; `log`: a file to write. Raises RuntimeError
-    when it fails.
+    """Return how often an undisturbed function makes each system call.
+
+    log: a file to write. Raises RuntimeError if the function fails.
     """
     if code := _traced(do, ["-o", str(log), "-e", f"trace={','.join(calls)}"]):
         raise RuntimeError(f"undisturbed, it ended with {code}")
@@ -51,10 +52,10 @@ def counts(do: Callable[[], None], log: Path, calls: Sequence[str] = CALLS) -> C
 
 
 def inject(do: Callable[[], None], call: str, what: str, when: int) -> int:
-    """Do something in a child process whose `when`-th `call` does `what`: "signal=KILL" or
-    "error=EIO".
+    """Run a function in a child process whose `when`-th `call` fails or kills it.
 
-    Its exit status: 0 it said to be done, 1 it raised, negative for a signal.
+    what: "signal=KILL" or "error=EIO". Returns the exit status: 0 if the function returned, 1 if it
+    raised, negative for a signal.
     """
     return _traced(
         do, ["-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}:when={when}"]
@@ -62,17 +63,17 @@ def inject(do: Callable[[], None], call: str, what: str, when: int) -> int:
 
 
 def _traced(do: Callable[[], None], how: Sequence[str]) -> int:
-    """Fork, attach strace to the child, let it go, wait for its end. A fork, because starting
-    Python takes a second.
+    """Fork, attach strace to the child, run the function there and return the exit status.
+
+    A new Python process would take a second to start.
     """
     waiting, go = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            ctypes.CDLL(None).prctl(
-                PR_SET_PTRACER, ctypes.c_ulong(-1)
-            )  # where only parents may trace
+            # needed where only parents can trace
+            ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1))
             os.read(waiting, 1)
             do()
             code = 0

@@ -1,4 +1,4 @@
-"""Figures as a Markdown table, into docs/reliability.md between its marks."""
+"""Write figures as a Markdown table into docs/reliability.md, between its marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USUAL = ("private namespaces",)
 
 
 def read(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """The figures of files that `--json` wrote, the later of two for a row."""
+    """Return the figures in files written by `--json`; the last line of a row counts."""
     lines = [
         json.loads(line)
         for path in files
@@ -37,22 +37,23 @@ def read(files: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table."""
+    """Return the table."""
     return "\n".join([HEAD, *(_line(each) for each in rows)])
 
 
 def into(page: Path, rows: Sequence[dict[str, Any]], *, runs: int, small: bool) -> None:
-    """Write the table between the marks of a page, after a sentence on how, when and on what it was
-    measured.
+    """Write the table between the marks of a page.
+
+    A sentence before it states the command, the time and the machine.
     """
     before, _, rest = page.read_text().partition(BEGIN)
     _, mark, after = rest.partition(END)
-    assert mark, f"{page} lacks the marks {BEGIN} and {END}"
+    assert mark, f"{page} does not contain the marks {BEGIN} and {END}"
     page.write_text(f"{before}{BEGIN}\n{_how(rows, runs, small)}\n\n{markdown(rows)}\n{END}{after}")
 
 
 def _how(rows: Sequence[dict[str, Any]], runs: int, small: bool) -> str:
-    """How, when and on what rows were played; which were not."""
+    """Return a sentence on the command, the machine and the rows that were not played."""
     cores, memory = os.cpu_count(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     loads, seconds = [each["load"] for each in rows], sum(each["seconds"] for each in rows)
     played = {each["row"] for each in rows}
@@ -68,7 +69,7 @@ def _how(rows: Sequence[dict[str, Any]], runs: int, small: bool) -> str:
 
 
 def _commit() -> str:
-    """The commit that was played, and its date; a tree that was changed since says so."""
+    """Return the commit and its date, and whether the tree was changed since."""
     git = ["git", "-C", str(ROOT)]
     try:
         found = subprocess.run(
@@ -83,7 +84,7 @@ def _commit() -> str:
 
 
 def _line(each: dict[str, Any]) -> str:
-    """One row."""
+    """Return the line of one row."""
     pace = (
         ""
         if each["recovery_p50"] is None

@@ -1,7 +1,7 @@
-"""Things that are published durably, each as a function of a folder that can be crashed.
+"""Operations that publish something durably, as functions of a folder; they can be crashed.
 
-`prepare` makes what a verb starts from; `state` says what a reader finds then: "old", "new", or a
-sentence that tells the harm.
+`prepare` creates the initial state. `state` returns the state that a reader finds: "old", "new", or
+a sentence that describes the damage.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
+from xcray.training.array_files import read_arrays, write_arrays
 from xcray.training.block_store import BlockStore
-from xcray.training.checkpoints import read_arrays, write_arrays
 
 RUN: Final = {"solver": "ppdsparse", "params": {}, "dataset": "abc"}
 SYNTHETIC: Final = {
@@ -34,7 +34,7 @@ SYNTHETIC: Final = {
 
 
 class Verb(NamedTuple):
-    """prepare: makes the beginning; do: what is crashed; state: what is there then."""
+    """A verb: `prepare` creates the initial state, `do` is crashed, `state` checks the result."""
 
     prepare: Callable[[Path], None]
     do: Callable[[Path], None]
@@ -64,11 +64,11 @@ def _model_state(folder: Path) -> str:
 def _alias_prepare(folder: Path) -> None:
     _model_prepare(folder)
     _model_do(folder)
-    Registry(folder / "models").set_alias("m", "prod", 1)
+    Registry(folder / "models").aliases.set("m", "prod", 1)
 
 
 def _alias_do(folder: Path) -> None:
-    Registry(folder / "models").set_alias("m", "prod", 2)
+    Registry(folder / "models").aliases.set("m", "prod", 2)
 
 
 def _alias_state(folder: Path) -> str:
@@ -138,9 +138,7 @@ def _checkpoint_do(folder: Path) -> None:
 
 
 def _checkpoint(folder: Path, value: float) -> None:
-    """Arrays in a file of their own, then the pointer to it with its digest: the order of
-    `Checkpoints.write`.
-    """
+    """Write arrays to a file, then the pointer with their digest, as `Checkpoints.write` does."""
     name = f"block-{value:.0f}.arrow"
     digest = write_arrays(folder / name, {"w": np.full(5000, value)})
     write_json(folder / "checkpoint.json", {"file": name, "digest": digest, "value": value})
@@ -157,7 +155,7 @@ def _checkpoint_state(folder: Path) -> str:
 
 
 def _nothing(folder: Path) -> None:
-    """A verb that starts from nothing."""
+    """Prepare nothing, for verbs that need no initial state."""
 
 
 def _dataset_do(folder: Path) -> None:
@@ -196,7 +194,7 @@ VERBS: Final = {
 
 
 def state(verb: str, folder: Path) -> str:
-    """What a reader finds; any refusal to read is harm."""
+    """Return the state that a reader finds; an error of the reader is damage."""
     try:
         return VERBS[verb].state(folder)
     except (XcrayError, KeyError, OSError) as error:

@@ -1,5 +1,6 @@
-"""Small real work: a synthetic data set, and trainings of seconds that can be hit at any share of
-their labels.
+"""Small real work: a synthetic data set and trainings that take seconds.
+
+The tests can act at any share of the labels of a training.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from xcray.jobs.states import TERMINAL
 
 TINY: Final = {"rows": 400, "features": 200, "labels": 40, "seed": 7}
 MIDDLE: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
+# on TINY: about two seconds, most of them for the start
 QUICK: Final[dict[str, Any]] = {
     "solver": "ppdsparse",
     "pool": "serial",
-}  # of TINY: about two seconds, most of them to begin
+}
+# on MIDDLE: several seconds of training
 SLOW: Final[dict[str, Any]] = {
     "solver": "ppdsparse",
     "pool": "serial",
     "params": {"eps": 1e-5},
-}  # of MIDDLE: some seconds of training
+}
 RETRIES: Final = (httpx.TransportError,)
 
 
 def dataset(http: httpx.Client, ledger: Ledger, name: str = "small", **options: Any) -> str:
-    """Have a synthetic data set built; its id once it is READY."""
+    """Build a synthetic data set and return its id once it is READY."""
     body = {
         "name": name,
         "format": "synthetic",
@@ -40,7 +43,7 @@ def dataset(http: httpx.Client, ledger: Ledger, name: str = "small", **options: 
 
 
 def settled(http: httpx.Client, dataset_id: str) -> str:
-    """A data set's id once it is READY."""
+    """Wait until a data set is READY and return its id."""
     state = until(
         lambda: (
             (found := ok(http.get(f"/v1/datasets/{dataset_id}")))["status"] != "BUILDING" and found
@@ -52,7 +55,7 @@ def settled(http: httpx.Client, dataset_id: str) -> str:
 
 
 def submit(http: httpx.Client, ledger: Ledger, data: str, model: str, key: str, **more: Any) -> str:
-    """Submit a job, as often as it takes; its id, which is in the ledger from then on."""
+    """Submit a job, with retries, record it in the ledger and return its id."""
     body = {**QUICK, "dataset": data, "model": model, **more}
     found = ok(again(lambda: http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key})))
     ledger.acknowledged("job", found["id"], key=key)
@@ -60,8 +63,9 @@ def submit(http: httpx.Client, ledger: Ledger, data: str, model: str, key: str, 
 
 
 def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Response:
-    """The first answer that is no 502, 503 or 504; connections that break are tried again, as any
-    client must.
+    """Return the first reply that is not 502, 503 or 504.
+
+    Broken connections are retried, as any client must.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -73,13 +77,13 @@ def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Respon
             found = None  # type: ignore[assignment]
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"no answer within {seconds:.0f} s: {found.text if found is not None else 'nobody there'}"
+                f"no answer within {seconds:.0f} s: {found.text if found is not None else 'no connection'}"
             )
         time.sleep(pause)
 
 
 def ok(answer: httpx.Response) -> Any:
-    """The content of a good answer."""
+    """Return the content of a successful reply."""
     assert answer.is_success, (
         f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:500]}"
     )
@@ -87,7 +91,7 @@ def ok(answer: httpx.Response) -> Any:
 
 
 def ended(http: httpx.Client, job: str, seconds: float = 900.0) -> dict[str, Any]:
-    """A job once it has ended."""
+    """Wait until a job has ended and return it."""
     return until(
         lambda: (
             (found := ok(again(lambda: http.get(f"/v1/jobs/{job}"))))["status"] in TERMINAL
@@ -99,7 +103,7 @@ def ended(http: httpx.Client, job: str, seconds: float = 900.0) -> dict[str, Any
 
 
 def at_share(http: httpx.Client, job: str, share: float) -> dict[str, Any]:
-    """A job once so much of its labels is done, or it has ended."""
+    """Wait until a share of a job's labels is done or the job has ended; return the job."""
 
     def look() -> Any:
         found = ok(http.get(f"/v1/jobs/{job}"))

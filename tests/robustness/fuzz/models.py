@@ -46,7 +46,7 @@ WORDS += (
 
 @cache
 def template() -> tuple[Path, list[str]]:
-    """A model that is sound, and the names of its files."""
+    """Return a valid model and the names of its files."""
     home = Path(mkdtemp(prefix="xcray-fuzz-"))
     text_model(home / "model")
     return home / "model", sorted(
@@ -55,7 +55,9 @@ def template() -> tuple[Path, list[str]]:
 
 
 def seeds() -> list[bytes]:
-    """Each file as it is: a byte for which it is, a byte for whether the manifest shall fit, the
+    """Return one seed per file and per manifest choice.
+
+    The first byte selects the file, the second whether to update the manifest, the rest is the
     content.
     """
     root, names = template()
@@ -67,8 +69,9 @@ def seeds() -> list[bytes]:
 
 
 def run(data: bytes, folder: Path) -> str:
-    """A changed file is refused, unless the manifest was made to fit; then what is opened with care
-    can be used.
+    """Check that a changed file is refused unless the manifest was updated to match it.
+
+    A model that opens with full verification must be usable.
     """
     root, names = template()
     if len(data) < 2:
@@ -91,13 +94,13 @@ def run(data: bytes, folder: Path) -> str:
             continue
         outcome.append("accepted")
         if verify:
-            assert same or seal, f"{name} is another, and nobody saw it"
+            assert same or seal, f"{name} was changed, and the change was not detected"
             Predictor(model).scored_labels(Predictor(model).predict(["rows of a csv file"], 2))
     return " ".join(outcome)
 
 
 def _fit(path: Path, name: str) -> None:
-    """Update the manifest to the files' sizes and checksums, and seal it, if it still is one."""
+    """Update the manifest to the files' sizes and checksums and seal it, if it is a manifest."""
     try:
         manifest: Any = json.loads((path / MANIFEST).read_bytes())
         manifest.pop("seal", None)
@@ -107,9 +110,9 @@ def _fit(path: Path, name: str) -> None:
             }
         (path / MANIFEST).write_bytes(seal_manifest(manifest).encode())
     except (ValueError, TypeError, AttributeError, RecursionError, XcrayError):
-        return  # then it is refused as it is
+        return  # the unchanged manifest refuses the file
 
 
 def target(make: Callable[..., Any]) -> Any:
-    """The target."""
+    """Return the target of model directories."""
     return make("model-directory", seeds(), WORDS, run)

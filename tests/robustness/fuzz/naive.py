@@ -1,6 +1,6 @@
 """Short reference readers for docs/formats.md: slow and strict.
 
-A file is a list of rows, or Refused.
+A reader returns a list of rows or raises Refused.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-MOST = 1 << 25  # features, labels: the default limits
+MOST = 1 << 25  # default limit of features and of labels
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 WHOLE = re.compile(r"[0-9]+")
 
 
 class Refused(Exception):
-    """The file is not of the format."""
+    """The file does not have the format."""
 
 
 def lines_of(data: bytes) -> list[str]:
-    """The lines of a text file, without their ends."""
+    """Return the lines of a text file without their line ends."""
     try:
         text = data.removeprefix(b"\xef\xbb\xbf").decode()
     except UnicodeDecodeError:
@@ -35,14 +35,14 @@ def lines_of(data: bytes) -> list[str]:
 
 
 def without_comments(data: bytes) -> bytes:
-    """Lines of comments are not looked at, so they need not be text."""
+    """Replace comment lines by `#`; readers skip them, so they need not be valid text."""
     return b"\n".join(
         b"#" if line.strip(b" \t\r").startswith(b"#") else line for line in data.split(b"\n")
     )
 
 
 def svmlight(data: bytes, base: int = 1, n_features: int = MOST, n_labels: int = MOST) -> list[Any]:
-    """Rows of svmlight: (labels, {index: value})."""
+    """Return the rows of an svmlight file: (labels, {index: value})."""
     rows, blank = [], False
     for line in lines_of(without_comments(data)):
         if "\r" in line and not line.strip(" \t\r").startswith("#") and line.strip(" \t\r"):
@@ -62,7 +62,7 @@ def svmlight(data: bytes, base: int = 1, n_features: int = MOST, n_labels: int =
 
 
 def _svmlight_row(line: str, base: int, n_features: int, n_labels: int) -> Any:
-    """One row: labels, then pairs, then perhaps a comment."""
+    """Parse one row: labels, then pairs, then an optional comment."""
     tokens = re.findall(r"[^ \t]+", line)
     labels: set[int] = set()
     if not line.startswith((" ", "\t")):
@@ -103,7 +103,7 @@ def _svmlight_row(line: str, base: int, n_features: int, n_labels: int) -> Any:
 
 
 def xc(data: bytes) -> list[Any]:
-    """Rows of an XC file; as many as the header says, within its widths."""
+    """Return the rows of an XC file; the header gives their number and the dimensions."""
     first, _, rest = data.removeprefix(b"\xef\xbb\xbf").partition(b"\n")
     words = re.findall(rb"[^ \t]+", first.removesuffix(b"\r"))
     if len(words) != 3 or not all(re.fullmatch(rb"\+?[0-9]{1,40}", word) for word in words):
@@ -118,7 +118,7 @@ def xc(data: bytes) -> list[Any]:
 
 
 def jsonl(data: bytes) -> list[Any]:
-    """Documents: (text, labels)."""
+    """Return the documents of a JSON lines file: (text, labels)."""
     out = []
     for line in lines_of(data):
         if line.strip():
@@ -131,19 +131,22 @@ def jsonl(data: bytes) -> list[Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are distinct."""
+    """Return an object; raise Refused if a name occurs twice."""
     if len({name for name, _ in pairs}) < len(pairs):
         raise Refused("a name twice")
     return dict(pairs)
 
 
 def _no(name: str) -> Any:
-    """No NaN, no infinities."""
+    """Refuse NaN and infinities."""
     raise Refused(name)
 
 
 def _document(found: Any) -> Any:
-    """A text, not blank, and labels: a list of strings and whole numbers, or one string."""
+    """Return the text and labels of a document.
+
+    The text must not be blank. Labels are a list of strings and integers, or one string.
+    """
     if (
         not isinstance(found, dict)
         or not isinstance(found.get("text"), str)
@@ -162,7 +165,7 @@ def _document(found: Any) -> Any:
 
 
 def csv(data: bytes, delimiter: str = ",", quoted: bool = True) -> list[Any]:
-    """Documents of a table with a header."""
+    """Return the documents of a table with a header."""
     rows = (
         _cells("\n".join(lines_of(data)), delimiter)
         if quoted
@@ -179,7 +182,7 @@ def csv(data: bytes, delimiter: str = ",", quoted: bool = True) -> list[Any]:
 
 
 def _cells(text: str, delimiter: str) -> list[list[str]]:
-    """RFC 4180, a character at a time. Lines end with LF here; blank lines are nothing."""
+    """Parse RFC 4180 one character at a time; lines end with LF here, blank lines are skipped."""
     rows: list[list[str]] = []
     row: list[str] = []
     at, end = 0, len(text)
@@ -204,7 +207,7 @@ def _cells(text: str, delimiter: str) -> list[list[str]]:
 
 
 def _plain(text: str, at: int, delimiter: str) -> tuple[str, int]:
-    """A field without quotes, and where it ends."""
+    """Return a field without quotes and the position of its end."""
     stop = at
     while stop < len(text) and text[stop] not in (delimiter, "\n"):
         if text[stop] == '"':
@@ -214,7 +217,7 @@ def _plain(text: str, at: int, delimiter: str) -> tuple[str, int]:
 
 
 def _quoted(text: str, at: int) -> tuple[str, int]:
-    """A field in quotes, and what follows it."""
+    """Return a quoted field and the position after it."""
     out, at = "", at + 1
     while at < len(text):
         if text[at] == '"':
@@ -227,7 +230,7 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
 
 
 def _some(rows: list[Any]) -> list[Any]:
-    """Rows, of which there is one at least."""
+    """Return rows; raise Refused if there are none."""
     if not rows:
         raise Refused("no rows")
     return rows

@@ -40,10 +40,13 @@ OPTIONS = ReadOptions(max_line_bytes=1 << 20, max_field_bytes=1 << 20)
 
 
 class Target(NamedTuple):
-    """seeds: inputs to begin with; words: what the grammar knows; run: input, folder -> what came
-    of it, in a word.
+    """A function under test.
 
-    `run` raises Differs when xcray accepts what it should not, and whatever escapes from xcray.
+    seeds: initial inputs. words: tokens of its grammar. run: takes an input and a folder and
+    returns the outcome as a word.
+
+    `run` raises Differs if xcray accepts input that it should refuse, and any exception that
+    escapes from xcray.
     """
 
     name: str
@@ -53,15 +56,13 @@ class Target(NamedTuple):
 
 
 class Differs(AssertionError):
-    """xcray and the plain reader understand an input differently."""
+    """xcray and the reference reader interpret an input differently."""
 
 
 def compared(
     read: Callable[[], Any], plain: Callable[[], Any], same: Callable[[Any, Any], bool]
 ) -> str:
-    """What came of reading: the code of the refusal, or "accepted" when the plain reader reads the
-    same.
-    """
+    """Return the code of the refusal, or "accepted" if the reference reader gives the same."""
     try:
         found = read()
     except XcrayError as error:
@@ -77,7 +78,7 @@ def compared(
 
 
 def _check_told(error: XcrayError) -> None:
-    """An error can be sent as JSON, in printing characters, and quotes little."""
+    """Check that an error is valid JSON, printable and short."""
     text = json.dumps(error.as_dict(), allow_nan=False)
     text.encode("utf-8")
     if len(error.message) > 2500 or not error.message.isprintable():
@@ -85,7 +86,7 @@ def _check_told(error: XcrayError) -> None:
 
 
 def matrix(format: str, suffix: str, plain: Callable[[bytes], Any]) -> Callable[[bytes, Path], str]:
-    """Rows of features against a plain reader."""
+    """Return a runner that compares feature rows with a reference reader."""
 
     def run(data: bytes, folder: Path) -> str:
         path = folder / f"in.{suffix}"
@@ -109,7 +110,7 @@ def matrix(format: str, suffix: str, plain: Callable[[bytes], Any]) -> Callable[
 
 
 def documents(format: str, plain: Callable[[bytes], Any]) -> Callable[[bytes, Path], str]:
-    """Documents against a plain reader."""
+    """Return a runner that compares documents with a reference reader."""
 
     def run(data: bytes, folder: Path) -> str:
         path = folder / f"in.{format}"
@@ -127,7 +128,7 @@ def documents(format: str, plain: Callable[[bytes], Any]) -> Callable[[bytes, Pa
 
 
 def run_parquet(data: bytes, folder: Path) -> str:
-    """Parquet against Arrow reading the whole file at once, without checks."""
+    """Compare the Parquet reader with Arrow, which reads the whole file at once without checks."""
     path = folder / "in.parquet"
     path.write_bytes(data)
 
@@ -169,7 +170,7 @@ def run_parquet(data: bytes, folder: Path) -> str:
 
 
 def _same_rows(found: list[Any], rows: list[dict[str, Any]]) -> bool:
-    """Whether what was read is in Arrow's rows."""
+    """Return whether the rows of the reader are those of Arrow."""
     if len(found) != len(rows):
         return False
     for one, row in zip(found, rows, strict=True):
@@ -191,8 +192,10 @@ SETTINGS = Settings(max_instances=64)
 
 
 def run_predict(data: bytes, folder: Path) -> str:
-    """The quick reader takes nothing that the strict one refuses, and understands it alike; rows
-    are those of the JSON.
+    """Compare the fast decoder with the strict one.
+
+    The fast decoder must accept nothing that the strict one refuses and give the same result. The
+    rows must be those of the JSON.
     """
     fast = quick.decode_fast(data, 64)
     try:
@@ -224,12 +227,12 @@ def run_predict(data: bytes, folder: Path) -> str:
 
 
 def _whole(digits: str) -> int:
-    """An integer; one of very many digits is as good as a large one."""
+    """Return an integer; 300 digits are enough to compare a very long one."""
     return int(digits[:300])
 
 
 def _same_ask(one: quick.PredictQuery, other: quick.PredictQuery) -> bool:
-    """Whether two readers found the same."""
+    """Return whether two decoders gave the same query."""
 
     def told(ask: quick.PredictQuery) -> Any:
         return [[each.text, each.indices, each.values] for each in ask.instances], tuple(ask[1:])
@@ -238,7 +241,7 @@ def _same_ask(one: quick.PredictQuery, other: quick.PredictQuery) -> bool:
 
 
 def run_oip(data: bytes, folder: Path) -> str:
-    """An infer request: two bytes for the length of its JSON (65,535: all), then the body."""
+    """Decode an infer request: two bytes for the length of its JSON (65,535: all), the body."""
     told = int.from_bytes(data[:2], "big")
     try:
         asked = decode.decode_request(
@@ -261,7 +264,7 @@ def run_oip(data: bytes, folder: Path) -> str:
 
 
 def run_npy(data: bytes, folder: Path) -> str:
-    """Weights in .npy: three of them, or refused."""
+    """Read weights in .npy: three values, or refused."""
     path = folder / "weights.npy"
     path.write_bytes(data)
     try:
@@ -275,7 +278,7 @@ def run_npy(data: bytes, folder: Path) -> str:
 
 
 def run_lists(data: bytes, folder: Path) -> str:
-    """Files of names and of row numbers."""
+    """Read files of label names and of row numbers."""
     path = folder / "list.txt"
     path.write_bytes(data)
     out = []
@@ -295,19 +298,19 @@ def run_lists(data: bytes, folder: Path) -> str:
 
 
 def npy(array: Any) -> bytes:
-    """An array as .npy."""
+    """Return an array in .npy format."""
     out = io.BytesIO()
     np.save(out, array)
     return out.getvalue()
 
 
 def claiming() -> bytes:
-    """T6: a header that claims 800 GB."""
+    """Return a .npy file whose header declares 800 GB (T6)."""
     return npy(np.ones(3)).replace(b"(3,), }" + b" " * 11, b"(100000000000,), }")
 
 
 def seeds_of(*modules: Any) -> list[bytes]:
-    """Inputs of the tables."""
+    """Return the inputs of catalogue modules."""
     return [
         case.data
         for module in modules
@@ -317,13 +320,13 @@ def seeds_of(*modules: Any) -> list[bytes]:
 
 
 def infer(body: dict[str, Any], binary: bytes = b"") -> bytes:
-    """A seed of the infer target."""
+    """Return a seed of the infer target."""
     head = json.dumps(body).encode()
     return (len(head) if binary else 65_535).to_bytes(2, "big") + head + binary
 
 
 def infer_seeds() -> list[bytes]:
-    """Requests of tensors, in JSON and in bytes."""
+    """Return infer requests with tensors in JSON and in binary."""
 
     def tensor(name: str, kind: str, shape: list[int], data: Any) -> dict[str, Any]:
         how = (

@@ -25,7 +25,7 @@ PREFIX: Final = "https://data.example/sets/"
 
 
 class Canary:
-    """A listener on this machine that counts connections."""
+    """A local listener that counts connections."""
 
     def __init__(self) -> None:
         self.came = 0
@@ -50,8 +50,8 @@ def canary() -> Iterator[Canary]:
     listening.listener.close()
 
 
-# {port} is the canary's. The first are refused as they are written, by whatever the operator
-# lists...
+# {port} is the port of the canary. These URIs are refused before any look-up, whatever prefixes the
+# operator lists.
 WRITTEN: Final = (
     *(
         "http://127.0.0.1:{port}/a",
@@ -114,7 +114,7 @@ WRITTEN: Final = (
         "a" * 3000,
     ),
 )
-# ... and these by what their host turns out to be, though the operator lists it.
+# These hosts are refused because of their addresses, even if the operator lists them.
 HOSTS: Final = (
     *(
         "127.0.0.1",
@@ -136,14 +136,14 @@ def settings(home: Path, *prefixes: str, **changes: Any) -> Settings:
     return settings_for(home, dataset_uris=prefixes, **changes)
 
 
-def test_what_is_not_listed_is_not_asked(canary: Canary, own_home: Path) -> None:
+def test_uris_that_are_not_listed_are_not_contacted(canary: Canary, own_home: Path) -> None:
     assert len(WRITTEN) >= 30
     for written in WRITTEN:
         with pytest.raises(Refused) as caught:
             list(fetch(written.format(port=canary.port), settings(own_home, PREFIX)))
         assert caught.value.code == "URI_FORBIDDEN"
     with pytest.raises(Refused):
-        list(fetch(PREFIX + "a", settings(own_home)))  # nothing is listed: nothing is fetched
+        list(fetch(PREFIX + "a", settings(own_home)))  # an empty list of prefixes allows nothing
     assert canary.came == 0
 
 
@@ -183,16 +183,16 @@ def test_listed_hosts_must_be_public(canary: Canary, own_home: Path, host: str) 
         ),
     ],
 )
-def test_addresses_that_are_not_the_worlds(address: str) -> None:
+def test_private_addresses(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
-def test_addresses_of_the_world(address: str) -> None:
+def test_public_addresses(address: str) -> None:
     assert is_public(address)
 
 
-def test_all_addresses_of_a_name_count_and_it_is_looked_up_once(
+def test_all_addresses_of_a_host_are_checked_and_it_is_resolved_once(
     canary: Canary, own_home: Path
 ) -> None:
     run_requests: list[str] = []
@@ -209,10 +209,10 @@ def test_all_addresses_of_a_name_count_and_it_is_looked_up_once(
 
 
 class Files(BaseHTTPRequestHandler):
-    """A server of files and of invalid responses."""
+    """A server of valid files and of invalid responses."""
 
     def do_GET(self) -> None:
-        """See the paths."""
+        """Answer according to the path."""
         self.server.hosts.append(self.headers["Host"])  # type: ignore[attr-defined]
         if self.path == "/sets/moved":
             self.send_response(302)
@@ -231,7 +231,7 @@ class Files(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Write no log."""
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def resolved(host: str, port: int) -> list[str]:
     return ["127.0.0.1"]
 
 
-def test_a_listed_file_comes_whole_from_the_address_that_was_looked_at(
+def test_a_listed_file_is_fetched_from_the_address_that_was_checked(
     own_home: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "https_proxy"):
@@ -263,7 +263,7 @@ def test_a_listed_file_comes_whole_from_the_address_that_was_looked_at(
     assert canary.came == 0
 
 
-def test_what_is_no_file_is_not_taken(own_home: Path, canary: Canary) -> None:
+def test_invalid_responses_are_refused(own_home: Path, canary: Canary) -> None:
     with files(f"http://127.0.0.1:{canary.port}/") as server:
         prefix = f"http://data.example:{server.server_port}/sets/"
         mine = settings(own_home, prefix, dataset_uris_private=True, upload_bytes=10_000)
@@ -287,7 +287,7 @@ def test_what_is_no_file_is_not_taken(own_home: Path, canary: Canary) -> None:
 @pytest.mark.parametrize(
     "begun", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n"]
 )
-def test_what_comes_too_slowly_is_given_up(own_home: Path, begun: bytes) -> None:
+def test_a_slow_response_is_given_up(own_home: Path, begun: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ended = threading.Event()
 
@@ -312,7 +312,7 @@ def test_what_comes_too_slowly_is_given_up(own_home: Path, begun: bytes) -> None
             ended.set()
 
 
-def test_prefixes_name_a_host_whole(own_home: Path) -> None:
+def test_prefixes_must_contain_a_complete_host(own_home: Path) -> None:
     for wrong in (
         "https://data.example",
         "https://",
@@ -326,7 +326,7 @@ def test_prefixes_name_a_host_whole(own_home: Path) -> None:
             settings(own_home, wrong)
 
 
-def test_the_route_takes_listed_files_and_leaves_nothing_of_others(own_home: Path) -> None:
+def test_the_route_accepts_listed_files_and_leaves_nothing_of_others(own_home: Path) -> None:
     with files() as server:
         prefix = f"http://localhost:{server.server_port}/sets/"
         app = create_app(
@@ -346,11 +346,11 @@ def test_the_route_takes_listed_files_and_leaves_nothing_of_others(own_home: Pat
                 assert response.status == status, (wrong, response)
                 assert str(own_home).encode() not in response.body
             assert list((own_home / "uploads").iterdir()) == []
-            assert app.state.app_state.store.list_datasets()[0] == []
+            assert app.state.app_state.store.datasets.list_page()[0] == []
             response = await ask(app, "POST", "/v1/datasets", body=json.dumps(body).encode())
             assert (response.status, json.loads(response.body)["status"]) == (201, "BUILDING")
 
         asyncio.run(run_requests())
-        record = app.state.app_state.store.list_datasets()[0][0]
+        record = app.state.app_state.store.datasets.list_page()[0][0]
         request = json.loads((own_home / "builds" / record.id / "request.json").read_text())
         assert Path(request["sources"]["train"]).read_bytes().count(b"\n") == 3

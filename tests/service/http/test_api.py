@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from tests.support.live_service import client_of, publish, settings_for
 from xcray.errors import Conflict, NotFound
 from xcray.jobs.states import FAILED
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.service.app import create_app
 from xcray.service.app_state import AppState
 from xcray.service.http.etags import counter_etag
@@ -40,7 +41,7 @@ class Service(NamedTuple):
 
 
 def made(home: Path) -> FastAPI:
-    """An app whose data sets are built by a stub at once."""
+    """Return an app with a stub that builds data sets at once."""
     home.parent.mkdir(parents=True, exist_ok=True)
     stub = home.parent / "stub.py"
     stub.write_text(STUB)
@@ -51,7 +52,7 @@ def made(home: Path) -> FastAPI:
 def service(tmp_path: Path) -> Iterator[Service]:
     app = made(tmp_path / "home")
     app_state: AppState = app.state.app_state
-    data = app_state.store.add_dataset("news", str(tmp_path / "nowhere"), stats={"n_labels": 4}).id
+    data = app_state.store.datasets.add("news", str(tmp_path / "nowhere"), stats={"n_labels": 4}).id
     with client_of(app) as http:
         yield Service(http, app_state, app, data)
 
@@ -63,10 +64,10 @@ def submit(service: Service, key: str | None = None, **more: Any) -> httpx.Respo
     )
 
 
-# Sending again
+# Idempotency keys
 
 
-def test_a_key_makes_one_job_however_often_it_is_sent(service: Service) -> None:
+def test_repeated_requests_with_one_key_are_one_job(service: Service) -> None:
     first, again = submit(service, "k"), submit(service, "k")
     assert (first.status_code, "idempotency-replayed" in first.headers) == (201, False)
     assert (again.status_code, again.headers["idempotency-replayed"]) == (200, "true")
@@ -78,25 +79,23 @@ def test_a_key_makes_one_job_however_often_it_is_sent(service: Service) -> None:
         "IDEMPOTENCY_MISMATCH",
         first.json()["id"],
     )
-    assert (
-        submit(service, "k", solver="ppdsparse").status_code == 409
-    )  # what a default spells is another body
+    # Spelling out a default value gives another body.
+    assert submit(service, "k", solver="ppdsparse").status_code == 409
     assert len(service.http.get("/v1/jobs").json()["jobs"]) == 1
 
 
-def test_many_at_once_with_one_key_make_one(service: Service) -> None:
+def test_concurrent_requests_with_one_key_create_one(service: Service) -> None:
     with ThreadPoolExecutor(10) as threads:
         jobs = list(threads.map(lambda _: submit(service, "k"), range(30)))
         sets = list(threads.map(lambda _: build(service, "k"), range(30)))
     for answers in (jobs, sets):
         assert sorted(answer.status_code for answer in answers) == [200] * 29 + [201]
         assert len({answer.json()["id"] for answer in answers}) == 1
-    assert (
-        len(service.http.get("/v1/datasets").json()["datasets"]) == 2
-    )  # and the one of the fixture
+    # The other one is the fixture's.
+    assert len(service.http.get("/v1/datasets").json()["datasets"]) == 2
 
 
-def test_a_key_lives_as_long_as_what_it_made(service: Service) -> None:
+def test_a_key_is_valid_as_long_as_its_job_exists(service: Service) -> None:
     first = submit(service, "k").json()["id"]
     service.http.post(f"/v1/jobs/{first}/stop")
     assert submit(service, "k").json()["id"] == first
@@ -105,8 +104,8 @@ def test_a_key_lives_as_long_as_what_it_made(service: Service) -> None:
     assert (second.status_code, second.json()["id"] != first) == (201, True)
 
 
-def test_a_replay_does_not_ask_what_was_asked_before(service: Service) -> None:
-    """A lost answer is repeated even when the same request would not be accepted any more."""
+def test_a_replay_is_not_checked_again(service: Service) -> None:
+    """A request is replayed even if it would not be accepted any more."""
     job = submit(service, "k").json()
     service.http.post(f"/v1/jobs/{job['id']}/stop")
     assert service.http.delete(f"/v1/datasets/{service.data}").status_code == 204
@@ -121,7 +120,7 @@ def build(service: Service, key: str | None, name: str = "docs") -> httpx.Respon
     )
 
 
-def test_a_key_makes_one_data_set(service: Service) -> None:
+def test_one_key_creates_one_data_set(service: Service) -> None:
     first, again, other = build(service, "k"), build(service, "k"), build(service, "k", "other")
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
     assert (again.headers["idempotency-replayed"], again.json()["id"]) == (
@@ -133,7 +132,7 @@ def test_a_key_makes_one_data_set(service: Service) -> None:
     assert build(service, "k", "other").status_code == 201
 
 
-def test_uploads_that_a_data_set_took_are_not_missed_when_it_is_asked_again(
+def test_a_replay_of_a_data_set_does_not_need_its_uploads(
     service: Service,
 ) -> None:
     upload = service.http.post("/v1/uploads", content=b"1 1:1\n", headers=OCTETS).json()["id"]
@@ -148,7 +147,7 @@ def test_uploads_that_a_data_set_took_are_not_missed_when_it_is_asked_again(
     assert service.http.post("/v1/datasets", json=body).status_code == 404
 
 
-def test_a_key_goes_for_raw_bodies_too(service: Service) -> None:
+def test_keys_apply_to_raw_bodies_too(service: Service) -> None:
     def send(content: bytes, query: str = "name=a&format=svmlight") -> httpx.Response:
         return service.http.post(
             f"/v1/datasets?{query}", content=content, headers={**OCTETS, "Idempotency-Key": "k"}
@@ -161,7 +160,7 @@ def test_a_key_goes_for_raw_bodies_too(service: Service) -> None:
     assert not list((service.app_state.home.path / "uploads").iterdir())
 
 
-def test_strange_keys_are_refused(service: Service) -> None:
+def test_invalid_keys_are_refused(service: Service) -> None:
     for key in ("", "a b", "x" * 256):
         answer = submit(service, key)
         assert (answer.status_code, answer.headers["content-type"]) == (
@@ -173,7 +172,7 @@ def test_strange_keys_are_refused(service: Service) -> None:
 # ETags
 
 
-def test_who_has_the_newest_is_told_so(service: Service) -> None:
+def test_a_current_etag_gets_not_modified(service: Service) -> None:
     publish(
         service.app_state.registry_of("default"), "docs", service.app_state.home.path / "staged"
     )
@@ -206,28 +205,28 @@ def test_who_has_the_newest_is_told_so(service: Service) -> None:
         assert service.http.get(path, headers={"If-None-Match": '"other"'}).content == first.content
 
 
-def test_an_etag_changes_with_what_can_be_seen(service: Service) -> None:
+def test_an_etag_changes_with_the_visible_state(service: Service) -> None:
     path = f"/v1/jobs/{submit(service).json()['id']}"
     seen = [service.http.get(path).headers["etag"]]
-    job = service.app_state.store.claim_job("me", lease_seconds=3600)
+    job = service.app_state.store.attempts.claim("me", lease_seconds=3600)
     assert job is not None
     seen.append(service.http.get(path).headers["etag"])
-    service.app_state.store.heartbeat(job.id, job.attempt, lease_seconds=3600)
+    service.app_state.store.attempts.heartbeat(job.id, job.attempt, lease_seconds=3600)
     assert service.http.get(path).headers["etag"] == seen[-1]
-    service.app_state.store.append_event(
+    service.app_state.store.attempts.append_event(
         job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1}
     )
     seen.append(service.http.get(path).headers["etag"])
     service.http.post(f"{path}/stop")
     seen.append(service.http.get(path).headers["etag"])
-    service.app_state.store.finish_attempt(
+    service.app_state.store.attempts.finish(
         job.id, job.attempt, FAILED, reason="MEMORY", message="too large"
     )
     seen.append(service.http.get(path).headers["etag"])
     assert len(set(seen)) == len(seen)
 
 
-def test_jobs_change_only_as_they_were_seen(service: Service) -> None:
+def test_jobs_change_only_if_the_etag_matches(service: Service) -> None:
     job = submit(service)
     path, old = f"/v1/jobs/{job.json()['id']}", job.headers["etag"]
     stopped = service.http.post(f"{path}/stop", headers={"If-Match": old})
@@ -254,27 +253,27 @@ def test_jobs_change_only_as_they_were_seen(service: Service) -> None:
     )
 
 
-def test_the_store_itself_compares(service: Service) -> None:
-    """What happens between the look and the change counts too."""
-    job = service.app_state.store.get_job(submit(service).json()["id"])
-    service.app_state.store.request_stop(job.id)
+def test_the_store_detects_changes_after_the_check(service: Service) -> None:
+    """The store detects changes between the check of the ETag and the write."""
+    job = service.app_state.store.jobs.get(submit(service).json()["id"])
+    service.app_state.store.jobs.request_stop(job.id)
     for change in (
-        service.app_state.store.request_stop,
-        service.app_state.store.resume_job,
-        service.app_state.store.delete_job,
+        service.app_state.store.jobs.request_stop,
+        service.app_state.store.jobs.resume,
+        service.app_state.store.jobs.delete,
     ):
         with pytest.raises(Conflict, match="has changed since") as changed:
             change(job.id, if_events=job.events)
         assert changed.value.code == "PRECONDITION"
-    service.app_state.store.update_dataset(service.data, stats={})
+    service.app_state.store.datasets.update(service.data, stats={})
     with pytest.raises(Conflict, match="has changed since"):
-        service.app_state.store.delete_dataset(service.data, if_version=1)
-    service.app_state.store.delete_dataset(service.data, if_version=2)
+        service.app_state.store.datasets.delete(service.data, if_version=1)
+    service.app_state.store.datasets.delete(service.data, if_version=2)
     with pytest.raises(NotFound):
-        service.app_state.store.delete_dataset(service.data, if_version=2)
+        service.app_state.store.datasets.delete(service.data, if_version=2)
 
 
-def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None:
+def test_models_and_label_sets_change_only_if_the_etag_matches(service: Service) -> None:
     registry = service.app_state.registry_of("default")
     for seed in (1, 2):
         publish(registry, "docs", service.app_state.home.path / f"staged{seed}", seed=seed)
@@ -290,7 +289,7 @@ def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None
     old = service.http.get(model).headers["etag"]
     assert put(alias, {"version": 1}, old) == 200
     assert put(alias, {"version": 2}, old) == 412
-    assert registry.aliases("docs")["live"] == 1
+    assert registry.aliases.of("docs")["live"] == 1
     for path in (alias, f"{model}/versions/2"):
         assert service.http.delete(path, headers={"If-Match": old}).status_code == 412
     new = service.http.get(model).headers["etag"]
@@ -309,7 +308,7 @@ def test_models_and_sets_change_only_as_they_were_seen(service: Service) -> None
     )
 
 
-def test_of_many_that_saw_the_same_one_may_change(service: Service) -> None:
+def test_one_of_several_changes_with_the_same_etag_succeeds(service: Service) -> None:
     publish(
         service.app_state.registry_of("default"), "docs", service.app_state.home.path / "staged"
     )
@@ -326,10 +325,10 @@ def test_of_many_that_saw_the_same_one_may_change(service: Service) -> None:
     assert sorted(found) == [200] + [412] * 15
 
 
-def test_data_sets_are_deleted_as_they_were_seen(service: Service) -> None:
+def test_data_sets_are_deleted_only_if_the_etag_matches(service: Service) -> None:
     path = f"/v1/datasets/{service.data}"
     old = service.http.get(path).headers["etag"]
-    service.app_state.store.update_dataset(service.data, stats={"n_labels": 5})
+    service.app_state.store.datasets.update(service.data, stats={"n_labels": 5})
     assert service.http.delete(path, headers={"If-Match": old}).status_code == 412
     assert (
         service.http.delete(
@@ -348,12 +347,12 @@ def listed(service: Service, query: str) -> list[str]:
     return [job["name"] for job in answer.json()["jobs"]]
 
 
-def test_jobs_are_found_by_what_they_are(service: Service) -> None:
-    other = service.app_state.store.add_dataset("other", "nowhere").id
+def test_jobs_are_filtered_by_their_properties(service: Service) -> None:
+    other = service.app_state.store.datasets.add("other", "nowhere").id
     submit(service, name="a", model="x")
     second = submit(service, name="b", model="y").json()
     submit(service, name="c", model="x", dataset=other)
-    service.app_state.store.submit({}, name="d", kind="predict", model="x")
+    service.app_state.store.jobs.submit(JobSubmission({}, name="d", kind="predict", model="x"))
     service.http.post(f"/v1/jobs/{second['id']}/stop")
     for query, names in {
         "": ["d", "c", "b", "a"],
@@ -372,7 +371,7 @@ def test_jobs_are_found_by_what_they_are(service: Service) -> None:
         assert listed(service, query) == names, query
 
 
-def test_times_are_read_in_any_zone(service: Service) -> None:
+def test_times_are_accepted_in_any_time_zone(service: Service) -> None:
     submit(service, name="a")
     time.sleep(0.01)
     submit(service, name="b")
@@ -401,7 +400,7 @@ def test_filters_are_checked(service: Service) -> None:
         assert (answer.status_code, answer.json()["code"]) == (422, code), answer.text
 
 
-def test_pages_stay_right_while_jobs_come_and_go(service: Service) -> None:
+def test_pages_stay_correct_while_jobs_are_added(service: Service) -> None:
     ids = [
         submit(service, name=f"{n}", model="even" if n % 2 == 0 else "odd").json()["id"]
         for n in range(12)
@@ -410,7 +409,7 @@ def test_pages_stay_right_while_jobs_come_and_go(service: Service) -> None:
     for _ in range(10):
         page = service.http.get(f"/v1/jobs?model=even&limit=2{token}").json()
         seen += [job["name"] for job in page["jobs"]]
-        submit(service, name="late", model="even")  # newer than the page: it is not seen
+        submit(service, name="late", model="even")  # newer than the page, so it is not listed
         if page["next_page_token"] is None:
             break
         token = f"&page_token={page['next_page_token']}"
@@ -418,12 +417,12 @@ def test_pages_stay_right_while_jobs_come_and_go(service: Service) -> None:
     assert seen == ["10", "8", "6", "4", "2", "0"]
 
 
-def test_lists_hold_what_the_views_describe(service: Service) -> None:
-    """Lists are written without making a checked view of each entry; so that is done here."""
+def test_list_entries_match_the_response_models(service: Service) -> None:
+    """Entries of lists match the response models; the service itself does not validate each one."""
     submit(service, timeout_seconds=60, expires_seconds=600, max_attempts=2)
-    job = service.app_state.store.claim_job("me", lease_seconds=3600)
+    job = service.app_state.store.attempts.claim("me", lease_seconds=3600)
     assert job is not None
-    service.app_state.store.append_event(
+    service.app_state.store.attempts.append_event(
         job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1, "rate": 0.5}
     )
     for found in service.http.get("/v1/jobs").json()["jobs"]:
@@ -431,7 +430,7 @@ def test_lists_hold_what_the_views_describe(service: Service) -> None:
         assert found == service.http.get(f"/v1/jobs/{found['id']}").json()
     assert set(job_fields(job)) == set(JobView.model_fields)
     assert str(service.app_state.home.path) not in json.dumps(job_fields(job))
-    record = service.app_state.store.get_dataset(service.data)
+    record = service.app_state.store.datasets.get(service.data)
     assert set(members_of_dataset(record)) == set(DatasetView.model_fields)
 
 
@@ -452,7 +451,7 @@ def test_limits_of_a_job_are_kept(service: Service) -> None:
 # Logs
 
 
-def test_logs_come_in_whole_lines(service: Service) -> None:
+def test_logs_are_returned_in_complete_lines(service: Service) -> None:
     job = submit(service).json()["id"]
     path = f"/v1/jobs/{job}/logs"
     assert service.http.get(path).text == ""
@@ -475,7 +474,7 @@ def test_logs_come_in_whole_lines(service: Service) -> None:
     assert read == log.read_text()
     with open(log, "a") as out:
         out.write("half a li")
-    assert service.http.get(f"{path}?offset={offset}").text == ""  # until it has ended
+    assert service.http.get(f"{path}?offset={offset}").text == ""  # not a complete line yet
     with open(log, "a") as out:
         out.write("ne\n")
     assert service.http.get(f"{path}?offset={offset}").text == "half a line\n"
@@ -486,11 +485,11 @@ def test_logs_come_in_whole_lines(service: Service) -> None:
     assert service.http.get("/v1/jobs/job_x/logs").status_code == 404
 
 
-def test_pieces_of_strange_logs(tmp_path: Path) -> None:
+def test_parts_of_unusual_logs(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert read_last_lines(log, 5).text == read_from(log, 0, 10).text == ""
     log.write_bytes("ääää\n".encode() * 3)
-    for limit in range(1, 9):  # a line longer than the piece is cut between characters
+    for limit in range(1, 9):  # a line longer than the limit is cut between characters
         text, offset = "", 0
         while (piece := read_from(log, offset, limit)).end > offset:
             text, offset = text + piece.text, piece.end
@@ -506,22 +505,22 @@ def test_pieces_of_strange_logs(tmp_path: Path) -> None:
 
 
 def events_of(answer: httpx.Response) -> list[tuple[int, str]]:
-    """(id, kind) of each event of a stream, which has ended."""
+    """Return (id, kind) of each event of a finished stream."""
     blocks = [block.splitlines() for block in answer.text.split("\n\n") if "data:" in block]
     return [
         (int(lines[0].removeprefix("id: ")), lines[1].removeprefix("event: ")) for lines in blocks
     ]
 
 
-def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path) -> None:
+def test_a_stream_continues_after_a_restart_and_at_another_replica(tmp_path: Path) -> None:
     first = made(tmp_path / "home")
     with client_of(first) as http:
         store = first.state.app_state.store
-        data = store.add_dataset("news", "nowhere").id
+        data = store.datasets.add("news", "nowhere").id
         job_id = http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"]
-        job = store.claim_job("me", lease_seconds=3600)
+        job = store.attempts.claim("me", lease_seconds=3600)
         assert job is not None
-        store.append_event(job.id, job.attempt, "phase", {"phase": "TRAINING"})
+        store.attempts.append_event(job.id, job.attempt, "phase", {"phase": "TRAINING"})
         with http.stream("GET", f"/v1/jobs/{job_id}/events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             assert (stream.headers["x-accel-buffering"], stream.headers["cache-control"]) == (
@@ -537,7 +536,7 @@ def test_a_stream_goes_on_after_a_restart_and_at_another_replica(tmp_path: Path)
     with client_of(made(tmp_path / "home")) as http:
         second = http
         store = made_store(tmp_path / "home")
-        store.finish_attempt(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
+        store.attempts.finish(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
         rest = events_of(
             second.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(seen[-1])})
         )
@@ -559,8 +558,8 @@ def test_a_deleted_job_ends_its_stream(service: Service) -> None:
     with service.http.stream("GET", f"/v1/jobs/{job}/events") as stream:
         lines = stream.iter_lines()
         assert next(line for line in lines if line.startswith("id: ")) == "id: 1"
-        service.app_state.store.request_stop(job)
-        service.app_state.store.delete_job(job)
+        service.app_state.store.jobs.request_stop(job)
+        service.app_state.store.jobs.delete(job)
         assert not [line for line in lines if line.startswith("event: progress")]
     assert (
         service.http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1"}).status_code

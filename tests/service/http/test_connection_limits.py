@@ -29,18 +29,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def status(answer: bytes) -> int:
-    """The status of the first answer; 0 for none."""
+    """Return the status of the first answer, or 0 if there is none."""
     return int(answer.split(b" ")[1]) if answer else 0
 
 
 def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[int, int]:
-    """Send pieces until the other side has had enough: (how many bytes, the status it gave)."""
+    """Send pieces until the peer closes; return the bytes sent and the status of the reply."""
     parts = httpx.URL(url)
     sent, answer = 0, b""
     with socket.socket() as connection:
-        connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_HEADER_BYTES_READ
-        )  # else the system takes megabytes, as it likes
+        # Otherwise the system chooses a buffer of megabytes.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_HEADER_BYTES_READ)
         connection.settimeout(PATIENCE)
         connection.connect((parts.host, parts.port or 80))
         try:
@@ -69,16 +68,21 @@ def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[
     ],
     ids=["one header", "many headers", "path", "chunk extension", "trailer"],
 )
-def test_what_does_not_end_is_refused_early(url: str, begin: bytes, piece: bytes) -> None:
+def test_endless_requests_are_refused_early(url: str, begin: bytes, piece: bytes) -> None:
     sent, found = sent_until_closed(url, begin, piece, 100 * MAX_HEADER_BYTES_READ)
-    assert (
-        sent < 50 * MAX_HEADER_BYTES_READ
-    )  # what lies in the buffers of the system counts as sent
+    # Bytes in the buffers of the system count as sent.
+    assert sent < 50 * MAX_HEADER_BYTES_READ
     assert found in (0, 400, 404, 414, 431)
     assert httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE).status_code == 200
 
 
-def test_a_head_below_the_bound_is_the_guards(url: str) -> None:
+def test_a_long_request_target_is_told_as_one(url: str) -> None:
+    target = b"/" + b"a" * (MAX_HEADER_BYTES_READ + 10)
+    assert status(raw(url, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)) == 431
+    assert status(raw(url, b"no HTTP\r\n\r\n")) == 400
+
+
+def test_a_head_below_the_read_limit_gets_an_error_document(url: str) -> None:
     answer = raw(
         url,
         GET + b"Connection: close\r\nX-Big: " + b"a" * (MAX_HEADER_BYTES_READ // 2) + b"\r\n\r\n",
@@ -87,7 +91,7 @@ def test_a_head_below_the_bound_is_the_guards(url: str) -> None:
     assert b"HEADERS_TOO_LARGE" in answer
 
 
-def test_a_body_of_many_small_chunks_is_no_head(url: str) -> None:
+def test_many_small_chunks_do_not_count_as_a_head(url: str) -> None:
     chunks = b"".join(b"1\r\n \r\n" for _ in range(MAX_HEADER_BYTES_READ)) + b"0\r\n\r\n"
     assert len(chunks) > 5 * MAX_HEADER_BYTES_READ
     answer = raw(url, CHUNKED.replace(b"chunked\r\n", b"chunked\r\nConnection: close\r\n") + chunks)
@@ -104,7 +108,7 @@ def test_two_hosts_are_refused(url: str) -> None:
     assert b"BAD_HEADER" in answer
 
 
-def test_requests_sent_ahead_are_answered_in_order(url: str) -> None:
+def test_pipelined_requests_are_answered_in_order(url: str) -> None:
     paths = [b"/healthz", b"/nowhere", b"/v1/jobs"]
     ahead = b"".join(b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths * 2)
     answer = raw(url, ahead[:-2] + b"Connection: close\r\n\r\n")
@@ -141,10 +145,10 @@ def test_another_host_is_refused(url: str, target: bytes, host: bytes) -> None:
     assert b"HOST" in answer
 
 
-def test_a_trailer_is_no_header(tmp_path: Path) -> None:
+def test_a_trailer_is_not_a_header(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     key = create_token()
-    app.state.app_state.store.add_key("t", "n", ["submit"], key.digest, key_id=key.key_id)
+    app.state.app_state.store.keys.add("t", "n", ["submit"], key.digest, key_id=key.key_id)
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Transfer-Encoding: chunked\r\nConnection: close\r\n"
     credentials = b"Authorization: Bearer %s\r\n" % key.token.encode()
@@ -156,8 +160,8 @@ def test_a_trailer_is_no_header(tmp_path: Path) -> None:
     assert status(as_trailer) == 401
 
 
-def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
-    """The first is not answered yet; those behind it wait, up to a bound, and are answered."""
+def test_the_number_of_pipelined_requests_is_bounded(tmp_path: Path) -> None:
+    """Requests behind an unfinished one are queued and answered up to a limit; others are not."""
     go = threading.Event()
 
     def slow(path: Path) -> Any:
@@ -177,7 +181,7 @@ def test_requests_sent_ahead_without_end_are_not_kept(tmp_path: Path) -> None:
             connection.sendall(first + (GET + b"\r\n") * (MAX_PIPELINED_REQUESTS + 500))
             go.set()
             answer = b""
-            while chunk := connection.recv(65_536):  # until the service closes
+            while chunk := connection.recv(65_536):  # until the service closes the connection
                 answer += chunk
         answers = answer.split(b"HTTP/1.1 ")[1:]
         assert [int(part[:3]) for part in answers] == [503] + [200] * MAX_PIPELINED_REQUESTS

@@ -33,7 +33,7 @@ from xcray.service.http.strict_json import HUGE_INTEGER, BadJSON, loads
 
 
 class Place(NamedTuple):
-    """A served app and where it keeps things."""
+    """A served app and its home."""
 
     http: httpx.Client
     home: Path
@@ -57,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def damage(model: Path) -> None:
-    """One byte of the weights is another; sizes stay."""
+    """Change one byte of the weights; sizes do not change."""
     path = model / "weights.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -65,7 +65,7 @@ def damage(model: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_bad_input_is_refused_with_the_mend(place: Place, case: Case) -> None:
+def test_bad_input_is_refused_and_the_error_names_the_fix(place: Place, case: Case) -> None:
     answer = place.http.post(case.path, content=case.content, headers=case.headers)
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (case.status, case.code), problem
@@ -82,7 +82,7 @@ def test_bad_input_is_refused_with_the_mend(place: Place, case: Case) -> None:
         assert int(answer.headers["retry-after"]) > 0
 
 
-def test_places_are_told(place: Place) -> None:
+def test_errors_have_their_locations(place: Place) -> None:
     def problem(content: bytes) -> dict[str, Any]:
         return dict(place.http.post(VECTOR, content=content, headers={"Content-Type": JSON}).json())
 
@@ -102,16 +102,15 @@ def test_places_are_told(place: Place) -> None:
     assert third["loc"] == "instances[1]"
 
 
-def test_nothing_of_the_body_is_repeated(place: Place) -> None:
+def test_responses_contain_nothing_of_the_body(place: Place) -> None:
     for case in CASES:
-        if (
-            MARK.encode() in case.content and case.code != "UNKNOWN_FIELD"
-        ):  # a field's name is its place
+        # The name of an unknown field is part of its location.
+        if MARK.encode() in case.content and case.code != "UNKNOWN_FIELD":
             answer = place.http.post(case.path, content=case.content, headers=case.headers)
             assert MARK not in answer.text
 
 
-def test_at_most_twenty_errors_are_listed_and_one_of_a_list(place: Place) -> None:
+def test_at_most_twenty_errors_are_listed_and_one_per_list(place: Place) -> None:
     bad = {"indices": [True] * 1000, "values": ["x"] * 1000, **{f"x{i}": 1 for i in range(50)}}
     answer = place.http.post(VECTOR, json={"instances": [bad] * 30}).json()
     assert (len(answer["errors"]), answer["count"]) == (20, 52)
@@ -132,7 +131,7 @@ def test_j27_framing(place: Place, request_bytes: bytes, statuses: set[int]) -> 
     assert place.http.get("/healthz").status_code == 200
 
 
-def test_j23_a_body_without_length_is_counted_as_it_comes(place: Place) -> None:
+def test_j23_a_body_without_length_is_limited_while_it_is_received(place: Place) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(64):
             yield b" " * 65_536
@@ -141,7 +140,7 @@ def test_j23_a_body_without_length_is_counted_as_it_comes(place: Place) -> None:
     assert (answer.status_code, answer.json()["code"]) == (413, "BODY_TOO_LARGE")
 
 
-def test_good_input_is_answered(place: Place) -> None:
+def test_valid_input_is_answered(place: Place) -> None:
     asked = {"instances": [{"text": "read a csv \U0001f600 file"}, {"text": ""}], "top_k": 100}
     texts = place.http.post(PREDICT, json=asked).json()
     assert [sorted(one["labels"]) for one in texts["predictions"]] == [sorted(LABELS)] * 2
@@ -174,7 +173,7 @@ WORST = {
 
 
 @pytest.mark.parametrize("worst", sorted(WORST))
-def test_the_worst_bodies_are_refused_in_order(place: Place, worst: str) -> None:
+def test_the_most_expensive_bodies_are_refused(place: Place, worst: str) -> None:
     assert 500_000 < len(WORST[worst]) <= 1_000_000
     answer = place.http.post(VECTOR, content=WORST[worst], headers={"Content-Type": JSON})
     assert answer.status_code in (400, 422), answer.text[:200]
@@ -184,7 +183,7 @@ def test_the_worst_bodies_are_refused_in_order(place: Place, worst: str) -> None
 def test_a_large_body_is_parsed_off_the_event_loop(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parser stands still until the test has heard from others meanwhile."""
+    """The parser blocks until other requests have been answered."""
     reached, go_on = threading.Event(), threading.Event()
 
     def slow(content: bytes) -> object:
@@ -209,7 +208,7 @@ def test_a_large_body_is_parsed_off_the_event_loop(
         sender.join()
 
 
-# The parser alone.
+# The parser alone
 
 
 @pytest.mark.parametrize(
@@ -246,7 +245,7 @@ def test_brackets_in_strings_do_not_nest() -> None:
     ],
 )
 def test_hostile_strings_take_linear_time(text: bytes) -> None:
-    started = time.thread_time()  # of the processor: others that use it do not count
+    started = time.thread_time()  # CPU time of this thread only
     with pytest.raises(BadJSON):
         loads(text)
     assert time.thread_time() - started < 20.0  # milliseconds when linear, minutes when quadratic

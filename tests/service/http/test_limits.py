@@ -24,13 +24,22 @@ from xcray.errors import Unavailable
 from xcray.jobs.store.tokens import KeyLimits, create_token
 from xcray.service.app import create_app
 from xcray.service.http.auth import ANONYMOUS, Caller
-from xcray.service.http.limits import MAX_ACCOUNTS, Limiter, RateLimited, TokenBucket, network_of
+from xcray.service.http.limits import (
+    MAX_ACCOUNTS,
+    FailedKeys,
+    Limiter,
+    RateLimited,
+    TokenBucket,
+    network_of,
+)
+from xcray.service.prediction import fast_decode
+from xcray.service.prediction.fast_decode import decode_fast
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -42,19 +51,18 @@ class Clock:
 # Callers
 
 
-def test_a_bucket_holds_a_minute_and_fills_evenly() -> None:
+def test_a_token_bucket_holds_one_minute_and_fills_evenly() -> None:
     bucket = TokenBucket(60, 0.0)
     assert [bucket.take(1, 0.0) for _ in range(60)] == [0.0] * 60
     assert bucket.take(1, 0.0) == pytest.approx(1.0)
     assert bucket.take(1, 1.0) == 0.0
     assert bucket.take(1, 1.5) == pytest.approx(0.5)
-    taken = sum(
-        bucket.take(1, 2.0 + second / 10) == 0.0 for second in range(36_000)
-    )  # an hour of asking ten times a second
+    # one hour with ten requests per second
+    taken = sum(bucket.take(1, 2.0 + second / 10) == 0.0 for second in range(36_000))
     assert taken == pytest.approx(3600, abs=2)
 
 
-def test_more_than_is_left_is_taken_once_and_paid_for() -> None:
+def test_a_bucket_can_be_overdrawn_once() -> None:
     bucket = TokenBucket(100, 0.0)
     assert bucket.take(1000, 0.0) == 0.0
     assert bucket.take(1, 0.0) == pytest.approx((900 + 1) * 60 / 100)
@@ -66,7 +74,7 @@ def limiter(clock: Clock, home: Path, **changes: Any) -> Limiter:
     return Limiter(settings_for(home, **changes), clock)
 
 
-def test_callers_do_not_pay_for_each_other(tmp_path: Path) -> None:
+def test_callers_have_separate_rate_limits(tmp_path: Path) -> None:
     clock = Clock()
     room = limiter(clock, tmp_path, requests_per_minute=5)
     own = Caller(key_id="key_a", limits=KeyLimits(requests_per_minute=2))
@@ -85,7 +93,7 @@ def test_callers_do_not_pay_for_each_other(tmp_path: Path) -> None:
         room.admit(changed, "10.0.0.1").close()
 
 
-def test_an_ipv6_machine_is_one_caller(tmp_path: Path) -> None:
+def test_an_ipv6_network_is_one_caller(tmp_path: Path) -> None:
     assert (
         network_of("2001:db8::1") == network_of("2001:db8::ffff:1") != network_of("2001:db8:0:1::1")
     )
@@ -96,7 +104,7 @@ def test_an_ipv6_machine_is_one_caller(tmp_path: Path) -> None:
         room.admit(ANONYMOUS, "2001:db8::2")
 
 
-def test_places_and_memory_are_given_back(tmp_path: Path) -> None:
+def test_request_slots_and_memory_are_released(tmp_path: Path) -> None:
     room = limiter(Clock(), tmp_path, max_concurrent_requests=2, max_body_memory_bytes=1000)
     first, second = room.admit(ANONYMOUS, "a"), room.admit(ANONYMOUS, "a")
     with pytest.raises(RateLimited) as caught:
@@ -120,17 +128,63 @@ def test_accounts_are_bounded(tmp_path: Path) -> None:
     for number in range(MAX_ACCOUNTS + 50):
         room.admit(ANONYMOUS, f"address {number}").close()
     assert len(room._accounts) == MAX_ACCOUNTS
-    assert "first" in room._accounts  # it is still asking
+    assert "first" in room._accounts  # its request is still running
     held.close()
 
 
-def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
+def test_failed_keys_are_limited_per_network_in_bounded_memory() -> None:
+    clock = Clock()
+    failures = FailedKeys(2, clock)
+    for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"):
+        failures.count(address)
+    for address in ("10.0.0.1", "2001:db8::3"):
+        with pytest.raises(RateLimited) as caught:
+            failures.count(address)
+        assert (caught.value.code, caught.value.details["retry_after"]) == ("FAILED_KEYS", 30)
+    clock.seconds += 30
+    failures.count("10.0.0.1")
+    for number in range(MAX_ACCOUNTS + 50):
+        failures.count(f"address {number}")
+    assert len(failures._buckets) == MAX_ACCOUNTS
+    unlimited = FailedKeys(0, clock)
+    for _ in range(100):
+        unlimited.count("10.0.0.1")
+
+
+def test_wrong_keys_are_slowed_down_and_valid_ones_are_not(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(settings_for(own_home, failed_keys_per_minute=3))
+    clock = Clock()
+    monkeypatch.setattr(FailedKeys.__init__, "__defaults__", (clock,))
+    made = create_token()
+    app.state.app_state.store.keys.add("default", "n", ["admin"], made.digest, key_id=made.key_id)
+
+    async def ask_with(token: str) -> tuple[int, str, str]:
+        told = await ask(app, "GET", "/v1/jobs", headers={"authorization": f"Bearer {token}"})
+        return told.status, told.code, told.headers.get("retry-after", "")
+
+    async def asked() -> None:
+        for _ in range(3):
+            assert await ask_with(create_token().token) == (401, "UNAUTHORISED", "")
+        assert await ask_with(create_token().token) == (429, "FAILED_KEYS", "20")
+        assert (await ask_with(made.token))[0] == 200  # the same address, not in the cache before
+        assert (await ask(app, "GET", "/v1/jobs")).code == "FAILED_KEYS"  # without any key
+        clock.seconds += 20
+        assert (await ask_with(create_token().token))[0] == 401
+
+    asyncio.run(asked())
+    figures = app.state.app_state.metrics.render().decode()
+    assert 'xcray_http_rejected_requests_total{code="FAILED_KEYS"} 2.0' in figures
+
+
+def test_a_key_with_limits_gets_them_in_headers(own_home: Path) -> None:
     app = create_app(settings_for(own_home))
     (bounds,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
     bounds.now = Clock()
     made = create_token()
     limits = {"requests_per_minute": 3, "instances_per_minute": 4}
-    app.state.app_state.store.add_key(
+    app.state.app_state.store.keys.add(
         "default", "n", ["admin"], made.digest, key_id=made.key_id, limits=limits
     )
     own = {"authorization": f"Bearer {made.token}"}
@@ -140,10 +194,11 @@ def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
         told = await ask(app, "GET", "/v1/jobs", headers=own)
         assert told.headers["ratelimit-policy"] == '"requests";q=3;w=60'
         assert told.headers["ratelimit"].startswith('"requests";r=2;t=')
+        # The request takes five instances at once; later requests wait until they are paid for.
         for status, code in (
             (404, "NOT_FOUND"),
             (429, "RATE_LIMIT"),
-        ):  # five are taken, the next pay for them
+        ):
             told = await ask(app, "POST", "/v1/models/none:predict", headers=own, body=body)
             assert (told.status, told.code) == (status, code)
         told = await ask(app, "GET", "/v1/jobs", headers=own)
@@ -158,7 +213,7 @@ def test_a_key_with_limits_hears_of_them(own_home: Path) -> None:
 
 @pytest.fixture
 def slow(own_home: Path) -> Iterator[str]:
-    """A service that waits but little."""
+    """Start a service with short timeouts and yield its URL."""
     app = create_app(
         settings_for(
             own_home,
@@ -173,7 +228,7 @@ def slow(own_home: Path) -> Iterator[str]:
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """What comes until the server closes; a test that waits for ever fails by its timeout."""
+    """Return the bytes until the server closes; the socket timeout ends a wait that is too long."""
     connection.settimeout(PATIENCE)
     out = b""
     try:
@@ -185,8 +240,9 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 def answered(url: str) -> None:
-    """The service goes on; who asks this is also cut off where the machine keeps it from asking in
-    time, and asks again.
+    """Check that the service still answers.
+
+    On a busy machine this request can time out, too, so it is repeated.
     """
     poll(lambda: httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE), 200)
 
@@ -207,7 +263,7 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize("begun", BEGINNINGS, ids=str)
-def test_who_does_not_go_on_is_cut_off(slow: str, begun: str) -> None:
+def test_stalled_requests_are_cut_off(slow: str, begun: str) -> None:
     with closing(connected(slow)) as connection:
         connection.sendall(BEGINNINGS[begun])
         said = until_closed(connection)
@@ -222,9 +278,7 @@ def test_who_does_not_go_on_is_cut_off(slow: str, begun: str) -> None:
         b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 999999\r\n\r\n",
     ],
 )
-def test_a_byte_now_and_then_does_not_keep_a_connection(
-    slow: str, head: bytes, own_home: Path
-) -> None:
+def test_single_bytes_do_not_keep_a_connection_open(slow: str, head: bytes, own_home: Path) -> None:
     with closing(connected(slow)) as connection:
         connection.sendall(head)
         said: list[bytes] = []
@@ -243,9 +297,10 @@ def test_a_byte_now_and_then_does_not_keep_a_connection(
     wait_for(lambda: not list((own_home / "uploads").iterdir()))
 
 
-def test_connections_are_bounded_and_the_others_unharmed(own_home: Path) -> None:
-    """Twenty at once: the client's and nineteen that say nothing; who comes after them hears so at
-    once.
+def test_connections_above_the_limit_are_refused_and_others_work(own_home: Path) -> None:
+    """Connections above the limit are refused at once and the others work.
+
+    The limit is 20: the client's connection and 19 silent ones.
     """
     with client_of(
         create_app(settings_for(own_home, header_timeout_seconds=600, connections=20))
@@ -262,14 +317,77 @@ def test_connections_are_bounded_and_the_others_unharmed(own_home: Path) -> None
             assert len(refused) == 21
             assert all(b"503" in until_closed(each) for each in refused)
             assert client.get("/healthz").status_code == 200
-            assert len(closed()) == 21  # nobody else was sent away
+            assert len(closed()) == 21  # no other connection was closed
         finally:
             for each in idle:
                 each.close()
         answered(str(client.base_url))
 
 
-def test_bodies_together_are_bounded(own_home: Path) -> None:
+def test_bodies_wait_for_their_turn_to_be_decoded(tmp_path: Path) -> None:
+    async def decoded() -> None:
+        room = limiter(Clock(), tmp_path, max_body_memory_bytes=1000)
+        tickets = [room.admit(ANONYMOUS, "a") for _ in range(4)]
+        for ticket in tickets:
+            ticket.hold_bytes(100)
+        order: list[int] = []
+
+        async def decode(number: int, n: int) -> None:
+            await tickets[number].hold_decoded_bytes(n)
+            order.append(number)
+
+        # The first is larger than the limit; the last would fit, but is not earlier than others.
+        tasks = [
+            asyncio.create_task(decode(number, n)) for number, n in enumerate((5000, 500, 500, 1))
+        ]
+
+        async def settle() -> list[int]:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return list(order)
+
+        assert await settle() == [0]
+        tickets[0].close()
+        assert await settle() == [0, 1]
+        assert room.held_bytes == 300 + 500
+        tasks[2].cancel()
+        tickets[2].close()
+        assert await settle() == [0, 1, 3]
+        for ticket in (tickets[1], tickets[3]):
+            ticket.close()
+        assert room.held_bytes == 0
+
+    asyncio.run(decoded())
+
+
+def test_few_large_bodies_are_decoded_at_once(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty bodies whose objects take a megabyte each, where three of them fit."""
+    most = 4_000_000
+    app = create_app(settings_for(own_home, max_body_memory_bytes=most))
+    (bounds,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
+    body = json.dumps({"instances": [{"values": [0.5] * 20_000}]}).encode()
+    held: list[int] = []
+
+    def decode(data: bytes, max_instances: int) -> Any:
+        held.append(bounds.held_bytes)
+        return decode_fast(data, max_instances)
+
+    monkeypatch.setattr(fast_decode, "decode_fast", decode)
+
+    async def asked() -> list[int]:
+        asked = [ask(app, "POST", "/v1/models/none:predict", body=body) for _ in range(60)]
+        return [told.status for told in await asyncio.gather(*asked)]
+
+    statuses = asyncio.run(asked())
+    assert set(statuses) <= {404, 503}
+    assert statuses.count(404) == len(held) > 2
+    assert 1_000_000 < max(held) <= most
+    assert bounds.held_bytes == 0
+
+
+def test_the_memory_of_all_bodies_is_bounded(own_home: Path) -> None:
     app = create_app(settings_for(own_home, max_body_memory_bytes=150_000))
     with client_of(app) as http:
         parts = httpx.URL(str(http.base_url))
@@ -279,9 +397,8 @@ def test_bodies_together_are_bounded(own_home: Path) -> None:
             (limits,) = [
                 each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs
             ]
-            wait_for(
-                lambda: limits.held_bytes >= 90_000
-            )  # asked before, the other body would be held, and this one refused
+            # If the request came earlier, it would hold memory and the half body would be refused.
+            wait_for(lambda: limits.held_bytes >= 90_000)
             answer = poll(
                 lambda: http.post(
                     "/v1/jobs", content=b" " * 100_000, headers={"Content-Type": "application/json"}
@@ -298,7 +415,7 @@ def test_bodies_together_are_bounded(own_home: Path) -> None:
 
 
 def poll(ask_once: Callable[[], httpx.Response], status: int) -> httpx.Response:
-    """Ask until this is answered."""
+    """Repeat a request until it has this status; return the answer."""
     ends = time.monotonic() + PATIENCE
     while (answer := ask_once()).status_code != status:
         assert time.monotonic() < ends, f"{answer.status_code} and never {status}"
@@ -307,10 +424,10 @@ def poll(ask_once: Callable[[], httpx.Response], status: int) -> httpx.Response:
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition is true."""
     ends = time.monotonic() + PATIENCE
     while not holds():
-        assert time.monotonic() < ends, "it never held"
+        assert time.monotonic() < ends, "the condition did not become true in time"
         time.sleep(0.02)
 
 
@@ -329,20 +446,20 @@ def http(app: FastAPI) -> Iterator[httpx.Client]:
 
 
 def there(home: Path) -> list[str]:
-    """What lies among the uploads."""
+    """Return the names in the folder of uploads."""
     return sorted(path.name for path in (home / "uploads").iterdir())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
 @pytest.mark.parametrize("path", ["/v1/uploads", "/v1/datasets?name=a&format=jsonl"])
-def test_an_upload_that_breaks_off_leaves_nothing(
+def test_an_interrupted_upload_leaves_nothing(
     http: httpx.Client, own_home: Path, share: float, path: str
 ) -> None:
     parts = httpx.URL(str(http.base_url))
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
     connection = socket.create_connection((parts.host, parts.port or 80))
     connection.sendall(head.encode() + b"x" * int(100_000 * share))
-    wait_for(lambda: len(there(own_home)) == 1)  # it is being received, and not in sight
+    wait_for(lambda: len(there(own_home)) == 1)  # it is being received under a hidden name
     assert there(own_home)[0].startswith(".")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
     connection.close()
@@ -351,19 +468,20 @@ def test_an_upload_that_breaks_off_leaves_nothing(
     assert http.post("/v1/uploads", content=b"whole", headers=OCTETS).status_code == 201
 
 
-def test_what_is_not_what_was_declared_leaves_nothing(http: httpx.Client, own_home: Path) -> None:
+def test_an_upload_that_differs_from_its_declaration_leaves_nothing(
+    http: httpx.Client, own_home: Path
+) -> None:
     wrong = http.post("/v1/uploads", params={"sha256": "0" * 64}, content=b"x", headers=OCTETS)
     assert (wrong.status_code, wrong.json()["code"]) == (422, "UPLOAD_TRUNCATED")
     too_much = http.post("/v1/uploads", content=b"x" * 200_001, headers=OCTETS)
     assert too_much.status_code == 413
-    blocks = http.post(
-        "/v1/uploads", content=iter([b"x" * 50_000] * 5), headers=OCTETS
-    )  # no length told
+    # no Content-Length
+    blocks = http.post("/v1/uploads", content=iter([b"x" * 50_000] * 5), headers=OCTETS)
     assert blocks.status_code == 413
     assert there(own_home) == []
 
 
-def test_an_upload_sent_again_is_the_same_upload(
+def test_a_repeated_upload_is_the_same_upload(
     http: httpx.Client, own_home: Path, app: FastAPI
 ) -> None:
     again = {**OCTETS, "Idempotency-Key": "k1"}
@@ -391,14 +509,15 @@ def test_an_upload_sent_again_is_the_same_upload(
     assert len(there(own_home)) == 3
 
 
-def test_uploads_of_a_tenant_are_bounded_together(
+def test_the_total_of_uploads_of_a_tenant_is_bounded(
     http: httpx.Client, own_home: Path, app: FastAPI
 ) -> None:
     first = http.post("/v1/uploads", content=b"x" * 200_000, headers=OCTETS).json()["id"]
+    # refused by its Content-Length, or while it is received
     for content in (
         b"x" * 60_000,
         iter([b"x" * 60_000]),
-    ):  # foreseen by its length; seen while it comes
+    ):
         answer = http.post("/v1/uploads", content=content, headers=OCTETS)
         assert (answer.status_code, answer.json()["code"]) == (507, "UPLOAD_QUOTA")
         assert "250,000" in answer.json()["detail"]
@@ -408,9 +527,8 @@ def test_uploads_of_a_tenant_are_bounded_together(
     with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
         half.sendall(head)
         wait_for(lambda: len(there(own_home)) == 2)
-        assert (
-            http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
-        )  # 40,000 are kept for that one
+        # 40,000 bytes are reserved for the other upload.
+        assert http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
     wait_for(lambda: there(own_home) == [first])
     app.state.app_state.uploads.remove(first)
     assert http.post("/v1/uploads", content=b"x" * 60_000, headers=OCTETS).status_code == 201
@@ -418,24 +536,24 @@ def test_uploads_of_a_tenant_are_bounded_together(
 
 def test_data_sets_of_a_tenant_are_counted(own_home: Path) -> None:
     app = create_app(settings_for(own_home, tenant_datasets=1))
-    app.state.app_state.store.add_dataset("a", "/none")
+    app.state.app_state.store.datasets.add("a", "/none")
 
     async def asked() -> None:
         told = await ask(app, "POST", "/v1/datasets", body=b'{"name": "b", "format": "synthetic"}')
         assert (told.status, told.code) == (507, "DATASET_QUOTA")
 
     asyncio.run(asked())
-    assert len(app.state.app_state.store.list_datasets()[0]) == 1
+    assert len(app.state.app_state.store.datasets.list_page()[0]) == 1
 
 
-def test_jobs_that_wait_are_bounded_by_key(own_home: Path, tmp_path: Path) -> None:
+def test_pending_jobs_are_bounded_per_key(own_home: Path, tmp_path: Path) -> None:
     app = create_app(settings_for(own_home), check_spec=lambda spec: spec)
     store = app.state.app_state.store
     made = create_token()
-    store.add_key(
+    store.keys.add(
         "default", "n", ["submit"], made.digest, key_id=made.key_id, limits={"max_queued": 1}
     )
-    store.add_dataset("docs", str(tmp_path))
+    store.datasets.add("docs", str(tmp_path))
 
     async def asked() -> None:
         for status in (201, 429):
@@ -447,4 +565,4 @@ def test_jobs_that_wait_are_bounded_by_key(own_home: Path, tmp_path: Path) -> No
         assert (told.code, "retry-after" in told.headers) == ("QUOTA", True)
 
     asyncio.run(asked())
-    assert [job.key_id for job in store.list_jobs()[0]] == [made.key_id]
+    assert [job.key_id for job in store.jobs.list_page()[0]] == [made.key_id]

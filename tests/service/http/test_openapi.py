@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from tests.support.live_service import client_of, settings_for
 from tests.support.openapi import explore, service
+from xcray.errors import ParameterError
+from xcray.jobs.store.tokens import KeyLimits
 from xcray.service.app import create_app
-from xcray.service.openapi import EXTRA_STATUSES, LINKS
+from xcray.service.openapi import EXTRA_STATUSES, LINKS, PARAMETER_SCHEMAS
+from xcray.service.schemas import AliasRequest, JobRequest
+from xcray.service.schemas.base import ALIAS_PATTERN, NAME_PATTERN, REFERENCE_PATTERN
+from xcray.storage.atomic import check_name
 
 OPERATIONS = """
 batch_output batch_output_file batch_submit datasets_create datasets_delete datasets_index datasets_show datasets_upload
@@ -24,7 +31,7 @@ inference_version_ready jobs_classes jobs_delete jobs_events jobs_index jobs_log
 jobs_timeline keys_audit keys_create keys_index keys_revoke models_card models_delete_alias models_delete_set models_delete_version
 models_index models_put_set models_set_alias models_sets models_show models_show_set models_show_version predict_explain
 predict_predict
-"""  # clients are generated from these names: add, never rename
+"""  # clients are generated from these names: add names, never rename one
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +48,11 @@ def operations(description: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_names_stay(description: dict[str, Any]) -> None:
+def test_operation_names_are_stable(description: dict[str, Any]) -> None:
     assert set(OPERATIONS.split()) <= set(operations(description))
 
 
-def test_tables_speak_of_operations_that_there_are(description: dict[str, Any]) -> None:
+def test_tables_contain_existing_operations_only(description: dict[str, Any]) -> None:
     found = operations(description)
     assert set(EXTRA_STATUSES) <= set(found)
     for link in LINKS:
@@ -54,7 +61,7 @@ def test_tables_speak_of_operations_that_there_are(description: dict[str, Any]) 
         assert set(links[link.target]["parameters"]) <= parameters, link
 
 
-def test_every_operation_says_all(description: dict[str, Any]) -> None:
+def test_every_operation_is_fully_described(description: dict[str, Any]) -> None:
     for name, one in operations(description).items():
         closed = "security" in one
         assert one["summary"], name
@@ -73,7 +80,7 @@ def test_every_operation_says_all(description: dict[str, Any]) -> None:
             )
 
 
-def test_every_reference_leads_somewhere(description: dict[str, Any]) -> None:
+def test_every_reference_resolves(description: dict[str, Any]) -> None:
     def walk(value: Any) -> None:
         if isinstance(value, dict):
             if isinstance(reference := value.get("$ref"), str):
@@ -89,6 +96,58 @@ def test_every_reference_leads_somewhere(description: dict[str, Any]) -> None:
     walk(description)
 
 
+def schema_of(description: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = description["components"]["schemas"][name]["properties"]
+    return found
+
+
+def test_names_of_the_description_are_those_that_the_service_takes() -> None:
+    parts = ("a", "0", ".", "-", "con", "com1", "lpt9", "nul", "A", "_", "x" * 63, "x" * 64)
+    names = [*parts, *(a + b for a in parts for b in parts), "", "con.txt", "a..b", "a.b", "cone"]
+    for name in names:
+        try:
+            check_name(name)
+        except ParameterError:
+            assert not re.fullmatch(NAME_PATTERN, name), name
+            assert not re.fullmatch(REFERENCE_PATTERN, f"{name}:1"), name
+        else:
+            assert re.fullmatch(NAME_PATTERN, name), name
+            for suffix in ("", ":1", "@stable"):
+                assert re.fullmatch(REFERENCE_PATTERN, name + suffix), name
+    assert not re.fullmatch(ALIAS_PATTERN, "latest")
+    assert re.fullmatch(ALIAS_PATTERN, "latest2")
+
+
+def test_rules_that_the_service_checks_itself_are_described(description: dict[str, Any]) -> None:
+    limits = schema_of(description, "KeyRequest")["limits"]
+    assert limits["propertyNames"]["enum"] == list(KeyLimits._fields)
+    assert limits["additionalProperties"]["minimum"] == 0
+    for operation in operations(description).values():
+        for parameter in operation.get("parameters", []):
+            assert {"type": "null"} not in parameter["schema"].get("anyOf", []), parameter
+    found = {
+        (parameter["in"], parameter["name"].lower())
+        for operation in operations(description).values()
+        for parameter in operation.get("parameters", [])
+    }
+    assert set(PARAMETER_SCHEMAS) <= found
+
+
+def test_limits_of_integers_are_described_and_whole_floats_are_integers(
+    description: dict[str, Any],
+) -> None:
+    workers = schema_of(description, "JobRequest")["workers"]
+    assert (workers["type"], workers["minimum"], workers["maximum"]) == ("integer", 0, 100_000)
+    asked = {"dataset": "d", "model": "m"}
+    for value in (3, 3.0):
+        taken = JobRequest.model_validate({**asked, "workers": value, "ks": [value]})
+        assert (repr(taken.workers), repr(taken.ks)) == ("3", "[3]")
+    for wrong in (3.5, "3", True, 1e6, -1.0):
+        with pytest.raises(ValidationError):
+            JobRequest.model_validate({**asked, "workers": wrong})
+    assert repr(AliasRequest.model_validate({"version": 1, "shadow": 2.0}).shadow) == "2"
+
+
 def test_the_description_is_served(tmp_path: Path) -> None:
     with client_of(create_app(settings_for(tmp_path / "home"))) as http:
         found = http.get("/openapi.json").json()
@@ -96,12 +155,12 @@ def test_the_description_is_served(tmp_path: Path) -> None:
         assert set(found["components"]["securitySchemes"]) == {"bearer"}
 
 
-def test_wrong_methods_are_told_the_right_ones(tmp_path: Path) -> None:
+def test_wrong_methods_get_the_allowed_ones(tmp_path: Path) -> None:
     with client_of(create_app(settings_for(tmp_path / "home"))) as http:
         for path, allowed in (
-            ("/v1/jobs", "GET, POST"),
-            ("/v1/jobs/job_x", "DELETE, GET"),
-            ("/v1/models/m/label-sets/s", "DELETE, GET, PUT"),
+            ("/v1/jobs", "GET, HEAD, POST"),
+            ("/v1/jobs/job_x", "DELETE, GET, HEAD"),
+            ("/v1/models/m/label-sets/s", "DELETE, GET, HEAD, PUT"),
         ):
             answer: httpx.Response = http.patch(path)
             assert (answer.status_code, answer.json()["code"], answer.headers["allow"]) == (
@@ -111,10 +170,8 @@ def test_wrong_methods_are_told_the_right_ones(tmp_path: Path) -> None:
             )
 
 
-def test_the_service_does_what_it_says(tmp_path: Path) -> None:
-    """Some hundred requests, the same each time: no failure of any check, no answer that blames
-    ourselves.
-    """
+def test_the_service_conforms_to_its_description(tmp_path: Path) -> None:
+    """The service conforms to its description in some hundred requests with a fixed seed."""
     with service(tmp_path) as (description, url, known):
         found = explore(description, url, known, examples=3, seed=7, whole=False)
     assert found.requests > 200

@@ -34,7 +34,7 @@ from xcray.service.models.loading import FIRST_RETRY_SECONDS
 from xcray.service.observability.metrics import Metrics
 
 BODY = {"instances": [{"text": "read rows of a csv file"}], "top_k": 4}
-SWAPS = int(os.environ.get("SWAPS", "20"))  # by hand: 1000
+SWAPS = int(os.environ.get("SWAPS", "20"))  # use 1000 for a long run by hand
 
 
 class Clock:
@@ -87,13 +87,13 @@ def place(tmp_path: Path) -> Iterator[CacheSetup]:
 
 
 def target(reference: str, key: str = "") -> ModelTarget:
-    """Return a target of the tenant default."""
+    """Return a target of the tenant `default`."""
     return ModelTarget("default", reference, key)
 
 
 def settle(cache: ModelCache) -> None:
     """Wait for swaps that were started."""
-    cache._swap_pool.submit(lambda: None).result(300)
+    cache._switch._pool.submit(lambda: None).result(300)
 
 
 def damage(registry: Registry, version: int, file: str = "bias.arrow") -> Callable[[], int]:
@@ -106,7 +106,7 @@ def damage(registry: Registry, version: int, file: str = "bias.arrow") -> Callab
     return lambda: path.write_bytes(before)
 
 
-def test_the_old_version_answers_until_the_new_one_is_loaded(
+def test_the_old_version_is_used_until_the_new_one_is_loaded(
     place: CacheSetup, tmp_path: Path
 ) -> None:
     assert place.cache.get(target("docs")).version == 2
@@ -120,7 +120,7 @@ def test_the_old_version_answers_until_the_new_one_is_loaded(
     assert place.opened == [2, 3]
 
 
-def test_after_the_bound_requests_wait_for_the_new_version(
+def test_requests_wait_for_the_new_version_after_the_time_limit(
     place: CacheSetup, tmp_path: Path
 ) -> None:
     place.cache.get(target("docs"))
@@ -135,18 +135,18 @@ def test_after_the_bound_requests_wait_for_the_new_version(
         assert late.result(300).version == 3
 
 
-def test_a_look_swaps_what_nobody_asks_for(place: CacheSetup, tmp_path: Path) -> None:
+def test_a_poll_swaps_versions_without_requests(place: CacheSetup, tmp_path: Path) -> None:
     """A change by another replica is applied before the first request needs it."""
-    place.registry.set_alias("docs", "prod", 1)
+    place.registry.aliases.set("docs", "prod", 1)
     assert place.cache.get(target("docs@prod")).version == 1
-    Registry(place.registry.root).set_alias("docs", "prod", 2)
+    Registry(place.registry.root).aliases.set("docs", "prod", 2)
     place.cache.poll()
     settle(place.cache)
     assert place.opened == [1, 2]
     assert place.cache.get(target("docs@prod")).version == 2
 
 
-def test_what_was_replaced_is_unmapped(place: CacheSetup, tmp_path: Path) -> None:
+def test_a_replaced_version_is_unmapped(place: CacheSetup, tmp_path: Path) -> None:
     """A version stays mapped while a request holds it, then its pages are released.
 
     The kernel's list of mapped pages is checked.
@@ -155,24 +155,25 @@ def test_what_was_replaced_is_unmapped(place: CacheSetup, tmp_path: Path) -> Non
     def mapped(version: int) -> bool:
         return f"docs/versions/{version}/" in Path("/proc/self/maps").read_text()
 
-    place.registry.set_alias("docs", "prod", 1)
+    place.registry.aliases.set("docs", "prod", 1)
     held = place.cache.get(target("docs@prod"))
     gone = weakref.ref(held)
     assert mapped(1)
-    place.registry.set_alias("docs", "prod", 2)
+    place.registry.aliases.set("docs", "prod", 2)
     place.cache.refresh_name("default", "docs")
     settle(place.cache)
     assert place.cache.get(target("docs@prod")).version == 2
     place.clock.now = 4.0
     place.cache.poll()
+    # The old version is kept for a moment, so that a rollback is quick.
     assert place.cache.loaded_versions("default") == {
         ("docs", 1),
         ("docs", 2),
-    }  # going back at once would be quick
+    }
     place.clock.now = 10.0
     place.cache.poll()
     assert place.cache.loaded_versions("default") == {("docs", 2)}
-    # requests that hold it finish
+    # Requests that still use the version can finish.
     assert held.predictor.predict(["a csv file"], 1).labels.shape == (
         1,
         1,
@@ -185,17 +186,17 @@ def test_what_was_replaced_is_unmapped(place: CacheSetup, tmp_path: Path) -> Non
     assert mapped(2)
 
 
-def test_going_back_at_once_loads_nothing(place: CacheSetup) -> None:
-    place.registry.set_alias("docs", "prod", 1)
+def test_an_immediate_rollback_loads_nothing(place: CacheSetup) -> None:
+    place.registry.aliases.set("docs", "prod", 1)
     for version in (1, 2, 1, 2, 1):
-        place.registry.set_alias("docs", "prod", version)
+        place.registry.aliases.set("docs", "prod", version)
         place.cache.refresh_name("default", "docs")
         settle(place.cache)
         assert place.cache.get(target("docs@prod")).version == version
     assert sorted(place.opened) == [1, 2]
 
 
-def test_deleting_what_answers_harms_nobody(place: CacheSetup) -> None:
+def test_deleting_the_active_version_fails_no_request(place: CacheSetup) -> None:
     held = place.cache.get(target("docs"))
     place.registry.delete("docs", 2)
     place.cache.refresh_name("default", "docs")
@@ -208,7 +209,7 @@ def test_deleting_what_answers_harms_nobody(place: CacheSetup) -> None:
         place.cache.get(target("docs:2"))
 
 
-def test_a_corrupt_version_does_not_take_over(place: CacheSetup, tmp_path: Path) -> None:
+def test_a_corrupt_version_is_not_activated(place: CacheSetup, tmp_path: Path) -> None:
     place.cache.get(target("docs"))
     place.cache.check()
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
@@ -216,13 +217,13 @@ def test_a_corrupt_version_does_not_take_over(place: CacheSetup, tmp_path: Path)
     for _ in range(3):
         assert place.cache.get(target("docs")).version == 2
         settle(place.cache)
-    place.clock.now = 1000.0  # a version that can't be had is not waited for
+    place.clock.now = 1000.0  # requests do not wait for a version that cannot be loaded
     assert place.cache.get(target("docs")).version == 2
     settle(place.cache)
     states = {state.version: state for state in place.cache.states("default", "docs")}
     assert states[3].state == "CORRUPT"
     assert "bias.arrow" in states[3].reason
-    assert Registry(place.registry.root).corrupt_versions("docs").keys() == {3}
+    assert Registry(place.registry.root).corrupt.versions("docs").keys() == {3}
     with pytest.raises(Unavailable, match="version 3 of model docs can't be loaded"):
         place.cache.check()
     with pytest.raises(Corrupt):
@@ -233,14 +234,14 @@ def test_a_corrupt_version_does_not_take_over(place: CacheSetup, tmp_path: Path)
     settle(place.cache)
     assert place.cache.get(target("docs")).version == 3
     place.cache.check()
-    assert place.registry.corrupt_versions("docs") == {}
+    assert place.registry.corrupt.versions("docs") == {}
 
 
-def test_a_new_process_takes_an_earlier_version(place: CacheSetup, tmp_path: Path) -> None:
+def test_a_new_process_uses_an_earlier_version(place: CacheSetup, tmp_path: Path) -> None:
     """A process without history uses a version that the alias pointed to before."""
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    place.registry.set_alias("docs", "prod", 1)
-    place.registry.set_alias("docs", "prod", 3)
+    place.registry.aliases.set("docs", "prod", 1)
+    place.registry.aliases.set("docs", "prod", 3)
     damage(place.registry, 3)
     assert place.cache.get(target("docs@prod")).version == 1
     assert place.cache.get(target("docs")).version == 2
@@ -254,9 +255,9 @@ def test_a_new_process_takes_an_earlier_version(place: CacheSetup, tmp_path: Pat
     fresh.close()
 
 
-def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: CacheSetup) -> None:
+def test_an_unreadable_registry_does_not_affect_loaded_models(place: CacheSetup) -> None:
     path = place.registry.root / "docs" / "aliases.json"
-    place.registry.set_alias("docs", "prod", 1)
+    place.registry.aliases.set("docs", "prod", 1)
     assert place.cache.get(target("docs@prod")).version == 1
     whole = path.read_text()
     path.write_text("{")
@@ -271,7 +272,7 @@ def test_a_registry_that_can_not_be_read_hinders_nobody_who_answers(place: Cache
     place.cache.check()
 
 
-def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(
+def test_a_hanging_file_system_does_not_affect_loaded_models(
     place: CacheSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def find(reference: str) -> int:
@@ -291,7 +292,7 @@ def test_a_file_system_that_answers_nothing_hinders_nobody_who_answers(
     assert caught.value.code == "REGISTRY"
 
 
-def test_unreadable_files_are_no_internal_error(place: CacheSetup, tmp_path: Path) -> None:
+def test_unreadable_files_are_not_an_internal_error(place: CacheSetup, tmp_path: Path) -> None:
     """System errors and unexpected errors affect only the version."""
     place.cache.get(target("docs"))
     for number, error in enumerate(
@@ -309,14 +310,12 @@ def test_unreadable_files_are_no_internal_error(place: CacheSetup, tmp_path: Pat
         with pytest.raises(Corrupt) as caught:
             place.cache.get(target(f"docs:{number}"))
         assert caught.value.code == "UNREADABLE"
-    assert place.registry.corrupt_versions("docs") == {}  # its files may be sound
+    assert place.registry.corrupt.versions("docs") == {}  # its files can be intact
 
 
-def test_splits_answer_by_key_and_do_without_what_is_corrupt(
-    place: CacheSetup, tmp_path: Path
-) -> None:
+def test_splits_select_by_key_and_skip_corrupt_versions(place: CacheSetup, tmp_path: Path) -> None:
     route = TrafficSplit.from_weights([(1, 0.7), (2, 0.3)])
-    place.registry.set_traffic_split("docs", "prod", route)
+    place.registry.aliases.set_split("docs", "prod", route)
     keys = [f"k{i}" for i in range(300)]
     expected = [
         route.shares[pick_version(route.shares, hash_point("docs@prod", key))].version
@@ -326,7 +325,7 @@ def test_splits_answer_by_key_and_do_without_what_is_corrupt(
         assert [place.cache.get(target("docs@prod", key)).version for key in keys] == expected
     publish(place.registry, "docs", tmp_path / "m3", seed=3)
     damage(place.registry, 3)
-    place.registry.set_traffic_split(
+    place.registry.aliases.set_split(
         "docs", "prod", TrafficSplit.from_weights([(1, 0.5), (3, 0.5)])
     )
     place.cache.refresh_name("default", "docs")
@@ -336,7 +335,7 @@ def test_splits_answer_by_key_and_do_without_what_is_corrupt(
         place.cache.check()
 
 
-def test_a_version_moved_under_another_number_is_found_out(place: CacheSetup) -> None:
+def test_a_version_moved_to_another_number_is_detected(place: CacheSetup) -> None:
     """Both are complete models with valid checksums, but published under other numbers."""
     versions = place.registry.root / "docs" / "versions"
     os.rename(versions / "1", versions / "x")
@@ -345,10 +344,10 @@ def test_a_version_moved_under_another_number_is_found_out(place: CacheSetup) ->
     for version in (1, 2):
         with pytest.raises(Corrupt):
             place.cache.get(target(f"docs:{version}"))
-    assert "the model differs" in place.registry.corrupt_versions("docs")[1]
+    assert "the model differs" in place.registry.corrupt.versions("docs")[1]
 
 
-def test_loads_are_held_and_followed_by_every_process(place: CacheSetup, tmp_path: Path) -> None:
+def test_loads_are_pinned_in_every_process(place: CacheSetup, tmp_path: Path) -> None:
     for name in "abcd":
         publish(place.registry, name, tmp_path / name)
     other = ModelCache(lambda tenant: place.registry, Metrics(), 2, unload_delay_seconds=0.0)
@@ -357,7 +356,8 @@ def test_loads_are_held_and_followed_by_every_process(place: CacheSetup, tmp_pat
     assert other.loaded_versions("default") == {("docs", 2)}
     for name in "abcd":
         other.get(target(name))
-    assert ("docs", 2) in other.loaded_versions("default")  # others came and went
+    # versions that are not pinned were loaded and unloaded
+    assert ("docs", 2) in other.loaded_versions("default")
     assert len(other.loaded_versions("default")) == 2
     other.load("default", "a")
     with pytest.raises(Refused) as caught:
@@ -369,16 +369,16 @@ def test_loads_are_held_and_followed_by_every_process(place: CacheSetup, tmp_pat
     other.poll()
     assert other.loaded_versions("default") == {("a", 1)}
     place.cache.load("default", "docs")
-    place.cache.unload("default", "docs:2")  # what `docs` means now
+    place.cache.unload("default", "docs:2")  # the current version of `docs`
     assert place.cache.loaded_versions("default") == set()
-    assert place.registry.pinned("docs")[0] == []
+    assert place.registry.pins.read("docs")[0] == []
     assert other.get(target("docs")).version == 2  # the next request loads it again
     with pytest.raises(NotFound):
         place.cache.load("default", "nothing")
     other.close()
 
 
-def test_tenants_have_models_of_their_own(tmp_path: Path) -> None:
+def test_tenants_have_their_own_models(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     app_state: AppState = app.state.app_state
     publish(app_state.registry_of("default"), "docs", tmp_path / "a", seed=1)
@@ -395,7 +395,7 @@ def test_tenants_have_models_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
+def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) -> None:
     """Publishing, moving aliases, splits, deletes and load at once.
 
     The labels of each reply are those of the version that it names.
@@ -412,7 +412,7 @@ def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
 
     for number in (1, 2):
         assert published(number) == number
-    registry.set_alias("docs", "prod", 1)
+    registry.aliases.set("docs", "prod", 1)
     done = threading.Event()
     seen: set[int] = set()
 
@@ -444,7 +444,7 @@ def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
                 split = [{"version": number, "weight": 0.5}, {"version": number - 1, "weight": 0.5}]
                 body = {"split": split, "shadow": number - 2} if number % 2 else {"version": number}
                 assert http.put(alias, json=body).status_code == 200
-                if number > 4:  # only what no alias names
+                if number > 4:  # delete only versions without an alias
                     assert http.put(alias, json={"version": number}).status_code == 200
                     assert http.delete(f"/v1/models/docs/versions/{number - 2}").status_code == 204
                 ends = time.monotonic() + 600.0
@@ -454,7 +454,7 @@ def test_swaps_under_load_mix_nothing_and_fail_nobody(tmp_path: Path) -> None:
                     and not any(each.done() for each in asking)
                 ):
                     assert time.monotonic() < ends, "the published version is not picked up"
-                    time.sleep(0.01)  # however slow those who ask: they see some versions
+                    time.sleep(0.01)  # gives slow clients time to observe some versions
         finally:
             done.set()
         counts = [each.result() for each in asking]
@@ -468,7 +468,7 @@ def test_over_http_a_corrupt_version_is_shown_and_refused(tmp_path: Path) -> Non
     registry: Registry = app.state.app_state.registry
     for number in (1, 2):
         publish(registry, "docs", tmp_path / "staged", seed=number)
-    registry.set_alias("docs", "prod", 1)
+    registry.aliases.set("docs", "prod", 1)
     damage(registry, 2, "manifest.json")
     publish(registry, "only", tmp_path / "staged")
     shutil.copytree(registry.root / "docs" / "versions" / "1", tmp_path / "kept")
@@ -549,6 +549,6 @@ def test_aliases_over_http(tmp_path: Path) -> None:
         assert http.get(path + "/shadow").status_code == 404
 
 
-def test_the_real_opener_warms_what_it_maps(tmp_path: Path) -> None:
+def test_the_real_opener_warms_the_model(tmp_path: Path) -> None:
     text_model(tmp_path / "model")
     assert open_predictor(tmp_path / "model").predict(["a csv file"], 1).labels.shape == (1, 1)

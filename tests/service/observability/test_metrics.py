@@ -24,8 +24,10 @@ from xcray.errors import InputError
 from xcray.index.search_result import SearchResult
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import FAILED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.store.metric_deltas import AttemptMetrics, bucket_label, classify_reason
 from xcray.model.registry import Registry
 from xcray.schedule.events import Task
@@ -53,7 +55,7 @@ CANARY = "xck_aaaaaaaaaaaaaaaaaaaa_" + "S3cret" * 7 + "x"
 
 
 class Clock:
-    """Wall time of the test."""
+    """A wall clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -75,7 +77,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[JobStore]:
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Every sample of an exposition: (name, labels) -> value."""
+    """Return the samples of an exposition: (name, labels) -> value."""
     found = text_string_to_metric_families(text.decode())
     return {
         (each.name, tuple(sorted(each.labels.items()))): each.value
@@ -85,15 +87,15 @@ def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def shown(store: JobStore) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """What a store's figures are now."""
-    return samples(Metrics(StoreCollector(store.read_statistics, timeout=300.0)).render())
+    """Return the current metrics of a store."""
+    return samples(Metrics(StoreCollector(store.statistics.read, timeout=300.0)).render())
 
 
-# Figures
+# Metrics
 
 
-def test_names_follow_the_conventions_and_help_says_whose_they_are(store: JobStore) -> None:
-    text = Metrics(StoreCollector(store.read_statistics, timeout=300.0)).render().decode()
+def test_names_follow_the_conventions_and_help_names_the_scope(store: JobStore) -> None:
+    text = Metrics(StoreCollector(store.statistics.read, timeout=300.0)).render().decode()
     families = [
         each
         for each in text_string_to_metric_families(text)
@@ -114,14 +116,8 @@ def test_names_follow_the_conventions_and_help_says_whose_they_are(store: JobSto
             assert each.name.endswith("_bytes")
 
 
-def test_the_page_lists_every_figure() -> None:
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        import metrics as page
-    finally:
-        sys.path.remove(str(ROOT / "docs"))
-    text = page.PAGE.read_text()
-    assert page.written(text) == text, "run: python docs/metrics.py"
+def test_the_page_lists_every_check() -> None:
+    text = (ROOT / "docs" / "observing.md").read_text()
     for code in (
         "DRAINING",
         "STORE",
@@ -137,18 +133,18 @@ def test_the_page_lists_every_figure() -> None:
         assert f"| {code} |" in text
 
 
-def test_waits_ends_and_losses_are_counted_with_the_change_itself(
+def test_waits_ends_and_losses_are_counted_in_the_transaction_of_the_change(
     store: JobStore, clock: Clock
 ) -> None:
-    job, _ = store.submit({"a": 1}, name="x")
+    job, _ = store.jobs.submit(JobSubmission({"a": 1}, name="x"))
     clock.now += 7.0
     assert shown(store)["xcray_jobs_oldest_pending_seconds", ()] == 7.0
-    store.claim_job("me", lease_seconds=10.0)
-    store.mark_lost(job.id, 1)
+    store.attempts.claim("me", lease_seconds=10.0)
+    store.attempts.mark_lost(job.id, 1)
     clock.now += 400.0
-    again = store.claim_job("me", lease_seconds=10.0)
+    again = store.attempts.claim("me", lease_seconds=10.0)
     assert again is not None
-    store.finish_attempt(job.id, again.attempt, FAILED, reason="SOME_READERS_CODE", message="no")
+    store.attempts.finish(job.id, again.attempt, FAILED, reason="SOME_READERS_CODE", message="no")
     found = shown(store)
     assert found["xcray_job_queue_wait_seconds_bucket", (("le", "10.0"),)] == 1
     assert found["xcray_job_queue_wait_seconds_bucket", (("le", "900.0"),)] == 2
@@ -166,11 +162,11 @@ def test_waits_ends_and_losses_are_counted_with_the_change_itself(
     assert found["xcray_jobs_oldest_pending_seconds", ()] == 0
 
 
-def test_a_clock_that_jumps_back_makes_no_negative_wait(store: JobStore, clock: Clock) -> None:
-    store.submit({"a": 1}, name="x")
+def test_a_clock_that_jumps_back_gives_no_negative_wait(store: JobStore, clock: Clock) -> None:
+    store.jobs.submit(JobSubmission({"a": 1}, name="x"))
     clock.now -= 3600.0
-    assert store.read_statistics().longest_wait <= 0.0
-    store.claim_job("me", lease_seconds=10.0)
+    assert store.statistics.read().longest_wait <= 0.0
+    store.attempts.claim("me", lease_seconds=10.0)
     assert shown(store)["xcray_job_queue_wait_seconds_sum", ()] == 0.0
 
 
@@ -189,9 +185,9 @@ def test_buckets_and_classes_of_reasons() -> None:
     ]
 
 
-def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore) -> None:
-    job, _ = store.submit({"a": 1}, name="x")
-    store.claim_job("me", lease_seconds=10.0)
+def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: JobStore) -> None:
+    job, _ = store.jobs.submit(JobSubmission({"a": 1}, name="x"))
+    store.attempts.claim("me", lease_seconds=10.0)
     tally = AttemptMetrics()
     told = {
         "workers": 4,
@@ -202,9 +198,10 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
     }
     told |= {"counted": {"classes_solved": 10.0}}
     tally.update(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=told))
-    store.append_event(
+    # The reply was lost, so the increments stay pending.
+    store.attempts.append_event(
         job.id, 1, "progress", {"vitals": told, "eta": 90.0}, increments=tally.pending()
-    )  # and the answer was lost: the news stay
+    )
     news = tally.pending()
     tally.acknowledge(news)
     assert list(news.values()) == [10.0]
@@ -230,7 +227,9 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
         "batches_copied": 3.0,
     }
     tally.update(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": lost}))
-    store.append_event(job.id, 1, "phase", {"phase": "MERGING"}, increments=tally.pending())
+    store.attempts.append_event(
+        job.id, 1, "phase", {"phase": "MERGING"}, increments=tally.pending()
+    )
     found = shown(store)
     assert found["xcray_classes_solved_total", ()] == 12.0
     assert found["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
@@ -249,11 +248,11 @@ def test_what_runs_told_is_counted_once_and_shown_while_they_run(store: JobStore
         0.01,
         7,
     )
-    store.finish_attempt(job.id, 1, SUCCEEDED)
+    store.attempts.finish(job.id, 1, SUCCEEDED)
     assert shown(store)["xcray_workers", ()] == 0
 
 
-def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
+def test_a_training_fills_the_metrics(tmp_path: Path, tiny: Any) -> None:
     from xcray.jobs.home import Home
 
     home = Home(tmp_path / "home")
@@ -266,13 +265,15 @@ def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
         "solver": "ppdsparse",
         "params": {},
     }
-    job, _ = store.submit(spec, name="tiny")
-    store.claim_job("me", lease_seconds=60.0)
-    assert run_attempt(store, home, job.id, 1, lease_seconds=60.0) == SUCCEEDED
+    job, _ = store.jobs.submit(JobSubmission(spec, name="tiny"))
+    store.attempts.claim("me", lease_seconds=60.0)
+    assert (
+        run_attempt(store, home, job.id, 1, options=MonitorOptions(lease_seconds=60.0)) == SUCCEEDED
+    )
     found = shown(store)
     told = [
         event.data["vitals"]
-        for event in store.list_events(job.id)
+        for event in store.jobs.list_events(job.id)
         if event.kind == "progress" and "vitals" in event.data
     ]
     store.close()
@@ -283,10 +284,10 @@ def test_a_training_fills_the_figures(tmp_path: Path, tiny: Any) -> None:
 
 
 def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> None:
-    job, _ = store.submit({"a": 1}, name="x", tenant="t0")
-    store.claim_job("me", lease_seconds=10.0)
-    store.finish_attempt(job.id, 1, SUCCEEDED)
-    store.submit({"a": 1}, name="x", tenant="t0")
+    job, _ = store.jobs.submit(JobSubmission({"a": 1}, name="x", tenant="t0"))
+    store.attempts.claim("me", lease_seconds=10.0)
+    store.attempts.finish(job.id, 1, SUCCEEDED)
+    store.jobs.submit(JobSubmission({"a": 1}, name="x", tenant="t0"))
     before = set(shown(store))
     with store._database.write() as connection:
         row = dict(
@@ -302,12 +303,11 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
     assert set(found) == before
     assert found["xcray_jobs", (("status", "PENDING"),)] == 10_001
     with store._database.read() as connection:
-        assert (
-            connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar() < 10
-        )  # they were not looked for
+        # The events were not scanned.
+        assert connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar() < 10
 
 
-def test_vitals_see_the_last_half_minute() -> None:
+def test_run_metrics_cover_the_last_half_minute() -> None:
     vitals, task = RunMetrics(2, 10), Task(0, (), 0.0)
     assert vitals.snapshot() == {
         "workers": 2,
@@ -326,10 +326,9 @@ def test_vitals_see_the_last_half_minute() -> None:
         vitals.add_span(Span("w", task, begin, seconds, outcome))
     vitals.add_span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
     told = vitals.snapshot()
-    assert told["busy_share"] == pytest.approx(
-        10.0 / (2 * 30.0), abs=1e-4
-    )  # of the seconds 70 to 100, two workers
-    assert told["counted"] == {  # what was lost did not count as work
+    # seconds 70 to 100, two workers
+    assert told["busy_share"] == pytest.approx(10.0 / (2 * 30.0), abs=1e-4)
+    assert told["counted"] == {  # lost work does not count as worker seconds
         "worker_seconds": 20.0,
         "seconds_lost": 5.0,
         "seconds_duplicate": 0.0,
@@ -343,7 +342,8 @@ def test_vitals_see_the_last_half_minute() -> None:
     assert (told["workers"], told["object_store_bytes"]) == (3, 200)
     assert (told["counted"]["workers_lost"], told["counted"]["nodes_lost"]) == (1, 1)
     vitals.set_worker_source(lambda: WorkerStatus(2, 2))
-    for epoch in (5, 6, 4, 7):  # 5 were done by an earlier attempt; back from 6 to 4, and on
+    # an earlier attempt did 5 epochs; then back from 6 to 4, and forward again
+    for epoch in (5, 6, 4, 7):
         vitals.set_epochs(epoch)
     assert vitals.snapshot()["counted"]["epochs"] == 2
     assert vitals.snapshot()["counted"]["rows_trained"] == 20
@@ -362,14 +362,15 @@ def test_a_store_that_hangs_delays_no_scrape() -> None:
         found = samples(gauges.render())
         assert found["xcray_store_metrics_age_seconds", ()] == float("inf")
         assert not any(name.startswith("xcray_jobs") for name, _ in found)
+    # one thread is waiting, not three
     assert (
         sum(thread.name == "xcray-store-metrics" for thread in set(threading.enumerate()) - before)
         == 1
-    )  # one waits, not three
+    )
     held.set()
 
 
-def test_lately_asks_once_and_tells_how_old_an_answer_is() -> None:
+def test_a_background_probe_caches_its_result_and_reports_its_age() -> None:
     clock, asked = Clock(), list[int]()
     question = BackgroundProbe("xcray-test", lambda: asked.append(1) or len(asked), clock)
     assert question.get(2.0, 10.0).value == 1
@@ -380,7 +381,7 @@ def test_lately_asks_once_and_tells_how_old_an_answer_is() -> None:
     assert len(asked) == 2
 
 
-def test_codes_of_refusals_are_bounded() -> None:
+def test_the_number_of_rejection_codes_is_bounded() -> None:
     gauges = Metrics()
     for i in range(3 * MAX_CODES):
         gauges.count_rejection(429, f"CODE{i}")
@@ -395,7 +396,7 @@ def test_codes_of_refusals_are_bounded() -> None:
     assert "NOT_FOUND" not in codes
 
 
-def test_a_prediction_moves_its_figures(tmp_path: Path) -> None:
+def test_a_prediction_changes_its_metrics(tmp_path: Path) -> None:
     publish(Registry(tmp_path / "home" / "models"), "docs", tmp_path / "m")
     app = create_app(settings_for(tmp_path / "home"))
     with client_of(app) as http:
@@ -414,12 +415,11 @@ def test_a_prediction_moves_its_figures(tmp_path: Path) -> None:
     )
     assert found["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
     assert found["xcray_predict_duration_seconds_count", ()] == 2
-    assert (
-        found["xcray_model_cache_requests_total", (("result", "miss"),)] == 1
-    )  # the first had to wait, the other did not
+    # The first request loaded the model, the second did not.
+    assert found["xcray_model_cache_requests_total", (("result", "miss"),)] == 1
     assert found["xcray_model_cache_requests_total", (("result", "hit"),)] == 1
     assert found["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
-    assert found["xcray_http_requests_in_progress", ()] == 1  # this one
+    assert found["xcray_http_requests_in_progress", ()] == 1  # the request for the metrics
     assert found["xcray_store_transaction_duration_seconds_count", (("mode", "read"),)] > 0
     assert found["xcray_disk_free_bytes", ()] > 0
     assert found["xcray_readiness_check_failing", (("check", "DRAINING"),)] == 0
@@ -430,7 +430,7 @@ def test_a_prediction_moves_its_figures(tmp_path: Path) -> None:
 
 
 def lines_of(formatter: logging.Formatter, event: str, **extra: Any) -> list[str]:
-    """What one event becomes."""
+    """Return the lines written for one event."""
     stream, logger = StringIO(), logging.Logger("test")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)
@@ -465,7 +465,7 @@ def test_each_event_is_one_line_in_both_forms(text: str) -> None:
     assert len(line) < 4000
 
 
-def test_a_runners_log_is_text_for_people_and_json_when_asked(
+def test_a_runner_log_is_text_by_default_and_json_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = logging.getLogger()
@@ -488,7 +488,7 @@ def test_a_runners_log_is_text_for_people_and_json_when_asked(
     assert "hello" in capfd.readouterr().err
 
 
-def test_a_request_says_who_asked_and_never_with_what(tmp_path: Path) -> None:
+def test_a_request_log_names_the_caller_and_contains_no_credentials(tmp_path: Path) -> None:
     stream = StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JSONFormatter(logs.log_context))
@@ -519,10 +519,10 @@ def test_a_request_says_who_asked_and_never_with_what(tmp_path: Path) -> None:
     assert "S3cret" not in stream.getvalue()
 
 
-# What holds the interpreter
+# Heavy work
 
 
-def test_heavy_work_is_done_one_piece_at_a_time_without_the_collector() -> None:
+def test_heavy_work_runs_one_at_a_time_without_garbage_collection() -> None:
     import asyncio
 
     logs.REQUEST_ID.set("req_heavy")
@@ -543,7 +543,7 @@ def test_heavy_work_is_done_one_piece_at_a_time_without_the_collector() -> None:
     assert gc.isenabled()
 
 
-def test_an_error_of_heavy_work_keeps_nothing_of_the_body() -> None:
+def test_an_error_of_heavy_work_holds_no_reference_to_the_body() -> None:
     import asyncio
 
     def work() -> None:

@@ -24,13 +24,12 @@ from xcray.service.models import preloading
 from xcray.service.observability.readiness import HANG_SECONDS, STALE_SECONDS, Readiness
 from xcray.service.readiness_checks import StalledQueueCheck
 
-PATIENCE = (
-    600.0  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
-)
+# Seconds until a wait is given up: a slow machine may have to compile kernels.
+PATIENCE = 600.0
 
 
 class Clock:
-    """Steady seconds of the test."""
+    """A monotonic clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,7 +39,7 @@ class Clock:
 
 
 def told(http: httpx.Client) -> dict[str, Any]:
-    """What /readyz says."""
+    """Return the body of /readyz after checking its status."""
     answer = http.get("/readyz")
     found = dict(answer.json())
     assert answer.status_code == (200 if found["ready"] else 503)
@@ -49,14 +48,14 @@ def told(http: httpx.Client) -> dict[str, Any]:
 
 
 def eventually(http: httpx.Client, **wanted: Any) -> None:
-    """It comes to say so."""
+    """Wait until /readyz has these values."""
     ends = time.monotonic() + PATIENCE
     while not all((found := told(http))[name] == value for name, value in wanted.items()):
         assert time.monotonic() < ends, found
         time.sleep(0.02)
 
 
-def test_what_hangs_has_failed_and_holds_up_nobody() -> None:
+def test_a_hanging_check_counts_as_failed_and_delays_nothing() -> None:
     clock, held, draining = Clock(), threading.Event(), [False]
     readiness = Readiness(
         {"STORE": lambda: held.wait(PATIENCE) and None},
@@ -65,7 +64,7 @@ def test_what_hangs_has_failed_and_holds_up_nobody() -> None:
         clock,
     )
     while "RAY" in readiness.status().degraded:
-        assert "STORE" in asyncio.run(readiness.refresh()).reasons  # not known yet: not ready
+        assert "STORE" in asyncio.run(readiness.refresh()).reasons  # not ready while unknown
     for _ in range(3):
         clock.now += HANG_SECONDS
         assert asyncio.run(readiness.refresh()).reasons == ["STORE"]
@@ -75,12 +74,12 @@ def test_what_hangs_has_failed_and_holds_up_nobody() -> None:
         threading.Event().wait(0.01)
     draining[0] = True
     assert readiness.status() == (["DRAINING"], [])
-    clock.now += STALE_SECONDS  # nobody looked for long: what was found then says nothing now
+    clock.now += STALE_SECONDS  # the last results are too old to be valid
     assert readiness.status() == (["DRAINING", "STORE"], ["RAY"])
     assert readiness.failing_checks() == {"DRAINING": True, "STORE": True, "RAY": True}
 
 
-def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
+def test_a_slow_check_keeps_its_last_result_for_a_while() -> None:
     clock, turn, fails = Clock(), threading.Semaphore(1), [False]
 
     def check() -> None:
@@ -93,7 +92,7 @@ def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
     assert asyncio.run(readiness.refresh()).reasons == []
     readiness.timeout = 0.05
     fails[0] = True
-    assert asyncio.run(readiness.refresh()).reasons == []  # under way, for less than HANGS
+    assert asyncio.run(readiness.refresh()).reasons == []  # running for less than HANG_SECONDS
     clock.now += HANG_SECONDS
     assert readiness.status().reasons == ["STORE"]
     fails[0] = False
@@ -102,26 +101,25 @@ def test_a_check_that_takes_a_moment_counts_as_it_was_found_last() -> None:
         threading.Event().wait(0.01)
 
 
-def test_a_store_that_stands_still_makes_it_unready_and_not_dead(tmp_path: Path) -> None:
+def test_a_hanging_store_affects_readiness_but_not_liveness(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0))
     store, held = app.state.app_state.store, threading.Event()
     with client_of(app) as http:
         assert told(http) == {"ready": True, "reasons": [], "degraded": []}
         app.state.app_state.readiness.timeout = 0.05
-        ping, read_statistics = store.ping, store.read_statistics
-        store.ping = store.read_statistics = lambda: held.wait(PATIENCE) and None
-        eventually(
-            http, reasons=["STORE"], degraded=["RUNNER"]
-        )  # whether anybody runs jobs can't be known either
+        ping, read_statistics = store.ping, store.statistics.read
+        store.ping = store.statistics.read = lambda: held.wait(PATIENCE) and None
+        # The presence of runners is unknown, too.
+        eventually(http, reasons=["STORE"], degraded=["RUNNER"])
         assert http.get("/healthz").json()["status"] == "ok"
         assert http.get("/metrics").status_code == 200
-        store.ping, store.read_statistics = ping, read_statistics
+        store.ping, store.statistics.read = ping, read_statistics
         held.set()
         eventually(http, ready=True, degraded=[])
 
 
 @pytest.mark.parametrize("grace", [0.0, 60.0])
-def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) -> None:
+def test_a_store_upgraded_by_another_release(tmp_path: Path, grace: float) -> None:
     app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=grace))
     engine = sa.create_engine(app.state.app_state.store.url)
 
@@ -135,12 +133,13 @@ def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) ->
     with client_of(app) as http:
         as_it_was = {"ready": True, "reasons": [], "degraded": []}
         assert told(http) == as_it_was
-        at("9999", HEAD)  # it was added to
+        at("9999", HEAD)  # an addition is compatible
         assert told(http) == as_it_was
+        # During the grace period, predictions are answered for cached keys.
         for another in (
             "9999",
             "0001",
-        ):  # for a while, predictions are answered by keys that are known
+        ):
             at(another, another)
             eventually(http, reasons=[], degraded=["SCHEMA"]) if grace else eventually(
                 http, reasons=["SCHEMA"], degraded=[]
@@ -150,7 +149,7 @@ def test_a_store_that_another_xcray_has_changed(tmp_path: Path, grace: float) ->
     engine.dispose()
 
 
-def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() -> None:
+def test_a_check_with_a_grace_period_degrades_first_and_fails_later() -> None:
     clock, fails = Clock(), [True]
 
     def check() -> None:
@@ -168,7 +167,8 @@ def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() 
         clock,
         graces={"STORE": 60.0},
     )
-    assert stands() == (["STORE", "DISK"], ["RAY"])  # it never held: nobody could be answered
+    # the store never worked, so there is no grace period
+    assert stands() == (["STORE", "DISK"], ["RAY"])
     for _ in range(2):
         fails[0] = False
         assert stands() == ([], [])
@@ -186,7 +186,7 @@ def test_what_can_be_done_without_for_a_while_degrades_and_then_makes_unready() 
         assert stands() == (["STORE", "DISK"], ["RAY"])
 
 
-def test_models_that_are_wanted_before_requests_come(
+def test_the_service_is_ready_once_preloaded_models_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preloading, "RETRY_SECONDS", 0.02)
@@ -203,7 +203,7 @@ def test_models_that_are_wanted_before_requests_come(
         }
 
 
-def test_jobs_that_wait_and_nobody_looks() -> None:
+def test_pending_jobs_without_a_polling_runner() -> None:
     clock, looks, waiting = Clock(), [0.0], [5.0]
     idle = StalledQueueCheck(
         lambda: StoreStatistics({}, waiting[0], (), ((QUEUE_POLLS, {}, looks[0]),)), 60.0, clock
@@ -214,14 +214,14 @@ def test_jobs_that_wait_and_nobody_looks() -> None:
     clock.now += 2.0
     with pytest.raises(Unavailable, match="xcray runner"):
         idle.check()
-    looks[0] += 1.0  # somebody came
+    looks[0] += 1.0  # a runner polled the queue
     idle.check()
     clock.now += 61.0
-    waiting[0] = 0.0  # or nothing waits
+    waiting[0] = 0.0  # an empty queue needs no runner
     idle.check()
 
 
-def test_data_sets_that_nobody_builds(tmp_path: Path) -> None:
+def test_data_sets_without_a_builder(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", build_seconds=600))
     with client_of(app) as http:
         folder = tmp_path / "home" / "builds" / "ds_old"

@@ -19,6 +19,7 @@ from xcray.arrays import csr
 from xcray.jobs.home import Home
 from xcray.jobs.job import new_id
 from xcray.jobs.runner.main import run_attempt
+from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import write_model
@@ -33,7 +34,7 @@ CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """Traces that are on, and where the spans go."""
+    """Enable tracing and yield the exporter that collects the spans."""
     exporter = InMemorySpanExporter()
     assert tracing.enable_tracing("test", SimpleSpanProcessor(exporter))
     yield exporter
@@ -41,18 +42,18 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 def named(exporter: InMemorySpanExporter, name: str) -> Any:
-    """The one span of a name."""
+    """Return the only span of a name."""
     (found,) = [each for each in exporter.get_finished_spans() if each.name == name]
     return found
 
 
 def ready_dataset(store: JobStore, home: Path) -> str:
-    """The id of a data set that is READY; nothing reads it."""
-    return store.add_dataset("data", str(home / "datasets" / "x"), dataset_id=new_id("ds")).id
+    """Add a READY data set without files and return its id."""
+    return store.datasets.add("data", str(home / "datasets" / "x"), dataset_id=new_id("ds")).id
 
 
 def good(spec: Any, *, out: Path, progress: Any, **_: Any) -> TrainResult:
-    """A training that succeeds at once."""
+    """Run a training that succeeds at once."""
     for phase in ("LOADING", "TRAINING", "PUBLISHING"):
         progress(Progress(phase, 1, 1, 0.1, 1.0, None, ""))
     eye = csr(np.arange(3), np.arange(2, dtype=np.int32), np.ones(2, np.float32), 2)
@@ -68,7 +69,7 @@ def good(spec: Any, *, out: Path, progress: Any, **_: Any) -> TrainResult:
     return TrainResult(out, model.sha256, {}, {})
 
 
-def test_without_being_asked_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tracing.enable_tracing("test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
@@ -76,10 +77,10 @@ def test_without_being_asked_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) 
     with tracing.span("x") as span:
         assert span is None
         assert (tracing.trace_headers(), tracing.current_trace_id()) == ({}, None)
-    assert tracing.span("x") is tracing.span("y", job_id="z")  # nothing is made
+    assert tracing.span("x") is tracing.span("y", job_id="z")  # no span object is created
 
 
-def test_asked_for_without_the_extra_it_says_so(
+def test_tracing_without_the_extra_logs_the_extra(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
@@ -98,7 +99,7 @@ def test_spans_go_to_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyP
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
+            """Write no log."""
 
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
         threading.Thread(target=collector.serve_forever, daemon=True).start()
@@ -171,16 +172,23 @@ def test_a_job_is_one_trace_from_its_submission_to_its_phases(
     asked = {"dataset": ready_dataset(store, home.path), "model": "m"}
     with client_of(app) as http:
         made = _submit(http, asked)
-        assert _submit(http, asked)["id"] == made["id"]  # its trace is no part of what is compared
+        # its trace context is not part of the compared body
+        assert _submit(http, asked)["id"] == made["id"]
         assert "traceparent" not in made["spec"]
-    later = (
-        InMemorySpanExporter()
-    )  # the service has ended, and its traces with it; the runner is another process
+    # The service and its tracing have ended; the runner is another process.
+    later = InMemorySpanExporter()
     assert tracing.enable_tracing("test", SimpleSpanProcessor(later))
-    claimed = store.claim_job("test", lease_seconds=60)
+    claimed = store.attempts.claim("test", lease_seconds=60)
     assert claimed is not None
     assert (
-        run_attempt(store, home, claimed.id, 1, train_function=good, lease_seconds=60.0)
+        run_attempt(
+            store,
+            home,
+            claimed.id,
+            1,
+            train_function=good,
+            options=MonitorOptions(lease_seconds=60.0),
+        )
         == SUCCEEDED
     )
     store.close()
@@ -201,7 +209,7 @@ def test_a_job_is_one_trace_from_its_submission_to_its_phases(
     assert {each.parent.span_id for each in phases} == {attempt.context.span_id}
 
 
-def test_errors_are_named_and_not_quoted(spans: InMemorySpanExporter) -> None:
+def test_errors_are_recorded_by_type_without_their_message(spans: InMemorySpanExporter) -> None:
     with pytest.raises(ValueError, match="secret"), tracing.span("x"):
         raise ValueError("a secret")
     found = named(spans, "x")
@@ -211,7 +219,7 @@ def test_errors_are_named_and_not_quoted(spans: InMemorySpanExporter) -> None:
 
 
 def _submit(http: httpx.Client, asked: dict[str, Any]) -> dict[str, Any]:
-    """A submitted job."""
+    """Submit a job and return it."""
     made = http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"})
     assert made.status_code in (200, 201), made.text
     return dict(made.json())

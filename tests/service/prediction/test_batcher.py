@@ -79,7 +79,7 @@ async def wait_for_calls(model: Model, times: int = 1) -> None:
         assert await asyncio.to_thread(model.wait_for_calls.acquire, True, 30)
 
 
-def test_the_first_of_a_kind_goes_to_a_thread_and_cheap_ones_then_stay() -> None:
+def test_the_first_item_of_a_kind_uses_a_thread_and_cheap_ones_the_loop() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         for i in range(3):
             assert await batcher.submit("k", i, model) == f"answer to {i}"
@@ -89,7 +89,7 @@ def test_the_first_of_a_kind_goes_to_a_thread_and_cheap_ones_then_stay() -> None
     assert model.calls == [[0], [1], [2]]
 
 
-def test_what_comes_in_one_turn_is_one_call_and_kinds_are_kept_apart() -> None:
+def test_items_of_one_loop_iteration_are_one_call_per_kind() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         await batcher.submit("a", "warm", model)
         await batcher.submit("b", "warm", model)
@@ -102,8 +102,8 @@ def test_what_comes_in_one_turn_is_one_call_and_kinds_are_kept_apart() -> None:
     assert run(story).calls[2:] == [["a0", "a2", "a3"], ["b1", "b4"]]
 
 
-def test_a_batch_holds_no_more_than_its_seconds() -> None:
-    """A row takes 0.5 ms, 2 ms are allowed: four rows in a batch, or two of double weight."""
+def test_a_batch_respects_its_time_limit() -> None:
+    """A row takes 0.5 ms and a batch 2 ms: four rows per batch, or two of double weight."""
 
     async def story(batcher: Batcher, model: Model) -> None:
         await batcher.submit("k", "warm", model)
@@ -115,7 +115,7 @@ def test_a_batch_holds_no_more_than_its_seconds() -> None:
     assert all(len(call) <= 4 for call in calls[4:])
 
 
-def test_what_is_not_cheap_goes_to_threads() -> None:
+def test_expensive_items_use_threads() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         for i in range(3):
             await batcher.submit("k", i, model)
@@ -123,7 +123,7 @@ def test_what_is_not_cheap_goes_to_threads() -> None:
     assert run(story, row_seconds=0.5).threads == [True, True, True]
 
 
-def test_with_no_seconds_everything_goes_to_threads() -> None:
+def test_with_a_time_limit_of_zero_all_items_use_threads() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         for i in range(3):
             await batcher.submit("k", i, model)
@@ -131,11 +131,11 @@ def test_with_no_seconds_everything_goes_to_threads() -> None:
     assert run(story, seconds=0.0).threads == [True, True, True]
 
 
-def test_those_that_wait_for_a_thread_are_taken_together() -> None:
-    """A weight of 20 is cheap, one of 21 is not; the others gather while one is computed.
+def test_items_that_wait_for_a_thread_are_batched() -> None:
+    """Items that wait for a thread are computed together.
 
-    Batchable items fit into four times the cheap limit (the first showed that a weight takes a
-    little less).
+    A weight of 20 is cheap, one of 21 is not. Batchable items fit into four times the cheap limit
+    (the first call showed that a weight takes slightly less time).
     """
 
     async def story(batcher: Batcher, model: Model) -> None:
@@ -163,7 +163,7 @@ def test_those_that_wait_for_a_thread_are_taken_together() -> None:
     ]
 
 
-def test_cheap_ones_pass_by_a_busy_thread() -> None:
+def test_cheap_items_do_not_wait_for_a_busy_thread() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         slow = Model(model.clock)
         slow.go.clear()
@@ -178,7 +178,7 @@ def test_cheap_ones_pass_by_a_busy_thread() -> None:
     assert run(story).threads == [True, False]
 
 
-def test_a_fault_stays_with_its_request() -> None:
+def test_an_error_affects_only_its_request() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         await batcher.submit("k", "warm", model)
         found = await asyncio.gather(
@@ -191,7 +191,7 @@ def test_a_fault_stays_with_its_request() -> None:
     assert run(story).calls[1:] == [["a", "bad", "c"], ["a"], ["bad"], ["c"]]
 
 
-def test_results_that_are_too_few_are_an_error_not_a_silence() -> None:
+def test_too_few_results_are_an_error() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         with pytest.raises(RuntimeError, match="0 results for 1 work items"):
             await batcher.submit("k", 1, lambda given: [])
@@ -199,7 +199,7 @@ def test_results_that_are_too_few_are_an_error_not_a_silence() -> None:
     run(story)
 
 
-def test_nobody_computes_for_those_who_are_gone() -> None:
+def test_cancelled_items_are_not_computed() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         model.go.clear()
         first = asyncio.create_task(batcher.submit("k", "first", model))
@@ -215,7 +215,7 @@ def test_nobody_computes_for_those_who_are_gone() -> None:
     assert run(story).calls == [["first"], ["stays"]]
 
 
-def test_rows_beyond_the_bound_are_told_to_come_again() -> None:
+def test_rows_above_the_limit_get_a_retry_time() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         with batcher.admit(5), batcher.admit(3):
             with (
@@ -225,11 +225,12 @@ def test_rows_beyond_the_bound_are_told_to_come_again() -> None:
                 raise AssertionError("there was room")
             assert (caught.value.code, caught.value.details["retry_after"]) == ("BUSY", 1)
         assert batcher.pending_rows == 0
+        # A single request of any size fits.
         with (
             batcher.admit(1000),
             pytest.raises(Unavailable),
             batcher.admit(1),
-        ):  # alone, any request fits
+        ):
             raise AssertionError("there was room")
         with pytest.raises(KeyError), batcher.admit(8):
             raise KeyError
@@ -239,7 +240,7 @@ def test_rows_beyond_the_bound_are_told_to_come_again() -> None:
     run(story)
 
 
-def test_how_long_to_wait_is_learned() -> None:
+def test_the_retry_time_follows_the_measured_speed() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         for i in range(40):
             await batcher.submit("k", i, model)

@@ -74,7 +74,7 @@ requests = st.fixed_dictionaries(
 
 @given(requests, st.booleans())
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_good_requests_are_taken_and_understood_alike(
+def test_valid_requests_give_the_same_result_as_the_strict_decoder(
     request: dict[str, Any], ascii_only: bool
 ) -> None:
     body = json.dumps(request, ensure_ascii=ascii_only).encode()
@@ -127,8 +127,8 @@ PIECES += [
 ]
 
 
-def test_mutated_requests_are_never_understood_otherwise() -> None:
-    """Pieces are cut out, doubled and inserted anywhere: 30,000 bodies, some of them valid."""
+def test_mutated_requests_never_give_another_result() -> None:
+    """Bytes are cut out, duplicated and inserted at random: 30,000 bodies, some of them valid."""
     rng, took = random.Random(7), 0
     seeds = [
         json.dumps(
@@ -164,7 +164,7 @@ def test_mutated_requests_are_never_understood_otherwise() -> None:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.status in (400, 422)], ids=lambda case: case.id
 )
-def test_what_the_strict_decoder_refuses_is_left_to_it(case: Any) -> None:
+def test_requests_that_the_strict_decoder_refuses_are_left_to_it(case: Any) -> None:
     """Invalid requests are refused by the strict decoder, or later by the model."""
     try:
         strictly(case.content)
@@ -184,7 +184,7 @@ TWICE = [
 
 
 @pytest.mark.parametrize("body", TWICE)
-def test_keys_given_twice_and_nulls_are_left_to_the_law(body: bytes) -> None:
+def test_duplicate_keys_and_nulls_are_left_to_the_strict_decoder(body: bytes) -> None:
     assert quick.decode_fast(body, MOST) is None
 
 
@@ -209,7 +209,7 @@ def ask(*rows: dict[str, Any]) -> list[quick.InstanceLike]:
     return list(found.instances)
 
 
-def test_rows_all_at_once_are_the_rows_one_by_one(tmp_path: Any) -> None:
+def test_rows_converted_together_equal_rows_converted_one_by_one(tmp_path: Any) -> None:
     model = plain_model(tmp_path / "model", 6)
     good = [
         {"indices": [4, 1], "values": [0.1, 2]},
@@ -242,7 +242,7 @@ def test_rows_all_at_once_are_the_rows_one_by_one(tmp_path: Any) -> None:
         ({}, "ROW_KIND"),
     ],
 )
-def test_a_fault_among_good_rows_is_named_with_its_place(
+def test_an_error_among_valid_rows_has_its_location(
     tmp_path: Any, row: dict[str, Any], code: str
 ) -> None:
     model, good = plain_model(tmp_path / "model", 6), {"indices": [5, 1], "values": [1, 1]}
@@ -251,7 +251,7 @@ def test_a_fault_among_good_rows_is_named_with_its_place(
     assert (caught.value.code, caught.value.details["loc"]) == (code, "instances[1]")
 
 
-def test_texts_stay_texts_and_mixtures_become_rows(tmp_path: Any) -> None:
+def test_texts_stay_texts_and_mixed_instances_become_rows(tmp_path: Any) -> None:
     model = text_model(tmp_path / "model")
     assert to_rows(model, ask({"text": "a csv file"}, {"text": ""})) == ["a csv file", ""]
     mixed = to_rows(model, ask({"text": "a csv file"}, {"indices": [1], "values": [2.0]}))

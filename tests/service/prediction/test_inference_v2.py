@@ -183,7 +183,7 @@ def test_readiness_follows_the_service(place: Service) -> None:
         place.app_state.draining = False
 
 
-def test_texts_are_answered_as_by_v1(place: Service) -> None:
+def test_texts_give_the_results_of_v1(place: Service) -> None:
     body = {"id": "42", "inputs": [text(*TEXTS)], "parameters": {"top_k": 3}}
     answer = place.http.post(INFER, json=body)
     assert (answer.json()["id"], answer.json()["model_name"], answer.json()["model_version"]) == (
@@ -209,7 +209,7 @@ def target(reference: str) -> Any:
     return ModelTarget("default", reference)
 
 
-def test_rows_are_answered_as_by_v1(place: Service) -> None:
+def test_rows_give_the_results_of_v1(place: Service) -> None:
     instances = [
         {"indices": [4, 0, 2], "values": [0.1, 1.5, -2.0]},
         {"indices": [], "values": []},
@@ -356,7 +356,7 @@ def test_wrong_tensors_are_refused(place: Service, inputs: list[dict[str, Any]],
 @pytest.mark.parametrize(
     ("sizes", "told_length", "code"),
     [
-        ([4], None, "JSON_INVALID"),  # without the header all of the body is JSON
+        ([4], None, "JSON_INVALID"),  # without the header, the whole body is JSON
         ([4], "9999", "TENSOR_SIZE"),
         ([4], "x", "BAD_HEADER"),
         ([4], "-1", "BAD_HEADER"),
@@ -424,7 +424,7 @@ def test_binary_numbers_must_be_finite(place: Service) -> None:
         ("/v2/nothing", {}, 404, "NO_SUCH_PATH"),
     ],
 )
-def test_errors_are_the_protocols(
+def test_errors_have_the_form_of_the_protocol(
     place: Service, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
     answer = place.http.post(path, json=body)

@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def target(reference: str) -> ModelTarget:
-    """Return a target of the tenant default."""
+    """Return a target of the tenant `default`."""
     return ModelTarget("default", reference)
 
 
@@ -79,8 +79,8 @@ def answers(place: Service, **more: Any) -> list[dict[str, Any]]:
         {"allow": ["csv", "io"], "deadline_ms": 1000, "certificate": True},
     ],
 )
-def test_replies_are_what_the_description_says(place: Service, more: dict[str, Any]) -> None:
-    """The encoded bytes must match the schema, and the values those of the predictor."""
+def test_replies_conform_to_their_description(place: Service, more: dict[str, Any]) -> None:
+    """The encoded bytes match the schema, and the values are those of the predictor."""
     answer = place.http.post(
         PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more}
     )
@@ -107,7 +107,7 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Service) -> Non
         ({"allow": ["set:files"]}, {"csv", "json"}),
         ({"allow": ["set:files", "io"], "deny": ["csv"]}, {"json", "io"}),
     ):
-        for _ in range(2):  # the second time from those that are kept
+        for _ in range(2):  # the second time from the cache
             assert [set(one["labels"]) for one in answers(place, top_k=100, **more)] == [
                 expected
             ] * len(TEXTS)
@@ -135,7 +135,7 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Service) -> Non
         ({"labels": ["csv"]}, 422, "UNKNOWN_FIELD"),
     ],
 )
-def test_what_can_not_be_had_is_refused(
+def test_impossible_options_are_refused(
     place: Service, more: dict[str, Any], status: int, code: str
 ) -> None:
     answer = place.http.post(PREDICT, json={"instances": [{"text": "a"}], **more})
@@ -144,8 +144,8 @@ def test_what_can_not_be_had_is_refused(
         assert "calibrate" in answer.json()["detail"]
 
 
-def test_many_at_once_get_their_own_answers(place: Service) -> None:
-    """With and without batching, with different numbers of labels and rows."""
+def test_concurrent_requests_get_their_own_answers(place: Service) -> None:
+    """Concurrent requests differ in the number of labels and rows, with and without batching."""
     asked = [
         {"instances": [{"text": text}] * (1 + i % 3), "top_k": 1 + i % 4}
         for i, text in enumerate(TEXTS * 30)
@@ -182,7 +182,7 @@ def test_sparse_rows_of_several_requests_are_joined(tmp_path: Path) -> None:
     assert [reply["predictions"][0]["scores"] for reply in found] == expected
 
 
-def test_the_fast_path_and_the_route_are_the_same(
+def test_the_fast_path_and_the_route_give_the_same_replies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the fast path, the FastAPI route returns the same bytes, problems and metrics."""
@@ -237,7 +237,7 @@ def test_the_fast_path_authenticates(tmp_path: Path) -> None:
 
 
 def test_a_full_batcher_refuses_at_once_and_recovers(tmp_path: Path) -> None:
-    """A predictor that blocks: waiting rows are bounded, other requests get a retry time."""
+    """The number of waiting rows is bounded, and other requests get a retry time."""
     reached, go = threading.Event(), threading.Event()
 
     class Slow(Predictor):
@@ -279,7 +279,7 @@ def wait_for_refusal(one: Any, go: threading.Event, others: list[Any]) -> bool:
     return bool(one.done() and one.result().status_code == 503)
 
 
-def test_references_are_remembered_until_something_changes(
+def test_references_are_cached_until_something_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(settings_for(tmp_path / "home"))
@@ -290,9 +290,8 @@ def test_references_are_remembered_until_something_changes(
     route = Registry.resolve_split
 
     def locate_and_count(self: Registry, reference: str) -> tuple[str, TrafficSplit]:
-        looked.extend(
-            [reference] if ":" not in reference else []
-        )  # not those that a loading asks for
+        # Look-ups while a model is loaded are not counted.
+        looked.extend([reference] if ":" not in reference else [])
         return route(self, reference)
 
     monkeypatch.setattr(Registry, "resolve_split", locate_and_count)
@@ -301,12 +300,12 @@ def test_references_are_remembered_until_something_changes(
     app_state.model_cache.get(target("docs"))
     before = len(looked)
     app_state.model_cache.get(target("docs"))
-    assert len(looked) == before + 1  # too young to be trusted
+    assert len(looked) == before + 1  # the change is too recent for the cache
     monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", 0.0)
     for _ in range(3):
         assert app_state.model_cache.get(target("docs")).version == 2
     assert len(looked) == before + 2
-    app_state.registry.set_alias("docs", "prod", 1)
+    app_state.registry.aliases.set("docs", "prod", 1)
     assert app_state.model_cache.get(target("docs@prod")).version == 1
     assert app_state.model_cache.get(target("docs")).version == 2
     app_state.registry.delete("docs", 2)
@@ -314,7 +313,7 @@ def test_references_are_remembered_until_something_changes(
     app_state.model_cache.close()
 
 
-def test_versions_deleted_elsewhere_are_let_go(tmp_path: Path) -> None:
+def test_versions_deleted_by_another_process_are_unloaded(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     app_state: AppState = app.state.app_state
     publish(app_state.registry, "docs", tmp_path / "a", seed=1)
@@ -328,13 +327,13 @@ def test_versions_deleted_elsewhere_are_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, MAX_SCALAR_LOOKUPS, MAX_SCALAR_LOOKUPS + 1])
-def test_names_are_the_same_by_either_way(tmp_path: Path, rows: int) -> None:
+def test_both_conversions_of_label_names_agree(tmp_path: Path, rows: int) -> None:
     names = text_model(tmp_path / "model", labels=["é \U0001f600", '"', "", "d"]).label_names
     labels = np.arange(rows * 2, dtype=np.int32).reshape(rows, 2) % 4
     assert to_label_names(names, labels) == [[names[int(j)].as_py() for j in row] for row in labels]
 
 
-def test_strange_names_arrive_whole(tmp_path: Path) -> None:
+def test_unusual_label_names_are_returned_unchanged(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home"))
     labels = ['say "hi"\\', "é\u2028\U0001f600", "<script>", "tab\there"]
     publish(app.state.app_state.registry, "docs", tmp_path / "staged", labels=labels)

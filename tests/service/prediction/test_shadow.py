@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ def place(tmp_path: Path) -> Iterator[Service]:
     app_state: AppState = app.state.app_state
     for version in (1, 2):
         publish(app_state.registry, "docs", tmp_path / "staged", seed=version)
-    app_state.registry.set_traffic_split(
+    app_state.registry.aliases.set_split(
         "docs", "prod", TrafficSplit.from_weights([(1, 1.0)], (2, 1.0))
     )
     with client_of(app) as http:
@@ -49,12 +50,22 @@ def place(tmp_path: Path) -> Iterator[Service]:
 
 
 def shadow_view(place: Service) -> Any:
-    """Return the shadow view after all copies are computed."""
+    """Return the shadow view after all copies are computed.
+
+    A copy is queued just after its reply was sent, so by the time a later request is answered.
+    """
+    place.http.get("/v1/models/docs")
     place.app_state.shadows.wait_until_idle()
     return place.http.get("/v1/models/docs/aliases/prod/shadow").json()
 
 
-def test_agreement_is_what_both_would_say(place: Service) -> None:
+def n_dropped(place: Service) -> float:
+    """Return the number of copies that were dropped since the last flush."""
+    sums = dict(place.app_state.shadows._sums)
+    return sum(value for counter, value in sums.items() if counter.name.endswith("dropped"))
+
+
+def test_the_agreement_is_that_of_both_predictors(place: Service) -> None:
     for _ in range(3):
         assert place.http.post(PREDICT, json=BODY).json()["model"]["version"] == 1
     view = shadow_view(place)
@@ -81,26 +92,26 @@ def test_agreement_is_what_both_would_say(place: Service) -> None:
     assert "docs" not in metrics
 
 
-def test_figures_are_kept_for_every_process(place: Service) -> None:
+def test_statistics_are_stored_for_all_processes(place: Service) -> None:
     place.http.post(PREDICT, json=BODY)
     shadow_view(place)
     again = JobStore(place.app_state.settings.store_url)
-    assert [sums["rows"] for sums in shadow_statistics(again, "default", "docs@prod").values()] == [
-        4.0
-    ]
-    assert shadow_statistics(again, "other", "docs@prod") == {}
+    assert [
+        sums["rows"] for sums in shadow_statistics(again.counters, "default", "docs@prod").values()
+    ] == [4.0]
+    assert shadow_statistics(again.counters, "other", "docs@prod") == {}
     again.close()
 
 
-def test_a_shadow_that_fails_fails_alone(place: Service, tmp_path: Path) -> None:
+def test_a_failing_shadow_does_not_affect_the_reply(place: Service, tmp_path: Path) -> None:
     """The shadow does not read text, so every copy fails."""
     plain_model(tmp_path / "plain")
     place.app_state.registry.publish("docs", tmp_path / "plain")
-    place.app_state.registry.set_traffic_split(
+    place.app_state.registry.aliases.set_split(
         "docs", "prod", TrafficSplit.from_weights([(1, 1.0)], (3, 1.0))
     )
     place.app_state.model_cache.refresh_name("default", "docs")
-    place.app_state.model_cache._swap_pool.submit(lambda: None).result(300)
+    place.app_state.model_cache._switch._pool.submit(lambda: None).result(300)
     assert place.http.post(PREDICT, json=BODY).status_code == 200
     (pair,) = shadow_view(place)["pairs"]
     assert (pair["shadow"], pair["failed"], pair["requests"], pair["top1_agreement"]) == (
@@ -111,7 +122,7 @@ def test_a_shadow_that_fails_fails_alone(place: Service, tmp_path: Path) -> None
     )
 
 
-def test_a_shadow_that_stands_still_delays_nobody_and_drops(
+def test_a_hanging_shadow_delays_no_reply_and_drops_copies(
     place: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go = threading.Event(), threading.Event()
@@ -125,16 +136,22 @@ def test_a_shadow_that_stands_still_delays_nobody_and_drops(
     monkeypatch.setattr(ShadowRunner, "_compare", slow)
     try:
         assert place.http.post(PREDICT, json=BODY).status_code == 200
-        assert reached.wait(300)  # the reply was here before the shadow had answered
+        assert reached.wait(300)  # the reply came before the shadow was computed
         for _ in range(MAX_WAITING + 5):
             assert place.http.post(PREDICT, json=BODY).status_code == 200
+        # The last copy is submitted after its reply.
+        deadline = time.monotonic() + 300
+        while n_dropped(place) < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
     finally:
         go.set()
     (pair,) = shadow_view(place)["pairs"]
     assert (pair["requests"], pair["dropped"]) == (MAX_WAITING, 6)
 
 
-def test_copies_are_given_after_the_reply(place: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_submitted_after_the_reply(
+    place: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last byte is passed to the server before the copy is submitted."""
     order: list[str] = []
     send = _SendWithHeaders.__call__
@@ -153,7 +170,7 @@ def test_copies_are_given_after_the_reply(place: Service, monkeypatch: pytest.Mo
 def test_a_share_gets_copies_by_key(place: Service) -> None:
     """The hash differs from that of the split: a tenth of the copies is not the canary's tenth."""
     route = TrafficSplit.from_weights([(1, 1.0)], (2, 0.25))
-    place.app_state.registry.set_traffic_split("docs", "prod", route)
+    place.app_state.registry.aliases.set_split("docs", "prod", route)
     place.app_state.model_cache.refresh_name("default", "docs")
     keys = [f"k{i}" for i in range(60)]
     for key in keys:
@@ -165,7 +182,7 @@ def test_a_share_gets_copies_by_key(place: Service) -> None:
     assert shadow_view(place)["pairs"][0]["requests"] == expected
 
 
-def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
+def test_statistics_are_kept_while_the_store_is_unavailable(tmp_path: Path) -> None:
     plain_model(tmp_path / "staged")
     registry = Registry(tmp_path / "models")
     registry.publish("rows", tmp_path / "staged")
@@ -189,7 +206,7 @@ def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
     shadows.wait_until_idle()
 
     class Broken:
-        """A store that does not answer."""
+        """A store that is unavailable."""
 
         def increment_all(self, counted: Any) -> None:
             raise OSError("gone")
@@ -197,8 +214,8 @@ def test_what_the_store_does_not_take_is_not_lost(tmp_path: Path) -> None:
     store = JobStore(f"sqlite:///{tmp_path / 'x.db'}")
     with pytest.raises(OSError, match="gone"):
         shadows.flush(Broken())  # type: ignore[arg-type]
-    shadows.flush(store)
-    (sums,) = shadow_statistics(store, "default", "rows@a").values()
+    shadows.flush(store.counters)
+    (sums,) = shadow_statistics(store.counters, "default", "rows@a").values()
     assert (sums["top1"], sums["overlap"], sums["rows"], sums["answer_seconds"]) == (
         6.0,
         6.0,

@@ -32,22 +32,23 @@ from xcray.service.processes.sockets import listen, stop_accepting
 SERVE = "import sys; from xcray.cli.main import main; sys.exit(main(sys.argv[1:]))"
 BODY = {"instances": [{"text": text} for text in TEXTS]}
 PATIENCE = 180.0
-DRAIN = 60  # seconds: more than all that is looked at takes; a second signal ends it
+DRAIN = 60  # seconds; longer than all checks before a second signal ends the drain
 
 
 def until(look: Any, seconds: float = PATIENCE) -> Any:
-    """The first true answer."""
+    """Wait until `look` returns a true value and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := look():
             return found
         time.sleep(0.05)
-    raise AssertionError("it did not come to pass")
+    raise AssertionError("the condition did not become true in time")
 
 
 class Crowd:
-    """Clients that ask all the time, each on a connection that it keeps for some requests; what
-    they were told.
+    """Clients that send requests continuously; each connection is used for several requests.
+
+    `told` counts the results.
     """
 
     def __init__(self, url: str) -> None:
@@ -57,12 +58,12 @@ class Crowd:
         self._threads = [threading.Thread(target=self._ask) for _ in range(3)]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the clients."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop the clients and wait for them."""
         self.ending.set()
         for thread in self._threads:
             thread.join(PATIENCE)
@@ -72,9 +73,8 @@ class Crowd:
             while not self.ending.is_set():
                 try:
                     self.told[str(http.post("/v1/models/docs:predict", json=BODY).status_code)] += 1
-                except (
-                    httpx.ConnectError
-                ):  # nobody listens any more: refused before it was sent, another replica takes it
+                except httpx.ConnectError:
+                    # The listener is closed. Another replica can take the request: it was not sent.
                     self.told["refused"] += 1
                     return
                 except httpx.HTTPError as error:
@@ -82,13 +82,14 @@ class Crowd:
 
 
 def asked(url: str, path: str) -> httpx.Response:
-    """An answer, on a connection of its own."""
+    """Request a path on a new connection."""
     return httpx.get(f"{url}{path}", trust_env=False, timeout=PATIENCE)
 
 
 def may_be_reset() -> set[str]:
-    """What else clients may be told here: where the kernel takes no filters, those who connect in
-    the last instant are reset.
+    """Return additional results that clients can get here.
+
+    Where the kernel has no socket filters, connections of the last instant are reset.
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if stop_accepting(listener):
@@ -101,7 +102,7 @@ def may_be_reset() -> set[str]:
 
 
 def slow_upload(url: str) -> socket.socket:
-    """An upload of which half has been sent."""
+    """Send half of an upload and return the connection."""
     address = httpx.URL(url)
     connection = socket.create_connection((address.host, address.port or 80), timeout=PATIENCE)
     lines = (
@@ -116,7 +117,7 @@ def slow_upload(url: str) -> socket.socket:
 
 @pytest.mark.drill
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> None:
+def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None:
     home = tmp_path / "home"
     publish(Registry(home / "models"), "docs", tmp_path / "staged")
     command = [
@@ -153,17 +154,16 @@ def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> No
             until(lambda: crowd.told["200"] >= 20)
             process.send_signal(signal.SIGTERM)
             unready = until(lambda: (answer := asked(url, "/readyz")).status_code == 503 and answer)
-            assert (
-                unready.json()["reasons"][0] == "DRAINING"
-            )  # a second worker may still be loading: MODELS
+            # MODELS can follow: a second worker may still load models.
+            assert unready.json()["reasons"][0] == "DRAINING"
             assert unready.headers["connection"] == "close"
-            assert asked(url, "/healthz").status_code == 200  # alive: nothing to restart
+            # it is alive, so that it is not restarted
+            assert asked(url, "/healthz").status_code == 200
             at_signal = crowd.told["200"]
-            until(lambda: crowd.told["200"] > at_signal)  # still answered meanwhile
-            process.send_signal(signal.SIGTERM)  # whoever routes has seen it: the drain may end
-            until(
-                lambda: crowd.told["refused"]
-            )  # nobody new is let in any more, and the upload is not whole yet
+            until(lambda: crowd.told["200"] > at_signal)  # requests are still answered
+            process.send_signal(signal.SIGTERM)  # the load balancer has noticed: the drain can end
+            # New connections are refused while the upload is still incomplete.
+            until(lambda: crowd.told["refused"])
             upload.sendall(b"x" * 500)
             assert upload.recv(65_536).startswith(b"HTTP/1.1 201")
         assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
@@ -175,7 +175,7 @@ def test_sigterm_fails_nobody_who_was_let_in(tmp_path: Path, workers: int) -> No
     assert not (home / "serve.json").exists()
 
 
-def test_a_second_signal_does_not_wait_for_the_drain(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_drain(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", drain_seconds=600.0))
     server = Server(app, app.state.settings, lambda: None)
     assert (app.state.app_state.draining, server.should_exit) == (False, False)
@@ -211,11 +211,13 @@ def test_a_drain_ends_by_itself_when_its_seconds_are_over(
     app.state.app_state.store.close()
 
 
-def test_who_is_connected_and_has_not_asked_yet_is_waited_for(
+def test_connections_without_a_request_are_kept_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client may be on a busy machine: it has a connection, as far as it knows, and must not be
-    told that it has none.
+    """A connection without a request is kept for a while.
+
+    On a busy machine its client may have connected before the drain, so its request must be
+    answered.
     """
     monkeypatch.setattr("xcray.service.processes.server.SILENT_CONNECTION_SECONDS", PATIENCE)
     app, ready = create_app(settings_for(tmp_path / "home")), threading.Event()
@@ -228,7 +230,7 @@ def test_who_is_connected_and_has_not_asked_yet_is_waited_for(
         with socket.create_connection(address, timeout=PATIENCE) as early:
             until(lambda: server.server_state.connections)
             server.should_exit = True
-            time.sleep(1.0)  # it would be gone by now
+            time.sleep(1.0)  # by now it would have been closed
             assert thread.is_alive()
             early.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert early.recv(65_536).startswith(b"HTTP/1.1 200")
@@ -236,7 +238,7 @@ def test_who_is_connected_and_has_not_asked_yet_is_waited_for(
         assert not thread.is_alive()
 
 
-def test_a_listener_that_admits_no_more_still_gives_who_waits() -> None:
+def test_a_listener_that_stops_accepting_returns_waiting_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address, timeout=PATIENCE) as early:

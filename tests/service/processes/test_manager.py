@@ -35,13 +35,12 @@ from xcray.system.processes import lower_priority
 
 pytestmark = pytest.mark.drill
 
-PATIENCE = (
-    600.0  # seconds until a wait is given up: on a slow machine two processes compile the kernels
-)
+# Seconds until a wait is given up: on a slow machine two processes compile kernels.
+PATIENCE = 600.0
 
 
 class Puppet:
-    """A worker that does what the test says."""
+    """A simulated worker controlled by the test."""
 
     def __init__(self, place: int, pid: int) -> None:
         self.place = place
@@ -60,11 +59,11 @@ class Puppet:
         self.heard.append(number)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Close nothing."""
 
 
 class Stage:
-    """A keeper of puppets, and a clock that the test turns."""
+    """A manager of simulated workers with a clock that the test sets."""
 
     def __init__(self, count: int) -> None:
         self.now = 0.0
@@ -80,13 +79,13 @@ class Stage:
         return self.all[-1]
 
     def step(self, now: float) -> list[int]:
-        """The places of workers started by then, that had not been before."""
+        """Advance the clock and return the slots of the workers started by this step."""
         before, self.now = len(self.all), now
         self.keeper.poll_workers()
         return [each.place for each in self.all[before:]]
 
 
-def test_a_worker_is_started_again_at_once_and_then_later_and_later() -> None:
+def test_a_worker_is_restarted_at_once_and_then_with_growing_delays() -> None:
     stage = Stage(2)
     assert stage.step(0.0) == [0, 1]
     for puppet in stage.all:
@@ -109,10 +108,10 @@ def test_a_worker_is_started_again_at_once_and_then_later_and_later() -> None:
     stage.all[-1].exit, stage.all[-1].answers = None, True
     now += STABLE_SECONDS
     stage.all[-1].exit = 1
-    assert stage.step(now) == [1]  # it lasted: at once again
+    assert stage.step(now) == [1]  # it ran long enough, so it is restarted at once
 
 
-def test_none_is_started_while_all_shall_end() -> None:
+def test_no_worker_is_started_while_stopping() -> None:
     stage = Stage(2)
     stage.step(0.0)
     stage.keeper.is_stopping = True
@@ -126,7 +125,7 @@ def test_none_is_started_while_all_shall_end() -> None:
     assert stage.keeper.has_ended
 
 
-def test_a_first_worker_that_never_answers_is_seen() -> None:
+def test_a_first_worker_that_never_becomes_ready_is_detected() -> None:
     stage = Stage(1)
     stage.step(0.0)
     assert not stage.keeper.failed_at_start
@@ -135,14 +134,14 @@ def test_a_first_worker_that_never_answers_is_seen() -> None:
     assert stage.keeper.failed_at_start
 
 
-def test_missing_workers_are_told() -> None:
+def test_missing_workers_are_reported() -> None:
     check_workers(lambda: {"alive": 2, "workers": 2})
     check_workers(dict)
     with pytest.raises(Unavailable, match="1 of 2"):
         check_workers(lambda: {"alive": 1, "workers": 2})
 
 
-def test_an_address_is_kept_for_those_who_share_it(tmp_path: Path) -> None:
+def test_an_address_is_reserved_for_the_workers_that_share_it(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     with reserve_address(settings) as held:
         port = held.getsockname()[1]
@@ -158,9 +157,10 @@ def test_an_address_is_kept_for_those_who_share_it(tmp_path: Path) -> None:
                 assert one.family == socket.AF_INET
 
 
-def test_only_the_leader_builds_and_it_sees_what_others_accept(tmp_path: Path) -> None:
-    """Two apps of one home, as two workers are: a data set accepted by one is built by the other, a
-    deleted one is given up.
+def test_only_the_leader_builds_data_sets_of_all_workers(tmp_path: Path) -> None:
+    """Only the leader builds data sets, including those accepted by another worker.
+
+    A deleted data set is given up.
     """
     stub = tmp_path / "stub.py"
     stub.write_text(
@@ -180,22 +180,20 @@ def test_only_the_leader_builds_and_it_sees_what_others_accept(tmp_path: Path) -
         eventually(lambda: (settings.home / "builds" / slow / "begun").exists())
         assert other.delete(f"/v1/datasets/{slow}").status_code == 204
         third = leader.post("/v1/datasets", json={"name": "third", "format": "pydocs"}).json()["id"]
-        eventually(
-            lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY"
-        )  # one at a time: the slow one is gone
-        eventually(
-            lambda: not list((settings.home / "builds").iterdir())
-        )  # what was used goes after all is told
+        # Builds run one at a time, so the slow one is gone.
+        eventually(lambda: other.get(f"/v1/datasets/{third}").json()["status"] == "READY")
+        # Inputs are deleted after the result is reported.
+        eventually(lambda: not list((settings.home / "builds").iterdir()))
 
 
 def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """The first true answer."""
+    """Wait until `look` returns a true value and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := look():
             return found
         time.sleep(0.05)
-    raise AssertionError("it did not come to pass")
+    raise AssertionError("the condition did not become true in time")
 
 
 SERVE = """
@@ -208,7 +206,7 @@ serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, workers=2))
 
 
 def children(pid: int) -> list[int]:
-    """Processes whose parent is `pid`."""
+    """Return the processes whose parent is `pid`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (stat := read(entry / "stat")):
@@ -217,14 +215,14 @@ def children(pid: int) -> list[int]:
 
 
 def read(path: Path) -> str:
-    """A file of a process that may be gone."""
+    """Return the text of a file in /proc, or "" if its process is gone."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
-def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
+def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
     home = tmp_path / "home"
     registry = Registry(Home(home).models)
     publish(registry, "docs", tmp_path / "staged")
@@ -248,7 +246,8 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
                     timeout=PATIENCE,
                 )
 
-            replies = [ask() for _ in range(24)]  # a connection each: dealt out among both
+            # one connection per request: both workers get some
+            replies = [ask() for _ in range(24)]
             assert {one.status_code for one in replies} == {200}
             assert len({one.content for one in replies}) == 1
             workers = children(process.pid)
@@ -266,13 +265,11 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
             )
             assert ask().status_code == 200
             figures = httpx.get(f"{told['url']}/metrics", trust_env=False, timeout=PATIENCE).text
-            assert (
-                "xcray_predict_instances_total 25.0" in figures
-            )  # of all, also of the one that died
+            # The sum over all workers, including the dead one.
+            assert "xcray_predict_instances_total 25.0" in figures
             publish(registry, "docs", tmp_path / "again", seed=1)
-            eventually(
-                lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2}
-            )  # each process loads it in its own time
+            # Each process loads the version at its own time.
+            eventually(lambda: {ask().json()["model"]["version"] for _ in range(8)} == {2})
             last = children(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
@@ -281,13 +278,56 @@ def test_two_workers_answer_lose_one_and_drain(tmp_path: Path) -> None:
     assert not (home / "serve.json").exists()
 
 
-def test_runners_stand_back_for_predictions(
+def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_path: Path) -> None:
+    """A mapped file that is truncated in place ends each process that reads it (SIGBUS)."""
+    home = tmp_path / "home"
+    registry = Registry(Home(home).models)
+    for name in ("docs", "other"):
+        publish(registry, name, tmp_path / name)
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
+        try:
+            url = eventually(
+                lambda: (
+                    (home / "serve.json").is_file()
+                    and json.loads((home / "serve.json").read_text())["url"]
+                )
+            )
+
+            def ask(name: str) -> tuple[int, str]:
+                """Status and text; 0 if the process ended meanwhile."""
+                body = {"instances": [{"text": "read a csv file"}], "top_k": 1}
+                address = f"{url}/v1/models/{name}:predict"
+                try:
+                    told = httpx.post(address, json=body, trust_env=False, timeout=PATIENCE)
+                except httpx.TransportError:
+                    return 0, ""
+                return told.status_code, told.text
+
+            assert {ask(name)[0] for name in ("docs", "other") for _ in range(24)} == {200}
+            workers = children(process.pid)
+            for path in registry.resolve("docs").rglob("*.arrow"):
+                os.truncate(path, 0)
+            eventually(lambda: ask("docs") and not set(workers) & set(children(process.pid)))
+            refused = eventually(lambda: (told := ask("docs"))[0] == 503 and told[1])
+            assert "docs" in refused
+            assert process.poll() is None
+            eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
+            assert {ask("docs")[0] for _ in range(8)} == {503}
+            assert {ask("other")[0] for _ in range(8)} == {200}
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+    assert f'"exit": {-signal.SIGBUS}' in (tmp_path / "log").read_text()
+
+
+def test_runners_have_a_lower_priority_than_predictions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[list[str]] = []
 
     class Process:
-        """Stands for a runner that has ended."""
+        """Simulates a runner that has ended."""
 
         returncode = 0
 
@@ -304,21 +344,21 @@ def test_runners_stand_back_for_predictions(
     assert [each.job_id for each in launcher.poll()] == ["job_1"]
 
 
-def test_a_runner_stands_back_with_its_session(
+def test_a_runner_lowers_the_priority_of_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nice counts only within a session where sessions are scheduled against each other."""
+    """The priority of the session is lowered, too: the kernel may schedule by session."""
     heard: list[int] = []
     monkeypatch.setattr("xcray.jobs.runner.main.os.nice", heard.append)
     group = tmp_path / "autogroup"
     lower_priority(10, group)
-    assert not group.exists()  # this system has none
+    assert not group.exists()  # no autogroup on this system: nothing is written
     group.write_text("/autogroup-1 nice 0")
     lower_priority(10, group)
     assert (heard, group.read_text()) == ([10, 10], "10")
     lower_priority(0, group)
     assert group.read_text() == "10"
-    lower_priority(5, tmp_path)  # can't be written
+    lower_priority(5, tmp_path)  # not writable: ignored
     assert heard == [10, 10, 0, 5]
 
 
@@ -328,9 +368,10 @@ def test_workers_are_a_setting() -> None:
     assert Settings(workers=256).prediction_threads == 1
 
 
-def test_threads_share_what_the_allocator_keeps() -> None:
-    """In a process of its own: threads that free what they held leave it to each other, by the
-    allocator's own account.
+def test_threads_share_the_memory_of_the_allocator() -> None:
+    """Threads reuse the memory that other threads have freed.
+
+    The allocator's own statistics in a separate process show it.
     """
     program = (
         "import ctypes, sys, threading\n"

@@ -30,14 +30,14 @@ DATA = {
 
 
 def built(http: httpx.Client, home: Path) -> str:
-    """A data set, made by whoever keeps the house."""
+    """Build a data set and return its id."""
     made: str = http.post("/v1/datasets", json=DATA).json()["id"]
     until(lambda: http.get(f"/v1/datasets/{made}").json()["status"] == "READY", home)
     return made
 
 
 def trained(http: httpx.Client, home: Path, data: str) -> dict[str, Any]:
-    """A job that has ended."""
+    """Run a training job and return the ended job."""
     job = http.post("/v1/jobs", json={"dataset": data, "model": "m", "pool": "serial"}).json()["id"]
     found: dict[str, Any] = until(
         lambda: (job_ := http.get(f"/v1/jobs/{job}").json())["status"] in TERMINAL and job_, home
@@ -46,12 +46,12 @@ def trained(http: httpx.Client, home: Path, data: str) -> dict[str, Any]:
 
 
 def client(url: str) -> httpx.Client:
-    """A plain client."""
+    """Return an HTTP client without proxies."""
     return httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE)
 
 
 def refused(home: Path, *words: str) -> str:
-    """What a command that is refused says."""
+    """Run a command that must be refused and return its error output."""
     environment = {**os.environ, "XCRAY_HOME": str(home), "XCRAY_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "xcray", *words, "--json"],
@@ -64,7 +64,7 @@ def refused(home: Path, *words: str) -> str:
     return done.stderr
 
 
-def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
+def test_on_sqlite_one_process_serves_and_one_runs_jobs(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with (
         process(home, "serve", "--no-runner", lease="600") as api,
@@ -78,7 +78,8 @@ def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
                 200,
             )
             assert "xcray_dataset_builds_total" in health.get("/metrics").text
-            assert health.get("/v1/jobs").status_code == 404  # it tells how it is, and nothing else
+            # a runner serves only health and metrics
+            assert health.get("/v1/jobs").status_code == 404
         for words in (("serve",), ("serve", "--no-runner"), ("runner",)):
             assert "HOME_IN_USE" in refused(home, *words)
         for child in (runner, api):
@@ -87,16 +88,17 @@ def test_on_a_file_one_answers_and_one_runs_jobs(tmp_path: Path) -> None:
     assert not [*home.glob("serve*.json"), *home.glob("runner*.json")]
 
 
-def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(
+def test_on_postgresql_replicas_share_a_home_and_a_killed_leader_is_replaced(
     tmp_path: Path, postgres: Any
 ) -> None:
-    """Two that answer, two that run jobs. The one that keeps the house is killed: the other builds
-    and runs what comes.
+    """Two API replicas and two runners share a home.
+
+    After the maintenance leader is killed, the other replica builds data sets and runs maintenance.
     """
     home, url = tmp_path / "home", unhurried(postgres.emptied())
     with ExitStack() as held:
         first = held.enter_context(process(home, "serve", "--no-runner", store=url))
-        told(home, first, "serve")  # it makes the tables
+        told(home, first, "serve")  # the first process creates the tables
         apis = [first, held.enter_context(process(home, "serve", "--no-runner", store=url))]
         runners = [held.enter_context(process(home, "runner", store=url)) for _ in range(2)]
         https = [held.enter_context(client(told(home, api, "serve")["url"])) for api in apis]
@@ -112,7 +114,7 @@ def test_on_postgresql_replicas_share_a_home_and_who_dies_is_followed(
 
 
 def keeper_of(url: str) -> str:
-    """The process that keeps the house, by the store."""
+    """Return the id of the maintenance leader's process, from the store."""
     import sqlalchemy as sa
 
     from xcray.jobs.database.schema import DUTIES

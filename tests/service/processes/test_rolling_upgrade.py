@@ -36,14 +36,13 @@ from xcray.model.registry import Registry
 pytestmark = pytest.mark.drill
 
 FOLLOWING = f"{int(HEAD) + len(ADDED):04}"
-CONTRACT = NextStep(
-    'op.drop_column("keys", "revoked")', f'oldest = "{int(FOLLOWING) + 1:04}"'
-)  # a key that was revoked would look good
+# Without this column a revoked key would look valid, so older programs must be cut off.
+CONTRACT = NextStep('op.drop_column("keys", "revoked")', f'oldest = "{int(FOLLOWING) + 1:04}"')
 ROWS = {"instances": [{"text": "read rows of a csv file"}]}
 
 
 def upgraded_by_the_next_program(following: Path, home: Path, store: str | None) -> dict[str, Any]:
-    """What `xcray store upgrade` of a release says, as a process."""
+    """Run `xcray store upgrade` of a release and return its report."""
     place = {"XCRAY_HOME": str(home), **({"XCRAY_STORE": store} if store else {})}
     done = run_next(following, "-m", "xcray", "store", "upgrade", "--json", **place)
     assert done.returncode == 0, done.stderr
@@ -51,7 +50,7 @@ def upgraded_by_the_next_program(following: Path, home: Path, store: str | None)
 
 
 class Clients:
-    """Threads that ask all the time; what they are told, counted by path and status."""
+    """Threads that send requests continuously; `heard` counts results by path and status."""
 
     def __init__(self, url: str, token: str) -> None:
         self.heard: Counter[tuple[str, int]] = Counter()
@@ -79,7 +78,7 @@ class Clients:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """While the block runs."""
+        """Send requests while the block runs."""
         for thread in self._threads:
             thread.start()
         try:
@@ -94,17 +93,17 @@ class Clients:
         self.http.close()
 
     def more(self, path: str, n: int, home: Path) -> None:
-        """Wait until a path was answered so often again."""
+        """Wait until a path has been answered `n` more times."""
         before = self.heard[path, 200]
         until(lambda: self.heard[path, 200] >= before + n, home)
 
     def failed(self) -> dict[tuple[str, int], int]:
-        """Answers that were no 200."""
+        """Return the answers that were not 200."""
         return {what: n for what, n in self.heard.items() if what[1] != 200}
 
 
 def train(http: httpx.Client, data: str, n: int) -> list[str]:
-    """Submit jobs; their ids."""
+    """Submit jobs and return their ids."""
     asked = [
         http.post("/v1/jobs", json={"dataset": data, "model": f"t{i}", "pool": "serial"})
         for i in range(n)
@@ -114,9 +113,9 @@ def train(http: httpx.Client, data: str, n: int) -> list[str]:
 
 
 def ended(store: JobStore, jobs: list[str], home: Path) -> list[tuple[str, int]]:
-    """Status and attempt of jobs, once they have ended."""
-    until(lambda: all(store.get_job(job).status in TERMINAL for job in jobs), home)
-    return [(store.get_job(job).status, store.get_job(job).attempt) for job in jobs]
+    """Wait until jobs have ended; return their statuses and attempts."""
+    until(lambda: all(store.jobs.get(job).status in TERMINAL for job in jobs), home)
+    return [(store.jobs.get(job).status, store.jobs.get(job).attempt) for job in jobs]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -128,16 +127,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str | N
     ).database()
 
 
-def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
+def test_a_schema_is_upgraded_while_programs_serve_and_train(
     place: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
 ) -> None:
     home, address = place
     following = program(tmp_path / "following", *ADDED)
     after = release(tmp_path / "after", *ADDED, CONTRACT)
     store, made, data = JobStore(address or Home(home).store_url), create_token(), new_id("ds")
-    store.add_key("default", "clients", ["admin"], made.digest, key_id=made.key_id)
+    store.keys.add("default", "clients", ["admin"], made.digest, key_id=made.key_id)
     shutil.copytree(tiny.path, Home(home).dataset(data))
-    store.add_dataset("tiny", str(Home(home).dataset(data)), dataset_id=data)
+    store.datasets.add("tiny", str(Home(home).dataset(data)), dataset_id=data)
     with (
         process(home, "serve", store=address, lease="600") as serve,
         closing(Clients(told(home, serve, "serve")["url"], made.token)) as clients,
@@ -145,20 +144,19 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
         until(lambda: clients.http.get("/readyz").status_code == 200, home)
         with clients.asking():
             jobs = train(clients.http, data, 2)
-            until(lambda: store.get_job(jobs[0]).status == RUNNING, home)
+            until(lambda: store.jobs.get(jobs[0]).status == RUNNING, home)
             clients.more("/v1/models/m:predict", 5, home)
             found = upgraded_by_the_next_program(following, home, address)
             assert (found["before"], found["revision"], found["oldest"]) == (HEAD, FOLLOWING, HEAD)
-            assert found["programs"][HEAD] >= 1  # it was done under them
+            assert found["programs"][HEAD] >= 1  # the programs were running during the upgrade
             assert ended(store, jobs, home) == [(SUCCEEDED, 1)] * 2
             clients.more("/v1/models/m:predict", 5, home)
             with pytest.raises(Conflict, match="roll out the release between first") as caught:
                 upgrade_to(after, store.url)
             assert caught.value.code == "SCHEMA_IN_USE"
             assert inspect_store(store.url)["revision"] == FOLLOWING
-            JobStore(
-                store.url, upgrade=False
-            ).close()  # a program of before begins and works, as after `helm rollback`
+            # An older program starts on the upgraded store, as after `helm rollback`.
+            JobStore(store.url, upgrade=False).close()
             clients.more("/readyz", 5, home)
         assert clients.failed() == {}
         upgrade_to(after, store.url, force=True)
@@ -170,14 +168,13 @@ def test_a_schema_is_upgraded_under_programs_that_answer_and_train(
 
 
 def _only_predictions(clients: Clients, home: Path) -> None:
-    """What a program answers that was cut off: predictions, to those it knew, and nothing else."""
+    """Check that a cut-off program still answers predictions for cached keys and nothing else."""
     until(lambda: "SCHEMA" in clients.http.get("/readyz").json()["degraded"], home)
     ready = clients.http.get("/readyz")
     assert (ready.status_code, ready.json()["reasons"]) == (200, [])
     assert clients.http.post("/v1/models/m:predict", json=ROWS).status_code == 200
-    until(
-        lambda: clients.http.get("/v1/jobs").status_code == 503, home
-    )  # reads believe for a moment what they saw last
+    # Reads use the cached revision for a moment.
+    until(lambda: clients.http.get("/v1/jobs").status_code == 503, home)
     for answer in (
         clients.http.get("/v1/jobs"),
         clients.http.post("/v1/jobs", json={"dataset": "ds_1", "model": "m"}),

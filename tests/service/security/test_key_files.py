@@ -25,14 +25,17 @@ from xcray.service.app import create_app
 
 
 def sprig(seed: int) -> str:
-    """What Helm makes of `printf "xck_%s_%s" (randAlpha 20 | lower) (randAlphaNum 43)`."""
+    """Return a token as Helm makes it.
+
+    The template is `printf "xck_%s_%s" (randAlpha 20 | lower) (randAlphaNum 43)`.
+    """
     draw = random.Random(seed)
     letters = "".join(draw.choices(string.ascii_letters, k=20)).lower()
     return f"xck_{letters}_{''.join(draw.choices(string.ascii_letters + string.digits, k=43))}"
 
 
-def test_what_helm_can_draw_is_a_key() -> None:
-    assert 43 * 5.954 >= 256  # bits of 43 out of 62 characters
+def test_tokens_made_by_helm_are_valid_keys() -> None:
+    assert 43 * 5.954 >= 256  # bits of 43 characters out of 62
     for seed in range(2000):
         token = sprig(seed)
         made = import_token(f"{token}\n")
@@ -57,7 +60,7 @@ def test_what_helm_can_draw_is_a_key() -> None:
         "\u0660" * 43,
     ],
 )
-def test_weak_secrets_are_refused_and_not_told(secret: str) -> None:
+def test_weak_secrets_are_refused_and_not_repeated(secret: str) -> None:
     with pytest.raises(ParameterError) as caught:
         import_token(f"xck_{'a' * 20}_{secret}")
     assert caught.value.code == "SECRET"
@@ -65,7 +68,7 @@ def test_weak_secrets_are_refused_and_not_told(secret: str) -> None:
 
 
 class Place:
-    """A store that was just made, and files with secrets beside it."""
+    """A new store and files with secrets."""
 
     def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.url = url
@@ -73,7 +76,7 @@ class Place:
         self.capsys = capsys
 
     def file(self, token: str, name: str = "key") -> Path:
-        """A file as Kubernetes mounts one."""
+        """Write a secret to a file, as Kubernetes mounts it."""
         path = self.folder / name
         path.write_text(token)
         return path
@@ -81,7 +84,7 @@ class Place:
     def create(
         self, token: str, *more: str, code: int = 0, name: str = "bootstrap"
     ) -> dict[str, object]:
-        """The command a hook runs, what it said; what it printed holds no secret."""
+        """Run the command of the hook and return its output, which must not contain the secret."""
         how = [
             "--scopes",
             "admin",
@@ -98,7 +101,7 @@ class Place:
         return json.loads(told.err if code else told.out)  # type: ignore[no-any-return]
 
     def store(self) -> JobStore:
-        """The store."""
+        """Open the store."""
         return JobStore(self.url)
 
 
@@ -110,17 +113,16 @@ def place(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Place]:
     monkeypatch.setenv("XCRAY_STORE", store_url)
-    monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")  # as in the pods of a chart
-    monkeypatch.setenv(
-        "XCRAY_HOME", str(tmp_path / "read" / "only")
-    )  # a hook has no home, and needs none
+    monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")  # as in the pods of the chart
+    # The hook has no home and needs none.
+    monkeypatch.setenv("XCRAY_HOME", str(tmp_path / "read" / "only"))
     assert main(["store", "upgrade"]) == 0
     capsys.readouterr()
     yield Place(store_url, tmp_path, capsys)
     assert not (tmp_path / "read").exists()
 
 
-def test_a_hook_puts_the_key_of_a_secret_into_a_store_just_made_and_does_so_once(
+def test_a_hook_imports_the_key_of_a_secret_into_a_new_store_once(
     place: Place,
 ) -> None:
     token = sprig(7)
@@ -130,19 +132,18 @@ def test_a_hook_puts_the_key_of_a_secret_into_a_store_just_made_and_does_so_once
     assert first["id"] == again["id"] == f"key_{token[4:24]}"
     assert "key" not in first
     store = place.store()
-    assert [key.digest for key in store.list_keys()] == [secret_digest(token[25:])]
+    assert [key.digest for key in store.keys.list_all()] == [secret_digest(token[25:])]
     assert [
-        (entry.action, entry.subject, entry.detail["by"]) for entry in store.list_audit()[0]
+        (entry.action, entry.subject, entry.detail["by"]) for entry in store.audit.list_page()[0]
     ] == [("key.create", first["id"], "command line")]
-    assert token[25:] not in str(store.list_audit())
+    assert token[25:] not in str(store.audit.list_page())
     store.close()
     assert place.create(token, code=1)["code"] == "KEY_TAKEN"
-    assert (
-        place.create(token[:25] + sprig(8)[25:], "--if-absent", code=1)["code"] == "KEY_TAKEN"
-    )  # its id with another secret
+    # the same id with another secret
+    assert place.create(token[:25] + sprig(8)[25:], "--if-absent", code=1)["code"] == "KEY_TAKEN"
 
 
-def test_a_key_that_was_revoked_stays_so_when_the_hook_comes_again(place: Place) -> None:
+def test_a_revoked_key_stays_revoked_when_the_hook_runs_again(place: Place) -> None:
     key_id = str(place.create(sprig(7), "--if-absent")["id"])
     assert main(["keys", "revoke", key_id]) == 0
     place.capsys.readouterr()
@@ -158,12 +159,12 @@ def test_a_key_that_was_revoked_stays_so_when_the_hook_comes_again(place: Place)
     assert main(["keys", "create", *how]) == 0
     assert "is not changed" in place.capsys.readouterr().err
     store = place.store()
-    assert store.list_keys()[0].revoked is not None
-    assert [entry.action for entry in store.list_audit()[0]] == ["key.revoke", "key.create"]
+    assert store.keys.list_all()[0].revoked is not None
+    assert [entry.action for entry in store.audit.list_page()[0]] == ["key.revoke", "key.create"]
     store.close()
 
 
-def test_a_store_that_was_not_upgraded_is_left_alone_by_the_hook(
+def test_the_hook_does_not_change_a_store_that_was_not_upgraded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")
@@ -188,7 +189,7 @@ def test_a_store_that_was_not_upgraded_is_left_alone_by_the_hook(
     assert json.loads(capsys.readouterr().err)["code"] == "SCHEMA_OLDER"
 
 
-def test_rotation_by_the_file_ends_older_keys_of_that_name_after_a_grace_and_no_others(
+def test_rotation_by_file_expires_older_keys_of_the_same_name_only(
     place: Place,
 ) -> None:
     old = place.create(sprig(1), "--if-absent", "--older-expire", "24h")
@@ -196,36 +197,35 @@ def test_rotation_by_the_file_ends_older_keys_of_that_name_after_a_grace_and_no_
     new = place.create(sprig(3), "--if-absent", "--older-expire", "24h")
     assert (old["retired"], new["retired"]) == ([], [old["id"]])
     store = place.store()
-    ends = {key.id: key.expires for key in store.list_keys()}
+    ends = {key.id: key.expires for key in store.keys.list_all()}
     assert ends[str(other["id"])] is ends[str(new["id"])] is None
     assert ends[str(old["id"])] is not None
     store.close()
-    assert (
-        place.create(sprig(3), "--if-absent", "--older-expire", "48h")["retired"] == []
-    )  # the hook comes again: no longer grace
-    assert (
-        place.create(sprig(1), "--if-absent", "--older-expire", "1s")["retired"] == []
-    )  # a newer key is never ended by an older
+    # The hook runs again: the grace period is not extended.
+    assert place.create(sprig(3), "--if-absent", "--older-expire", "48h")["retired"] == []
+    # An older key never ends a newer one.
+    assert place.create(sprig(1), "--if-absent", "--older-expire", "1s")["retired"] == []
     store = place.store()
-    assert {key.id: key.expires for key in store.list_keys()} == ends
-    assert [entry.action for entry in store.list_audit()[0]].count("key.retire") == 1
+    assert {key.id: key.expires for key in store.keys.list_all()} == ends
+    assert [entry.action for entry in store.audit.list_page()[0]].count("key.retire") == 1
     store.close()
 
 
-def test_a_key_that_opens_nothing_ends_no_other(place: Place) -> None:
+def test_a_revoked_key_does_not_expire_others(place: Place) -> None:
     first = place.create(sprig(1))
     dead = place.create(sprig(2))
     assert main(["keys", "revoke", str(dead["id"])]) == 0
     place.capsys.readouterr()
     assert place.create(sprig(2), "--if-absent", "--older-expire", "1h")["retired"] == []
     store = place.store()
-    assert next(key.expires for key in store.list_keys() if key.id == first["id"]) is None
+    assert next(key.expires for key in store.keys.list_all() if key.id == first["id"]) is None
     store.close()
 
 
-def test_a_key_that_is_known_by_another_name_ends_none_of_either_name(place: Place) -> None:
-    """Two releases share a store, and what made their keys called all of them alike: neither may
-    end the other's.
+def test_a_key_stored_under_another_name_expires_no_keys(place: Place) -> None:
+    """Two releases share a store and used one name for their keys.
+
+    Neither may end the other's key.
     """
     first = place.create(sprig(1), "--if-absent", name="chart")
     place.create(sprig(2), "--if-absent", name="chart")
@@ -236,20 +236,21 @@ def test_a_key_that_is_known_by_another_name_ends_none_of_either_name(place: Pla
         == []
     )
     store = place.store()
-    assert {key.expires for key in store.list_keys()} == {None}
+    assert {key.expires for key in store.keys.list_all()} == {None}
     store.close()
     third = place.create(sprig(3), "--if-absent", "--older-expire", "1h", name="chart ml/two")
+    # The older keys have another name: an operator must revoke them.
     assert (third["new"], third["retired"]) == (
         True,
         [],
-    )  # those were called otherwise: an operator revokes them
+    )
     assert (
         place.create(sprig(4), "--if-absent", "--older-expire", "1h", name="chart")["retired"][0]
         == first["id"]
     )
 
 
-def test_while_the_grace_lasts_a_service_knows_both_keys(
+def test_a_service_accepts_both_keys_during_the_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokens = [sprig(1), sprig(2)]
@@ -280,7 +281,7 @@ def test_while_the_grace_lasts_a_service_knows_both_keys(
             http.get("/v1/jobs", headers={"Authorization": f"Bearer {sprig(3)}"}).status_code == 401
         )
         store = JobStore(f"sqlite:///{home / 'xcray.db'}")
-        store.retire_keys([f"key_{tokens[0][4:24]}"], 0.0)  # the grace is over
+        store.keys.retire([f"key_{tokens[0][4:24]}"], 0.0)  # the grace period is over
         store.close()
     with client_of(create_app(settings_for(home))) as http:
         status = [
@@ -290,7 +291,7 @@ def test_while_the_grace_lasts_a_service_knows_both_keys(
         assert status == [401, 200]
 
 
-def test_a_secret_is_made_without_a_store_for_its_owner_only(
+def test_a_secret_is_created_without_a_store_and_readable_by_its_owner_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["keys", "secret"]) == 0
@@ -309,7 +310,7 @@ def test_a_secret_is_made_without_a_store_for_its_owner_only(
     assert main(["keys", "create", "--scopes", "read", "--if-absent"]) != 0
 
 
-def test_a_key_may_be_revoked_with_a_grace(
+def test_a_key_can_be_revoked_with_a_grace_period(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = ["--home", str(tmp_path / "h"), "--json"]
@@ -320,7 +321,6 @@ def test_a_key_may_be_revoked_with_a_grace(
     assert first["revoked"] is None
     assert first["expires"] is not None
     assert main(["keys", "revoke", key_id, "--after", "2h", *at]) == 0
-    assert (
-        json.loads(capsys.readouterr().out)["expires"] == first["expires"]
-    )  # it ends no later than was said
+    # The end is not moved to a later time.
+    assert json.loads(capsys.readouterr().out)["expires"] == first["expires"]
     assert main(["keys", "revoke", "key_none", "--after", "2h", *at]) == 2

@@ -17,6 +17,7 @@ from xcray.cli.main import main
 from xcray.client import Client
 from xcray.errors import InputError, ParameterError, Unavailable, XcrayError
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.store.keys import Key
 from xcray.jobs.store.tokens import (
     TOKEN_PATTERN,
@@ -28,6 +29,7 @@ from xcray.jobs.store.tokens import (
     parse_token,
 )
 from xcray.service.app import create_app
+from xcray.service.http import auth
 from xcray.service.http.audit import MAX_REFUSALS_PER_MINUTE, Auditor
 from xcray.service.http.auth import (
     ANONYMOUS,
@@ -40,10 +42,10 @@ from xcray.service.http.auth import (
 )
 from xcray.service.settings import Settings, check_address
 
-# What a key is
+# Tokens
 
 
-def test_a_token_has_256_bits_and_its_record_none_of_them() -> None:
+def test_a_token_has_256_bits_that_its_record_does_not_contain() -> None:
     made = create_token()
     assert TOKEN_PATTERN.fullmatch(made.token)
     assert parse_token(made.token) == (made.key_id, made.digest)
@@ -68,11 +70,11 @@ def test_a_token_has_256_bits_and_its_record_none_of_them() -> None:
     ],
     ids=["empty", "prefix", "short", "scheme", "one-less", "one-more", "digits"],
 )
-def test_what_is_no_token_is_not_read(token: str) -> None:
+def test_invalid_tokens_are_not_parsed(token: str) -> None:
     assert parse_token(token) is None
 
 
-def test_scopes_limits_and_spans_are_checked() -> None:
+def test_scopes_limits_and_durations_are_checked() -> None:
     assert check_scopes(["submit", "read", "submit"]) == ["read", "submit"]
     assert parse_duration("90d") == 90 * 86_400
     assert check_limits({"max_queued": 0, "upload_bytes": 5}) == {
@@ -92,11 +94,11 @@ def test_scopes_limits_and_spans_are_checked() -> None:
             check_limits(limits)
 
 
-# What is known of a key, and for how long
+# The lookup cache
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -106,7 +108,7 @@ class Clock:
 
 
 class Keys:
-    """A store of keys that counts what it is asked, and may be away."""
+    """A store of keys that counts queries and can be unavailable."""
 
     def __init__(self) -> None:
         self.records: dict[str, Key] = {}
@@ -116,34 +118,34 @@ class Keys:
     def add(
         self, scopes: tuple[str, ...] = ("read",), expires: float | None = None, **limits: int
     ) -> NewToken:
-        """A new key."""
+        """Add a key and return its token."""
         made = create_token()
         self.records[made.digest] = Key(
             made.key_id, "mine", "n", scopes, made.digest, "", expires, None, None, dict(limits)
         )
         return made
 
-    def find_key(self, digest: str) -> Key | None:
-        """See the store."""
+    def find(self, digest: str) -> Key | None:
+        """Implement `JobStore.find_key`."""
         self.asked += 1
         if self.away:
             raise Unavailable("the store is away")
         return self.records.get(digest)
 
-    def has_keys(self) -> bool:
-        """See the store."""
+    def has_any(self) -> bool:
+        """Implement `JobStore.has_keys`."""
         self.asked += 1
         if self.away:
             raise Unavailable("the store is away")
         return bool(self.records)
 
-    def touch_key(self, key_id: str) -> None:
-        """See the store."""
+    def touch(self, key_id: str) -> None:
+        """Implement `JobStore.touch_key`."""
         self.touched += 1
 
 
 def request_with(*values: str) -> Request:
-    """A request with these Authorization headers."""
+    """Return a request with these Authorization headers."""
     headers = [(b"authorization", value.encode("latin-1")) for value in values]
     return Request(
         {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
@@ -151,7 +153,7 @@ def request_with(*values: str) -> Request:
 
 
 class Place:
-    """An authenticator beside the things it works with."""
+    """An authenticator with its store of keys and its clock."""
 
     def __init__(self, **how: Any) -> None:
         self.keys = Keys()
@@ -159,7 +161,7 @@ class Place:
         self.who = Authenticator(self.keys, clock=self.clock, wall_clock=self.clock, **how)
 
     async def ask(self, token: str) -> Caller:
-        """Who bears this key."""
+        """Authenticate a request with this token."""
         found = await self.who(request_with(f"Bearer {token}"))
         await asyncio.sleep(0)
         return found
@@ -172,7 +174,7 @@ def run(test: Callable[[Place], Any], **how: Any) -> None:
     asyncio.run(begun())
 
 
-def test_a_key_is_asked_about_once_while_it_is_fresh() -> None:
+def test_a_key_is_looked_up_once_while_it_is_fresh() -> None:
     async def test(place: Place) -> None:
         made = place.keys.add(("submit",), requests_per_minute=7)
         first = await place.ask(made.token)
@@ -193,6 +195,22 @@ def test_a_key_is_asked_about_once_while_it_is_fresh() -> None:
     run(test)
 
 
+def test_wrong_keys_do_not_displace_valid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(place: Place) -> None:
+        made = place.keys.add()
+        await place.ask(made.token)
+        for _ in range(20):
+            with pytest.raises(Unauthorised):
+                await place.ask(create_token().token)
+        asked = place.keys.asked
+        await place.ask(made.token)
+        assert place.keys.asked == asked
+        assert len(place.who._lookups) == 8
+
+    monkeypatch.setattr(auth, "MAX_CACHED_KEYS", 8)
+    run(test)
+
+
 def test_a_revoked_key_is_refused_within_five_seconds() -> None:
     async def test(place: Place) -> None:
         made = place.keys.add()
@@ -206,21 +224,19 @@ def test_a_revoked_key_is_refused_within_five_seconds() -> None:
     run(test)
 
 
-def test_all_replicas_hear_of_a_revocation(tmp_path: Path) -> None:
-    """Two services on one store: what one of them revokes, both refuse within the time that
-    anything is believed.
-    """
+def test_all_replicas_refuse_a_revoked_key(tmp_path: Path) -> None:
+    """Two services on one store refuse a revoked key within the expiry time of their caches."""
     url = f"sqlite:///{tmp_path / 'xcray.db'}"
     stores = [JobStore(url), JobStore(url)]
     made = create_token()
-    stores[0].add_key("default", "n", ["read"], made.digest, key_id=made.key_id)
+    stores[0].keys.add("default", "n", ["read"], made.digest, key_id=made.key_id)
     clock = Clock()
 
     async def test() -> None:
-        replicas = [Authenticator(store, clock=clock) for store in stores]
+        replicas = [Authenticator(store.keys, clock=clock) for store in stores]
         for who in replicas:
             assert (await who(request_with(f"Bearer {made.token}"))).key_id == made.key_id
-        stores[0].revoke_key(made.key_id)
+        stores[0].keys.revoke(made.key_id)
         clock.seconds += EXPIRY_SECONDS
         for who in replicas:
             with pytest.raises(Unauthorised, match="revoked"):
@@ -231,13 +247,13 @@ def test_all_replicas_hear_of_a_revocation(tmp_path: Path) -> None:
         store.close()
 
 
-def test_what_is_no_longer_fresh_is_asked_behind_the_scenes() -> None:
+def test_stale_entries_are_refreshed_in_the_background() -> None:
     async def test(place: Place) -> None:
         made = place.keys.add()
         await place.ask(made.token)
         place.keys.records[made.digest].revoked = "now"
         place.clock.seconds += REFRESH_SECONDS
-        await place.ask(made.token)  # believed once more, and asked about
+        await place.ask(made.token)  # still cached; starts a refresh in the background
         while place.who._pending:
             await asyncio.sleep(0.001)
         with pytest.raises(Unauthorised, match="revoked"):
@@ -246,7 +262,7 @@ def test_what_is_no_longer_fresh_is_asked_behind_the_scenes() -> None:
     run(test)
 
 
-def test_a_key_ends_when_it_expires_however_fresh() -> None:
+def test_a_cached_key_is_refused_when_it_expires() -> None:
     async def test(place: Place) -> None:
         made = place.keys.add(expires=place.clock.seconds + 1)
         await place.ask(made.token)
@@ -257,7 +273,7 @@ def test_a_key_ends_when_it_expires_however_fresh() -> None:
     run(test)
 
 
-def test_keys_outlive_a_store_that_is_away_for_a_while_only() -> None:
+def test_cached_keys_work_for_a_limited_time_without_the_store() -> None:
     async def test(place: Place) -> None:
         made, other = place.keys.add(), place.keys.add()
         await place.ask(made.token)
@@ -265,7 +281,7 @@ def test_keys_outlive_a_store_that_is_away_for_a_while_only() -> None:
         place.clock.seconds += EXPIRY_SECONDS + 9
         assert (await place.ask(made.token)).key_id == made.key_id
         with pytest.raises(Unavailable):
-            await place.ask(other.token)  # nobody knows it
+            await place.ask(other.token)  # never looked up before
         place.clock.seconds += 1
         with pytest.raises(Unavailable):
             await place.ask(made.token)
@@ -273,7 +289,7 @@ def test_keys_outlive_a_store_that_is_away_for_a_while_only() -> None:
     run(test, grace_seconds=10.0)
 
 
-def test_everybody_is_admitted_until_there_is_a_key_and_never_again() -> None:
+def test_requests_without_a_key_are_accepted_until_the_first_key_exists() -> None:
     async def test(place: Place) -> None:
         assert await place.who(request_with()) is ANONYMOUS
         assert place.who.peek(request_with()) is ANONYMOUS
@@ -290,7 +306,7 @@ def test_everybody_is_admitted_until_there_is_a_key_and_never_again() -> None:
     run(test)
 
 
-def test_a_public_address_admits_nobody_without_a_key() -> None:
+def test_a_public_address_accepts_no_request_without_a_key() -> None:
     async def test(place: Place) -> None:
         with pytest.raises(Unauthorised):
             await place.who(request_with())
@@ -299,7 +315,7 @@ def test_a_public_address_admits_nobody_without_a_key() -> None:
     run(test, admits_everyone=False)
 
 
-def test_what_is_no_key_is_refused_without_a_word_about_why() -> None:
+def test_invalid_keys_are_refused_with_the_same_message() -> None:
     async def test(place: Place) -> None:
         made, other = place.keys.add(), place.keys.add()
         swapped = f"{made.token[:24]}{other.token[24:]}"  # the id of one, the secret of another
@@ -326,7 +342,7 @@ def test_what_is_no_key_is_refused_without_a_word_about_why() -> None:
     run(test)
 
 
-def test_use_is_noted_now_and_then() -> None:
+def test_the_last_use_is_recorded_at_intervals() -> None:
     async def test(place: Place) -> None:
         made = place.keys.add()
         for _ in range(20):
@@ -342,7 +358,7 @@ def test_use_is_noted_now_and_then() -> None:
 
 @pytest.fixture
 def key(own_home: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """The first admin key of a home, by the command; no service runs."""
+    """Create the first admin key of a home by the command; no service runs."""
     assert main(["keys", "create", "--scopes", "admin", "--name", "ops", "--json"]) == 0
     return str(json.loads(capsys.readouterr().out)["key"])
 
@@ -354,13 +370,13 @@ def app(own_home: Path) -> FastAPI:
 
 @pytest.fixture
 def http(key: str, app: FastAPI) -> Iterator[httpx.Client]:
-    """A client with that key."""
+    """Yield a client with that key."""
     with client_of(app) as client:
         client.headers["Authorization"] = f"Bearer {key}"
         yield client
 
 
-def test_commands_make_list_and_revoke(
+def test_commands_create_list_and_revoke_keys(
     key: str, own_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = [
@@ -402,7 +418,7 @@ def test_commands_make_list_and_revoke(
     assert main(["keys", "revoke", "key_none"]) != 0
 
 
-def test_routes_make_list_and_revoke(http: httpx.Client, app: FastAPI) -> None:
+def test_routes_create_list_and_revoke_keys(http: httpx.Client, app: FastAPI) -> None:
     asked = {
         "name": "ci",
         "scopes": ["submit"],
@@ -429,7 +445,10 @@ def test_routes_make_list_and_revoke(http: httpx.Client, app: FastAPI) -> None:
 
 
 def until_refused(http: httpx.Client, own: dict[str, str]) -> None:
-    """A revoked key is refused before long; how long is judged above, by a clock of the test's."""
+    """Send requests until a revoked key is refused.
+
+    The exact time is tested above with a clock.
+    """
     for _ in range(20_000):
         answer = http.get("/v1/jobs", headers=own)
         if answer.status_code == 401:
@@ -438,11 +457,11 @@ def until_refused(http: httpx.Client, own: dict[str, str]) -> None:
     raise AssertionError("a revoked key went on for 20,000 requests")
 
 
-def test_admin_asks_for_any_tenant_others_do_not(http: httpx.Client, app: FastAPI) -> None:
+def test_only_admin_keys_can_access_any_tenant(http: httpx.Client, app: FastAPI) -> None:
     made = create_token()
     store: JobStore = app.state.app_state.store
-    store.add_key("t", "n", ["submit"], made.digest, key_id=made.key_id)
-    job, _ = store.submit({}, name="n", tenant="t")
+    store.keys.add("t", "n", ["submit"], made.digest, key_id=made.key_id)
+    job, _ = store.jobs.submit(JobSubmission({}, name="n", tenant="t"))
     own = {"Authorization": f"Bearer {made.token}"}
     assert http.get(f"/v1/jobs/{job.id}").status_code == 404
     assert http.get(f"/v1/jobs/{job.id}?tenant=t").status_code == 200
@@ -452,15 +471,16 @@ def test_admin_asks_for_any_tenant_others_do_not(http: httpx.Client, app: FastAP
     assert http.get("/v1/jobs?tenant=../../x").json()["code"] == "BAD_NAME"
 
 
-def test_changes_and_refusals_are_written_down(
+def test_changes_and_refusals_are_audited(
     http: httpx.Client, app: FastAPI, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = {"Content-Type": "application/octet-stream", "X-Request-ID": "mine-1"}
     upload = http.post("/v1/uploads", content=b"{}", headers=content).json()["id"]
-    job, _ = app.state.app_state.store.submit({}, name="n")
+    job, _ = app.state.app_state.store.jobs.submit(JobSubmission({}, name="n"))
     assert http.post(f"/v1/jobs/{job.id}/stop").status_code == 200
-    assert http.get("/v1/jobs").status_code == 200  # a question: not written down
-    assert http.post("/v1/jobs/job_none/stop").status_code == 404  # nothing changed
+    assert http.get("/v1/jobs").status_code == 200  # read-only requests are not recorded
+    # failed requests without a change are not recorded
+    assert http.post("/v1/jobs/job_none/stop").status_code == 404
     assert http.get("/v1/jobs", headers={"Authorization": "Bearer no"}).status_code == 401
     entries = http.get("/v1/audit").json()["entries"]
     assert [each["action"] for each in entries] == [
@@ -481,23 +501,23 @@ def test_changes_and_refusals_are_written_down(
     assert json.loads(capsys.readouterr().out)["entries"][0]["seq"] == 3
 
 
-def test_a_flood_of_strangers_is_counted_not_written() -> None:
+def test_a_flood_of_refused_requests_is_counted_not_recorded() -> None:
     entries: list[tuple[Any, ...]] = []
 
-    class Store:
-        """Takes entries."""
+    class Entries:
+        """Records audit entries."""
 
-        def record_audit(self, *entry: Any) -> None:
-            """See the store."""
+        def record(self, *entry: Any) -> None:
+            """Implement `AuditTable.record`."""
             entries.append(entry)
 
-        def trim_audit(self, keep: int) -> int:
-            """See the store."""
+        def trim(self, keep: int) -> int:
+            """Implement `AuditTable.trim`."""
             return 0
 
     async def flood() -> None:
         clock = Clock()
-        auditor = Auditor(Store(), 1000, clock)  # type: ignore[arg-type]  # the two methods it needs
+        auditor = Auditor(Entries(), 1000, clock)  # type: ignore[arg-type]  # the two methods it needs
         scope = {
             "method": "GET",
             "path": "/v1/jobs\r\n\x1b[31m" + "x" * 1000,
@@ -518,7 +538,7 @@ def test_a_flood_of_strangers_is_counted_not_written() -> None:
 # Clients and addresses
 
 
-def test_clients_take_the_key_from_where_it_is(
+def test_clients_take_the_key_from_argument_file_or_environment(
     key: str, http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(http.base_url)

@@ -19,13 +19,13 @@ from xcray.cli.main import main
 from xcray.jobs.home import Home
 from xcray.jobs.job import Job
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision import launch
 from xcray.jobs.supervision.launch import RayJobLauncher
 from xcray.workers.ray.local_cluster import ClusterInfo
 
-PATIENCE = (
-    600  # seconds until a wait is given up: on a slow machine kernels may have to be compiled
-)
+# Seconds until a wait is given up: a slow machine may have to compile kernels.
+PATIENCE = 600
 CANARY = "canary-b9f1c2d4e6a80735"
 LINES = (
     '{"text": "read rows of a csv file", "labels": ["csv"]}\n{"text": "write a json file", "labels": ["json"]}\n'
@@ -34,8 +34,9 @@ LINES = (
 
 
 class Watch:
-    """What everybody may see of a process and its descendants (command lines), and what they were
-    handed (environments).
+    """Records the command lines and environments of a process and its descendants.
+
+    Command lines are visible to all users.
     """
 
     def __init__(self, root: int) -> None:
@@ -61,17 +62,17 @@ class Watch:
                             (entry / "environ").read_bytes(),
                         }
                 except (OSError, IndexError):
-                    continue  # it has ended
+                    continue  # the process has ended
 
     def end(self) -> set[bytes]:
-        """All that was seen."""
+        """Stop and return all recorded bytes."""
         self._ended.set()
         self._thread.join(PATIENCE)
         return self.seen
 
 
 @pytest.mark.drill
-def test_neither_keys_nor_tokens_are_found_anywhere(
+def test_keys_and_tokens_do_not_leak(
     own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["keys", "create", "--scopes", "admin", "--json"]) == 0
@@ -84,7 +85,8 @@ def test_neither_keys_nor_tokens_are_found_anywhere(
         "XCRAY_RAY_TOKEN_PATH": str(token),
         "XCRAY_DISK_RESERVE_BYTES": "0",
     }
-    environment["XCRAY_JOB_NICE"] = "0"  # beside other work jobs that stand back would take minutes
+    # with a low priority, jobs would take minutes next to other work
+    environment["XCRAY_JOB_NICE"] = "0"
     log = tmp_path / "serve.log"
     with open(log, "wb") as out:
         command = [sys.executable, "-m", "xcray", "serve", "--port", "0", "--log-level", "debug"]
@@ -107,7 +109,7 @@ def test_neither_keys_nor_tokens_are_found_anywhere(
 
 
 def url_of(home: Path, process: subprocess.Popen[bytes]) -> str:
-    """Where the service says it is."""
+    """Wait for the service and return its URL."""
     for _ in range(50 * PATIENCE):
         assert process.poll() is None
         if (home / "serve.json").is_file():
@@ -117,7 +119,7 @@ def url_of(home: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 def work(url: str, key: str) -> list[bytes]:
-    """Build, train, look at everything; all replies."""
+    """Build a data set, train a model and call other routes; return all replies."""
     replies: list[bytes] = []
     with httpx.Client(
         base_url=url, trust_env=False, timeout=PATIENCE, headers={"Authorization": f"Bearer {key}"}
@@ -146,7 +148,7 @@ def work(url: str, key: str) -> list[bytes]:
 
 
 def settled(look: Any, wanted: str) -> None:
-    """Wait until something has this status."""
+    """Wait until `look` returns the wanted status."""
     for _ in range(20 * PATIENCE):
         found = look()
         if found == wanted:
@@ -156,7 +158,7 @@ def settled(look: Any, wanted: str) -> None:
     raise AssertionError(f"never {wanted}")
 
 
-def test_rays_token_goes_by_header_alone(
+def test_the_ray_token_is_sent_in_a_header_only(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"
@@ -165,23 +167,23 @@ def test_rays_token_goes_by_header_alone(
     asked: list[Any] = []
 
     class Dashboard:
-        """Ray's, as far as launching goes."""
+        """The part of Ray's job client that the launcher uses."""
 
         def submit_job(self, **how: Any) -> None:
-            """See Ray."""
+            """Record the arguments of a submission."""
             asked.append(how)
 
     class Joined:
-        """A cluster that is there."""
+        """A cluster that is available."""
 
         def ensure(self) -> ClusterInfo:
-            """See `Cluster`."""
+            """Return the address of the cluster."""
             return info
 
     monkeypatch.setattr(launch, "_job_client", lambda _: Dashboard())
     store = JobStore(Home(own_home).store_url)
-    store.submit({"pool": "ray"}, name="n", job_id="job_a")
-    job: Job | None = store.claim_job("me", lease_seconds=10)
+    store.jobs.submit(JobSubmission({"pool": "ray"}, name="n", job_id="job_a"))
+    job: Job | None = store.attempts.claim("me", lease_seconds=10)
     assert job is not None
     RayJobLauncher(Home(own_home), Joined()).launch(job)  # type: ignore[arg-type]  # the one method that launching needs
     assert CANARY not in json.dumps(asked, default=str)

@@ -37,7 +37,7 @@ from xcray.training.strategies import estimate_training
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Half of 3,000 rows held out."""
+    """Return a data set of 3,000 rows, half of them held out."""
     options = {
         "test_fraction": 0.5,
         "synthetic": {"rows": 3000, "features": 120, "labels": 30, "seed": 3},
@@ -48,20 +48,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def trained(data: Dataset, folder: Path, **how: Any) -> Any:
-    """A training of it."""
+    """Train on `data` and return the result."""
     spec = TrainSpec(str(data.path), pool="serial", params={"eps": 0.1}, **how)
     return train(spec, run_dir=folder / "run", out=folder / "model")
 
 
 @pytest.fixture(scope="module")
 def plain(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model without probabilities."""
+    """Return a model without probabilities."""
     return Model.open(trained(data, tmp_path_factory.mktemp("plain")).model_path)
 
 
 @pytest.fixture(scope="module")
 def made(data: Dataset, plain: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """The same with probabilities."""
+    """Return `plain` with calibrated probabilities."""
     return calibrate(plain.path, data.path, tmp_path_factory.mktemp("made") / "model")
 
 
@@ -84,7 +84,7 @@ def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, mad
     )
 
 
-def test_the_report_is_of_rows_that_took_no_part(data: Dataset, made: Model) -> None:
+def test_the_report_uses_only_rows_without_influence_on_the_fit(data: Dataset, made: Model) -> None:
     assert data.test is not None
     rows, left_out, side = split_rows(data.test.X, data.train.X, 0)
     facts, predictor = made.calibration_facts, Predictor(made)
@@ -158,7 +158,7 @@ def test_files_are_copied_where_they_can_not_be_linked(
     Model.open(copied.path, verify=True)
 
 
-def test_damage_is_seen(made: Model, data: Dataset, plain: Model, tmp_path: Path) -> None:
+def test_damage_is_detected(made: Model, data: Dataset, plain: Model, tmp_path: Path) -> None:
     path = calibrate(plain.path, data.path, tmp_path / "model").path
     content = bytearray((path / CALIBRATION).read_bytes())
     content[len(content) // 2] ^= 1
@@ -172,7 +172,7 @@ def test_damage_is_seen(made: Model, data: Dataset, plain: Model, tmp_path: Path
         calibrate(plain.path, data.path, made.path)
 
 
-# held-out means held out
+# Only held-out rows are used.
 
 
 def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
@@ -192,7 +192,7 @@ def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
     lies = Y.copy()
     lies[:300] = 1 - lies[:300]
     second, same = fit_calibration(query, csr_from(X), pattern_from(lies), counts, seen)
-    assert second.sha256 == first.sha256  # what the labels of those rows are makes no difference
+    assert second.sha256 == first.sha256  # labels of left-out rows have no effect
     assert same["report"] == facts["report"]
     third, _ = fit_calibration(query, csr_from(X), pattern_from(lies), counts, None)
     assert third.sha256 != first.sha256
@@ -226,9 +226,8 @@ def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: P
         later.content_hash,
     )
     counts = [bin_["most"] for bin_ in found.calibration_facts["bins"]]
-    assert (
-        counts[-1] == data.label_counts.max()
-    )  # rows of the training, not of the data set that calibrates
+    # Counts of the training data, not of the data set for calibration.
+    assert counts[-1] == data.label_counts.max()
     other = build(
         "synthetic",
         {},
@@ -249,7 +248,7 @@ def test_a_training_that_can_not_be_calibrated(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="held-out rows"):
         trained(whole, tmp_path / "a", calibrate=True)
-    assert not list((tmp_path / "a").glob("run/parts/*"))  # before the work, not after it
+    assert not list((tmp_path / "a").glob("run/parts/*"))  # refused before the work starts
     options = BuildOptions.from_dict({"test_fraction": 0.2, "synthetic": {"rows": 60, "labels": 5}})
     small = build("synthetic", {}, tmp_path / "small", options)
     result = trained(small, tmp_path / "b", calibrate=True)
@@ -262,7 +261,9 @@ def test_a_training_that_can_not_be_calibrated(tmp_path: Path) -> None:
         TrainSpec(str(small.path), calibrate="yes")  # type: ignore[arg-type]
 
 
-def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_calibration_is_estimated(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert data.test is not None
     wanted = calibration_fit.calibration_bytes(data)
     assert wanted == calibration_fit.BYTES_PER_CANDIDATE * 30 * data.test.n_rows
@@ -275,14 +276,13 @@ def test_its_memory_is_foreseen(data: Dataset, monkeypatch: pytest.MonkeyPatch) 
             for on in (False, True)
         )
     assert plain.driver < 10_000 * 30 * data.test.n_rows <= more.driver
-    rows = np.arange(2 * data.test.n_rows) % data.test.n_rows  # large enough for the measure
+    rows = np.arange(2 * data.test.n_rows) % data.test.n_rows  # enough rows to measure memory
     X, Y = take_rows(data.test.X, rows), take_pattern_rows(data.test.Y, rows)
     scores = np.random.default_rng(0).normal(size=(len(rows), 30))
     order = np.argsort(-scores, axis=1).astype(np.int32)
     top = TopK(order, np.take_along_axis(scores, order, 1))
-    fit_calibration(
-        lambda *_: top, X, Y, data.label_counts, None
-    )  # kernels are compiled and loaded before memory is measured
+    # Compile and load the kernels before memory is measured.
+    fit_calibration(lambda *_: top, X, Y, data.label_counts, None)
     tracemalloc.start()
     try:
         fit_calibration(lambda *_: top, X, Y, data.label_counts, None)
@@ -301,10 +301,11 @@ def test_other_names_keep_probabilities_other_labels_do_not(
     assert made.calibration is not None
     assert renamed.calibration.sha256 == made.calibration.sha256
     assert renamed.measures == made.measures
+    # The hash of the uncalibrated model under its new names.
     assert renamed.calibration_facts["model"] not in (
         plain.sha256,
         renamed.sha256,
-    )  # the hash of the scores with the new names
+    )
     fewer = Model.open(remove_labels(made.path, tmp_path / "fewer", [first]).model_path)
     assert (fewer.calibration, fewer.calibration_facts) == (None, {})
     assert not [name for name in fewer.measures if name.startswith("ECE")]
@@ -321,7 +322,7 @@ def test_the_report_draws_it(plain: Model, made: Model, tmp_path: Path) -> None:
             assert (count * np.abs(mean - true)).sum() / count.sum() == pytest.approx(one[error])
 
 
-# the command line
+# The command line.
 
 
 def test_from_the_command_line(

@@ -1,4 +1,4 @@
-"""Calibration curves and the measures that judge them: naive twins, simulations, refusals."""
+"""Calibration curves and their measures, compared with naive code and simulations; refusals."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def simulated(
     k: int = 10,
     labels: int = 200,
 ) -> tuple[RankedLabels, Any, Any]:
-    """Answers whose truth is known: P(right) = sigmoid(2 score - 1 + by_bin [frequent label] +
-    by_place [first place]).
+    """Simulate answers whose true probabilities are known.
 
-    Labels 100 and up are frequent (1000 training rows instead of 10). Gives answers, counts, and
-    the true probabilities.
+    P(correct) = sigmoid(2 score - 1 + by_bin [frequent label] + by_place [first rank]). Labels from
+    100 on are frequent (1000 training rows instead of 10). Returns answers, label counts, and the
+    true probabilities.
     """
     scores = -np.sort(-rng.normal(size=(rows, k)), axis=1)
     chosen = rng.integers(0, labels, size=(rows, k)).astype(np.int32)
@@ -56,7 +56,7 @@ def simulated(
 
 
 def calibration(**changes: Any) -> Calibration:
-    """Two bins, places 1 and 2 on apart: six curves."""
+    """Return a calibration of six curves: two bins, separate curves for ranks 1 and 2."""
     values: dict[str, Any] = {
         "bins": np.array([0, 1, 1, 0], np.int32),
         "places": np.array([1, 2]),
@@ -67,7 +67,7 @@ def calibration(**changes: Any) -> Calibration:
     return Calibration(**{**values, **changes})
 
 
-# measures
+# Measures.
 
 
 @given(pairs=FEW, n_bins=st.integers(1, 20))
@@ -91,7 +91,7 @@ def test_ece_by_hand() -> None:
     assert metrics.ece([], [], 15) == metrics.brier([], []) == metrics.ece_floor([]) == 0
 
 
-def test_the_floor_is_what_a_perfect_forecast_shows(rng: np.random.Generator) -> None:
+def test_the_floor_is_the_ece_of_a_perfect_forecast(rng: np.random.Generator) -> None:
     predicted = rng.beta(0.5, 2, size=(2000, 3))
     shown = np.mean(
         [metrics.ece(predicted, rng.random(predicted.shape) < predicted) for _ in range(60)]
@@ -102,7 +102,7 @@ def test_the_floor_is_what_a_perfect_forecast_shows(rng: np.random.Generator) ->
 @pytest.mark.parametrize(
     "wrong", [([0.5, 1.2], [True, True]), ([0.5, np.nan], [True, True]), ([-0.1], [False])]
 )
-def test_what_is_no_probability_is_refused(wrong: tuple[Any, Any]) -> None:
+def test_invalid_probabilities_are_refused(wrong: tuple[Any, Any]) -> None:
     with pytest.raises(ParameterError, match="0 to 1"):
         metrics.ece(*wrong)
     with pytest.raises(ParameterError, match="at least 1"):
@@ -112,12 +112,14 @@ def test_what_is_no_probability_is_refused(wrong: tuple[Any, Any]) -> None:
             measure([0.5, 0.5], [True])
 
 
-# one curve
+# One curve.
 
 
 @given(pairs=FEW)
 @settings(max_examples=150, deadline=None)
-def test_a_curve_is_isotonic_regression_with_two_thoughts(pairs: list[tuple[float, bool]]) -> None:
+def test_a_curve_is_isotonic_regression_with_two_extra_points(
+    pairs: list[tuple[float, bool]],
+) -> None:
     scores, right = np.array([s for s, _ in pairs]), np.array([r for _, r in pairs])
     xs, ys = isotonic._fit_curve(scores, right)
     expected = naive.isotonic([*scores, scores.max(), scores.min()], [*right, 0, 1])
@@ -125,15 +127,15 @@ def test_a_curve_is_isotonic_regression_with_two_thoughts(pairs: list[tuple[floa
         assert np.interp(score, xs, ys) == pytest.approx(float(value), abs=1e-9)
     assert (np.diff(xs) > 0).all()
     assert (np.diff(ys) >= 0).all()
-    assert 0 < ys[0] <= ys[-1] < 1  # never certain
+    assert 0 < ys[0] <= ys[-1] < 1  # never 0 or 1
 
 
-def test_a_curve_of_nothing_says_nothing() -> None:
+def test_a_curve_without_data_is_one_half() -> None:
     xs, ys = isotonic._fit_curve(np.empty(0), np.empty(0, bool))
     assert (xs.tolist(), ys.tolist()) == ([0], [0.5])
 
 
-# which labels share one
+# Frequency bins: labels that share a curve.
 
 
 def test_bins_hold_equally_many_right_answers(rng: np.random.Generator) -> None:
@@ -145,8 +147,8 @@ def test_bins_hold_equally_many_right_answers(rng: np.random.Generator) -> None:
     assert len(right) == 4
     assert right.min() > 0.9 * right.max()
     order = np.argsort(counts)
-    assert (np.diff(bins[order]) >= 0).all()  # rarer labels, lower bins
-    assert all(len(set(bins[counts == count])) == 1 for count in counts)  # one count, one bin
+    assert (np.diff(bins[order]) >= 0).all()  # rarer labels are in lower bins
+    assert all(len(set(bins[counts == count])) == 1 for count in counts)  # equal counts, one bin
 
 
 def test_thin_bins_are_merged(rng: np.random.Generator) -> None:
@@ -158,15 +160,14 @@ def test_thin_bins_are_merged(rng: np.random.Generator) -> None:
             for b in range(int(bins.max()) + 1):
                 own = part.correct[bins[part.labels] == b]
                 assert int(bins.max()) == 0 or min(own.sum(), (~own).sum()) >= MIN_ANSWERS
-    assert (
-        frequency_bins(answers, counts, 8, (1, 2)).max() == 0
-    )  # 60 first places: no two curves have 50 right ones each
+    # 60 first ranks are too few for two curves with 50 correct answers each.
+    assert frequency_bins(answers, counts, 8, (1, 2)).max() == 0
 
 
-# the choice
+# Selection of bins and ranks.
 
 
-def test_what_is_not_in_the_data_is_not_fitted(rng: np.random.Generator) -> None:
+def test_effects_that_are_not_in_the_data_are_not_fitted(rng: np.random.Generator) -> None:
     answers, counts, truth = simulated(rng, 4000)
     found = fit_curves(answers, counts)
     assert (found.n_bins, len(found.places)) == (1, 0)
@@ -192,7 +193,7 @@ def test_frequency_and_place_are_found(rng: np.random.Generator) -> None:
     assert np.abs(truth - found.estimate(answers.labels, answers.scores)).mean() < 0.03
 
 
-def test_the_choice_does_not_depend_on_who_asks(rng: np.random.Generator) -> None:
+def test_the_choice_of_curves_is_deterministic(rng: np.random.Generator) -> None:
     answers, counts, _ = simulated(rng, 800, by_bin=1.0)
     assert fit_curves(answers, counts, 3).sha256 == fit_curves(answers, counts, 3).sha256
 
@@ -211,10 +212,10 @@ def test_too_few_right_answers(rng: np.random.Generator) -> None:
     assert fit_curves(answers._replace(correct=right), counts).find_problem(len(counts)) is None
 
 
-# reading curves
+# Evaluation of curves.
 
 
-def test_of_reads_the_curve_of_bin_and_place(rng: np.random.Generator) -> None:
+def test_estimate_uses_the_curve_of_bin_and_rank(rng: np.random.Generator) -> None:
     found = calibration()
     assert (found.find_problem(4), found.n_bins) == (None, 2)
     labels = rng.integers(0, 4, size=(50, 3))
@@ -233,7 +234,7 @@ def test_of_reads_the_curve_of_bin_and_place(rng: np.random.Generator) -> None:
         found.estimate(labels[0], scores[0])
 
 
-def test_a_probability_does_not_depend_on_how_many_labels_are_asked_for(
+def test_a_probability_does_not_depend_on_k(
     rng: np.random.Generator,
 ) -> None:
     answers, counts, _ = simulated(rng, 500, by_place=1.0)
@@ -255,7 +256,7 @@ def test_a_higher_score_is_never_less_likely(rng: np.random.Generator) -> None:
             assert (np.diff(predicted) >= 0).all()
 
 
-# the file
+# The file.
 
 
 def test_there_and_back(tmp_path: Any) -> None:
@@ -296,7 +297,7 @@ def test_there_and_back(tmp_path: Any) -> None:
         ),
     ],
 )
-def test_curves_that_can_not_be_are_seen_on_reading(
+def test_invalid_curves_are_detected_on_reading(
     tmp_path: Any, changes: dict[str, Any], says: str
 ) -> None:
     calibration(**changes).save(tmp_path / CALIBRATION)
@@ -304,7 +305,7 @@ def test_curves_that_can_not_be_are_seen_on_reading(
         Calibration.load(tmp_path / CALIBRATION, 4)
 
 
-def test_another_table_is_no_calibration(tmp_path: Any) -> None:
+def test_a_table_with_other_columns_is_refused(tmp_path: Any) -> None:
     write_table(tmp_path / CALIBRATION, pa.table({"bins": [[1]]}))
     with pytest.raises(Corrupt, match="five lists"):
         Calibration.load(tmp_path / CALIBRATION, 1)

@@ -22,12 +22,11 @@ from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.solvers import make_solver, newton
+from xcray.solvers.declarations import TaskNeeds
 from xcray.training import TrainSpec, train
 from xcray.training.capacity.preflight import (
     Estimate,
     estimate,
-    newton_extra_bytes,
-    uses_newton,
 )
 from xcray.training.capacity.sampling import Range
 from xcray.training.planning.deployment import (
@@ -44,14 +43,14 @@ ONE_POD = DeploymentOptions(cluster=False, cores=1)
 
 @pytest.fixture(scope="module")
 def middle(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """A set whose labels are too many for a short sample."""
+    """Return a data set with too many labels for a short sample."""
     synthetic = {"rows": 3000, "features": 2500, "labels": 300, "seed": 3}
     options = BuildOptions.from_dict({"test_fraction": 0.1, "synthetic": synthetic})
     return build("synthetic", {}, tmp_path_factory.mktemp("middle") / "data", options)
 
 
 def sized(dataset: Dataset, options: DeploymentOptions, core_hours: float = 2.0) -> DeploymentSize:
-    """A size around a training of so many core hours."""
+    """Return the deployment size for a training of `core_hours`."""
     labels = frozen(np.arange(dataset.n_labels), np.int32)
 
     def found(workers: int) -> Estimate:
@@ -65,10 +64,8 @@ def sized(dataset: Dataset, options: DeploymentOptions, core_hours: float = 2.0)
     return build_size(dataset, options, found, "a test", exact, exact)
 
 
-def test_methods_are_chosen_as_the_solver_does(tmp_path: Path) -> None:
-    """Long rows of few features take Newton's way: by the data, and by the solver that looks at
-    the problem.
-    """
+def test_methods_are_chosen_as_in_the_solver(tmp_path: Path) -> None:
+    """Data with long rows of few features are planned with Newton's method, as in training."""
     solver = make_solver("ppdsparse", {})
     rng, Y = np.random.default_rng(0), pattern(np.arange(41), np.arange(40) % 3, 3)
     for scale in (0.1, 3.0):
@@ -79,27 +76,27 @@ def test_methods_are_chosen_as_the_solver_does(tmp_path: Path) -> None:
         problem = solver.load(X, transpose(X), transpose_pattern(Y)).problem
         suits = newton.is_suitable(problem, solver._objective())
         assert suits == (scale == 3.0)
-        assert uses_newton(solver, dataset.train) == suits
-        # Three matrices of the features and the constant, ten numbers for each of the rows.
+        # Three matrices over the features and the constant, and ten numbers per row.
         expected = 3 * 8 * (8 + 1) ** 2 + 10 * 8 * 40 if suits else 0
-        assert newton_extra_bytes(solver, dataset.train) == expected
-        assert newton_extra_bytes(make_solver("pdsparse", {}), dataset.train) == 0
+        assert solver.task_needs(dataset.train.X) == TaskNeeds(expected, equal_costs=suits)
+        assert make_solver("pdsparse", {}).task_needs(dataset.train.X).n_bytes == 0
         guess = guessed_shape(solver, dataset).seconds
         assert (guess.min() == guess.max()) == suits
 
 
 @pytest.fixture(scope="module")
 def trained(middle: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a training: its run and its model."""
+    """Train a model and return the folder of the run and the model."""
     folder = tmp_path_factory.mktemp("trained")
     spec = TrainSpec(str(middle.path), pool="serial")
     train(spec, run_dir=folder / "run", out=folder / "model")
     return folder
 
 
-def test_a_plan_foresees_the_training(middle: Dataset, trained: Path) -> None:
-    """All labels are solved, as there is time for all: then the weights are those of the model to
-    the last one; and parts, model and data take the space that was planned.
+def test_a_plan_predicts_the_training(middle: Dataset, trained: Path) -> None:
+    """With time to solve all labels, the planned number of weights is that of the model.
+
+    Parts, model and data take about the planned space.
     """
     found = size_from_dataset(middle.path, ONE_POD, seconds=600.0)
     assert int(found.known.split()[0]) <= middle.n_labels
@@ -128,8 +125,8 @@ def test_more_of_anything_needs_no_less(tiny: Dataset) -> None:
     assert set(sized(tiny, ONE_POD).pods) == {"api"}
 
 
-def test_worker_pods_follow_from_the_hours_that_are_wanted(tiny: Dataset) -> None:
-    """Two core hours, on pods of four cores that are busy for nine tenths of the time."""
+def test_the_number_of_worker_pods_follows_from_the_hours(tiny: Dataset) -> None:
+    """Two core hours run on pods of four cores with a utilisation of 90 %."""
     for hours, pods in ((None, 1), (4.0, 1), (0.5, 2), (0.1, 6), (0.01, 56)):
         found = sized(tiny, DeploymentOptions(hours=hours))
         assert found.pods["worker"].number == pods
@@ -146,13 +143,13 @@ def test_other_solvers_have_a_size_too(solver: str, tiny: Dataset) -> None:
 
 
 @pytest.mark.parametrize("solver", ["dsmlr", "lbfgs", "lc"])
-def test_of_solvers_of_all_labels_a_pass_is_what_counts(solver: str, tiny: Dataset) -> None:
+def test_joint_solvers_are_estimated_by_their_passes(solver: str, tiny: Dataset) -> None:
     found = size_from_dataset(tiny.path, ONE_POD, solver, seconds=0.2)
     assert found.core_hours.low < found.core_hours.value < found.core_hours.high
     assert found.training.worker > 0
 
 
-def test_what_can_not_be_is_refused_with_a_fix(tiny: Dataset, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_with_a_fix(tiny: Dataset, tmp_path: Path) -> None:
     for change in ({"cores": 0}, {"hours": 0.0}, {"hours": float("inf")}, {"versions": 0}):
         with pytest.raises(ParameterError):
             size_from_dataset(tiny.path, DeploymentOptions()._replace(**change))  # type: ignore[arg-type]
@@ -167,9 +164,7 @@ def test_what_can_not_be_is_refused_with_a_fix(tiny: Dataset, tmp_path: Path) ->
         size_from_dataset(tmp_path / "none", DeploymentOptions())
 
 
-def test_the_command_tells_people_and_machines(
-    tiny: Dataset, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_text_or_json(tiny: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
     at = ["plan", str(tiny.path), "--seconds", "0.5"]
     assert main([*at, "--hours", "1"]) == 0
     told = capsys.readouterr().out
@@ -205,7 +200,7 @@ def test_serving_a_model_is_estimated_from_its_files(
 
 
 def unknown_keys(given: Any, known: Any, path: str = "") -> list[str]:
-    """Keys of values that the chart's values.yaml does not have."""
+    """Return the keys that the chart's values.yaml does not have."""
     out = []
     for key, value in given.items():
         if key not in known:
@@ -216,7 +211,7 @@ def unknown_keys(given: Any, known: Any, path: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["all-in-one", "cluster"])
-def test_values_are_ones_that_the_chart_takes(
+def test_the_chart_accepts_the_printed_values(
     mode: str, tiny: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--seconds", "0.5", "--mode", mode, "--replicas", "3", "--hours", "1e-6"]

@@ -42,7 +42,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture(scope="module")
 def middle(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """A set large enough for its estimate to mean something."""
+    """Return a data set large enough for a meaningful estimate."""
     options = {
         "test_fraction": 0.1,
         "synthetic": {"rows": 3000, "features": 2500, "labels": 300, "seed": 3},
@@ -53,13 +53,14 @@ def middle(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def spec(dataset: Dataset, **changes: Any) -> TrainSpec:
-    """Serial training of `dataset`, with changes."""
+    """Return the specification of a serial training of `dataset`, with changes."""
     return TrainSpec(**{"dataset": str(dataset.path), "pool": "serial", **changes})
 
 
 def held(value: Any, given: set[int]) -> int:
-    """Bytes of all arrays in nested tuples and objects, but for those whose data lie at `given`
-    addresses.
+    """Return the bytes of all arrays in nested tuples and objects.
+
+    Arrays whose data lie at `given` addresses are not counted.
     """
     if isinstance(value, np.ndarray):
         return 0 if value.__array_interface__["data"][0] in given else value.nbytes
@@ -71,10 +72,10 @@ def held(value: Any, given: set[int]) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in SOLVERS if SOLVERS[name].family == "independent")
+    "name", sorted(name for name in SOLVERS if SOLVERS[name].family in ("independent", "joint"))
 )
-def test_a_worker_holds_what_is_foreseen(middle: Dataset, name: str) -> None:
-    """The formula, fitted on made-up problems, against the arrays of a real worker."""
+def test_a_worker_holds_the_estimated_bytes(middle: Dataset, name: str) -> None:
+    """The formula, fitted on synthetic problems, matches the arrays of a real worker."""
     solver, train_part = make_solver(name, {}), middle.train
     given = {
         a.__array_interface__["data"][0]
@@ -85,7 +86,7 @@ def test_a_worker_holds_what_is_foreseen(middle: Dataset, name: str) -> None:
     foreseen, reserved = worker_bytes(solver, train_part, 0)
     assert foreseen + reserved == pytest.approx(held(local, given), rel=0.05, abs=1 << 16)
     sizes = train_part.X.n_rows + middle.n_features + middle.n_labels
-    assert foreseen < 200 * sizes + (1 << 20)  # O(N + D), however many entries X has
+    assert foreseen < 200 * sizes + (1 << 20)  # O(N + D), independent of the entries of X
 
 
 def test_entries_of_labels_are_counted(middle: Dataset) -> None:
@@ -94,13 +95,10 @@ def test_entries_of_labels_are_counted(middle: Dataset) -> None:
     assert entries_per_label(middle.train).tolist() == expected.tolist()
 
 
-def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
-    """Within a third of what is trained: weights, parts and model; and every figure is compared in
-    the report.
-    """
-    found = estimate_training(
-        spec(middle), probe_seconds=600.0
-    )  # as long as it takes: by itself it ends early on a slow machine
+def test_a_probe_estimates_the_weights(middle: Dataset, tmp_path: Path) -> None:
+    """Weights, model and parts are estimated within 40 %, and the report compares all figures."""
+    # A long limit, because a short probe would end too early on a slow machine.
+    found = estimate_training(spec(middle), probe_seconds=600.0)
     assert found.probed >= 20
     report = train(spec(middle), run_dir=tmp_path / "run", out=tmp_path / "model").report
     estimated, compared = report["preflight"]["estimate"], report["preflight"]["compared"]
@@ -121,7 +119,7 @@ def test_a_probe_knows_the_weights(middle: Dataset, tmp_path: Path) -> None:
     json.dumps(report)
 
 
-def test_what_is_done_is_not_foreseen_again(middle: Dataset) -> None:
+def test_finished_labels_are_not_estimated_again(middle: Dataset) -> None:
     solver = make_solver("ppdsparse", {})
     whole, rest = (
         estimate(
@@ -197,7 +195,7 @@ def test_a_limit_of_address_space_counts_what_is_only_reserved(
             check_fits(found, {limit: found.memory + wanted - 1}, tmp_path, tmp_path)
 
 
-def test_too_little_disk_is_refused_before_and_under_way(
+def test_too_little_disk_is_refused_before_and_during_the_training(
     middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = estimate_training(spec(middle), probe_seconds=0.0)
@@ -214,12 +212,10 @@ def test_too_little_disk_is_refused_before_and_under_way(
     assert caught.value.details == {"needed": found.disk, "available": found.disk - 1}
 
 
-def test_the_disk_is_watched_by_the_weights_that_come(
+def test_the_needed_disk_follows_the_weights_of_finished_labels(
     middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the labels are done, with more weights than foreseen: the other half is expected to
-    have as many.
-    """
+    """With half of the labels done, the other half is expected to have as many weights."""
     K, D = middle.n_labels, middle.n_features
     parts = BlockStore(tmp_path / "run", {}, n_labels=K, n_features=D)
     labels = frozen(np.arange(0, K, 2), np.int32)
@@ -229,7 +225,7 @@ def test_the_disk_is_watched_by_the_weights_that_come(
     watched = ResourceMonitor(found, np.ones(K), parts, tmp_path / "run", tmp_path / "model")
     monkeypatch.setattr(monitor, "POLL_SECONDS", -1.0)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1000))
-    watched.poll()  # nothing is known yet
+    watched.poll()  # no label is finished yet
     parts.commit(
         SolvedLabels(
             labels,
@@ -272,7 +268,7 @@ def test_merging_keeps_within_what_is_left(
 
 
 def system(folder: Path, files: dict[str, str]) -> Path:
-    """Made-up /proc and /sys/fs/cgroup."""
+    """Write simulated /proc and /sys/fs/cgroup files and return their folder."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -383,15 +379,16 @@ def test_without_proc_something_is_known_or_nothing_is_refused(
 
 def test_footprint_of_this_process() -> None:
     before = memory.process_memory()
-    kept = np.ones(8 << 20)  # 64 MiB, more than an allocator keeps of what was freed
+    kept = np.ones(8 << 20)  # 64 MiB, more than an allocator keeps of freed memory
     after = memory.process_memory()
     assert before is not None
     assert after is not None
     assert after.anonymous - before.anonymous >= 0.9 * kept.nbytes
+    # Pages of mapped files can be dropped during the measurement.
     for grown in (
         after.own - before.own,
         after.resident - before.resident,
-    ):  # mapped files may go while it is taken
+    ):
         assert grown >= 0.5 * kept.nbytes
 
 
@@ -413,7 +410,7 @@ def test_amounts_of_memory(text: int | str, size: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "GiB", "-4GB", "4 parsecs", "nan", "0", 0, -1, True, "1e99", "4GiB; rm"]
 )
-def test_what_is_no_amount_of_memory(text: Any) -> None:
+def test_invalid_amounts_of_memory(text: Any) -> None:
     with pytest.raises(ParameterError, match="not a valid size: write bytes"):
         TrainSpec("d", memory_limit=text)
 
@@ -424,7 +421,7 @@ def test_sizes_for_people() -> None:
     ]
 
 
-def test_the_command_line_tells_and_refuses(middle: Dataset, tmp_path: Path) -> None:
+def test_the_command_line_estimates_and_refuses(middle: Dataset, tmp_path: Path) -> None:
     runner = CliRunner()
     asked = [
         "train",

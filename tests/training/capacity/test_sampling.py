@@ -19,12 +19,12 @@ from xcray.training.capacity.sampling import (
 
 
 def costs_of(n: int = 3000) -> Float64:
-    """Heavy-tailed, as labels are: a hundredth has a fifth of all."""
+    """Return heavy-tailed label costs: 1 % of the labels have 20 % of the total cost."""
     return np.asarray(0.001 * (n / np.arange(1, n + 1)) ** 0.8)
 
 
 def drawn(costs: Float64, truth: Float64, seconds: float, seed: int) -> Sample:
-    """A sample by a clock that shows what was taken."""
+    """Draw a sample on a clock that advances by the true costs of the labels."""
     at = [0.0]
 
     def take(labels: Int32) -> tuple[float, ...]:
@@ -46,7 +46,7 @@ def test_strata_part_the_labels_by_cost() -> None:
     assert make_strata(np.empty(0)) == []
 
 
-def test_all_labels_are_no_sample() -> None:
+def test_a_sample_of_all_labels_is_exact() -> None:
     costs = costs_of(200)
     sample = drawn(costs, 2.0 * costs, 1e9, 0)
     assert sample.n_labels == 200
@@ -57,10 +57,8 @@ def test_all_labels_are_no_sample() -> None:
     assert estimate_total(sample, 1).value == pytest.approx(200)
 
 
-def test_the_range_holds_the_truth_nine_times_of_ten() -> None:
-    """The guess is wrong by a factor for each label, by another for dear ones, and by one for
-    all.
-    """
+def test_the_range_has_the_coverage_of_ninety_percent() -> None:
+    """Costs differ from the guess by a factor per label, one for large costs and one for all."""
     rng, costs, held, widths = np.random.default_rng(1), costs_of(), 0, []
     for seed in range(150):
         truth = 3.0 * costs**1.1 * rng.lognormal(0.0, 0.6, len(costs))
@@ -69,10 +67,10 @@ def test_the_range_holds_the_truth_nine_times_of_ten() -> None:
         held += found.low <= truth.sum() <= found.high
         widths.append(found.high / found.low)
     assert 0.82 * 150 <= held
-    assert np.median(widths) < 1.5  # and says something
+    assert np.median(widths) < 1.5  # and the range is narrow enough to be useful
 
 
-def test_more_time_tells_more() -> None:
+def test_more_time_narrows_the_range() -> None:
     rng, costs = np.random.default_rng(2), costs_of()
     truth = costs * rng.lognormal(0.0, 0.8, len(costs))
     widths = []
@@ -91,7 +89,7 @@ def test_strata_too_dear_to_be_drawn_widen_the_range() -> None:
     assert found.value == pytest.approx(costs.sum())
 
 
-def test_nothing_drawn_is_no_estimate() -> None:
+def test_an_empty_sample_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing"):
         estimate_total(Sample((3,), (1.0,), []))
     assert estimate_total(Sample((3,), (3.0,), [Draw(0, 1, 1.0, (2.0,))])).value == pytest.approx(

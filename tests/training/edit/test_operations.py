@@ -29,14 +29,16 @@ from xcray.training.edit.operations import (
 from xcray.workers.pool import StopFlag
 
 SERIAL = EditOptions(pool="serial")
-EMPTY = 38  # of the tiny set: a label without a training row
+EMPTY = 38  # a label of the tiny set without a training row
 
 
 def with_labels(
     source: Dataset, sets: list[tuple[str, list[int]]], path: Path, rows: int | None = None
 ) -> Dataset:
-    """`source` with other labels: of each a name and the old labels whose rows it has; the first
-    `rows` training rows.
+    """Write a data set with other labels and return it.
+
+    Each entry of `sets` is a name and the labels of `source` whose rows it has. Only the first
+    `rows` training rows are used.
     """
     with DatasetWriter(
         path, name="other", n_features=source.n_features, n_labels=len(sets)
@@ -54,7 +56,7 @@ def with_labels(
 
 
 def trained(data: Dataset, folder: Path) -> Model:
-    """The model of a data set."""
+    """Train on a data set and return the model."""
     return Model.open(
         train(
             TrainSpec(str(data.path), pool="serial"), run_dir=folder / "run", out=folder / "model"
@@ -63,8 +65,9 @@ def trained(data: Dataset, folder: Path) -> Model:
 
 
 def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = ("label",)) -> bool:
-    """Whether labels i of a are labels j of b, to the byte: weights, bias, report row (but for its
-    number).
+    """Return whether labels i of a are labels j of b, to the byte.
+
+    Weights, biases and report rows are compared, except the columns in `leave_out`.
     """
     i, j = np.asarray(i), np.asarray(j)
     weights = [take_rows(model.W, rows) for model, rows in ((a, i), (b, j))]
@@ -81,21 +84,19 @@ def same_labels(a: Model, i: Any, b: Model, j: Any, leave_out: Sequence[str] = (
 
 
 def solved_alike(a: Model, i: Any, b: Model, j: Any) -> bool:
-    """`same_labels` of labels that were trained twice: who did it in how many seconds may
-    differ.
-    """
+    """Return whether labels are the same, except for the seconds and workers of the training."""
     return same_labels(a, i, b, j, ("label", "seconds", "worker"))
 
 
 @pytest.fixture(scope="module")
 def whole(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """The model of all 40 labels."""
+    """Return the model of all 40 labels."""
     return trained(tiny, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
 def some(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """The model of the first 30 labels."""
+    """Return the model of the first 30 labels."""
     folder = tmp_path_factory.mktemp("some")
     return trained(with_labels(tiny, [(str(k), [k]) for k in range(30)], folder / "data"), folder)
 
@@ -153,7 +154,7 @@ def test_adding_named_labels_appends_them_in_the_order_given(
 def test_labels_without_a_training_row_are_not_added(
     tiny: Dataset, some: Model, tmp_path: Path
 ) -> None:
-    first = int(tiny.train.YT.row(39)[0])  # rows before it: label 39 is empty
+    first = int(tiny.train.YT.row(39)[0])  # with only the rows before it, label 39 is empty
     data = with_labels(tiny, [(str(k), [k]) for k in range(40)], tmp_path / "data", rows=first)
     missing = [str(k) for k in range(30, 40) if data.label_counts[k] == 0]
     assert "39" in missing
@@ -171,15 +172,14 @@ def test_removing_keeps_every_other_byte(tiny: Dataset, whole: Model, tmp_path: 
     new = Model.open(result.model_path)
     assert new.label_names.to_pylist() == [str(k) for k in left]
     assert same_labels(new, range(36), whole, left)
-    assert new.measures == {}  # those of 40 labels are not those of 36
+    assert new.measures == {}  # measures of 40 labels are not valid for 36
     assert new.manifest["dataset_hash"] == whole.manifest["dataset_hash"]
     measured = remove_labels(
         whole.path, tmp_path / "measured", [str(k) for k in gone], dataset=tiny.path
     )
-    assert measured.sha256 == result.sha256  # measuring is no part of the content
-    assert (
-        0.2 < measured.measures["P@1"] < whole.measures["P@1"]
-    )  # the removed labels are still true where they stand
+    assert measured.sha256 == result.sha256  # measures are not part of the content
+    # The removed labels still count as true labels of the test rows.
+    assert 0.2 < measured.measures["P@1"] < whole.measures["P@1"]
 
 
 def test_removing_and_adding_again_comes_back(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
@@ -204,12 +204,13 @@ def test_retraining_on_the_same_rows_changes_no_byte(
 def test_retraining_on_other_rows_changes_those_labels_alone(
     tiny: Dataset, whole: Model, tmp_path: Path
 ) -> None:
+    # Other numbers, because labels are found by name.
     order = [
         5,
         3,
         1,
         *(k for k in range(40) if k not in (5, 3, 1)),
-    ]  # other numbers: labels are found by name
+    ]
     data = with_labels(tiny, [(str(k), [k]) for k in order], tmp_path / "data", rows=200)
     new = Model.open(
         retrain_labels(whole.path, data.path, tmp_path / "new", ["3", "1"], SERIAL).model_path
@@ -244,7 +245,7 @@ def test_merging_trains_on_the_rows_of_all(tiny: Dataset, whole: Model, tmp_path
     assert new.provenance[0]["into"] == "both"
 
 
-def test_a_merged_label_may_keep_a_name_of_the_group_and_is_measured_as_one(
+def test_a_merged_label_can_keep_a_name_of_the_group(
     tiny: Dataset, whole: Model, tmp_path: Path
 ) -> None:
     names = [str(k) for k in range(40)]
@@ -254,7 +255,7 @@ def test_a_merged_label_may_keep_a_name_of_the_group_and_is_measured_as_one(
         ).model_path
     )
     assert every.label_names.to_pylist() == ["0"]
-    assert every.measures["P@1"] == 1.0  # all labels in one: each row of the test part has it
+    assert every.measures["P@1"] == 1.0  # all labels in one, which every test row has
 
 
 def test_renaming_changes_names_alone(whole: Model, tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_pa
         assert (one.model_path / name).read_bytes() == (two.model_path / name).read_bytes()
 
 
-def test_labels_of_a_solver_of_another_xcray_can_be_removed_and_renamed(
+def test_labels_of_an_unknown_solver_can_be_removed_and_renamed(
     some: Model, tmp_path: Path
 ) -> None:
     kept = {
@@ -455,7 +456,7 @@ def test_a_name_of_several_labels_is_not_guessed(some: Model, tmp_path: Path) ->
 def test_labels_of_a_solver_that_trains_all_together_are_not_trained_alone(
     tiny: Dataset, some: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PPDSparseSolver, "joint", True)
+    monkeypatch.setattr(PPDSparseSolver, "family", "joint")
     with pytest.raises(
         InputError, match=r"trains all labels together.*train the whole model again"
     ):
@@ -495,7 +496,7 @@ def test_other_features_are_refused(tiny: Dataset, some: Model, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_stopped_change_goes_on_where_it_was(tiny: Dataset, some: Model, tmp_path: Path) -> None:
+def test_a_stopped_edit_is_resumed(tiny: Dataset, some: Model, tmp_path: Path) -> None:
     stop, steps = StopFlag(), list[Progress]()
     first = EditOptions("serial", run_dir=tmp_path / "run")
 
@@ -531,7 +532,7 @@ def test_a_stop_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path) -> No
     assert Model.open(some.path).sha256 == some.sha256
 
 
-def test_the_card_tells_the_history(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+def test_the_card_lists_the_history(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
     less = remove_labels(whole.path, tmp_path / "less", ["3"])
     model = merge_labels(
         less.model_path, tiny.path, tmp_path / "model", ["1", "2"], "one|two", SERIAL

@@ -24,9 +24,10 @@ from xcray.predict import Predictor
 from xcray.schedule.events import Task
 from xcray.service.app import create_app
 from xcray.service.app_state import AppState
+from xcray.solvers.pdsparse import PDSparseSolver
+from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainResult, TrainSpec, train
 from xcray.training.report.render import draw_report
-from xcray.training.report.summary import certified_classes
 from xcray.training.report.timeline import read_timeline, timeline_document
 from xcray.workers.pool import StopFlag
 from xcray.workers.timeline import Span, Timeline
@@ -36,9 +37,7 @@ PICTURES = {"by_frequency", "costs", "certificates", "timeline"}
 
 @pytest.fixture(scope="module")
 def trained(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """A model of two threads, of which none copied what the other was late with; its run directory
-    is gone.
-    """
+    """Train with two threads and no speculative copies, and remove the run directory."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("xcray.schedule.label_scheduler.COPY_MARGIN_SECONDS", 1e9)
@@ -53,7 +52,7 @@ def run(*arguments: Any) -> int:
 
 
 def read(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The one JSON document on stdout; nothing was on stderr."""
+    """Return the one JSON document on stdout; stderr must be empty."""
     captured = capsys.readouterr()
     assert captured.err == ""
     return json.loads(captured.out)
@@ -86,10 +85,12 @@ def test_each_class_has_its_seconds_worker_and_certificate(
         assert seconds[worker == name].sum() == pytest.approx(
             timeline.column("seconds").to_numpy()[of_worker].sum()
         )
-    assert "labels" not in timeline.column_names  # the class table says it
+    assert "labels" not in timeline.column_names  # they are in the class table
 
 
-def test_a_resumed_training_knows_what_earlier_attempts_took(tiny: Dataset, tmp_path: Path) -> None:
+def test_a_resumed_training_includes_the_seconds_of_earlier_attempts(
+    tiny: Dataset, tmp_path: Path
+) -> None:
     stop, spec = StopFlag(), TrainSpec(str(tiny.path), pool="serial")
 
     def progress(step: Progress) -> None:
@@ -115,17 +116,18 @@ def test_certificates_of_records() -> None:
         [(3, 2, 0.01, 1.0), (3, 2, 0.011, 1.0), (0, 0, 0.0, 0.0), (2, -1, 0.0, 0.0)],
         [("positives", "i4"), ("rounds", "i4"), ("gap", "f8"), ("null", "f8")],
     )
-    assert certified_classes(records, 0.01).tolist() == [
+    # The last label was not solved.
+    assert PPDSparseSolver(eps=0.01).certified(records).tolist() == [
         True,
         False,
         True,
         False,
-    ]  # the last one was not solved
+    ]
     joint = np.array([(1, 1), (2, 0)], [("positives", "i4"), ("certified", "u1")])
-    assert certified_classes(joint, 0.01).tolist() == [True, False]
+    assert PDSparseSolver().certified(joint).tolist() == [True, False]
 
 
-def test_parts_by_frequency_add_up_to_the_measures(trained: TrainResult, tiny: Dataset) -> None:
+def test_measures_by_frequency_add_up_to_the_total(trained: TrainResult, tiny: Dataset) -> None:
     groups = trained.report["by_frequency"]
     assert set(groups) == {"labels", "positives"}
     for rows in groups.values():
@@ -183,7 +185,7 @@ def test_scaling_needs_the_same_training(
     assert caught.value.code == "NOT_THE_SAME"
 
 
-def test_what_a_bare_model_lacks_is_said(tmp_path: Path) -> None:
+def test_missing_parts_of_a_bare_model_are_reported(tmp_path: Path) -> None:
     text_model(tmp_path / "bare")
     found = draw_report(tmp_path / "bare", tmp_path / "out")
     assert found["pictures"] == {}
@@ -193,7 +195,7 @@ def test_what_a_bare_model_lacks_is_said(tmp_path: Path) -> None:
         draw_report(tmp_path / "nothing", tmp_path / "other")
 
 
-def test_commands_draw_and_tell(
+def test_commands_draw_pictures_and_print_results(
     trained: TrainResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("report", trained.model_path, "--out", tmp_path / "out", "--json") == 0
@@ -215,7 +217,7 @@ def test_commands_draw_and_tell(
 
 
 class Served(NamedTuple):
-    """A service with a client."""
+    """A service and its client."""
 
     app_state: AppState
     client: Client
@@ -223,17 +225,17 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A service that nothing trains in."""
+    """Yield a service in which no training runs."""
     app = create_app(settings_for(tmp_path / "home"))
-    app.state.app_state.store.add_dataset("ready", str(tmp_path / "nowhere"))
+    app.state.app_state.store.datasets.add("ready", str(tmp_path / "nowhere"))
     with serving(app) as url, Client(url, timeout=600.0) as client:
         yield Served(app.state.app_state, client)
 
 
 def running(served: Served) -> tuple[str, int]:
-    """A job that runs: its id and attempt."""
+    """Submit and claim a job; return its ID and attempt."""
     job = served.client.jobs.submit(dataset="ready", model="tiny")
-    claimed = served.app_state.store.claim_job("test", lease_seconds=60)
+    claimed = served.app_state.store.attempts.claim("test", lease_seconds=60)
     assert claimed is not None
     assert claimed.id == job["id"]
     return claimed.id, claimed.attempt
@@ -256,7 +258,7 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
     with Timeline(folder) as record:
         record.add(Span("w-0", Task(4, (7, 9), 1.0), 0.5, 2.0, "done"))
         record.flush()
-        so_far = jobs.timeline(job)  # while it runs
+        so_far = jobs.timeline(job)  # while the job runs
         assert [(each["task"], each["classes"], each["ended"]) for each in so_far["batches"]] == [
             (4, 2, 2.5)
         ]
@@ -266,7 +268,7 @@ def test_a_jobs_timeline_and_classes_outlive_its_run(
     )
     shutil.copytree(trained.model_path, tmp_path / "staged")
     version = served.app_state.registry.publish("tiny", tmp_path / "staged")
-    served.app_state.store.finish_attempt(
+    served.app_state.store.attempts.finish(
         job, attempt, SUCCEEDED, result={"model": "tiny", "version": version, "measures": {}}
     )
     shutil.rmtree(folder)
@@ -306,7 +308,7 @@ def test_pages_of_classes_and_bad_queries(
     job, attempt = running(served)
     shutil.copytree(trained.model_path, tmp_path / "staged")
     version = served.app_state.registry.publish("tiny", tmp_path / "staged")
-    served.app_state.store.finish_attempt(
+    served.app_state.store.attempts.finish(
         job, attempt, SUCCEEDED, result={"model": "tiny", "version": version, "measures": {}}
     )
     ask, sizes, token = served.client._connection.request, [], None

@@ -1,4 +1,4 @@
-"""Timelines: read, summed, thinned to a bounded document, distributed over classes."""
+"""Timelines: reading, sums, thinning to a bounded document, and costs per class."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENTRY = {
 
 
 def busy_run(rng: np.random.Generator, n_workers: int, n_batches: int) -> pa.Table:
-    """A run with losses and duplicates, and pauses after losses."""
+    """Return a timeline with losses and duplicates, and pauses after losses."""
     rows = []
     for w in range(n_workers):
         t = float(rng.random())
@@ -111,7 +111,7 @@ def test_thinned_documents_are_bounded_and_their_sums_exact(rng, limit):
         e["started"] <= e["ended"] and e["seconds"] <= e["ended"] - e["started"] + 1e-9
         for e in found["batches"]
     )
-    if limit >= 36:  # attempts x workers x outcomes: nothing is left out
+    if limit >= 36:  # attempts x workers x outcomes: no combination is left out
         for name in ("seconds", "classes", "cost"):
             assert sum(e[name] for e in found["batches"]) == pytest.approx(
                 sum(whole.column(name).to_pylist())
@@ -124,7 +124,7 @@ def test_thinned_documents_are_bounded_and_their_sums_exact(rng, limit):
     json.dumps(found, allow_nan=False)
 
 
-def test_what_lies_far_apart_is_not_one_entry():
+def test_distant_batches_are_separate_entries():
     rows = [batch(started=float(t), seconds=0.9) for t in range(10)] + [
         batch(started=100.0 + t, seconds=1.0) for t in range(10)
     ]
@@ -135,7 +135,7 @@ def test_what_lies_far_apart_is_not_one_entry():
     assert [e["batches"] for e in found["batches"] if e["outcome"] == "lost"] == [1]
 
 
-def test_former_timelines_and_none(tmp_path):
+def test_former_and_missing_timelines(tmp_path):
     former = table(
         {
             "worker": "a",
@@ -176,9 +176,8 @@ def test_seconds_are_shared_out_by_work():
     seconds, worker = class_costs(
         rows, np.array([0, 1, 2, 3, 8, 9]), [6.0, 1.0, 5.0, 3.0, 0.0, 0.0]
     )
-    np.testing.assert_allclose(
-        seconds, [5.0, 1.0, np.nan, 3.0, 0.5, 0.5]
-    )  # 7 is not asked for; 8 and 9 share equally
+    # Label 7 is not requested; 8 and 9 share equally.
+    np.testing.assert_allclose(seconds, [5.0, 1.0, np.nan, 3.0, 0.5, 0.5])
     assert worker == ["c", "a", None, "a", "c", "c"]
     for unknown in (None, rows.drop_columns("labels"), rows.slice(0, 0)):
         seconds, worker = class_costs(unknown, [0, 1], [1.0, 1.0])

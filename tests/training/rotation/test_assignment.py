@@ -1,4 +1,4 @@
-"""Shard assignment of rotation trainings: workers that leave and join without changing any bit."""
+"""Shard assignment of rotation trainings: workers that leave or join change no bit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from xcray.training.strategy import TrainingContext
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.ray import cluster_state as ray_nodes
 
-NOW = -1e9  # seconds until a node goes that is overdue
+NOW = -1e9  # seconds left of a node whose deadline has passed
 
 
 class Moving(SerialGroup):
-    """A team some of whose places are on nodes that go and come. began: how many are there from the
-    start.
+    """A worker group whose nodes are removed and added.
+
+    began: number of workers at the start.
     """
 
     def __init__(self, work: Any, workers: int, began: int | None = None) -> None:
@@ -35,17 +36,17 @@ class Moving(SerialGroup):
         self.told: list[str] = []
 
     def _start(self, workers: tuple[str, ...]) -> None:
-        """Those that it began with, at first."""
+        """Start only the first `began` workers at the beginning."""
         super()._start(
             workers if self._live or not set(self._began) < set(workers) else self._began
         )
 
     def draining_workers(self) -> dict[str, float]:
-        """As the test says."""
+        """Return the workers that the test marks as draining, with their seconds left."""
         return {worker: seconds for worker, seconds in self.going.items() if worker in self._live}
 
     def poll_new_workers(self) -> list[str]:
-        """Those for whom there is room."""
+        """Start the workers for which the test has room, and return them."""
         came = [worker for worker in self.room if worker not in self._live]
         if came:
             self._start(tuple(came))
@@ -53,15 +54,13 @@ class Moving(SerialGroup):
         return came
 
     def release(self, *workers: str) -> None:
-        """And what they made goes with their node, a moment later."""
+        """Release workers and record their names."""
         super().release(*workers)
         self.told.append(f"left {' '.join(workers)}")
 
 
 class Tell:
-    """Does something once, when so many epochs are done; notes what was said, and who worked after
-    it.
-    """
+    """Runs an action once at an epoch; records notes, and the workers active after it."""
 
     def __init__(self, epoch: float, act: Any) -> None:
         self._epoch = epoch
@@ -70,25 +69,25 @@ class Tell:
         self.workers = set[str]()
 
     def tell(self, standing: Any) -> None:
-        """See `Standing`."""
+        """Record the note of a `RunProgress`, and run the action when it is due."""
         self.notes += [standing.note] if standing.note else []
-        if self._act is not None and standing.epoch >= self._epoch:
+        if self._act is not None and standing.done >= self._epoch:
             self._act()
             self._act, self.workers = None, set()
 
     def record(self, span: Any) -> None:
-        """See `rotate`."""
+        """Record the worker of a span; see `run_interval`."""
         self.workers.add(span.worker)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The training by one worker."""
+    """Return the training by one worker."""
     return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
 
 
 def run(folder: Any, team: Moving, tell: Tell, order: str = "ring", **changes: Any) -> Ran:
-    """A training with something that happens."""
+    """Run a training in which the action of `tell` happens."""
     plan = plan_of(order=order, **changes)
     return trained(
         folder, team, work=ToyWork(), plan=plan, on_progress=tell.tell, record=tell.record
@@ -97,10 +96,11 @@ def run(folder: Any, team: Moving, tell: Tell, order: str = "ring", **changes: A
 
 @pytest.mark.parametrize("order", ["ring", "sync"])
 @pytest.mark.parametrize("seconds", [inf, 1e6, NOW], ids=["whenever", "later", "now"])
-def test_a_node_that_is_about_to_go_is_left_with_a_checkpoint_and_no_bit_changes(
+def test_a_draining_node_is_left_with_a_checkpoint_and_no_bit_changes(
     alone, tmp_path, order, seconds
 ):
-    """In time: at the end of the stretch; where it would come too late, in the middle of it.
+    """The node is left at the end of an interval, or in the middle if the end would be too late.
+
     Nothing counts as lost.
     """
     team = Moving(ToyWork(), 3)
@@ -113,15 +113,15 @@ def test_a_node_that_is_about_to_go_is_left_with_a_checkpoint_and_no_bit_changes
     assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_node_that_goes_before_the_first_rest_is_left_and_it_begins_anew(alone, tmp_path):
+def test_a_node_lost_before_the_first_sync_point_restarts_the_training(alone, tmp_path):
     team = Moving(ToyWork(), 2)
     tell = Tell(0.3, lambda: team.going.update({"worker-0": NOW}))
     assert run(tmp_path, team, tell).bits == alone.bits
     assert team.told == ["left worker-0"]
 
 
-def test_where_all_nodes_are_about_to_go_somebody_works_to_the_last(alone, tmp_path):
-    """And what was done is durable: there is a checkpoint before any was due."""
+def test_workers_continue_if_all_nodes_are_draining(alone, tmp_path):
+    """Finished work is durable, because a checkpoint is written before one is due."""
     team, seen = Moving(ToyWork(), 2), list[str]()
     tell = Tell(2.0, lambda: team.going.update({"worker-0": NOW, "worker-1": NOW}))
     inner = tell.tell
@@ -136,7 +136,7 @@ def test_where_all_nodes_are_about_to_go_somebody_works_to_the_last(alone, tmp_p
     assert "rest-000003" in seen
 
 
-def test_where_nothing_is_to_be_durable_nobody_leaves(alone, tmp_path):
+def test_no_worker_leaves_without_checkpoints(alone, tmp_path):
     team = Moving(ToyWork(), 2)
     tell = Tell(2.0, lambda: team.going.update({"worker-0": NOW}))
     assert run(tmp_path, team, tell, checkpoint_seconds=math.inf).bits == alone.bits
@@ -144,7 +144,7 @@ def test_where_nothing_is_to_be_durable_nobody_leaves(alone, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["ring", "sync"])
-def test_who_comes_later_gets_shards_at_the_next_rest_and_no_bit_changes(alone, tmp_path, order):
+def test_a_late_worker_gets_shards_at_the_next_sync_point(alone, tmp_path, order):
     team = Moving(ToyWork(), 4, began=2)
     tell = Tell(2.0, lambda: team.room.extend(["worker-2", "worker-3"]))
     ran = run(tmp_path, team, tell, order)
@@ -155,8 +155,8 @@ def test_who_comes_later_gets_shards_at_the_next_rest_and_no_bit_changes(alone, 
     assert ran.told.moved >= 2
 
 
-def test_one_node_goes_and_another_comes(alone, tmp_path):
-    """The place of one that left is free again: its name comes back, elsewhere."""
+def test_one_node_leaves_and_another_joins(alone, tmp_path):
+    """The name of a worker that left is used again on another node."""
     team = Moving(ToyWork(), 2)
 
     def act() -> None:
@@ -167,7 +167,7 @@ def test_one_node_goes_and_another_comes(alone, tmp_path):
 
     def back(standing: Any) -> None:
         inner(standing)
-        if team.told == ["left worker-1"] and standing.epoch >= 4.0:
+        if team.told == ["left worker-1"] and standing.done >= 4.0:
             team.going.clear()
             team.room = ["worker-1"]
             tell.workers.clear()
@@ -178,8 +178,8 @@ def test_one_node_goes_and_another_comes(alone, tmp_path):
     assert "worker-1" in tell.workers
 
 
-def test_seconds_of_training_count_once_whoever_leaves(tmp_path):
-    """What the checkpoint says of time is of attempts before this one, not of this one."""
+def test_seconds_of_training_count_once_if_workers_leave(tmp_path):
+    """The seconds in a checkpoint are those of earlier attempts, not of the current one."""
     team, began = Moving(ToyWork(Toy(pause=0.01)), 2), time.monotonic()
     tell = Tell(4.3, lambda: team.going.update({"worker-1": NOW}))
     ran = trained(tmp_path, team, work=ToyWork(Toy(pause=0.01)), on_progress=tell.tell)
@@ -192,8 +192,9 @@ def test_seconds_of_training_count_once_whoever_leaves(tmp_path):
 
 
 def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_path, monkeypatch):
-    """Nobody asks a cluster for an estimate; a number that was named is taken; there are no more
-    workers than shards.
+    """A given number of workers wins over the cores; each worker has at least one shard.
+
+    No cluster is queried for an estimate.
     """
     asked = list[str]()
     monkeypatch.setattr(ray_nodes, "cluster_cores_at", lambda address: asked.append(address) or 6)

@@ -7,7 +7,8 @@ import pytest
 
 from xcray.errors import Conflict, Corrupt
 from xcray.solvers.rotation_contract import WeightBlock
-from xcray.training.checkpoints import N_KEPT, Checkpoints, read_arrays, write_arrays
+from xcray.training.array_files import read_arrays, write_arrays
+from xcray.training.rotation.checkpoints import N_KEPT, Checkpoints
 from xcray.training.rotation.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.rpc import WorkerLost
@@ -17,7 +18,7 @@ BLOCKS = 4
 
 
 class Blind(ShardWorker):
-    """A hand on a node that sees no run directory."""
+    """A shard worker on a node that does not see the run directory."""
 
     def save_shard(self, shard, directory, name):
         return super().save_shard(shard, directory + "/not-here", name)
@@ -33,7 +34,7 @@ class Blind(ShardWorker):
 
 
 class Shard:
-    """What a shard keeps: one array."""
+    """The state of a shard: one array."""
 
     def __init__(self, number: int) -> None:
         self.b = np.linspace(number, number + 1, 5)
@@ -46,7 +47,7 @@ class Shard:
 
 
 class Work:
-    """Hands that hold such shards, without any data."""
+    """Creates workers that hold such shards, without any data."""
 
     solver = None
 
@@ -60,11 +61,11 @@ class Work:
         return hand
 
     def warm_up(self):
-        """Nothing to compile."""
+        """Do nothing: there are no kernels to compile."""
 
 
 def block(number: int, seed: int = 0) -> WeightBlock:
-    """Random weights of three labels, with some state."""
+    """Return random weights of three labels, with some state."""
     rng = np.random.default_rng([seed, number])
     W = rng.normal(size=(6, 3)).astype(np.float32)
     return WeightBlock(3 * number, 3 * number + 3, W, (W * W, np.zeros((0, 3), np.float32)))
@@ -72,7 +73,7 @@ def block(number: int, seed: int = 0) -> WeightBlock:
 
 @pytest.fixture(params=[ShardWorker, Blind], ids=["seen", "blind"])
 def team(request):
-    """Two workers, open."""
+    """Yield an open group of two workers."""
     team = SerialGroup(Work(request.param), 2)
     team.open()
     yield team
@@ -80,13 +81,13 @@ def team(request):
 
 
 def save(kept, team, number, note=None):
-    """A checkpoint of random blocks."""
+    """Write a checkpoint of random blocks."""
     blocks = [(HOMES[j * len(HOMES) // BLOCKS], team.put(block(j, number))) for j in range(BLOCKS)]
     kept.write(team, number, note or {"epoch": number}, blocks, HOMES)
 
 
 def opened(tmp_path, **changes):
-    """The checkpoints of one run."""
+    """Return the checkpoints of one run."""
     return Checkpoints(tmp_path / "kept", {"run": 1, **changes}, seconds=0.0)
 
 
@@ -133,7 +134,7 @@ def test_what_is_saved_is_loaded(team, tmp_path):
     kept = opened(tmp_path)
     assert kept.newest() is None
     save(kept, team, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
-    for life in team._live.values():  # what shards have computed since does not count
+    for life in team._live.values():  # changes after the checkpoint do not count
         for shard in life.state._locals.values():
             shard.b = shard.b + 1.0
     found = opened(tmp_path).newest()
@@ -148,14 +149,14 @@ def test_what_is_saved_is_loaded(team, tmp_path):
         )
 
 
-def test_what_a_block_remembers_goes_where_the_block_does(team, tmp_path):
+def test_the_state_of_a_block_is_loaded_with_the_block(team, tmp_path):
     kept = opened(tmp_path)
     save(kept, team, 1)
     found = kept.load(team, kept.newest(), HOMES, 3)
     assert [worker for worker, _ in found] == ["worker-0", "worker-0", "worker-1", "worker-0"]
 
 
-def test_older_ones_go_when_newer_ones_are_durable(team, tmp_path):
+def test_older_checkpoints_are_removed_when_newer_ones_are_durable(team, tmp_path):
     kept = opened(tmp_path)
     for number in range(1, 5):
         save(kept, team, number)
@@ -190,7 +191,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp
     assert len(kept.load(team, found, HOMES, BLOCKS)) == BLOCKS
 
 
-def test_a_checkpoint_that_broke_off_is_not_there(team, tmp_path):
+def test_an_interrupted_checkpoint_is_not_used(team, tmp_path):
     kept = opened(tmp_path)
     save(kept, team, 1)
     team.simulate_loss("worker-1")
@@ -209,7 +210,7 @@ def test_a_checkpoint_that_broke_off_is_not_there(team, tmp_path):
     assert opened(tmp_path).newest().note == {"epoch": 1}
 
 
-def test_what_a_driver_left_when_it_died_is_removed(tmp_path):
+def test_files_of_a_dead_driver_are_removed(tmp_path):
     opened(tmp_path)
     left = tmp_path / "kept" / ".rest-000003.0123abcd.part"
     left.mkdir()
@@ -228,7 +229,7 @@ def test_time_decides_when_the_next_is_due(tmp_path):
     assert not Checkpoints(tmp_path / "b", {}, seconds=1e9).due
     large = Checkpoints(tmp_path / "c", {}, seconds=1e-9)
     assert large.due
-    large._write_seconds = 1e9  # the last one took long: the next waits ten times as long
+    large._write_seconds = 1e9  # after a slow write, the next waits ten times as long
     assert not large.due
 
 

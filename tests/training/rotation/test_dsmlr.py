@@ -17,7 +17,7 @@ from xcray.workers.pool import StopFlag
 
 
 def objective(model: Model, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
-    """L1 of a model, from its definition, in double precision."""
+    """Return the objective L1 of a model by its definition, in double precision."""
     keep = np.diff(Y.indptr) > 0
     scores = (X.to_scipy().astype(np.float64) @ model.W.T + model.bias)[keep]
     targets = Y.to_scipy().toarray().astype(np.float64)[keep]
@@ -33,11 +33,11 @@ def objective(model: Model, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
 
 @pytest.fixture(scope="module")
 def alone(tiny, tmp_path_factory) -> Model:
-    """The training by one worker in this thread."""
+    """Return the training by one worker in this thread."""
     return trained_dsmlr(tiny, tmp_path_factory.mktemp("alone"))
 
 
-def test_the_objective_told_is_that_of_the_model(tiny, alone):
+def test_the_reported_objective_is_that_of_the_model(tiny, alone):
     assert alone.told.objective == pytest.approx(
         objective(alone, tiny.train.X, tiny.train.Y), rel=1e-5
     )
@@ -46,8 +46,8 @@ def test_the_objective_told_is_that_of_the_model(tiny, alone):
     assert falls[-1] < 0.9 * np.log(tiny.n_labels)
 
 
-def test_what_watched_rows_say_is_true(tiny, alone):
-    """All test rows that have labels are watched."""
+def test_metrics_of_held_out_rows_are_true(tiny, alone):
+    """The held-out metrics match those of all test rows that have labels."""
     X, Y = tiny.test.X, tiny.test.Y
     scores = X.to_scipy().astype(np.float64) @ alone.W.T + alone.bias
     best = np.argsort(-scores, axis=1, kind="stable")[:, :5].astype(np.int32)
@@ -85,7 +85,7 @@ def test_a_stop_and_a_resume_change_no_bit(tiny, alone, tmp_path):
     stop = StopFlag()
 
     def tell(standing):
-        if standing.epoch > 2.3:
+        if standing.done > 2.3:
             stop.set()
 
     with pytest.raises(Stopped):
@@ -95,7 +95,7 @@ def test_a_stop_and_a_resume_change_no_bit(tiny, alone, tmp_path):
 
 @pytest.fixture(scope="module")
 def long(tiny, tmp_path_factory) -> float:
-    """The objective after many epochs of stochastic steps, with a rest after each."""
+    """Return the objective after 20 epochs of stochastic steps, with a sync point after each."""
     return trained_dsmlr(tiny, tmp_path_factory.mktemp("long"), epochs=20, history=0).told.objective
 
 
@@ -107,14 +107,17 @@ MERGED, TWO = ({"passes": passes, "sync_every": 4} for passes in (1, 2))
     [MERGED, TWO, {"order": "uniform"}, {"order": "shortest"}, {**MERGED, "order": "uniform"}],
     ids=str,
 )
-def test_other_orders_and_one_lap_an_epoch_or_two_come_to_the_same(tiny, long, tmp_path, changes):
-    """Between rests, b of the merged form is a lap behind."""
+def test_other_orders_and_sweeps_per_epoch_reach_the_same_objective(tiny, long, tmp_path, changes):
+    """Other orders and numbers of sweeps per epoch reach the same objective.
+
+    Between sync points, b of the merged form is one sweep behind.
+    """
     found = trained_dsmlr(tiny, tmp_path, "threads", 2, epochs=20, history=0, **changes).told
     assert found.objective == pytest.approx(long, rel=0.01)
     assert len(found.history) <= 20 / changes.get("sync_every", 1)
 
 
-def test_the_merged_form_goes_another_way_in_fewer_laps(tiny, tmp_path):
+def test_the_merged_form_differs_and_takes_fewer_sweeps(tiny, tmp_path):
     merged, two = ([], [])
     objectives = [
         trained_dsmlr(
@@ -123,21 +126,20 @@ def test_the_merged_form_goes_another_way_in_fewer_laps(tiny, tmp_path):
         for spans, how in ((merged, MERGED), (two, TWO))
     ]
     assert objectives[0] != objectives[1]
-    assert 1.5 < len(two) / len(merged) < 1.7  # 4 laps of steps and 4 of sums; 4 laps and a look
+    # 4 update and 4 sum sweeps, against 4 sweeps and an evaluation.
+    assert 1.5 < len(two) / len(merged) < 1.7
 
 
-EXACT = {"lbfgs_switch_tol": 1e9, "epochs": 9}  # exact gradients take over after the second epoch
+EXACT = {"lbfgs_switch_tol": 1e9, "epochs": 9}  # L-BFGS takes over after the second epoch
 
 
 @pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory) -> Model:
-    """A training that goes over to exact gradients."""
+    """Return a training that switches to exact gradients."""
     return trained_dsmlr(tiny, tmp_path_factory.mktemp("exact"), **EXACT)
 
 
-def test_exact_gradients_take_over_and_the_objective_told_is_that_of_the_model(
-    tiny, finished, long
-):
+def test_exact_gradients_take_over_and_the_reported_objective_is_true(tiny, finished, long):
     assert [entry["epoch"] for entry in finished.told.history if "length" in entry] == list(
         range(3, 10)
     )
@@ -164,7 +166,7 @@ def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished,
     stop = StopFlag()
 
     def tell(standing):
-        if standing.epoch > epoch:
+        if standing.done > epoch:
             stop.set()
 
     with pytest.raises(Stopped):
@@ -176,7 +178,7 @@ def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished,
 
 
 def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypatch):
-    """Delivered is the point that was accepted last, not the one that was being looked at."""
+    """The result is the last accepted point, not the trial point under evaluation."""
     jump = [0.0]
     monkeypatch.setattr(
         "xcray.training.rotation.interval.time.monotonic",
@@ -184,7 +186,7 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
     )
 
     def tell(standing):
-        if standing.epoch > 5.2:
+        if standing.done > 5.2:
             jump[0] = 1e6
 
     model = trained_dsmlr(tiny, tmp_path, on_progress=tell, max_seconds=1e5, **EXACT)
@@ -195,8 +197,8 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
     )
 
 
-def test_dense_rows_go_round_as_well(tiny, tmp_path, rng):
-    """A problem of a few dense features, from the driver's memory."""
+def test_dense_rows_rotate_with_the_same_bits(tiny, tmp_path, rng):
+    """A problem with dense rows in the driver's memory gives the same bits on any workers."""
     X = csr_from(rng.normal(size=(tiny.train.n_rows, tiny.n_features)).astype(np.float32) * 0.1)
     one = trained_dsmlr(tiny, tmp_path / "1", directory=False, X=X)
     two = trained_dsmlr(tiny, tmp_path / "2", "threads", 2, directory=False, X=X, order="sync")
@@ -205,7 +207,7 @@ def test_dense_rows_go_round_as_well(tiny, tmp_path, rng):
 
 
 def test_shards_are_all_rows_with_labels_once(tiny):
-    """And their weights add up to 1, those of watched rows too."""
+    """The weights of all shards add up to 1, and so do those of the held-out rows."""
     train, test = tiny.train, tiny.test
     rows = make_shard_source(train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0)
     cuts = [rows.cut_shard(shard) for shard in range(GRID.shards)]
@@ -216,7 +218,7 @@ def test_shards_are_all_rows_with_labels_once(tiny):
 
 
 @pytest.mark.parametrize("watch", [0, 7, 10**6])
-def test_some_rows_are_watched_or_none(tiny, watch):
+def test_some_or_no_rows_are_held_out(tiny, watch):
     train, test = tiny.train, tiny.test
     rows = make_shard_source(
         train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, max_held_out=watch

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.worker_group_toy import to
 from xcray.errors import DataError, Stopped
 from xcray.schedule.rotation import ORDERS, RotationSchedule
 from xcray.schedule.shard_assignment import assign_by_speed
@@ -17,7 +18,7 @@ from xcray.training.rotation.interval import TIME_LIMIT, measured_speeds, run_in
 from xcray.training.rotation.rebalancing import WorkerSpeeds
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import Call, WorkerLost, call, call_many
+from xcray.workers.rpc import WorkerLost, call, call_many
 from xcray.workers.timeline import DONE, LOST
 
 SHARDS, BLOCKS = 5, 7
@@ -26,8 +27,9 @@ TEAMS = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
 class Hand:
-    """What a shard computes depends on the order in which blocks pass, and what a block becomes on
-    the order of its shards.
+    """A worker whose results depend on the order of passes.
+
+    A shard depends on the order of its blocks, and a block on the order of its shards.
     """
 
     def __init__(self, stopped: Any) -> None:
@@ -37,7 +39,7 @@ class Hand:
     def pass_block(
         self, block: np.ndarray, shards: tuple[int, ...], step: Step, owned: bool
     ) -> tuple[np.ndarray | None, list[Any]]:
-        """In a lap of updates the block changes, in a lap of sums the shards do."""
+        """Change the block in an update sweep, and the shards in a sum sweep."""
         told, after = [], block if owned else block.copy()
         for shard in shards:
             b = self.kept.get(shard, 1.0 + shard)
@@ -50,7 +52,7 @@ class Hand:
         return after if step.kind == "update" else None, told
 
     def long(self) -> tuple[None, None]:
-        """Work until it is told to stop."""
+        """Work until a stop is requested."""
         ends = time.monotonic() + 300.0
         while time.monotonic() < ends:
             if self._stopped():
@@ -59,57 +61,57 @@ class Hand:
         raise AssertionError("nobody told it to stop")
 
     def hello(self) -> tuple[None, str]:
-        """Say something."""
+        """Return a greeting."""
         return None, "hello"
 
 
 class Slow(Hand):
-    """Its visits last until they are stopped, but for the first three."""
+    """A worker whose passes last until they are stopped, except the first three."""
 
     seen = 0
 
     def pass_block(self, *args: Any) -> tuple[Any, Any]:
-        """See `Hand`."""
+        """Pass three blocks as `Hand` does, then work until a stop is requested."""
         self.seen += 1
         return super().pass_block(*args) if self.seen <= 3 else self.long()
 
 
 class Broken(Hand):
-    """Its visits fail."""
+    """A worker whose passes fail."""
 
     def pass_block(self, *args: Any) -> tuple[Any, Any]:
-        """See `Hand`."""
+        """Raise DataError."""
         raise DataError("BAD_ROW", "what a row")
 
 
 class Work:
-    """Makes hands of one kind."""
+    """Creates workers of one kind."""
 
     def __init__(self, kind: type[Hand] = Hand) -> None:
         self._kind = kind
 
     def create_worker(self, worker: str, stopped: Any) -> Hand:
-        """A hand without any shard's state."""
+        """Return a worker without the state of any shard."""
         return self._kind(stopped)
 
     def warm_up(self) -> None:
-        """Nothing to compile."""
+        """Do nothing: there are no kernels to compile."""
 
 
 def opened(kind: str, workers: int, hand: type[Hand] = Hand) -> Any:
-    """An open team."""
+    """Return an open worker group."""
     team = TEAMS[kind](Work(hand), workers)
     team.open()
     return team
 
 
 def start(team: Any) -> list[Any]:
-    """Handles of blocks as they begin."""
+    """Return handles of the initial blocks."""
     return [team.put(np.full(3, 1.0 + j, np.float32)) for j in range(BLOCKS)]
 
 
 def turn(team: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
-    """One stretch of four laps over even homes."""
+    """Run one interval of four sweeps over an even assignment."""
     homes = homes or assign_by_speed(np.ones(SHARDS), dict.fromkeys(team.workers, 1.0))
     schedule = RotationSchedule(homes, BLOCKS, len(VERBS), order=order)
     steps = [Step(verb, 1 + lap // 2, 0.5) for lap, verb in enumerate(VERBS)]
@@ -118,7 +120,7 @@ def turn(team: Any, order: str = "ring", homes: Any = None, **how: Any) -> Any:
 
 
 def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
-    """All blocks after a stretch."""
+    """Return all blocks after an interval, as bytes."""
     team = opened(kind, workers)
     try:
         return b"".join(team.fetch(handle).tobytes() for handle in turn(team, order, homes).blocks)
@@ -127,8 +129,10 @@ def bits(kind: str, workers: int, order: str, homes: Any = None) -> bytes:
 
 
 def naive() -> bytes:
-    """The same in two loops: at step t of a lap, block j is at shard (j S // B + t) mod S, and
-    shards take lower blocks first.
+    """Return all blocks after an interval, computed by nested loops.
+
+    At step t of a sweep, block j is at shard (j S // B + t) mod S, and shards take lower blocks
+    first.
     """
     W = [np.full(3, 1.0 + j, np.float32) for j in range(BLOCKS)]
     kept = {shard: 1.0 + shard for shard in range(SHARDS)}
@@ -159,11 +163,11 @@ def test_bits_do_not_depend_on_where_shards_are(cuts):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_cell_comes_once_a_lap_and_everything_is_told(order):
+def test_every_cell_is_passed_once_per_sweep_and_reported(order):
     spans, shares = [], []
     team = opened("threads", 2)
     try:
-        stretch = turn(team, order, record=spans.append, tick=shares.append, first=100)
+        stretch = turn(team, order, record=spans.append, tick=shares.append)
         assert [team.fetch(handle).shape for handle in stretch.blocks] == [(3,)] * BLOCKS
         last = [float(team.fetch(handle) @ team.fetch(handle)) for handle in stretch.blocks]
     finally:
@@ -175,15 +179,15 @@ def test_every_cell_comes_once_a_lap_and_everything_is_told(order):
     assert cells == dict.fromkeys(range(SHARDS), BLOCKS * len(VERBS))
     assert stretch.squared == last
     assert set(stretch.locations) <= set(team.workers)
-    assert sorted(span.task.id for span in spans) == list(range(100, 100 + stretch.n_passes))
+    assert sorted(span.task.id for span in spans) == list(range(stretch.n_passes))
     assert {span.outcome for span in spans} == {DONE}
     assert {span.task.labels[0] for span in spans} == set(range(BLOCKS))
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 
 
-def test_what_was_handed_in_is_not_changed():
-    """Blocks are kept at rests, to go back to them: a stretch writes to its own."""
+def test_input_blocks_are_not_changed():
+    """An interval writes to its own blocks, because those of a sync point serve rollbacks."""
     team = opened("serial", 1)
     blocks = start(team)
     stretch = turn(team, blocks=blocks)
@@ -191,7 +195,7 @@ def test_what_was_handed_in_is_not_changed():
     assert all(after is not before for after, before in zip(stretch.blocks, blocks, strict=True))
 
 
-def test_no_laps_are_a_rest():
+def test_an_interval_without_sweeps_returns_its_blocks():
     team = opened("serial", 1)
     blocks = start(team)
     stretch = run_interval(
@@ -201,7 +205,7 @@ def test_no_laps_are_a_rest():
 
 
 @pytest.mark.parametrize("reason", ["stop", "time"])
-def test_it_breaks_off_within_a_slice_and_the_hands_are_there(reason):
+def test_an_interval_stops_within_a_slice_and_keeps_its_workers(reason):
     team, stop, spans = opened("threads", 2, Slow), StopFlag(), []
     timer = threading.Timer(0.1, stop.set)
     timer.start()
@@ -211,7 +215,7 @@ def test_it_breaks_off_within_a_slice_and_the_hands_are_there(reason):
             turn(
                 team, stop=stop if reason == "stop" else StopFlag(), ends=ends, record=spans.append
             )
-        assert call(team, Call("worker-1", "hello")).result == "hello"
+        assert call(team, to("worker-1", "hello")).result == "hello"
     finally:
         team.close()
         timer.join()
@@ -219,7 +223,7 @@ def test_it_breaks_off_within_a_slice_and_the_hands_are_there(reason):
     assert [span.outcome for span in spans].count(DONE) == 6
 
 
-def test_a_lost_worker_is_told_with_what_it_was_at():
+def test_a_lost_worker_is_reported_with_its_passes():
     team, spans = opened("serial", 2), []
 
     def lose(share: float) -> None:
@@ -232,12 +236,10 @@ def test_a_lost_worker_is_told_with_what_it_was_at():
     assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
 
 
-def test_things_lost_with_a_node_are_a_loss():
+def test_objects_lost_with_a_node_are_a_loss():
     team = opened("serial", 2)
     blocks = start(team)
-    made = call(
-        team, Call("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False)
-    )
+    made = call(team, to("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False))
     team.simulate_loss("worker-1", with_objects=True)
     team.wait(0.0)
     team.replace("worker-1")
@@ -246,19 +248,19 @@ def test_things_lost_with_a_node_are_a_loss():
     assert raised.value.workers == ()
 
 
-def test_what_a_visit_raises_is_raised():
+def test_errors_of_a_pass_are_raised():
     with pytest.raises(DataError, match="what a row"):
         turn(opened("serial", 2, Broken))
 
 
-def test_errands_come_back_in_order_and_stale_replies_are_dropped():
+def test_calls_return_in_order_and_stale_replies_are_dropped():
     team = opened("serial", 2)
-    team.submit("worker-0", "hello")
-    asks = [Call(f"worker-{n % 2}", "hello") for n in range(9)]
+    team.submit(to("worker-0", "hello"))
+    asks = [to(f"worker-{n % 2}", "hello") for n in range(9)]
     assert [answer.worker for answer in call_many(team, asks)] == [ask.worker for ask in asks]
 
 
-def test_speeds_are_costs_done_in_a_second():
+def test_speeds_are_costs_per_second():
     team = opened("serial", 2)
     stretch = turn(team, homes=["worker-0"] * 4 + ["worker-1"])
     costs = np.array([1.0, 1.0, 1.0, 1.0, 8.0])
@@ -266,12 +268,12 @@ def test_speeds_are_costs_done_in_a_second():
 
 
 def test_shards_move_when_a_worker_is_slow_and_come_back_when_it_is_not():
-    """One figure counts half; who has no shards is given some again, in time."""
+    """One measurement counts half, and a worker without shards gets some again in time."""
     costs, even, crew = np.ones(8), ("a",) * 4 + ("b",) * 4, ("a", "b")
     speeds = WorkerSpeeds()
     speeds.update({"a": 1.0, "b": 1.0}, crew)
     assert speeds.better_assignment(even, costs, 10) is None
-    speeds.update({"a": 1.0, "b": 1 / 9}, crew)  # now it counts as a third
+    speeds.update({"a": 1.0, "b": 1 / 9}, crew)  # the estimated speed of b is now a third
     found = speeds.better_assignment(even, costs, 10)
     assert found == ("a",) * 6 + ("b",) * 2
     speeds.update({"a": 1.0, "b": 1e-6}, crew)
@@ -285,10 +287,10 @@ def test_shards_do_not_move_for_little():
     costs, even, crew = np.ones(8), ("a",) * 4 + ("b",) * 4, ("a", "b")
     speeds = WorkerSpeeds()
     speeds.update({"a": 1000.0, "b": 100.0}, crew)
-    assert speeds.better_assignment(even, costs, 10) is None  # a few hundredths of a second
+    assert speeds.better_assignment(even, costs, 10) is None  # it would save 0.06 s only
     assert speeds.better_assignment(even, costs, 1000) is not None
     speeds.forget("b")
-    speeds.update({"a": 1000.0}, crew)  # nothing is known of the new one
+    speeds.update({"a": 1000.0}, crew)  # the speed of the new worker is unknown
     assert speeds.better_assignment(even, costs, 10**6) is None
     speeds.update({"a": 1000.0, "b": 800.0}, crew)
-    assert speeds.better_assignment(even, costs, 10**6) is None  # a tenth
+    assert speeds.better_assignment(even, costs, 10**6) is None  # it would save a tenth

@@ -25,7 +25,7 @@ ORDERS = ("sync", "ring")
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Ran:
-    """The training by one worker in this thread."""
+    """Return the training by one worker in this thread."""
     return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
 
 
@@ -53,7 +53,7 @@ def test_workers_that_do_not_see_the_data_get_it_from_the_driver(alone, tmp_path
     assert trained(tmp_path, "threads", 2, ToyWork(seen=False)).bits == alone.bits
 
 
-def test_shards_that_move_at_every_rest_change_no_bit(alone, tmp_path, monkeypatch):
+def test_shards_that_move_at_every_sync_point_change_no_bit(alone, tmp_path, monkeypatch):
     turns = iter(range(100))
 
     def speeds(paces, costs):
@@ -70,8 +70,8 @@ def test_shards_that_move_at_every_rest_change_no_bit(alone, tmp_path, monkeypat
 
 @pytest.mark.parametrize("order", ["uniform", "shortest"])
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_nomad_visits_every_cell_once_a_lap(tmp_path, order, hybrid):
-    """The toy itself asserts that no block comes twice in a lap."""
+def test_nomad_passes_every_cell_once_per_sweep(tmp_path, order, hybrid):
+    """The toy solver asserts that no block passes a shard twice in a sweep."""
     spans = []
     ran = trained(
         tmp_path,
@@ -87,7 +87,7 @@ def test_nomad_visits_every_cell_once_a_lap(tmp_path, order, hybrid):
     assert {span.outcome for span in spans} == {DONE}
 
 
-def test_the_history_tells_each_rest(alone):
+def test_the_history_has_each_sync_point(alone):
     epochs = [entry["epoch"] for entry in alone.told.history]
     assert epochs == [1, 2, 3, 4, 5, 6]
     newest = alone.told.history[-1]
@@ -95,9 +95,8 @@ def test_the_history_tells_each_rest(alone):
     losses = newest["objective"] - 0.5 * Toy().lam * squared
     assert losses > 0.0
     assert newest["held_out"] == 0.125 * GRID.shards
-    assert (newest["P@1"], newest["P@2"]) == pytest.approx(
-        (2 / 3, 1 / 3)
-    )  # the toy's answer to the first of three rows is wrong
+    # The toy predicts the first of three rows wrongly.
+    assert (newest["P@1"], newest["P@2"]) == pytest.approx((2 / 3, 1 / 3))
     assert 0.0 < newest["macro-F1"] < newest["micro-F1"] == 2 / 3
     assert alone.told.objective == newest["objective"]
     assert all(
@@ -105,20 +104,21 @@ def test_the_history_tells_each_rest(alone):
     )
 
 
-def test_without_watched_rows_nothing_is_held_out(tmp_path):
+def test_without_held_out_rows_there_are_no_held_out_metrics(tmp_path):
     told = trained(tmp_path, plan=plan_of(truth=None)).told
     assert set(told.history[0]) == {"epoch", "seconds", "rate", "back", "objective"}
 
 
-def test_stretches_of_more_epochs_rest_less_often(tmp_path):
+def test_longer_intervals_have_fewer_sync_points(tmp_path):
     told = trained(tmp_path, plan=plan_of(sync_every=4)).told
     assert [entry["epoch"] for entry in told.history] == [4, 6]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_going_back_is_going_on_from_the_rest_before(alone, tmp_path, seconds):
-    """From rest 3 it goes back to rest 2, with half the rate, whether there is a checkpoint of it
-    or not.
+def test_a_rollback_continues_from_the_sync_point_before(alone, tmp_path, seconds):
+    """A rollback at sync point 3 continues from sync point 2 with half the rate.
+
+    It makes no difference whether sync point 2 has a checkpoint.
     """
     work = ToyWork(Toy(back=(3, 4)))
     ran = trained(tmp_path, "threads", 2, work, plan_of(checkpoint_seconds=seconds))
@@ -133,14 +133,15 @@ def test_going_back_is_going_on_from_the_rest_before(alone, tmp_path, seconds):
     assert ran.bits == trained(tmp_path / "again", "serial", 3, work).bits
 
 
-def test_going_back_from_the_first_rest_is_the_start(alone, tmp_path):
+def test_a_rollback_from_the_first_sync_point_is_the_start(alone, tmp_path):
     ran = trained(tmp_path, work=ToyWork(Toy(back=(1,))))
     assert [entry["epoch"] for entry in ran.told.history] == [1, 1, 2, 3, 4, 5, 6]
 
 
-def test_going_back_has_an_end(tmp_path):
-    """Where no rate is small enough, as with data that is not finite: the blocks are those of the
-    last rest that counts.
+def test_rollbacks_are_limited(tmp_path):
+    """If no rate is small enough, the result has the blocks of the last valid sync point.
+
+    This happens with data that are not finite.
     """
     told = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).told
     assert (told.epochs, len(told.history)) == (1, 1 + descents.MAX_ROLLBACKS)
@@ -153,7 +154,7 @@ import sys, time
 from pathlib import Path
 from tests.support.rotation_toy import Toy, ToyWork, plan_of, trained
 def tell(standing):
-    time.sleep(600 if standing.newest.get("epoch", 0) >= 5 else 0)  # whoever is to kill it may be late
+    time.sleep(600 if standing.newest.get("epoch", 0) >= 5 else 0)  # the test can be slow to kill it
 trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), on_progress=tell)
 """
 
@@ -178,23 +179,23 @@ def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(alone, tmp_pat
 
 
 class Halt:
-    """Sets the stop flag when so many rests were told of, in the middle of the stretch after."""
+    """Sets the stop flag in the middle of the interval after a number of sync points."""
 
     def __init__(self, rests: int) -> None:
         self.stop = StopFlag()
         self._rests = rests
 
     def tell(self, standing) -> None:
-        """See `Standing`."""
+        """Set the stop flag if a `RunProgress` is far enough."""
         done = standing.newest.get("epoch", 0)
-        if done == self._rests and standing.epoch > done:
+        if done == self._rests and standing.done > done:
             self.stop.set()
 
 
 def stopped_at(
     folder: Path, rests: int, team: str = "serial", work: ToyWork | None = None, **changes
 ) -> None:
-    """A training that is stopped in the middle of a stretch."""
+    """Run a training that is stopped in the middle of an interval."""
     halt = Halt(rests)
     with pytest.raises(Stopped):
         trained(folder, team, 2, work, plan_of(**changes), stop=halt.stop, on_progress=halt.tell)
@@ -202,8 +203,8 @@ def stopped_at(
 
 @pytest.mark.parametrize("rests", range(6))
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_a_stop_at_any_rest_and_a_resume_change_no_bit(alone, tmp_path, rests, seconds):
-    """Also when no checkpoint was due: the last rest is saved on the way out."""
+def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(alone, tmp_path, rests, seconds):
+    """A stop saves the last sync point, even if no checkpoint is due."""
     stopped_at(tmp_path, rests, checkpoint_seconds=seconds)
     entries = []
     ran = trained(
@@ -220,11 +221,11 @@ def test_a_stop_at_any_rest_and_a_resume_change_no_bit(alone, tmp_path, rests, s
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.4])
-def test_who_is_told_how_far_it_is_may_stop_it(alone, tmp_path, ahead):
-    """At a rest, or in the middle of a stretch; the last rest is saved on the way out."""
+def test_a_progress_callback_can_stop_the_training(alone, tmp_path, ahead):
+    """The callback can stop at a sync point or in an interval; the last sync point is saved."""
 
     def tell(standing):
-        if standing.newest.get("epoch") == 2 and standing.epoch >= 2 + ahead:
+        if standing.newest.get("epoch") == 2 and standing.done >= 2 + ahead:
             raise Stopped("enough")
 
     with pytest.raises(Stopped, match="enough"):
@@ -233,15 +234,15 @@ def test_who_is_told_how_far_it_is_may_stop_it(alone, tmp_path, ahead):
     assert trained(tmp_path).bits == alone.bits
 
 
-def test_a_stop_after_going_back_is_resumed_the_same(tmp_path):
+def test_a_stop_after_a_rollback_is_resumed_the_same(tmp_path):
     work = ToyWork(Toy(back=(3, 6)))
     whole = trained(tmp_path / "whole", work=work)
     stopped_at(tmp_path / "broken", 3, work=work)
     assert trained(tmp_path / "broken", work=work).bits == whole.bits
 
 
-def test_a_stop_is_heard_within_a_visit(tmp_path):
-    """Visits of a minute end when they are asked to."""
+def test_a_stop_is_detected_within_a_pass(tmp_path):
+    """Passes that would take a minute end at a stop."""
     stop, work = StopFlag(), ToyWork(Toy(pause=60.0))
     timer = threading.Timer(0.3, stop.set)
     timer.start()
@@ -253,7 +254,7 @@ def test_a_stop_is_heard_within_a_visit(tmp_path):
     ]
 
 
-def test_what_ended_is_told_again_and_nothing_is_delivered(alone, tmp_path):
+def test_a_finished_run_reports_again_and_delivers_nothing(alone, tmp_path):
     first = trained(tmp_path)
     again = trained(tmp_path)
     assert again.told == first.told
@@ -289,7 +290,7 @@ def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(alone, tmp
     ]
 
 
-def test_all_checkpoints_are_damaged_and_it_begins_anew(alone, tmp_path):
+def test_training_restarts_if_all_checkpoints_are_damaged(alone, tmp_path):
     stopped_at(tmp_path, 2, checkpoint_seconds=0.0)
     for path in tmp_path.glob("rest-*/rest.json"):
         path.write_bytes(b"{}")
@@ -305,9 +306,7 @@ def test_the_directory_of_another_run_is_refused(tmp_path):
 
 
 class Lossy:
-    """Loses workers of a team of this process, each in the middle of the stretch after a number of
-    rests.
-    """
+    """Loses workers of a local group in the middle of the intervals after given epochs."""
 
     def __init__(self, team, losses: dict[int, str], things: bool) -> None:
         self.team = team
@@ -316,17 +315,17 @@ class Lossy:
         self._things = things
 
     def tell(self, standing) -> None:
-        """See `Standing`."""
+        """Record the note of a `RunProgress`, and lose a worker when one is due."""
         self.notes += [standing.note] if standing.note else []
         done = standing.newest.get("epoch", 0)
-        if done in self._losses and done + 0.2 < standing.epoch < done + 0.9:
+        if done in self._losses and done + 0.2 < standing.done < done + 0.9:
             self.team.simulate_loss(self._losses.pop(done), with_objects=self._things)
 
 
 @pytest.mark.parametrize("things", [False, True], ids=["worker", "node"])
 @pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["checkpoints", "none"])
 def test_losses_change_no_bit(alone, tmp_path, seconds, things):
-    """Without a checkpoint it begins anew; with one it goes on from there."""
+    """The training restarts without a checkpoint, and continues from one if it exists."""
     work, spans = ToyWork(Toy(pause=0.002)), []
     lossy = Lossy(ThreadGroup(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, things)
     ran = trained(
@@ -358,16 +357,16 @@ def test_a_worker_lost_while_blocks_are_delivered(alone, tmp_path):
 
 
 class Never(SerialGroup):
-    """A team in which nobody takes a lost one's place, after the first hands."""
+    """A worker group that replaces no lost worker."""
 
     def replace(self, *lost: str, at_once: bool = False) -> None:
-        """See `Team`."""
+        """Start the first workers, and raise Unavailable for all others."""
         if self._live:
             raise Unavailable("there is no CPU")
         super().replace(*lost, at_once=at_once)
 
 
-def test_where_no_one_takes_the_place_the_others_do_the_work(alone, tmp_path):
+def test_others_do_the_work_of_workers_without_replacement(alone, tmp_path):
     work = ToyWork()
     lossy = Lossy(Never(work, 3), {1: "worker-1", 3: "worker-0"}, things=True)
     assert trained(tmp_path, lossy.team, work=work, on_progress=lossy.tell).bits == alone.bits
@@ -377,19 +376,19 @@ def test_where_no_one_takes_the_place_the_others_do_the_work(alone, tmp_path):
     ]
 
 
-def test_losses_without_end_end(tmp_path):
+def test_repeated_losses_end_the_training(tmp_path):
     work = ToyWork()
     team = SerialGroup(work, 2)
 
     def lose(standing):
-        if 0.2 < standing.epoch < 0.9:
+        if 0.2 < standing.done < 0.9:
             team.simulate_loss("worker-0")
 
     with pytest.raises(Unavailable, match="one after the other"):
         trained(tmp_path, team, work=work, on_progress=lose)
 
 
-def test_what_a_solver_raises_is_raised(tmp_path, monkeypatch):
+def test_errors_of_a_solver_are_raised(tmp_path, monkeypatch):
     def broken(self, history):
         raise DataError("BAD", "no judgement")
 
@@ -399,8 +398,8 @@ def test_what_a_solver_raises_is_raised(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rests", [1, 3])
-def test_when_the_time_is_up_the_last_rest_is_delivered(alone, tmp_path, rests, monkeypatch):
-    """The clock of the loop jumps when so many rests are there."""
+def test_the_last_sync_point_is_delivered_when_the_time_is_up(alone, tmp_path, rests, monkeypatch):
+    """The clock of the loop jumps after the given number of sync points."""
     jump = [0.0]
     monkeypatch.setattr(
         "xcray.training.rotation.interval.time.monotonic",
@@ -408,7 +407,7 @@ def test_when_the_time_is_up_the_last_rest_is_delivered(alone, tmp_path, rests, 
     )
 
     def tell(standing):
-        if standing.newest.get("epoch", 0) == rests and standing.epoch > rests:
+        if standing.newest.get("epoch", 0) == rests and standing.done > rests:
             jump[0] = 1e6
 
     ran = trained(tmp_path, plan=plan_of(max_seconds=1e5), on_progress=tell)
@@ -426,16 +425,16 @@ def test_no_time_at_all_is_refused(tmp_path):
         trained(tmp_path, "threads", 1, ToyWork(Toy(pause=0.2)), plan_of(max_seconds=0.0))
 
 
-def test_progress_ascends_and_knows_its_end(tmp_path):
+def test_progress_ascends_to_its_end(tmp_path):
     seen = []
     trained(tmp_path, on_progress=seen.append)
-    assert all(earlier.epoch <= later.epoch for earlier, later in pairwise(seen))
-    assert (seen[-1].epoch, seen[-1].epochs, seen[-1].eta) == (6.0, 6, 0.0)
+    assert all(earlier.done <= later.done for earlier, later in pairwise(seen))
+    assert (seen[-1].done, seen[-1].total, seen[-1].eta) == (6.0, 6, 0.0)
     assert {standing.newest.get("epoch") for standing in seen} == {None, 1, 2, 3, 4, 5, 6}
 
 
-def test_numbers_that_are_not_finite_are_kept_as_none(tmp_path, monkeypatch):
-    """A training that diverged must still be told to its judge, on disk and in the report."""
+def test_nonfinite_numbers_are_stored_as_none(tmp_path, monkeypatch):
+    """The state of a diverged training can be judged, stored and reported."""
     real = Toy._closed
 
     def diverged(self, local, step):

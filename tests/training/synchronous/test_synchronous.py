@@ -141,7 +141,7 @@ def test_the_objective_never_rises_and_is_that_of_the_weights(solver):
 
 
 @each_solver
-def test_held_out_rows_are_watched(solver):
+def test_held_out_rows_are_evaluated(solver):
     X, Y, c = problem(9)
     held = problem(10, n=31)
     solver = type(solver)(lam=LAM, eval_every=2)
@@ -163,7 +163,7 @@ def test_held_out_rows_are_watched(solver):
 
 
 @each_solver
-def test_a_training_goes_on_from_kept_weights(solver):
+def test_a_training_resumes_from_stored_weights(solver):
     rows = problem(11)
     whole = train(solver, rows, 2)
     W = weights(whole)
@@ -173,7 +173,7 @@ def test_a_training_goes_on_from_kept_weights(solver):
 
 
 @each_solver
-def test_a_stop_is_heard_inside_a_verb_and_between_two(solver):
+def test_a_stop_is_detected_inside_and_between_calls(solver):
     rows = problem(12)
     for patience in (0, 7, 40):
         asked = iter(range(10**6))
@@ -198,7 +198,7 @@ def test_parameters_have_ranges(solver, wrong):
 
 
 class Hand:
-    """Tells who it is, and how often it was asked."""
+    """A worker that returns its name and the number of its calls."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
@@ -213,7 +213,7 @@ class Hand:
 
 
 class Hands:
-    """Makes hands; counts those of each worker."""
+    """Creates workers and records their names."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -223,7 +223,7 @@ class Hands:
         return Hand(worker)
 
     def warm_up(self):
-        """Nothing is compiled."""
+        """Do nothing: there are no kernels to compile."""
 
 
 @pytest.mark.parametrize("kind", [SerialGroup, ThreadGroup])
@@ -232,25 +232,25 @@ def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
     team.open()
     try:
         rounds = SynchronousCalls(team)
-        answers = rounds.call("say", rounds.put("all"), each=["a", "b", "c"])
+        answers = rounds.call_each(Hand.say, ["a", "b", "c"], rounds.put("all"))
         assert rounds.size == 3
         assert [told[0] for _, told in answers] == ["worker-0", "worker-1", "worker-2"]
         assert [rounds.fetch(handle) for handle, _ in answers] == [
             [f"worker-{i}", own, "all"] for i, own in enumerate("abc")
         ]
-        again = rounds.call("say", each=[handle for handle, _ in answers])
+        again = rounds.call_each(Hand.say, [handle for handle, _ in answers])
         assert rounds.fetch(again[1][0]) == ["worker-1", ["worker-1", "b", "all"]]
         assert set(rounds.seconds) == set(team.workers)
     finally:
         team.close()
 
 
-def test_a_lost_worker_is_replaced_and_asked_again():
+def test_a_lost_worker_is_replaced_and_called_again():
     hands = Hands()
     team = Losing(hands, 3, {"worker-1": 2})
     team.open()
     rounds = SynchronousCalls(team)
-    answers = rounds.call("say", 7)
+    answers = rounds.call(Hand.say, 7)
     assert [told for _, told in answers] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
     assert hands.made.count("worker-1") == 3
     assert rounds.lost == 2
@@ -260,26 +260,26 @@ def test_a_worker_lost_between_two_rounds_is_replaced_before_the_next():
     team = SerialGroup(Hands(), 2)
     team.open()
     rounds = SynchronousCalls(team)
-    rounds.call("say")
+    rounds.call(Hand.say)
     team.simulate_loss("worker-0")
-    assert [told for _, told in rounds.call("say")] == [("worker-0", 1), ("worker-1", 2)]
+    assert [told for _, told in rounds.call(Hand.say)] == [("worker-0", 1), ("worker-1", 2)]
 
 
-def test_losses_without_end_are_given_up():
+def test_repeated_losses_end_the_round():
     team = Losing(Hands(), 2, {"worker-0": 1000}, every=1)
     team.open()
     with pytest.raises(Unavailable, match="were lost in one round"):
-        SynchronousCalls(team).call("say")
+        SynchronousCalls(team).call(Hand.say)
     assert team.left["worker-0"] == 1000 - (MAX_LOSSES_PER_WORKER * 2 + 1)
 
 
-def test_what_a_verb_raises_ends_the_round_and_not_the_next():
+def test_errors_of_a_call_end_only_its_round():
     team = SerialGroup(Hands(), 2)
     team.open()
     rounds = SynchronousCalls(team)
     with pytest.raises(ParameterError, match="no"):
-        rounds.call("fail")
-    assert [told for _, told in rounds.call("say")] == [("worker-0", 1), ("worker-1", 1)]
+        rounds.call(Hand.fail)
+    assert [told for _, told in rounds.call(Hand.say)] == [("worker-0", 1), ("worker-1", 1)]
 
 
 @each_solver
@@ -294,7 +294,7 @@ def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
 
 
 class Losing(SerialGroup):
-    """Loses workers as often as it is told, one `every` few times that it waits."""
+    """Loses workers as often as `losses` says, at one of `every` waits."""
 
     def __init__(self, work, workers, losses, every=3):
         super().__init__(work, workers)
@@ -317,7 +317,7 @@ def test_ranges_are_even_and_whole():
 
 
 def test_the_best_of_parts_are_the_best_of_all():
-    S = np.random.default_rng(0).integers(0, 6, (50, 9)).astype(float)  # many equal ones
+    S = np.random.default_rng(0).integers(0, 6, (50, 9)).astype(float)  # many ties
     whole = top_k(S, 0, 4)
     parts = merge_top_k([top_k(S[:, :2], 0, 4), top_k(S[:, 2:7], 2, 4), top_k(S[:, 7:], 7, 4)], 4)
     assert (

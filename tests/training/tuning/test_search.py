@@ -29,13 +29,13 @@ GRID = {"lam": (0.1, 0.01), "C": (1.0,)}
 
 
 def spec_of(data: Dataset, grid: Any = None, **more: Any) -> TuneSpec:
-    """A serial path over a small grid."""
+    """Return the specification of a serial search over a small grid."""
     return TuneSpec(TrainSpec(str(data.path), pool="serial"), grid or GRID, **more)
 
 
 @pytest.fixture(scope="module")
 def done(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
-    """A finished path."""
+    """Return a finished search."""
     folder = tmp_path_factory.mktemp("path")
     return tune(spec_of(tiny), run_dir=folder / "run", out=folder / "out")
 
@@ -52,13 +52,12 @@ def test_the_order_starts_sparse_and_goes_to_neighbours() -> None:
             abs(np.log10(point.params[name] / order[point.start].params[name]))
             for name in point.params
         ]
-        assert sum(steps) == pytest.approx(
-            1.0
-        )  # one step of one parameter: there is always a neighbour before
+        # Each point starts from an earlier one that is one step of one parameter away.
+        assert sum(steps) == pytest.approx(1.0)
     assert [point.number for point in order] == list(range(9))
 
 
-def test_distances_are_in_decades_and_nothing_has_its_place() -> None:
+def test_distances_are_in_decades_and_zero_is_allowed() -> None:
     order = plan_points({"lam": [0.0, 1.0, 0.1]})
     assert [point.params["lam"] for point in order] == [1.0, 0.1, 0.0]
     assert [point.start for point in order] == [None, 0, 1]
@@ -104,9 +103,8 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(
             run_dir=tmp_path / params_key(params) / "run",
             out=tmp_path / params_key(params) / "model",
         )
-        if (
-            point["start"] is None
-        ):  # from nothing: the same bits; from a neighbour: the same optimum, nearly
+        # A cold start gives the same bits, a warm start nearly the same optimum.
+        if point["start"] is None:
             assert (point["measures"], point["nnz"]) == (alone.measures, alone.report["weights"])
         assert point["measures"]["P@1"] == pytest.approx(alone.measures["P@1"], abs=0.03)
         assert point["certified"] == point["classes"] == tiny.n_labels
@@ -164,7 +162,7 @@ def test_equal_measures_take_the_sparser() -> None:
     assert choose_point(results, "P@1") == 2
 
 
-def test_a_stopped_path_keeps_its_points_and_goes_on(
+def test_a_stopped_search_keeps_its_points_and_is_resumed(
     tiny: Dataset, done: TuneResult, tmp_path: Path
 ) -> None:
     stop = StopFlag()
@@ -301,7 +299,7 @@ def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
         )
 
 
-def test_the_measure_may_need_a_k_of_its_own(tiny: Dataset, tmp_path: Path) -> None:
+def test_the_selected_measure_can_need_another_k(tiny: Dataset, tmp_path: Path) -> None:
     spec = spec_of(tiny, {"C": [1]}, select="nDCG@7")
     result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert "nDCG@7" in result.points[0]["measures"]

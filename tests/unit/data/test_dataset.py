@@ -182,7 +182,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         ({"splits": None}, "lacks splits"),
     ],
 )
-def test_manifests_are_not_believed(change: dict[str, Any], error: str, tmp_path: Path) -> None:
+def test_manifests_are_validated(change: dict[str, Any], error: str, tmp_path: Path) -> None:
     ds = write(tmp_path / "small")
     manifest = {name: value for name, value in (ds.manifest | change).items() if value is not None}
     (ds.path / "manifest.json").write_text(json.dumps(manifest))

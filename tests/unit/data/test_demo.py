@@ -83,7 +83,7 @@ def test_text_is_names_and_docstring_without_its_labels(corpus):
 
 
 def test_repeats_and_unreadable_files_are_counted(corpus):
-    assert corpus.n_repeated == 1  # Ridge.fit says what again.same said
+    assert corpus.n_repeated == 1  # Ridge.fit repeats the text of again.same
     assert [line.split(":")[0] for line in corpus.unreadable] == ["broken.py", "zeros.py"]
     assert corpus.n_files == 5
 

@@ -68,7 +68,7 @@ def test_text_goes_through_the_pipeline_as_it_is(old: Dataset, tmp_path: Path) -
     assert new.test.X.n_cols == old.n_features
 
 
-def test_a_model_takes_labels_of_a_set_made_like_it(old: Dataset, tmp_path: Path) -> None:
+def test_a_model_gets_labels_of_a_data_set_with_its_features(old: Dataset, tmp_path: Path) -> None:
     model = train(
         TrainSpec(str(old.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "model"
     ).model_path

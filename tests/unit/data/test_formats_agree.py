@@ -26,8 +26,8 @@ ROWS = st.lists(
     min_size=1,
     max_size=8,
 )
-# Whatever a file of text may hold: no halves of characters, and no control characters (a line end
-# is one, to all but quoted CSV)
+# Text that a file can contain: no surrogates and no control characters. A line end ends a row in
+# all formats except quoted CSV.
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=20)
 NAMES = (
     st.text(st.sampled_from("abcé\U0001f600;,\"' =#:-0123456789"), min_size=1, max_size=8)
@@ -58,7 +58,7 @@ def line(labels: set[int], features: dict[int, float], base: int) -> str:
 @FEW
 @given(rows=ROWS)
 def test_features(rows: list[tuple[set[int], dict[int, float]]]) -> None:
-    rows = [*rows, ({K - 1}, {D - 1: 1.0})]  # so that the widths are seen, and a label
+    rows = [*rows, ({K - 1}, {D - 1: 1.0})]  # so that the widths and a label are detected
     widths = {"n_features": D, "n_labels": K}
     lists = {
         "indices": pa.array([list(features) for _, features in rows], pa.list_(pa.int16())),
@@ -85,7 +85,7 @@ def test_features(rows: list[tuple[set[int], dict[int, float]]]) -> None:
         "sparse": ("parquet", written(lists, row_group_size=3), widths),
         "dense": ("parquet", written({"values": list(dense), "labels": lists["labels"]}), widths),
     }
-    # a line of nothing is no row in svmlight and XC: only rows that all formats can say
+    # In svmlight and XC an empty line is not a row: use only rows that all formats can express.
     said = all(labels or features for labels, features in rows)
     with TemporaryDirectory() as folder:
         kept = {name: file for name, file in files.items() if said or file[0] == "parquet"}

@@ -113,7 +113,7 @@ LABELS = st.one_of(
 UNHURT = [
     HealthCheck.function_scoped_fixture,
     HealthCheck.too_slow,
-]  # each example writes over the last; some machines are slow
+]  # each example overwrites the last; some machines are slow
 GAPS = st.sampled_from([" ", " ", " ", "\t", "  ", ""])
 LINES = st.tuples(
     LABELS,

@@ -89,7 +89,7 @@ def test_a_linear_model_learns_it_and_noise_costs():
         )
         X, Y = generate(params)
         S = X.to_scipy()
-        y = Y.indices  # one draw a row, so one label a row
+        y = Y.indices  # one draw per row, so one label per row
         return RidgeClassifier().fit(S[:2000], y[:2000]).score(S[2000:], y[2000:])
 
     clean, noisy = score(0.0), score(0.5)

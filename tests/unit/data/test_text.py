@@ -153,7 +153,7 @@ def test_round_trip_through_disk(tmp_path):
     ]
 
 
-def test_fingerprint_tells_pipelines_apart():
+def test_fingerprint_distinguishes_pipelines():
     base = TextPipeline.fit(TEXTS)
     others = [
         TextPipeline.fit(TEXTS, TextParams(sublinear_tf=True)),
@@ -260,7 +260,7 @@ def test_spoiled_files(tmp_path, spoil, error, verify):
         ),
     ],
 )
-def test_spoiled_content_is_seen_when_verified_and_harms_nothing_when_not(tmp_path, change):
+def test_corrupt_content_is_detected_if_verified_and_harmless_if_not(tmp_path, change):
     TextPipeline.fit(TEXTS).save(tmp_path / "text")
     change(tmp_path / "text")
     with pytest.raises(Corrupt):
@@ -284,7 +284,7 @@ def test_slots_that_lead_nowhere_harm_nothing(tmp_path):
         )
         assert first_unreachable(lost) == 0
     full = Vocabulary(words, frozen(np.full(len(slots), 1, np.uint64), np.uint64), seed)
-    assert first_unreachable(full) == 0  # and it ends, though no slot is empty
+    assert first_unreachable(full) == 0  # and the lookup ends, although no slot is empty
     far = Words(frozen(np.full(len(words.offsets), 2**40), np.int64), words.letters)
     assert first_unreachable(Vocabulary(far, slots, seed)) == 0
 
@@ -395,7 +395,7 @@ def test_terms_are_those_of_the_naive_twin(params, text):
 
 @pytest.mark.parametrize("sublinear", [False, True])
 def test_long_texts_and_many_texts(sublinear):
-    """The inputs exceed the texts and bytes of one compiled call, and the table of logarithms."""
+    """The inputs exceed the texts and bytes of one compiled call, and the logarithm table."""
     texts = [f"row{i % 97} file{i % 31} rows" for i in range(2600)] + [
         "rows " * 5000 + "file1",
         "",
@@ -443,7 +443,7 @@ def test_any_strings_make_a_table():
     )
     assert (
         first_unreachable(build_vocabulary(pa.array(["a", "b", "a"], pa.large_string()))) == 2
-    )  # a name twice is found as the first of them
+    )  # a repeated name gives its first position
 
 
 def test_threads_share_a_pipeline():
@@ -491,5 +491,5 @@ def test_what_is_not_text():
         pipeline.transform(["a", None])
     with pytest.raises(DataError, match="text 0 is a int"):
         TextPipeline.fit([3])
-    with pytest.raises(ParameterError, match="no term is left"):
+    with pytest.raises(ParameterError, match="no text of 2 has a term"):
         TextPipeline.fit(["", "?"])

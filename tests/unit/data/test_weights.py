@@ -1,6 +1,4 @@
-"""Weights of training rows: stored and hashed with the data set, used by every solver,
-validated.
-"""
+"""Weights of training rows: stored and hashed with the data set, validated, used by solvers."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ def test_held_out_rows_keep_theirs(weighted, tmp_path):
     assert hold_out(weighted, 0.25, 3, tmp_path / "held").content_hash == held.content_hash
 
 
-def test_a_solver_without_weights_says_so(weighted, tmp_path):
+def test_a_solver_without_weights_refuses_them(weighted, tmp_path):
     with pytest.raises(ParameterError, match="no sample weights; use ppdsparse"):
         train(
             TrainSpec(str(weighted.path), solver="pdsparse"),

@@ -61,7 +61,7 @@ def rows(n: int, n_features: int, share: float, seed: int = 1) -> CSR:
     ("n_labels", "share", "dense"),
     [(300, 1.0, True), (300, 0.5, True), (300, 0.2, False), (40, 0.1, True)],
 )
-def test_the_way_is_chosen_by_what_there_is(n_labels: int, share: float, dense: bool) -> None:
+def test_the_search_method_is_chosen_by_the_data(n_labels: int, share: float, dense: bool) -> None:
     W, b = full(n_labels, 50, share)
     index = SearchIndex.build(W, b)
     assert (index.dense is not None) == dense

@@ -1,4 +1,4 @@
-"""The inverted index against its naive twin: the same labels, bits of scores, and order."""
+"""The inverted index against a naive implementation: labels, bits of scores, and order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_equals_the_naive_search_on_many_queries() -> None:
         (300, 120, 0.05, 0.08, None),  # few touched labels: biases compete
         (80, 60, 0.6, 0.5, None),  # all labels touched
         (200, 50, 0.1, 0.1, [0.5, -0.5, 1.0, -1.0]),  # ties everywhere
-        (2000, 200, 0.002, 0.03, [-0.25, -1.0]),  # negative weights alone
+        (2000, 200, 0.002, 0.03, [-0.25, -1.0]),  # only negative weights
         (1, 30, 0.5, 0.3, None),
         (50, 1, 0.5, 0.9, None),
     ]:

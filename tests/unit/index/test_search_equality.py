@@ -133,7 +133,7 @@ def test_many_counts_what_it_compared() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> Case:
-    """Return a model on which pruning pays."""
+    """Return a model on which pruning skips many labels."""
     return trained(np.random.default_rng(17))
 
 
@@ -219,10 +219,10 @@ def test_rows_after_hard_rows_are_searched_as_if_alone() -> None:
 
 @pytest.mark.parametrize("deadline_ms", [0.0, 0.001, 0.02, 0.2, 5.0, 1e6])
 @pytest.mark.parametrize("k", [1, 5, 100])
-def test_a_deadline_never_makes_an_answer_dishonest(
+def test_a_deadline_leaves_scores_exact_and_the_gap_valid(
     model: Case, scores: Any, k: int, deadline_ms: float
 ) -> None:
-    """Stopped at any time: k labels, their exact scores, and a gap that no label contradicts."""
+    """A search stopped at any time returns k labels, their exact scores, and a valid gap."""
     asked = Asked(k, None, 1, deadline_ms)
     answer = asked.of(searcher(model.W, model.b), model.X, model.W.n_rows)
     assert answer.labels.shape == (model.X.n_rows, k)
@@ -259,7 +259,7 @@ def test_filters_of_any_size_leave_the_order_of_the_rest(
         assert same(denied.top, naive.best(scores, k, allowed))
 
 
-def test_denying_the_best_again_and_again_walks_down_the_ranking(model: Case) -> None:
+def test_denying_the_best_repeatedly_gives_the_ranking(model: Case) -> None:
     index, X = searcher(model.W, model.b), csr_from(model.X.to_scipy()[:1])
     ranking = index.query(X, 40).labels[0].tolist()
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""Sparse kernels against scipy, and the law that a kernel is compiled once."""
+"""Sparse kernels against scipy, and the rule that each kernel is compiled once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense blocks of weights as sparse rows of labels, against one label after the other."""
+"""Dense blocks of weights as sparse rows of labels, compared with one label at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from xcray.kernels.training.sparsify import sparse_rows
 
 
 def block(n_features: int, n_labels: int, seed: int = 0) -> Any:
-    """Weights with many equal sizes, zeros of both signs, and sizes that differ in their last
-    bit.
-    """
+    """Return weights with many equal sizes, zeros of both signs, and last-bit differences."""
     rng = np.random.default_rng(seed)
     W = np.where(
         rng.random((n_features, n_labels)) < 0.5, rng.normal(size=(n_features, n_labels)), 0.25

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.soak import corruption
 
 
-def test_no_damage_goes_unseen(tmp_path: Path) -> None:
+def test_no_damage_is_undetected(tmp_path: Path) -> None:
     found = corruption.run(tmp_path, 300, seed=1)
     assert found["unseen"] == {}
     kinds = {
@@ -27,6 +27,6 @@ def test_no_damage_goes_unseen(tmp_path: Path) -> None:
     assert found["damages"]["flip"] == 300
 
 
-def test_the_judge_would_see_what_goes_unseen(tmp_path: Path) -> None:
-    """A sound model counts as unseen damage: the count above can be other than zero."""
+def test_an_undamaged_model_counts_as_undetected(tmp_path: Path) -> None:
+    """An undamaged model counts as undetected damage, so the count above can be nonzero."""
     assert not corruption.seen(corruption.small_model(tmp_path / "model", 1))

@@ -61,7 +61,7 @@ def registry(tmp_path: Path) -> Registry:
     return out
 
 
-# kept
+# Storage.
 
 
 def test_there_and_back(registry: Registry) -> None:
@@ -75,7 +75,7 @@ def test_there_and_back(registry: Registry) -> None:
         sets("safe") == Registry(registry.root).label_sets("docs")("safe") == ("csv", "io", "gone")
     )
     sets.put("safe", ["json"])
-    assert sets("safe") == ("json",)  # at once, though it was read a moment ago
+    assert sets("safe") == ("json",)  # at once, although it was read a moment ago
     sets.delete("safe")
     assert sets.names() == ["all"]
     with pytest.raises(NotFound, match="no label set 'safe'; there are: all"):
@@ -118,7 +118,7 @@ def test_names_of_sets_are_names(registry: Registry, wrong: str) -> None:
             ask(wrong)
 
 
-def test_what_is_no_list_of_names(registry: Registry) -> None:
+def test_invalid_lists_of_names(registry: Registry) -> None:
     sets: Any = registry.label_sets("docs")
     for wrong, says in (
         ([], "no label"),
@@ -159,7 +159,7 @@ def test_readers_see_whole_sets_while_they_change(registry: Registry) -> None:
         writing.result()
 
 
-# looked up
+# Lookup.
 
 
 def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Generator) -> None:
@@ -178,19 +178,20 @@ def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Gen
     everything = list(range(len(NAMES)))
     assert predictor.filter(None, None, sets=sets) is None
     assert numbers([4, "math", 4]) == [4, 7]
-    assert numbers(["art"]) == [0, 3]  # both labels of that name
+    assert numbers(["art"]) == [0, 3]  # both labels of this name
     assert numbers(["set:good"]) == [0, 2, 3]
     assert numbers(["set:good", "law", 6], ["art"]) == [2, 4, 6]
     assert numbers(None, ["set:bad", "set:good"]) == [1, 5, 6, 7]
+    # No set has this name, but a label has.
     assert numbers(["set:odd", "Ökologie", ""]) == [
         1,
         5,
         6,
-    ]  # there is no set of that name, but a label
+    ]
     assert numbers(np.array([3, 1, 3])) == [1, 3]
     assert numbers(None, []) == everything
     kept["odd"] = ["math"]
-    assert numbers(["set:odd"]) == [7]  # now there is one
+    assert numbers(["set:odd"]) == [7]  # now a set has this name
     plain = predictor.filter(["set:odd"])
     assert plain is not None
     assert plain.labels.tolist() == [1]
@@ -207,7 +208,7 @@ def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Gen
         assert answer.scores[i].tolist() == scores[i, best].tolist()
 
 
-def test_filters_that_say_nothing_or_name_nothing(predictor: Predictor) -> None:
+def test_invalid_filters_are_refused(predictor: Predictor) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         (["nobody"], NotFound, "no label 'nobody'"),
         (["set:nobody"], NotFound, "no label and no set 'set:nobody'"),
@@ -229,9 +230,7 @@ def test_filters_that_say_nothing_or_name_nothing(predictor: Predictor) -> None:
         predictor.filter(LabelFilter.of(8, [1]), [2])
 
 
-def test_the_filters_made_last_are_remembered(
-    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recent_filters_are_cached(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ["music"]
     first = predictor.filter(["law", "set:s"], [2], sets=lambda _: kept)
     assert predictor.filter(("set:s", "law"), [2], sets=lambda _: list(kept)) is first
@@ -242,9 +241,8 @@ def test_the_filters_made_last_are_remembered(
     assert (first.labels.tolist(), second.labels.tolist()) == ([4], [4, 7])
     for number in range(MAX_FILTERS):
         predictor.filter([number % 8], [] if number < 8 else None)
-    assert (
-        predictor.filter(["law", "set:s"], [2], sets=lambda _: kept) is not second
-    )  # forgotten, not grown
+    # Old filters are evicted; the cache does not grow.
+    assert predictor.filter(["law", "set:s"], [2], sets=lambda _: kept) is not second
 
 
 def test_positions_of_many_names(predictor: Predictor) -> None:
@@ -261,7 +259,7 @@ def test_positions_of_many_names(predictor: Predictor) -> None:
     )
 
 
-# over REST, and by the command line
+# REST and the command line.
 
 
 def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,9 +333,8 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert run("models", "label-sets", "put", "docs", "web")[0] == 2
         assert http.delete("/v1/models/docs/label-sets/files").status_code == 204
         assert http.delete("/v1/models/docs/label-sets/files").status_code == 404
-    directory = str(
-        registry.resolve("docs:1")
-    )  # a version's directory knows the sets of its name, without any server
+    # The directory of a version gives access to the sets of its model, without a server.
+    directory = str(registry.resolve("docs:1"))
     registry.label_sets("docs").put("net", ["socket"])
     assert cli.main(["predict", directory, TEXTS[0], "--allow", "set:net", "--json"]) == 0
     assert [

@@ -204,7 +204,7 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
         ({"params": {"loss": object()}}, (ParameterError, TypeError), "JSON"),
     ],
 )
-def test_what_is_no_model_is_not_written(
+def test_invalid_models_are_not_written(
     tmp_path: Path, change: dict[str, Any], error: type[XcrayError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
@@ -234,7 +234,7 @@ def test_models_of_edge_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_every_flipped_byte_is_seen_and_its_file_named(
+def test_every_flipped_byte_is_detected_and_its_file_named(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     text_model(tmp_path / "m")
@@ -251,11 +251,11 @@ def test_every_flipped_byte_is_seen_and_its_file_named(
         path.write_bytes(content)
     assert undetected == []
     assert flips > 10_000
-    Model.open(tmp_path / "m")  # all put back
+    Model.open(tmp_path / "m")  # all files are restored
 
 
 def refused(path: Path, name: str) -> bool:
-    """Whether a model is refused as corrupt, because of that file."""
+    """Return whether a model is refused as corrupt because of the named file."""
     try:
         Model.open(path)
     except Corrupt as error:
@@ -265,7 +265,7 @@ def refused(path: Path, name: str) -> bool:
     return False
 
 
-def test_every_cut_or_missing_file_is_seen_even_without_verifying(tmp_path: Path) -> None:
+def test_every_truncated_or_missing_file_is_detected_without_verifying(tmp_path: Path) -> None:
     text_model(tmp_path / "m")
     for path in sorted(p for p in (tmp_path / "m").rglob("*") if p.is_file()):
         content = path.read_bytes()
@@ -279,7 +279,7 @@ def test_every_cut_or_missing_file_is_seen_even_without_verifying(tmp_path: Path
         path.write_bytes(content)
 
 
-def test_files_of_another_model_are_seen(tmp_path: Path) -> None:
+def test_files_of_another_model_are_detected(tmp_path: Path) -> None:
     write_model(tmp_path / "a", **parts())
     write_model(
         tmp_path / "b",
@@ -330,7 +330,7 @@ def resealed(path: Path, **changes: Any) -> None:
         ({"files": {"../a": {"bytes": 1, "sha256": ""}}}, "lacks"),
     ],
 )
-def test_claims_that_the_files_do_not_hold_are_refused(
+def test_wrong_claims_about_files_are_refused(
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     write_model(tmp_path / "m", **parts())
@@ -367,7 +367,7 @@ def test_a_file_outside_of_the_directory_is_refused(tmp_path: Path) -> None:
         (csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.25], 5), r"\(3, 5\)"),
     ],
 )
-def test_unsound_weights_are_refused_in_spite_of_right_checksums(
+def test_invalid_weights_are_refused_despite_valid_checksums(
     tmp_path: Path, W: CSR, says: str
 ) -> None:
     write_model(tmp_path / "m", **parts())
@@ -394,7 +394,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
             Model.open(path)
 
 
-def test_what_is_no_model_directory(tmp_path: Path) -> None:
+def test_directories_that_are_not_models(tmp_path: Path) -> None:
     for content in (
         b"",
         b"[]",
@@ -469,7 +469,7 @@ def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]
     assert diff(a, moved).changed == ("csv",)
 
 
-def test_the_card_tells_the_certificates(tmp_path: Path) -> None:
+def test_the_card_reports_the_certificates(tmp_path: Path) -> None:
     report = {"classes": 1200, "classes_certified": 1199, "largest_gap": 0.01234}
     write_model(tmp_path / "m", **parts(report=report, params={"eps": 0.01}))
     card = (tmp_path / "m" / "card.md").read_text()
@@ -490,9 +490,8 @@ def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
     whole = write_model(tmp_path / "whole", **parts())
     assert "partial" not in whole.manifest
     assert "partial" not in (tmp_path / "whole" / "card.md").read_text()
-    assert (
-        whole.sha256 == model.sha256
-    )  # the hash is of the content, and says nothing of why it is so
+    # The hash covers the content, not the reason for it.
+    assert whole.sha256 == model.sha256
 
 
 def first_format(path: Path) -> Path:
@@ -518,9 +517,8 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(
         assert model.sha256 == today.sha256
         for ours, expected in zip(model.search.query(X, 3), today.search.query(X, 3), strict=True):
             assert np.array_equal(ours, expected)
-    monkeypatch.setattr(
-        packed, "LAYOUT_VERSION", "another"
-    )  # lists of another xcray: made anew too, never misread
+    # Lists of another version of xcray are also built again, never misread.
+    monkeypatch.setattr(packed, "LAYOUT_VERSION", "another")
     assert np.array_equal(
         Model.open(new.path).search.query(X, 3).scores, today.search.query(X, 3).scores
     )
@@ -533,7 +531,7 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(
 
 
 @pytest.mark.parametrize("n_labels", [5, 70_000])
-def test_lists_that_point_outside_are_refused_in_spite_of_right_checksums(
+def test_lists_that_point_outside_are_refused_despite_valid_checksums(
     tmp_path: Path, n_labels: int
 ) -> None:
     """Set every byte of the lists to 0 or 255, one after the other.

@@ -47,7 +47,7 @@ def server() -> Iterator[Door]:
 def door(server: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     """Set the environment of an S3 client.
 
-    Pieces are small, so that small models travel in many, and retries are fast.
+    Parts are small, so that small models are sent in several parts, and retries are fast.
     """
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -91,7 +91,7 @@ def pushed(uri: str, model: Model, number: int | None = None) -> StoragePath:
     )
 
 
-def test_a_model_goes_there_and_comes_back_byte_for_byte(
+def test_a_pushed_and_pulled_model_has_the_same_bytes(
     uri: str, model: Model, tmp_path: Path
 ) -> None:
     done = push(model.path, StoragePath.parse(uri) / "news")
@@ -108,7 +108,7 @@ def test_a_model_goes_there_and_comes_back_byte_for_byte(
     ] == []
 
 
-def test_again_nothing_travels(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_repeated_sync_transfers_nothing(uri: str, model: Model, tmp_path: Path) -> None:
     pushed(uri, model)
     assert push(model.path, StoragePath.parse(uri) / "news").moved.sent == 0
     registry = Registry(tmp_path / "models")
@@ -155,7 +155,7 @@ def test_numbers_aliases_and_what_a_uri_may_name(uri: str, model: Model, tmp_pat
             pull_to_registry(registry, f"{uri}/{wrong}")
 
 
-def test_a_number_is_never_another_model(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_version_number_belongs_to_one_model(uri: str, model: Model, tmp_path: Path) -> None:
     other = text_model(tmp_path / "other", seed=1)
     pushed(uri, model, 3)
     with pytest.raises(Conflict) as error:
@@ -170,7 +170,7 @@ def test_a_number_is_never_another_model(uri: str, model: Model, tmp_path: Path)
     ]
 
 
-def test_what_was_pushed_by_half_is_no_model_and_is_completed(
+def test_a_partial_push_is_not_a_model_and_is_completed(
     uri: str, model: Model, tmp_path: Path
 ) -> None:
     place = pushed(uri, model)
@@ -202,7 +202,7 @@ def test_a_damaged_object_is_refused_by_name_and_sent_again(
     assert pull_to_registry(registry, uri)[0].sha256 == model.sha256
 
 
-def test_a_cut_object_and_a_missing_one_are_told_apart(
+def test_a_truncated_object_and_a_missing_one_are_distinguished(
     uri: str, model: Model, tmp_path: Path
 ) -> None:
     place = pushed(uri, model)
@@ -227,7 +227,7 @@ def test_a_damaged_model_is_not_pushed(uri: str, model: Model) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 300, 700])
-def test_a_broken_transfer_goes_on_where_it_was(
+def test_an_interrupted_transfer_is_resumed(
     uri: str, model: Model, tmp_path: Path, kept: int
 ) -> None:
     place = pushed(uri, model)
@@ -241,7 +241,9 @@ def test_a_broken_transfer_goes_on_where_it_was(
     assert file_digests(pulled.path) == file_digests(model.path)
 
 
-def test_a_wrong_beginning_is_fetched_again(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_damaged_partial_transfer_is_fetched_again(
+    uri: str, model: Model, tmp_path: Path
+) -> None:
     pushed(uri, model)
     staged = tmp_path / "models" / "news" / f".pull-{read_manifest(model.path)['seal'][:32]}.part"
     staged.mkdir(parents=True)
@@ -262,7 +264,7 @@ def test_several_pull_at_once_into_one_registry(uri: str, model: Model, tmp_path
     assert Registry(tmp_path / "models").versions("news") == [1]
 
 
-def test_what_was_pinned_comes_and_nothing_else(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_pin_accepts_only_the_requested_model(uri: str, model: Model, tmp_path: Path) -> None:
     pushed(uri, model)
     for pin in (model.sha256, read_manifest(model.path)["seal"].upper()):
         shutil.rmtree(tmp_path / "models", ignore_errors=True)
@@ -277,7 +279,7 @@ def test_what_was_pinned_comes_and_nothing_else(uri: str, model: Model, tmp_path
         pull_to_registry(Registry(tmp_path / "models"), uri, pinned="abc")
 
 
-def test_a_manifest_from_elsewhere_is_not_believed(uri: str, model: Model, tmp_path: Path) -> None:
+def test_a_foreign_manifest_is_not_trusted(uri: str, model: Model, tmp_path: Path) -> None:
     place = StoragePath.parse(uri) / "evil"
     manifest = read_manifest(model.path)
     del manifest["seal"]
@@ -318,7 +320,7 @@ def test_claims_of_files_are_checked(files: Any) -> None:
         check_files(files, "m")
 
 
-def test_a_disk_that_is_too_small_is_told_before(
+def test_a_disk_that_is_too_small_is_reported_before_the_transfer(
     uri: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed(uri, model)
@@ -327,16 +329,14 @@ def test_a_disk_that_is_too_small_is_told_before(
         pull_to_directory(tmp_path / "m", uri)
 
 
-def test_a_connection_that_breaks_is_taken_up_again(
-    door: Door, model: Model, tmp_path: Path
-) -> None:
+def test_a_broken_connection_is_resumed(door: Door, model: Model, tmp_path: Path) -> None:
     pushed(uri := f"s3://{BUCKET}/cut", model)
     door.fault = cut_once("weights.arrow", 100)
     (pulled,) = pull_to_registry(Registry(tmp_path / "models"), uri)
     assert file_digests(pulled.path) == file_digests(model.path)
 
 
-def test_a_storage_that_answers_no_more_is_told_and_what_came_is_kept(
+def test_a_storage_outage_is_reported_and_transferred_data_are_kept(
     door: Door, model: Model, tmp_path: Path
 ) -> None:
     pushed(uri := f"s3://{BUCKET}/gone", model)
@@ -356,7 +356,7 @@ def test_a_storage_that_answers_no_more_is_told_and_what_came_is_kept(
     assert pulled.moved.kept > 0
 
 
-def test_an_object_replaced_while_it_is_read_is_seen(
+def test_an_object_replaced_while_it_is_read_is_detected(
     door: Door, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PIECES_AHEAD", 1)
@@ -381,7 +381,7 @@ def test_an_object_replaced_while_it_is_read_is_seen(
     assert Registry(tmp_path / "models").names() == []
 
 
-def test_large_files_travel_in_parts(
+def test_large_files_are_sent_in_parts(
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
@@ -401,7 +401,7 @@ def test_large_files_travel_in_parts(
     assert (tmp_path / "n" / "big").read_bytes() == content
 
 
-def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(
+def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
     door: Door, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for act in (
@@ -441,7 +441,7 @@ def test_no_bucket_no_way_in_and_nobody_there_are_told_apart(
         "/models",
     ],
 )
-def test_a_uri_that_can_not_be_is_refused_without_its_secrets(uri: str) -> None:
+def test_an_invalid_uri_is_refused_without_its_secrets(uri: str) -> None:
     with pytest.raises(ParameterError) as error:
         StoragePath.parse(uri)
     assert "secret" not in str(error.value).replace("AWS_SECRET_ACCESS_KEY", "").replace(

@@ -41,20 +41,20 @@ def test_publish_moves_the_model_in(registry: Registry, tmp_path: Path) -> None:
 
 def test_aliases_move_and_versions_do_not(registry: Registry) -> None:
     before = file_digests(registry.root / "news" / "versions")
-    registry.set_alias("news", "champion", 1)
+    registry.aliases.set("news", "champion", 1)
     assert bias(registry, "news@champion") == 1
-    registry.set_alias("news", "champion", 2)
+    registry.aliases.set("news", "champion", 2)
     assert bias(registry, "news@champion") == 2
-    assert registry.aliases("news") == {"champion": 2, "latest": 3}
-    registry.delete_alias("news", "champion")
-    assert registry.aliases("news") == {"latest": 3}
+    assert registry.aliases.of("news") == {"champion": 2, "latest": 3}
+    registry.aliases.delete("news", "champion")
+    assert registry.aliases.of("news") == {"latest": 3}
     with pytest.raises(NotFound, match="no alias 'champion'; it has latest"):
         registry.resolve("news@champion")
     assert file_digests(registry.root / "news" / "versions") == before
 
 
 def test_summaries_come_from_the_manifests(registry: Registry, tmp_path: Path) -> None:
-    registry.set_alias("news", "champion", 2)
+    registry.aliases.set("news", "champion", 2)
     registry.publish("art", staged(tmp_path / "art"))
     assert [(entry.name, entry.version, entry.aliases) for entry in registry.entries()] == [
         ("art", 1, ("latest",)),
@@ -75,11 +75,11 @@ def test_summaries_come_from_the_manifests(registry: Registry, tmp_path: Path) -
 
 
 def test_a_version_in_use_can_not_be_deleted(registry: Registry) -> None:
-    registry.set_alias("news", "champion", 2)
+    registry.aliases.set("news", "champion", 2)
     with pytest.raises(Conflict, match="in use as champion; move or delete"):
         registry.delete("news", 2)
     assert bias(registry, "news:2") == 2
-    registry.set_alias("news", "champion", 1)
+    registry.aliases.set("news", "champion", 1)
     registry.delete("news", 2)
     assert registry.versions("news") == [1, 3]
     with pytest.raises(NotFound, match="no model news:2; versions: 1, 3"):
@@ -156,7 +156,7 @@ def test_strange_names_are_refused(registry: Registry, tmp_path: Path, name: str
     model = staged(tmp_path / "strange")
     for change in (
         lambda: registry.publish(name, model),
-        lambda: registry.set_alias("news", name, 1),
+        lambda: registry.aliases.set("news", name, 1),
         lambda: registry.versions(name),
     ):
         with pytest.raises(ParameterError, match="not allowed"):
@@ -164,15 +164,15 @@ def test_strange_names_are_refused(registry: Registry, tmp_path: Path, name: str
     assert sorted(path.name for path in tmp_path.iterdir()) == ["registry", "strange"]
 
 
-def test_changes_to_what_is_not_there(registry: Registry) -> None:
+def test_changes_to_missing_versions_are_refused(registry: Registry) -> None:
     with pytest.raises(ParameterError, match="always means the highest"):
-        registry.set_alias("news", "latest", 1)
+        registry.aliases.set("news", "latest", 1)
     with pytest.raises(NotFound, match="news:7"):
-        registry.set_alias("news", "champion", 7)
+        registry.aliases.set("news", "champion", 7)
     with pytest.raises(NotFound, match="no alias 'champion'"):
-        registry.delete_alias("news", "champion")
+        registry.aliases.delete("news", "champion")
     with pytest.raises(NotFound, match="no model 'nothing'"):
-        registry.delete_alias("nothing", "champion")
+        registry.aliases.delete("nothing", "champion")
     with pytest.raises(NotFound, match="nothing:1"):
         registry.delete("nothing", 1)
     assert Registry(registry.root / "empty").names() == []
@@ -190,7 +190,7 @@ def test_only_whole_models_are_published(registry: Registry, tmp_path: Path) -> 
     assert registry.versions("news") == [1, 2, 3]
 
 
-def test_a_model_comes_whole_from_another_file_system(
+def test_a_model_is_complete_from_another_file_system(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename, model = os.rename, staged(tmp_path / "elsewhere", 4)
@@ -208,9 +208,9 @@ def test_a_model_comes_whole_from_another_file_system(
 
 
 def test_every_change_leaves_a_line(registry: Registry) -> None:
-    registry.set_alias("news", "champion", 1)
-    registry.set_alias("news", "champion", 2)
-    registry.delete_alias("news", "champion")
+    registry.aliases.set("news", "champion", 1)
+    registry.aliases.set("news", "champion", 2)
+    registry.aliases.delete("news", "champion")
     registry.delete("news", 1)
     lines = [
         {key: value for key, value in line.items() if key not in ("at", "sha256")}
@@ -235,7 +235,7 @@ from xcray.model.registry import Registry
 root, *models = map(Path, sys.argv[1:])
 for model in models:
     number = Registry(root).publish("news", model)
-    Registry(root).set_alias("news", model.name, number)
+    Registry(root).aliases.set("news", model.name, number)
     print(model.name, number)
 """
 
@@ -259,19 +259,19 @@ def test_processes_that_publish_at_once_get_numbers_of_their_own(tmp_path: Path)
     }
     registry = Registry(tmp_path / "registry")
     assert sorted(given.values()) == list(range(1, 33)) == registry.versions("news")
-    assert registry.aliases("news") == {**given, "latest": 32}
+    assert registry.aliases.of("news") == {**given, "latest": 32}
     assert len(registry.history("news")) == 64
     for number in registry.versions("news"):
         Model.open(registry.resolve(f"news:{number}"))
 
 
 def test_readers_see_a_whole_model_whatever_changes(registry: Registry, tmp_path: Path) -> None:
-    registry.set_alias("news", "champion", 1)
+    registry.aliases.set("news", "champion", 1)
     models = [staged(tmp_path / f"new-{i}", i) for i in range(12)]
 
     def change() -> None:
         for model in models:
-            registry.set_alias("news", "champion", registry.publish("news", model))
+            registry.aliases.set("news", "champion", registry.publish("news", model))
 
     with ThreadPoolExecutor(1) as pool:
         changing = pool.submit(change)
@@ -283,12 +283,11 @@ def test_readers_see_a_whole_model_whatever_changes(registry: Registry, tmp_path
     assert bias(registry, "news@champion") == 11
 
 
-def test_a_publisher_that_died_before_its_last_line_loses_nothing(
+def test_a_publisher_that_died_before_its_record_loses_nothing(
     registry: Registry, tmp_path: Path
 ) -> None:
-    write_json(
-        registry.root / "news" / "aliases.json", {"aliases": {}, "highest": 2}
-    )  # version 3 is there, its record is not
+    # Version 3 exists, but its record is missing.
+    write_json(registry.root / "news" / "aliases.json", {"aliases": {}, "highest": 2})
     assert bias(registry, "news") == 3
     registry.delete("news", 3)
     assert registry.publish("news", staged(tmp_path / "next", 9)) == 4

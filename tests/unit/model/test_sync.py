@@ -42,7 +42,7 @@ def published(tmp_path: Path) -> Registry:
     registry = Registry(tmp_path / "house")
     for seed in (1, 2):
         publish(registry, "news", tmp_path / "staged", seed=seed)
-    registry.set_alias("news", "prod", 1)
+    registry.aliases.set("news", "prod", 1)
     return registry
 
 
@@ -73,7 +73,7 @@ def eventually(what: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_published_goes_there_once(
+def test_a_published_version_is_copied_once(
     published: Registry, root: StoragePath, tmp_path: Path
 ) -> None:
     behind: list[int] = []
@@ -84,21 +84,22 @@ def test_what_is_published_goes_there_once(
     assert read_aliases(root / "news") == {"prod": TrafficSplit.single(1)}
     assert mirror.sync() == (0, 0, None)
     publish(published, "news", tmp_path / "staged", seed=3)
-    published.set_traffic_split(
+    published.aliases.set_split(
         "news", "prod", TrafficSplit.from_weights([(1, 0.5), (3, 0.5)], (2, 0.1))
     )
     assert mirror.sync() == (1, 0, None)
     assert read_aliases(root / "news")["prod"].versions == (1, 3, 2)
     before = {path: path.stat().st_mtime_ns for path in Path(root.path).rglob("*")}
+    # Another process, which has to compare all versions.
     assert mirror_of(published, root).sync() == (
         3,
         0,
         None,
-    )  # another process, which had to find out
+    )
     assert {path: path.stat().st_mtime_ns for path in Path(root.path).rglob("*")} == before
 
 
-def test_a_version_that_can_not_go_holds_up_no_other(
+def test_a_version_that_cannot_be_copied_delays_no_other(
     published: Registry, root: StoragePath, tmp_path: Path
 ) -> None:
     weights = published.resolve("news:1") / "weights.arrow"
@@ -108,13 +109,13 @@ def test_a_version_that_can_not_go_holds_up_no_other(
     turn = mirror.sync()
     assert (turn.copied, turn.pending) == (1, 1)
     assert "weights.arrow" in str(turn.error)
-    assert read_aliases(root / "news") == {}  # prod leads to what is not there
+    assert read_aliases(root / "news") == {}  # prod refers to a version that is missing
     weights.write_bytes(whole)
     assert mirror.sync() == (1, 0, None)
     assert read_aliases(root / "news") == {"prod": TrafficSplit.single(1)}
 
 
-def test_two_houses_do_not_overwrite_each_other(
+def test_two_homes_do_not_overwrite_each_other(
     published: Registry, root: StoragePath, tmp_path: Path
 ) -> None:
     mirror_of(published, root).sync()
@@ -126,7 +127,7 @@ def test_two_houses_do_not_overwrite_each_other(
     assert [remote.number for remote in list_versions(root / "news")] == [1, 2]
 
 
-def test_a_stop_ends_it_and_the_next_does_the_rest(published: Registry, root: StoragePath) -> None:
+def test_a_stopped_sync_is_completed_by_the_next(published: Registry, root: StoragePath) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
@@ -134,7 +135,7 @@ def test_a_stop_ends_it_and_the_next_does_the_rest(published: Registry, root: St
     assert mirror_of(published, root).sync().pending == 0
 
 
-def test_a_killed_mirror_leaves_no_half_and_goes_on(
+def test_a_killed_mirror_leaves_no_partial_version_and_resumes(
     published: Registry, root: StoragePath, tmp_path: Path
 ) -> None:
     code = (
@@ -164,7 +165,7 @@ def test_a_killed_mirror_leaves_no_half_and_goes_on(
     assert digests(replica, "news") == digests(published, "news")
 
 
-def test_a_follower_brings_the_latest_and_what_aliases_lead_to(
+def test_a_follower_pulls_the_latest_version_and_those_of_aliases(
     published: Registry, root: StoragePath, tmp_path: Path
 ) -> None:
     mirror, (follower, replica) = mirror_of(published, root), follower_of(tmp_path, root)
@@ -176,15 +177,15 @@ def test_a_follower_brings_the_latest_and_what_aliases_lead_to(
     assert digests(replica, "news@prod") == digests(published, "news:1")
     for seed in (3, 4, 5):
         publish(published, "news", tmp_path / "staged", seed=seed)
-        published.set_alias("news", "prod", published.versions("news")[-1])
+        published.aliases.set("news", "prod", published.versions("news")[-1])
         mirror.sync()
         assert follower.sync() == (1, 0, None)
     assert replica.resolve_version("news@prod") == ("news", 5)
-    assert replica.versions("news") == [4, 5]  # one before the latest stays, what is older goes
-    published.delete_alias("news", "prod")
+    assert replica.versions("news") == [4, 5]  # one version before the latest is kept
+    published.aliases.delete("news", "prod")
     mirror.sync()
     follower.sync()
-    assert replica.aliases("news") == {"latest": 5}
+    assert replica.aliases.of("news") == {"latest": 5}
 
 
 def test_what_was_published_here_is_never_deleted_by_following(
@@ -201,7 +202,7 @@ def test_what_was_published_here_is_never_deleted_by_following(
     assert digests(replica, "news:1") != digests(published, "news:1")
 
 
-def test_other_tenants_lie_beside(published: Registry, root: StoragePath, tmp_path: Path) -> None:
+def test_other_tenants_are_separate(published: Registry, root: StoragePath, tmp_path: Path) -> None:
     Mirror(lambda: [TenantModels("acme", published)], root).sync()
     assert model_names(root) == []
     follower, replica = follower_of(tmp_path, root)
@@ -246,14 +247,15 @@ def test_a_service_mirrors_and_another_follows_without_a_restart(
             two.post("/v1/models/news:predict", json=body).json()
             == one.post("/v1/models/news:predict", json=body).json()
         )
+        # It is updated at the end of a synchronisation.
         eventually(
             lambda: 'xcray_model_sync_pending{direction="mirror"} 0.0' in one.get("/metrics").text
-        )  # updated at the end of a synchronisation
+        )
         figures = one.get("/metrics").text
         assert 'xcray_model_transfer_failures_total{direction="mirror"} 0.0' in figures
 
 
-def test_a_storage_that_is_not_there_degrades_and_stops_nothing(
+def test_a_missing_storage_degrades_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(settings_for(tmp_path / "a", models_follow=f"file://{tmp_path / 'store'}"))
@@ -274,11 +276,11 @@ def test_a_storage_that_is_not_there_degrades_and_stops_nothing(
 
 
 @pytest.mark.parametrize("uri", ["s3://key:secret@bucket/x", "models", "http://host/x", "s3://"])
-def test_settings_refuse_what_is_no_storage(uri: str) -> None:
+def test_settings_refuse_an_invalid_storage(uri: str) -> None:
     with pytest.raises(ValueError, match="object storage"):
         Settings(models_mirror=uri)
 
 
-def test_a_home_leads_or_follows() -> None:
+def test_a_home_cannot_mirror_and_follow() -> None:
     with pytest.raises(ValueError, match="set one of them"):
         Settings(models_mirror="s3://bucket/models", models_follow="s3://bucket/models")

@@ -66,7 +66,7 @@ def test_weight_that_moves_moves_only_the_keys_between() -> None:
         TrafficSplit.from_weights([(3, 0.7), (4, 0.3)]).shares,
     )
     moved = [(pick_version(small, at), pick_version(large, at)) for at in POINTS]
-    assert (1, 0) not in moved  # who had the new version keeps it
+    assert (1, 0) not in moved  # clients of the new version keep it
     assert abs(moved.count((0, 1)) / len(moved) - 0.2) < 0.01
 
 
@@ -99,18 +99,18 @@ def test_bad_splits_are_refused(
     assert told.value.code == "SPLIT"
 
 
-def test_an_alias_may_lead_to_several(registry: Registry) -> None:
+def test_an_alias_can_refer_to_several_versions(registry: Registry) -> None:
     route = TrafficSplit.from_weights([(1, 0.25), (2, 0.75)], (3, 0.1))
-    registry.set_traffic_split("news", "prod", route)
+    registry.aliases.set_split("news", "prod", route)
     assert registry.resolve_split("news@prod") == ("news", route)
     assert registry.resolve_version("news@prod") == ("news", 2)
-    assert registry.aliases("news") == {"prod": 2, "latest": 3}
-    assert registry.traffic_splits("news") == {"prod": route}
+    assert registry.aliases.of("news") == {"prod": 2, "latest": 3}
+    assert registry.aliases.splits("news") == {"prod": route}
     for version in (1, 2, 3):
         with pytest.raises(Conflict, match="in use as prod"):
             registry.delete("news", version)
-    registry.set_alias("news", "prod", 1)
-    assert (registry.resolve_split("news@prod"), registry.traffic_splits("news")) == (
+    registry.aliases.set("news", "prod", 1)
+    assert (registry.resolve_split("news@prod"), registry.aliases.splits("news")) == (
         ("news", TrafficSplit.single(1)),
         {},
     )
@@ -118,7 +118,7 @@ def test_an_alias_may_lead_to_several(registry: Registry) -> None:
     registry.delete("news", 2)
     assert registry.previous_versions("news", "prod") == []
     with pytest.raises(NotFound, match="news:9"):
-        registry.set_traffic_split("news", "prod", TrafficSplit.from_weights([(1, 0.5), (9, 0.5)]))
+        registry.aliases.set_split("news", "prod", TrafficSplit.from_weights([(1, 0.5), (9, 0.5)]))
 
 
 def test_registries_of_earlier_programs_are_read(registry: Registry, tmp_path: Path) -> None:
@@ -127,35 +127,35 @@ def test_registries_of_earlier_programs_are_read(registry: Registry, tmp_path: P
     path.write_text(
         '{\n  "aliases": {\n    "champion": 2\n  },\n  "highest": 3,\n  "schema_version": 1\n}\n'
     )
-    assert registry.aliases("news") == {"champion": 2, "latest": 3}
+    assert registry.aliases.of("news") == {"champion": 2, "latest": 3}
     assert registry.resolve_split("news@champion") == ("news", TrafficSplit.single(2))
     assert (
         registry.published_sha256("news", 2),
-        registry.corrupt_versions("news"),
-        registry.pinned("news"),
+        registry.corrupt.versions("news"),
+        registry.pins.read("news"),
     ) == (
         None,
         {},
         ([], {}),
     )
     assert registry.publish("news", staged(tmp_path / "next", 4)) == 4
-    assert registry.aliases("news") == {"champion": 2, "latest": 4}
+    assert registry.aliases.of("news") == {"champion": 2, "latest": 4}
 
 
-def test_earlier_programs_read_ours(registry: Registry) -> None:
+def test_earlier_versions_read_current_files(registry: Registry) -> None:
     """Earlier versions read only `aliases` and preserve unknown keys.
 
     They move an alias away from its split by writing its number.
     """
-    registry.set_traffic_split("news", "prod", TrafficSplit.from_weights([(1, 0.9), (2, 0.1)]))
+    registry.aliases.set_split("news", "prod", TrafficSplit.from_weights([(1, 0.9), (2, 0.1)]))
     state: dict[str, Any] = json.loads((registry.root / "news" / "aliases.json").read_text())
     assert (state["schema_version"], state["aliases"]) == (1, {"prod": 1})
     write_json(registry.root / "news" / "aliases.json", {**state, "aliases": {"prod": 2}})
     assert registry.resolve_split("news@prod") == ("news", TrafficSplit.single(2))
 
 
-def test_a_split_that_can_not_be_read_is_told(registry: Registry) -> None:
-    registry.set_traffic_split("news", "prod", TrafficSplit.from_weights([(1, 0.9), (2, 0.1)]))
+def test_an_unreadable_traffic_split_is_reported(registry: Registry) -> None:
+    registry.aliases.set_split("news", "prod", TrafficSplit.from_weights([(1, 0.9), (2, 0.1)]))
     path = registry.root / "news" / "aliases.json"
     for damaged in ([[1, 0.9]], [[1]], "x", [[1, "a"], [2, 0.1]]):
         write_json(path, {**read_json(path), "routes": {"prod": {"split": damaged}}})
@@ -163,21 +163,21 @@ def test_a_split_that_can_not_be_read_is_told(registry: Registry) -> None:
             registry.resolve_split("news@prod")
 
 
-def test_what_is_corrupt_kept_and_published_is_remembered(registry: Registry) -> None:
-    registry.mark_corrupt("news", 2, "weights.arrow differs")
-    assert Registry(registry.root).corrupt_versions("news") == {2: "weights.arrow differs"}
+def test_corrupt_pinned_and_published_versions_are_remembered(registry: Registry) -> None:
+    registry.corrupt.mark("news", 2, "weights.arrow differs")
+    assert Registry(registry.root).corrupt.versions("news") == {2: "weights.arrow differs"}
     lines = len(registry.history("news"))
-    registry.mark_corrupt("news", 2, "weights.arrow differs")
+    registry.corrupt.mark("news", 2, "weights.arrow differs")
     assert len(registry.history("news")) == lines  # nothing changed
-    registry.mark_corrupt("news", 2, None)
-    assert registry.corrupt_versions("news") == {}
-    registry.pin("news@latest")
-    registry.pin("news:1")
-    assert registry.pinned("news") == (["news:1", "news@latest"], {})
-    registry.unload("news:1")
-    registry.unload("news")
-    registry.unload("news")
-    assert registry.pinned("news") == ([], {"news:1": 1, "news": 2})
+    registry.corrupt.mark("news", 2, None)
+    assert registry.corrupt.versions("news") == {}
+    registry.pins.add("news@latest")
+    registry.pins.add("news:1")
+    assert registry.pins.read("news") == (["news:1", "news@latest"], {})
+    registry.pins.unload("news:1")
+    registry.pins.unload("news")
+    registry.pins.unload("news")
+    assert registry.pins.read("news") == ([], {"news:1": 1, "news": 2})
     assert registry.published_sha256("news", 1) is not None
     registry.delete("news", 1)
     assert registry.published_sha256("news", 1) is None

@@ -24,7 +24,7 @@ from xcray.predict import Predictor
 
 ROOT = Path(__file__).parents[3]
 TEXTS = ["read rows of a csv file", "sleep for some seconds", "café rows of naïve files"]
-# What a core install brings: the libraries of [project.dependencies] and those that they need.
+# The libraries of a core install: [project.dependencies] and their own dependencies.
 CORE = {
     "numba",
     "llvmlite",
@@ -120,7 +120,7 @@ print(json.dumps([answers, reason, sorted(asked), sorted(m for m in sys.modules 
     expected = json.loads(json.dumps(predictor.scored_labels(predictor.predict(TEXTS, 2))))
     assert answers == [expected] * 3
     assert reason == json.loads(json.dumps(predictor.explain(TEXTS[0], "csv").as_dict()))
-    assert set(asked) & set(EXTRAS) <= {"scipy"}  # which numba looks for and does without
+    assert set(asked) & set(EXTRAS) <= {"scipy"}  # numba looks for it but does not need it
     rooms = {name.split(".")[1] for name in loaded}
     assert not rooms & {"solvers", "train", "execution", "estimators", "jobs", "service", "client"}
 
@@ -155,13 +155,13 @@ print(codes)
         ("from xcray.cli.main import main; sys.exit(main(['jobs', 'list']))", "client"),
     ],
 )
-def test_what_lacks_an_extra_says_which(code: str, extra: str) -> None:
+def test_a_missing_extra_is_named(code: str, extra: str) -> None:
     done = bare(code)
     assert done.returncode == 1
     assert f"pip install 'xcray[{extra}]'" in done.stderr
 
 
-def test_every_module_of_an_extra_is_told_apart() -> None:
+def test_every_extra_has_its_modules() -> None:
     """The extras in errors.py and in pyproject.toml match."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brought = {
@@ -203,7 +203,7 @@ def open_files() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_model_that_is_let_go_leaves_no_file_open_or_mapped(model: Path, verify: bool) -> None:
+def test_a_released_model_leaves_no_file_open_or_mapped(model: Path, verify: bool) -> None:
     """After ten openings, no more files are open or mapped, and Arrow holds no more memory."""
 
     def use() -> Any:
@@ -219,7 +219,7 @@ def test_a_model_that_is_let_go_leaves_no_file_open_or_mapped(model: Path, verif
     before = resources()
     assert before[0] == {}
     kept = Predictor(Model.open(model, verify=verify))
-    assert resources()[0]  # an open model is seen
+    assert resources()[0]  # an open model is visible
     del kept
     for _ in range(10):
         assert use() == first

@@ -88,7 +88,7 @@ def test_rows_in_every_form_give_the_same_answer(
         np.testing.assert_array_equal(top.scores, expected.scores)
 
 
-def test_unsorted_and_repeated_indices_of_scipy_are_mended_on_a_copy(random: Predictor) -> None:
+def test_unsorted_and_repeated_indices_of_scipy_are_fixed_on_a_copy(random: Predictor) -> None:
     rows = sp.csr_matrix(
         (np.array([1, 2, 3], np.float32), np.array([7, 2, 7]), np.array([0, 3])), shape=(1, 30)
     )
@@ -148,9 +148,7 @@ def test_a_saved_and_opened_model_reads_text_the_same(reader: Predictor) -> None
         (None, "SHAPE_MISMATCH", "2 dimensions"),
     ],
 )
-def test_rows_that_can_not_be_read_say_how_to_mend_them(
-    random: Predictor, rows: Any, code: str, says: str
-) -> None:
+def test_unreadable_rows_name_the_fix(random: Predictor, rows: Any, code: str, says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
         random.predict(rows)
     assert caught.value.code == code
@@ -229,7 +227,7 @@ def test_evaluate_measures_the_best_labels(random: Predictor, rng: np.random.Gen
     truth = np.zeros((20, 50), np.float32)
     truth[np.arange(20), top.labels[:, 0]] = 1
     truth[:10, :] = 0
-    truth[np.arange(10), top.labels[:10, 2]] = 1  # of ten rows the label at place 3 is the true one
+    truth[np.arange(10), top.labels[:10, 2]] = 1  # label at rank 3 is true for ten rows
     measures = random.evaluate(rows, pattern_from(truth), ks=(1, 3))
     assert measures["P@1"] == 0.5
     assert measures["P@3"] == pytest.approx(1 / 3)

@@ -25,16 +25,14 @@ from xcray.schedule.cost_model import (
 
 
 def batches(rates, n=300, seed=0, noise=0.2):
-    """Batches of terms of very different sizes, and the seconds they took."""
+    """Return the terms of batches of very different sizes, and the seconds they took."""
     rng = np.random.default_rng(seed)
     terms = 10.0 ** rng.uniform(-1, 1, (n, len(rates))) / np.asarray(rates)
     return terms, terms @ rates * np.exp(noise * rng.normal(size=n))
 
 
 def test_the_rates_are_those_of_least_squares_with_weights_and_a_ridge():
-    """The recursion against scipy's nnls on all batches at once, with the weights that the class
-    states.
-    """
+    """The recursion equals scipy's nnls on all batches at once, with the documented weights."""
     guess, truth = [3e-8, 1e-8, 5e-9], np.array([1e-8, 4e-8, 1e-9])
     terms, seconds = batches(truth)
     model, rows, goals = CostModel(guess), [], []
@@ -56,13 +54,14 @@ def test_the_rates_are_those_of_least_squares_with_weights_and_a_ridge():
     ridge = np.sqrt(RIDGE * (diagonal + UNSEEN_RIDGE * diagonal.mean()))
     scale = took / guessed
     A, b = np.vstack([*rows, np.diag(ridge)]), np.concatenate([goals, ridge * scale])
-    floor = MIN_RATE_SHARE * scale  # a shift makes the bound theta >= floor the one that nnls knows
+    # A shift turns the bound theta >= floor into the bound 0 of nnls.
+    floor = MIN_RATE_SHARE * scale
     expected = nnls(A, b - A @ np.full(3, floor))[0] + floor
     np.testing.assert_allclose(np.array(model.rates) / guess, expected, rtol=1e-6)
     np.testing.assert_allclose(model.rates, truth, rtol=0.3)
 
 
-def test_a_guess_that_is_off_as_a_whole_is_right_after_a_few_batches():
+def test_a_common_factor_of_the_guess_is_corrected_after_a_few_batches():
     model = CostModel([1.0, 1.0])
     for _ in range(3):
         model.update([1.0, 1.0], 0.5)
@@ -108,7 +107,7 @@ def test_rates_stay_positive_and_finite_whatever_is_learned(facts):
 
 
 @pytest.mark.parametrize("guess", [[], [0.0], [-1.0], [math.inf], [1.0, math.nan]])
-def test_a_guess_that_is_no_guess_is_refused(guess):
+def test_an_invalid_guess_is_refused(guess):
     with pytest.raises(ValueError, match="positive and finite"):
         CostModel(guess)
 
@@ -121,7 +120,7 @@ def test_the_speed_of_a_worker_is_learned_and_follows_it():
     for _ in range(60):
         pace.update(0.25, 0.25)
     assert pace.factor == pytest.approx(1.0, rel=0.05)
-    pace.update(40.0, 10.0)  # one dear label says no more than a batch
+    pace.update(40.0, 10.0)  # one expensive label counts as one batch
     assert pace.factor < 1.4
 
 

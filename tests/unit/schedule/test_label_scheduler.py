@@ -29,13 +29,14 @@ POWER_LAW = 0.1 / np.arange(1, 20_001) ** 0.9  # seconds
 
 
 def runs(commands):
-    """The tasks among commands, by worker."""
+    """Return the worker and the labels of each task among the commands."""
     return [(c.worker, c.task.labels) for c in commands if isinstance(c, Run)]
 
 
 def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **options) -> Outcome:
-    """Workers of `speeds` from the start, or as `joins` says; the schedule knows `guess`, by
-    default the truth.
+    """Simulate workers of `speeds`, or as `joins` says, with `guess` as the estimated costs.
+
+    By default the estimate is exact.
     """
     joins = joins or {f"w{n}": (0.0, speed) for n, speed in enumerate(speeds)}
     schedule = LabelScheduler(
@@ -46,7 +47,7 @@ def simulated(cost, speeds, *, guess=None, ends=(), joins=None, overhead=0.0, **
     return outcome
 
 
-def test_dearest_first_ties_as_given():
+def test_most_expensive_labels_first_ties_as_given():
     schedule = LabelScheduler([4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], depth=1)
     assert runs(schedule.on(Joined("a"))) == [("a", (5,))]
     assert runs(schedule.on(Done("a", 0, 9.0))) == [("a", (7,))]
@@ -65,14 +66,14 @@ def test_with_values_the_most_valuable_go_first_whatever_they_cost():
     while not isinstance(command := pending.pop(0), Finish):
         given += command.task.labels
         pending += schedule.on(Done("a", command.task.id, 5.0))
-    assert given == [6, 7, 4, 5]  # of equal value, the dearer first
+    assert given == [6, 7, 4, 5]  # of equal value, the more expensive first
 
 
 def test_a_joint_solver_has_one_task_with_all_labels_in_order_of_cost():
     schedule = LabelScheduler(range(5000), [1.0] * 5000, joint=True, workers=3)
     assert runs(schedule.on(Joined("a"))) == [("a", tuple(range(5000)))]
     assert schedule.on(Joined("b")) == []
-    assert schedule.on(Tick(), 1e6) == []  # and no copy
+    assert schedule.on(Tick(), 1e6) == []  # no speculative copy either
     assert schedule.on(Done("a", 0, 9.0)) == [Finish()]
 
 
@@ -91,15 +92,15 @@ def test_batches_grow_with_the_measured_rate_and_end_in_single_labels():
     while not isinstance(command := pending.pop(0), Finish):
         sizes.append(len(command.task.labels))
         pending += schedule.on(Done("a", command.task.id, len(command.task.labels) / 100.0))
-    assert sizes[0] == 12  # a quarter of what the guess says, until something is measured
+    assert sizes[0] == 12  # a quarter of the estimated size, until a batch is measured
     assert max(sizes) > 80
     assert sizes[-1] <= 2
     assert sum(sizes) == 1000
 
 
-def test_batches_of_cheap_labels_do_not_get_smaller_than_their_message_is_worth():
+def test_batches_of_cheap_labels_have_a_minimum_size():
     outcome = simulated(np.full(50_000, 1e-3), [1.0] * 4)
-    assert outcome.batches < 4 * 50 + 200  # four times 12.5 s in quarters, and a tail
+    assert outcome.batches < 4 * 50 + 200  # four times 12.5 s in batches of 0.25 s, and a tail
     assert outcome.makespan <= 1.01 * 50.0 / 4
 
 
@@ -120,7 +121,7 @@ def test_a_lost_workers_batches_run_again_first():
     assert runs(again) == [("b", (0,))]
     assert again[0].task.attempt == 2
     assert not schedule.is_expected("a", 0)
-    assert schedule.on(Done("a", 0, 1.0)) == []  # a result from the dead changes nothing
+    assert schedule.on(Done("a", 0, 1.0)) == []  # a result of a lost worker has no effect
 
 
 def test_a_batch_that_loses_three_workers_fails():
@@ -131,10 +132,10 @@ def test_a_batch_that_loses_three_workers_fails():
     assert "3 workers were lost on the batch of labels 0..0" in last[0].reason
 
 
-def test_batches_that_waited_behind_the_one_under_way_are_not_to_blame():
+def test_a_loss_counts_only_for_the_running_batch():
     schedule = LabelScheduler(range(400), [1.0] * 400, batch_seconds=1.0, max_attempts=2)
     schedule.on(Joined("a"))
-    assert len(runs(schedule.on(Done("a", 0, 1.0)))) == 2  # 1 under way, 2 waits
+    assert len(runs(schedule.on(Done("a", 0, 1.0)))) == 2  # 1 is running, 2 waits
     schedule.on(Joined("b"))
     schedule.on(Lost("a"))
     given = [
@@ -144,12 +145,11 @@ def test_batches_that_waited_behind_the_one_under_way_are_not_to_blame():
         if isinstance(c, Run)
     ]
     assert given == [1, 2, 5]
-    assert not any(
-        isinstance(c, Finish) for c in schedule.on(Lost("b"))
-    )  # 2 was under way: its first loss
+    # 2 was running; this is its first loss.
+    assert not any(isinstance(c, Finish) for c in schedule.on(Lost("b")))
 
 
-def test_who_left_as_planned_is_blamed_for_nothing():
+def test_a_worker_that_left_counts_as_no_failure():
     schedule = LabelScheduler([0], [1.0], max_attempts=1)
     for worker in "abcd":
         assert runs(schedule.on(Joined(worker))) == [(worker, (0,))]
@@ -164,7 +164,7 @@ def test_unknown_workers_and_late_joins():
     schedule.on(Joined("a"))
     assert schedule.on(Joined("a")) == []
     assert schedule.on(Joined("b")) == []
-    assert runs(schedule.on(Lost("a"))) == [("b", (0,))]  # b, which was idle, has it at once
+    assert runs(schedule.on(Lost("a"))) == [("b", (0,))]  # idle b gets it at once
     assert schedule.on(Joined("c")) == []
 
 
@@ -172,19 +172,22 @@ def test_nothing_to_do_finishes():
     assert LabelScheduler([], []).on(Joined("a")) == [Finish()]
 
 
-def test_drain_gives_nothing_more_out_and_waits_for_what_is_in_flight():
+def test_drain_assigns_no_task_and_waits_for_those_in_flight():
     schedule = LabelScheduler(range(6), [6, 5, 4, 3, 2, 1], depth=1)
     schedule.on(Joined("a"))
     schedule.on(Joined("b"))
     assert schedule.on(Drain()) == []
     assert schedule.on(Done("a", 0, 6.0)) == []
     assert schedule.on(Joined("c")) == []
-    assert schedule.on(Lost("b")) == [Finish()]  # its batch is left undone
+    assert schedule.on(Lost("b")) == [Finish()]  # its batch stays unfinished
     assert schedule.done_labels == 1
 
 
 def slow_task():
-    """b, at first as fast as a, sits on its second task; a has done all the rest and idles."""
+    """Return a schedule in which b is late with its second task while a is idle.
+
+    At first b is as fast as a, and a has finished all other tasks.
+    """
     schedule = LabelScheduler(range(4), [1.0] * 4, depth=1)
     schedule.on(Joined("a"), 0.0)
     schedule.on(Joined("b"), 0.0)
@@ -197,7 +200,7 @@ def slow_task():
 def test_a_task_that_is_late_is_copied_once_and_the_first_result_counts():
     schedule = slow_task()
     assert schedule.on(Tick(), 2.9) == []
-    copy = schedule.on(Tick(), 3.2)  # twice its time and more
+    copy = schedule.on(Tick(), 3.2)  # more than twice its expected time
     assert runs(copy) == [("a", (3,))]
     assert (copy[0].task.id, copy[0].task.attempt) == (3, 2)
     schedule.on(Joined("c"), 3.3)
@@ -209,34 +212,33 @@ def test_a_task_that_is_late_is_copied_once_and_the_first_result_counts():
     assert schedule.done_labels == 4
 
 
-def test_a_copy_that_loses_its_worker_costs_nothing_and_may_be_made_again():
+def test_a_copy_of_a_lost_worker_costs_nothing_and_can_be_repeated():
     schedule = slow_task()
     schedule.on(Tick(), 3.2)
     assert schedule.on(Lost("a"), 3.3) == []
     assert runs(schedule.on(Joined("c"), 3.4)) == [("c", (3,))]
-    assert schedule.on(Lost("b"), 4.1) == []  # the copy is the original now
+    assert schedule.on(Lost("b"), 4.1) == []  # the copy counts as the original now
     assert schedule.on(Done("c", 3, 1.0), 5.0) == [Finish()]
 
 
-def test_who_lost_a_race_is_free_when_it_says_so():
+def test_a_cancelled_worker_is_free_when_it_reports():
     schedule = LabelScheduler(range(5), [1.0, 1.0, 1.0, 1.0, 10.0], depth=1)
     given = [runs(schedule.on(Joined(worker), 0.0)) for worker in "abc"]
     assert given == [[("a", (4,))], [("b", (0,))], [("c", (1,))]]
     assert runs(schedule.on(Done("b", 1, 1.0), 1.0)) == [("b", (2,))]
     assert runs(schedule.on(Done("b", 3, 1.0), 2.0)) == [("b", (3,))]
-    assert runs(schedule.on(Done("b", 4, 1.0), 3.0)) == [("b", (1,))]  # c is late with it
+    assert runs(schedule.on(Done("b", 4, 1.0), 3.0)) == [("b", (1,))]  # a copy, because c is late
     assert schedule.on(Done("b", 2, 1.0), 4.0) == [Cancel("c", 2)]
-    assert schedule.on(Joined("c"), 4.1) == []  # which changes nothing: c is still at it
-    assert (
-        schedule.on(Done("c", 2, 4.2), 4.2) == []
-    )  # as quick as the message: its result is late, and it idles
+    assert schedule.on(Joined("c"), 4.1) == []  # no effect: c still works on it
+    # The result of c crosses the cancellation, so it comes too late, and c is idle.
+    assert schedule.on(Done("c", 2, 4.2), 4.2) == []
     assert schedule.done_labels == 4
     assert runs(schedule.on(Lost("b"), 4.3)) == []
     assert runs(schedule.on(Lost("a"), 4.3)) == [("c", (4,))]
     assert schedule.on(Done("c", 0, 1.0), 14.4) == [Finish()]
 
 
-def test_state_is_json_and_goes_on_where_it_was():
+def test_state_is_json_and_can_be_restored():
     terms = np.random.default_rng(0).random((60, 3))
     schedule = LabelScheduler(range(60), terms, [1.0, 2.0, 1.0], values=terms[:, 0])
     for worker in "ab":
@@ -259,10 +261,10 @@ def test_state_is_json_and_goes_on_where_it_was():
     st.booleans(),
     st.integers(0, 2**32),
 )
-def test_every_label_once_whatever_happens(costs, n_workers, by_value, seed):
-    """Random joins, departures, losses, completions in any order, cancellations heeded or too late,
-    restores: every label is done exactly once, no batch is in more than two places, and while
-    labels are left somebody works on them.
+def test_every_label_is_solved_once_under_random_events(costs, n_workers, by_value, seed):
+    """Every label is done exactly once under random joins, losses, cancellations and restores.
+
+    No batch is in more than two places, and while labels are left, a worker solves some of them.
     """
     random, done, names = Random(seed), [], iter(range(10**9))
     values = [random.random() for _ in costs] if by_value else None
@@ -338,7 +340,7 @@ def test_makespan_is_near_ideal_on_power_law_costs(n_workers):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_makespan_is_near_ideal_when_costs_are_guessed(seed):
-    """The guess is three times too high as a whole, and off by a factor of e^0.4 for each label."""
+    """The estimate is three times too high overall, and off by a factor of e^0.4 per label."""
     rng = np.random.default_rng(seed)
     cost = heavy_tailed(20_000, seed)
     outcome = simulated(
@@ -374,7 +376,7 @@ def test_a_worker_four_times_slower_gets_smaller_batches():
     assert 3.0 < sizes["fast"][-1] / sizes["slow"][-1] < 5.0
 
 
-def test_a_very_slow_worker_leaves_a_label_that_would_outlast_the_job():
+def test_a_very_slow_worker_gets_no_label_that_would_outlast_the_job():
     """One label takes 10 of the job's 40 seconds; at a tenth of the speed it would take 100."""
     cost = np.array([10.0] + [0.01] * 3000)
     outcome = simulated(
@@ -396,9 +398,10 @@ def test_workers_come_go_and_die_during_the_job():
     assert outcome.wasted <= sum(outcome.lost) + 1.0
 
 
-def test_the_fit_sorts_what_is_left_again():
-    """Labels 500.. grow with the second term, which the guess values a hundred times too low: once
-    that is measured they are dearer than the rest.
+def test_the_fit_reorders_the_remaining_labels():
+    """Labels from 500 on cost more than the others once their second term is measured.
+
+    The initial estimate of this term is a hundred times too low.
     """
     terms = np.zeros((1000, 2))
     terms[:500, 0], terms[500:, 1] = np.linspace(1.0, 2.0, 500), np.linspace(1.0, 2.0, 500)
@@ -413,7 +416,7 @@ def test_the_fit_sorts_what_is_left_again():
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
-def test_seconds_that_cannot_be_right_teach_nothing(wrong):
+def test_invalid_seconds_are_ignored(wrong):
     schedule = LabelScheduler(range(10), [1.0] * 10, depth=1)
     schedule.on(Joined("a"))
     schedule.on(Done("a", 0, wrong))

@@ -50,12 +50,8 @@ NODES = st.lists(
     st.integers(0, 40),
     st.randoms(use_true_random=False),
 )
-def test_a_node_takes_no_more_than_it_has_and_none_is_opened_without_need(
-    nodes, cpus, memory, count, random: Random
-):
-    """No node is overfilled; workers go where there is room while there is; all but the last opened
-    are full.
-    """
+def test_no_node_is_overfilled_or_opened_without_need(nodes, cpus, memory, count, random: Random):
+    """No node is overfilled, and another node is opened only if the open ones are full."""
     need = ResourceRequest(float(cpus), float(memory))
     ours = {node.id: random.randrange(3) for node in nodes if random.random() < 0.3}
     seats = place_workers(nodes, need, count, placed=ours, driver_node=nodes[0].id if nodes else "")
@@ -72,7 +68,7 @@ def test_a_node_takes_no_more_than_it_has_and_none_is_opened_without_need(
     assert len(opened) == fewest
 
 
-def test_workers_go_where_others_are_then_to_the_drivers_node_then_to_the_smallest_that_takes_them():
+def test_workers_prefer_used_nodes_then_the_drivers_then_the_smallest():
     nodes = [Node("a", 4.0), Node("b", 2.0), Node("c", 16.0), Node("d", 3.0)]
     assert (
         place_workers(nodes, ONE_CPU, 8, placed={"b": 1}, driver_node="a")
@@ -86,7 +82,7 @@ def test_workers_go_where_others_are_then_to_the_drivers_node_then_to_the_smalle
     ) == ["b"]
 
 
-def test_memory_opens_another_node_and_so_do_object_stores_while_there_are_others():
+def test_memory_and_object_stores_limit_the_workers_of_a_node():
     big, small = Node("big", 8.0, 64.0, 10.0), Node("small", 8.0, 8.0, 10.0)
     assert Counter(
         place_workers([big, small], ResourceRequest(memory=4.0), 12, placed={"small": 1})
@@ -101,10 +97,10 @@ def test_memory_opens_another_node_and_so_do_object_stores_while_there_are_other
     assert Counter(place_workers([big, small], ResourceRequest(store=2.0), 16, placed={})) == {
         "big": 8,
         "small": 8,
-    }  # what does not fit is written
+    }  # what does not fit is spilled to disk
 
 
-def test_what_goes_round_crosses_nodes_no_more_often_than_there_are_nodes():
+def test_a_rotation_crosses_each_node_once():
     workers = [f"worker-{n}" for n in range(12)]
     nodes = {worker: f"node-{n % 3}" for n, worker in enumerate(workers)}
 
@@ -136,26 +132,26 @@ def test_never_fewer_than_there_are_nor_more_than_have_work(
     )
     assert more >= wanted
     if wanted > ready + free and wanted > 1:
-        assert seconds / wanted >= 60.0  # who makes a node come works for a minute
+        # A worker that needs a new node has at least a minute of work.
+        assert seconds / wanted >= 60.0
 
 
-def test_the_first_is_asked_for_whatever_the_job_is_and_those_that_would_come_too_late_are_not():
+def test_the_first_worker_is_always_requested_and_late_ones_are_not():
     thrift = ScalingPolicy(1.0, 60.0)
     assert desired_workers(Forecast(0.01, 5, 0, ()), WorkerCounts(0, 0, 0), 8, thrift) == 1
-    assert (
-        desired_workers(Forecast(300.0, 5000, 4, ()), WorkerCounts(4, 0, 8), 100, thrift) == 12
-    )  # there is room: a second pays
+    # Where there is room, one second of work is enough.
+    assert desired_workers(Forecast(300.0, 5000, 4, ()), WorkerCounts(4, 0, 8), 100, thrift) == 12
     assert desired_workers(Forecast(3000.0, 5000, 4, ()), WorkerCounts(4, 0, 0), 100, thrift) == 46
-    assert (
-        desired_workers(Forecast(3000.0, 3, 4, ()), WorkerCounts(4, 0, 0), 100, thrift) == 7
-    )  # nobody but three has anything to do
+    # Only three more workers have work.
+    assert desired_workers(Forecast(3000.0, 3, 4, ()), WorkerCounts(4, 0, 0), 100, thrift) == 7
+    # Pending requests are cancelled.
     assert (
         desired_workers(Forecast(250.0, 5000, 4, ()), WorkerCounts(4, 46, 0, 30.0), 100, thrift)
         == 4
-    )  # those asked for are called off
+    )
 
 
-def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
+def test_whole_nodes_are_released_first_and_some_workers_stay():
     nodes = {f"{node}{n}": node for node in "abc" for n in range(4)}
     idle = ("a0", "b0", "b1", "b2", "b3", "c0", "c1")
     since, later = dict.fromkeys(idle, 0.0), 2 * IDLE_SECONDS
@@ -167,19 +163,15 @@ def test_whole_nodes_are_given_back_first_and_some_stay_for_copies():
         "c0",
         "c1",
     ]
-    assert (
-        workers_to_release(Forecast(9.0, 1, 5, idle), since, nodes, later) == []
-    )  # something is left to give out
+    # A label is left to assign.
+    assert workers_to_release(Forecast(9.0, 1, 5, idle), since, nodes, later) == []
     assert workers_to_release(Forecast(9.0, 0, 5, idle), since, nodes, IDLE_SECONDS / 2) == []
-    assert workers_to_release(Forecast(9.0, 0, 40, idle), since, nodes, later) == [
-        "b0"
-    ]  # late batches may be copied
+    # The others stay for copies of late batches.
+    assert workers_to_release(Forecast(9.0, 0, 40, idle), since, nodes, later) == ["b0"]
 
 
-def test_a_batch_is_not_to_blame_for_nodes_that_vanish_but_for_workers_that_crash():
-    """Its holder is lost four times: with its node, and it goes on; alone, and the third time ends
-    it.
-    """
+def test_only_crashed_workers_count_as_failures_of_a_batch():
+    """Workers lost with their nodes do not count; the third loss of a worker alone is final."""
     for node_went, end in ((True, None), (False, "3 workers were lost")):
         schedule, failed = LabelScheduler([7], [1.0]), None
         for n in range(4):
@@ -198,10 +190,8 @@ def test_a_batch_is_not_to_blame_for_nodes_that_vanish_but_for_workers_that_cras
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_job_pays_for_few_more_node_seconds_than_it_must_and_ends_nearly_as_soon(seed):
-    """Of nodes that take a minute to come and are idle for one before they go, each works for a
-    minute at least.
-    """
+def test_a_job_with_autoscaling_uses_few_extra_node_seconds(seed):
+    """Nodes take a minute to start and are removed after an idle one; each works a minute."""
     cost, cluster = 60.0 * heavy_tailed(20_000, seed), Cluster(nodes=32, cpus=4, start=60.0)
     own, whole = grown(cost, cluster, Policy.THRIFT), grown(cost, cluster, Policy.ALL)
     assert sorted(own.committed) == sorted(whole.committed) == list(range(len(cost)))
@@ -210,7 +200,7 @@ def test_a_job_pays_for_few_more_node_seconds_than_it_must_and_ends_nearly_as_so
     assert own.node_seconds < 3.0 * cost.sum() / cluster.cpus + 60.0
 
 
-def test_costs_thought_too_dear_ask_for_no_nodes_before_something_is_measured():
+def test_overestimated_costs_request_no_extra_nodes():
     cost, cluster = 60.0 * heavy_tailed(5_000), Cluster(nodes=32, cpus=4, start=60.0)
     assert (
         grown(cost, cluster, Policy.THRIFT, guess=20.0).nodes
@@ -218,7 +208,7 @@ def test_costs_thought_too_dear_ask_for_no_nodes_before_something_is_measured():
     )
 
 
-def test_while_one_dear_label_is_solved_the_other_nodes_are_given_back():
+def test_idle_nodes_are_released_while_one_label_is_solved():
     cost = [1200.0] + [1.0] * 5000
     cluster = Cluster(nodes=16, cpus=4, start=30.0, idle=30.0)
     own, whole = grown(cost, cluster, Policy.THRIFT), grown(cost, cluster, Policy.ALL)

@@ -18,11 +18,10 @@ from xcray.schedule.rotation import ORDERS, BlockPass, RotationSchedule
 
 
 class World:
-    """Workers that run their visits one after the other, in the order given, each at any time; what
-    happens is written down.
+    """Simulated workers that run their passes in order; each pass ends at any time.
 
-    Shards and blocks hold numbers that change in a way that depends on the order in which they
-    meet.
+    Shards and blocks hold numbers that depend on the order in which they meet. All events are
+    recorded.
     """
 
     def __init__(self, homes, blocks, sweeps, *, ahead=2, **options):
@@ -40,7 +39,7 @@ class World:
         self.obey(self.schedule.start())
 
     def obey(self, commands):
-        """Take commands, and look at each."""
+        """Queue commands, and check each of them."""
         for command in commands:
             if isinstance(command, Finish):
                 assert self.finish is None
@@ -57,12 +56,11 @@ class World:
         self.schedule.check()
 
     def run_one(self, worker):
-        """A worker ends its oldest visit: every cell is judged by what has happened so far."""
+        """Finish the oldest pass of a worker, and check each cell against all earlier ones."""
         visit = self.queues[worker].popleft()
         for shard in visit.shards:
-            assert (
-                len(self.by_shard[shard]) // self.blocks == visit.sweep
-            )  # all blocks have passed it in the sweeps before
+            # All blocks have passed the shard in the sweeps before.
+            assert len(self.by_shard[shard]) // self.blocks == visit.sweep
             assert len(self.by_block[visit.block]) // len(self.homes) == visit.sweep
             assert (visit.block, visit.sweep) not in self.by_shard[shard]
             self.by_shard[shard].append((visit.block, visit.sweep))
@@ -72,7 +70,7 @@ class World:
         return visit
 
     def run(self, choose):
-        """To the end; `choose` says which of the busy workers is next."""
+        """Run to the end; `choose` selects the next of the busy workers."""
         while self.finish is None:
             busy = [worker for worker, queue in self.queues.items() if queue]
             assert busy, "nobody works, and not all is done"
@@ -93,15 +91,16 @@ class World:
 
 
 def start(shards, blocks):
-    """Numbers of shards and of blocks."""
+    """Return the initial numbers of shards and of blocks."""
     return [1.0 + 0.1 * shard for shard in range(shards)], [
         2.0 + 0.3 * block for block in range(blocks)
     ]
 
 
 def meet(shard_values, block_values, shard, block):
-    """One cell: both numbers change, and neither order of two cells of one shard or one block gives
-    the same bits.
+    """Compute one cell: change the numbers of a shard and of a block.
+
+    Two cells of one shard or of one block give other bits in the other order.
     """
     old = shard_values[shard]
     shard_values[shard] = (0.7 * old + 1.1 * block_values[block]) % 3.0
@@ -109,8 +108,9 @@ def meet(shard_values, block_values, shard, block):
 
 
 def nested_loops(shards, blocks, sweeps):
-    """The judge of ring and sync: sweeps, steps, blocks. What each shard and each block met, and
-    their numbers at the end.
+    """Run ring and sync as nested loops over sweeps, steps and blocks.
+
+    Returns the partners of each shard and of each block, and their final numbers.
     """
     by_shard, by_block = [[] for _ in range(shards)], [[] for _ in range(blocks)]
     shard_values, block_values = start(shards, blocks)
@@ -125,7 +125,7 @@ def nested_loops(shards, blocks, sweeps):
 
 
 def homes_of(shards, workers, random=None):
-    """Consecutive shards for each worker: alike in number, or as it comes."""
+    """Return consecutive shards for each worker, in equal numbers or with random cuts."""
     cuts = [shards * w // workers for w in range(workers + 1)]
     if random is not None:
         cuts = [0, *sorted(random.sample(range(1, shards), workers - 1)), shards]
@@ -134,9 +134,7 @@ def homes_of(shards, workers, random=None):
 
 @st.composite
 def grids(draw):
-    """Any small grid on any workers, on one node or more, and a generator for whatever else is to
-    be drawn.
-    """
+    """Draw a small grid on workers and nodes, and a generator for all other choices."""
     random = Random(draw(st.integers(0, 2**32)))
     shards = draw(st.integers(1, 9))
     workers = draw(st.integers(1, shards))
@@ -152,7 +150,7 @@ def grids(draw):
 
 
 def any_worker(random):
-    """Workers end their visits in any order; some are rarely heard of."""
+    """Return a random choice among busy workers, in which some workers are rare."""
     weight = {}
     return lambda busy: random.choices(
         busy, [weight.setdefault(w, random.choice([0.01, 1.0, 1.0])) for w in busy]
@@ -161,8 +159,8 @@ def any_worker(random):
 
 @settings(max_examples=250, deadline=None)
 @given(grids(), st.sampled_from(ORDERS))
-def test_every_cell_once_a_lap_whatever_the_order_of_ends(grid, order):
-    """The laws that World and `check` assert at every event; it ends, so it never locks."""
+def test_every_cell_is_passed_once_per_sweep_in_any_order_of_events(grid, order):
+    """World and `check` assert the invariants at every event, and the schedule always ends."""
     homes, options, random = grid
     World(homes, order=order, **options).run(any_worker(random))
 
@@ -180,7 +178,7 @@ def test_ring_and_sync_are_the_nested_loops_to_the_bit(grid, order):
     assert (world.shard_values, world.block_values) == (shard_values, block_values)
 
 
-def test_the_numbers_of_the_tests_tell_orders_apart():
+def test_the_simulated_numbers_depend_on_the_order():
     homes = homes_of(4, 4)
     ends = {
         repr(World(homes, 5, 2, order="uniform", seed=seed).run(Random(seed).choice).shard_values)
@@ -206,29 +204,32 @@ def test_sync_issues_no_step_before_all_have_made_the_one_before(grid):
 
 
 def test_ring_goes_on_past_a_worker_that_is_late():
-    """Four workers, a block each and one more; w3 does nothing: the others pass what they can
-    without it.
+    """While w3 does nothing, the other three workers pass all blocks that do not need it.
+
+    Each worker starts with two blocks.
     """
     world = World(homes_of(4, 4), 8, 1, order="ring")
     while busy := [worker for worker, queue in world.queues.items() if queue and worker != "w3"]:
         world.run_one(busy[0])
     met = [len(each) for each in world.by_shard]
+    # Each worker passes its own two blocks and those of the workers between w3 and it.
     assert met == [
         2 * 1,
         2 * 2,
         2 * 3,
         0,
-    ]  # its own two blocks, and those of the workers between w3 and it
+    ]
     sync = World(homes_of(4, 4), 8, 1, order="sync")
     while busy := [worker for worker, queue in sync.queues.items() if queue and worker != "w3"]:
         sync.run_one(busy[0])
     assert [len(each) for each in sync.by_shard] == [2, 2, 2, 0]
 
 
-def test_blocks_do_not_gather_before_a_slow_worker():
-    """Eight workers, 32 blocks, and w5 runs a visit only when nobody else has one. A worker's share
-    is 4 blocks: it never holds more than 3 x 4 + 2, those counted that have left it and are not yet
-    past the next.
+def test_blocks_do_not_queue_up_at_a_slow_worker():
+    """No worker holds more than 3 x 4 + 2 of 32 blocks, though w5 only works if all others wait.
+
+    The share of each of the eight workers is 4 blocks. Blocks that have left a worker and have not
+    yet passed the next one count as held.
     """
     world, most = World(homes_of(8, 8), 32, 3, order="ring"), Counter()
     while world.finish is None:
@@ -240,17 +241,15 @@ def test_blocks_do_not_gather_before_a_slow_worker():
     assert world.by_shard == nested_loops(8, 32, 3)[0]
 
 
-def test_a_visit_covers_the_shards_of_a_worker():
-    """Four workers of four shards, sixteen blocks: a block passes a worker in one visit, but for
-    the blocks that start there.
-    """
+def test_a_pass_covers_the_shards_of_a_worker():
+    """A block passes all four shards of a worker at once, except the blocks that start there."""
     world = World(homes_of(16, 4), 16, 3, order="ring").run(lambda busy: busy[0])
     lengths = Counter(len(visit.shards) for visit in world.issued if visit.sweep == 1)
     assert lengths[4] >= 3 * 16
     assert sum(lengths.values()) <= 5 * 16
 
 
-def test_with_one_worker_alone_the_ring_ends_too():
+def test_the_ring_ends_with_one_worker():
     world = World(["w0"] * 6, 4, 2, order="ring", ahead=1).run(lambda busy: busy[0])
     assert any(visit.shards == (0, 1, 2, 3, 4, 5) for visit in world.issued)
 
@@ -269,9 +268,7 @@ def test_with_nodes_a_block_passes_all_workers_of_a_node_before_the_next(grid, o
 
 
 def test_tours_of_a_node_are_in_random_order():
-    """Six orders of three workers: over 200 blocks each is taken, and none by more than half of
-    them.
-    """
+    """Over 200 blocks, all six orders of three workers occur, and none in half of the cases."""
     nodes = {"w0": "a", "w1": "a", "w2": "a", "w3": "b"}
     world = World(homes_of(4, 4), 200, 1, order="uniform", nodes=nodes).run(Random(1).choice)
     tours = Counter(tuple(shard for shard, _ in met if shard != 3) for met in world.by_block)
@@ -279,20 +276,22 @@ def test_tours_of_a_node_are_in_random_order():
     assert max(tours.values()) < 100
 
 
-def test_without_room_anywhere_a_block_waits_for_who_has_room_first():
+def test_without_free_workers_a_block_waits_for_the_first_free_one():
     schedule = RotationSchedule(homes_of(2, 2), 5, 1, order="uniform", max_in_flight=1)
     first = schedule.start()
     assert sorted(visit.worker for visit in first) == ["w0", "w1"]
     (second,) = schedule.on(Done("w0", first[0].id, 1.0))
-    assert second.worker == "w0"  # a block that waited; the one that is done has to wait for w1
+    # w0 gets a block that waited, and the finished block waits for w1.
+    assert second.worker == "w0"
     (third,) = schedule.on(Done("w1", first[1].id, 1.0))
     assert third.worker == "w1"
     assert third.block not in {first[1].block, second.block}
 
 
-def test_a_full_queue_is_drawn_again_and_the_shortest_is_preferred():
-    """Six workers with room for three each; the loads are 3 (full), 2, 1, 1, 2, and w5, which the
-    block has just passed.
+def test_full_queues_are_skipped_and_the_shortest_is_preferred():
+    """Six workers have room for three passes each and loads of 3 (full), 2, 1, 1, 2 and 1.
+
+    The block has just passed w5.
     """
     goals = {}
     for shortest in (False, True):
@@ -310,12 +309,12 @@ def test_a_full_queue_is_drawn_again_and_the_shortest_is_preferred():
         goals[shortest] = seen
     assert set(goals[True]) == {"w2", "w3"}
     assert set(goals[False]) == {"w1", "w2", "w3", "w4"}
-    assert all(45 <= count <= 110 for count in goals[False].values())  # 75 each is even
+    assert all(45 <= count <= 110 for count in goals[False].values())  # 75 each on average
     assert all(110 <= count <= 190 for count in goals[True].values())
 
 
 @pytest.mark.parametrize("order", ["uniform", "shortest"])
-def test_the_same_seed_and_the_same_events_give_the_same_visits(order):
+def test_the_same_seed_and_events_give_the_same_passes(order):
     def issued(seed):
         return World(homes_of(5, 5), 9, 2, order=order, seed=seed).run(Random(3).choice).issued
 
@@ -323,10 +322,8 @@ def test_the_same_seed_and_the_same_events_give_the_same_visits(order):
     assert issued(7) != issued(8)
 
 
-def test_a_worker_is_never_idle_while_a_block_could_come():
-    """With all workers alike and blocks enough, the first sweep takes little more than blocks x
-    shards / workers rounds.
-    """
+def test_workers_are_busy_while_blocks_are_available():
+    """With equal workers, a sweep takes little more than blocks x shards / workers rounds."""
     world = World(homes_of(8, 8), 32, 1, order="shortest")
     rounds = 0
     while world.finish is None:
@@ -338,7 +335,7 @@ def test_a_worker_is_never_idle_while_a_block_could_come():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_lost_worker_ends_the_stretch(order):
+def test_a_lost_worker_ends_the_interval(order):
     world = World(homes_of(6, 3), 6, 2, order=order)
     world.run_one("w0")
     schedule = world.schedule
@@ -354,7 +351,7 @@ def test_a_lost_worker_ends_the_stretch(order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_it_does_not_know_changes_nothing(order):
+def test_unknown_events_change_nothing(order):
     world = World(homes_of(4, 2), 4, 1, order=order)
     schedule, before = world.schedule, world.schedule.state()
     visit = schedule.running_passes()[0]
@@ -364,11 +361,11 @@ def test_what_it_does_not_know_changes_nothing(order):
     assert schedule.on(Done(visit.worker, 999, 1.0)) == []
     assert schedule.state() == before
     world.run(lambda busy: busy[-1])
-    assert schedule.on(Done(visit.worker, visit.id, 1.0)) == []  # said twice
+    assert schedule.on(Done(visit.worker, visit.id, 1.0)) == []  # reported twice
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_state_is_json_and_tells_where_everything_is(order):
+def test_state_is_json_and_describes_all_passes(order):
     world = World(homes_of(4, 2), 3, 2, order=order)
     seen = []
     while world.finish is None:
@@ -410,7 +407,7 @@ def test_no_sweeps_are_over_before_they_begin():
         (["a"], 1, {"order": "zigzag"}, "sync, ring, uniform, shortest"),
     ],
 )
-def test_what_cannot_be_is_refused(homes, blocks, options, says):
+def test_invalid_arguments_are_refused(homes, blocks, options, says):
     with pytest.raises(ParameterError, match=says):
         RotationSchedule(homes, blocks, **{"sweeps": 1, **options})
 
@@ -421,7 +418,7 @@ def test_workers_that_are_on_no_node_are_refused():
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_check_sees_a_block_in_two_places_and_books_that_do_not_agree(order):
+def test_check_detects_duplicate_blocks_and_inconsistent_state(order):
     def begun():
         world = World(homes_of(4, 4), 16, 2, order=order)
         world.run_one("w0")
@@ -445,6 +442,6 @@ def test_check_sees_a_block_in_two_places_and_books_that_do_not_agree(order):
     with pytest.raises(AssertionError, match="nothing is in flight"):
         schedule.check()
     schedule = begun()
-    schedule._in_flight["w1"].popitem()  # a visit that nobody knows of any more
+    schedule._in_flight["w1"].popitem()  # a pass that is no longer recorded
     with pytest.raises(AssertionError):
         schedule.check()

@@ -1,4 +1,4 @@
-"""Shard assignment by speed: the least time of any cut into consecutive shards, by brute force."""
+"""Shard assignment by speed: no cut into consecutive shards is faster, by brute force."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xcray.schedule.shard_assignment import assign_by_speed
 
 
 def slowest(costs, speeds, homes):
-    """Seconds until the last worker is done."""
+    """Return the seconds until the last worker is done."""
     return max(
         sum(cost for cost, home in zip(costs, homes, strict=True) if home == name) / rate
         for name, rate in speeds.items()
@@ -22,7 +22,7 @@ def slowest(costs, speeds, homes):
 
 
 def least(costs, speeds):
-    """The judge: every way to cut."""
+    """Return the least seconds over all cuts."""
     inner = combinations_with_replacement(range(len(costs) + 1), len(speeds) - 1)
     ways = ([0, *cuts, len(costs)] for cuts in inner)
     rates = list(speeds.values())
@@ -41,18 +41,16 @@ def test_no_cut_is_better(n_shards, n_workers, seed):
     speeds = {f"w{w}": random.choice([1.0, 0.25, 0.01 + random.random()]) for w in range(n_workers)}
     homes = assign_by_speed(costs, speeds)
     assert len(homes) == n_shards
-    assert [name for name in speeds if name in homes] == list(
-        dict.fromkeys(homes)
-    )  # consecutive, in the order of speeds
+    # Consecutive, in the order of `speeds`.
+    assert [name for name in speeds if name in homes] == list(dict.fromkeys(homes))
     assert sum(a != b for a, b in pairwise(homes)) == len(set(homes)) - 1
     assert slowest(costs, speeds, homes) == pytest.approx(least(costs, speeds), rel=1e-9)
 
 
 def test_alike_workers_share_alike():
     assert assign_by_speed([1.0] * 6, dict.fromkeys("abc", 2.0)) == tuple("aabbcc")
-    assert assign_by_speed([1.0] * 4, dict.fromkeys("abc", 1.0)) == tuple(
-        "abbc"
-    )  # not aabb and nothing for c
+    # Not aabb, which would leave c without shards.
+    assert assign_by_speed([1.0] * 4, dict.fromkeys("abc", 1.0)) == tuple("abbc")
 
 
 def test_a_worker_four_times_slower_gets_a_quarter_of_the_shards():
@@ -87,6 +85,6 @@ def test_many_shards_and_workers_of_any_speed_come_near_the_ideal():
         ([float("nan")], {"a": 1.0}),
     ],
 )
-def test_what_cannot_be_is_refused(costs, speeds):
+def test_invalid_arguments_are_refused(costs, speeds):
     with pytest.raises(ParameterError, match="give costs >= 0 and speeds > 0"):
         assign_by_speed(costs, speeds)

@@ -1,6 +1,4 @@
-"""DS-MLR's cell against the paper's formulas, written out; its judge; and the L-BFGS of split
-vectors against its two loops.
-"""
+"""DS-MLR: steps against the paper's formulas, decisions, and L-BFGS on split vectors."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ N, D, K = 40, 7, 6
 
 
 def problem(seed: int = 0, dense: bool = False):
-    """X, Y, c as dense float64, some rows with two labels; entries that float32 holds."""
+    """Return X, Y and c as float64, exact in float32; some rows have two labels."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(N, D)).astype(np.float32).astype(np.float64)
     if not dense:
@@ -43,19 +41,19 @@ def problem(seed: int = 0, dense: bool = False):
 
 
 def shard(X, Y, c, rows=None, dense: bool = False) -> Shard:
-    """Rows as the solver takes them."""
+    """Return rows in the form that the solver takes."""
     return multinomial.shard_of(
         X, Y, c, np.arange(len(X)) if rows is None else rows, sparse=not dense
     )
 
 
 def passed(solver, local, block, verb, epoch=1, rate=1.0):
-    """A visit."""
+    """Run one block pass."""
     return solver.step(local, block, Step(verb, epoch, rate), owned=False)
 
 
 def blocks_of(W, n_blocks):
-    """Weights in blocks, without state."""
+    """Return weights in blocks, without state."""
     ends = [K * j // n_blocks for j in range(n_blocks + 1)]
     start = DSMLRSolver().initial_block
     return [
@@ -64,7 +62,7 @@ def blocks_of(W, n_blocks):
     ]
 
 
-def test_exponentials_are_near_and_bounded():
+def test_exponentials_are_accurate_and_bounded():
     values = np.linspace(-120.0, 30.0, 20_001).astype(np.float32)
     told, powers = values.copy(), np.empty(len(values), np.float32)
     total = kernel.exponentials(told, np.float32(0.5), powers.view(np.int32), powers)
@@ -103,7 +101,7 @@ def test_the_terms_of_eq_13_are_the_gradients_of_those_of_eq_12():
 
 @pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
 @pytest.mark.parametrize("n_blocks", [1, 4])
-def test_a_lap_of_sums_makes_b_and_the_loss_exact(dense, n_blocks):
+def test_a_sum_sweep_makes_b_and_the_loss_exact(dense, n_blocks):
     X, Y, c = problem(dense=dense)
     W = (
         np.random.default_rng(3)
@@ -164,7 +162,7 @@ def test_gathered_gradients_are_those_of_the_objective(dense):
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("summed", [False, True])
-def test_steps_are_those_of_the_naive_twin(adaptive, summed):
+def test_steps_equal_the_naive_ones(adaptive, summed):
     X, Y, c = problem(5)
     rng, lo, hi = np.random.default_rng(5), 2, 5
     W, h, b = rng.normal(size=(D, hi - lo)), rng.uniform(0.5, 1.0, D), rng.normal(size=N)
@@ -180,15 +178,13 @@ def test_steps_are_those_of_the_naive_twin(adaptive, summed):
     assert (local.rows.total > 0.0).all() == summed
 
 
-def test_an_epoch_takes_the_whole_norm_once():
-    """Where targets are the probabilities, rows pull at nothing, and what is left of an epoch is
-    the norm's share of each row.
-    """
+def test_an_epoch_applies_the_norm_once():
+    """If targets equal probabilities, an epoch only applies each row's share of the norm."""
     X, _, c = problem(6)
     solver = DSMLRSolver(lam=0.01, steps="sqrt", history=0)
     Y = np.full((N, K), 1.0 / K)
     local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
-    tiny = 1e-5  # so that scores, and with them probabilities, hardly move
+    tiny = 1e-5  # so that scores and probabilities hardly change
     block = solver.initial_block(0, K, D)._replace(W=np.full((D, K), tiny, np.float32))
     local.rows.b[:] = naive.exact_b(block.W.astype(np.float64), X)
     after, _ = passed(solver, local, block, "update", rate=0.01)
@@ -213,12 +209,12 @@ def test_batches_of_dense_rows_step_against_their_gradient():
     )
 
 
-def test_the_best_labels_of_watched_rows_are_kept_across_blocks():
+def test_the_best_labels_of_held_out_rows_are_merged_across_blocks():
     X, Y, c = problem(8)
     W = np.round(np.random.default_rng(8).normal(size=(D, K)), 1)  # so that scores tie
     solver = DSMLRSolver()
     local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 3), shard(X, Y, c))
-    for _ in range(2):  # a lap leaves nothing behind
+    for _ in range(2):  # a sweep leaves no state behind
         told = [passed(solver, local, block, "observe")[1] for block in blocks_of(W, 3)]
     found, S = told[-1].sweep, (X @ W).astype(np.float32)
     assert found.labels.shape == (N, 5)
@@ -229,7 +225,7 @@ def test_the_best_labels_of_watched_rows_are_kept_across_blocks():
         assert S[i, found.labels[i]] == pytest.approx(found.scores[i], abs=1e-5)
 
 
-def test_a_block_that_is_not_owned_is_not_written():
+def test_a_block_of_another_owner_is_not_modified():
     X, Y, c = problem(9)
     solver = DSMLRSolver()
     local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
@@ -245,7 +241,7 @@ def test_a_block_that_is_not_owned_is_not_written():
     assert again.W is after.W
 
 
-def test_a_visit_stops_between_slices():
+def test_a_pass_stops_between_slices():
     X, Y, c = problem()
     solver = DSMLRSolver()
     local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 1), None)
@@ -258,7 +254,7 @@ def test_a_visit_stops_between_slices():
                 owned=False,
                 stopped=lambda: True,
             )
-    assert SLICE_MULTIPLICATIONS < 1e9  # a slice is a part of a second
+    assert SLICE_MULTIPLICATIONS < 1e9  # a slice takes a fraction of a second
 
 
 def test_shards_split_the_rows():
@@ -301,7 +297,7 @@ def test_rows_with_few_zeros_are_kept_dense():
 
 
 def _labels(Y):
-    """The labels of targets."""
+    """Return the labels of targets."""
     rows, columns = np.nonzero(Y)
     return pattern(np.searchsorted(rows, np.arange(len(Y) + 1)), columns, Y.shape[1])
 
@@ -310,19 +306,18 @@ def test_the_grid_gives_every_worker_two_shards_and_blocks_that_travel():
     solver = DSMLRSolver()
     assert solver.grid(10_000, 500, 1_000, 4) == Grid(8, 8)
     assert solver.grid(3, 2, 1_000, 4) == Grid(3, 2)
-    assert solver.grid(10_000, 20, 1_000, 4) == Grid(
-        8, 4
-    )  # blocks of less than a SIMD register are not worth it
-    assert solver.grid(10**6, 33_225, 1_348_182, 4).blocks == 2670  # of 64 MB
+    # Blocks are not narrower than a SIMD register.
+    assert solver.grid(10_000, 20, 1_000, 4) == Grid(8, 4)
+    assert solver.grid(10**6, 33_225, 1_348_182, 4).blocks == 2670  # blocks of 64 MB
     assert DSMLRSolver(shards=5, blocks=3).grid(10_000, 500, 1_000, 4) == Grid(5, 3)
 
 
 def rest(epoch, objective, **more):
-    """A rest at the first rate."""
+    """Return the state of a sync point at the first rate."""
     return SyncState(epoch, more.pop("rate", 1.0), objective, **more)
 
 
-def test_the_judge_goes_back_when_the_objective_rose():
+def test_decide_rolls_back_when_the_objective_rose():
     solver = DSMLRSolver()
     assert solver.decide([rest(1, 2.0)])[:3] == (1.0, None, False)
     assert solver.decide([rest(1, 2.0), rest(2, 2.5)])[:3] == (0.5, None, True)
@@ -335,7 +330,7 @@ def test_the_judge_goes_back_when_the_objective_rose():
     )
 
 
-def test_the_judge_lets_exact_gradients_take_over_and_ends():
+def test_decide_switches_to_exact_gradients_and_ends():
     solver = DSMLRSolver(lbfgs_switch_tol=0.05, tolerance=1e-3)
     assert solver.decide([rest(1, 1.0), rest(2, 0.9)]).lbfgs_action is None
     assert solver.decide([rest(1, 1.0), rest(2, 0.97)]).lbfgs_action == "enter"
@@ -347,11 +342,12 @@ def test_the_judge_lets_exact_gradients_take_over_and_ends():
     base = [rest(1, 1.0), rest(2, 0.97)]
     trial = {"length": 1.0, "slope": -0.1}
     assert solver.decide([*base, rest(3, 0.9, **trial)])[:4] == (1.0, None, False, "accept")
+    # Less than the Armijo condition requires.
     assert solver.decide([*base, rest(3, 0.9699999, **trial)])[2:] == (
         True,
         "retry",
         0.5,
-    )  # less than Armijo asks for
+    )
     assert solver.decide([*base, rest(3, float("nan"), **trial)])[2:] == (True, "retry", 0.5)
     stuck = solver.decide([*base, rest(3, 1.0, length=1e-4, slope=-0.1)])
     assert stuck.roll_back
@@ -361,7 +357,7 @@ def test_the_judge_lets_exact_gradients_take_over_and_ends():
     assert "less than 0.001" in solver.decide([*base, *slow]).stop
 
 
-def test_the_judge_hears_of_held_out_rows():
+def test_decide_uses_held_out_rows():
     solver = DSMLRSolver(early_stopping_rounds=2)
     falling = [
         rest(i + 1, 1.0 / (i + 1), held_out=loss) for i, loss in enumerate((3.0, 2.0, 2.1, 2.2))
@@ -422,7 +418,7 @@ def test_split_vectors_take_the_direction_of_the_two_loops(m, whole):
     )
 
 
-def test_a_memory_keeps_the_last_pairs_and_travels_as_a_block():
+def test_the_history_keeps_the_last_pairs_and_packs_as_a_block():
     rng = np.random.default_rng(20)
     points = [rng.normal(size=(D, 2)).astype(np.float32) for _ in range(5)]
     memory = quasi_newton.start_history(2, 4, points[0], points[0], np.ones(D, np.float32), 0.5)
@@ -452,7 +448,7 @@ def test_pairs_without_curvature_are_passed_over():
 @pytest.mark.parametrize("steps", ["adaptive", "sqrt"])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_steps_alone_come_near_the_optimum_without_tuning(steps, passes):
-    """Plain nested loops over a grid of 3 x 2: no schedule, no team."""
+    """Plain nested loops over a grid of 3 x 2 come within 5 % of the optimum."""
     X, Y, c = problem(30)
     solver = DSMLRSolver(lam=0.01, history=0, steps=steps, passes=passes)
     parts = [shard(X, Y, c, rows) for rows in np.array_split(np.arange(N), 3)]

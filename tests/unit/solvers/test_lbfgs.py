@@ -1,4 +1,4 @@
-"""L-BFGS: what its workers add up, and how the driver's optimiser is led."""
+"""L-BFGS: the sums of its workers, and the control of the driver's optimiser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAM = 0.01
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
-@pytest.mark.parametrize("cells", [1, 7, 1 << 19])  # one row at a time, a few, all
+@pytest.mark.parametrize("cells", [1, 7, 1 << 19])  # rows: one at a time, a few, all
 def test_gradient_is_that_of_finite_differences(sparse, cells, monkeypatch):
     monkeypatch.setattr(lbfgs, "MAX_SCORES", cells)
     X, Y, c = problem(0, n=40, d=6, k=4)
@@ -51,7 +51,7 @@ def test_bits_do_not_depend_on_how_often_it_is_run():
     assert weights(train(solver, rows, 3)).tobytes() == weights(train(solver, rows, 3)).tobytes()
 
 
-def test_it_ends_after_max_iterations_or_when_nothing_more_is_to_be_had():
+def test_it_ends_after_max_iterations_or_without_improvement():
     rows = problem(3)
     short = train(LBFGSSolver(lam=LAM, max_iterations=3), rows)
     assert (short.last.number, short.reason) == (3, "after max_iterations")
@@ -74,7 +74,7 @@ def test_the_gradient_bounds_the_distance_to_the_optimum():
 def test_weights_are_handed_over_in_ranges(monkeypatch):
     rows = problem(5)
     whole = weights(train(LBFGSSolver(lam=LAM), rows))
-    monkeypatch.setattr(lbfgs, "PART_WEIGHTS", 17)  # 8 features: two labels at most
+    monkeypatch.setattr(lbfgs, "PART_WEIGHTS", 17)  # 8 features: at most two labels per part
     found = train(LBFGSSolver(lam=LAM), rows)
     assert [(part.lo, part.hi) for part in found.parts()] == [(0, 1), (1, 3), (3, 5)]
     assert weights(found).tobytes() == whole.tobytes()

@@ -1,4 +1,4 @@
-"""LC: classes solved alone, many at once; and why their mean is taken off."""
+"""LC: classes are solved independently, many at once, and their mean is subtracted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LAM = 0.05
 
 
 def class_value(w, k, X, Y, c, b, lam):
-    """f_k(w) as it is written."""
+    """Return f_k(w) by its definition."""
     return lam / 2 * w @ w - sum(c * Y[:, k] * (X @ w)) + sum(c * np.exp(X @ w + b))
 
 
 def solve(rows, W, b, lam=LAM, sparse=True, **settings):
-    """One round of one worker with all labels."""
+    """Run one round of one worker with all labels."""
     hand = work_of(LCSolver(lam=lam, **settings), rows, 1, sparse).create_worker(
         "worker-0", lambda: False
     )
@@ -29,7 +29,7 @@ def solve(rows, W, b, lam=LAM, sparse=True, **settings):
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
-@pytest.mark.parametrize("cells", [1, 200, 1 << 21])  # one class at a time, two, all
+@pytest.mark.parametrize("cells", [1, 200, 1 << 21])  # classes: one at a time, two, all
 def test_each_class_is_solved_as_if_alone(sparse, cells, monkeypatch):
     monkeypatch.setattr(lc, "MAX_CELLS", cells)
     X, Y, c = rows = problem(0)
@@ -96,7 +96,7 @@ def test_a_step_that_overflows_counts_as_one_that_does_not_fall():
     assert (sizes < 1e-3).all()
 
 
-def test_taking_the_mean_off_ends_where_the_published_way_ends_and_sooner():
+def test_subtracting_the_mean_reaches_the_published_optimum_sooner():
     rows = problem(4)
     centred = train(LCSolver(lam=LAM, tolerance=1e-6), rows, 2)
     published = train(
@@ -119,7 +119,7 @@ def test_more_workers_than_labels_leave_some_without_work():
     )
 
 
-def test_b_follows_the_mean_that_is_taken_off():
+def test_b_is_shifted_by_the_subtracted_mean():
     X, Y, c = rows = problem(6)
     W, mean = np.random.default_rng(6).normal(size=(8, 5)), np.random.default_rng(7).normal(size=8)
     b = -np.log(np.exp(X @ W).sum(axis=1))

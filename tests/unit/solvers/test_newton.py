@@ -1,6 +1,4 @@
-"""Newton's method for long rows over few features: the same promises as the kernel it stands in
-for.
-"""
+"""Newton's method for long rows over few features keeps the promises of the kernel."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ ALL = np.arange(5, dtype=np.int32)
 
 
 def long_rows(seed: int, n: int = 200, d: int = 20, k: int = 5) -> tuple[CSR, Pattern]:
-    """Dense rows of length about 30, features alike, and labels along noisy directions; the last
-    label has no positive.
+    """Return dense rows of length about 30 with correlated features, and noisy labels.
+
+    The last label has no positive.
     """
     rng = np.random.default_rng(seed)
     X = (rng.normal(size=(n, d)) + 3.0 * rng.normal(size=(n, 1))).astype(np.float32) * 2.0
@@ -99,7 +98,7 @@ def test_bits_do_not_depend_on_batches_or_chunks(monkeypatch):
         assert alone.bias[0] == whole.bias[label]
 
 
-def test_a_stop_is_seen_between_chunks(monkeypatch):
+def test_a_stop_is_detected_between_chunks(monkeypatch):
     X, Y = long_rows(5)
     monkeypatch.setattr(newton, "CHUNK_MULTIPLICATIONS", 500)
     answers = iter([False] * 20 + [True])

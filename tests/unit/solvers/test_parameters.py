@@ -1,4 +1,4 @@
-"""Parameters under the names they had before a rename: stored specs and manifests still load."""
+"""Parameters under their former names: stored specifications and manifests still load."""
 
 import pytest
 

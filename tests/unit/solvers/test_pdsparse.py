@@ -1,6 +1,4 @@
-"""PD-Sparse against its naive twin, a general solver, finite differences, the optimality
-conditions, and its own certificate.
-"""
+"""PD-Sparse: objective, optimality conditions and certificate, against naive and scipy code."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ from xcray.solvers.solved_labels import SolvedLabels
 def problem(
     seed: int, n: int = 60, d: int = 25, k: int = 7, density: float = 0.25, single: bool = False
 ) -> tuple[CSR, Pattern]:
-    """Sparse rows of unit length, and labels that depend on a few features each, row i on label i
-    at least; or one label a row.
+    """Return sparse rows of unit length, and labels that depend on a few features each.
+
+    Row i has at least label i. With `single`, each row has one label.
     """
     rng = np.random.default_rng(seed)
     X = normalize(sp.random(n, d, density, "csr", np.float32, random_state=rng))
@@ -42,24 +41,24 @@ def problem(
 
 
 def local_of(solver: PDSparseSolver, X: CSR, Y: Pattern):
-    """What a worker holds."""
+    """Return the local state of a worker."""
     return solver.load(X, transpose(X), transpose_pattern(Y))
 
 
 def solved(solver: PDSparseSolver, X: CSR, Y: Pattern) -> SolvedLabels:
-    """All labels, solved."""
+    """Solve all labels."""
     return solver.solve(local_of(solver, X, Y), np.arange(Y.n_cols, dtype=np.int32))
 
 
 def dense(X: CSR, Y: Pattern) -> tuple[np.ndarray, list[list[int]]]:
-    """X as an array, the labels of each row as a list."""
+    """Return X as an array, and the labels of each row as a list."""
     return X.to_scipy().toarray().astype(float), [Y.row(i).tolist() for i in range(Y.n_rows)]
 
 
 def objectives(
     block: SolvedLabels, X: CSR, Y: Pattern, solver: PDSparseSolver
 ) -> tuple[float, float, float]:
-    """The naive primal at the block's weights, the gap and the null objective it claims."""
+    """Return the naive primal of the block's weights, and its reported gap and null objective."""
     rows, labels = dense(X, Y)
     found = naive.primal(
         block.W.to_scipy().toarray().T.astype(float), rows, labels, solver.lam, solver.tau, solver.C
@@ -68,7 +67,7 @@ def objectives(
 
 
 def assert_same(a: SolvedLabels, b: SolvedLabels) -> None:
-    """The same bits."""
+    """Check that two results have the same bits."""
     assert a.digest() == b.digest()
 
 
@@ -80,7 +79,7 @@ def assert_same(a: SolvedLabels, b: SolvedLabels) -> None:
     ("lam", "tau", "C"),
     [(0.01, 1.0, 1.0), (0.0, 1.0, 1.0), (0.3, 1.0, 1.0), (0.05, 0.2, 3.0), (0.02, 5.0, 0.1)],
 )
-def test_objective_and_weights_equal_the_naive_twins(lam, tau, C, single):
+def test_objective_and_weights_equal_the_naive_solution(lam, tau, C, single):
     X, Y = problem(1, n=15, d=10, k=5, single=single)
     solver = PDSparseSolver(lam=lam, tau=tau, C=C, eps=1e-5, max_passes=3000)
     block = solved(solver, X, Y)
@@ -109,7 +108,7 @@ def test_objective_equals_a_general_solvers(single):
 
 
 @pytest.mark.parametrize("eps", [0.1, 0.01, 0.001])
-def test_gap_is_what_was_asked_for_and_what_it_says(eps):
+def test_gap_is_true_and_at_most_eps(eps):
     X, Y = problem(3)
     solver = PDSparseSolver(eps=eps, C=2.0, max_passes=2000)
     block = solved(solver, X, Y)
@@ -124,7 +123,7 @@ def test_gap_is_what_was_asked_for_and_what_it_says(eps):
     assert objectives(block, X, Y, solver)[0] <= best + gap + 1e-5 * null
 
 
-def test_no_certificate_is_said_so():
+def test_a_missing_certificate_is_reported():
     X, Y = problem(4)
     block = solved(PDSparseSolver(eps=1e-6, max_passes=1), X, Y)
     assert not block.records["certified"].any()
@@ -147,7 +146,7 @@ def test_sampled_search_ends_on_the_same_certificate():
 
 
 def test_dual_slope_is_that_of_finite_differences():
-    """d dual / d beta = 1 on a sample's labels - z, as the kernel's step takes it."""
+    """The slope of the dual is 1 - z for labels of a sample and -z for others, as in the kernel."""
     X, Y = problem(6, n=6, d=5, k=4, density=0.8)
     rows, labels = dense(X, Y)
     rng = np.random.default_rng(0)
@@ -160,7 +159,7 @@ def test_dual_slope_is_that_of_finite_differences():
     np.testing.assert_allclose(slope.reshape(own.shape), own - z, atol=1e-5)
 
 
-def test_gap_is_the_sum_of_what_each_sample_lacks():
+def test_gap_is_the_sum_of_the_gaps_of_samples():
     X, Y = problem(7, n=10, d=6, k=5)
     rows, labels = dense(X, Y)
     _, beta = naive.solve(rows, labels, 5, 0.05, 1.0, 1.0, sweeps=3)
@@ -177,8 +176,9 @@ def test_gap_is_the_sum_of_what_each_sample_lacks():
 
 
 def test_conditions_of_the_optimum():
-    """At the optimum each sample's mass is on its worst labels and best others, all of C where it
-    has a loss.
+    """The mass of a sample is on its lowest own labels and the highest other labels.
+
+    If the sample has a loss, the mass is C.
     """
     X, Y = problem(8, n=40)
     solver = PDSparseSolver(eps=1e-6, max_passes=5000)
@@ -267,10 +267,11 @@ def test_labels_without_positives_rows_without_labels_and_empty_rows():
             np.float32,
         )
     )
+    # Labels 1 and 3 have no row; row 2 is empty and labelled; row 5 has all other labels.
     X, Y = (
         csr_from(X),
         pattern_from(Y),
-    )  # labels 1 and 3 on no row; row 2 is empty and labelled; row 5 has all that are left
+    )
     solver = PDSparseSolver(eps=1e-6, max_passes=1000)
     block = solved(solver, X, Y)
     assert block.records["null"].sum() == pytest.approx(3.0)
@@ -314,8 +315,9 @@ def test_duplicate_rows_count_twice():
 
 
 def test_common_features_of_many_labels_grow_tables():
-    """Two features in every row, thirty labels: rows of W move several times and are found by their
-    tables.
+    """Rows of W move several times as they grow, and their tables still find all entries.
+
+    Two features occur in every row, and there are thirty labels.
     """
     X, Y = problem(12, n=150, d=12, k=30, density=0.6, single=True)
     solver = PDSparseSolver(eps=1e-4, max_passes=3000)
@@ -352,7 +354,7 @@ def test_growing_matrix_equals_a_dense_one():
 
 
 def check(table: growing.DynamicRows, held: np.ndarray, edge: float) -> None:
-    """The table's entries are those of `held`, the strong ones first, and each is found."""
+    """Check that the table has the entries of `held`, the large ones first, and finds each."""
     for j in range(len(held)):
         lo, n, strong = table.begin[j], table.size[j], table.n_large[j]
         columns, values = table.columns[lo : lo + n], table.values[lo : lo + n]
@@ -367,7 +369,7 @@ def check(table: growing.DynamicRows, held: np.ndarray, edge: float) -> None:
         np.testing.assert_allclose(out, 2.0 * naive.soft(held[j], edge), atol=1e-12)
 
 
-def test_full_pools_are_noticed():
+def test_full_pools_are_detected():
     table = _empty_table(1)
     wide = np.zeros(1, np.int32)
     assert growing.has_capacity(table, wide, 1000)
@@ -393,7 +395,7 @@ def test_other_seed_same_optimum():
     np.testing.assert_allclose(a.W.to_scipy().toarray(), b.W.to_scipy().toarray(), atol=0.1)
 
 
-def test_stop_is_seen_and_leaves_nothing(monkeypatch):
+def test_a_stop_is_detected_and_leaves_nothing(monkeypatch):
     monkeypatch.setattr("xcray.solvers.pdsparse.SLICE_ENTRIES", 50)
     X, Y = problem(16)
     solver, turns = PDSparseSolver(), count()
@@ -405,7 +407,7 @@ def test_stop_is_seen_and_leaves_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 4])
-def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after):
+def test_stored_duals_resume_with_the_same_bits(tmp_path, monkeypatch, stop_after):
     monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
     X, Y = problem(17, n=150, d=40, k=12)
     solver = PDSparseSolver(eps=1e-3, max_passes=500)
@@ -425,12 +427,11 @@ def test_kept_dual_goes_on_with_the_same_bits(tmp_path, monkeypatch, stop_after)
     assert state["passes"][0] == stop_after
     saved.clear()
     assert_same(solver.solve(fresh, labels), whole)
-    assert (
-        len(saved) == whole.records["rounds"].max() - stop_after
-    )  # where it goes on, and after each pass but the last
+    # Saved at the restart, and after each pass except the last.
+    assert len(saved) == whole.records["rounds"].max() - stop_after
 
 
-def test_damaged_kept_dual_is_set_aside(tmp_path, monkeypatch):
+def test_damaged_stored_duals_are_set_aside(tmp_path, monkeypatch):
     monkeypatch.setattr("xcray.solvers.pdsparse.CHECKPOINT_SECONDS", 0.0)
     X, Y = problem(18)
     solver = PDSparseSolver()
@@ -460,7 +461,7 @@ def test_labels_come_back_in_the_order_asked_for_and_all_are_needed():
             solver.solve(local, np.array(labels, np.int32))
 
 
-def test_pruning_drops_what_it_says():
+def test_pruning_drops_the_reported_weights():
     X, Y = problem(20)
     plain, pruned = (
         solved(PDSparseSolver(tau=2.0), X, Y),
@@ -502,13 +503,13 @@ def test_one_task_holds_all_labels():
     terms = solver.cost_terms(X, transpose(X), transpose_pattern(Y))
     assert terms.shape == (Y.n_cols, len(solver.cost_rates))
     assert (terms >= 0.0).all()
-    assert SOLVERS["pdsparse"].joint
-    schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, joint=solver.joint)
+    assert SOLVERS["pdsparse"].family == "joint"
+    schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, joint=True)
     assert schedule.total_labels == Y.n_cols
 
 
 def test_cost_terms_count_what_they_say():
-    """Two rows of two features and one without labels: by hand."""
+    """The terms of two rows with two features and one without labels equal those by hand."""
     X = csr_from(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 0]], np.float32))
     Y = pattern_from(np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0]], np.float32))
     terms = PDSparseSolver(growth=1, inner=5).cost_terms(X, transpose(X), transpose_pattern(Y))
@@ -516,7 +517,7 @@ def test_cost_terms_count_what_they_say():
 
 
 @pytest.mark.parametrize(
-    ("given", "mend"),
+    ("given", "fix"),
     [
         ({"lam": -1}, "at least 0"),
         ({"tau": 0}, "greater than 0"),
@@ -525,6 +526,6 @@ def test_cost_terms_count_what_they_say():
         ({"inner": 0.5}, "whole number"),
     ],
 )
-def test_bad_parameters_are_refused(given, mend):
-    with pytest.raises(ParameterError, match=mend):
+def test_bad_parameters_are_refused(given, fix):
+    with pytest.raises(ParameterError, match=fix):
         PDSparseSolver(**given)

@@ -1,4 +1,4 @@
-"""PPDSparse against a naive twin, LIBLINEAR, the optimality conditions, and its own certificate."""
+"""PPDSparse: objective, optimality conditions, certificate, against naive code and LIBLINEAR."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ def test_objective_equals_the_naive_twins(lam, tau, C):
         assert record["primal"] >= best - 1e-7 * scale
         assert record["primal"] <= best + 1e-5 * scale
         assert record["dual"] <= best + 1e-7 * scale
-        if record[
-            "positives"
-        ]:  # tau/2 |(w, b) - best|^2 <= gap, for the primal is tau-strongly convex
+        # tau/2 |(w, b) - best|^2 <= gap, because the primal is tau-strongly convex.
+        if record["positives"]:
             distance = np.linalg.norm(
                 np.append(block.W.to_scipy().toarray()[label] - w, block.bias[label] - b)
             )
@@ -45,9 +44,7 @@ def test_objective_equals_the_naive_twins(lam, tau, C):
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 @pytest.mark.parametrize("eps", [0.1, 0.01, 0.001])
 def test_certificate_is_true(loss, eps):
-    """The primal is that of the exported weights over all rows, recomputed; the gap is at most what
-    was asked for.
-    """
+    """The primal is that of the exported weights over all rows, and the gap is at most eps."""
     X, Y = problem(2, n=300, k=12)
     solver = PPDSparseSolver(loss=loss, eps=eps)
     block = solved(solver, X, Y)
@@ -63,14 +60,15 @@ def test_certificate_is_true(loss, eps):
         )
         assert 0.0 <= record["gap"] + 1e-9 * record["null"]
         assert record["gap"] <= eps * record["null"]
-        assert (
-            record["null"] <= solver.C * X.n_rows + 1e-9
-        )  # so the paper-wide criterion, eps times the primal at zero, holds too
+        # So the criterion of the papers, eps times the primal at zero, holds too.
+        assert record["null"] <= solver.C * X.n_rows + 1e-9
 
 
 def test_optimality_conditions_hold_at_a_tight_gap():
-    """tau w + lam sign(w) = sum alpha y x where w is not zero, at most lam in size where it is
-    (paper, eq. 7, squared hinge).
+    """The weights satisfy eq. 7 of the paper, for the squared hinge.
+
+    tau w + lam sign(w) = sum alpha y x where w is not zero; elsewhere the sum is at most lam in
+    size.
     """
     X, Y = problem(3)
     solver = PPDSparseSolver(lam=0.05, eps=1e-9, max_sweeps=200)
@@ -104,8 +102,9 @@ def test_objective_equals_liblinear_without_l1():
 
 
 def test_rows_that_share_no_feature_with_w_are_not_forgotten():
-    """The trap of a search through postings only: 5,000 negatives without any common feature must
-    hold the bias down.
+    """5,000 negatives without any common feature must hold the bias down.
+
+    A search through postings alone would miss them.
     """
     rng = np.random.default_rng(5)
     n, d = 5_000, 400
@@ -158,9 +157,7 @@ def test_bits_do_not_depend_on_order_batches_or_neighbours():
 
 
 def test_bits_do_not_depend_on_the_slices(monkeypatch):
-    """A class interrupted in the middle of sweeps and scoring passes goes on as if nothing had
-    been.
-    """
+    """A class that is interrupted in sweeps and scoring passes ends with the same bits."""
     X, Y = problem(8)
     solver = PPDSparseSolver(eps=1e-4)
     whole = solved(solver, X, Y)
@@ -193,7 +190,7 @@ def test_stop_between_slices_leaves_a_usable_worker(monkeypatch):
     assert again.digest() == solved(solver, X, Y).digest()
 
 
-def test_a_class_that_runs_out_of_rounds_says_so():
+def test_a_class_that_runs_out_of_rounds_reports_its_gap():
     X, Y = problem(12)
     block = solved(PPDSparseSolver(eps=1e-6, max_rounds=1), X, Y)
     assert (block.records["gap"] > 1e-6 * block.records["null"]).any()
@@ -218,7 +215,7 @@ def test_costs_rank_classes_by_work():
 
 
 def test_cost_terms_count_what_they_say():
-    """Four samples, the last two rows empty: by hand, and the same in chunks of one row."""
+    """The terms of four samples, two of them empty, equal those by hand, in any chunks."""
     X = csr([0, 2, 3, 3, 3], [0, 1, 1], [1.0, 1.0, 1.0], 2)
     XT, YT = transpose(X), pattern([0, 1, 3, 3], [0, 1, 2], 4)
     solver = PPDSparseSolver(max_sweeps=3, growth=5)
@@ -231,7 +228,7 @@ def test_cost_terms_count_what_they_say():
 
 
 @pytest.mark.parametrize(
-    ("given", "mend"),
+    ("given", "fix"),
     [
         ({"lam": -1}, "lam must be at least 0.0"),
         ({"C": 0}, "C must be greater than 0.0"),
@@ -243,10 +240,10 @@ def test_cost_terms_count_what_they_say():
         ({"lam": True}, "lam must be a number"),
     ],
 )
-def test_bad_parameters_name_the_mend(given, mend):
+def test_bad_parameters_name_the_fix(given, fix):
     with pytest.raises(ParameterError) as caught:
         make_solver("ppdsparse", given)
-    assert mend in str(caught.value)
+    assert fix in str(caught.value)
 
 
 def test_parameters_from_strings_and_their_table():
@@ -257,10 +254,9 @@ def test_parameters_from_strings_and_their_table():
 
 
 def test_arrays_given_as_writable_compile_nothing_new():
-    """Read-only arrays are a law: a second call with other data must not add a signature to the
-    kernel.
+    """A second call with other data adds no signature to the kernel: arrays are read-only.
 
-    There is one for scores in single precision, and one for a tight eps.
+    There is one signature for scores in single precision, and one for a tight eps.
     """
     from xcray.kernels.training import ppdsparse as kernel
 

@@ -1,6 +1,4 @@
-"""PPDSparse's variants: weights of samples and positives, pruning and what it costs, warm
-starts.
-"""
+"""PPDSparse's variants: weights of samples and positives, pruning and its loss, warm starts."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ ALL = np.arange(8, dtype=np.int32)
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 @pytest.mark.parametrize("eps", [0.01, 1e-6])
 def test_sample_weights_are_weights_of_losses(loss, eps):
-    """The certificate holds for the weighted problem, and at a tight gap its optimum is the naive
-    twin's.
-    """
+    """The certificate holds for the weighted problem, and a tight gap gives its optimum."""
     X, Y = problem(1)
     weights = np.random.default_rng(0).uniform(0.1, 4.0, X.n_rows).astype(np.float32)
     solver = PPDSparseSolver(loss=loss, eps=eps, positive_weight=1.5, max_rounds=300)
@@ -68,7 +64,7 @@ def test_a_sample_of_weight_two_is_a_sample_twice():
 
 
 @pytest.mark.parametrize("weights", [[1.0], [0.0] * 120, [-1.0] * 120, [np.inf] * 120])
-def test_bad_sample_weights_name_the_mend(weights):
+def test_bad_sample_weights_name_the_fix(weights):
     X, Y = problem(3)
     with pytest.raises(ParameterError, match="120 finite numbers above 0"):
         PPDSparseSolver().load(X, transpose(X), transpose_pattern(Y), np.array(weights, np.float32))
@@ -89,9 +85,8 @@ def test_positives_are_weighted_by_frequency_and_by_propensity():
         solved(PPDSparseSolver(positives="propensity"), X, Y),
     )
     seen = counts > 0
-    assert (
-        tail.bias[seen] >= plain.bias[seen] - 0.01
-    ).all()  # dearer positives: labels are told more readily
+    # More expensive positives raise the biases.
+    assert (tail.bias[seen] >= plain.bias[seen] - 0.01).all()
 
 
 def test_pruning_drops_small_weights_and_counts_them():
@@ -113,8 +108,9 @@ def test_pruning_keeps_the_largest_weights_of_each_label():
 
 @pytest.mark.parametrize("rise", [0.01, 0.1])
 def test_pruning_within_a_rise_of_the_loss(rise):
-    """The loss told is the true one at the weights that stay with their best bias, within the
-    bound; one weight more breaks it.
+    """The reported loss is that of the kept weights with their best bias, within the bound.
+
+    Dropping one more weight exceeds the bound.
     """
     X, Y = problem(12, n=300)
     solver = PPDSparseSolver(prune_loss=rise)
@@ -153,10 +149,8 @@ def test_dismec_and_the_plain_machine_are_settings():
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_duals_say_what_the_weights_are(loss):
-    """w = soft(sum of alpha y x, lam) / tau is the dual's point, which a tight gap brings to the
-    exported one.
-    """
+def test_duals_determine_the_weights(loss):
+    """At a tight gap, the exported weights are soft(sum of alpha y x, lam) / tau."""
     X, Y = problem(5)
     solver = PPDSparseSolver(loss=loss, eps=1e-7, max_rounds=500)
     block = solver.solve(local_of(solver, X, Y), ALL, keep_duals=True)
@@ -174,7 +168,7 @@ def test_duals_say_what_the_weights_are(loss):
         )
 
 
-def test_a_warm_start_saves_rounds_and_keeps_the_promise():
+def test_a_warm_start_saves_rounds_and_keeps_the_certificate():
     X, Y = problem(6, n=400)
     cold = PPDSparseSolver(C=1.0, eps=0.001)
     near = PPDSparseSolver(C=1.1, eps=0.001)

@@ -1,6 +1,4 @@
-"""Probabilities of softmax models: the exact normaliser over all labels, and everyone who tells
-them.
-"""
+"""Probabilities of softmax models: the exact normaliser over all labels, and all interfaces."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ FACTS: dict[str, Any] = {
 
 
 def random(n: int, d: int, share: float, scale: float, seed: int) -> CSR:
-    """A matrix with this share of its cells, normal values times scale."""
+    """Return a matrix with this share of nonzero cells, normal values times `scale`."""
     rng = np.random.default_rng(seed)
     return csr_from(
         np.where(rng.random((n, d)) < share, scale * rng.normal(size=(n, d)), 0).astype(np.float32)
@@ -51,7 +49,7 @@ def random(n: int, d: int, share: float, scale: float, seed: int) -> CSR:
 
 
 def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
-    """A softmax model of these weights."""
+    """Write a softmax model of these weights."""
     names = {
         "label_names": [f"label-{i}" for i in range(W.n_rows)],
         "feature_names": [f"feature-{j}" for j in range(W.n_cols)],
@@ -68,9 +66,7 @@ def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
 
 
 def check(W: CSR, b: Any, X: CSR) -> None:
-    """The normalisers of X against the naive twin: of lists, of plain rows, of postings, and of two
-    threads.
-    """
+    """Compare the normalisers of X with naive ones: lists, plain rows, postings, two threads."""
     b = np.asarray(b, np.float32)
     expected = naive.log_normaliser(search.all_scores(X, W, b))
     for dense in (False, True):
@@ -82,7 +78,7 @@ def check(W: CSR, b: Any, X: CSR) -> None:
 
 
 def by_postings(W: CSR, b: Any, X: CSR) -> Any:
-    """Normalisers from weights by feature, as models of very many labels find them."""
+    """Return normalisers from weights by feature, as in models of very many labels."""
     biases = b.astype(np.float64)
     top = kernels.largest(biases)
     scratch = PostingScratch(
@@ -105,7 +101,7 @@ def by_postings(W: CSR, b: Any, X: CSR) -> Any:
 
 
 def csr_bias(b: Any) -> Any:
-    """A read-only copy."""
+    """Return a read-only copy."""
     out = np.array(b, np.float32)
     out.flags.writeable = False
     return out
@@ -145,9 +141,10 @@ def test_rows_without_features_have_the_sum_over_all_biases() -> None:
     check(csr_from(np.zeros((500, 10), np.float32)), b, random(3, 10, 0.5, 1.0, 0))
 
 
-def test_a_sum_that_the_labels_touched_hold_almost_all_of_is_added_anew() -> None:
-    """exp(60) of the sum over all biases belongs to a label whose score is -60: what is left of a
-    difference would be rounding.
+def test_a_sum_dominated_by_touched_labels_is_computed_again() -> None:
+    """The sum is computed again if a difference would be only rounding error.
+
+    exp(60) of the sum over all biases belongs to a label whose score is -60.
     """
     n = 400
     W, b = np.zeros((n, 3), np.float32), np.zeros(n, np.float32)
@@ -166,7 +163,7 @@ def test_numbers_that_float32_can_not_hold() -> None:
 
 
 def test_models_of_very_many_labels() -> None:
-    """Wide lists hold bounds alone; weights are turned for the sum."""
+    """Wide lists hold only bounds, so the weights are transposed for the sum."""
     n = (1 << 16) + 500
     rng = np.random.default_rng(0)
     labels, features = rng.integers(0, n, 4000), rng.integers(0, 50, 4000)
@@ -181,7 +178,7 @@ def test_models_of_very_many_labels() -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
-    """A softmax model of 60 labels and 30 features."""
+    """Return a predictor of a softmax model with 60 labels and 30 features."""
     W = random(60, 30, 0.4, 1.0, 1)
     return Predictor(
         model(
@@ -195,7 +192,7 @@ ROWS = random(9, 30, 0.4, 2.0, 7)
 
 
 def dense_softmax(predictor: Predictor, rows: CSR) -> Any:
-    """scipy's softmax of all scores (n, K)."""
+    """Return scipy's softmax of all scores, of shape (n, K)."""
     return scipy_softmax(search.all_scores(rows, predictor.model.W, predictor.model.b), axis=1)
 
 
@@ -235,10 +232,8 @@ def test_a_deadline_bounds_the_search_and_not_the_normaliser(small: Predictor) -
     )
 
 
-def test_a_model_of_scikit_learn_tells_what_it_tells_there(tmp_path: Path) -> None:
-    """Weights by feature, as solvers have them, exported as sparse rows: the probabilities are
-    scikit-learn's own.
-    """
+def test_a_model_of_scikit_learn_gives_the_same_probabilities(tmp_path: Path) -> None:
+    """Weights exported as sparse rows give the probabilities of scikit-learn."""
     rng = np.random.default_rng(4)
     X, classes = rng.normal(size=(300, 25)).astype(np.float32), rng.integers(0, 12, 300)
     X[np.arange(300), classes] += 2
@@ -251,7 +246,7 @@ def test_a_model_of_scikit_learn_tells_what_it_tells_there(tmp_path: Path) -> No
     np.testing.assert_allclose(predictor.probabilities(answer), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_nothing_is_added_up_unless_it_is_asked_for(
+def test_normalisers_are_computed_only_on_request(
     small: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: Any, **__: Any) -> None:
@@ -280,7 +275,7 @@ def test_answers_in_arrow(small: Predictor) -> None:
     assert small.probabilities(none).shape == (0, 4)
 
 
-def test_curves_win_where_a_model_has_them(small: Predictor, tmp_path: Path) -> None:
+def test_calibration_curves_have_priority_over_softmax(small: Predictor, tmp_path: Path) -> None:
     curve = (
         np.zeros(60, np.int32),
         np.ones(1, np.int64),
@@ -356,14 +351,16 @@ def test_one_signature_each(small: Predictor) -> None:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Model:
-    """A softmax model that reads text."""
+    """Write a softmax model that reads text."""
     text = TextPipeline.fit(TEXTS)
     W = random(len(LABELS), text.n_features, 0.7, 1.0, 1)
     more = {"label_names": LABELS, "feature_names": text.terms, "text": text}
     return model(tmp_path / "reader", W, [0.1, 0.2, 0.3, 0.4], **more)
 
 
-def test_the_command_line_tells_them(reader: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_prints_probabilities(
+    reader: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert (
         cli.main(["predict", str(reader.path), *TEXTS, "-k", "4", "--probabilities", "--json"]) == 0
     )
@@ -373,7 +370,7 @@ def test_the_command_line_tells_them(reader: Model, capsys: pytest.CaptureFixtur
         )
 
 
-def test_batches_tell_them(reader: Model, tmp_path: Path) -> None:
+def test_batch_predictions_include_probabilities(reader: Model, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("\n".join(TEXTS) + "\n")
     spec = BatchPredictSpec(
         str(reader.path),
@@ -395,7 +392,9 @@ def test_batches_tell_them(reader: Model, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"allow": ["io", "csv"]}, {"deadline_ms": 1000.0}, {"top_k": 100}]
 )
-def test_the_service_tells_them(reader: Model, tmp_path: Path, more: dict[str, Any]) -> None:
+def test_the_service_returns_probabilities(
+    reader: Model, tmp_path: Path, more: dict[str, Any]
+) -> None:
     predictor = Predictor(Model.open(reader.path))
     app = create_app(settings_for(tmp_path / "home"))
     app.state.app_state.registry.publish("docs", reader.path)

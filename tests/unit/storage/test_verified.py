@@ -17,7 +17,7 @@ from xcray.storage.verified import VerifiedFiles
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Two files, written long enough ago to be remembered."""
+    """Return a folder with two files, written long enough ago to be remembered."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "a").write_bytes(b"0123456789" * 100)
@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that were hashed."""
+    """Return a list that receives the names of the files that are hashed."""
     names = list[str]()
     real = atomic.sha256_file
 

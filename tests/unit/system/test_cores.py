@@ -1,4 +1,4 @@
-"""How many cores there are for us."""
+"""The number of cores that this process can use."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("100000 0\n", HERE),
     ],
 )
-def test_a_container_has_as_many_as_its_limit(tmp_path: Path, said: str, wanted: int) -> None:
+def test_a_container_limits_the_number_of_cores(tmp_path: Path, said: str, wanted: int) -> None:
     (tmp_path / "cpu.max").write_text(said)
     assert available_cores(tmp_path / "cpu.max") == wanted
     assert available_cores(tmp_path / "none") == HERE
 
 
-def test_what_an_operator_says_holds_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_cores_in_the_environment_wins_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHON_CPU_COUNT", "7")
     assert available_cores() == 7
     assert Settings().prediction_threads == 7

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray"), pytest.mark.drill
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model over D numbered features."""
+    """Return a model over D numbered features."""
     return plain_model(tmp_path_factory.mktemp("plain") / "model", D)
 
 
@@ -45,7 +45,7 @@ def test_the_bytes_are_those_of_one_thread_through_the_death_of_a_worker(
     assert killed
 
 
-def test_a_bad_row_at_a_worker_is_told_with_its_place(tmp_path, model):
+def test_a_bad_row_at_a_worker_is_reported_with_its_position(tmp_path, model):
     path = tmp_path / "in.svm"
     path.write_text("1 1:1\n" * 20 + "1 7:1\n")
     with pytest.raises(DataError, match=r"in\.svm:21:3: index 7") as raised:
@@ -53,12 +53,12 @@ def test_a_bad_row_at_a_worker_is_told_with_its_place(tmp_path, model):
     assert raised.value.code == "SVM_INDEX_RANGE"
 
 
-def test_a_node_that_does_not_see_the_model_is_told_so(tmp_path, model, monkeypatch):
-    """The files go away between planning and the start of the workers."""
+def test_a_node_without_the_model_is_reported(tmp_path, model, monkeypatch):
+    """The files disappear between planning and the start of the workers."""
     path = written(tmp_path / "in.parquet", table_of(sparse(20)))
 
     class Elsewhere(RayPool):
-        """Its work names a model that is not there."""
+        """A pool whose task names a model that does not exist."""
 
         def __init__(self, work, *rest, **more):
             from dataclasses import replace
@@ -70,8 +70,8 @@ def test_a_node_that_does_not_see_the_model_is_told_so(tmp_path, model, monkeypa
         run(tmp_path, model, path, pool="ray", workers=1)
 
 
-def test_work_travels_and_opens_by_itself(tmp_path, model, monkeypatch):
-    """An actor's life without the actor: relative paths are made whole before they travel."""
+def test_a_task_opens_in_another_directory(tmp_path, model, monkeypatch):
+    """A task opens in another working directory, because its relative paths are resolved."""
     from xcray.batch.run import _BatchRun
     from xcray.workers.pool import StopFlag
 

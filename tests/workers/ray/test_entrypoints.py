@@ -32,12 +32,12 @@ from xcray.workers.ray.session import free_port
 
 pytestmark = pytest.mark.drill
 
-PATIENCE = 600.0  # seconds: kernels may have to be compiled, on a slow machine
+PATIENCE = 600.0  # seconds: a slow machine may need to compile kernels
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterInfo]:
-    """A Ray of our own with a dashboard and token authentication."""
+    """Yield a local Ray with a dashboard and token authentication."""
     with tempfile.TemporaryDirectory(prefix="xr-") as folder:
         kept = ManagedLocalRay(
             folder, num_cpus=2, object_store_memory=100 << 20, grace=10 * PATIENCE
@@ -49,7 +49,7 @@ def cluster() -> Iterator[ClusterInfo]:
 
 
 def ended(client: Any, job: str) -> str:
-    """How a job has ended."""
+    """Wait for the end of a job and return its status."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         status = str(client.get_job_status(job))
@@ -60,7 +60,7 @@ def ended(client: Any, job: str) -> str:
 
 
 @pytest.mark.ray
-def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
+def test_a_training_job_is_stopped_resumed_and_pushed_once(
     cluster: ClusterInfo, tiny: Dataset, tmp_path: Path
 ) -> None:
     out, store, run_dir = tmp_path / "news", f"file://{tmp_path / 'store'}", tmp_path / "run"
@@ -84,10 +84,11 @@ def test_a_training_as_a_job_is_stopped_goes_on_and_is_pushed_once(
     while not run_dir.exists() and time.monotonic() < until:
         time.sleep(0.02)
     client.stop_job("first")
+    # SUCCEEDED if the job was faster than the stop.
     assert ended(client, "first") in (
         "STOPPED",
         "SUCCEEDED",
-    )  # the latter where it was quicker than the stop
+    )
     client.submit_job(entrypoint=shlex.join(words), submission_id="second")
     assert ended(client, "second") == "SUCCEEDED", client.get_job_logs("second")
     (remote,) = list_versions(StoragePath.parse(store) / "news")
@@ -109,7 +110,7 @@ def test_serve_answers_with_the_same_bytes(
     publish(Registry(home.models), "news", tmp_path / "staged")
     made = create_token()
     with closing(JobStore(home.store_url)) as store:
-        store.add_key("default", "reader", ["predict"], made.digest, key_id=made.key_id)
+        store.keys.add("default", "reader", ["predict"], made.digest, key_id=made.key_id)
     port = free_port()
     args = {
         "home": str(own_home),
@@ -146,9 +147,8 @@ def test_serve_answers_with_the_same_bytes(
             with httpx.Client(
                 base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=PATIENCE
             ) as client:
-                until = (
-                    time.monotonic() + PATIENCE
-                )  # checks that take a moment count as they were found last
+                # Slow readiness checks report their last result.
+                until = time.monotonic() + PATIENCE
                 while client.get("/readyz").status_code != 200:
                     assert time.monotonic() < until, client.get("/readyz").text
                     time.sleep(0.1)

@@ -16,9 +16,10 @@ from xcray.errors import Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.states import FAILED, PENDING, RUNNING
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision import launch
 from xcray.jobs.supervision.launch import RayJobLauncher, RunnerId
-from xcray.jobs.supervision.supervisor import Supervisor
+from xcray.jobs.supervision.supervisor import Supervisor, SupervisorOptions
 from xcray.workers.ray import session as ray_session
 from xcray.workers.ray.local_cluster import ExternalRay
 from xcray.workers.ray.session import check_dashboard, connect, free_port
@@ -27,13 +28,13 @@ ON_RAY, HERE = {"dataset": "/x", "pool": "ray"}, {"dataset": "/x", "pool": "thre
 
 
 class Dashboard(http.server.BaseHTTPRequestHandler):
-    """Answers what its server holds for a path; waits for `gate` first."""
+    """A dashboard that sends the stored answer of a path once `gate` is set."""
 
     def do_GET(self):
         self.server.gate.wait(300)
         self.server.asked.append((self.path, self.headers.get("Authorization")))
         status, body = self.server.answers.get(self.path, (404, b"{}"))
-        with contextlib.suppress(ConnectionError):  # who asked may be gone
+        with contextlib.suppress(ConnectionError):  # the client can be gone
             self.send_response(status)
             self.end_headers()
             self.wfile.write(body)
@@ -43,12 +44,12 @@ class Dashboard(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def dashboard(answers):
-    """A dashboard, and its URL."""
+    """Yield a dashboard server and its URL."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dashboard) as server:
         server.answers, server.asked, server.gate = {**answers}, [], threading.Event()
         server.gate.set()
@@ -77,10 +78,10 @@ def store(home):
 
 
 def submit(store, spec):
-    return store.submit(spec, name="a")[0].id
+    return store.jobs.submit(JobSubmission(spec, name="a"))[0].id
 
 
-def test_a_healthy_dashboard_is_told_the_token():
+def test_a_healthy_dashboard_receives_the_token():
     with dashboard(WELL) as (server, url):
         check_dashboard(url, {"Authorization": "Bearer t"})
     assert server.asked == [("/api/version", "Bearer t"), ("/api/gcs_healthz", "Bearer t")]
@@ -95,13 +96,13 @@ def test_a_healthy_dashboard_is_told_the_token():
         ({}, "RAY_UNREACHABLE", "answers with status 404"),
     ],
 )
-def test_what_is_wrong_with_a_dashboard_is_said(answers, code, says):
+def test_problems_of_a_dashboard_are_reported(answers, code, says):
     with dashboard(answers) as (_, url), pytest.raises(Unavailable, match=says) as caught:
         check_dashboard(url, {})
     assert caught.value.code == code
 
 
-def test_a_dashboard_that_hangs_or_is_not_there_is_said():
+def test_a_missing_or_hanging_dashboard_is_reported():
     with dashboard(WELL) as (server, url):
         server.gate.clear()
         with pytest.raises(Unavailable, match="does not answer"):
@@ -110,7 +111,7 @@ def test_a_dashboard_that_hangs_or_is_not_there_is_said():
         check_dashboard(f"http://127.0.0.1:{free_port()}", {})
 
 
-def test_a_joined_cluster_needs_its_head_its_dashboard_and_its_token(tmp_path):
+def test_an_external_cluster_needs_its_head_dashboard_and_token(tmp_path):
     with dashboard(WELL) as (_, url):
         head = url.removeprefix("http://")
         cluster = ExternalRay(head, url)
@@ -133,53 +134,56 @@ def test_the_cluster_that_a_process_is_in_is_named_by_its_environment(monkeypatc
     assert ray_session.AUTO == "auto"
 
 
-def test_while_ray_is_away_its_jobs_wait_in_their_order_and_others_pass_them_by(store):
+def test_jobs_on_ray_wait_in_order_while_ray_is_unavailable(store):
     first, other, second = (submit(store, spec) for spec in (ON_RAY, HERE, ON_RAY))
     bare = submit(store, {"dataset": "/x"})  # a job that names no pool does not need Ray
     launcher = Launches()
-    supervisor = Supervisor(store, launcher, max_running=9)
+    supervisor = Supervisor(store, launcher, SupervisorOptions(max_running=9))
     launcher.pools_away = {"ray"}
     supervisor.step()
     until(lambda: len(launcher.asked) == 2)
     supervisor.step()
     assert sorted(launcher.asked) == sorted([(other, 1), (bare, 1)])
-    assert [store.get_job(each).attempt for each in (first, second)] == [0, 0]
+    assert [store.jobs.get(each).attempt for each in (first, second)] == [0, 0]
     launcher.pools_away = frozenset()
     supervisor.step()
     until(lambda: len(launcher.asked) == 4)
-    assert [store.get_job(each).status for each in (first, second)] == [RUNNING, RUNNING]
+    assert [store.jobs.get(each).status for each in (first, second)] == [RUNNING, RUNNING]
     events = [
-        next(event.seq for event in store.list_events(each) if event.data.get("status") == RUNNING)
+        next(
+            event.seq
+            for event in store.jobs.list_events(each)
+            if event.data.get("status") == RUNNING
+        )
         for each in (first, second)
     ]
     assert events == sorted(events)
     supervisor.stop()
 
 
-def test_a_launch_that_finds_the_cluster_away_gives_the_job_its_place_back(store):
+def test_a_launch_without_a_cluster_returns_the_job_to_its_place(store):
     first, second = submit(store, ON_RAY), submit(store, ON_RAY)
     launcher = Launches()
     launcher.trouble = Unavailable("no Ray answers", code="RAY_UNREACHABLE")
-    supervisor = Supervisor(store, launcher, max_running=1)
+    supervisor = Supervisor(store, launcher, SupervisorOptions(max_running=1))
     supervisor.step()
-    launcher.pools_away = {"ray"}  # the launch has found out
-    until(lambda: store.get_job(first).status == PENDING, tick=supervisor.step)
-    assert store.get_job(first).attempt == 1
+    launcher.pools_away = {"ray"}  # as the launch has detected
+    until(lambda: store.jobs.get(first).status == PENDING, tick=supervisor.step)
+    assert store.jobs.get(first).attempt == 1
     launcher.trouble, launcher.pools_away = None, frozenset()
     until(lambda: len(launcher.asked) == 2, tick=supervisor.step)
-    assert launcher.asked == [(first, 1), (first, 2)]  # at once, and before the second
-    assert store.get_job(second).status == PENDING
+    assert launcher.asked == [(first, 1), (first, 2)]  # at once, before the second job
+    assert store.jobs.get(second).status == PENDING
     supervisor.stop()
 
 
-def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same(
-    store, monkeypatch
-):
-    """Four times gone of two allowed; once more in another way, and it counts as ever. What brings
-    down each cluster ends, too.
+def test_losses_with_the_cluster_cost_no_attempt_and_are_limited(store, monkeypatch):
+    """Four losses with the cluster use none of two attempts, but a separate loss does.
+
+    A job that brings down each cluster ends, too.
     """
     job, launcher = submit(store, ON_RAY), Launches()
-    supervisor = Supervisor(store, launcher, max_attempts=2)
+    supervisor = Supervisor(store, launcher, SupervisorOptions(max_attempts=2))
     launcher.pools_shaken = {"ray"}
     for attempt in range(1, 5):
         supervisor.step()
@@ -188,17 +192,19 @@ def test_what_goes_with_its_cluster_costs_no_attempt_and_is_bounded_all_the_same
         supervisor._ended_runners += launcher.poll()
         supervisor._handle_exit(job, attempt)
         supervisor._ended_runners.clear()
-        found = store.get_job(job)
+        found = store.jobs.get(job)
         assert (found.status, found.reason) == (PENDING, "LAUNCH")
     supervisor.step()
-    assert store.mark_lost(job, 5, max_attempts=2).status == PENDING  # the first loss of its own
-    assert store.claim_job("me", lease_seconds=60).attempt == 6
+    assert (
+        store.attempts.mark_lost(job, 5, max_attempts=2).status == PENDING
+    )  # its first separate loss
+    assert store.attempts.claim("me", lease_seconds=60).attempt == 6
     monkeypatch.setattr("xcray.jobs.store.attempts.MAX_LAUNCH_ATTEMPTS", 5)
-    assert store.mark_lost(job, 6, max_attempts=2, unstable_pools={"ray"}).status == FAILED
+    assert store.attempts.mark_lost(job, 6, max_attempts=2, unstable_pools={"ray"}).status == FAILED
     supervisor.stop()
 
 
-def test_a_lease_that_runs_out_while_ray_is_shaken_costs_no_attempt(tmp_path):
+def test_a_lease_that_expires_while_ray_is_unstable_costs_no_attempt(tmp_path):
     ahead = [0.0]
     store = JobStore(
         f"sqlite:///{tmp_path / 'a.db'}",
@@ -208,14 +214,14 @@ def test_a_lease_that_runs_out_while_ray_is_shaken_costs_no_attempt(tmp_path):
     with closing(store):
         here, there = submit(store, HERE), submit(store, ON_RAY)
         for _ in range(2):
-            store.claim_job("me", lease_seconds=5)
-        store.expire_jobs(max_attempts=1, unstable_pools={"ray"})
+            store.attempts.claim("me", lease_seconds=5)
+        store.attempts.expire(max_attempts=1, unstable_pools={"ray"})
         ahead[0] += 10
-        store.expire_jobs(max_attempts=1, unstable_pools={"ray"})
-        assert [store.get_job(job).status for job in (here, there)] == [FAILED, PENDING]
+        store.attempts.expire(max_attempts=1, unstable_pools={"ray"})
+        assert [store.jobs.get(job).status for job in (here, there)] == [FAILED, PENDING]
 
 
-def test_a_joined_cluster_that_goes_and_comes_is_noticed_without_a_job(home, monkeypatch):
+def test_an_outage_of_an_external_cluster_is_detected_without_a_job(home, monkeypatch):
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
     with dashboard(WELL) as (server, url):
         launcher = RayJobLauncher(home, ExternalRay(url.removeprefix("http://"), url))
@@ -229,18 +235,17 @@ def test_a_joined_cluster_that_goes_and_comes_is_noticed_without_a_job(home, mon
         until(told(True))
         server.answers["/api/gcs_healthz"] = (200, b"success")
         until(told(False))
-        assert launcher.unstable_pools() == {
-            "ray"
-        }  # leases of what went with it are still running out
+        # The leases of its jobs have not expired yet.
+        assert launcher.unstable_pools() == {"ray"}
         monkeypatch.setattr(launch, "UNSTABLE_SECONDS", 0.0)
         assert not launcher.unstable_pools()
 
 
 @pytest.mark.ray
-def test_a_job_that_a_new_cluster_never_heard_of_has_ended(home, store, monkeypatch):
+def test_a_job_that_a_new_cluster_does_not_list_has_ended(home, store, monkeypatch):
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
     submit(store, ON_RAY)
-    job = store.claim_job("me", lease_seconds=60)
+    job = store.attempts.claim("me", lease_seconds=60)
     taken = {"/api/jobs/": (200, b'{"job_id": "x", "submission_id": "x"}')}
     with dashboard({**WELL, **taken}) as (server, url):
         launcher = RayJobLauncher(home, ExternalRay(url.removeprefix("http://"), url))
@@ -252,14 +257,14 @@ def test_a_job_that_a_new_cluster_never_heard_of_has_ended(home, store, monkeypa
 
 
 @pytest.mark.ray
-def test_a_dashboard_that_hangs_does_not_hold_a_launch_for_ever(home, store, monkeypatch):
+def test_a_launch_does_not_wait_forever_for_a_dashboard(home, store, monkeypatch):
     monkeypatch.setattr(launch, "REQUEST_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(launch, "SUBMIT_SECONDS", 0.0)
     submit(store, ON_RAY)
-    job = store.claim_job("me", lease_seconds=60)
+    job = store.attempts.claim("me", lease_seconds=60)
     with dashboard(WELL) as (server, url):
         cluster = ExternalRay(url.removeprefix("http://"), url)
-        monkeypatch.setattr(cluster, "ensure", cluster.info)  # it was well a moment ago
+        monkeypatch.setattr(cluster, "ensure", cluster.info)  # the last check succeeded
         server.gate.clear()
         with pytest.raises(Unavailable, match="did not accept the job") as caught:
             RayJobLauncher(home, cluster).launch(job)
@@ -267,14 +272,12 @@ def test_a_dashboard_that_hangs_does_not_hold_a_launch_for_ever(home, store, mon
 
 
 @pytest.mark.ray
-def test_a_head_that_takes_no_jobs_yet_is_asked_again_and_a_lost_answer_is_found_out(
-    home, store, monkeypatch
-):
-    """The second job's answer is lost: what Ray says of it counts."""
+def test_a_submission_is_retried_and_a_lost_answer_is_detected(home, store, monkeypatch):
+    """Submissions are retried; if the answer is lost, as for the second job, Ray's state counts."""
     monkeypatch.setattr(launch, "SUBMIT_PAUSE_SECONDS", 0.0)
     for _ in range(2):
         submit(store, ON_RAY)
-    first, second = (store.claim_job("me", lease_seconds=60) for _ in range(2))
+    first, second = (store.attempts.claim("me", lease_seconds=60) for _ in range(2))
     refuses, takes = (500, b"no agent yet"), (200, b'{"job_id": "x", "submission_id": "x"}')
     known = json.dumps(
         {

@@ -28,8 +28,8 @@ from tests.support import missing_tools as without
 from xcray.errors import Unavailable
 from xcray.storage.atomic import read_json, write_json
 from xcray.system import processes
+from xcray.system.file_lock import wait_for_lock
 from xcray.system.processes import descendants
-from xcray.workers.ray import local_cluster as ray_cluster
 from xcray.workers.ray import local_daemon as ray_keeper
 from xcray.workers.ray import session as ray_session
 from xcray.workers.ray.local_cluster import ClusterInfo, ManagedLocalRay, connect, local_ray
@@ -48,17 +48,17 @@ DEFAULTS = (Path("/tmp/ray"), Path.home() / ".ray")
 
 
 def marks():
-    """What may not change: Ray's default folders."""
+    """Return the state of Ray's default folders, which must not change."""
     return [(path.exists(), path.stat().st_mtime_ns if path.exists() else 0) for path in DEFAULTS]
 
 
 def settings_():
-    """The environment, but for a mark that importing Ray leaves."""
+    """Return the environment without a variable that the import of Ray sets."""
     return {name: value for name, value in os.environ.items() if name != "RAY_CLIENT_MODE"}
 
 
 def gone(pids, seconds=120.0):
-    """Wait for the end of processes; those that are left."""
+    """Wait for the end of processes and return those that are left."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -89,7 +89,7 @@ def before():
 
 @pytest.fixture(scope="module")
 def cluster(directory, before):
-    """A cluster that was asked for by a process which has been killed since."""
+    """Yield a cluster that was started for a process which has been killed since."""
     asker = subprocess.Popen([sys.executable, "-c", ASKER, str(directory)], start_new_session=True)
     cluster = ManagedLocalRay(directory, **SMALL)
     deadline = time.monotonic() + 300
@@ -124,7 +124,7 @@ def get(url, headers=None):
 
 
 @pytest.mark.drill
-def test_it_outlives_the_process_that_asked_for_it_and_is_found_again(cluster, directory):
+def test_the_cluster_outlives_its_first_client_and_is_found_again(cluster, directory):
     info = cluster.ensure()
     assert info == ManagedLocalRay(directory).info() == ManagedLocalRay(directory).ensure()
     assert alive(info.pid)
@@ -184,7 +184,7 @@ def test_a_driver_with_another_token_is_refused(cluster, tmp_path):
     reply = subprocess.run(
         [sys.executable, "-c", program, info.address, str(tmp_path / "token")],
         capture_output=True, text=True, timeout=300, check=False,
-        # Ray tries twenty times, a second apart
+        # By default Ray tries twenty times, once per second.
         env={**os.environ, "RAY_NUM_REDIS_GET_RETRIES": "1"},
     )  # fmt: skip
     assert reply.returncode != 0
@@ -228,12 +228,12 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
     assert not (directory / "ray.json").exists()
     assert not (directory / "token").exists()
     assert cluster.info() is None
-    cluster.stop()  # nothing there: nothing happens
+    cluster.stop()  # no effect without a cluster
     assert marks() == before
 
 
 @pytest.mark.drill
-def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path):
+def test_a_killed_daemon_ends_its_ray_and_the_next_one_cleans_up(tmp_path):
     cluster = ManagedLocalRay(tmp_path / "ray", **SMALL)
     try:
         first = cluster.ensure()
@@ -251,7 +251,7 @@ def test_a_killed_keeper_takes_its_ray_along_and_the_next_one_clears_up(tmp_path
 
 @pytest.mark.drill
 def test_a_node_that_ends_with_status_0_is_noticed_and_replaced(tmp_path):
-    """kill -9 of the dashboard agent ends the raylet with status 0, and `ray start` lives on."""
+    """The raylet exits with 0 after `kill -9` of the dashboard agent, but `ray start` runs on."""
     cluster = ManagedLocalRay(tmp_path / "ray", **SMALL)
     try:
         first = cluster.ensure()
@@ -295,10 +295,8 @@ def test_a_closed_ray_is_not_started_by_a_launch_under_way(tmp_path):
     assert not cluster._is_daemon_alive()
 
 
-def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
-    """A hundred seconds of the keeper's own clock after the last touch, however long ago the first
-    was.
-    """
+def test_an_unused_ray_is_ended(tmp_path, monkeypatch):
+    """The daemon ends 100 s of its own clock after the last use, however long it has run."""
     clock, wanted, turns = [0.0], tmp_path / "wanted", []
 
     def sleep(_seconds):
@@ -311,7 +309,8 @@ def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ray_keeper, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     )
-    monkeypatch.setattr(ray_keeper, "_reap", lambda _but: None)  # our own children are none of its
+    # The daemon must not reap the children of this process.
+    monkeypatch.setattr(ray_keeper, "_reap", lambda _but: None)
     keeper = ray_keeper.LocalRayDaemon(tmp_path, 1, 1, grace=100.0)
     keeper.root.rmdir()
     keeper.ray = SimpleNamespace(poll=lambda: None, pid=0)
@@ -321,15 +320,15 @@ def test_a_ray_that_nobody_wants_any_more_is_ended(tmp_path, monkeypatch):
     assert keeper.watch() == 1
 
 
-def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_path):
-    """On a busy machine the thirty seconds that Ray allows itself may not do."""
+def test_a_ray_that_starts_slowly_is_restarted(monkeypatch, tmp_path):
+    """On a busy machine, a start can exceed the limit of thirty seconds that Ray sets."""
     from ray._private import node
 
     assert ray_session.SLOW_START_TEXT in inspect.getsource(node.Node.__init__)
     ended, held = [], list("ab")
 
     class Half:
-        """A node whose start fails, and which has processes by then."""
+        """A node whose start fails when some of its processes run."""
 
         def __init__(self):
             raise Exception(f"The current node {ray_session.SLOW_START_TEXT}.")
@@ -344,7 +343,8 @@ def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_pa
         ray_session.retry_slow_start(Half)
     assert (caught.value.code, len(ended)) == ("RAY_START", 2 + ray_session.MAX_STARTS)
     with pytest.raises(IndexError):
-        ray_session.retry_slow_start(lambda: held.pop(9))  # anything else is no matter of patience
+        # Other errors are not retried.
+        ray_session.retry_slow_start(lambda: held.pop(9))
     monkeypatch.setattr(ray_keeper, "descendants", lambda _pid: [])
     keeper = ray_keeper.LocalRayDaemon(tmp_path, 1, 1, grace=1.0)
     keeper.root.rmdir()
@@ -364,7 +364,7 @@ def test_a_ray_that_is_slow_to_come_is_ended_and_begun_again(monkeypatch, tmp_pa
 
 
 @pytest.mark.drill
-def test_a_ray_of_ones_own_ends_with_the_block(before):
+def test_a_local_ray_ends_with_the_block(before):
     import ray
 
     environment, mine = settings_(), set(descendants(os.getpid()))
@@ -380,22 +380,23 @@ def test_a_ray_of_ones_own_ends_with_the_block(before):
     assert marks() == before
 
 
-def test_a_port_is_free_given_once_and_none_of_those_that_the_system_deals_out(monkeypatch):
+def test_a_free_port_is_given_once_and_outside_the_range_of_the_system(monkeypatch):
     given = [free_port() for _ in range(20)]
     assert len(set(given)) == 20
     ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first, last = map(int, ranges.read_text().split()) if ranges.exists() else (49_152, 65_535)
+    # The system's range of ports can be configured to overlap.
     assert (
         not [port for port in given if first <= port <= last]
         or first < ray_session.PRIVATE_PORTS[-1]
-    )  # as a system was told to
+    )
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port := free_port()))
         monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.PRIVATE_PORTS[0]))
         assert free_port() != port
 
 
-def test_nothing_listening_is_said_at_once():
+def test_a_closed_port_is_reported_at_once():
     with pytest.raises(Unavailable, match="no Ray answers at 127") as caught:
         with connect(f"127.0.0.1:{free_port()}"):
             pass
@@ -404,9 +405,8 @@ def test_nothing_listening_is_said_at_once():
 
 @pytest.mark.drill
 def test_a_start_that_fails_says_why(tmp_path):
-    cluster = ManagedLocalRay(
-        tmp_path / "ray", num_cpus=1, object_store_memory=1
-    )  # Ray refuses such a small store
+    # Ray refuses such a small object store.
+    cluster = ManagedLocalRay(tmp_path / "ray", num_cpus=1, object_store_memory=1)
     with pytest.raises(Unavailable, match=r"ray\.log") as caught:
         cluster.ensure()
     assert caught.value.code == "RAY_START"
@@ -423,10 +423,8 @@ time.sleep(0.3)
 """
 
 
-def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
-    """As after the death of its head: it has taken its address away and still ends its
-    processes.
-    """
+def test_the_start_waits_for_a_daemon_that_is_ending(tmp_path, monkeypatch):
+    """A daemon can have removed its address and still be ending its processes."""
     cluster, keepers = ManagedLocalRay(tmp_path, **SMALL), []
 
     def keeper():
@@ -438,7 +436,7 @@ def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
 
     def spawn(_seconds):
         with open(tmp_path / "keeper.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never two at once
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never two daemons at once
         keeper()
         write_json(
             tmp_path / "ray.json",
@@ -448,23 +446,22 @@ def test_a_keeper_that_is_ending_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "_spawn_daemon", spawn)
     keeper()
     looks = cluster.info
-    monkeypatch.setattr(
-        cluster, "info", lambda: (keepers[0].stdin.close(), looks())[1]
-    )  # it ends after the first look
+    # The first daemon ends after the first query.
+    monkeypatch.setattr(cluster, "info", lambda: (keepers[0].stdin.close(), looks())[1])
     try:
         assert cluster.ensure(60).pid == keepers[1].pid
     finally:
         for each in keepers:
-            with each:  # closes its pipes: it ends
+            with each:  # closes its pipes, so it ends
                 pass
 
 
-def test_who_only_looks_for_a_keeper_keeps_none_from_beginning(tmp_path):
+def test_a_test_of_the_daemon_lock_only_delays_a_daemon(tmp_path):
     look, lock = (os.open(tmp_path / "keeper.lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
     fcntl.flock(look, fcntl.LOCK_SH)
-    assert not ray_cluster._acquire_daemon_lock(lock, 0.0)
+    assert not wait_for_lock(lock, 0.0, poll_seconds=0.02)
     threading.Timer(0.2, os.close, (look,)).start()
-    assert ray_cluster._acquire_daemon_lock(lock, 300.0)
+    assert wait_for_lock(lock, 300.0, poll_seconds=0.02)
     os.close(lock)
 
 
@@ -491,7 +488,7 @@ def test_settings_are_put_back(monkeypatch):
     assert "RAY_AUTH_MODE" not in os.environ
 
 
-def test_descendants_are_found_over_generations_and_both_ways_agree(monkeypatch):
+def test_descendants_are_found_over_generations_by_both_methods(monkeypatch):
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
@@ -510,13 +507,13 @@ def test_descendants_are_found_over_generations_and_both_ways_agree(monkeypatch)
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     assert child.pid not in descendants(os.getpid())
-    assert ray_keeper._command_line(child.pid) == b""  # gone, and a small Linux has no `ps` to ask
+    assert ray_keeper._command_line(child.pid) == b""  # it has ended; a small Linux has no `ps`
     monkeypatch.setenv("PATH", "")
     assert ray_keeper._command_line(os.getpid())
     assert ray_keeper._command_line(child.pid) == b""
 
 
-def test_what_is_known_of_a_cluster_holds_no_token(tmp_path):
+def test_cluster_info_does_not_show_the_token(tmp_path):
     (tmp_path / "token").write_text("secret")
     info = ClusterInfo("h:1", "http://h:2", tmp_path / "token", 1)
     assert "secret" not in repr(info)

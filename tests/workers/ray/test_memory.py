@@ -12,6 +12,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.schedule.events import Joined
 from xcray.solvers import make_solver
+from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.system.memory import MemoryUsage
 from xcray.training.capacity.preflight import PROCESS_BYTES, worker_bytes
 from xcray.workers.ray.pool import RayPool
@@ -23,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Few rows with very many entries: 64 MiB by row, as many by column."""
+    """Return a data set of few rows with many entries: 64 MiB by row, as many by column."""
     rows, features, entries = 400, 40_000, 20_000
     indices = np.concatenate([np.arange(entries) * 2 + row % 2 for row in range(rows)])
     X = csr(np.arange(rows + 1) * entries, indices, np.full(len(indices), 0.01), features)
@@ -34,8 +35,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return writer.finish(source={})
 
 
-def test_workers_map_the_data_and_tell_what_they_hold(wide: Dataset) -> None:
-    work = SolverTask("ppdsparse", {}, str(wide.path), wide.content_hash)
+def test_workers_map_the_data_and_report_their_memory(wide: Dataset) -> None:
+    work = SolverTask(PPDSparseSolver(), str(wide.path), wide.content_hash)
     pool = RayPool(work, 2, nullcontext(), "memory", lambda: shared_arrays(wide))
     assert pool.memory_usage() == {}
     try:
@@ -44,7 +45,7 @@ def test_workers_map_the_data_and_tell_what_they_hold(wide: Dataset) -> None:
         while joined < 2:
             joined += sum(isinstance(report, Joined) for report in pool.wait(1.0))
         seen: dict[str, MemoryUsage] = {}
-        while len(seen) < 2:  # each is asked once, and its answer comes when it comes
+        while len(seen) < 2:  # each is queried once and replies at any time
             seen |= pool.memory_usage()
             pool.wait(0.05)
     finally:
@@ -55,5 +56,5 @@ def test_workers_map_the_data_and_tell_what_they_hold(wide: Dataset) -> None:
     scratch, _ = worker_bytes(make_solver("ppdsparse", {}), wide.train, 0)
     for held in seen.values():
         assert 0 < held.own <= held.proportional <= held.resident
-        assert held.anonymous < PROCESS_BYTES + scratch + data // 2  # the data are not among it
+        assert held.anonymous < PROCESS_BYTES + scratch + data // 2  # without the data
     assert pool.memory_usage() == {}

@@ -1,8 +1,8 @@
 """Real clusters of several nodes: a training on two raylets, one killed, and a node that joins.
 
 This is the quick form of `python -m benchmarks.cluster.nodes`, run as a command, in namespaces
-where possible. Nothing here depends on timing: workers of the remaining node are held until Ray
-has noticed what happened to the other one.
+where possible. It does not depend on timing: workers of the remaining node wait until Ray has
+detected the change of the other one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from xcray.cli.terminal.processes import list_processes
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 ROOT = Path(__file__).parents[3]
-SECONDS = 900  # a hang, whatever the machine is at
+SECONDS = 900  # only a hang takes longer, even on a busy machine
 WORDS = (sys.executable, "-m", "benchmarks.cluster.nodes", "--small", "--eps", "1e-5")
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the command found."""
+    """Run the command and return its report."""
     if allowed() is None:
         say(
             "namespaces",
@@ -46,7 +46,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def rows(played: dict[str, Any], part: str) -> list[dict[str, Any]]:
-    """The rows of a part."""
+    """Return the rows of a part."""
     return [row for row in played["rows"] if row["part"] == part]
 
 
@@ -56,18 +56,16 @@ def test_a_training_on_two_nodes_outlives_one_of_them_and_has_the_bits_of_an_und
     (row,) = rows(played, "kill")
     assert row["same_sha256"]
     assert (row["lost_labels"], row["doubled_labels"], row["zombie_results_accepted"]) == (0, 0, 0)
-    assert (
-        row["lost_batches"] >= 1
-    )  # the node was at work when it died, and what it was at ran again
+    # The node was working when it died, and its batches ran again.
+    assert row["lost_batches"] >= 1
     assert 0.0 < row["repeated_work"] < 1.0
-    assert len({bar[1] for bar in row["chart"]["bars"]}) == 2  # both had worked
+    assert len({bar[1] for bar in row["chart"]["bars"]}) == 2  # both nodes had worked
 
 
-def test_a_node_that_comes_in_the_middle_and_does_not_see_the_data_gets_both(played):
+def test_a_node_that_joins_later_gets_work_and_data(played):
     (row,) = rows(played, "add")
-    assert row["sees_data"] == (
-        allowed() is None
-    )  # nodes that are process groups share all folders
+    # Nodes that are process groups share all folders.
+    assert row["sees_data"] == (allowed() is None)
     assert row["same_sha256"]
     assert row["batches_of_the_new_node"] > 0
     assert row["up_to_first_batch_seconds"] is not None
@@ -84,14 +82,15 @@ def test_a_node_that_comes_in_the_middle_and_does_not_see_the_data_gets_both(pla
         {"batches_of_the_new_node": 0},
     ],
 )
-def test_the_judge_finds_each_broken_promise(broken):
+def test_the_verdict_detects_each_broken_promise(broken):
     assert all(verdict([{"part": "same"}]).values())
     assert not all(verdict([{"part": "same"}, {"part": "same", **broken}]).values())
 
 
 def test_a_killed_command_leaves_no_process_and_no_folder(tmp_path):
-    """kill -9 of the command while its nodes start; what it began is known by a mark in the
-    environment.
+    """The command is killed with SIGKILL while its nodes start.
+
+    Its processes are identified by a mark in their environment.
     """
     mark = f"xcray-mark-{os.getpid()}-{time.monotonic_ns()}"
     words = [*WORDS, "--parts", "same", "--json", str(tmp_path / "found.json")]
@@ -112,7 +111,7 @@ def test_a_killed_command_leaves_no_process_and_no_folder(tmp_path):
 
 
 def until(holds: Any) -> None:
-    """Wait for something that must come."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < deadline, "it never came"
@@ -120,12 +119,12 @@ def until(holds: Any) -> None:
 
 
 def marked(mark: str) -> set[int]:
-    """Processes whose environment carries a mark."""
+    """Return the processes whose environment contains a mark."""
     return {each.pid for each in list_processes() if mark in environment_of(each.pid)}
 
 
 def environment_of(pid: int) -> str:
-    """The environment that a process began with."""
+    """Return the initial environment of a process."""
     try:
         return Path(f"/proc/{pid}/environ").read_text(errors="replace")
     except OSError:  # it has ended
@@ -133,8 +132,9 @@ def environment_of(pid: int) -> str:
 
 
 def plays(pid: int) -> bool:
-    """Whether a process is the one inside the namespaces: it has its folder, and is not `unshare`
-    on the way there any more.
+    """Return whether a process is the main one inside the namespaces.
+
+    It has a folder and is no longer the `unshare` that started it.
     """
     try:
         begins = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
@@ -144,7 +144,7 @@ def plays(pid: int) -> bool:
 
 
 def folder_of(pid: int) -> Path | None:
-    """The folder of the stage that a process plays on."""
+    """Return the folder of the simulated cluster that a process is in."""
     found = [
         each.partition("=")[2]
         for each in environment_of(pid).split("\0")

@@ -11,13 +11,13 @@ import ray
 
 from benchmarks.cluster.autoscaling import LABEL, Sleeping
 from benchmarks.cluster.ray_store import several_nodes
+from tests.support.observers import run_schedule
 from tests.support.rotation_toy import Toy, ToyWork
 from tests.support.rotation_toy import trained as rotated
 from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
-from xcray.workers.driver import run_schedule
 from xcray.workers.pool import Result, StopFlag
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray import cluster_state as ray_nodes
@@ -27,21 +27,21 @@ from xcray.workers.solver_task import SolverTask, shared_arrays
 from xcray.workers.timeline import Timeline, read_streams
 
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
-LATER_MS = 60_000  # when a node that drains is to be gone: after the test
-PREEMPTION = 2  # of Ray's DrainNodeReason
-KEPT = []  # nodes that were removed
+LATER_MS = 60_000  # time until a draining node is removed: after the test
+PREEMPTION = 2  # a value of Ray's DrainNodeReason
+KEPT = []  # removed nodes
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes of two CPUs, and the driver's with none."""
+    """Yield two nodes of two CPUs, and a driver's node without CPUs."""
     with several_nodes(2, 2) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def whole(cluster):
-    """What the test before took away is there again, and free."""
+    """Add the nodes that the previous test removed, and wait until all CPUs are free."""
     while len(cluster.worker_nodes) < 2:
         cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
     until(lambda: ray.available_resources().get("CPU") == 4.0)
@@ -49,7 +49,7 @@ def whole(cluster):
 
 @pytest.fixture(scope="module")
 def digest(tiny):
-    """Every label, solved here."""
+    """Return the digest of all labels, solved in this process."""
     t, solver = tiny.train, PPDSparseSolver()
     return solver.solve(
         solver.load(t.X, t.XT, t.YT), np.arange(tiny.n_labels, dtype=np.int32)
@@ -57,7 +57,7 @@ def digest(tiny):
 
 
 def until(condition, seconds: float = 300.0) -> None:
-    """Wait for something that must come."""
+    """Wait until a condition holds."""
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it never came"
@@ -65,7 +65,10 @@ def until(condition, seconds: float = 300.0) -> None:
 
 
 class Run:
-    """A job on the cluster. act: what happens at the n-th result."""
+    """A job on the cluster.
+
+    acts: functions to call at the n-th result.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Run:
             batch_seconds=0.01,
             workers=workers,
         )
-        work = SolverTask("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
+        work = SolverTask(solver, str(dataset.path), dataset.content_hash)
         self.pool = RayPool(
             work, workers, nullcontext(), job, lambda: shared_arrays(dataset), policy=thrift
         )
@@ -106,18 +109,18 @@ class Run:
         ).digest()
 
     def _commit(self, result: Result) -> None:
-        """A result; now and then something happens."""
+        """Record a result, and call the function for this number of results, if any."""
         self.results.append(result)
         act = self.acts.pop(len(self.results), None)
         if act is not None:
             act(self)
 
     def node_of(self, worker: str) -> str:
-        """Identity of a worker's node, as the timeline shows it."""
+        """Return the ID of a worker's node, as in the timeline."""
         return self.pool.nodes[worker].split("/")[1]
 
     def linger(self, enough) -> None:
-        """Let the job last until something is so: what the cluster tells comes with every wait."""
+        """Hold back results until a condition is met, so that the job lasts until then."""
         ends = time.monotonic() + 300
         held = self.pool.wait
 
@@ -137,17 +140,16 @@ class Run:
 
 
 def node_named(cluster, short: str):
-    """A node of the cluster; kept, for Python warns of processes whose owner forgot them before
-    they ended.
+    """Return a node of the cluster and keep a reference to it.
+
+    Python warns of processes that are still running when their owner is collected.
     """
     KEPT.append(next(node for node in cluster.worker_nodes if node.node_id.startswith(short)))
     return KEPT[-1]
 
 
-def test_the_head_tells_what_is_read_of_it(cluster):
-    """What has no public door in Ray, in the form that `ray_nodes` reads; see also
-    test_ray_doors.
-    """
+def test_the_head_reports_what_read_gcs_needs(cluster):
+    """Private data of Ray has the form that `read_gcs` expects; see also test_ray_interfaces."""
     told = ray_nodes.read_gcs()
     alive = {node["NodeID"]: node for node in told.nodes if node["Alive"]}
     assert len(alive) == 3
@@ -198,9 +200,11 @@ def test_a_node_that_drains_ends_its_batches_and_others_go_on(cluster, tiny, tmp
     cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
 
 
-def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_path):
-    """Two workers on one node of two, and two on the other; one of the nodes is told to go soon. No
-    bit changes, nobody is lost, and what the node held was elsewhere before it went.
+def test_a_rotation_training_leaves_a_draining_node(cluster, tmp_path):
+    """A rotation training leaves a draining node before it is removed.
+
+    Two of four workers are on the node. No bit changes, no worker is lost, and the node's data are
+    moved before.
     """
     work, said, drained, last = (
         ToyWork(Toy(pause=0.01)),
@@ -213,7 +217,7 @@ def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_p
 
     def tell(standing) -> None:
         said.extend([standing.note] if standing.note else [])
-        if not drained and standing.epoch > 2.2:
+        if not drained and standing.done > 2.2:
             drained.append(node_named(cluster, team.nodes["worker-0"].split("/")[1]).node_id)
             client = ray._private.worker.global_worker.gcs_client
             assert client.drain_node(
@@ -231,10 +235,10 @@ def test_what_goes_round_leaves_a_node_that_drains_before_it_goes(cluster, tmp_p
     cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)
 
 
-def test_a_node_that_vanishes_costs_neither_bits_nor_patience(
+def test_a_vanished_node_changes_no_bit_and_counts_as_no_crash(
     cluster, tiny, tmp_path, digest, monkeypatch
 ):
-    """Both workers at once; not one crash is allowed. Others come on the other node."""
+    """Both workers of a node are lost and others start elsewhere; no crash is allowed."""
     monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
 
     def vanish(run: Run) -> None:
@@ -249,11 +253,10 @@ def test_a_node_that_vanishes_costs_neither_bits_nor_patience(
     assert run.node_of("worker-2") not in {run.node_of("worker-0")}
 
 
-def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_idles(
-    cluster, tmp_path
-):
-    """Four CPUs, eight workers at most, and a label that ends when those with nothing to do are
-    gone: nobody waited for a node.
+def test_autoscaling_requests_no_late_nodes_and_releases_idle_workers(cluster, tmp_path):
+    """Idle workers are released while one label runs, and the job waits for no new node.
+
+    There are four CPUs and at most eight workers. The label ends when the idle workers are gone.
     """
     gate = tmp_path / "gate"
     pool = RayPool(
@@ -269,9 +272,8 @@ def test_a_thrifty_job_asks_for_no_node_that_comes_too_late_and_gives_back_what_
     def look() -> None:
         counts.append(len(pool._actors))
         done = sum(len(result.task.labels) for result in results)
-        if (
-            done >= 400 and counts[-1] <= 2
-        ):  # the one at work, and one for a copy, wherever they came to be
+        # One worker for the label and one for a copy, on any node.
+        if done >= 400 and counts[-1] <= 2:
             gate.touch()
 
     schedule = LabelScheduler(range(401), [100.0] + [LABEL] * 400, workers=8)

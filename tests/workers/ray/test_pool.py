@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import ray as ray_module
 
+from tests.support.observers import run_schedule
 from xcray.errors import ParameterError, Stopped
 from xcray.schedule.events import Task
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import merge
 from xcray.training import TrainSpec, train
-from xcray.workers.driver import run_schedule
 from xcray.workers.pool import Result, StopFlag, TaskCancelled
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray")]
 
 @pytest.fixture(scope="module")
 def serial_sha(tiny, tmp_path_factory):
-    """The model's hash when one thread solves all."""
+    """Return the hash of the model when one thread solves all labels."""
     folder = tmp_path_factory.mktemp("serial")
     return train(
         TrainSpec(str(tiny.path), pool="serial"), run_dir=folder / "run", out=folder / "model"
@@ -46,7 +46,7 @@ def test_the_model_is_the_same_for_any_number_of_workers(tiny, tmp_path, serial_
 
 
 def pool_and_schedule(dataset, workers=2, **parameters):
-    """A Ray pool inside the test's own Ray, with small batches."""
+    """Return a solver, a pool in the test's own Ray, and a schedule of small batches."""
     from xcray.workers.ray.pool import RayPool
     from xcray.workers.solver_task import SolverTask, shared_arrays
 
@@ -55,7 +55,7 @@ def pool_and_schedule(dataset, workers=2, **parameters):
     schedule = LabelScheduler(
         range(dataset.n_labels), costs / costs.sum(), batch_seconds=0.01, workers=workers
     )
-    work = SolverTask("ppdsparse", solver.as_dict(), str(dataset.path), dataset.content_hash)
+    work = SolverTask(solver, str(dataset.path), dataset.content_hash)
     return (
         solver,
         RayPool(work, workers, nullcontext(), "test", lambda: shared_arrays(dataset)),
@@ -64,15 +64,13 @@ def pool_and_schedule(dataset, workers=2, **parameters):
 
 
 def whole(solver, dataset):
-    """Every label, solved here."""
+    """Solve all labels in this process."""
     t = dataset.train
     return solver.solve(solver.load(t.X, t.XT, t.YT), np.arange(dataset.n_labels, dtype=np.int32))
 
 
 def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
-    """Right after the first result one worker is killed, by its own pid, with its batches in
-    flight.
-    """
+    """One worker is killed after the first result, with its batches in flight."""
     solver, pool, schedule = pool_and_schedule(tiny)
     results: list[Result] = []
 
@@ -92,7 +90,7 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
 
 
 def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
-    """Batches of one worker share scratch: two at once would mix their classes, or worse."""
+    """Batches of one worker share scratch memory, so two at once would corrupt each other."""
     solver, pool, _ = pool_and_schedule(tiny, workers=1, eps=1e-6)
     reports, labels = [], tuple(range(tiny.n_labels))
     pool.open()
@@ -148,14 +146,14 @@ def test_a_stop_keeps_finished_batches(tiny):
 
 
 @pytest.mark.drill
-def test_what_a_worker_raises_is_raised_here(tiny):
+def test_errors_of_a_worker_are_raised_at_the_driver(tiny):
     _, pool, _ = pool_and_schedule(tiny)
     schedule = LabelScheduler([10**6], [1.0])  # no such label
     with pytest.raises(ParameterError, match="label 1000000"):
         run_schedule(schedule, pool, commit=lambda _: None, stop=StopFlag(), tick=lambda: None)
 
 
-def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
+def test_a_cancelled_batch_ends_and_its_actor_continues(tiny):
     _, pool, _ = pool_and_schedule(
         tiny, workers=1, loss="hinge", eps=1e-300, C=1e9, tau=1e-6, max_sweeps=2**31 - 1
     )
@@ -186,8 +184,9 @@ def test_a_batch_called_off_ends_and_its_actor_goes_on(tiny):
 
 
 def outlast(pool, worker: str) -> None:
-    """Keep back results until a worker has joined, and bring them after what it does first: the job
-    lasts until then.
+    """Hold back results until a worker has joined and finished its first batch.
+
+    The job lasts until then.
     """
     wait, kept = pool.wait, []
 
@@ -205,16 +204,14 @@ def outlast(pool, worker: str) -> None:
 
 
 @pytest.mark.drill
-def test_workers_join_when_the_cluster_has_room_and_leave_when_told(tiny):
-    """One CPU of two is taken: one worker of two begins; the other joins when the CPU is given
-    back.
-    """
+def test_workers_join_when_there_is_room_and_leave_on_resize(tiny):
+    """One of two CPUs is taken; the second worker joins when it is free again."""
 
     class Squatter:
-        """Holds a CPU."""
+        """An actor that holds a CPU."""
 
         def there(self) -> bool:
-            """Say that it does."""
+            """Return True as soon as the actor runs."""
             return True
 
     solver, pool, schedule = pool_and_schedule(tiny, workers=2)

@@ -10,10 +10,8 @@ from xcray.workers.ray import cluster_state as ray_nodes
 NODE = "0" * 56
 
 
-def test_ray_still_has_what_no_public_door_leads_to():
-    """If this fails after an upgrade of Ray: `read_gcs` and `soft_affinity` are the two places to
-    fix.
-    """
+def test_ray_still_has_the_private_interfaces():
+    """If this fails after an upgrade of Ray, fix `read_gcs` and `soft_affinity`."""
     assert all(
         callable(getattr(state.state, name))
         for name in ("available_resources_per_node", "get_draining_nodes")

@@ -14,7 +14,7 @@ import ray
 
 from benchmarks.cluster.ray_store import several_nodes, store_use
 from tests.support.rotation_toy import GRID, ToyWork
-from tests.support.worker_group_toy import LARGE, Work, ask, replies
+from tests.support.worker_group_toy import LARGE, Work, ask, replies, to
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.events import Lost
 from xcray.schedule.rotation import RotationSchedule
@@ -23,7 +23,7 @@ from xcray.training.rotation.interval import run_interval
 from xcray.workers.pool import StopFlag
 from xcray.workers.ray import actors as ray_actors
 from xcray.workers.ray.worker_group import RayWorkerGroup
-from xcray.workers.rpc import Call, call_many, require_ref
+from xcray.workers.rpc import call_many, require_ref
 from xcray.workers.worker_group import OBJECT_LOST, CallFailed
 
 pytestmark = pytest.mark.ray
@@ -34,21 +34,21 @@ WIDE = 50_000  # features of a block of 1.6 MB
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes of one CPU, and the driver's with none."""
+    """Yield two nodes of one CPU, and a driver's node without CPUs."""
     with several_nodes(1, 1) as made:
         yield made
 
 
 @pytest.fixture
 def team(cluster, request):
-    """An open team of two: one worker a node."""
+    """Yield an open group of two workers, one per node."""
     with opened(request.node.name[:40]) as made:
         yield made
 
 
 @contextmanager
 def opened(job: str, workers: int = 2, work=WORK, **options):
-    """An open team."""
+    """Run an open worker group."""
     team = RayWorkerGroup(work, workers, nullcontext(), job, **options)
     team.open()
     try:
@@ -58,7 +58,7 @@ def opened(job: str, workers: int = 2, work=WORK, **options):
 
 
 def until(condition, seconds: float = 300.0) -> None:
-    """Wait for something that must come."""
+    """Wait until a condition holds."""
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it never came"
@@ -66,23 +66,23 @@ def until(condition, seconds: float = 300.0) -> None:
 
 
 def pid_of(team, worker: str) -> int:
-    """The process of a worker."""
+    """Return the process ID of a worker."""
     return ray.get(team._actors[worker].pid.remote(), timeout=300)
 
 
 def places(handle) -> set[str]:
-    """The nodes that have a copy of a thing, as teams name them."""
+    """Return the nodes that have a copy of an object, as worker groups name them."""
     (found,) = ray.experimental.get_object_locations([handle.ref]).values()
     return {node[:12] for node in found["node_ids"]}
 
 
 def node_of(team, worker: str) -> str:
-    """The node of a worker, without its address."""
+    """Return the node of a worker, without its address."""
     return team.nodes[worker].split("/")[1]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this machine runs."""
+    """Return whether a process of this machine runs."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
@@ -91,15 +91,13 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.drill
-def test_the_next_thing_is_fetched_while_a_worker_works_and_the_driver_never_has_it(team, tmp_path):
-    """A gate holds worker-1 at a verb; the argument of its next one, made on the other node, comes
-    to its node meanwhile.
-    """
+def test_the_next_argument_is_fetched_while_a_worker_is_busy(team, tmp_path):
+    """While a gate holds worker-1, the argument of its next call moves to its node."""
     assert len(set(team.nodes.values())) == 2
     thing = ask(team, "worker-0", "make", 3.0).ref
     assert places(thing) == {node_of(team, "worker-0")}
-    first = team.submit("worker-1", "pass_gate", str(tmp_path / "gate"))
-    second = team.submit("worker-1", "add", thing, 1.0)
+    first = team.submit(to("worker-1", "pass_gate", str(tmp_path / "gate")))
+    second = team.submit(to("worker-1", "add", thing, 1.0))
     until(lambda: node_of(team, "worker-1") in places(thing))
     assert team.wait(0.0) == []
     (tmp_path / "gate").touch()
@@ -110,35 +108,35 @@ def test_the_next_thing_is_fetched_while_a_worker_works_and_the_driver_never_has
     assert places(answers[1].ref) == {node_of(team, "worker-1")}
 
 
-def test_a_thing_is_freed_everywhere_when_its_handle_goes(team):
-    """Things go round; in the end each node's store holds what it held before."""
+def test_an_object_is_freed_on_all_nodes_with_its_handle(team):
+    """After objects were passed between nodes and freed, each node's store is as before."""
     before = store_use()
     things = [ask(team, "worker-0", "make", float(n)).ref for n in range(4)]
     for turn in range(4):
         things = [ask(team, f"worker-{(turn + 1) % 2}", "add", thing, 1.0).ref for thing in things]
     assert sum(store_use().values()) - sum(before.values()) >= 4 * BYTES
-    until(
-        lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES
-    )  # not what the turns before made
+    # Results of earlier turns are freed.
+    until(lambda: sum(store_use().values()) - sum(before.values()) < 5 * BYTES)
     assert [float(team.fetch(thing)[0]) for thing in things] == [4.0, 5.0, 6.0, 7.0]
     del things
     until(lambda: store_use() == before)
 
 
-def test_kill_minus_nine_is_one_loss_and_what_was_made_is_kept(team):
-    """The process dies with a verb under way and one waiting; neither is heard of again, and a new
-    worker has its name.
+def test_a_killed_worker_is_one_loss_and_its_results_are_kept(team):
+    """The process dies with one call running and one waiting, and neither returns a result.
+
+    A new worker gets its name.
     """
     kept = ask(team, "worker-0", "make", 5.0).ref
     for verb in ("long", "history"):
-        team.submit("worker-0", verb)
-    other = team.submit("worker-1", "add", kept, 1.0)
+        team.submit(to("worker-0", verb))
+    other = team.submit(to("worker-1", "add", kept, 1.0))
     os.kill(pid_of(team, "worker-0"), signal.SIGKILL)
     found = replies(team, 2)
     assert [reply for reply in found if isinstance(reply, Lost)] == [Lost("worker-0")]
     assert [reply.ticket for reply in found if not isinstance(reply, Lost)] == [other]
     with pytest.raises(ParameterError, match="not replaced"):
-        team.submit("worker-0", "history")
+        team.submit(to("worker-0", "history"))
     team.replace("worker-0")
     assert ask(team, "worker-0", "history").result == []
     assert ask(team, "worker-0", "add", kept, 1.0).result == 10.0
@@ -146,7 +144,7 @@ def test_kill_minus_nine_is_one_loss_and_what_was_made_is_kept(team):
     assert team.wait(0.1) == []
 
 
-def test_names_can_be_read_and_the_dead_do_not_hold_them(team):
+def test_actor_names_are_readable_and_freed_by_dead_actors(team):
     job = team._job
     named = ray.util.list_named_actors()
     assert {f"xcray:{job}:worker-0", f"xcray:{job}:worker-1"} <= set(named)
@@ -160,22 +158,19 @@ def test_names_can_be_read_and_the_dead_do_not_hold_them(team):
 
 
 @pytest.mark.drill
-def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monkeypatch, tmp_path):
-    """A stopped process raises nothing. It is given up and killed; its place is taken before it
-    could wake.
-    """
+def test_a_silent_worker_is_lost_and_its_late_answer_ignored(cluster, monkeypatch, tmp_path):
+    """A stopped process raises nothing, so it is given up, killed and replaced."""
     ahead = [0.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead[0])
     monkeypatch.setattr(ray_actors, "time", clock)
     with opened("silent", silent_seconds=3600.0) as team:
-        team.submit("worker-0", "pass_gate", str(tmp_path / "gate"))
+        team.submit(to("worker-0", "pass_gate", str(tmp_path / "gate")))
         pid = pid_of(team, "worker-0")
         os.kill(pid, signal.SIGSTOP)
         while not (found := team.wait(0.1)):
             other, _ = team._liveness._pending.get("worker-1", (ray.put(None), 0.0))
-            assert ray.wait([other], timeout=300)[
-                0
-            ]  # who lives has answered before the clock goes on
+            # The other worker has replied before the clock advances.
+            assert ray.wait([other], timeout=300)[0]
             ahead[0] += 2000.0
         assert found == [Lost("worker-0")]
         (tmp_path / "gate").touch()
@@ -187,7 +182,7 @@ def test_a_silent_worker_is_lost_and_its_late_answer_is_not_heard(cluster, monke
         assert team.wait(0.1) == []
 
 
-def test_the_death_of_an_idle_worker_is_noticed(cluster, monkeypatch):
+def test_the_death_of_an_idle_worker_is_detected(cluster, monkeypatch):
     monkeypatch.setattr(ray_actors, "PROBE_SECONDS", 0.1)
     with opened("idle") as team:
         os.kill(pid_of(team, "worker-1"), signal.SIGKILL)
@@ -196,9 +191,10 @@ def test_the_death_of_an_idle_worker_is_noticed(cluster, monkeypatch):
 
 
 @pytest.mark.drill
-def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, monkeypatch):
-    """What was made there is told as lost, by verbs and by fetching; without a CPU for it a worker
-    can't be replaced.
+def test_objects_of_a_lost_node_are_reported_as_lost(cluster, monkeypatch):
+    """Objects on a lost node are reported as lost by calls and by `fetch`.
+
+    Without a free CPU, a worker cannot be replaced.
     """
     with opened("node") as team:
         victim = next(
@@ -211,10 +207,10 @@ def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, m
             ask(team, "worker-1", "make", 2.0).ref,
         )
         before = team.nodes
-        team.submit("worker-0", "long")
+        team.submit(to("worker-0", "long"))
         cluster.remove_node(victim, allow_graceful=False)
         try:
-            ticket = team.submit("worker-1", "total", [kept, lost])
+            ticket = team.submit(to("worker-1", "total", [kept, lost]))
             found = sorted(replies(team, 2), key=lambda reply: isinstance(reply, Lost))
             assert found[1] == Lost("worker-0")
             assert isinstance(found[0], CallFailed)
@@ -229,24 +225,22 @@ def test_a_lost_node_takes_its_things_along_and_nobody_waits_for_them(cluster, m
                     Unavailable, match=r"1 of 2 Ray workers \(worker-0\) were not ready"
                 ):
                     team.replace("worker-0")
-            with pytest.raises(
-                Unavailable, match="no node has room"
-            ):  # whatever a node takes to come: others can go on
+            # It does not wait for a new node, because others can continue.
+            with pytest.raises(Unavailable, match="no node has room"):
                 team.replace("worker-0", at_once=True)
             assert team.poll_new_workers() == []
             assert team.available == ("worker-1",)
         finally:
             cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-        until(
-            lambda: team.poll_new_workers() == ["worker-0"]
-        )  # it comes by itself once there is room
+        # It starts by itself once there is room.
+        until(lambda: team.poll_new_workers() == ["worker-0"])
         assert team.available == ("worker-0", "worker-1")
         assert team.nodes["worker-0"] not in before.values()
         assert team.nodes["worker-1"] == before["worker-1"]
         assert ask(team, "worker-0", "total", [kept]).result == 2.0
 
 
-def test_too_few_processors_are_said_and_nothing_is_left(cluster, monkeypatch):
+def test_too_few_cpus_are_reported_and_nothing_is_left(cluster, monkeypatch):
     monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "2")
     with pytest.raises(Unavailable, match="free CPU for each worker") as caught:
         with opened("crowd", workers=4):
@@ -264,11 +258,11 @@ def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
     monkeypatch.setattr(ray_actors, "REPLACEMENTS_PER_WORKER", 1)
     with opened("doomed") as team:
         for _ in range(2):
-            team.submit("worker-0", "long")
+            team.submit(to("worker-0", "long"))
             ray.kill(team._actors["worker-0"])
             assert replies(team, 1) == [Lost("worker-0")]
             team.replace("worker-0")
-        team.submit("worker-0", "long")
+        team.submit(to("worker-0", "long"))
         ray.kill(team._actors["worker-0"])
         with pytest.raises(
             Unavailable, match="3 Ray workers were lost one after the other"
@@ -280,20 +274,19 @@ def test_workers_that_keep_dying_end_it_with_a_reason(cluster, monkeypatch):
 
 @pytest.mark.drill
 def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
-    """After laps of steps and a lap that only looks, each block is on one node, and the stores hold
-    no more than the blocks.
+    """After update, sum and evaluation sweeps, each block is on one node only.
+
+    The stores hold no more than the blocks.
     """
     work = ToyWork(n_features=WIDE)
     with opened("rotation", work=work) as team:
-        asks = [
-            Call(team.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)
-        ]
+        asks = [to(team.workers[b % 2], "init_block", 4 * b, 4 * b + 4) for b in range(GRID.blocks)]
         homes = [team.workers[0]] * 2 + [team.workers[1]] * 2
         list(
             call_many(
                 team,
                 [
-                    Call(worker, "hold_shards", [s for s in range(4) if homes[s] == worker])
+                    to(worker, "hold_shards", [s for s in range(4) if homes[s] == worker])
                     for worker in team.workers
                 ],
             )
@@ -311,12 +304,11 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
         del blocks
         for block, maker in enumerate(stretch.locations):
             assert places(stretch.blocks[block]) == {node_of(team, maker)}
-        until(
-            lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4
-        )  # W and state, 4 labels, float32
+        # W and state of 4 labels, in float32.
+        until(lambda: sum(store_use().values()) - before < 1.01 * GRID.blocks * 2 * 4 * WIDE * 4)
 
 
-def test_workers_tell_what_they_hold(team):
+def test_workers_report_their_memory(team):
     team.memory_usage()
     found: dict[str, object] = {}
     until(lambda: found.update(team.memory_usage()) or set(found) == set(team.workers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,8 @@ def open_model(path: str | Path) -> Model:
     The checksums are remembered in `verified.json` of the home (XCRAY_HOME, else ~/.xcray), so that
     the next command does not hash the same files again. Raises NotFound, Corrupt.
     """
+    from xcray.jobs.home import default_home
     from xcray.model.model import Model
     from xcray.storage.verified import VerifiedFiles
 
-    home = Path(os.environ.get("XCRAY_HOME") or Path.home() / ".xcray")
-    return Model.open(path, VerifiedFiles(home / "verified.json"))
+    return Model.open(path, VerifiedFiles(default_home() / "verified.json"))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from xcray.cli.connect import ServerOption, make_client
+from xcray.cli.connect import ServerOption, model_client
 from xcray.cli.models.open_model import open_model
 from xcray.cli.terminal import output
+from xcray.cli.terminal.completion import complete_models
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ BATCH_ROWS = 256  # instances of one request to a server
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS on a server."
+        metavar="MODEL",
+        help="Model directory, or NAME, NAME:VERSION, NAME@ALIAS on a server.",
+        autocompletion=complete_models,
     ),
 ]
 AllowOption = Annotated[
@@ -199,7 +202,7 @@ def predict_remote(
             for i, row in enumerate(to_instances(read_rows(file, zero_based, None)))
         ]
     how = {name: value for name, value in options._asdict().items() if name != "k"}
-    with make_client(server) as client:
+    with model_client(server, model) as client:
         for start in range(0, len(named), BATCH_ROWS):
             batch = named[start : start + BATCH_ROWS]
             reply = client.predict(
@@ -342,7 +345,7 @@ def explain_remote(
     model: str, text: str, label: str | None, top: int, server: str | None
 ) -> dict[str, Any]:
     """Return an explanation of a server."""
-    with make_client(server) as client:
+    with model_client(server, model) as client:
         return dict(client.explain(model, text, label=label, top=top))
 
 

@@ -39,7 +39,8 @@ def predict_batch(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Format: parquet, svmlight, xc, jsonl or text. [default: by the input name]"
+            help="Format: parquet, svmlight, xc, jsonl, csv, tsv or text. "
+            "[default: by the input name]"
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of labels per row.")] = 5,
@@ -56,7 +57,7 @@ def predict_batch(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Parquet, jsonl: column of the text; several are joined. Repeatable.",
+            help="Parquet, jsonl, csv, tsv: column of the text; several are joined. Repeatable.",
         ),
     ] = None,
     indices_column: Annotated[

@@ -14,7 +14,7 @@ from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import Reporter, format_progress, make_reporter, progress_from_json
 from xcray.cli.training.report import PngOption, print_timeline
-from xcray.cli.training.train import ParameterOption, format_partial, print_measures
+from xcray.cli.training.train import ParameterOption, SolverOption, format_partial, print_measures
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def submit(
         str, typer.Argument(metavar="DATASET", help="Id or name of a data set on the server.")
     ],
     model: Annotated[str, typer.Option(help="Name to publish the model under.")],
-    solver: Annotated[str, typer.Option(help="Solver.")] = "ppdsparse",
+    solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
     pool: Annotated[
         str | None, typer.Option(help="Pool: serial, threads or ray. [default: set by the server]")

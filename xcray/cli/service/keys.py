@@ -156,7 +156,7 @@ def list_keys(
 ) -> None:
     """List all keys without their secrets."""
     with _open_store(home, store) as opened:
-        keys = [_key_as_dict(key) for key in opened.list_keys(tenant)]
+        keys = [_key_as_dict(key) for key in opened.keys.list_all(tenant)]
     if json:
         output.print_json({"keys": keys})
         return
@@ -186,10 +186,10 @@ def revoke(
     ends = None if after is None else time.time() + parse_duration(after)
     with _open_store(home, store) as opened:
         if ends is None:
-            key = opened.revoke_key(key_id)
-            opened.record_audit(key.tenant, None, "key.revoke", key.id, AUDIT_DETAIL)
+            key = opened.keys.revoke(key_id)
+            opened.audit.record(key.tenant, None, "key.revoke", key.id, AUDIT_DETAIL)
         else:
-            found = [each for each in opened.list_keys() if each.id == key_id]
+            found = [each for each in opened.keys.list_all() if each.id == key_id]
             if not found:
                 raise NotFound(
                     f"key {excerpt(key_id)!r} does not exist: list keys with `xcray keys list`"
@@ -224,7 +224,7 @@ def audit(
     with _open_store(home, store) as opened:
         token = None
         while len(found) < limit:
-            page, token = opened.list_audit(
+            page, token = opened.audit.list_page(
                 tenant, action=action, limit=min(1000, limit - len(found)), page_token=token
             )
             found += page
@@ -259,9 +259,9 @@ def _add_key(
     An existing key is not changed, even if it was revoked.
     """
     try:
-        key = opened.add_key(**fields, digest=token.digest, key_id=token.key_id)
+        key = opened.keys.add(**fields, digest=token.digest, key_id=token.key_id)
     except Conflict:
-        known = opened.find_key(token.digest)
+        known = opened.keys.find(token.digest)
         if not if_absent or known is None or known.id != token.key_id:
             raise
         if not known.is_valid(time.time()):
@@ -278,7 +278,7 @@ def _add_key(
                 "and is not changed: use another secret"
             )
         return known, False
-    opened.record_audit(
+    opened.audit.record(
         key.tenant,
         None,
         "key.create",
@@ -290,16 +290,16 @@ def _add_key(
 
 def _retire_older(opened: JobStore, key: Key, ends: float) -> list[str]:
     """Retire older keys of the same tenant and name at Unix second `ends`; return their ids."""
-    names = [each for each in opened.list_keys(key.tenant) if each.name == key.name]
+    names = [each for each in opened.keys.list_all(key.tenant) if each.name == key.name]
     before = names[: [each.id for each in names].index(key.id)]
     return [each.id for each in _retire(opened, before, ends)]
 
 
 def _retire(opened: JobStore, keys: list[Key], ends: float) -> list[Key]:
     """Let keys expire at Unix second `ends`; return the changed keys."""
-    changed = opened.retire_keys([key.id for key in keys], ends)
+    changed = opened.keys.retire([key.id for key in keys], ends)
     for key in changed:
-        opened.record_audit(
+        opened.audit.record(
             key.tenant, None, "key.retire", key.id, {**AUDIT_DETAIL, "expires": ends}
         )
     return changed

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from json import dumps
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
 
 from xcray.cli.terminal import output
 
@@ -36,35 +38,37 @@ class Training(NamedTuple):
     calibrate: bool = False
 
 
-TRAININGS: Final = {
-    "texts": Training("text"),
-    "rows": Training("sparse", calibrate=True),
-    "float64": Training("sparse", params={"eps": 0.0001, "prune_loss": 0.01}),
-    "hinge": Training(
-        "sparse", params={"loss": "hinge", "positives": "propensity", "prune_keep": 20}
-    ),
-    "newton": Training("dense", params={"C": 100.0}),
-    "pdsparse": Training("sparse", "pdsparse"),
-    "pdsparse-sampled": Training("sparse", "pdsparse", {"sample": 0.5}),
-    "dsmlr": Training("single", "dsmlr", {"epochs": 30}),
-    "dsmlr-two": Training(
-        "single", "dsmlr", {"epochs": 4, "passes": 2, "steps": "sqrt", "order": "uniform"}
-    ),
-    "lbfgs": Training("single", "lbfgs", {"max_iterations": 3}),
-    "lc": Training("single", "lc", {"max_rounds": 3}),
-}
+def trainings() -> dict[str, Training]:
+    """Return the trainings that compile all kernels: those of readers, and of each solver."""
+    from xcray.solvers import SOLVERS
+
+    cases = {
+        f"{name}-{number}": Training(case.data, name, case.params)
+        for name, solver in SOLVERS.items()
+        for number, case in enumerate(solver.compile_cases, 1)
+    }
+    return {"texts": Training("text"), "rows": Training("sparse", calibrate=True), **cases}
 
 
-def compile_kernels(json: output.JsonOption = False) -> None:
+def compile_kernels(
+    only: Annotated[
+        str | None,
+        typer.Option(help="One part: training (of texts, with PPDSparse) or search."),
+    ] = None,
+    json: output.JsonOption = False,
+) -> None:
     """Compile the kernels of all solvers, readers and searches into numba's cache.
 
     The cache is NUMBA_CACHE_DIR, or next to the sources.
     """
     from xcray import kernels
 
+    if only is not None and only not in PARTS:
+        raise typer.BadParameter(f"choose one of {', '.join(PARTS)}", param_hint="--only")
     started = time.monotonic()
+    run = PARTS[only] if only is not None else compile_all
     with tempfile.TemporaryDirectory(prefix="xcray-compile-") as folder:
-        for done in compile_all(Path(folder)):
+        for done in run(Path(folder)):
             if not json:
                 output.print_note(f"{time.monotonic() - started:6.1f} s  {done}")
     place = os.environ.get("NUMBA_CACHE_DIR") or str(Path(kernels.__file__).parent / "__pycache__")
@@ -91,7 +95,7 @@ def compile_all(folder: Path) -> Iterator[str]:
     """
     write_data(folder)
     yield "readers"
-    for name, training in TRAININGS.items():
+    for name, training in trainings().items():
         train(folder, name, training)
         predict_all(folder / name)
         yield name
@@ -102,6 +106,37 @@ def compile_all(folder: Path) -> Iterator[str]:
     for labels, link in product((3000, MANY_LABELS), ("identity", "softmax")):
         predict_all(write_random_model(folder / f"{link}-{labels}", labels, link))
         yield f"a model of {labels:,} labels, {link}"
+
+
+def compile_training(folder: Path) -> Iterator[str]:
+    """Compile what a training of texts with PPDSparse runs, without its evaluation."""
+    from xcray.data.build import BuildOptions, build
+    from xcray.service.models.loading import open_predictor
+
+    lines = (dumps({"text": WORDS[i % 4], "labels": [TOPICS[i % 4]]}) for i in range(ROWS))
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    options = BuildOptions.from_dict({"text": {"min_df": 1}})
+    build("jsonl", {"train": folder / "rows.jsonl"}, folder / "text", options)
+    train(folder, "texts", Training("text"))
+    yield "training"
+    predictor = open_predictor(folder / "texts")
+    predictor.features(["read rows"])
+    yield "texts"
+
+
+def compile_search(folder: Path) -> Iterator[str]:
+    """Compile the search of a model of some thousand labels."""
+    from xcray.service.models.loading import open_predictor
+
+    predictor = open_predictor(write_random_model(folder / "model", 3000, "identity"))
+    predictor.search([[1.0] * FEATURES], 5)
+    yield "search"
+
+
+PARTS: Final[Mapping[str, Callable[[Path], Iterator[str]]]] = {
+    "training": compile_training,
+    "search": compile_search,
+}
 
 
 def write_data(folder: Path) -> None:

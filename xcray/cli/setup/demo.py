@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -19,6 +19,7 @@ import typer
 
 from xcray.cli.models.predict import print_explanation, print_prediction
 from xcray.cli.service.jobs import report_event
+from xcray.cli.setup.compile_kernels import PARTS
 from xcray.cli.terminal import output, processes
 from xcray.cli.terminal.progress import format_duration, make_reporter
 from xcray.cli.training.train import print_measures
@@ -71,7 +72,8 @@ def demo(
         running_service(place, pool, json) as running,
         Client(running.url) as client,
     ):
-        dataset = build_dataset(client, json)
+        with compiling_kernels(running.home, json):
+            dataset = build_dataset(client, json)
         job = train_model(client, dataset, running, pool, json)
         answers = predict_questions(client, json)
         found = {
@@ -210,6 +212,33 @@ def stop_service(process: subprocess.Popen[bytes], home: Path, quiet: bool) -> N
         output.print_line(
             f"ended {len(ours)} processes" + (f", {len(left)} of them by force" if left else "")
         )
+
+
+@contextmanager
+def compiling_kernels(home: Path, quiet: bool) -> Iterator[None]:
+    """Compile kernels in a process per part meanwhile, and wait for them at the end.
+
+    If that fails, each process of the service compiles what it needs.
+    """
+    command = [sys.executable, "-m", "xcray", "compile-kernels", "--json", "--only"]
+    with open(home / "kernels.log", "ab") as log, ExitStack() as compilers:
+        running = {
+            part: compilers.enter_context(
+                subprocess.Popen([*command, part], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
+            for part in PARTS
+        }
+        try:
+            yield
+            for number, (part, process) in enumerate(running.items()):
+                if process.poll() is None and not quiet:
+                    output.print_note(
+                        f"compiling kernels, once: {number} of {len(running)} parts ({part})"
+                    )
+                process.wait()
+        finally:
+            for process in running.values():
+                process.kill()
 
 
 def build_dataset(client: Client, quiet: bool) -> DatasetInfo:

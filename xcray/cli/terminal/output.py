@@ -118,6 +118,12 @@ def print_error(problem: Mapping[str, Any], as_json: bool) -> None:
         print_note(f"  hint: {problem['hint']}")
 
 
+def print_warnings(warnings: Iterable[Mapping[str, Any]]) -> None:
+    """Write warnings with a code and a message to stderr, one line each."""
+    for each in warnings:
+        print_note(f"warning {each['code']}: {each['message']}")
+
+
 def exit_code_of(error: XcrayError) -> int:
     """Return the exit code: 2 for bad input, 130 for a requested stop, else 1."""
     if isinstance(error, Stopped):
@@ -125,14 +131,19 @@ def exit_code_of(error: XcrayError) -> int:
     return BAD_INPUT if isinstance(error, InputError | NotFound) else FAILURE
 
 
-def parse_assignments(pairs: Sequence[str] | None) -> dict[str, str]:
-    """Parse ["lam=0.01"] to {"lam": "0.01"}. Raises InputError if an item is not NAME=VALUE."""
+def parse_assignments(
+    pairs: Sequence[str] | None, form: str = "NAME=VALUE", example: str = "lam=0.01"
+) -> dict[str, str]:
+    """Parse ["lam=0.01"] to {"lam": "0.01"}.
+
+    Raises InputError, with the form and an example, if an item has no name or no equals sign.
+    """
     out = {}
     for each in pairs or ():
         name, equals, value = each.partition("=")
         if not (equals and name.strip()):
             raise InputError(
-                f"{each[:80]!r} is not NAME=VALUE; write for example lam=0.01", code="USAGE"
+                f"{each[:80]!r} is not {form}; write for example {example}", code="USAGE"
             )
         out[name.strip()] = value
     return out

@@ -12,6 +12,7 @@ import typer
 
 from xcray.cli.connect import ServerOption, make_client
 from xcray.cli.terminal import output
+from xcray.cli.terminal.completion import complete_datasets
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def given_options(values: Mapping[str, Any]) -> dict[str, Any]:
 def parse_options(values: list[str] | None) -> dict[str, Any]:
     """Parse ["text.min_df=2"] to {"text": {"min_df": 2}}; values are parsed as JSON if possible."""
     out: dict[str, Any] = {}
-    for name, value in output.parse_assignments(values).items():
+    for name, value in output.parse_assignments(values, example="text.min_df=2").items():
         group, _, inner = name.rpartition(".")
         place = out.setdefault(group, {}) if group else out
         place[inner] = parse_value(value)
@@ -182,6 +183,20 @@ def parse_value(text: str) -> Any:
         return jsonlib.loads(text)
     except ValueError:
         return text
+
+
+@app.command()
+def show(
+    dataset: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Data set directory.", autocompletion=complete_datasets),
+    ],
+    json: output.JsonOption = False,
+) -> None:
+    """Show sizes, frequent labels and warnings of a data set directory."""
+    from xcray.data.dataset import Dataset
+
+    print_dataset(Dataset.open(dataset), json)
 
 
 @app.command()
@@ -237,6 +252,7 @@ def check(
                 **{f"warning: {w}": n for w, n in report.warnings.items()},
             }
         )
+        output.print_warnings(report.data_warnings)
     raise typer.Exit(output.OK if report.is_readable else output.BAD_INPUT)
 
 
@@ -338,6 +354,7 @@ def print_dataset(dataset: Dataset, as_json: bool) -> None:
         "content hash": figures["content_hash"],
     }
     output.print_pairs({name: value for name, value in lines.items() if value is not None})
+    output.print_warnings(figures["warnings"])
 
 
 def format_split(split: Mapping[str, Any]) -> str:
@@ -353,6 +370,8 @@ def dataset_summary(dataset: Dataset) -> dict[str, Any]:
     """Return a JSON-ready summary of a data set."""
     import numpy as np
 
+    from xcray.data.data_warnings import data_warnings
+
     counts = dataset.label_counts
     order = np.argsort(-np.asarray(counts), kind="stable")[:5]
     return {
@@ -365,6 +384,7 @@ def dataset_summary(dataset: Dataset) -> dict[str, Any]:
             for part, split in dataset.splits.items()
         },
         "frequent_labels": [[dataset.label_names[int(i)].as_py(), int(counts[i])] for i in order],
+        "warnings": data_warnings(dataset),
         "text": dataset.text is not None,
         "weights": dataset.train.weights is not None,
         "skipped": int(dataset.manifest.get("source", {}).get("skipped", 0)),

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="labels",
-    help="Labels of a model: add, remove, merge, rename. Other labels stay bit-identical.",
+    help="Labels of a model: list, show, add, remove, merge, rename. "
+    "Other labels stay bit-identical.",
     no_args_is_help=True,
 )
 
@@ -216,7 +217,7 @@ def read_names(names: list[str] | None, file: Path | None) -> list[str]:
 
 def read_renames(renames: list[str] | None, file: Path | None) -> dict[str, str]:
     """Return renames from OLD=NEW arguments and a JSON file. Raises NotFound, InputError."""
-    pairs = output.parse_assignments(renames)
+    pairs = output.parse_assignments(renames, "OLD=NEW", "cvs=csv")
     if len(pairs) < len(renames or ()):
         raise InputError("a label is renamed twice; use each old name once", code="USAGE")
     return {**pairs, **({} if file is None else read_json_object(file))}

@@ -10,7 +10,7 @@ import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import format_duration
-from xcray.cli.training.train import ParameterOption
+from xcray.cli.training.train import ParameterOption, SolverOption
 from xcray.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ ServeOption = Annotated[
 def plan(
     dataset: DatasetArgument = None,
     seconds: Annotated[float, typer.Option(help="Core seconds spent on solving labels.")] = 20.0,
-    solver: Annotated[
-        str, typer.Option(help="Solver or preset: ppdsparse, dismec, l2svm, dsmlr, lbfgs, lc.")
-    ] = "ppdsparse",
+    solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
     mode: Annotated[
         str,

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
+from xcray.cli.terminal.completion import complete_datasets, complete_solvers
 from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.estimate import print_estimate
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError
+from xcray.solvers import SOLVERS
 
 if TYPE_CHECKING:
     from xcray.model.objectstore.client import StoragePath
@@ -27,7 +29,10 @@ ParameterOption = Annotated[
     typer.Option("-p", "--param", metavar="NAME=VALUE", help="Solver parameter. Repeatable."),
 ]
 
-
+SolverOption = Annotated[
+    str,
+    typer.Option(help=f"Solver: {', '.join(SOLVERS)}.", autocompletion=complete_solvers),
+]
 HOST_PORT = re.compile(r"[^\s/]+:\d{1,5}")
 
 
@@ -62,12 +67,13 @@ def train(
             metavar="DIR",
             show_default=False,
             help="Data set directory, see `xcray data build`.",
+            autocompletion=complete_datasets,
         ),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Model directory to write; it must not exist.")
     ] = Path("model"),
-    solver: Annotated[str, typer.Option(help="Solver.")] = "ppdsparse",
+    solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
     pool: Annotated[str, typer.Option(help="Pool: serial, threads or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0 for all cores.")] = 0,
@@ -163,6 +169,8 @@ def train(
     )
     if estimate:
         print_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
+    if not json:
+        print_data_warnings(dataset)
     target = None if push is None else check_push_target(push, name or out.resolve().name)
     result = (find_finished_model(spec, out) if resume else None) or train_and_clean(
         spec, out, run_dir, json
@@ -170,6 +178,14 @@ def train(
     if target is not None:
         push_model(result, target)
     print_result(result, json)
+
+
+def print_data_warnings(path: Path) -> None:
+    """Print what looks wrong in a data set, as far as that is cheap to find."""
+    from xcray.data.data_warnings import data_warnings
+    from xcray.data.dataset import Dataset
+
+    output.print_warnings(data_warnings(Dataset.open(path), copies=False))
 
 
 def train_and_clean(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainResult:

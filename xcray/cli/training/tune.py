@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
+from xcray.cli.terminal.completion import complete_datasets
 from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.terminal.multi_value import MultiValueCommand
 from xcray.cli.terminal.progress import format_duration
-from xcray.cli.training.train import ParameterOption, format_percent, print_measures
+from xcray.cli.training.train import ParameterOption, SolverOption, format_percent, print_measures
 from xcray.errors import Conflict
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ C = Annotated[
 def tune(
     dataset: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Data set directory, see `xcray data build`."),
+        typer.Argument(
+            metavar="DIR",
+            help="Data set directory, see `xcray data build`.",
+            autocompletion=complete_datasets,
+        ),
     ],
     out: Annotated[
         Path,
@@ -66,7 +71,7 @@ def tune(
             "--cold", help="Start every point from zero, not from the nearest solved point."
         ),
     ] = False,
-    solver: Annotated[str, typer.Option(help="Solver.")] = "ppdsparse",
+    solver: SolverOption = "ppdsparse",
     param: ParameterOption = None,
     pool: Annotated[
         str, typer.Option(help="Pool: serial, threads, or ray (without warm starts).")

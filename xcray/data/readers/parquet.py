@@ -39,9 +39,9 @@ from xcray.data.readers.options import MAX_INDEX, ReadOptions
 from xcray.data.readers.parquet_file import (
     check_slice,
     check_unpacked_size,
-    load_footer,
     open_parquet,
     translate_arrow_errors,
+    unpacked_bytes,
 )
 from xcray.data.readers.records import Record, RecordMaker
 from xcray.data.readers.svmlight import Chunk
@@ -228,14 +228,11 @@ def _slices(source: Source, layout: ColumnLayout) -> Iterator[tuple[int, pa.Reco
     with open_parquet(
         source.path, None, [*layout.text, *([layout.labels] if layout.named_labels else [])]
     ) as file:
-        footer, start = load_footer(source.path), 0
-        check_unpacked_size(
-            footer.unpacked_bytes(layout.columns),
-            source.name,
-            source.options,
-            source.path.stat().st_size,
-        )
-        rows = int(min(SLICE_ROWS, max(1, SLICE_BYTES // footer.max_bytes_per_row(layout.columns))))
+        start, size = 0, source.path.stat().st_size
+        n_bytes, row_bytes = unpacked_bytes(file)
+        check_unpacked_size(n_bytes, source.name, source.options, size)
+        numeric, n_bytes = [name for name in (layout.indices, layout.values) if name], 0
+        rows = int(min(SLICE_ROWS, max(1, SLICE_BYTES // row_bytes)))
         with translate_arrow_errors(source.name):
             batches = file.iter_batches(rows, columns=layout.columns, use_threads=False)
         while True:
@@ -245,6 +242,9 @@ def _slices(source: Source, layout: ColumnLayout) -> Iterator[tuple[int, pa.Reco
                     check_slice(batch)
             if batch is None:
                 return
+            # run lengths can be shorter than the footer's bytes
+            n_bytes += sum(batch.column(name).nbytes for name in numeric)
+            check_unpacked_size(n_bytes, source.name, source.options, size)
             yield start, batch
             start += batch.num_rows
 

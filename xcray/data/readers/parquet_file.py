@@ -1,14 +1,14 @@
 """Opening a Parquet file that is not trusted.
 
-The magic bytes at both ends and the length of the footer are checked before Arrow opens the file.
-The footer's claims (columns, row groups, unpacked sizes) are compared with limits before a page is
-read. Pages with checksums are verified. Extension types are read as their storage type. The Arrow
-schema stored in the file's metadata loads no code. Arrow's errors become DataErrors.
+The magic bytes at both ends and the length of the footer are checked before Arrow opens the file,
+with limits for the strings and lists of the footer. The unpacked sizes are compared with limits
+before a page is read. Pages with checksums are verified. Extension types are read as their storage
+type. The Arrow schema stored in the file's metadata loads no code. Arrow's errors become
+DataErrors.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from xcray.data.readers.blocks import FREE_GROWTH_BYTES, Source
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.options import ReadOptions
-from xcray.data.readers.parquet_footer import Footer, read_footer
 from xcray.errors import DataError, NotFound, excerpt
 
 BUFFER_BYTES: Final = 1 << 20  # bytes read ahead of a column
@@ -64,7 +63,6 @@ def open_parquet(
     if options is not None:
         Source(path, options).check_declared()
     _check_ends(path)
-    load_footer(path)
     with translate_arrow_errors(path.name):
         file = _open_file(path, [])
         if not strings:
@@ -129,34 +127,15 @@ def check_slice(batch: pa.RecordBatch) -> None:
                 raise pa.ArrowIndexError("a value is outside its dictionary")
 
 
-def load_footer(path: Path) -> Footer:
-    """Return the footer's claims, within the limits.
+def unpacked_bytes(file: pq.ParquetFile) -> tuple[int, float]:
+    """Return the uncompressed bytes of all row groups, and the most bytes per row of one.
 
-    Raises DataError PARQUET_CORRUPT, PARQUET_ENCRYPTED, PARQUET_LIMIT.
+    Figures of columns are not read: Arrow aborts the process when those of an invalid footer are
+    read one by one.
     """
-    with open(path, "rb") as handle:
-        handle.seek(-8, os.SEEK_END)
-        size = struct.unpack("<I", handle.read(4))[0]
-        handle.seek(-8 - size, os.SEEK_END)
-        data = handle.read(size)
-    try:
-        footer = read_footer(data, MAX_NODES)
-    except ValueError as error:
-        raise DataError(
-            "PARQUET_CORRUPT", str(error), file=path.name, hint=default_fix("PARQUET_CORRUPT")
-        ) from None
-    except OverflowError as error:
-        raise DataError(
-            "PARQUET_LIMIT", str(error), file=path.name, hint=default_fix("PARQUET_LIMIT")
-        ) from None
-    if footer.encrypted:
-        raise DataError(
-            "PARQUET_ENCRYPTED",
-            "it is encrypted",
-            file=path.name,
-            hint=default_fix("PARQUET_ENCRYPTED"),
-        )
-    return footer
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    per_row = [group.total_byte_size / max(1, group.num_rows) for group in groups]
+    return sum(group.total_byte_size for group in groups), max([1.0, *per_row])
 
 
 def check_unpacked_size(n_bytes: int, name: str, options: ReadOptions, size: int) -> None:

@@ -264,6 +264,12 @@ class _TermCounts:
         if params.max_features is not None and len(selected) > params.max_features:
             selected = sorted(selected, key=lambda j: (-tf[j], names[j]))[: params.max_features]
         selected = sorted(selected, key=names.__getitem__)
+        if not names:
+            raise ParameterError(
+                f"no text of {self.n_texts} has a term: check the text column; a term is what "
+                f"token_pattern ({params.token_pattern}) finds, by default a word of two letters "
+                "or more"
+            )
         if not selected:
             raise ParameterError(
                 f"no term is left of {len(names)} in {self.n_texts} texts; "

@@ -36,15 +36,17 @@ class StoreClient(NamedTuple):
 class ClientTable:
     """The store's table of clients."""
 
-    _database: Database
-    _monotonic: Callable[[], float]
-    _client_leases: LeaseWatcher
-    _client_id: str
-    _is_registered: bool
-    _last_heartbeat: float  # seconds of `_monotonic`
-    _heartbeat_lock: threading.Lock
+    def __init__(self, database: Database, monotonic: Callable[[], float]) -> None:
+        """monotonic: the clock for heartbeats and leases, in seconds."""
+        self._database = database
+        self._monotonic = monotonic
+        self._leases = LeaseWatcher(monotonic)
+        self._client_id = process_name()
+        self._is_registered = False
+        self._last_heartbeat = -float("inf")
+        self._heartbeat_lock = threading.Lock()
 
-    def heartbeat_client(self) -> None:
+    def heartbeat(self) -> None:
         """Register this process as a client, or renew its heartbeat.
 
         Does nothing within HEARTBEAT_SECONDS of the last call. Long-running processes call it
@@ -59,7 +61,7 @@ class ClientTable:
             self._write_heartbeat()
             self._is_registered = True
 
-    def list_clients(self) -> list[StoreClient]:
+    def list_all(self) -> list[StoreClient]:
         """Return the clients, including those that ended lately without deregistering."""
         with self._database.read() as connection:
             return read_clients(connection)
@@ -77,14 +79,16 @@ class ClientTable:
             others = {
                 each.id: each for each in read_clients(connection) if each.id != self._client_id
             }
-            expired = self._client_leases.expired_leases(
+            expired = self._leases.expired_leases(
                 {name: (each.beats, each.lease_seconds) for name, each in others.items()}
             )
             delete_clients(connection, [each for name, each in others.items() if name in expired])
 
     @retry_once
-    def _deregister(self) -> None:
-        """Delete this process from the table."""
+    def deregister(self) -> None:
+        """Delete this process from the table, if it is registered."""
+        if not self._is_registered:
+            return
         with self._database.write() as connection:
             connection.execute(sa.delete(PROGRAMS).where(PROGRAMS.c.id == self._client_id))
 

@@ -3,13 +3,14 @@
   python -m xcray.jobs.runner.main --home DIR --job ID --attempt N
 
 It leaves the job SUCCEEDED, STOPPED or FAILED in the store, or PENDING if it released the job
-(SIGTERM, something unavailable). It writes nothing if a newer attempt owns the job.
+(SIGTERM, something unavailable, a full disk). It writes nothing if a newer attempt owns the job.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import faulthandler
 import logging
@@ -25,9 +26,10 @@ from xcray.errors import Fenced, Stopped, Unavailable, XcrayError
 from xcray.jobs.home import STORE_VARIABLE, Home
 from xcray.jobs.job import PREDICT, TRAIN, Job
 from xcray.jobs.runner import batch_job
-from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit
+from xcray.jobs.runner.monitor import AttemptMonitor, LogLimit, MonitorOptions
 from xcray.jobs.runner.publish import Outcome, Publisher
 from xcray.jobs.states import FAILED, STOPPED, SUCCEEDED
+from xcray.jobs.store.attempts import DISK_FULL, MAX_LAUNCH_ATTEMPTS
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.registry import Registry
 from xcray.system.processes import lower_priority
@@ -63,27 +65,28 @@ def run_attempt(
     train_function: TrainFunction = train,
     ray_address: str | None = None,
     stop_flag: StopFlag | None = None,
-    **monitor_options: Any,
+    options: MonitorOptions | None = None,
 ) -> str:
     """Run one attempt to its end and return the job's status, or FENCED.
 
     train_function: stands in for `xcray.training.train`. ray_address: the cluster for specs with
     pool "ray" that do not set one. stop_flag: set it from outside (on SIGTERM) to release the job.
-    monitor_options: see `AttemptMonitor`.
+    options: of the monitor.
     """
     stop_flag, phases = stop_flag or StopFlag(), tracing.PhaseSpans()
-    on_phase: Callable[[str], None] = monitor_options.pop("on_phase", lambda _: None)
+    options = options or MonitorOptions()
+    on_phase = options.on_phase
 
     def enter_phase(phase: str) -> None:
         on_phase(phase)
         phases.enter(phase)
 
     monitor = AttemptMonitor(
-        store, job_id, attempt, stop_flag, on_phase=enter_phase, **monitor_options
+        store, job_id, attempt, stop_flag, dataclasses.replace(options, on_phase=enter_phase)
     )
     try:
         monitor.start()
-        job = store.get_owned_job(job_id, attempt)
+        job = store.attempts.get_owned(job_id, attempt)
         with _attempt_span(store, job), contextlib.closing(phases):
             return _Attempt(store, home, job, monitor, ray_address).run(train_function)
     except Fenced as error:
@@ -100,7 +103,7 @@ def _attempt_span(store: JobStore, job: Job) -> contextlib.AbstractContextManage
     """
     parent = job.spec.get(tracing.TRACEPARENT)
     if tracing.is_enabled():
-        queued, claimed = store.queue_times(job.id)
+        queued, claimed = store.attempts.queue_times(job.id)
         tracing.record_span("queue", claimed - queued, parent=parent, until=claimed, job_id=job.id)
     return tracing.span(
         "attempt", parent=parent, job_id=job.id, attempt=job.attempt, kind_of_job=job.kind
@@ -145,6 +148,8 @@ class _Attempt:
         except Unavailable as error:
             return self._retry_later(error)
         except XcrayError as error:
+            if error.code == DISK_FULL:
+                return self._wait_for_space()
             return self._fail(error.code, error.message)
         except MemoryError:
             LOG.exception("out of memory")
@@ -218,7 +223,7 @@ class _Attempt:
     def _finish(self, status: str, **more: Any) -> None:
         """End the job after the monitor has written all its reports."""
         self.monitor.stop()
-        self.store.finish_attempt(self.job.id, self.job.attempt, status, **more)
+        self.store.attempts.finish(self.job.id, self.job.attempt, status, **more)
 
     def _fail(self, reason: str, message: str) -> str:
         """End the job as FAILED."""
@@ -240,21 +245,36 @@ class _Attempt:
             return STOPPED
         if self.monitor.overtime_reason is not None:
             return self._fail(self.monitor.overtime_reason, self.monitor.overtime_message())
-        return self.store.release_job(self.job.id, self.job.attempt).status
+        return self.store.attempts.release(self.job.id, self.job.attempt).status
 
     def _retry_later(self, error: Unavailable) -> str:
         """Release the job for a retry after a pause. It FAILED after the last attempt."""
         LOG.warning("%s: %s", error.code, error.message)
         self.monitor.stop()
-        return self.store.retry_later(
+        return self.store.attempts.retry_later(
             self.job.id, self.job.attempt, reason=error.code, message=error.message
         ).status
 
+    def _wait_for_space(self) -> str:
+        """Release the job for a retry after a pause: the full disk is not its fault.
+
+        It FAILED after MAX_LAUNCH_ATTEMPTS, which takes more than an hour.
+        """
+        LOG.warning("%s: the attempt ends", DISK_FULL)
+        self.monitor.stop()
+        return self.store.attempts.retry_later(
+            self.job.id,
+            self.job.attempt,
+            reason=DISK_FULL,
+            message="the disk is full: make room; the job then continues from its finished work",
+            max_attempts=MAX_LAUNCH_ATTEMPTS,
+        ).status
+
     def _fail_os_error(self, error: OSError) -> str:
-        """End the job with a reason that depends on the system's error number."""
+        """End the attempt with a reason that depends on the system's error number."""
         LOG.exception("operating system error")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return self._fail("DISK_FULL", "the disk is full: make room, then resume the job")
+            return self._wait_for_space()
         if error.errno == errno.ENOMEM:
             return self._fail("OUT_OF_MEMORY", OUT_OF_MEMORY_MESSAGE)
         return self._fail(
@@ -308,13 +328,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_limit = (
         LogLimit(home.log(options.job), int(options.log_bytes)) if options.log_bytes else None
     )
-    monitor_options: dict[str, Any] = {
-        "lease_seconds": options.lease,
-        "stop_grace_seconds": options.patience,
-        "log_limit": log_limit,
-        "keep_alive_file": options.wanted,
-    }
-    monitor_options["on_phase"] = log_context.set_phase
+    monitor_options = MonitorOptions(
+        lease_seconds=options.lease,
+        stop_grace_seconds=options.patience,
+        log_limit=log_limit,
+        keep_alive_file=options.wanted,
+        on_phase=log_context.set_phase,
+    )
     try:
         status = run_attempt(
             store,
@@ -323,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.attempt,
             ray_address=options.ray_address,
             stop_flag=flag,
-            **monitor_options,
+            options=monitor_options,
         )
     except XcrayError as error:
         # The store is unavailable: the lease will expire, and another attempt follows.

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -57,6 +58,27 @@ def exit_with_children(code: int) -> None:
     os._exit(code)
 
 
+@dataclass(frozen=True)
+class MonitorOptions:
+    """Times, files and callbacks of an `AttemptMonitor`.
+
+    heartbeat_seconds, report_seconds, stop_poll_seconds: between two heartbeats (at most a quarter
+    of the lease), two writes of events, two looks whether to stop. keep_alive_file: touched while
+    the attempt runs. on_phase: called with each phase as it starts.
+    """
+
+    lease_seconds: float = 20.0
+    heartbeat_seconds: float = 3.0
+    report_seconds: float = 0.5
+    stop_poll_seconds: float = STOP_POLL_SECONDS
+    stop_grace_seconds: float = 3.0
+    release_grace_seconds: float = RELEASE_GRACE_SECONDS
+    keep_alive_file: Path | None = None
+    log_limit: LogLimit | None = None
+    on_phase: Callable[[str], None] = lambda _: None
+    exit_process: Callable[[int], None] = exit_with_children
+
+
 class AttemptMonitor:
     """Monitors one attempt from `start` to `stop`.
 
@@ -75,19 +97,8 @@ class AttemptMonitor:
         job_id: str,
         attempt: int,
         stop_flag: StopFlag,
-        *,
-        lease_seconds: float = 20.0,
-        heartbeat_seconds: float = 3.0,
-        report_seconds: float = 0.5,
-        stop_poll_seconds: float = STOP_POLL_SECONDS,
-        stop_grace_seconds: float = 3.0,
-        release_grace_seconds: float = RELEASE_GRACE_SECONDS,
-        keep_alive_file: Path | None = None,
-        log_limit: LogLimit | None = None,
-        on_phase: Callable[[str], None] = lambda _: None,
-        exit_process: Callable[[int], None] = exit_with_children,
+        options: MonitorOptions = MonitorOptions(),
     ) -> None:
-        """on_phase: called with each phase as it starts."""
         self.stop_flag = stop_flag
         self.stop_requested = False
         self.fenced = False
@@ -95,22 +106,14 @@ class AttemptMonitor:
         self._store = store
         self._job_id = job_id
         self._attempt = attempt
-        self._lease = lease_seconds
-        self._heartbeat_seconds = min(heartbeat_seconds, lease_seconds / 4)
-        self._report_seconds = report_seconds
-        self._stop_poll_seconds = stop_poll_seconds
-        self._stop_grace_seconds = stop_grace_seconds
-        self._release_grace_seconds = release_grace_seconds
-        self._keep_alive_file = keep_alive_file
-        self._log_limit = log_limit
-        self._exit_process = exit_process
+        self._options = options
+        self._heartbeat_seconds = min(options.heartbeat_seconds, options.lease_seconds / 4)
         # events that must all be written
         self._pending_events: deque[tuple[str, dict[str, Any]]] = deque()
         self._latest_figures: dict[str, Any] = {}
         self._latest_progress: dict[str, Any] | None = None
         self._phase = ""
         self._metrics = AttemptMetrics()
-        self._on_phase = on_phase
         self._stop_seen_at: float | None = None
         self._counted_until = time.monotonic()  # the store has the running time up to here
         self._is_committed = False
@@ -145,7 +148,7 @@ class AttemptMonitor:
         Raises Stopped if this process was suspended for longer than its lease and is no longer the
         running attempt: it must not write where the next attempt works.
         """
-        if time.monotonic() - self._last_active > self._lease:
+        if time.monotonic() - self._last_active > self._options.lease_seconds:
             self._last_active = time.monotonic()
             self._run_step(self.send_heartbeat)
             if self.fenced:
@@ -153,7 +156,7 @@ class AttemptMonitor:
         data = to_event_data(progress)
         self._metrics.update(progress)
         if progress.phase != self._phase:
-            self._on_phase(progress.phase)
+            self._options.on_phase(progress.phase)
         with self._lock:
             if progress.phase != self._phase:
                 self._phase = progress.phase
@@ -167,17 +170,20 @@ class AttemptMonitor:
     def send_heartbeat(self) -> None:
         """Renew the lease, report the running time, and check for a stop. Raises Fenced."""
         now = time.monotonic()
-        if self._store.heartbeat(
+        if self._store.attempts.heartbeat(
             self._job_id,
             self._attempt,
-            lease_seconds=self._lease,
+            lease_seconds=self._options.lease_seconds,
             ran_seconds=now - self._counted_until,
         ):
             self._counted_until = now
             self._poll_stop()
         self._counted_until = now
-        if self._keep_alive_file is not None and self._keep_alive_file.parent.is_dir():
-            self._keep_alive_file.touch()
+        if (
+            self._options.keep_alive_file is not None
+            and self._options.keep_alive_file.parent.is_dir()
+        ):
+            self._options.keep_alive_file.touch()
 
     def commit(self) -> None:
         """Enter the phase in which the result becomes public and a stop comes too late.
@@ -192,25 +198,27 @@ class AttemptMonitor:
     def _run_heartbeat(self) -> None:
         """Write reports often and send heartbeats (first thread)."""
         due = time.monotonic() + self._heartbeat_seconds
-        while not self._ending.wait(min(self._report_seconds, self._heartbeat_seconds)):
+        while not self._ending.wait(min(self._options.report_seconds, self._heartbeat_seconds)):
             self._run_step(self._write_reports)
             if time.monotonic() >= due:
                 due = time.monotonic() + self._heartbeat_seconds
                 self._run_step(self.send_heartbeat)
-                self._run_step(self._store.heartbeat_client)
+                self._run_step(self._store.clients.heartbeat)
 
     def _run_stop_watcher(self) -> None:
         """Poll for stops and enforce them (second thread)."""
-        while not self._ending.wait(min(self._stop_poll_seconds, self._stop_grace_seconds)):
+        while not self._ending.wait(
+            min(self._options.stop_poll_seconds, self._options.stop_grace_seconds)
+        ):
             self._last_active = time.monotonic()
             self._run_step(self._poll_stop)
             self._enforce_deadline()
-            if self._log_limit is not None and truncate_log(*self._log_limit):
+            if self._options.log_limit is not None and truncate_log(*self._options.log_limit):
                 LOG.warning("the log became too long; its middle was removed")
 
     def _poll_stop(self) -> None:
         """Read whether the job must stop, and why. Raises Fenced."""
-        job = self._store.find_job(self._job_id)
+        job = self._store.jobs.find(self._job_id)
         if job is None or (job.attempt, job.status) != (self._attempt, RUNNING):
             raise Fenced(f"attempt {self._attempt} of {self._job_id} is no longer the running one")
         ran = job.ran_seconds + time.monotonic() - self._counted_until
@@ -241,10 +249,10 @@ class AttemptMonitor:
             events = list(self._pending_events)
             self._pending_events.clear()
         for kind, data in events:
-            self._store.append_event(self._job_id, self._attempt, kind, data)
+            self._store.attempts.append_event(self._job_id, self._attempt, kind, data)
         if latest is not None:
             increments = self._metrics.pending()
-            self._store.append_event(
+            self._store.attempts.append_event(
                 self._job_id, self._attempt, "progress", latest, increments=increments
             )
             self._metrics.acknowledge(increments)
@@ -256,23 +264,23 @@ class AttemptMonitor:
         self._stop_seen_at = self._stop_seen_at or time.monotonic()
         must_end = self.stop_requested or self.fenced or self.overtime_reason is not None
         grace = (
-            self._stop_grace_seconds
+            self._options.stop_grace_seconds
             if must_end
-            else max(self._stop_grace_seconds, self._release_grace_seconds)
+            else max(self._options.stop_grace_seconds, self._options.release_grace_seconds)
         )
         if time.monotonic() - self._stop_seen_at > grace:
             LOG.error("the training did not stop within %.1f s: ending the process", grace)
             self._run_step(self._record_forced_end)
-            self._exit_process(70)
+            self._options.exit_process(70)
 
     def _record_forced_end(self) -> None:
         """Record the outcome that the training would have recorded."""
         if self.fenced:
             return
         if self.stop_requested:
-            self._store.finish_attempt(self._job_id, self._attempt, STOPPED)
+            self._store.attempts.finish(self._job_id, self._attempt, STOPPED)
         elif self.overtime_reason is not None:
-            self._store.finish_attempt(
+            self._store.attempts.finish(
                 self._job_id,
                 self._attempt,
                 FAILED,
@@ -280,7 +288,7 @@ class AttemptMonitor:
                 message=self.overtime_message(),
             )
         else:
-            self._store.release_job(self._job_id, self._attempt)
+            self._store.attempts.release(self._job_id, self._attempt)
 
     def overtime_message(self) -> str:
         """Return the error message for `overtime_reason`."""

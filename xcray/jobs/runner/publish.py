@@ -10,9 +10,7 @@ the running attempt.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from xcray.errors import Corrupt, NotFound, Unavailable
 from xcray.model.registry import Registry
 from xcray.storage.atomic import read_json, write_json
+from xcray.system.file_lock import wait_for_lock
 
 MARKER: Final = "job.json"  # a file in the model's directory that is not part of the model
 LOCK_SECONDS: Final = 300.0
@@ -111,18 +110,11 @@ class Publisher:
     @contextlib.contextmanager
     def _publish_lock(self) -> Iterator[None]:
         """Hold the job's lock. The file lies next to the folder, which can be removed."""
-        deadline = time.monotonic() + LOCK_SECONDS
         with open(self._folder.with_suffix(".lock"), "a") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise Unavailable(
-                            "an earlier attempt is still publishing this job's model:"
-                            " terminate that process first",
-                            code="PUBLISHING",
-                        ) from None
-                    time.sleep(0.1)
+            if not wait_for_lock(lock, LOCK_SECONDS):
+                raise Unavailable(
+                    "an earlier attempt is still publishing this job's model:"
+                    " terminate that process first",
+                    code="PUBLISHING",
+                )
             yield

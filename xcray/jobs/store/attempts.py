@@ -6,6 +6,7 @@ Each write names its attempt. It is rejected with Fenced if another attempt, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
@@ -38,18 +39,25 @@ from xcray.jobs.store.transitions import (
 
 CLAIM_LOCK = "claim"  # name of the advisory lock for claims
 LAUNCH = "LAUNCH"  # reason of attempts that did not start or were lost with their cluster
-MAX_LAUNCH_ATTEMPTS = 20  # launches of one job that can fail for this reason
+DISK_FULL = "DISK_FULL"  # reason of attempts that ended because the disk was full
+# Reasons that are not faults of the job. Such losses are counted apart from all others.
+EXTERNAL_REASONS = (LAUNCH, DISK_FULL)
+MAX_LAUNCH_ATTEMPTS = 20  # attempts of one job that can be lost for these reasons
 
 
 class AttemptTable:
     """Attempts at running jobs."""
 
-    _database: Database
-    _leases: LeaseWatcher
-    _now: Callable[[], float]
+    def __init__(
+        self, database: Database, now: Callable[[], float], monotonic: Callable[[], float]
+    ) -> None:
+        """now: the wall clock in Unix seconds. monotonic: the clock for leases, in seconds."""
+        self._database = database
+        self._now = now
+        self._leases = LeaseWatcher(monotonic)
 
     @retry_once
-    def claim_job(
+    def claim(
         self,
         owner: str,
         *,
@@ -62,8 +70,8 @@ class AttemptTable:
 
         The job becomes RUNNING with attempt + 1 and a lease for `owner`.
 
-        max_running: return None while this many jobs are RUNNING in total, counted in the same_kind
-        transaction. quota: the same_kind limit per tenant: a function or a mapping from tenant to a
+        max_running: return None while this many jobs are RUNNING in total, counted in the same
+        transaction. quota: the same limit per tenant: a function or a mapping from tenant to a
         number, or None. excluded_pools: pools whose jobs are skipped, for example while their
         cluster is unavailable. They keep their place in the queue.
         """
@@ -108,7 +116,7 @@ class AttemptTable:
         It must stop if a stop was requested or its time is up (see `Job.overtime_reason`).
 
         ran_seconds: running time since the last successful heartbeat, by the runner's monotonic
-        clock. increments: what to add to counters in the same_kind transaction.
+        clock. increments: what to add to counters in the same transaction.
 
         Raises Fenced if `attempt` is not the running one.
         """
@@ -155,7 +163,7 @@ class AttemptTable:
             add_increments(connection, increments)
 
     @retry_once
-    def finish_attempt(
+    def finish(
         self,
         job_id: str,
         attempt: int,
@@ -182,7 +190,7 @@ class AttemptTable:
             )
 
     @retry_once
-    def release_job(self, job_id: str, attempt: int) -> Job:
+    def release(self, job_id: str, attempt: int) -> Job:
         """Release a running job, to be claimed again at once. Raises Fenced.
 
         The job becomes STOPPED if a stop was requested.
@@ -200,8 +208,8 @@ class AttemptTable:
         """Release a job that needs something unavailable, to be retried after a pause.
 
         The pause is FIRST_BACKOFF_SECONDS and doubles each time. The job becomes FAILED after
-        `max_attempts`; the job's own `max_attempts` takes precedence. Failed launches (LAUNCH) and
-        attempts that started are counted separately, so an unavailable Ray costs no attempt. Raises
+        `max_attempts`; the job's own `max_attempts` takes precedence. Losses for EXTERNAL_REASONS
+        are counted apart from others, so an unavailable Ray or a full disk costs no attempt. Raises
         Fenced.
         """
         with self._database.write() as connection:
@@ -212,9 +220,7 @@ class AttemptTable:
             )
 
     @retry_once
-    def expire_jobs(
-        self, *, max_attempts: int = 3, unstable_pools: Collection[str] = ()
-    ) -> list[Job]:
+    def expire(self, *, max_attempts: int = 3, unstable_pools: Collection[str] = ()) -> list[Job]:
         """Expire lost leases, and end pending jobs whose time is up; return the changed jobs.
 
         Call it often: a lease is lost if two calls, further apart than its length, saw no heartbeat
@@ -281,7 +287,7 @@ class AttemptTable:
             )
 
     @retry_once
-    def get_owned_job(self, job_id: str, attempt: int) -> Job:
+    def get_owned(self, job_id: str, attempt: int) -> Job:
         """Return the job of a running attempt, for the process that runs it. Raises Fenced."""
         with self._database.write() as connection:
             return to_job(owned_row(connection, job_id, attempt))
@@ -294,6 +300,24 @@ class AttemptTable:
             query = query.where(JOBS.c.owner == owner)
         with self._database.read() as connection:
             return [to_job(row) for row in connection.execute(query).mappings()]
+
+    def queue_times(self, job_id: str) -> tuple[float, float]:
+        """Return the Unix seconds at which a RUNNING job was last queued and claimed.
+
+        Returns the same time twice if its events are missing.
+        """
+        events = (
+            sa.select(EVENTS.c.time)
+            .where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status")
+            .order_by(EVENTS.c.seq.desc())
+        )
+        with self._database.read() as connection:
+            times = [
+                datetime.fromisoformat(time).timestamp()
+                for time in connection.execute(events.limit(2)).scalars()
+            ]
+        claimed, queued = times if len(times) == 2 else (self._now(),) * 2
+        return min(queued, claimed), claimed
 
     def _is_pending_expired(self) -> tuple[sa.ColumnElement[bool], ...]:
         """Return the conditions for pending jobs that must have ended by now."""
@@ -337,7 +361,7 @@ class AttemptTable:
             return self._record_loss(
                 connection, row, MAX_LAUNCH_ATTEMPTS, LAUNCH, sentence, not_before=self._now()
             )
-        before = row["losses"] - _count_failed_launches(connection, row)
+        before = row["losses"] - _count_external_losses(connection, row)
         sentence = f"its runner vanished {before + 1} times; see the log of the job, then resume it"
         pause = (
             min(FIRST_BACKOFF_SECONDS * 2 ** (before - 1), MAX_BACKOFF_SECONDS) if before else 0.0
@@ -360,8 +384,8 @@ class AttemptTable:
         losses = row["losses"] + 1
         if row["stop_requested"]:
             return transition(connection, row, self._now(), STOPPED)
-        failed_launches = _count_failed_launches(connection, row)
-        same_kind = failed_launches if reason == LAUNCH else row["losses"] - failed_launches
+        external = _count_external_losses(connection, row)
+        same_kind = external if reason in EXTERNAL_REASONS else row["losses"] - external
         if same_kind + 1 >= (row["max_attempts"] or max_attempts):
             return transition(
                 connection, row, self._now(), FAILED, losses=losses, reason=reason, message=message
@@ -392,10 +416,10 @@ def _is_full(connection: Connection, max_running: int | None) -> bool:
     )
 
 
-def _count_failed_launches(connection: Connection, row: sa.RowMapping) -> int:
-    """Return how many of a job's losses since submit or resume were failed launches.
+def _count_external_losses(connection: Connection, row: sa.RowMapping) -> int:
+    """Return how many of a job's losses since submit or resume had one of EXTERNAL_REASONS.
 
-    Attempts that were lost with their cluster are included. The events of the job are the source.
+    The events of the job are the source.
     """
     if not row["losses"]:
         return 0
@@ -407,7 +431,6 @@ def _count_failed_launches(connection: Connection, row: sa.RowMapping) -> int:
     since = takewhile(
         lambda move: move["status"] not in TERMINAL, connection.execute(moves).scalars()
     )
-    failed_launches = sum(
-        (move["status"], move.get("reason")) == (PENDING, LAUNCH) for move in since
-    )
-    return min(int(row["losses"]), failed_launches)
+    moves_out = [(move["status"], move.get("reason")) for move in since]
+    external = sum(moves_out.count((PENDING, reason)) for reason in EXTERNAL_REASONS)
+    return min(int(row["losses"]), external)

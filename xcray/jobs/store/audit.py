@@ -31,11 +31,13 @@ class AuditEntry:
 class AuditTable:
     """The audit log."""
 
-    _database: Database
-    _now: Callable[[], float]
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        """now: the wall clock in Unix seconds."""
+        self._database = database
+        self._now = now
 
     @retry_once
-    def record_audit(
+    def record(
         self,
         tenant: str,
         key_id: str | None,
@@ -58,7 +60,7 @@ class AuditTable:
             )
 
     @retry_once
-    def list_audit(
+    def list_page(
         self,
         tenant: str | None = None,
         *,
@@ -83,7 +85,7 @@ class AuditTable:
         return [AuditEntry(**row) for row in rows[:limit]], page_token_after(rows, limit)
 
     @retry_once
-    def trim_audit(self, keep: int) -> int:
+    def trim(self, keep: int) -> int:
         """Delete all entries except the newest `keep` and return how many were deleted."""
         first = sa.select(AUDIT.c.seq).order_by(AUDIT.c.seq.desc()).offset(keep).limit(1)
         with self._database.write() as connection:

@@ -5,13 +5,11 @@ A queue of thousands is emptied in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from xcray.jobs.database.engine import Database, retry_once
 from xcray.jobs.database.schema import EVENTS, JOBS
 from xcray.jobs.job import format_utc
 from xcray.jobs.states import PENDING, RUNNING, STOPPED
@@ -20,112 +18,77 @@ from xcray.jobs.store.metric_deltas import transition_increments
 from xcray.jobs.store.transitions import append_event
 
 
-class BulkStopTable:
-    """The part of the store that stops several jobs at once."""
-
-    _database: Database
-    _now: Callable[[], float]
-
-    @retry_once
-    def request_stop_all(
-        self,
-        tenant: str,
-        *,
-        status: str | None = None,
-        kind: str | None = None,
-        name: str | None = None,
-        model: str | None = None,
-        dataset: str | None = None,
-        limit: int = 500,
-    ) -> int:
-        """Request a stop of up to `limit` matching jobs and return their number.
-
-        Does what `request_stop` does for jobs of a tenant that are PENDING or RUNNING and match all
-        given filters, in one transaction. Call it until it returns 0: a job with a pending request
-        is not counted again.
-        """
-        same = {"tenant": tenant, "kind": kind, "name": name, "model": model, "dataset_id": dataset}
-        conditions = [
-            JOBS.c[column] == value for column, value in same.items() if value is not None
-        ]
-        done = 0
-        with self._database.write() as connection:
-            if status in (None, PENDING):
-                done += self._stop_pending(connection, conditions, limit)
-            if status in (None, RUNNING) and done < limit:
-                done += self._request_stop_running(connection, conditions, limit - done)
-        return done
-
-    def _stop_pending(
-        self, connection: Connection, conditions: list[sa.ColumnElement[bool]], limit: int
-    ) -> int:
-        """Stop pending jobs at once, with one update for all and one event per job."""
-        columns = (
-            JOBS.c[name] for name in ("seq", "id", "attempt", "events", "kind", "status", "losses")
-        )
-        query = (
-            sa.select(*columns)
-            .where(*conditions, JOBS.c.status == PENDING)
-            .order_by(JOBS.c.seq.desc())
-            .limit(limit)
-        )
-        rows = connection.execute(query.with_for_update(skip_locked=True)).mappings().all()
-        if not rows:
-            return 0
-        now = format_utc(self._now())
-        ended = {
-            "status": STOPPED,
-            "finished": now,
-            "stop_requested": False,
-            "events": JOBS.c.events + 1,
+def stop_pending(
+    connection: Connection, conditions: list[sa.ColumnElement[bool]], now: float, limit: int
+) -> int:
+    """Stop pending jobs at once, with one update for all and one event per job."""
+    columns = (
+        JOBS.c[name] for name in ("seq", "id", "attempt", "events", "kind", "status", "losses")
+    )
+    query = (
+        sa.select(*columns)
+        .where(*conditions, JOBS.c.status == PENDING)
+        .order_by(JOBS.c.seq.desc())
+        .limit(limit)
+    )
+    rows = connection.execute(query.with_for_update(skip_locked=True)).mappings().all()
+    if not rows:
+        return 0
+    time = format_utc(now)
+    ended = {
+        "status": STOPPED,
+        "finished": time,
+        "stop_requested": False,
+        "events": JOBS.c.events + 1,
+    }
+    connection.execute(
+        sa.update(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in rows])).values(**ended)
+    )
+    shared = {"time": time, "kind": "status"}
+    events: list[dict[str, Any]] = [
+        {
+            **shared,
+            "job_id": row["id"],
+            "seq": row["events"] + 1,
+            "data": {"status": STOPPED, "attempt": row["attempt"]},
         }
-        connection.execute(
-            sa.update(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in rows])).values(**ended)
-        )
-        shared = {"time": now, "kind": "status"}
-        events: list[dict[str, Any]] = [
+        for row in rows
+    ]
+    connection.execute(sa.insert(EVENTS), events)
+    for kind in sorted({row["kind"] for row in rows}):
+        of_kind = [row for row in rows if row["kind"] == kind]
+        add_increments(
+            connection,
             {
-                **shared,
-                "job_id": row["id"],
-                "seq": row["events"] + 1,
-                "data": {"status": STOPPED, "attempt": row["attempt"]},
-            }
-            for row in rows
-        ]
-        connection.execute(sa.insert(EVENTS), events)
-        for kind in sorted({row["kind"] for row in rows}):
-            of_kind = [row for row in rows if row["kind"] == kind]
-            add_increments(
-                connection,
-                {
-                    name: amount * len(of_kind)
-                    for name, amount in transition_increments(
-                        dict(of_kind[0]), STOPPED, {}, None
-                    ).items()
-                },
-            )
-        return len(rows)
-
-    def _request_stop_running(
-        self, connection: Connection, conditions: list[sa.ColumnElement[bool]], limit: int
-    ) -> int:
-        """Request a stop of running jobs."""
-        running = (*conditions, JOBS.c.status == RUNNING, JOBS.c.stop_requested.is_(False))
-        query = (
-            sa.select(JOBS)
-            .where(*running)
-            .order_by(JOBS.c.seq.desc())
-            .limit(limit)
-            .with_for_update(skip_locked=True)
+                name: amount * len(of_kind)
+                for name, amount in transition_increments(
+                    dict(of_kind[0]), STOPPED, {}, None
+                ).items()
+            },
         )
-        rows = connection.execute(query).mappings().all()
-        for row in rows:
-            append_event(
-                connection,
-                row,
-                self._now(),
-                "stop",
-                {"attempt": row["attempt"]},
-                stop_requested=True,
-            )
-        return len(rows)
+    return len(rows)
+
+
+def request_stop_running(
+    connection: Connection, conditions: list[sa.ColumnElement[bool]], now: float, limit: int
+) -> int:
+    """Request a stop of running jobs."""
+    running = (*conditions, JOBS.c.status == RUNNING, JOBS.c.stop_requested.is_(False))
+    query = (
+        sa.select(JOBS)
+        .where(*running)
+        .order_by(JOBS.c.seq.desc())
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = connection.execute(query).mappings().all()
+    for row in rows:
+        append_event(
+            connection,
+            row,
+            now,
+            "stop",
+            {"attempt": row["attempt"]},
+            stop_requested=True,
+        )
+    return len(rows)

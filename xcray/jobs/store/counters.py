@@ -35,7 +35,8 @@ def make_counter(name: str, **labels: str) -> Counter:
 class CounterTable:
     """Counters of all processes together."""
 
-    _database: Database
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def increment(
         self, name: str, labels: Mapping[str, str] | None = None, amount: float = 1.0
@@ -50,7 +51,7 @@ class CounterTable:
             add_increments(connection, increments)
 
     @retry_once
-    def list_counters(self) -> list[tuple[str, dict[str, str], float]]:
+    def list_all(self) -> list[tuple[str, dict[str, str], float]]:
         """Return all counters as (name, labels, value), ordered by name and labels."""
         query = sa.select(COUNTERS).order_by(COUNTERS.c.name, COUNTERS.c.labels)
         with self._database.read() as connection:

@@ -18,11 +18,13 @@ from xcray.jobs.store.paging import page_start, page_token_after
 class DatasetTable:
     """Records of data sets. The files lie elsewhere, at the recorded path."""
 
-    _database: Database
-    _now: Callable[[], float]
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        """now: the wall clock in Unix seconds."""
+        self._database = database
+        self._now = now
 
     @retry_once
-    def add_dataset(
+    def add(
         self,
         name: str,
         path: str,
@@ -40,7 +42,7 @@ class DatasetTable:
         tenant used the key before for a request with the same `digest`, the record of that request
         is returned, with its own id. Raises Conflict if the key was used with another digest.
         """
-        existing = self.find_dataset_by_key(tenant, idempotency_key, digest)
+        existing = self.find_by_key(tenant, idempotency_key, digest)
         if existing is not None:
             return existing
         record = DatasetRecord(
@@ -61,14 +63,14 @@ class DatasetTable:
                 )
         except IntegrityError:
             # a concurrent request used the same key
-            existing = self.find_dataset_by_key(tenant, idempotency_key, digest)
+            existing = self.find_by_key(tenant, idempotency_key, digest)
             if existing is None:
                 raise
             return existing
         return record
 
     @retry_once
-    def count_datasets(self, tenant: str) -> int:
+    def count(self, tenant: str) -> int:
         """Return how many data sets a tenant has, whatever their status."""
         with self._database.read() as connection:
             return int(
@@ -78,9 +80,7 @@ class DatasetTable:
             )
 
     @retry_once
-    def find_dataset_by_key(
-        self, tenant: str, key: str | None, digest: str | None
-    ) -> DatasetRecord | None:
+    def find_by_key(self, tenant: str, key: str | None, digest: str | None) -> DatasetRecord | None:
         """Return the record that was created with an idempotency key, or None.
 
         Raises Conflict if that request was another one.
@@ -102,7 +102,7 @@ class DatasetTable:
         return None if row is None else _to_record(row)
 
     @retry_once
-    def get_dataset(self, dataset_id: str, tenant: str = "default") -> DatasetRecord:
+    def get(self, dataset_id: str, tenant: str = "default") -> DatasetRecord:
         """Return a record. Raises NotFound if it is missing or another tenant's."""
         with self._database.read() as connection:
             row = (
@@ -115,7 +115,7 @@ class DatasetTable:
         return _to_record(row)
 
     @retry_once
-    def find_dataset(self, dataset_id: str) -> DatasetRecord | None:
+    def find(self, dataset_id: str) -> DatasetRecord | None:
         """Return a record of any tenant, or None, for xcray's own processes."""
         with self._database.read() as connection:
             row = (
@@ -126,7 +126,7 @@ class DatasetTable:
         return None if row is None else _to_record(row)
 
     @retry_once
-    def list_datasets(
+    def list_page(
         self, tenant: str | None = "default", *, limit: int = 50, page_token: str | None = None
     ) -> tuple[list[DatasetRecord], str | None]:
         """Return records, newest first, and the token of the next page or None.
@@ -144,7 +144,7 @@ class DatasetTable:
         return [_to_record(row) for row in rows[:limit]], page_token_after(rows, limit)
 
     @retry_once
-    def update_dataset(
+    def update(
         self,
         dataset_id: str,
         tenant: str = "default",
@@ -154,7 +154,7 @@ class DatasetTable:
     ) -> DatasetRecord:
         """Change `status`, `stats`, `path` or `name` and increase the record's version.
 
-        Raises NotFound as `get_dataset`; Conflict, code VERSION, if the record is no longer
+        Raises NotFound as `get`; Conflict, code VERSION, if the record is no longer
         `if_version`.
         """
         unknown = set(changes) - {"status", "stats", "path", "name"}
@@ -185,12 +185,12 @@ class DatasetTable:
         return _to_record(row)
 
     @retry_once
-    def delete_dataset(
+    def delete(
         self, dataset_id: str, tenant: str = "default", *, if_version: int | None = None
     ) -> None:
         """Delete a record. The caller removes its directory.
 
-        Raises NotFound as `get_dataset`; Conflict, code PRECONDITION, if it is no longer
+        Raises NotFound as `get`; Conflict, code PRECONDITION, if it is no longer
         `if_version`.
         """
         mine = _matches(dataset_id, tenant)

@@ -3,84 +3,49 @@
 The database is an SQLite file or a PostgreSQL database.
 
   store = JobStore("sqlite:////var/lib/xcray/xcray.db")
-  job, created = store.submit({"dataset": "ds_..."}, name="pydocs", idempotency_key="k1")
+  submission = JobSubmission({"dataset": "ds_..."}, name="pydocs", idempotency_key="k1")
+  job, created = store.jobs.submit(submission)
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
 
-from xcray.errors import Conflict, ParameterError, Refused, XcrayError
-from xcray.jobs.database.clients import ClientTable, process_name
-from xcray.jobs.database.compatibility import SchemaGuard
-from xcray.jobs.database.engine import Database, retry_once
-from xcray.jobs.database.leases import LeaseWatcher
-from xcray.jobs.database.schema import EVENTS, JOBS
+from xcray.errors import Conflict, XcrayError
+from xcray.jobs.database.clients import ClientTable
+from xcray.jobs.database.compatibility import (
+    SCHEMA_OLDER,
+    SchemaGuard,
+    check_compatibility,
+    older_message,
+)
+from xcray.jobs.database.engine import Database, TransactionObserver, retry_once
+from xcray.jobs.database.schema import HEAD
 from xcray.jobs.database.upgrade import upgrade_database
-from xcray.jobs.job import KINDS, TRAIN, Event, Job, body_digest, format_utc, new_id
-from xcray.jobs.states import PENDING, QUEUED, RUNNING, STATUSES, STOPPED, SUCCEEDED, TERMINAL
 from xcray.jobs.store.attempts import AttemptTable
 from xcray.jobs.store.audit import AuditTable
-from xcray.jobs.store.bulk_stop import BulkStopTable
 from xcray.jobs.store.counters import CounterTable
 from xcray.jobs.store.datasets import DatasetTable
+from xcray.jobs.store.jobs import JobTable
 from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.store.leader_leases import LeaderLeaseTable
-from xcray.jobs.store.paging import page_start, page_token_after
-from xcray.jobs.store.statistics import StatisticsTable
-from xcray.jobs.store.transitions import (
-    JOB_COLUMNS,
-    append_event,
-    find_row,
-    to_job,
-    transition,
-    update_row,
-)
+from xcray.jobs.store.statistics import StatisticsReader
 
 LOG: Final = logging.getLogger(__name__)
 
-_NEW_JOB: Final[dict[str, Any]] = {
-    "status": PENDING,
-    "phase": QUEUED,
-    "attempt": 0,
-    "progress": {},
-    "stop_requested": False,
-    "not_before": 0.0,
-    "losses": 0,
-    "advanced": False,
-    "events": 1,
-}
 
-# null in every new job
-_NEW_JOB_NULLS: Final[dict[str, Any]] = dict.fromkeys(
-    ("reason", "message", "result", "started", "finished")
-)
+class JobStore:
+    """All records of the service in one database that processes share, one attribute per subject.
 
-
-class JobStore(
-    AttemptTable,
-    DatasetTable,
-    StatisticsTable,
-    KeyTable,
-    AuditTable,
-    CounterTable,
-    LeaderLeaseTable,
-    BulkStopTable,
-    ClientTable,
-):
-    """Jobs, events, data sets, keys and other records in one database that processes share.
-
-    Every method is one transaction and can be called from any thread. Raises Unavailable if the
-    database cannot answer, Refused, code DISK_FULL, if its disk is full, and Unavailable, code
-    SCHEMA_NEWER, once a newer xcray has upgraded it beyond what this version supports.
+    Every method of the parts is one transaction and can be called from any thread. Raises
+    Unavailable if the database cannot answer, Refused, code DISK_FULL, if its disk is full, and
+    Unavailable, code SCHEMA_NEWER, once a newer xcray has upgraded it beyond what this version
+    supports.
     """
 
     def __init__(
@@ -100,311 +65,36 @@ class JobStore(
         Raises Conflict if not, and if the store supports only newer programs.
         """
         self.url = url
-        self._now = now
-        self._monotonic = monotonic
-        self._leases = LeaseWatcher(monotonic)
-        self._leader_leases = LeaseWatcher(monotonic)
-        self._client_leases = LeaseWatcher(monotonic)
-        self._client_id = process_name()
-        self._heartbeat_lock = threading.Lock()
-        self._is_registered = False
-        self._last_heartbeat = -float("inf")
-        self._database = Database(url, busy_seconds)
+        self._database = database = Database(url, busy_seconds)
         try:
-            upgrade_database(self._database, may_upgrade=upgrade)
-            self._database.guard = SchemaGuard()
+            upgrade_database(database, may_upgrade=upgrade)
+            database.guard = SchemaGuard()
         except BaseException:
-            self._database.close()
+            database.close()
             raise
+        self.jobs = JobTable(database, now)
+        self.attempts = AttemptTable(database, now, monotonic)
+        self.datasets = DatasetTable(database, now)
+        self.keys = KeyTable(database, now)
+        self.audit = AuditTable(database, now)
+        self.counters = CounterTable(database)
+        self.leader_leases = LeaderLeaseTable(database, monotonic)
+        self.clients = ClientTable(database, monotonic)
+        self.statistics = StatisticsReader(database, now)
 
-    @retry_once
-    def submit(
-        self,
-        spec: dict[str, Any],
-        *,
-        name: str,
-        tenant: str = "default",
-        idempotency_key: str | None = None,
-        priority: int = 0,
-        digest: str | None = None,
-        kind: str = TRAIN,
-        job_id: str | None = None,
-        key_id: str | None = None,
-        model: str | None = None,
-        dataset_id: str | None = None,
-        timeout_seconds: float | None = None,
-        expires_seconds: float | None = None,
-        max_attempts: int | None = None,
-        max_queued: int | None = None,
-    ) -> tuple[Job, bool]:
-        """Accept a job durably; return (job, True), or (first job, False) for a repeated key.
+    def set_observer(self, observer: TransactionObserver) -> None:
+        """Call `observer` after every transaction from now on."""
+        self._database.observer = observer
 
-        A key is repeated if the tenant used it before with the same body. Raises Conflict if the
-        body was another one.
+    def check_schema(self) -> None:
+        """Raise Conflict if the store does not support this program (any more).
 
-        digest: stands for the body where it covers more than spec, name and priority. kind: one of
-        KINDS. job_id: a server-made `new_id("job")`, if the job's directory had to be named before.
-        expires_seconds: seconds from now by which the job must have ended; other limits as in
-        `Job`. max_queued: raise Refused, code QUOTA, if this many jobs of the tenant are pending.
+        The code is SCHEMA_NEWER or SCHEMA_OLDER.
         """
-        if kind not in KINDS:
-            raise ParameterError(f"kind {kind[:20]!r} is unknown: use one of {', '.join(KINDS)}")
-        digest = digest or body_digest({"spec": spec, "name": name, "priority": priority})
-        expires = None if expires_seconds is None else self._now() + expires_seconds
-        values: dict[str, Any] = {
-            "tenant": tenant,
-            "name": name,
-            "spec": spec,
-            "digest": digest,
-            "priority": priority,
-            "kind": kind,
-        }
-        values |= {
-            "key_id": key_id,
-            "model": model,
-            "dataset_id": dataset_id,
-            "timeout_seconds": timeout_seconds,
-        }
-        values |= {
-            "expires": expires,
-            "max_attempts": max_attempts,
-            "idempotency_key": idempotency_key,
-        }
-        try:
-            return self._insert({**values, "id": job_id or new_id("job")}, max_queued)
-        except IntegrityError:
-            # a concurrent request used the same key
-            existing = self.find_job_by_key(tenant, idempotency_key, digest)
-            if existing is None:
-                raise
-            return existing, False
-
-    @retry_once
-    def find_job_by_key(self, tenant: str, key: str | None, digest: str) -> Job | None:
-        """Return the job that was submitted with an idempotency key, or None.
-
-        Raises Conflict if its body was another one.
-        """
-        if key is None:
-            return None
-        with self._database.read() as connection:
-            return _job_with_key(connection, tenant, key, digest)
-
-    @retry_once
-    def get_job(self, job_id: str, tenant: str | None = "default") -> Job:
-        """Return a job. Raises NotFound if it is missing or another tenant's.
-
-        `tenant` None is for callers that can see all tenants.
-        """
-        with self._database.read() as connection:
-            return to_job(find_row(connection, job_id, tenant))
-
-    @retry_once
-    def find_job(self, job_id: str) -> Job | None:
-        """Return a job of any tenant, or None, for xcray's own processes."""
-        with self._database.read() as connection:
-            row = (
-                connection.execute(sa.select(*JOB_COLUMNS).where(JOBS.c.id == job_id))
-                .mappings()
-                .first()
-            )
-        return None if row is None else to_job(row)
-
-    @retry_once
-    def list_jobs(
-        self,
-        tenant: str | None = "default",
-        *,
-        status: str | Sequence[str] | None = None,
-        kind: str | None = None,
-        name: str | None = None,
-        model: str | None = None,
-        dataset: str | None = None,
-        priority: int | None = None,
-        created_after: float | None = None,
-        created_before: float | None = None,
-        limit: int = 50,
-        page_token: str | None = None,
-    ) -> tuple[list[Job], str | None]:
-        """Return jobs, newest first, and the token of the next page or None.
-
-        Returns jobs of all tenants if `tenant` is None. All given filters must match: `status` is
-        one or several, `dataset` is an id, `created_after` (inclusive) and `created_before` are
-        Unix seconds. Raises ParameterError for an unknown status or an invalid page.
-        """
-        statuses = [status] if isinstance(status, str) else [*(status or ())]
-        for unknown in set(statuses) - set(STATUSES):
-            raise ParameterError(
-                f"status {unknown[:20]!r} is unknown: use one of {', '.join(STATUSES)}"
-            )
-        same = {"tenant": tenant, "kind": kind, "name": name, "model": model, "priority": priority}
-        conditions = [
-            JOBS.c[column] == value
-            for column, value in {**same, "dataset_id": dataset}.items()
-            if value is not None
-        ]
-        if statuses:
-            conditions.append(JOBS.c.status.in_(statuses))
-        if created_after is not None:
-            conditions.append(JOBS.c.created >= format_utc(created_after))
-        if created_before is not None:
-            conditions.append(JOBS.c.created < format_utc(created_before))
-        start = page_start(page_token, limit)
-        if start is not None:
-            conditions.append(JOBS.c.seq < start)
-        # The inner query uses an index only; just the rows of the page are read.
-        page = sa.select(JOBS.c.seq).where(*conditions).order_by(JOBS.c.seq.desc()).limit(limit + 1)
-        query = (
-            sa.select(*JOB_COLUMNS, JOBS.c.seq)
-            .where(JOBS.c.seq.in_(page))
-            .order_by(JOBS.c.seq.desc())
-        )
-        with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [to_job(row) for row in rows[:limit]], page_token_after(rows, limit)
-
-    @retry_once
-    def list_events(
-        self, job_id: str, tenant: str | None = "default", *, after: int = 0, limit: int = 1000
-    ) -> list[Event]:
-        """Return events of a job with `seq` above `after`, in order. Raises NotFound."""
-        query = (
-            sa.select(EVENTS)
-            .where(EVENTS.c.job_id == job_id, EVENTS.c.seq > after)
-            .order_by(EVENTS.c.seq)
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            find_row(connection, job_id, tenant)
-            rows = connection.execute(query).mappings().all()
-        return [Event(row["seq"], row["time"], row["kind"], row["data"]) for row in rows]
-
-    @retry_once
-    def request_stop(
-        self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None
-    ) -> Job:
-        """Request a stop. Idempotent, and without effect on an ended job.
-
-        A PENDING job stops at once, a RUNNING one at its next heartbeat.
-
-        if_events: the number of events that the caller saw last. Raises Conflict, code
-        PRECONDITION, if the job has more by now.
-        """
-        with self._database.write() as connection:
-            row = _require_unchanged(find_row(connection, job_id, tenant, lock=True), if_events)
-            if row["status"] == PENDING:
-                return transition(connection, row, self._now(), STOPPED)
-            if row["status"] == RUNNING and not row["stop_requested"]:
-                append_event(
-                    connection,
-                    row,
-                    self._now(),
-                    "stop",
-                    {"attempt": row["attempt"]},
-                    stop_requested=True,
-                )
-            return to_job(find_row(connection, job_id, tenant))
-
-    @retry_once
-    def resume_job(
-        self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None
-    ) -> Job:
-        """Queue a STOPPED or FAILED job again; finished work is kept.
-
-        A PENDING or RUNNING job is returned unchanged. Raises Conflict if it SUCCEEDED or is
-        stopping. Its running time and losses start from zero, and an `expires` in the past is
-        removed. if_events: see `request_stop`.
-        """
-        with self._database.write() as connection:
-            row = _require_unchanged(find_row(connection, job_id, tenant, lock=True), if_events)
-            if row["status"] == SUCCEEDED:
-                raise Conflict(
-                    f"job {job_id} SUCCEEDED; submit a new one to train again",
-                    code="STATE",
-                    status=SUCCEEDED,
-                )
-            if row["status"] not in TERMINAL:
-                if row["stop_requested"]:
-                    raise Conflict(
-                        f"job {job_id} is stopping; resume it when it is {STOPPED}",
-                        code="STATE",
-                        status=row["status"],
-                    )
-                return to_job(row)
-            reset: dict[str, Any] = {
-                "losses": 0,
-                "advanced": False,
-                "not_before": 0.0,
-                "ran_seconds": 0.0,
-            }
-            if row["expires"] is not None and row["expires"] <= self._now():
-                reset["expires"] = None  # resuming implies that it should run
-            return transition(connection, row, self._now(), PENDING, **reset)
-
-    @retry_once
-    def delete_job(
-        self, job_id: str, tenant: str | None = "default", *, if_events: int | None = None
-    ) -> None:
-        """Delete an ended job and its events. The caller removes its directories.
-
-        Raises Conflict while it is PENDING or RUNNING. if_events: see `request_stop`.
-        """
-        with self._database.write() as connection:
-            row = _require_unchanged(find_row(connection, job_id, tenant, lock=True), if_events)
-            if row["status"] not in TERMINAL:
-                raise Conflict(
-                    f"job {job_id} is {row['status']}: stop it before you delete it",
-                    code="STATE",
-                    status=row["status"],
-                )
-            # Compare-and-set: fails if it was resumed in between.
-            update_row(connection, row, idempotency_key=None)
-            connection.execute(sa.delete(EVENTS).where(EVENTS.c.job_id == job_id))
-            connection.execute(sa.delete(JOBS).where(JOBS.c.seq == row["seq"]))
-
-    @retry_once
-    def delete_ended_jobs(self, ended_before: float, keep: int, limit: int = 100) -> list[Job]:
-        """Delete up to `limit` ended jobs and return them, earliest end first.
-
-        Deletes jobs that ended before a Unix second, and those beyond the newest `keep` of all. The
-        caller removes their directories and logs. Call it again while it returns `limit` jobs.
-        """
-        ended = sa.select(sa.func.count()).select_from(JOBS).where(JOBS.c.finished.is_not(None))
-        with self._database.read() as connection:
-            surplus = connection.execute(ended).scalar_one() - keep
-        oldest = (
-            sa.select(JOBS)
-            .where(JOBS.c.finished.is_not(None))
-            .order_by(JOBS.c.finished, JOBS.c.seq)
-        )
-        with self._database.write() as connection:
-            rows = (
-                connection.execute(oldest.limit(limit).with_for_update(skip_locked=True))
-                .mappings()
-                .all()
-            )
-            deleted = [
-                row
-                for position, row in enumerate(rows)
-                if position < surplus or row["finished"] < format_utc(ended_before)
-            ]
-            connection.execute(
-                sa.delete(EVENTS).where(EVENTS.c.job_id.in_([row["id"] for row in deleted]))
-            )
-            connection.execute(
-                sa.delete(JOBS).where(JOBS.c.seq.in_([row["seq"] for row in deleted]))
-            )
-        return [to_job(row) for row in deleted]
-
-    @retry_once
-    def count_jobs(self, tenant: str | None = None) -> dict[str, int]:
-        """Return the number of jobs per status, including zeros; of one tenant, or of all."""
-        query = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
-        if tenant is not None:
-            query = query.where(JOBS.c.tenant == tenant)
-        with self._database.read() as connection:
-            counts = {row[0]: row[1] for row in connection.execute(query)}
-        return dict.fromkeys(STATUSES, 0) | counts
+        with self._database.read(guarded=False) as connection:
+            compatibility = check_compatibility(connection)
+        if not compatibility.supports(HEAD):
+            raise Conflict(older_message(compatibility), code=SCHEMA_OLDER)
 
     @retry_once
     def ping(self) -> None:
@@ -415,88 +105,10 @@ class JobStore(
     def close(self) -> None:
         """Close all connections. The store cannot be used afterwards."""
         try:
-            if self._is_registered:
-                self._deregister()
+            self.clients.deregister()
         except XcrayError as error:
             LOG.info(
                 "could not deregister from the store; the lease will expire: %s", error.message
             )
         finally:
             self._database.close()
-
-    def _insert(self, values: dict[str, Any], max_queued: int | None) -> tuple[Job, bool]:
-        """Insert a job with its first event; return (job, True), or (existing job, False)."""
-        tenant, key = values["tenant"], values["idempotency_key"]
-        with self._database.write() as connection:
-            existing = (
-                None if key is None else _job_with_key(connection, tenant, key, values["digest"])
-            )
-            if existing is not None:
-                return existing, False
-            if max_queued is not None:
-                self._check_queue(connection, tenant, max_queued)
-            row = {"created": format_utc(self._now()), **values, **_NEW_JOB}
-            connection.execute(sa.insert(JOBS).values(row))
-            first = {"status": PENDING, "phase": QUEUED, "attempt": 0}
-            event = {
-                "job_id": values["id"],
-                "seq": 1,
-                "time": row["created"],
-                "kind": "status",
-                "data": first,
-            }
-            connection.execute(sa.insert(EVENTS).values(event))
-        return Job(
-            **{name: row[name] for name in Job.__dataclass_fields__ if name in row},
-            **_NEW_JOB_NULLS,
-        ), True
-
-    def _check_queue(self, connection: Connection, tenant: str, max_queued: int) -> None:
-        """Raise Refused if the tenant's queue is full, also for concurrent requests."""
-        self._database.advisory_lock(connection, f"queue of {tenant}")
-        waiting = (
-            sa.select(JOBS.c.seq)
-            .where(JOBS.c.tenant == tenant, JOBS.c.status == PENDING)
-            .limit(max_queued)
-            .subquery()
-        )
-        if (
-            connection.execute(sa.select(sa.func.count()).select_from(waiting)).scalar_one()
-            >= max_queued
-        ):
-            raise Refused(
-                f"{max_queued} of your jobs are pending, which is the limit:"
-                " wait until some have run, or stop some",
-                code="QUOTA",
-            )
-
-
-def _require_unchanged(row: sa.RowMapping, if_events: int | None) -> sa.RowMapping:
-    """Return the row if the caller saw its latest state. Raises Conflict if not."""
-    if if_events not in (None, row["events"]):
-        raise Conflict(
-            f"job {row['id']} has changed since you read it: read it again, and decide again",
-            code="PRECONDITION",
-        )
-    return row
-
-
-def _job_with_key(connection: Connection, tenant: str, key: str, digest: str) -> Job | None:
-    """Return the job with an idempotency key, or None. Raises Conflict for another digest."""
-    row = (
-        connection.execute(
-            sa.select(JOBS).where(JOBS.c.tenant == tenant, JOBS.c.idempotency_key == key)
-        )
-        .mappings()
-        .first()
-    )
-    if row is None:
-        return None
-    if row["digest"] != digest:
-        raise Conflict(
-            f"the idempotency key was used before, for job {row['id']} with another body:"
-            " use a new key",
-            code="IDEMPOTENCY_MISMATCH",
-            job=row["id"],
-        )
-    return to_job(row)

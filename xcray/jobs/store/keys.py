@@ -42,11 +42,13 @@ class Key:
 class KeyTable:
     """Records of API keys."""
 
-    _database: Database
-    _now: Callable[[], float]
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        """now: the wall clock in Unix seconds."""
+        self._database = database
+        self._now = now
 
     @retry_once
-    def add_key(
+    def add(
         self,
         tenant: str,
         name: str,
@@ -88,7 +90,7 @@ class KeyTable:
             ) from None
 
     @retry_once
-    def find_key(self, digest: str) -> Key | None:
+    def find(self, digest: str) -> Key | None:
         """Return the key with a digest, even if revoked or expired, or None."""
         with self._database.read() as connection:
             row = (
@@ -99,7 +101,7 @@ class KeyTable:
         return None if row is None else _to_key(row)
 
     @retry_once
-    def list_keys(self, tenant: str | None = None) -> list[Key]:
+    def list_all(self, tenant: str | None = None) -> list[Key]:
         """Return all keys in order of creation; of one tenant if given."""
         query = sa.select(KEYS).order_by(KEYS.c.seq)
         if tenant is not None:
@@ -108,13 +110,13 @@ class KeyTable:
             return [_to_key(row) for row in connection.execute(query).mappings()]
 
     @retry_once
-    def has_keys(self) -> bool:
+    def has_any(self) -> bool:
         """Return whether any key was ever created."""
         with self._database.read() as connection:
             return connection.execute(sa.select(KEYS.c.seq).limit(1)).first() is not None
 
     @retry_once
-    def revoke_key(self, key_id: str, tenant: str | None = None) -> Key:
+    def revoke(self, key_id: str, tenant: str | None = None) -> Key:
         """Revoke a key. Idempotent. Raises NotFound if it is missing or another tenant's."""
         conditions = [KEYS.c.id == key_id] + (
             [KEYS.c.tenant == tenant] if tenant is not None else []
@@ -131,7 +133,7 @@ class KeyTable:
         return _to_key(row)
 
     @retry_once
-    def retire_keys(self, key_ids: Sequence[str], at: float) -> list[Key]:
+    def retire(self, key_ids: Sequence[str], at: float) -> list[Key]:
         """Make keys expire at Unix second `at`; return those changed.
 
         Keys that expire sooner, or are revoked, stay as they are.
@@ -147,7 +149,7 @@ class KeyTable:
             return [_to_key(row) for row in rows]
 
     @retry_once
-    def touch_key(self, key_id: str) -> None:
+    def touch(self, key_id: str) -> None:
         """Record that a key was used now. It writes: call it occasionally, not per request."""
         with self._database.write() as connection:
             connection.execute(

@@ -18,12 +18,13 @@ from xcray.jobs.database.schema import DUTIES
 class LeaderLeaseTable:
     """The table of leader leases (SQL table DUTIES)."""
 
-    _database: Database
-    _leader_leases: LeaseWatcher
-    _monotonic: Callable[[], float]
+    def __init__(self, database: Database, monotonic: Callable[[], float]) -> None:
+        """monotonic: the clock for leases, in seconds."""
+        self._database = database
+        self._leases = LeaseWatcher(monotonic)
 
     @retry_once
-    def try_acquire_leadership(self, role: str, owner: str, lease_seconds: float) -> int | None:
+    def try_acquire(self, role: str, owner: str, lease_seconds: float) -> int | None:
         """Acquire or renew a role; return its term, or None while another process has it.
 
         The term stays the same while `owner` renews it. Call this well within `lease_seconds`:
@@ -53,7 +54,7 @@ class LeaderLeaseTable:
             return int(term)
 
     @retry_once
-    def release_leadership(self, role: str, owner: str) -> None:
+    def release(self, role: str, owner: str) -> None:
         """Release a role if `owner` has it, so that the next candidate gets it at once."""
         with self._database.write() as connection:
             connection.execute(
@@ -82,6 +83,6 @@ class LeaderLeaseTable:
 
     def _is_expired(self, row: sa.RowMapping) -> bool:
         """Return whether this process saw no renewal for the length of the lease."""
-        return self._leader_leases.is_expired(
+        return self._leases.is_expired(
             row["name"], (row["term"], row["beats"]), row["lease_seconds"]
         )

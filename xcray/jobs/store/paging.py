@@ -28,7 +28,9 @@ def page_start(page_token: str | None, limit: int) -> int | None:
     except (binascii.Error, ValueError):
         start = 0
     if not 0 < start < 1 << 62:
-        raise ParameterError("page_token is invalid: omit it to start from the first page")
+        raise ParameterError(
+            "page_token is invalid: omit it to start from the first page", loc="page_token"
+        )
     return start
 
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from xcray.jobs.store.keys import Key
+from xcray.jobs.store.keys import Key, KeyTable
 
 REFRESH_SECONDS: Final = 5.0  # between two reads of the keys
-
-
-class KeyLister(Protocol):
-    """The part of the store that is needed here."""
-
-    def list_keys(self, tenant: str | None = None) -> list[Key]:
-        """Return all keys."""
 
 
 class RunningQuota:
@@ -28,11 +21,11 @@ class RunningQuota:
 
     def __init__(
         self,
-        store: KeyLister,
+        keys: KeyTable,
         max_running: int | None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._keys = keys
         self._max_running = max_running
         self._monotonic = monotonic
         self._limits: dict[str, int | None] = {}
@@ -42,7 +35,7 @@ class RunningQuota:
         """Read the keys if due. Raises Unavailable. Not for use inside a transaction."""
         if self._monotonic() - self._refreshed_at >= REFRESH_SECONDS:
             by_tenant: dict[str, list[Key]] = {}
-            for key in self._store.list_keys():
+            for key in self._keys.list_all():
                 by_tenant.setdefault(key.tenant, []).append(key)
             self._limits = {tenant: _tenant_limit(keys) for tenant, keys in by_tenant.items()}
             self._refreshed_at = self._monotonic()

@@ -11,10 +11,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from xcray.errors import Conflict
-from xcray.jobs.database.compatibility import SCHEMA_OLDER, check_compatibility, older_message
-from xcray.jobs.database.engine import Database, TransactionObserver
-from xcray.jobs.database.schema import COUNTERS, EVENTS, HEAD, JOBS
+from xcray.jobs.database.engine import Database
+from xcray.jobs.database.schema import COUNTERS, EVENTS, JOBS
 from xcray.jobs.states import PENDING, RUNNING, STATUSES
 
 # Pending jobs whose wait is read. More than one, because a resumed job keeps its old number.
@@ -41,13 +39,15 @@ class StoreStatistics:
         return sum(value for each, _, value in self.counters if each == name)
 
 
-class StatisticsTable:
+class StatisticsReader:
     """The part of the store for monitoring."""
 
-    _database: Database
-    _now: Callable[[], float]
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        """now: the wall clock in Unix seconds."""
+        self._database = database
+        self._now = now
 
-    def read_statistics(self) -> StoreStatistics:
+    def read(self) -> StoreStatistics:
         """Return the statistics over all tenants. Raises Unavailable."""
         counting = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
         progress = (
@@ -65,38 +65,6 @@ class StatisticsTable:
                 for row in connection.execute(sa.select(COUNTERS))
             )
         return StoreStatistics(dict.fromkeys(STATUSES, 0) | counted, waiting, running, sums)
-
-    def queue_times(self, job_id: str) -> tuple[float, float]:
-        """Return the Unix seconds at which a RUNNING job was last queued and claimed.
-
-        Returns the same time twice if its events are missing.
-        """
-        events = (
-            sa.select(EVENTS.c.time)
-            .where(EVENTS.c.job_id == job_id, EVENTS.c.kind == "status")
-            .order_by(EVENTS.c.seq.desc())
-        )
-        with self._database.read() as connection:
-            times = [
-                datetime.fromisoformat(time).timestamp()
-                for time in connection.execute(events.limit(2)).scalars()
-            ]
-        claimed, queued = times if len(times) == 2 else (self._now(),) * 2
-        return min(queued, claimed), claimed
-
-    def set_observer(self, observer: TransactionObserver) -> None:
-        """Call `observer` after every transaction from now on."""
-        self._database.observer = observer
-
-    def check_schema(self) -> None:
-        """Raise Conflict if the store does not support this program (any more).
-
-        The code is SCHEMA_NEWER or SCHEMA_OLDER.
-        """
-        with self._database.read(guarded=False) as connection:
-            compatibility = check_compatibility(connection)
-        if not compatibility.supports(HEAD):
-            raise Conflict(older_message(compatibility), code=SCHEMA_OLDER)
 
     def _longest_wait(self, connection: Connection) -> float:
         """Return the longest wait among the oldest pending jobs, in seconds.

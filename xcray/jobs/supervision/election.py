@@ -9,18 +9,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from xcray.errors import Unavailable
+from xcray.jobs.store.leader_leases import LeaderLeaseTable
 
 LOG: Final = logging.getLogger(__name__)
-
-
-class LeaderLeases(Protocol):
-    """The part of the store that elections need."""
-
-    def try_acquire_leadership(self, role: str, owner: str, lease_seconds: float) -> int | None:
-        """Acquire or renew a role; return its term, or None while another has it."""
-
-    def release_leadership(self, role: str, owner: str) -> None:
-        """Release the role if `owner` has it."""
 
 
 class Leadership(Protocol):
@@ -45,13 +36,13 @@ class LeaderElection:
 
     def __init__(
         self,
-        store: LeaderLeases,
+        leases: LeaderLeaseTable,
         role: str,
         owner: str,
         lease_seconds: float,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._leases = leases
         self._role = role
         self._owner = owner
         self._lease = lease_seconds
@@ -83,7 +74,7 @@ class LeaderElection:
         if self.term is not None:
             self.term = None
             try:
-                self._store.release_leadership(self._role, self._owner)
+                self._leases.release(self._role, self._owner)
             except Unavailable as error:
                 # Another process gets the role when the lease expires.
                 LOG.warning("%s: %s", self._role, error.message)
@@ -91,7 +82,7 @@ class LeaderElection:
     def _renew(self, now: float) -> None:
         """Acquire the role or renew its lease."""
         try:
-            term = self._store.try_acquire_leadership(self._role, self._owner, self._lease)
+            term = self._leases.try_acquire(self._role, self._owner, self._lease)
         except Unavailable as error:
             LOG.warning("%s: %s", self._role, error.message)
             return

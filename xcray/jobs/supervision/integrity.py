@@ -17,8 +17,10 @@ from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.job import TRAIN
 from xcray.jobs.states import PENDING, RUNNING, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.jobs import JobFilter
+from xcray.model.aliases import LATEST
 from xcray.model.directory import read_manifest
-from xcray.model.registry import LATEST, Registry
+from xcray.model.registry import Registry
 from xcray.storage.atomic import NAME_PATTERN, verify_files
 
 PAGE_ROWS: Final = 1000
@@ -78,7 +80,7 @@ def _iter_references(
                     f"{tenant} {name}:{version}",
                     _version_fault(registry, name, version, sha256, check_content),
                 )
-            for alias in sorted(set(registry.aliases(name)) - {LATEST}):
+            for alias in sorted(set(registry.aliases.of(name)) - {LATEST}):
                 yield "alias", f"{tenant} {name}@{alias}", _alias_fault(registry, name, alias)
     yield from _iter_jobs(store, highest_versions)
 
@@ -89,7 +91,7 @@ def _iter_datasets(
     """Yield the ready data sets of all tenants."""
     token = None
     while True:
-        records, token = store.list_datasets(None, limit=PAGE_ROWS, page_token=token)
+        records, token = store.datasets.list_page(None, limit=PAGE_ROWS, page_token=token)
         for record in records:
             if record.status == READY:
                 yield (
@@ -177,7 +179,7 @@ def _iter_jobs(
     """
     token = None
     while True:
-        jobs, token = store.list_jobs(None, limit=PAGE_ROWS, page_token=token)
+        jobs, token = store.jobs.list_page(JobFilter(None), limit=PAGE_ROWS, page_token=token)
         for job in jobs:
             source, result = job.spec.get("dataset"), job.result or {}
             if job.status in (PENDING, RUNNING) and isinstance(source, str):

@@ -102,7 +102,7 @@ class Retention:
         """
         removed = []
         before = self._now() - self._limits.jobs_days * DAY_SECONDS
-        while jobs := self._store.delete_ended_jobs(before, self._limits.jobs, BATCH_JOBS):
+        while jobs := self._store.jobs.delete_ended(before, self._limits.jobs, BATCH_JOBS):
             for job in jobs:
                 removed += [
                     self._remove(RemovedItem("of a deleted job", path, 0))
@@ -150,7 +150,7 @@ class Retention:
             if (
                 _last_changed(path) < limit
                 and _is_id(name, "ds_")
-                and (staged or self._store.find_dataset(name) is None)
+                and (staged or self._store.datasets.find(name) is None)
             ):
                 yield self._make_item(
                     "left by a build" if staged else "has no data set record", path
@@ -173,7 +173,7 @@ class Retention:
 
     def _find_job(self, job_id: str) -> Job | None:
         """Return the job of any tenant, or None."""
-        return self._store.find_job(job_id)
+        return self._store.jobs.find(job_id)
 
     def _make_item(self, why: str, path: Path) -> RemovedItem:
         """Return the item for a path."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from xcray.errors import Fenced, Unavailable, XcrayError
@@ -33,54 +35,63 @@ class _PendingLaunch(NamedTuple):
     deadline: float  # monotonic seconds
 
 
+@dataclass(frozen=True)
+class SupervisorOptions:
+    """Limits and times of a supervisor.
+
+    start_seconds: lease of a claimed job, until its runner's own heartbeats take over; it is
+    renewed for at most `launch_seconds` while the launch is in progress (a local Ray may have to
+    start). stop_grace_seconds: see `Supervisor`. max_attempts: limit of lost attempts of jobs
+    without a limit of their own. max_launch_attempts: launches that can fail, for example while Ray
+    is unavailable, with growing pauses of about an hour and a half in total; a job can set fewer.
+    """
+
+    max_running: int = 1
+    tick_seconds: float = 0.5
+    start_seconds: float = 60.0
+    launch_seconds: float = 180.0
+    stop_grace_seconds: float = 3.0
+    max_attempts: int = 3
+    max_launch_attempts: int = MAX_LAUNCH_ATTEMPTS
+
+
 class Supervisor:
     """Claims jobs while fewer than `max_running` run, and launches them with `launcher`.
 
     A runner that must end is terminated with its processes if it does not end by itself:
     `stop_grace_seconds` and a margin after a stop was requested, or when its job has another
-    attempt. A claimed job's lease lasts `start_seconds`, until its runner's own heartbeats take
-    over. It is renewed for at most `launch_seconds` while the launch is in progress (a local Ray
-    may have to start). `max_attempts` limits lost attempts of jobs without a limit of their own.
+    attempt.
     """
 
     def __init__(
         self,
         store: JobStore,
         launcher: Launcher,
+        options: SupervisorOptions = SupervisorOptions(),
         *,
-        max_running: int = 1,
-        tick_seconds: float = 0.5,
-        start_seconds: float = 60.0,
-        launch_seconds: float = 180.0,
-        max_attempts: int = 3,
-        stop_grace_seconds: float = 3.0,
-        max_launch_attempts: int = MAX_LAUNCH_ATTEMPTS,
         quota: RunningQuota | None = None,
+        has_space: Callable[[], bool] = lambda: True,
         owner: str | None = None,
     ) -> None:
         """Create a supervisor. `start` starts its thread.
 
-        max_launch_attempts: launches that can fail, for example while Ray is unavailable, with
-        growing pauses of about an hour and a half in total; a job can set fewer. quota: limits of
-        running jobs per tenant.
+        quota: limits of running jobs per tenant. has_space: whether the disk has space for running
+        jobs; while it has not, no job is claimed.
         """
         self._store = store
         self._launcher = launcher
-        self._max_running = max_running
-        self._tick_seconds = tick_seconds
-        self._start_seconds = start_seconds
-        self._launch_seconds = launch_seconds
-        self._max_attempts = max_attempts
-        self._stop_seconds = stop_grace_seconds
-        self._max_launch_attempts = max_launch_attempts
+        self._options = options
         self._quota = quota
+        self._has_space = has_space
         self._owner = owner or process_name()
         # own runners that must end -> since when, in monotonic seconds
         self._unwanted_since: dict[RunnerId, float] = {}
         # ended runners that are not recorded in the store yet
         self._ended_runners: list[RunnerId] = []
         self._launches: list[_PendingLaunch] = []
-        self._executor = ThreadPoolExecutor(max(1, max_running), thread_name_prefix="xcray-launch")
+        self._executor = ThreadPoolExecutor(
+            max(1, options.max_running), thread_name_prefix="xcray-launch"
+        )
         self._next_report = 0.0  # when to count the next queue poll
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xcray-supervisor", daemon=True)
@@ -106,38 +117,38 @@ class Supervisor:
         while self._ended_runners:
             self._handle_exit(*self._ended_runners[0])
             del self._ended_runners[0]  # Deleted afterwards: what could not be recorded is retried.
-        for lost in self._store.expire_jobs(
-            max_attempts=self._max_attempts, unstable_pools=self._launcher.unstable_pools()
+        for lost in self._store.attempts.expire(
+            max_attempts=self._options.max_attempts, unstable_pools=self._launcher.unstable_pools()
         ):
             LOG.warning("job %s lost its runner: now %s", lost.id, lost.status)
         self._launches = [launch for launch in self._launches if self._check_launch(launch)]
         self._terminate_unwanted()
         if self._quota is not None:
             self._quota.refresh()
-        while job := self._claim_job():
+        while self._has_space() and (job := self._claim_job()):
             LOG.info("job %s: attempt %d", job.id, job.attempt)
-            deadline = time.monotonic() + self._launch_seconds
+            deadline = time.monotonic() + self._options.launch_seconds
             self._launches.append(
                 _PendingLaunch(job, self._executor.submit(self._launcher.launch, job), deadline)
             )
         if time.monotonic() >= self._next_report:
-            self._store.increment(QUEUE_POLLS)
-            self._store.heartbeat_client()
+            self._store.counters.increment(QUEUE_POLLS)
+            self._store.clients.heartbeat()
             self._next_report = time.monotonic() + POLL_REPORT_SECONDS
 
     def _claim_job(self) -> Job | None:
         """Claim the next job, or return None."""
-        return self._store.claim_job(
+        return self._store.attempts.claim(
             self._owner,
-            lease_seconds=self._start_seconds,
-            max_running=self._max_running,
+            lease_seconds=self._options.start_seconds,
+            max_running=self._options.max_running,
             quota=self._quota,
             excluded_pools=self._launcher.unavailable_pools(),
         )
 
     def _run(self) -> None:
         """Run ticks. An error in one tick does not end the thread."""
-        while not self._ending.wait(self._tick_seconds):
+        while not self._ending.wait(self._options.tick_seconds):
             try:
                 self.step()
             except XcrayError as error:
@@ -148,10 +159,10 @@ class Supervisor:
     def _handle_exit(self, job_id: str, attempt: int) -> None:
         """Mark the attempt of an ended runner as lost, if it is still the running one."""
         try:
-            job = self._store.mark_lost(
+            job = self._store.attempts.mark_lost(
                 job_id,
                 attempt,
-                max_attempts=self._max_attempts,
+                max_attempts=self._options.max_attempts,
                 unstable_pools=self._launcher.unstable_pools(),
             )
         except Fenced:
@@ -172,7 +183,7 @@ class Supervisor:
         wanted = (
             {
                 RunnerId(job.id, job.attempt): not job.stop_requested
-                for job in self._store.list_running()
+                for job in self._store.attempts.list_running()
             }
             if ours
             else {}
@@ -183,7 +194,7 @@ class Supervisor:
             if not wanted.get(runner, False)
         }
         for runner, since in self._unwanted_since.items():
-            if now - since > self._stop_seconds + (
+            if now - since > self._options.stop_grace_seconds + (
                 STOP_MARGIN_SECONDS if runner in wanted else EXIT_GRACE_SECONDS
             ):
                 LOG.warning(
@@ -202,7 +213,9 @@ class Supervisor:
         try:
             if not outcome.done():
                 if time.monotonic() < deadline:
-                    self._store.heartbeat(job.id, job.attempt, lease_seconds=self._start_seconds)
+                    self._store.attempts.heartbeat(
+                        job.id, job.attempt, lease_seconds=self._options.start_seconds
+                    )
                 return time.monotonic() < deadline
             error = outcome.exception()
             if error is not None:
@@ -222,14 +235,14 @@ class Supervisor:
             isinstance(error, Unavailable)
             and job.spec.get("pool") in self._launcher.unavailable_pools()
         ):
-            self._store.release_job(job.id, job.attempt)
+            self._store.attempts.release(job.id, job.attempt)
             return
-        self._store.retry_later(
+        self._store.attempts.retry_later(
             job.id,
             job.attempt,
             reason=LAUNCH,
             message=_launch_error_message(error),
-            max_attempts=self._max_launch_attempts,
+            max_attempts=self._options.max_launch_attempts,
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import float32, float64, float_of, int64, load16, load32, prefetch
 from xcray.kernels.search.lists import (
     NARROW_BYTES,
@@ -35,8 +36,6 @@ from xcray.kernels.search.lists import (
     top_at,
 )
 from xcray.kernels.search.postings import beats, offer, sort_best_first
-
-BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3", "search.postings": "f6a39158"}
 
 ROUNDING = 2.0**-23  # twice the relative rounding error of float32
 MIN_NORMAL = 1e-36  # smaller float32 lose digits
@@ -127,7 +126,7 @@ class QueryRow(NamedTuple):
     max_sum: float
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def read_row(X: CSR, i: int, engine: SearchEngine) -> QueryRow:
     """Return row i of X with the terms of its features."""
     lo, hi = X.indptr[i], X.indptr[i + 1]
@@ -177,7 +176,7 @@ def score(row: QueryRow, W: CSR, label: int, bias: Float32) -> float:
     return float(total + bias[label])
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def prefetch_row(W: CSR, label: int) -> None:
     """Prefetch the first PREFETCH_ENTRIES of a label's row."""
     begin, end = W.indptr[label], W.indptr[label + 1]
@@ -186,7 +185,7 @@ def prefetch_row(W: CSR, label: int) -> None:
         prefetch(W.data, entry)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_list(blocks: Bytes, tops: int, n: int, width: int, x: float, sums: Float32) -> None:
     """Add x times the bound of its chunk to the sum of each label of a list."""
     shift = chunk_shift(n)
@@ -202,7 +201,7 @@ def add_list(blocks: Bytes, tops: int, n: int, width: int, x: float, sums: Float
             place += width
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_split(lists: PackedLists, terms: Terms, t: int, sums: Float32) -> None:
     """Run `add_list` on a list that is split by ranges of labels."""
     for r in range(n_ranges(lists.n_labels)):
@@ -219,7 +218,7 @@ def add_split(lists: PackedLists, terms: Terms, t: int, sums: Float32) -> None:
             )
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_dense(lists: PackedLists, terms: Terms, which: Int64, sums: Float32) -> None:
     """Add x * step * code of dense terms to all labels, four terms at a time."""
     n = lists.n_labels
@@ -249,7 +248,7 @@ def add_dense(lists: PackedLists, terms: Terms, which: Int64, sums: Float32) -> 
         at += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_four(
     a: Bytes, b: Bytes, c: Bytes, d: Bytes, p: float, q: float, r: float, s: float, sums: Float32
 ) -> None:
@@ -260,7 +259,7 @@ def add_four(
         )
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def initialise_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
     """Initialise sums to the biases, or -inf for labels that are not allowed.
 
@@ -273,7 +272,7 @@ def initialise_sums(start: Float32, allowed: Bytes, sums: Float32) -> None:
         sums[label] = start[label] if allowed[label] else float32(-np.inf)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def best_bounds(sums: Float32 | Float64, labels: Int32, bounds: Float64) -> int:
     """Select the labels of the largest sums, best first, ties by label; return their number."""
     size: int = int64(0)
@@ -296,7 +295,7 @@ def best_bounds(sums: Float32 | Float64, labels: Int32, bounds: Float64) -> int:
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def labels_above(sums: Float32, least: float, labels: Int32, bounds: Float64) -> int:
     """Select all labels whose sum is at least `least`; return their number."""
     count: int = int64(0)
@@ -316,7 +315,7 @@ def labels_above(sums: Float32, least: float, labels: Int32, bounds: Float64) ->
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def offer_label(out: SearchOutput, i: int, size: int, label: int, value: float) -> int:
     """Offer a label to the heap of row i; return its size.
 
@@ -328,7 +327,7 @@ def offer_label(out: SearchOutput, i: int, size: int, label: int, value: float) 
     return offer(labels, scores, size, label, value)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def offer_by_bias(
     listed: Int32, bias: Float32, skip: Bytes, allowed: Bytes, out: SearchOutput, i: int, size: int
 ) -> int:
@@ -349,7 +348,7 @@ def offer_by_bias(
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def rescore(
     row: QueryRow,
     engine: SearchEngine,
@@ -382,7 +381,7 @@ def rescore(
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def rounding_slack(row: QueryRow) -> float:
     """Return the maximum error of a bound.
 
@@ -392,7 +391,7 @@ def rounding_slack(row: QueryRow) -> float:
     return row.max_sum * (row.n_terms + 4) * ROUNDING + MIN_NORMAL + row.dropped
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def max_contribution(row: QueryRow, t: int) -> float:
     """Return the maximum contribution of a term to a score."""
     x = row.terms.x[t]
@@ -400,7 +399,7 @@ def max_contribution(row: QueryRow, t: int) -> float:
     return most
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_terms(row: QueryRow, lists: PackedLists, budget: int, sums: Float32) -> tuple[float, int]:
     """Add all terms to the sums; return (correction of the bounds, postings read).
 
@@ -430,7 +429,7 @@ def add_terms(row: QueryRow, lists: PackedLists, budget: int, sums: Float32) -> 
     return more, budget - left
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def rescore_candidates(
     row: QueryRow,
     engine: SearchEngine,
@@ -524,7 +523,7 @@ def scan(
         work.seen[first[c]] = 0
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_touched_bounds(
     row: QueryRow, engine: SearchEngine, work: SearchScratch
 ) -> tuple[int, float]:
@@ -559,7 +558,7 @@ def add_touched_bounds(
     return n, more
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def scan_touched(
     row: QueryRow,
     engine: SearchEngine,
@@ -582,7 +581,7 @@ def scan_touched(
     rescore_candidates(row, engine, work, kept, more, UNLIMITED, out, i, size)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def scan_exact(
     row: QueryRow,
     engine: SearchEngine,

@@ -17,11 +17,11 @@ holds.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from xcray.arrays import Float64, Int32
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import float32, float64, int64, load16, load32, prefetch
 from xcray.kernels.search.bounded_scan import (
     MIN_NORMAL,
@@ -53,13 +53,6 @@ from xcray.kernels.search.lists import (
 )
 from xcray.kernels.search.postings import offer, sort_best_first
 
-BUILT_ON = {
-    "search.bits": "4319dcd6",
-    "search.bounded_scan": "d6364e9e",
-    "search.lists": "507497b3",
-    "search.postings": "f6a39158",
-}
-
 Int16 = NDArray[np.int16]
 
 THRESHOLD_POSTINGS = 1500  # postings read to find a threshold
@@ -79,7 +72,7 @@ LARGE_BIAS_MARK = 2  # in `seen`: a label with an unusually large bias
 CHECK_SUMS = 256  # sums that are checked together
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def wide_search(
     row: QueryRow,
     engine: SearchEngine,
@@ -108,7 +101,7 @@ def wide_search(
         work.seen[picked[c]] = 0
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def pick_by_strongest(
     row: QueryRow, lists: PackedLists, allowed: Bytes, work: SearchScratch, picked: Int32
 ) -> tuple[int, int]:
@@ -155,7 +148,7 @@ def pick_by_strongest(
     return read, pick_by_tally(work, n, allowed, picked)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def pick_by_tally(work: SearchScratch, n: int, allowed: Bytes, picked: Int32) -> int:
     """Select the touched labels with the largest tallies, mark them as seen, reset the tallies.
 
@@ -174,7 +167,7 @@ def pick_by_tally(work: SearchScratch, n: int, allowed: Bytes, picked: Int32) ->
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def mark_large_bias(loud: Int32, visited: Bytes) -> None:
     """Mark the labels with unusually large bias that are not visited; see `add_large_bias`."""
     for label in loud:
@@ -182,7 +175,7 @@ def mark_large_bias(loud: Int32, visited: Bytes) -> None:
             visited[label] = LARGE_BIAS_MARK
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_large_bias(
     engine: SearchEngine,
     allowed: Bytes,
@@ -213,7 +206,7 @@ def add_large_bias(
     return n
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def scan_above_cuts(
     row: QueryRow,
     engine: SearchEngine,
@@ -273,13 +266,13 @@ def scan_above_cuts(
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def lower_bar(least: float) -> float:
     """Return a slightly smaller number, so that rounding to float32 loses no label."""
     return least - abs(least) * ROUNDING - MIN_NORMAL
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def filter_by_own_bias(
     work: SearchScratch,
     engine: SearchEngine,
@@ -303,7 +296,7 @@ def filter_by_own_bias(
     return kept
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def plan_cuts(row: QueryRow, lists: PackedLists, most: float) -> Float64:
     """Return cuts c_f, (n_terms,), with R at most `most`; all 0 if that leaves little unread.
 
@@ -338,7 +331,7 @@ def plan_cuts(row: QueryRow, lists: PackedLists, most: float) -> Float64:
     return cuts
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def share_above(lists: PackedLists, terms: Terms, t: int, cut: float) -> tuple[float, float]:
     """Return the shares of a list's weights above `cut` and above 0.
 
@@ -360,7 +353,7 @@ def share_above(lists: PackedLists, terms: Terms, t: int, cut: float) -> tuple[f
     return min(1.0, above / n), min(1.0, positive / n)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
     """Return the first chunk whose top is not above `cut`, or the number of chunks."""
     low, high = 0, n_chunks
@@ -373,7 +366,7 @@ def first_below(blocks: Bytes, tops: int, n_chunks: int, cut: float) -> int:
     return low
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_chunks(
     blocks: Bytes, tops: int, n: int, width: int, cut: float, factor: float, tally: Int16
 ) -> int:
@@ -407,7 +400,7 @@ def add_chunks(
     return n
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_unsplit(
     lists: PackedLists, row: QueryRow, cuts: Float64, scale: float, tally: Int16
 ) -> int:
@@ -428,7 +421,7 @@ def add_unsplit(
     return read
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_range(
     lists: PackedLists, row: QueryRow, r: int, cuts: Float64, scale: float, tally: Int16
 ) -> int:
@@ -446,7 +439,7 @@ def add_range(
     return read
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
     """Prefetch the start of a range's list."""
     tops = terms.all[t] + int64(load32(blocks, terms.dense[t] + RANGE_ENTRY_BYTES * r))
@@ -455,7 +448,7 @@ def prefetch_range(blocks: Bytes, terms: Terms, t: int, r: int) -> None:
     prefetch(blocks, tops + 128)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def append_reaching(tally: Int16, bar: int, first: int, labels: Int32, count: int) -> int:
     """Append the labels, numbered from `first` on, whose tally is at least `bar`.
 
@@ -476,7 +469,7 @@ def append_reaching(tally: Int16, bar: int, first: int, labels: Int32, count: in
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def scan_all(
     row: QueryRow,
     engine: SearchEngine,
@@ -540,7 +533,7 @@ def scan_all(
     work.tally[:] = 0
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def best_tallies(
     work: SearchScratch,
     engine: SearchEngine,
@@ -580,7 +573,7 @@ def best_tallies(
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def tallies_above(
     work: SearchScratch,
     engine: SearchEngine,

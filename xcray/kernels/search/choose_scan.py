@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import int64
 from xcray.kernels.search.bounded_scan import (
     UNLIMITED,
@@ -23,14 +24,6 @@ from xcray.kernels.search.bounded_scan import (
 from xcray.kernels.search.bounded_scan_wide import MAX_TERMS, wide_search
 from xcray.kernels.search.lists import NARROW_BYTES, Bytes
 from xcray.kernels.search.postings import sort_best_first
-
-BUILT_ON = {
-    "search.bits": "4319dcd6",
-    "search.bounded_scan": "d6364e9e",
-    "search.bounded_scan_wide": "d4987d6b",
-    "search.lists": "507497b3",
-    "search.postings": "f6a39158",
-}
 
 MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32
 # from K / TOUCHED_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
@@ -74,7 +67,7 @@ def search_rows(
         )
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def search_row(
     row: QueryRow,
     engine: SearchEngine,
@@ -115,7 +108,7 @@ def search_row(
         scan(row, engine, allowed, limit, work, out, i)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def prefer_exact_scan(row: QueryRow, engine: SearchEngine, k: int) -> bool:
     """Return whether reading all weights of narrow lists is faster than bounds and rescoring."""
     n_labels = len(engine.bias)

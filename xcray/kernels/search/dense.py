@@ -14,12 +14,6 @@ from xcray.kernels.search.bits import float64, int64
 from xcray.kernels.search.bounded_scan import SearchOutput, best_bounds
 from xcray.kernels.search.lists import Bytes
 
-BUILT_ON = {
-    "search.bits": "4319dcd6",
-    "search.bounded_scan": "d6364e9e",
-    "search.lists": "507497b3",
-}
-
 # rows are padded to a multiple of this number of labels, so that loops have no remainder
 LANE_LABELS = 16
 

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcray.arrays import Float64
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import (
     bits_of,
     float32,
@@ -42,7 +43,6 @@ from xcray.kernels.search.bits import (
     prefetch,
 )
 
-BUILT_ON = {"search.bits": "4319dcd6"}
 Bytes = NDArray[np.uint8]
 
 UNIT_BYTES = 4  # blocks start at multiples of it
@@ -74,7 +74,7 @@ class PackedLists(NamedTuple):
     dropped_below: float
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def round_up(weight: float) -> np.uint16:
     """Return the smallest 16-bit float that is not below a float32."""
     bits = bits_of(float32(weight))
@@ -83,7 +83,7 @@ def round_up(weight: float) -> np.uint16:
     return np.uint16((bits + np.uint32(0xFFFF)) >> np.uint32(16))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def round_down(weight: float) -> np.uint16:
     """Return the largest 16-bit float that is not above a float32."""
     bits = bits_of(float32(weight))
@@ -92,7 +92,7 @@ def round_down(weight: float) -> np.uint16:
     return np.uint16(bits >> np.uint32(16))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def next_below(bits: np.uint16) -> np.uint16:
     """Return the next smaller 16-bit float."""
     if bits & np.uint16(0x8000):
@@ -100,7 +100,7 @@ def next_below(bits: np.uint16) -> np.uint16:
     return np.uint16(0x8001) if bits == 0 else np.uint16(bits - np.uint16(1))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def chunk_shift(n: int) -> int:
     """Return log2 of S for a list of n weights.
 
@@ -112,7 +112,7 @@ def chunk_shift(n: int) -> int:
     return shift
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def chunk_start(chunk: int, shift: int) -> int:
     """Return the start of a chunk in its list."""
     if chunk <= shift:
@@ -120,7 +120,7 @@ def chunk_start(chunk: int, shift: int) -> int:
     return (chunk - shift) << shift
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def chunk_count(n: int, shift: int) -> int:
     """Return the number of chunks of n weights."""
     if n > 1 << shift:
@@ -131,37 +131,37 @@ def chunk_count(n: int, shift: int) -> int:
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def list_bytes(n: int, width: int) -> int:
     """Return the size of a list of n weights in bytes."""
     return 0 if n == 0 else 2 * (chunk_count(n, chunk_shift(n)) + 1) + n * width
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def label_mask(width: int) -> np.uint32:
     """Return the mask of a label of `width` bytes in four bytes."""
     return np.uint32((int64(1) << (8 * width)) - 1)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def max_clipped(n_labels: int) -> int:
     """Return the maximum number of clipped weights at each end of a dense feature."""
     return n_labels >> 7
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def n_ranges(n_labels: int) -> int:
     """Return the number of ranges of labels."""
     return (n_labels + RANGE_LABELS - 1) // RANGE_LABELS
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def n_leading(n: int) -> int:
     """Return the number of largest weights of a split list that also have their own list."""
     return min(128, n >> 5)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def is_split(n: int, width: int, n_labels: int) -> bool:
     """Return whether a wide list of n weights is split."""
     return width != NARROW_BYTES and n >= SPLIT_WEIGHTS_PER_RANGE * n_ranges(n_labels)
@@ -183,14 +183,14 @@ def narrow_units(n: int, n_labels: int, dense: bool) -> int:
     return (size + UNIT_BYTES - 1) // UNIT_BYTES
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def top_at(blocks: Bytes, tops: int, chunk: int) -> float:
     """Return the top of a chunk, float32; tops: position of the first top of the list."""
     top: float = float_of(np.uint32(load16(blocks, tops + 2 * chunk)) << np.uint32(16))
     return top
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def floor_at(blocks: Bytes, tops: int, chunk: int, n_chunks: int) -> float:
     """Return a lower bound of the weights of a chunk, float32.
 
@@ -228,7 +228,7 @@ class Terms(NamedTuple):
     n_all: NDArray[np.int64]
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def new_terms(n: int) -> Terms:
     """Allocate n terms."""
     reals = np.empty((5, n), np.float64)
@@ -249,7 +249,7 @@ def new_terms(n: int) -> Terms:
     )
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def read_terms(
     indices: NDArray[np.int32], values: NDArray[np.float32], lists: PackedLists, terms: Terms
 ) -> int:
@@ -289,7 +289,7 @@ def read_terms(
     return count
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _read_list(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
     """Fill in the fields of a list whose tops start at `position`."""
     shift = chunk_shift(terms.n[t])
@@ -301,7 +301,7 @@ def _read_list(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
         terms.low[t] = min(0.0, float64(top_at(lists.blocks, position, chunks)))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _read_dense(lists: PackedLists, terms: Terms, t: int, position: int) -> None:
     """Fill in the fields of a dense feature with its header at `position`."""
     blocks = lists.blocks

@@ -21,6 +21,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import float64, float_of, int64, load16, load32
 from xcray.kernels.search.dense import add_rows
 from xcray.kernels.search.lists import (
@@ -32,13 +33,6 @@ from xcray.kernels.search.lists import (
     read_terms,
 )
 from xcray.kernels.search.postings import PostingScratch, add_all, add_touched, n_postings
-
-BUILT_ON = {
-    "search.bits": "4319dcd6",
-    "search.dense": "50c3a1b1",
-    "search.lists": "507497b3",
-    "search.postings": "f6a39158",
-}
 
 LANES = 256  # numbers processed together
 # from K / TOUCHED_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
@@ -203,7 +197,7 @@ def by_lists(
             out[i] = logsumexp_all(partition, scratch.sums)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_listed(lists: PackedLists, terms: Terms, n_terms: int, sums: Float64) -> None:
     """Add x * weight of all terms to the sums of their labels, from narrow lists."""
     blocks = lists.blocks
@@ -216,7 +210,7 @@ def add_listed(lists: PackedLists, terms: Terms, n_terms: int, sums: Float64) ->
             )
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def touch_listed(lists: PackedLists, terms: Terms, n_terms: int, scratch: PostingScratch) -> int:
     """Run `add_listed` and record labels that are met for the first time; return their number."""
     blocks, n_touched = lists.blocks, int64(0)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcray.arrays import Float32, Int32, Int64
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import bits_of, float32, float64, float_of, int64
 from xcray.kernels.search.lists import (
     DENSE_HEADER_BYTES,
@@ -32,7 +33,6 @@ from xcray.kernels.search.lists import (
     round_up,
 )
 
-BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3"}
 MAX_INSERTION_SORT = 48  # longer lists are sorted by radix
 
 
@@ -119,7 +119,7 @@ def pack(
                 _write_weights(weights[0, :n], out, position)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> None:
     """Sort row 0 by descending 16-bit weight; ties keep their order by label.
 
@@ -151,7 +151,7 @@ def _sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> 
             )
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _insertion_sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n: int) -> None:
     """Sort by key, stable."""
     for i in range(1, n):
@@ -163,14 +163,14 @@ def _insertion_sort(keys: NDArray[np.uint16], labels: Int32, weights: Float32, n
         keys[at], labels[at], weights[at] = key, label, weight
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _descending_key(weight: float) -> np.uint16:
     """Return a key that descends as the weight, rounded up to 16 bits, ascends."""
     bits = round_up(weight)
     return bits if bits & np.uint16(0x8000) else np.uint16(0x7FFF) - bits
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _write_list(labels: Int32, weights: Float32, width: int, out: Bytes, position: int) -> int:
     """Write tops, then labels; return their end.
 
@@ -190,7 +190,7 @@ def _write_list(labels: Int32, weights: Float32, width: int, out: Bytes, positio
     return _write_labels(labels, width, out, position + 2 * (count + 1))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _write_labels(labels: Int32, width: int, out: Bytes, position: int) -> int:
     """Write labels of `width` bytes; return their end."""
     for i in range(len(labels)):
@@ -198,14 +198,14 @@ def _write_labels(labels: Int32, width: int, out: Bytes, position: int) -> int:
     return position + len(labels) * width
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _write_weights(weights: Float32, out: Bytes, position: int) -> None:
     """Write weights as float32."""
     for i in range(len(weights)):
         _write_integer(out, position + i * WEIGHT_BYTES, WEIGHT_BYTES, int64(bits_of(weights[i])))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _write_dense(
     labels: Int32, weights: Float32, width: int, n_labels: int, out: Bytes, position: int
 ) -> None:
@@ -320,7 +320,7 @@ def wide_block_bytes(
     return sizes
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _write_integer(out: Bytes, position: int, width: int, value: int) -> None:
     """Write an integer as `width` bytes, little-endian."""
     for byte in range(width):

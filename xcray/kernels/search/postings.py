@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, TopK
+from xcray.kernels.inner import inner
 
 # from K / DENSE_DIVISOR postings on, visiting all labels is cheaper than recording touched ones
 DENSE_DIVISOR = 4
@@ -98,7 +99,7 @@ def score_of(X: CSR, row: int, label: int, W: CSR, bias: float) -> float:
     return total + bias
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def n_postings(X: CSR, row: int, postings: CSR) -> int:
     """Return the number of weights of the features of a row."""
     total = 0
@@ -108,7 +109,7 @@ def n_postings(X: CSR, row: int, postings: CSR) -> int:
     return total
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_all(X: CSR, row: int, postings: CSR, sums: Float64) -> None:
     """Add x_f * w_fl to sums[l], features ascending."""
     for p in range(X.indptr[row], X.indptr[row + 1]):
@@ -121,7 +122,7 @@ def add_all(X: CSR, row: int, postings: CSR, sums: Float64) -> None:
             sums[np.uint32(labels[q])] += x * np.float64(weights[q])
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_touched(X: CSR, row: int, postings: CSR, scratch: PostingScratch) -> int:
     """Run `add_all`, and append labels met for the first time to touched; return their number."""
     sums, seen, touched = scratch.sums, scratch.seen, scratch.touched
@@ -140,7 +141,7 @@ def add_touched(X: CSR, row: int, postings: CSR, scratch: PostingScratch) -> int
     return n
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> None:
     """Offer every label to an empty heap and clear its sum; the heap is full afterwards."""
     k = len(labels)
@@ -157,7 +158,7 @@ def offer_all(bias: Float32, sums: Float64, labels: Int32, scores: Float64) -> N
     sums[:] = 0.0
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def offer_touched(
     bias: Float32, scratch: PostingScratch, n_touched: int, labels: Int32, scores: Float64
 ) -> int:
@@ -173,7 +174,7 @@ def offer_touched(
     return size
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def offer_untouched(
     biases: Biases,
     visited: np.ndarray[tuple[int], np.dtype[np.uint8]],
@@ -202,7 +203,7 @@ def beats(score: float, label: int, other_score: float, other_label: int) -> boo
     return score > other_score or (score == other_score and label < other_label)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def offer(labels: Int32, scores: Float64, size: int, label: int, score: float) -> int:
     """Insert a label into the heap if there is space or it beats the root; return the size."""
     if size == len(labels):
@@ -220,7 +221,7 @@ def offer(labels: Int32, scores: Float64, size: int, label: int, score: float) -
     return size + 1
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def sift_down(labels: Int32, scores: Float64, size: int, label: int, score: float) -> None:
     """Replace the root of a heap of `size` by a label, and sift it down."""
     at = 0
@@ -237,7 +238,7 @@ def sift_down(labels: Int32, scores: Float64, size: int, label: int, score: floa
     scores[at], labels[at] = score, label
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def sort_best_first(labels: Int32, scores: Float64) -> None:
     """Turn a full heap into a list, best first."""
     for end in range(len(labels) - 1, 0, -1):

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from xcray.kernels.inner import inner
 from xcray.kernels.search.bits import float32, float_of, int64, load16, load32
 from xcray.kernels.search.lists import (
     DENSE_HEADER_BYTES,
@@ -29,8 +30,6 @@ from xcray.kernels.search.lists import (
     top_at,
 )
 
-BUILT_ON = {"search.bits": "4319dcd6", "search.lists": "507497b3"}
-
 
 @numba.njit(nogil=True, cache=True)
 def first_invalid(lists: PackedLists) -> int:
@@ -47,7 +46,7 @@ def first_invalid(lists: PackedLists) -> int:
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _is_valid_block(lists: PackedLists, begin: int, end: int) -> bool:
     """Return whether one block is valid."""
     blocks, width, n_labels = lists.blocks, lists.width, lists.n_labels
@@ -70,7 +69,7 @@ def _is_valid_block(lists: PackedLists, begin: int, end: int) -> bool:
     return _is_valid_split(lists, begin, end, n)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _is_valid_dense(lists: PackedLists, begin: int, end: int, n: int) -> bool:
     """Return whether a dense block is valid; n: size of its list."""
     blocks, room = lists.blocks, list_bytes(2 * max_clipped(lists.n_labels), NARROW_BYTES)
@@ -95,7 +94,7 @@ def _is_valid_dense(lists: PackedLists, begin: int, end: int, n: int) -> bool:
     return _are_finite(blocks, full + NARROW_BYTES * n_all, n_all)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _is_valid_split(lists: PackedLists, begin: int, end: int, n: int) -> bool:
     """Return whether a split block is valid."""
     blocks, ranges, leading = lists.blocks, n_ranges(lists.n_labels), n_leading(n)
@@ -121,7 +120,7 @@ def _is_valid_split(lists: PackedLists, begin: int, end: int, n: int) -> bool:
     return total == n
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _is_valid_list(blocks: Bytes, tops: int, n: int, width: int, n_labels: int) -> bool:
     """Return whether tops descend and labels are below n_labels.
 
@@ -143,7 +142,7 @@ def _is_valid_list(blocks: Bytes, tops: int, n: int, width: int, n_labels: int) 
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _are_finite(blocks: Bytes, position: int, n: int) -> bool:
     """Return whether n float32 are finite."""
     valid = True

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import Float64, Int32, Int64
+from xcray.kernels.inner import inner
 
 MAX_LINEAR = 8  # rows of at most this capacity are searched linearly
 HASH_MULTIPLIER = 2654435769  # 2^32 / golden ratio: spreads neighbouring columns
@@ -34,7 +35,7 @@ class DynamicRows(NamedTuple):
     used: Int64  # (2,) allocated entries of `columns` and of `slots`
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def find_slot(slots: Int64, base: Any, mask: Any, column: Any) -> Any:
     """Return the slot with `column`, or the free slot for it.
 
@@ -46,7 +47,7 @@ def find_slot(slots: Int64, base: Any, mask: Any, column: Any) -> Any:
     return base + h
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def find_column(
     columns: Int32, slots: Int64, base: Any, size: Any, slot_begin: Any, mask: Any, column: Any
 ) -> int:
@@ -63,7 +64,7 @@ def find_column(
     return int(slot & LOW_MASK) if slot != 0 else -1
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def insert_slot(table: DynamicRows, j: int, p: int) -> None:
     """Record in the table of row j that position p holds its column."""
     column = np.int64(table.columns[table.begin[j] + p])
@@ -71,7 +72,7 @@ def insert_slot(table: DynamicRows, j: int, p: int) -> None:
     table.slots[slot] = ((column + 1) << 32) | np.int64(p)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def grow_row(table: DynamicRows, j: int) -> None:
     """Move row j to entries with twice the capacity; the pools must have them."""
     capacity, old, new = max(4, 2 * table.capacity[j]), table.begin[j], table.used[0]
@@ -100,7 +101,7 @@ def swap(table: DynamicRows, j: int, p: int, q: int) -> None:
         insert_slot(table, j, q)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def move_across_threshold(table: DynamicRows, j: int, p: int, is_large: bool) -> None:
     """Move position p of row j across the border between large and other entries.
 
@@ -159,7 +160,7 @@ def add(
             move_across_threshold(table, j, p, is_large_now)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def soft_threshold(v: float, threshold: float) -> float:
     """Return v moved towards zero by the threshold, for |v| above it."""
     return v - threshold if v > 0.0 else v + threshold

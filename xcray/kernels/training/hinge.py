@@ -13,6 +13,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import Float32, Int32
+from xcray.kernels.inner import inner
 
 SQUARED_HINGE, HINGE = 0, 1
 CHUNK_SAMPLES = 1024  # samples summed in the precision of the scores
@@ -62,7 +63,7 @@ def null_objective(o: Objective, positive: float, negative: float) -> float:
     return 0.5 * o.tau * b * b + o.C * (positive * (1.0 - b) + negative * (1.0 + b))
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "nnan"})
+@inner(fastmath={"reassoc", "nsz", "nnan"})
 def chunk_sums(scores: Any, shift: float) -> HingeSums:
     """Return the sums of a chunk of negatives of weight one; SIMD."""
     number = scores.dtype.type
@@ -77,7 +78,7 @@ def chunk_sums(scores: Any, shift: float) -> HingeSums:
     return HingeSums(np.float64(first), np.float64(second), np.float64(count), np.float64(count))
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "nnan"})
+@inner(fastmath={"reassoc", "nsz", "nnan"})
 def weighted_sums(scores: Any, weights: Float32, shift: float) -> HingeSums:
     """Return the sums of a chunk of weighted negatives; SIMD."""
     number = scores.dtype.type
@@ -94,7 +95,7 @@ def weighted_sums(scores: Any, weights: Float32, shift: float) -> HingeSums:
     return HingeSums(np.float64(first), np.float64(second), np.float64(weight), np.float64(count))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def all_as_negatives(scores: Any, weights: Float32, b: float) -> HingeSums:
     """Return the sums over all samples as negatives: z = (1 + score + b)_+."""
     first, second, weight, count = 0.0, 0.0, 0.0, 0.0
@@ -111,7 +112,7 @@ def all_as_negatives(scores: Any, weights: Float32, b: float) -> HingeSums:
     return HingeSums(first, second, weight, count)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def signed_sums(
     scores: Any, weights: Float32, positives: Int32, factor: float, b: float
 ) -> tuple[HingeSums, HingeSums]:
@@ -135,7 +136,7 @@ def signed_sums(
     return HingeSums(n1, n2, nw, nc), HingeSums(p1, p2, pw, pc)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def best_bias(
     o: Objective,
     scores: Any,

@@ -10,9 +10,6 @@ import numba
 from xcray.arrays import CSR, Float64
 from xcray.kernels.training.hinge import soft
 
-# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
-BUILT_ON = {"training.hinge": "c4494e05"}
-
 
 @numba.njit(nogil=True, cache=True)
 def score_rows(X: CSR, w: Float64, lo: int, hi: int, scores: Float64) -> None:

@@ -26,6 +26,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float64, Int32, Int64, Pattern
+from xcray.kernels.inner import inner
 from xcray.kernels.random import GAMMA, below, stream
 from xcray.kernels.training.dynamic_csr import (
     DynamicRows,
@@ -35,9 +36,6 @@ from xcray.kernels.training.dynamic_csr import (
     has_capacity,
     soft_threshold,
 )
-
-# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
-BUILT_ON = {"random": "590530f4", "training.dynamic_csr": "bf7b41aa"}
 
 BEGIN, SEARCH, INNER, CERTIFY, REBASE, FINISHED = 0, 1, 2, 3, 4, 5
 # results of `advance`
@@ -125,7 +123,7 @@ class PDSparseScratch(NamedTuple):
 # ---- scores ----
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_feature_scores(
     table: DynamicRows,
     j: int,
@@ -171,7 +169,7 @@ def score_all(
     return n, work
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def score_some(
     problem: PDSparseProblem,
     table: DynamicRows,
@@ -203,7 +201,7 @@ def score_some(
     return n, work
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def clear_scores(scratch: PDSparseScratch, n_touched: int) -> None:
     """Reset z to 0."""
     if 2 * n_touched >= len(scratch.z):
@@ -213,7 +211,7 @@ def clear_scores(scratch: PDSparseScratch, n_touched: int) -> None:
             scratch.z[scratch.touched[t]] = 0.0
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def score_active(
     problem: PDSparseProblem,
     table: DynamicRows,
@@ -248,7 +246,7 @@ def score_active(
 # ---- one sample ----
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def threshold(c: Float64, mass: float) -> float:
     """Return theta with sum of (c - theta)_+ = mass, for c in descending order."""
     total, theta = 0.0, 0.0
@@ -261,7 +259,7 @@ def threshold(c: Float64, mass: float) -> float:
     return theta
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def sort_descending(source: Float64, out: Float64) -> None:
     """Copy `source` to `out` in descending order."""
     n = len(source)
@@ -313,7 +311,7 @@ def project(c: Float64, n_pos: int, C: float, scratch_: Float64) -> None:
         c[a] = max(0.0, c[a] - h)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def update_dual(
     problem: PDSparseProblem,
     table: DynamicRows,
@@ -347,7 +345,7 @@ def update_dual(
         at.work += changed * (X.indptr[i + 1] - X.indptr[i]) * ADD_COST
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def insert_candidate(scratch: PDSparseScratch, k: int, z: float, n_top: int, growth: int) -> int:
     """Insert label k into the best `growth` inactive labels; return their number.
 
@@ -364,7 +362,7 @@ def insert_candidate(scratch: PDSparseScratch, k: int, z: float, n_top: int, gro
     return min(n_top + 1, growth)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def best_negatives(
     scratch: PDSparseScratch, n_touched: int, cutoff: float, s: PDSparseSettings, at: Any
 ) -> int:
@@ -413,7 +411,7 @@ def shrink(lists: ActiveSets, i: int, n_pos: int) -> None:
     lists.size[i] = kept
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def sample_gap(lists: ActiveSets, scratch: PDSparseScratch, i: int, n_pos: int, C: float) -> float:
     """Return gap_i = C loss_i - m_i + beta_i.z_i from the active labels, whose z is `zs`.
 
@@ -488,7 +486,7 @@ def search(
 # ---- passes ----
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def ensure_capacity(lists: ActiveSets, i: int, growth: int) -> bool:
     """Ensure capacity for `growth` more labels of sample i; return False if the pool is full."""
     needed = lists.size[i] + growth
@@ -504,7 +502,7 @@ def ensure_capacity(lists: ActiveSets, i: int, growth: int) -> bool:
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def process_sample(
     problem: PDSparseProblem,
     s: PDSparseSettings,
@@ -535,7 +533,7 @@ def process_sample(
     return DONE
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def rebuild_sample(
     problem: PDSparseProblem,
     s: PDSparseSettings,
@@ -560,7 +558,7 @@ def rebuild_sample(
     return DONE
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def begin_pass(
     problem: PDSparseProblem, s: PDSparseSettings, scratch: PDSparseScratch, at: Any
 ) -> None:

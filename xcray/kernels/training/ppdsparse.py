@@ -29,11 +29,9 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
+from xcray.kernels.inner import inner
 from xcray.kernels.random import GAMMA, below, shuffle, stream
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective, soft
-
-# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
-BUILT_ON = {"random": "590530f4", "training.hinge": "c4494e05"}
 
 START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
 DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`
@@ -166,14 +164,14 @@ class BatchOutput(NamedTuple):
     records: np.ndarray  # (classes,) of STATE
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def cost(problem: PPDSparseProblem, o: Objective, factor: float, i: int, positive: bool) -> float:
     """Return c_i: C times the weight of sample i in this class."""
     c = o.C * problem.weights[i] if len(problem.weights) > 0 else o.C
     return c * factor if positive else c
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def number_features(X: CSR, i: int, scratch: PPDSparseScratch, at: Any) -> None:
     """Assign numbers to the features of a row that becomes active for the first time.
 
@@ -199,7 +197,7 @@ def number_features(X: CSR, i: int, scratch: PPDSparseScratch, at: Any) -> None:
     at.n_touched, at.n_entries = n, e
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_row(X: CSR, i: int, step: float, scratch: PPDSparseScratch) -> None:
     """Add step x_i to v, for a row with numbered features."""
     lo, hi, e = X.indptr[i], X.indptr[i + 1], scratch.row_begins[i] - 1
@@ -208,7 +206,7 @@ def add_row(X: CSR, i: int, step: float, scratch: PPDSparseScratch) -> None:
         scratch.v[numbers[p]] += step * values[p]
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def reset_class(
     problem: PPDSparseProblem, s: PPDSparseSettings, label: int, scratch: PPDSparseScratch, at: Any
 ) -> None:
@@ -234,7 +232,7 @@ def reset_class(
     at.dual, at.primal, at.gap, at.waiting = -np.inf, np.inf, np.inf, 0.0
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def start_from_positives(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
 ) -> None:
@@ -261,7 +259,7 @@ def start_from_positives(
     at.phase = SCORE
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def start_from_duals(
     problem: PPDSparseProblem,
     s: PPDSparseSettings,
@@ -293,7 +291,7 @@ def start_from_duals(
     at.phase = SWEEP
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def finish_empty(s: PPDSparseSettings, at: Any) -> None:
     """Finish a label without positives: no weights, bias -1; the best bias gives the exact gap."""
     at.bias, at.vb = -1.0, -s.objective.tau
@@ -303,7 +301,7 @@ def finish_empty(s: PPDSparseSettings, at: Any) -> None:
     at.phase = EXPORT
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
+@inner(fastmath={"reassoc", "nsz"})
 def soft_dot(indices: Int32, data: Float32, v: Float64, lam: float) -> float:
     """Return the sum of data_p * soft(v[indices_p], lam), branch-free in SIMD."""
     dot = 0.0
@@ -313,7 +311,7 @@ def soft_dot(indices: Int32, data: Float32, v: Float64, lam: float) -> float:
     return dot
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def sweep(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
 ) -> int:
@@ -356,7 +354,7 @@ def sweep(
     return work
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def after_sweep(at: Any) -> None:
     """Continue sweeping, or score if the sweep gained little or was the last one."""
     at.sweeps += 1
@@ -365,7 +363,7 @@ def after_sweep(at: Any) -> None:
         at.phase = SCORE
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def choose_deferred(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
 ) -> None:
@@ -398,14 +396,14 @@ def choose_deferred(
     at.waiting, at.worth = waiting, 2.0 ** (power - 200)
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def walk(rows: Int32, values: Float32, change: float, scores: Any) -> None:
     """Add a changed weight to the scores of the rows in its posting list."""
     for p in range(len(rows)):
         scores[rows[p]] += change * values[p]
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def score(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, budget: int
 ) -> int:
@@ -432,7 +430,7 @@ def score(
     return work
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def certify(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
 ) -> None:
@@ -471,7 +469,7 @@ def certify(
     at.nnz, at.support = nnz, support
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def shrink(scratch: PPDSparseScratch, at: Any) -> None:
     """Drop negatives with alpha = 0 (paper, Algorithm 1, step 4); they can be added again."""
     kept = 0
@@ -484,7 +482,7 @@ def shrink(scratch: PPDSparseScratch, at: Any) -> None:
     at.n_active = kept
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz", "reassoc"})
+@inner(fastmath={"nnan", "nsz", "reassoc"})
 def block_maxima(scores: Any, kind: np.ndarray, maxima: Any) -> None:
     """Compute the maximum score of the inactive samples of each block; SIMD over blocks.
 
@@ -499,7 +497,7 @@ def block_maxima(scores: Any, kind: np.ndarray, maxima: Any) -> None:
             maxima[k] = x if x > maxima[k] else maxima[k]
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
     """Make sample i an active negative."""
     scratch.kind[i] = NEGATIVE
@@ -507,7 +505,7 @@ def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
     at.n_active += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def add_violators(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
 ) -> int:
@@ -552,7 +550,7 @@ def add_violators(
     return admitted
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def after_score(
     problem: PPDSparseProblem, s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any
 ) -> None:
@@ -585,7 +583,7 @@ def after_score(
     at.phase = SWEEP
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def export(
     s: PPDSparseSettings, scratch: PPDSparseScratch, at: Any, done: int, out: BatchOutput
 ) -> bool:
@@ -622,7 +620,7 @@ def export(
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def begin_class(
     problem: PPDSparseProblem,
     s: PPDSparseSettings,

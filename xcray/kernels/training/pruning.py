@@ -11,15 +11,14 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Int32, Int64
+from xcray.kernels.inner import inner
 from xcray.kernels.training.hinge import Objective, best_bias
 
-# Hashes of imported kernel files, checked by a test: numba's cache only tracks this file itself.
-BUILT_ON = {"training.hinge": "c4494e05"}
 # Newton steps for a bias, and its tolerance relative to the loss before pruning
 MAX_BIAS_STEPS, BIAS_TOLERANCE = 100, 1e-6
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def move_weights(
     XT: CSR, features: Int32, weights: Float32, order: Int64, begin: int, end: int, scores: Any
 ) -> None:
@@ -35,7 +34,7 @@ def move_weights(
             scores[XT.indices[p]] += change * XT.data[p]
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def loss_at_best_bias(
     o: Objective,
     scores: Any,

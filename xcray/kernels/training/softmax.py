@@ -20,6 +20,7 @@ import numba
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64
+from xcray.kernels.inner import inner
 
 LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts, the first exact in few bits
@@ -86,7 +87,7 @@ def exponentials(values: Float32, shift: np.float32, bits: Int32, powers: Float3
     return total
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz", "reassoc"})
+@inner(fastmath={"contract", "nsz", "reassoc"})
 def _largest(values: Float32) -> np.float32:
     """Return the largest of one or more values."""
     top = values[0]
@@ -95,7 +96,7 @@ def _largest(values: Float32) -> np.float32:
     return np.float32(top)
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz"})
+@inner(fastmath={"contract", "nsz"})
 def _score(X: CSR, row: int, W: Float32, out: Float32) -> None:
     """Compute out = W' x of one row; (k,)."""
     out[:] = np.float32(0.0)
@@ -105,7 +106,7 @@ def _score(X: CSR, row: int, W: Float32, out: Float32) -> None:
             out[c] += x * w[c]
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _add_pair(
     top: Float32, total: Float64, row: int, new_top: np.float32, new_total: np.float32
 ) -> None:
@@ -117,7 +118,7 @@ def _add_pair(
         total[row] += new_total * np.exp(np.float64(new_top) - np.float64(top[row]))
 
 
-@numba.njit(nogil=True, cache=True)
+@inner()
 def _subtract_targets(T: CSR, row: int, lo: int, residual: Float32) -> None:
     """Subtract the targets of one row from `residual`, for the labels of a block.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xcray.errors import InputError, NotFound, ParameterError, excerpt
+from xcray.model.aliases import LATEST
 from xcray.model.directory import MANIFEST
 from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.remote_registry import (
@@ -29,7 +30,7 @@ from xcray.model.objectstore.remote_registry import (
     read_aliases,
     version_by_number,
 )
-from xcray.model.registry import LATEST, Registry
+from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 from xcray.storage.atomic import NAME_PATTERN
 
@@ -154,13 +155,13 @@ def pull_to_directory(
 
 def apply_aliases(registry: Registry, name: str, routes: dict[str, TrafficSplit]) -> None:
     """Set the aliases in a registry that differ from these."""
-    current, splits = registry.aliases(name), registry.traffic_splits(name)
+    current, splits = registry.aliases.of(name), registry.aliases.splits(name)
     for alias, route in routes.items():
         present = splits.get(alias) or (
             TrafficSplit.single(current[alias]) if alias in current else None
         )
         if alias != LATEST and present != route:
-            registry.set_traffic_split(name, alias, route)
+            registry.aliases.set_split(name, alias, route)
 
 
 def _plan_reference(home: StoragePath, mark: str, after: str) -> PullPlan:

@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, excerpt
 from xcray.model.directory import MANIFEST, parse_manifest, read_manifest
-from xcray.model.install import exclusive_lock
 from xcray.model.objectstore.client import NO_BUCKET, StoragePath
 from xcray.model.objectstore.transfer import (
     MAX_MANIFEST_BYTES,
@@ -39,6 +38,7 @@ from xcray.storage.atomic import (
     publish_directory,
     write_bytes,
 )
+from xcray.system.file_lock import exclusive_lock
 
 ALIASES_FILE: Final = "aliases.json"
 NO_VERSION: Final = "NO_VERSION"

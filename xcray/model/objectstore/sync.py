@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from xcray.errors import Conflict, NotFound, Stopped, XcrayError
+from xcray.model.aliases import LATEST
 from xcray.model.objectstore.client import StoragePath
 from xcray.model.objectstore.pull import apply_aliases, plan_model
 from xcray.model.objectstore.remote_registry import (
@@ -29,7 +30,7 @@ from xcray.model.objectstore.remote_registry import (
     read_aliases,
     tenant_names,
 )
-from xcray.model.registry import LATEST, Registry
+from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 
 LOG: Final = logging.getLogger(__name__)
@@ -145,10 +146,10 @@ class Mirror:
     def _write_aliases(self, models: TenantModels) -> None:
         """Write the aliases whose versions are uploaded."""
         for name in models.registry.names():
-            splits = models.registry.traffic_splits(name)
+            splits = models.registry.aliases.splits(name)
             local = {
                 alias: splits.get(alias) or TrafficSplit.single(number)
-                for alias, number in models.registry.aliases(name).items()
+                for alias, number in models.registry.aliases.of(name).items()
             }
             del local[LATEST]
             uploaded = {
@@ -233,8 +234,8 @@ class Follower:
                 self._downloaded.add(key)
         apply_aliases(models.registry, name, plan.aliases)
         for alias in self._followed_aliases.get((models.tenant, name), set()) - set(plan.aliases):
-            if alias in models.registry.aliases(name):
-                models.registry.delete_alias(name, alias)
+            if alias in models.registry.aliases.of(name):
+                models.registry.aliases.delete(name, alias)
         self._followed_aliases[models.tenant, name] = set(plan.aliases)
         if n_copied:
             LOG.info(

@@ -22,7 +22,7 @@ from typing import Any
 from xcray.errors import NotFound, Refused, XcrayError
 from xcray.jobs.home import Home
 from xcray.jobs.job import DatasetRecord, new_id
-from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.datasets import DatasetTable
 from xcray.jobs.supervision.election import AlwaysLeader, Leadership
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
@@ -61,7 +61,7 @@ class Builder:
     def __init__(
         self,
         home: Home,
-        store: JobStore,
+        records: DatasetTable,
         settings: Settings,
         metrics: Metrics,
         command: Sequence[str] = INGEST_COMMAND,
@@ -74,7 +74,7 @@ class Builder:
         work; other processes only accept and remove requests, which the leader sees on disk.
         """
         self._home = home
-        self._store = store
+        self._records = records
         self._settings = settings
         self._metrics = metrics
         self._command = tuple(command)
@@ -130,7 +130,7 @@ class Builder:
         os.rename(staged, folder)
         sync_path(self._root)
         stats, target = {"format": format}, str(self._home.dataset(dataset_id))
-        record = self._store.add_dataset(
+        record = self._records.add(
             name,
             target,
             tenant=tenant,
@@ -277,11 +277,11 @@ class Builder:
         status = READY if "stats" in outcome else FAILED
         self._metrics.builds.labels(status.lower()).inc()
         try:
-            record = self._store.get_dataset(dataset_id, tenant)
+            record = self._records.get(dataset_id, tenant)
             # otherwise it was recorded by a process that died before it removed the request
             if record.status == BUILDING:
                 stats = {**record.stats, **outcome.get("stats", outcome)}
-                self._store.update_dataset(dataset_id, tenant, status=status, stats=stats)
+                self._records.update(dataset_id, tenant, status=status, stats=stats)
         except NotFound:
             # deleted meanwhile, or a crash came between the request and its record, which then was
             # never acknowledged

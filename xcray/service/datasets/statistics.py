@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
 
 
 def statistics(dataset: Dataset) -> dict[str, Any]:
-    """Return sizes, content hash and the number of skipped rows of a data set."""
+    """Return sizes, content hash, warnings and the number of skipped rows of a data set.
+
+    The warnings take one pass over all features.
+    """
     manifest = dataset.manifest
     result = {
         "n_features": dataset.n_features,
@@ -22,4 +26,5 @@ def statistics(dataset: Dataset) -> dict[str, Any]:
         },
     }
     source = manifest.get("source", {})
+    result["warnings"] = data_warnings(dataset)
     return result | {name: source[name] for name in ("skipped",) if name in source}

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from xcray.errors import InputError
 from xcray.service.http.audit import SAFE_METHODS, Auditor
 from xcray.service.http.auth import Authenticator, Caller, Forbidden, Unauthorised
-from xcray.service.http.limits import Limiter, Ticket
+from xcray.service.http.limits import FailedKeys, Limiter, Ticket
 from xcray.service.observability.request_log import add_log_context
 from xcray.service.settings import Settings
 from xcray.storage.atomic import check_name
@@ -45,6 +45,7 @@ class AccessMiddleware:
         self._auditor = auditor
         self._authenticate = authenticate
         self._limits = limits
+        self._failed_keys = FailedKeys(settings.failed_keys_per_minute)
         closed = {
             "/docs": settings.public_docs,
             "/openapi.json": settings.public_docs,
@@ -70,6 +71,7 @@ class AccessMiddleware:
             caller = await self._authenticate(Request(scope))
         except Unauthorised as error:
             await self._auditor.record_refusal(scope, error.message)
+            self._failed_keys.count(_address_of(scope))
             raise
         if (
             path in self._operator_pages
@@ -81,8 +83,7 @@ class AccessMiddleware:
         scope["caller"] = (
             caller if not scope["query_string"] else _with_requested_tenant(scope, caller)
         )
-        client = scope.get("client")
-        ticket = scope["ticket"] = self._limits.admit(caller, client[0] if client else "")
+        ticket = scope["ticket"] = self._limits.admit(caller, _address_of(scope))
         if caller.limits.requests_per_minute is not None:
             send = _send_with_rate_limits(send, ticket)
         if scope["method"] not in SAFE_METHODS:
@@ -117,6 +118,12 @@ class AccessMiddleware:
             if isinstance(self._authenticate, Authenticator)
             else None
         )
+
+
+def _address_of(scope: Scope) -> str:
+    """Return the address of the connection: of the client, or of a proxy. Headers do not count."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def _with_requested_tenant(scope: Scope, caller: Caller) -> Caller:

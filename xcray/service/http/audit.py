@@ -13,7 +13,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 from xcray.errors import XcrayError, excerpt
-from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.audit import AuditTable
 from xcray.service.http.auth import Caller
 from xcray.service.observability.request_log import LOGGER, REQUEST_ID
 
@@ -73,9 +73,9 @@ class Auditor:
     """
 
     def __init__(
-        self, store: JobStore, max_entries: int, clock: Callable[[], float] = time.monotonic
+        self, table: AuditTable, max_entries: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._store = store
+        self._table = table
         self._max_entries = max_entries
         self._clock = clock
         self._entry_numbers = itertools.count(1)
@@ -134,10 +134,10 @@ class Auditor:
         """Write one entry. If that fails, the change stands and the service log has the entry."""
         try:
             await asyncio.to_thread(
-                self._store.record_audit, tenant, key_id, action, subject, detail, REQUEST_ID.get()
+                self._table.record, tenant, key_id, action, subject, detail, REQUEST_ID.get()
             )
             if next(self._entry_numbers) % TRIM_EVERY_ENTRIES == 0:
-                await asyncio.to_thread(self._store.trim_audit, self._max_entries)
+                await asyncio.to_thread(self._table.trim, self._max_entries)
         except XcrayError as error:
             facts = {
                 "tenant": tenant,

@@ -18,13 +18,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from fastapi import Depends, Request
 
 from xcray.errors import Unavailable, XcrayError
 from xcray.jobs.store import tokens
-from xcray.jobs.store.keys import Key
+from xcray.jobs.store.keys import KeyTable
 from xcray.jobs.store.tokens import KeyLimits
 from xcray.service.observability.request_log import LOGGER
 
@@ -78,19 +78,6 @@ async def admit_anyone(request: Request) -> Caller:
     return ANONYMOUS
 
 
-class KeyStore(Protocol):
-    """Key operations that the authenticator needs of the store."""
-
-    def find_key(self, digest: str) -> Key | None:
-        """Return the key whose secret has this digest."""
-
-    def has_keys(self) -> bool:
-        """Return whether any key exists, including revoked ones."""
-
-    def touch_key(self, key_id: str) -> object:
-        """Record that a key is in use now."""
-
-
 class _KeyLookup:
     """Result of a key lookup in the store, and its time on the monotonic clock."""
 
@@ -108,14 +95,14 @@ class _KeyLookup:
 class Authenticator:
     """Authenticator of requests by key. One per event loop; only calls of `keys` leave the loop.
 
-    keys: the store. admits_everyone: whether callers without a key are admitted while the store has
-    no keys. grace_seconds: how long a cached result is valid after `EXPIRY_SECONDS` while the store
-    does not answer. clock: monotonic seconds. wall_clock: seconds since the epoch.
+    keys: the store's keys. admits_everyone: whether callers without a key are admitted while the
+    store has no keys. grace_seconds: how long a cached result is valid after `EXPIRY_SECONDS` while
+    the store does not answer. clock: monotonic seconds. wall_clock: seconds since the epoch.
     """
 
     def __init__(
         self,
-        keys: KeyStore,
+        keys: KeyTable,
         *,
         admits_everyone: bool = True,
         grace_seconds: float = 60.0,
@@ -184,7 +171,7 @@ class Authenticator:
     async def _admits_without_key(self, now: float) -> bool:
         """Return whether callers without a key are admitted, after a query of the store."""
         try:
-            self._has_keys = await asyncio.to_thread(self._keys.has_keys)
+            self._has_keys = await asyncio.to_thread(self._keys.has_any)
         except Unavailable:
             if (
                 self._keyless_at is None
@@ -229,8 +216,14 @@ class Authenticator:
         return task
 
     async def _run_lookup(self, digest: bytes, token: bytes) -> _KeyLookup:
-        """Look a key up in a thread and cache the result."""
+        """Look a key up in a thread and cache the result.
+
+        A full cache takes no further refused keys, so that they do not displace valid ones.
+        """
         lookup = await asyncio.to_thread(self._read_key, token)
+        is_full = len(self._lookups) >= MAX_CACHED_KEYS
+        if lookup.caller is None and is_full and digest not in self._lookups:
+            return lookup
         self._lookups[digest] = lookup
         self._lookups.move_to_end(digest)
         while len(self._lookups) > MAX_CACHED_KEYS:
@@ -250,7 +243,7 @@ class Authenticator:
         """Return the result of a key lookup. Runs in a thread."""
         looked_up_at = self._clock()
         token = tokens.parse_token(bearer.decode("latin-1"))
-        key = None if token is None else self._keys.find_key(token[1])
+        key = None if token is None else self._keys.find(token[1])
         if (
             token is None
             or key is None
@@ -291,7 +284,7 @@ class Authenticator:
             return
         self._touched_at[key_id] = now
         try:
-            self._keys.touch_key(key_id)
+            self._keys.touch(key_id)
         except XcrayError as error:
             LOGGER.warning(
                 "cannot record the use of a key", extra={"key": key_id, "detail": error.message}

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from xcray.errors import InputError, excerpt
-from xcray.service.http.limits import hold_body_bytes
+from xcray.service.http.limits import hold_body_bytes, hold_decoded_bytes
 from xcray.service.http.offload import run_in_heavy_thread
 from xcray.service.http.problems import validation_error
 from xcray.service.http.strict_json import loads
@@ -78,7 +78,7 @@ def parse_body(
         return model.model_validate(value)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
-        raise validation_error(problems) from None
+        raise validation_error(problems, model=model) from None
 
 
 def check_media_type(request: Request, allowed: tuple[str, ...]) -> str:
@@ -114,7 +114,7 @@ def first_header(request: Request, name: bytes) -> str | None:
 
 
 async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
-    """Return the whole body.
+    """Return the whole body when there is memory to decode it.
 
     Raises InputError BODY_TOO_LARGE above `limit` bytes and SLOW_BODY after `idle_timeout` seconds
     without data; Unavailable BUSY while other requests hold too much memory.
@@ -129,7 +129,10 @@ async def read_body(request: Request, limit: int, idle_timeout: float) -> bytes:
             raise body_too_large(limit)
         hold_body_bytes(request.scope, len(chunk))
         parts.append(chunk)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    parts.clear()
+    await hold_decoded_bytes(request.scope, body)
+    return body
 
 
 async def body_chunks(request: Request, idle_timeout: float) -> AsyncIterator[bytes]:

@@ -124,6 +124,11 @@ class BoundedProtocol(HttpToolsProtocol):
             while len(self.pipeline) > MAX_PIPELINED_REQUESTS:
                 self.pipeline.popleft()  # the newest
 
+    def send_400_response(self, msg: str) -> None:
+        """Reject what is not HTTP, or a request target above the limit of headers."""
+        received = max(self._unparsed_bytes, len(getattr(self, "url", b"")))
+        self._reject(431 if received >= MAX_HEADER_BYTES_READ else 400)
+
     def on_message_begin(self) -> None:
         """Start the header timeout. The bytes may also have ended the previous message."""
         if self._header_started_at is None:

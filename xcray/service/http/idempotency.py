@@ -6,9 +6,12 @@ it can be used again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import Header
+from fastapi import Header, Request, Response
+
+from xcray.service.http.etags import reply
 
 IdempotencyKey: TypeAlias = Annotated[
     str | None,
@@ -20,10 +23,23 @@ IdempotencyKey: TypeAlias = Annotated[
         "resource while it exists.",
     ),
 ]
-REPLAYED_HEADERS: Final = {"Idempotency-Replayed": "true"}
 REPLAYED_HEADER_SCHEMA: Final = {
     "Idempotency-Replayed": {"$ref": "#/components/headers/Idempotency-Replayed"}
 }
+
+
+def creation_reply(
+    request: Request, view: Mapping[str, Any], etag: str, location: str, *, created: bool
+) -> Response:
+    """Return the reply to a creation: 201, or 200 if the idempotency key was used before."""
+    replayed = {} if created else {"Idempotency-Replayed": "true"}
+    return reply(
+        request,
+        view,
+        etag,
+        status=201 if created else 200,
+        headers={"Location": location, **replayed},
+    )
 
 
 def replay_response(model: Any) -> dict[int | str, dict[str, Any]]:

@@ -9,6 +9,7 @@ left is accepted; the following requests pay for it.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import time
@@ -23,6 +24,8 @@ from xcray.service.settings import Settings
 
 MAX_ACCOUNTS: Final = 10_000  # callers; idle ones are removed first
 MINUTE_SECONDS: Final = 60.0
+SMALL_BODY_BYTES: Final = 32_768  # a body whose decoded objects are not counted
+ELEMENT_BYTES: Final = 48  # per element of decoded JSON: a number, its place, and its array entry
 
 
 class RateLimited(Unavailable):
@@ -61,6 +64,36 @@ class TokenBucket:
         )
 
 
+class FailedKeys:
+    """Limit of failed authentications per address, for IPv6 per /64 network; in bounded memory.
+
+    Only failures count and only failures are refused, so that a valid key from an address shared
+    by many callers (NAT, proxy) is never locked out by the others. per_minute: failures answered
+    with 401, with bursts of the same size; 0: unlimited. now: monotonic seconds.
+    """
+
+    def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._now = now
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def count(self, address: str) -> None:
+        """Count a failure of an address. Raises RateLimited with code FAILED_KEYS."""
+        if not self._per_minute:
+            return
+        name = network_of(address)
+        bucket = self._buckets.setdefault(name, TokenBucket(self._per_minute, self._now()))
+        self._buckets.move_to_end(name)
+        if len(self._buckets) > MAX_ACCOUNTS:
+            self._buckets.popitem(last=False)
+        if wait := bucket.take(1, self._now()):
+            raise RateLimited(
+                "too many requests without a valid key from this address: check the key",
+                code="FAILED_KEYS",
+                retry_after=max(1, math.ceil(wait)),
+            )
+
+
 class _Account:
     """Buckets and running requests of one caller."""
 
@@ -75,12 +108,12 @@ class _Account:
 class Ticket:
     """One running request. `close` releases its resources."""
 
-    __slots__ = ("_account", "_held", "_limiter")
+    __slots__ = ("_account", "_decoded", "_held", "_limiter")
 
     def __init__(self, account: _Account, limiter: Limiter) -> None:
         self._account = account
         self._limiter = limiter
-        self._held = 0
+        self._held = self._decoded = 0
         account.running += 1
 
     def hold_bytes(self, n: int) -> None:
@@ -90,6 +123,11 @@ class Ticket:
         """
         self._limiter.hold_bytes(n)
         self._held += n
+
+    async def hold_decoded_bytes(self, n: int) -> None:
+        """Wait until a body can be decoded to `n` bytes, and count them."""
+        await self._limiter.hold_decoded_bytes(n)
+        self._decoded += n
 
     def count_instances(self, instances: int) -> None:
         """Count predictions of the request. Raises RateLimited."""
@@ -120,8 +158,8 @@ class Ticket:
     def close(self) -> None:
         """End the request and release its memory."""
         self._account.running -= 1
-        self._limiter.release_bytes(self._held)
-        self._held = 0
+        self._limiter.release_bytes(self._held, self._decoded)
+        self._held = self._decoded = 0
 
 
 class Limiter:
@@ -131,12 +169,14 @@ class Limiter:
         self.now = now
         self._settings = settings
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
-        self._held = 0
+        self._held = self._decoded = 0
+        self._turn = asyncio.Lock()  # held by the first of the bodies that wait to be decoded
+        self._released = asyncio.Event()
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes of bodies in memory."""
-        return self._held
+        """Return the bytes of bodies in memory, as received and decoded."""
+        return self._held + self._decoded
 
     def admit(self, caller: Caller, address: str) -> Ticket:
         """Return a ticket for one request of a caller at an address.
@@ -159,7 +199,7 @@ class Limiter:
 
     def hold_bytes(self, n: int) -> None:
         """Count bytes of a body. Raises Unavailable with code BUSY."""
-        if self._held + n > self._settings.max_body_memory_bytes:
+        if self.held_bytes + n > self._settings.max_body_memory_bytes:
             raise Unavailable(
                 "other requests fill the memory for bodies: send the request again",
                 code="BUSY",
@@ -167,9 +207,22 @@ class Limiter:
             )
         self._held += n
 
-    def release_bytes(self, n: int) -> None:
-        """Count bytes of a body that left memory."""
+    async def hold_decoded_bytes(self, n: int) -> None:
+        """Count bytes of decoded objects; wait for room, in order of arrival.
+
+        One body can always be decoded. Together, bodies exceed the limit by at most this one.
+        """
+        async with self._turn:
+            while self._decoded and self.held_bytes + n > self._settings.max_body_memory_bytes:
+                self._released.clear()
+                await self._released.wait()
+            self._decoded += n
+
+    def release_bytes(self, n: int, decoded: int = 0) -> None:
+        """Count bytes of a body, and of its decoded objects, that left memory."""
         self._held -= n
+        self._decoded -= decoded
+        self._released.set()
 
     def _open_account(self, name: str, caller: Caller, existing: _Account | None) -> _Account:
         """Return the account of a caller that is new here or has new limits."""
@@ -195,6 +248,16 @@ def hold_body_bytes(scope: MutableMapping[str, Any], n: int) -> None:
     ticket: Ticket | None = scope.get("ticket")
     if ticket is not None:
         ticket.hold_bytes(n)
+
+
+async def hold_decoded_bytes(scope: MutableMapping[str, Any], body: bytes) -> None:
+    """Wait until a body can be decoded, if the request has a ticket; small bodies do not wait.
+
+    Decoded JSON takes up to ten times the memory of the text: ELEMENT_BYTES per comma.
+    """
+    ticket: Ticket | None = scope.get("ticket")
+    if ticket is not None and len(body) > SMALL_BODY_BYTES:
+        await ticket.hold_decoded_bytes(len(body) + ELEMENT_BYTES * body.count(b","))
 
 
 def count_instances(scope: MutableMapping[str, Any], instances: int) -> None:

@@ -15,15 +15,17 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from xcray import errors
-from xcray.errors import InputError, XcrayError, excerpt
+from xcray.errors import InputError, XcrayError, excerpt, suggestion
 from xcray.service.observability.request_log import LOGGER, REQUEST_ID, add_log_context
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
+RFC_9110_PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}
 RENAMED_DETAILS = {"status": "state"}  # in a problem document, `status` is the HTTP status
 HTTP_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 MAX_LISTED_ERRORS = 20  # errors of a body in one document
@@ -49,6 +51,7 @@ STATUS_OF_CODE = {
     "DISK_FULL": 507,
     "EMPTY_BODY": 400,
     "ENCODING": 400,
+    "FAILED_KEYS": 429,
     "FORBIDDEN": 403,
     "HEADERS_TOO_LARGE": 431,
     "HOST": 400,
@@ -143,6 +146,11 @@ def problem_response(error: XcrayError) -> Response:
     )
 
 
+def reason_phrase(status: int) -> str:
+    """Return the phrase of a status in RFC 9110, which Python has from version 3.13 on."""
+    return RFC_9110_PHRASES.get(status) or HTTPStatus(status).phrase
+
+
 def status_of(error: XcrayError) -> int:
     """Return the HTTP status of an error: by its code, otherwise by its nearest class."""
     if error.code in STATUS_OF_CODE:
@@ -173,7 +181,7 @@ def problem_document(
     body = {
         **extra,
         "type": f"urn:xcray:problem:{code.lower().replace('_', '-')}",
-        "title": HTTPStatus(status).phrase,
+        "title": reason_phrase(status),
         "status": status,
         "detail": detail,
         "code": code,
@@ -199,7 +207,7 @@ def adapt_to_path(path: str, found: Response) -> Response:
     extra = json.loads(bytes(found.body))
     status = 400 if found.status_code == 422 else found.status_code
     text = json.dumps(
-        {"error": extra["detail"], **extra, "status": status, "title": HTTPStatus(status).phrase}
+        {"error": extra["detail"], **extra, "status": status, "title": reason_phrase(status)}
     )
     headers = {
         name: value
@@ -214,12 +222,19 @@ def public_class_name(kind: type[XcrayError]) -> str:
     return next(c.__name__ for c in kind.__mro__ if c.__module__ == errors.__name__)
 
 
-def validation_error(found: Sequence[Any], *, what: str = "body") -> InputError:
+def validation_error(
+    found: Sequence[Any], *, what: str = "body", model: type[BaseModel] | None = None
+) -> InputError:
     """Return one error for pydantic's errors.
 
-    The message has the first one, `errors` lists at most 20; the input is not repeated.
+    The message has the first one, `errors` lists at most 20; the input is not repeated. model: of
+    the body, for the known fields in place of an unknown one.
     """
     listed = [_error_entry(item) for item in found[:MAX_LISTED_ERRORS]]
+    for entry, item in zip(listed, found, strict=False):
+        if model is not None and item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+            name, known = str(item["loc"][0]), list(model.model_fields)
+            entry["message"] += suggestion(name, known) + f"; known fields: {', '.join(known)}"
     first = listed[0]
     place = f"{what}: " if first["loc"] in ("", what) else f"{first['loc']}: "
     return InputError(
@@ -282,7 +297,7 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     status = error.status_code
     kind = errors.NotFound if status == 404 else InputError
     headers = {"Allow": ", ".join(_allowed_methods(request))} if status == 405 else {}
-    detail = DETAIL_OF_STATUS.get(status, HTTPStatus(status).phrase.lower())
+    detail = DETAIL_OF_STATUS.get(status, reason_phrase(status).lower())
     found = problem_document(
         status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers
     )
@@ -299,6 +314,7 @@ def _allowed_methods(request: Request) -> list[str]:
     for method in HTTP_METHODS:
         matched = [route.matches({**path, "method": method})[0] for route in request.app.routes]
         found |= {method} if Match.FULL in matched else set()
+    found |= {"HEAD"} if "GET" in found else set()
     return sorted(found)
 
 

@@ -13,35 +13,31 @@ this independently, on requests and once per second.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
-from xcray.errors import Corrupt, NotFound, ParameterError, Refused, Unavailable, XcrayError
+from xcray.errors import Refused, Unavailable, XcrayError
 from xcray.jobs.home import DEFAULT_TENANT
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
-from xcray.service.models.endpoints import ActiveVersions, Endpoint
+from xcray.service.models.endpoints import ActiveVersions, EndpointTable
 from xcray.service.models.loading import (
     LoadedModel,
-    ModelKey,
     ModelLoader,
     ModelTarget,
     Opener,
     open_predictor,
 )
+from xcray.service.models.memory_budget import MemoryBudget
+from xcray.service.models.version_switch import VersionSwitch
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
-from xcray.system.processes import lower_thread_priority
 
 __all__ = ["LoadedModel", "ModelCache", "ModelTarget", "Opener", "VersionState", "open_predictor"]
 
 LOADER_THREADS: Final = 2  # threads that load models for waiting requests; swaps have their own
-MAX_ENDPOINTS: Final = 1024  # references that are remembered
-MAX_LOAD_ATTEMPTS: Final = 5  # a version can be deleted between resolving and opening it
 POLLS_PER_PIN_CHECK: Final = 5  # polls per check for pinned references
 
 
@@ -80,28 +76,21 @@ class ModelCache:
         self._registry_of = registry_of
         self._tenants = tenants
         self._metrics = metrics
-        self._capacity = capacity
         self._swap_seconds = swap_timeout_seconds
         self._linger_seconds = unload_delay_seconds
-        self._clock = clock
         self._loader = ModelLoader(registry_of, metrics, opener, clock)
+        self._endpoints = EndpointTable(registry_of, clock)
+        self._budget = MemoryBudget(self._endpoints, self._loader, metrics, capacity, clock)
+        self._switch = VersionSwitch(self._endpoints, self._loader, self._budget, metrics)
         self._load_pool = ThreadPoolExecutor(LOADER_THREADS, thread_name_prefix="xcray-load")
-        self._swap_pool = ThreadPoolExecutor(
-            1, thread_name_prefix="xcray-swap", initializer=lower_thread_priority
-        )
-        self._lock = threading.Lock()
-        self._endpoints: OrderedDict[tuple[str, str], Endpoint] = OrderedDict()
-        self._pinned: set[tuple[str, str]] = set()
-        self._idle_since: dict[ModelKey, float] = {}
-        self._use_count = self._poll_count = 0
-        self._closed = False
+        self._poll_count = 0
 
     async def find(self, target: ModelTarget) -> LoadedModel:
         """Return the version that answers a request; for use on the event loop.
 
         If no version is loaded, a thread loads one. Raises as `get`.
         """
-        endpoint = self._endpoints.get((target.tenant, target.reference))
+        endpoint = self._endpoints.find(target.tenant, target.reference)
         active = (
             endpoint.active
             if endpoint is not None and endpoint.is_current()
@@ -120,12 +109,14 @@ class ModelCache:
         Raises NotFound, ParameterError, or Corrupt if no version can answer.
         """
         return self._pick(
-            target, self._current_versions(target) or self._load_and_switch(self._endpoint(target))
+            target,
+            self._current_versions(target)
+            or self._switch.load_and_switch(self._endpoints.of(target.tenant, target.reference)),
         )
 
     def shadow_for(self, target: ModelTarget) -> LoadedModel | None:
         """Return the version that gets a copy of a request, if any. Does no I/O."""
-        endpoint = self._endpoints.get((target.tenant, target.reference))
+        endpoint = self._endpoints.find(target.tenant, target.reference)
         active = None if endpoint is None else endpoint.active
         return (
             None
@@ -138,7 +129,7 @@ class ModelCache:
 
         Raises Corrupt or NotFound.
         """
-        if (tenant, f"{name}@{alias}") in self._endpoints:
+        if self._endpoints.find(tenant, f"{name}@{alias}") is not None:
             for version in route.versions:
                 self._loader.get((tenant, name, version))
 
@@ -147,9 +138,9 @@ class ModelCache:
 
         A version that must be loaded first takes over as soon as it is loaded.
         """
-        for endpoint in self._endpoints_of(tenant, name):
-            self._refresh(endpoint)
-        self._evict_idle(self._linger_seconds)
+        for endpoint in self._endpoints.of_name(tenant, name):
+            self._switch.refresh(endpoint)
+        self._budget.evict_idle(self._linger_seconds)
 
     def load(self, tenant: str, reference: str) -> LoadedModel:
         """Load the version of a reference and pin the reference in every process until `unload`.
@@ -157,15 +148,16 @@ class ModelCache:
         Raises NotFound, ParameterError, Corrupt, and Refused if no capacity would be left for
         others.
         """
-        if (tenant, reference) not in self._pinned and len(self._pinned) >= self._capacity:
+        pinned = self._endpoints.pinned
+        if (tenant, reference) not in pinned and len(pinned) >= self._budget.capacity:
             raise Refused(
-                f"{len(self._pinned)} models are already pinned: unload one, or raise "
+                f"{len(pinned)} models are already pinned: unload one, or raise "
                 "XCRAY_MODELS_LOADED",
                 code="MODELS_LOADED",
             )
         loaded = self.get(ModelTarget(tenant, reference))
-        self._registry_of(tenant).pin(reference)
-        self._pinned.add((tenant, reference))
+        self._registry_of(tenant).pins.add(reference)
+        self._endpoints.pinned.add((tenant, reference))
         return loaded
 
     def unload(self, tenant: str, reference: str) -> None:
@@ -174,11 +166,12 @@ class ModelCache:
         The next request loads the version again. Requests in flight finish. Raises NotFound or
         ParameterError.
         """
-        self._registry_of(tenant).unload(reference)
-        for endpoint in self._endpoints_of(tenant, reference.partition(":")[0].partition("@")[0]):
+        self._registry_of(tenant).pins.unload(reference)
+        name = reference.partition(":")[0].partition("@")[0]
+        for endpoint in self._endpoints.of_name(tenant, name):
             if reference in endpoint.references():
-                self._remove_endpoint(endpoint)
-        self._evict_idle(0.0)
+                self._endpoints.remove(endpoint)
+        self._budget.evict_idle(0.0)
 
     def index(self, tenant: str) -> list[VersionState]:
         """Return all versions of a tenant, by name and number."""
@@ -192,7 +185,7 @@ class ModelCache:
         """Return the versions of a name, by number."""
         registry = self._registry_of(tenant)
         return [
-            self._version_state(tenant, name, version, registry.corrupt_versions(name))
+            self._version_state(tenant, name, version, registry.corrupt.versions(name))
             for version in registry.versions(name)
         ]
 
@@ -208,7 +201,7 @@ class ModelCache:
         """Raise Unavailable MODEL while a reference in use can't be resolved or loaded."""
         troubled = [
             endpoint
-            for endpoint in list(self._endpoints.values())
+            for endpoint in self._endpoints.all()
             if endpoint.load_error is not None or endpoint.registry_error is not None
         ]
         if troubled:
@@ -223,31 +216,29 @@ class ModelCache:
 
         Called once per second.
         """
-        for endpoint in list(self._endpoints.values()):
+        for endpoint in self._endpoints.all():
             if endpoint.active is not None and not endpoint.swapping:
-                self._refresh(endpoint)
+                self._switch.refresh(endpoint)
         if self._poll_count % POLLS_PER_PIN_CHECK == 0:
             self._load_pinned()
         self._poll_count += 1
-        self._evict_idle(self._linger_seconds)
+        self._budget.evict_idle(self._linger_seconds)
         loaded = list(self._loader.loaded_models.values())
         self._metrics.models_loaded.set(len(loaded))
         self._metrics.filters_loaded.set(sum(loaded_model.n_filters for loaded_model in loaded))
 
     def close(self) -> None:
         """Stop loading and drop all versions."""
-        self._closed = True
-        for pool in (self._swap_pool, self._load_pool):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._switch.close()
+        self._load_pool.shutdown(wait=True, cancel_futures=True)
         self._loader.close()
         self._endpoints.clear()
 
     def _pick(self, target: ModelTarget, active: ActiveVersions) -> LoadedModel:
         """Return the active version that answers this target."""
-        endpoint = self._endpoints.get((target.tenant, target.reference))
+        endpoint = self._endpoints.find(target.tenant, target.reference)
         if endpoint is not None:
-            self._use_count += 1
-            endpoint.last_used = self._use_count
+            self._endpoints.touch(endpoint)
         if len(active.members) == 1:
             return active.members[0]
         loaded = active.pick(target.reference, target.key)
@@ -261,175 +252,19 @@ class ModelCache:
 
         Raises NotFound, ParameterError or Corrupt.
         """
-        endpoint = self._endpoint(target)
+        endpoint = self._endpoints.of(target.tenant, target.reference)
         try:
             endpoint.resolve_route()
         except XcrayError:
-            self._remove_endpoint(endpoint)
+            self._endpoints.remove(endpoint)
             raise
         if endpoint.active is None or (
             endpoint.stale_since is not None and endpoint.is_overdue(self._swap_seconds)
         ):
             return None
         if endpoint.stale_since is not None:
-            self._start_swap(endpoint)
+            self._switch.start(endpoint)
         return endpoint.active
-
-    def _endpoint(self, target: ModelTarget) -> Endpoint:
-        """Return the endpoint of a reference, creating it if necessary."""
-        key = (target.tenant, target.reference)
-        endpoint = self._endpoints.get(key)
-        if endpoint is None:
-            with self._lock:
-                endpoint = self._endpoints.setdefault(
-                    key, Endpoint(*key, self._registry_of(target.tenant), self._clock)
-                )
-                endpoint.last_used = self._use_count = self._use_count + 1
-                while len(self._endpoints) > MAX_ENDPOINTS:
-                    self._endpoints.pop(
-                        min(self._endpoints, key=lambda each: self._endpoints[each].last_used)
-                    )
-        return endpoint
-
-    def _start_swap(self, endpoint: Endpoint) -> None:
-        """Switch to the new versions, now if they are loaded, else after loading in a thread."""
-        if endpoint.target_keys() <= set(self._loader.loaded_models):
-            self._load_and_switch(endpoint)
-        elif not (endpoint.swapping or self._closed):
-            endpoint.swapping = True
-            self._swap_pool.submit(self._swap_in_thread, endpoint)
-
-    def _swap_in_thread(self, endpoint: Endpoint) -> None:
-        """Run `_load_and_switch` in a thread."""
-        try:
-            self._load_and_switch(endpoint)
-        except XcrayError as error:
-            endpoint.load_error = None if isinstance(error, NotFound) else error
-            LOGGER.warning(
-                "a model was not swapped",
-                extra={"model": endpoint.reference, "detail": error.message},
-            )
-        finally:
-            endpoint.swapping = False
-
-    def _load_and_switch(self, endpoint: Endpoint) -> ActiveVersions:
-        """Load the versions of an endpoint's route and activate them.
-
-        Raises NotFound or Corrupt if no version can answer.
-        """
-        deleted: NotFound | None = None
-        try:
-            for attempt in range(MAX_LOAD_ATTEMPTS):
-                route = endpoint.resolve_route(force=attempt > 0)
-                loaded: dict[int, LoadedModel] = {}
-                failed: list[Corrupt] = []
-                try:
-                    for version in route.versions:
-                        try:
-                            loaded[version] = self._loader.get(
-                                (endpoint.tenant, endpoint.name, version)
-                            )
-                        except Corrupt as error:
-                            failed.append(error)
-                except NotFound as error:  # deleted meanwhile: resolve the route again
-                    deleted = error
-                    continue
-                return self._switch(endpoint, route, loaded, failed)
-        except XcrayError:
-            if endpoint.active is None:
-                self._remove_endpoint(endpoint)
-            raise
-        assert deleted is not None
-        if endpoint.active is None:
-            self._remove_endpoint(endpoint)
-            raise deleted
-        endpoint.load_error = deleted
-        return endpoint.active
-
-    def _switch(
-        self,
-        endpoint: Endpoint,
-        route: TrafficSplit,
-        loaded: dict[int, LoadedModel],
-        failed: list[Corrupt],
-    ) -> ActiveVersions:
-        """Activate a route of which some versions may have failed to load.
-
-        The loaded versions of the route answer. If there are none, the previously active ones
-        continue; if there are none of these either, an earlier version is loaded.
-        """
-        if any(version in loaded for version in route.serving):
-            active = ActiveVersions.of(route, loaded)
-        elif endpoint.active is not None:
-            active = endpoint.active._replace(route=route, shadow=None)
-        else:
-            active = ActiveVersions.fallback(route, self._load_previous(endpoint, failed[0]))
-        with self._lock:
-            self._loader.loaded_models.update({model.key: model for model in active.all_versions})
-            if endpoint.activate(active, failed[0] if failed else None):
-                self._metrics.model_swaps.inc()
-                versions = {
-                    "model": endpoint.reference,
-                    "versions": [model.version for model in active.members],
-                }
-                LOGGER.info("another version is active", extra=versions)
-        self._evict_excess(endpoint)
-        return active
-
-    def _load_previous(self, endpoint: Endpoint, error: Corrupt) -> LoadedModel:
-        """Return a loadable version that the endpoint used before.
-
-        Raises `error` if there is none.
-        """
-        for version in (
-            []
-            if endpoint.fixed
-            else endpoint.registry.previous_versions(endpoint.name, endpoint.alias)
-        ):
-            try:
-                return self._loader.get((endpoint.tenant, endpoint.name, version))
-            except (Corrupt, NotFound) as another:
-                LOGGER.warning(
-                    "an earlier version can't be loaded either",
-                    extra={"model": endpoint.name, "detail": another.message},
-                )
-        raise error
-
-    def _refresh(self, endpoint: Endpoint) -> None:
-        """Apply a changed route of an endpoint; remove the endpoint if it no longer has one."""
-        try:
-            if endpoint.stamp is None or not endpoint.is_current():
-                endpoint.resolve_route()
-                if self._unload_requested(endpoint):
-                    self._remove_endpoint(endpoint)
-                    return
-        except (NotFound, ParameterError):
-            self._remove_endpoint(endpoint)
-            return
-        except (XcrayError, OSError) as error:  # reported by `check`; the next poll retries
-            LOGGER.warning(
-                "the route of a reference can't be read",
-                extra={"model": endpoint.reference, "detail": str(error)},
-            )
-            return
-        retry = endpoint.load_error is not None and any(
-            self._loader.failure(key) is None
-            for key in endpoint.target_keys() - endpoint.active_keys()
-        )
-        if endpoint.stale_since is not None or retry:
-            self._start_swap(endpoint)
-
-    def _unload_requested(self, endpoint: Endpoint) -> bool:
-        """Return whether an unload of the endpoint was requested since the last check."""
-        _, unloads = endpoint.registry.pinned(endpoint.name)
-        previous, endpoint.unload_counts = (
-            endpoint.unload_counts,
-            {reference: unloads.get(reference, 0) for reference in endpoint.references()},
-        )
-        return previous is not None and any(
-            count > previous.get(reference, count)
-            for reference, count in endpoint.unload_counts.items()
-        )
 
     def _load_pinned(self) -> None:
         """Load the pinned references before requests need them."""
@@ -437,10 +272,10 @@ class ModelCache:
         for tenant in self._tenants():
             registry = self._registry_of(tenant)
             for name in registry.names():
-                pinned |= {(tenant, reference) for reference in registry.pinned(name)[0]}
-        self._pinned = pinned
+                pinned |= {(tenant, reference) for reference in registry.pins.read(name)[0]}
+        self._endpoints.pinned = pinned
         for tenant, reference in pinned:
-            if (tenant, reference) not in self._endpoints:
+            if self._endpoints.find(tenant, reference) is None:
                 try:
                     self.get(ModelTarget(tenant, reference))
                 except XcrayError as error:
@@ -448,67 +283,6 @@ class ModelCache:
                         "a pinned model can't be loaded",
                         extra={"model": reference, "detail": error.message},
                     )
-
-    def _endpoints_of(self, tenant: str, name: str) -> list[Endpoint]:
-        """Return the endpoints of a name."""
-        return [
-            endpoint
-            for endpoint in list(self._endpoints.values())
-            if (endpoint.tenant, endpoint.name) == (tenant, name)
-        ]
-
-    def _remove_endpoint(self, endpoint: Endpoint) -> None:
-        """Remove an endpoint."""
-        with self._lock:
-            if self._endpoints.get((endpoint.tenant, endpoint.reference)) is endpoint:
-                del self._endpoints[endpoint.tenant, endpoint.reference]
-
-    def _evict_idle(self, linger: float) -> None:
-        """Drop versions that were unused for `linger` seconds or are deleted.
-
-        Requests that hold one finish with it.
-        """
-        now = self._clock()
-        with self._lock:
-            needed = {
-                key
-                for endpoint in self._endpoints.values()
-                for key in (*endpoint.active_keys(), *endpoint.target_keys())
-            }
-            idle = [key for key in list(self._loader.loaded_models) if key not in needed]
-            self._idle_since = {key: self._idle_since.get(key, now) for key in idle}
-            idle_since = dict(self._idle_since)
-        for key, since in idle_since.items():
-            if now - since >= linger or key[2] not in self._registry_of(key[0]).versions(key[1]):
-                self._drop_version(key)
-
-    def _evict_excess(self, endpoint: Endpoint) -> None:
-        """Drop versions beyond the capacity: unused first, then least recently used.
-
-        Pinned versions are never dropped.
-        """
-        while len(self._loader.loaded_models) > self._capacity:
-            with self._lock:
-                others = [other for other in self._endpoints.values() if other.active is not None]
-                last_uses: dict[ModelKey, float] = dict.fromkeys(self._loader.loaded_models, -1.0)
-                for other in others:
-                    is_pinned = other is endpoint or (other.tenant, other.reference) in self._pinned
-                    for key in other.active_keys() & set(last_uses):
-                        last_uses[key] = max(
-                            last_uses[key], float("inf") if is_pinned else other.last_used
-                        )
-                victim = min(last_uses, key=lambda key: last_uses[key], default=None)
-                if victim is None or last_uses[victim] == float("inf"):
-                    return
-                for other in [other for other in others if victim in other.active_keys()]:
-                    self._endpoints.pop((other.tenant, other.reference), None)
-            self._drop_version(victim)
-
-    def _drop_version(self, key: ModelKey) -> None:
-        """Drop a loaded version."""
-        self._idle_since.pop(key, None)
-        if self._loader.drop(key) is not None:
-            self._metrics.model_unloads.inc()
 
     def _version_state(
         self, tenant: str, name: str, version: int, corrupt: dict[int, str]

@@ -7,14 +7,18 @@ regardless of concurrent changes.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from xcray.errors import Corrupt, XcrayError
-from xcray.model.registry import LATEST, Registry
+from xcray.model.aliases import LATEST
+from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit, VersionShare, hash_point, pick_version
 from xcray.service.models.loading import LoadedModel, ModelKey
+
+MAX_ENDPOINTS: Final = 1024  # references that are remembered
 
 
 class ActiveVersions(NamedTuple):
@@ -185,3 +189,64 @@ class Endpoint:
             if self.route is None
             else {(self.tenant, self.name, version) for version in self.route.versions}
         )
+
+
+class EndpointTable:
+    """The endpoints that requests have used lately, by tenant and reference. Thread-safe.
+
+    `lock` guards changes of several endpoints at once. `pinned` holds the (tenant, reference) pairs
+    that stay loaded, with or without an endpoint.
+    """
+
+    def __init__(self, registry_of: Callable[[str], Registry], clock: Callable[[], float]) -> None:
+        self.lock = threading.Lock()
+        self.pinned: set[tuple[str, str]] = set()
+        self._registry_of = registry_of
+        self._clock = clock
+        self._endpoints: dict[tuple[str, str], Endpoint] = {}
+        self._use_count = 0
+
+    def find(self, tenant: str, reference: str) -> Endpoint | None:
+        """Return the endpoint of a reference, or None. Does no I/O."""
+        return self._endpoints.get((tenant, reference))
+
+    def of(self, tenant: str, reference: str) -> Endpoint:
+        """Return the endpoint of a reference, creating it if necessary."""
+        endpoint = self.find(tenant, reference)
+        if endpoint is None:
+            with self.lock:
+                endpoint = self._endpoints.setdefault(
+                    (tenant, reference),
+                    Endpoint(tenant, reference, self._registry_of(tenant), self._clock),
+                )
+                self.touch(endpoint)
+                while len(self._endpoints) > MAX_ENDPOINTS:
+                    self.pop(min(self._endpoints.values(), key=lambda each: each.last_used))
+        return endpoint
+
+    def touch(self, endpoint: Endpoint) -> None:
+        """Record a use of an endpoint."""
+        self._use_count += 1
+        endpoint.last_used = self._use_count
+
+    def all(self) -> list[Endpoint]:
+        """Return all endpoints."""
+        return list(self._endpoints.values())
+
+    def of_name(self, tenant: str, name: str) -> list[Endpoint]:
+        """Return the endpoints of a name."""
+        return [each for each in self.all() if (each.tenant, each.name) == (tenant, name)]
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Remove an endpoint, but not another one of the same reference."""
+        with self.lock:
+            if self.find(endpoint.tenant, endpoint.reference) is endpoint:
+                self.pop(endpoint)
+
+    def pop(self, endpoint: Endpoint) -> None:
+        """Remove the endpoint of a reference; the caller holds the lock."""
+        self._endpoints.pop((endpoint.tenant, endpoint.reference), None)
+
+    def clear(self) -> None:
+        """Remove all endpoints."""
+        self._endpoints.clear()

@@ -212,7 +212,7 @@ class ModelLoader:
             self._key_locks.pop(key, None)
             earlier = self._failures.pop(key, None)
             self.loaded_models[key] = loaded
-        if earlier is not None or version in registry.corrupt_versions(name):
+        if earlier is not None or version in registry.corrupt.versions(name):
             self._mark_corrupt(registry, name, version, None)
         return loaded
 
@@ -280,7 +280,7 @@ class ModelLoader:
         If the registry can't be written, only the mark for other processes is lost.
         """
         try:
-            registry.mark_corrupt(name, version, reason)
+            registry.corrupt.mark(name, version, reason)
         except (XcrayError, OSError) as error:
             LOGGER.warning(
                 "a version can't be marked",

@@ -8,11 +8,8 @@ and is retried.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -25,6 +22,7 @@ from xcray.service.models.registries import Registries
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 from xcray.service.settings import Settings
+from xcray.system.file_lock import try_lock
 from xcray.system.processes import lower_thread_priority
 
 # interval of checks for published models; reads only the local disk while nothing is missing
@@ -94,9 +92,9 @@ class SyncWorker:
         if not self._may():
             self._error = None
             return
-        with _try_lock(self._lock) as acquired:
+        with open(self._lock, "ab") as lock:
             try:
-                if acquired:
+                if try_lock(lock):
                     self._syncable = self._syncable or self._make()
                     self._record_error(self._syncable.sync(self._stop).error)
             except Stopped:
@@ -183,18 +181,3 @@ def _tenant_registries(registries: Registries) -> Iterator[TenantModels]:
     """Yield the registries of all tenants."""
     for tenant in registries.tenants():
         yield TenantModels(None if tenant == DEFAULT_TENANT else tenant, registries.of(tenant))
-
-
-@contextmanager
-def _try_lock(path: Path) -> Iterator[bool]:
-    """Lock a file for the length of a block and yield whether that succeeded. Never waits."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            acquired = True
-        except BlockingIOError:
-            acquired = False
-        yield acquired
-    finally:
-        os.close(handle)

@@ -16,9 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.errors import XcrayError
-from xcray.jobs.store.counters import Counter, make_counter
-from xcray.jobs.store.job_store import JobStore
+from xcray.jobs.store.counters import Counter, CounterTable, make_counter
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.service.models.loading import LoadedModel
@@ -96,7 +94,7 @@ class ShadowRunner:
             self._rows += copy.n_rows
         self._pool.submit(self._compute, copy)
 
-    def flush(self, store: JobStore) -> None:
+    def flush(self, counters: CounterTable) -> None:
         """Add the sums since the last flush to the store.
 
         Raises Unavailable; the sums are kept then.
@@ -106,7 +104,7 @@ class ShadowRunner:
         if not sums:
             return
         try:
-            store.increment_all(sums)
+            counters.increment_all(sums)
         except BaseException:
             with self._lock:
                 for name, value in sums.items():
@@ -193,14 +191,14 @@ def counter_labels(tenant: str, reference: str, pair: VersionPair) -> dict[str, 
 
 
 def shadow_statistics(
-    store: JobStore, tenant: str, reference: str
+    counters: CounterTable, tenant: str, reference: str
 ) -> dict[VersionPair, dict[str, float]]:
     """Return the sums of `SUM_NAMES` of an alias over all processes, by version pair.
 
     Raises Unavailable.
     """
     statistics: dict[VersionPair, dict[str, float]] = {}
-    for name, labels, value in store.list_counters():
+    for name, labels, value in counters.list_all():
         if name.startswith(COUNTER_PREFIX) and (labels.get("tenant"), labels.get("reference")) == (
             tenant,
             reference,
@@ -210,11 +208,3 @@ def shadow_statistics(
                 name.removeprefix(COUNTER_PREFIX)
             ] = value
     return statistics
-
-
-def flush_if_possible(shadows: ShadowRunner, store: JobStore) -> None:
-    """Flush the sums; if the store is unavailable, keep them for the next flush."""
-    try:
-        shadows.flush(store)
-    except XcrayError as error:
-        LOGGER.warning("shadow statistics wait for the store", extra={"detail": error.message})

@@ -9,7 +9,6 @@ names of their own, so no process overwrites another's file.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from xcray.errors import Conflict
 from xcray.jobs.home import Home
 from xcray.service.settings import Settings
+from xcray.system.file_lock import try_lock
 from xcray.system.processes import host_name
 
 Role: TypeAlias = Literal["serve", "runner"]
@@ -51,16 +51,14 @@ def acquire_role(settings: Settings, home: Home, role: Role) -> Iterator[RoleLoc
     """
     with open(home.path / f"{role}.lock", "a") as lock:
         name: str = role
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             if not settings.has_shared_store:
                 holder = f"another {ROLE_COMMANDS[role]} holds the home {home.path}"
                 fix = "or another --home; several processes need a shared store, such as XCRAY_STORE=postgresql://..."
                 raise Conflict(
                     f"{holder}: use that one ({_describe_holder(home, role)}), {fix}",
                     code="HOME_IN_USE",
-                ) from None
+                )
             name = f"{role}-{host_name()}-{os.getpid()}"
         role_lock = RoleLock(home.path / f"{name}.json", name)
         try:

@@ -63,7 +63,7 @@ def serve(
         store = stack.enter_context(
             contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade))
         )
-        check_address(settings, store.has_keys)
+        check_address(settings, store.keys.has_any)
         address = stack.enter_context(
             contextlib.closing((listen if settings.workers == 1 else reserve_address)(settings))
         )
@@ -108,7 +108,7 @@ def run_jobs(settings: Settings, *, on_ready: Callable[[str], None] | None = Non
         store = stack.enter_context(
             contextlib.closing(JobStore(settings.store_url, upgrade=settings.store_upgrade))
         )
-        check_address(settings, store.has_keys)
+        check_address(settings, store.keys.has_any)
         supervisor, checks = stack.enter_context(supervision(settings, home, store))
         app = create_app(
             settings,

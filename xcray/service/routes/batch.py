@@ -22,15 +22,17 @@ from xcray.batch.spec import MAX_K, MAX_PART_ROWS, resolve_label_sets
 from xcray.errors import NotFound, ParameterError
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
 from xcray.jobs.runner.batch_job import INPUT_FOLDER, OUTPUT_FOLDER
+from xcray.jobs.store.jobs import JobSubmission
 from xcray.model.registry import Registry
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets.builds import allowed_path
 from xcray.service.http.auth import Caller, Reader, Submitter
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.http.idempotency import IdempotencyKey, replay_response
-from xcray.service.routes.jobs import submission_limits, submission_reply
+from xcray.service.routes.jobs import submission_reply
 from xcray.service.schemas import JobView, Strict, View
-from xcray.service.schemas.jobs import Attempts, Expires, Timeout
+from xcray.service.schemas.base import ID_PATTERN, WHOLE
+from xcray.service.schemas.jobs import Attempts, Expires, Priority, Timeout
 from xcray.storage.atomic import sync_path
 from xcray.telemetry import tracing
 
@@ -56,6 +58,7 @@ class BatchRequest(Strict):
         None,
         max_length=64,
         description="Id from POST /v1/uploads; the job takes ownership of the upload.",
+        json_schema_extra={"pattern": ID_PATTERN},
     )
     path: str | None = Field(
         None,
@@ -63,8 +66,8 @@ class BatchRequest(Strict):
         max_length=4096,
         description="A file, or a folder of Parquet files, on the server.",
     )
-    format: Literal["parquet", "svmlight", "xc", "jsonl", "text"]
-    top_k: int = Field(5, ge=1, le=MAX_K)
+    format: Literal["parquet", "svmlight", "xc", "jsonl", "csv", "tsv", "text"]
+    top_k: Annotated[int, Field(ge=1, le=MAX_K), WHOLE] = 5
     allow: LabelNames | None = Field(
         None,
         description="Only these labels can be predicted: label names, or set:NAME for the labels "
@@ -104,26 +107,20 @@ class BatchRequest(Strict):
     on_error: Literal["fail", "skip"] = Field(
         "fail", description="What to do with rows that can't be read; skipped rows are counted."
     )
-    part_rows: int = Field(
+    part_rows: Annotated[int, Field(ge=0, le=MAX_PART_ROWS), WHOLE] = Field(
         0,
-        ge=0,
-        le=MAX_PART_ROWS,
         description="Rows per output file; 0: chosen by the size of the input.",
     )
     pool: Literal["serial", "threads", "ray"] | None = Field(
         None, description="Where the rows are predicted. Default: chosen by the server."
     )
-    workers: int = Field(0, ge=0, le=4096, description="Workers of the pool; 0 uses all cores.")
+    workers: Annotated[int, Field(ge=0, le=4096), WHOLE] = Field(
+        0, description="Workers of the pool; 0 uses all cores."
+    )
     name: str | None = Field(
         None, min_length=1, max_length=128, description="A display name; default: the model's name."
     )
-    priority: int = Field(
-        0,
-        ge=-100,
-        le=100,
-        description="Jobs of higher priority run first, jobs of equal priority in order of "
-        "submission.",
-    )
+    priority: Priority = 0
     timeout_seconds: Timeout = None
     expires_seconds: Expires = None
     max_attempts: Attempts = None
@@ -177,7 +174,7 @@ def submit(
     """
     app_state = app_state_of(request)
     digest = body_digest({"model": reference, **body.model_dump(mode="json", exclude_unset=True)})
-    job, created = app_state.store.find_job_by_key(caller.tenant, idempotency_key, digest), False
+    job, created = app_state.store.jobs.find_by_key(caller.tenant, idempotency_key, digest), False
     if job is None:
         job, created = _submit_job(app_state, caller, reference, body, idempotency_key, digest)
     return submission_reply(request, job, created)
@@ -187,7 +184,7 @@ def submit(
 def output(request: Request, caller: Reader, job_id: str) -> OutputView:
     """List the output files of a batch prediction that has SUCCEEDED."""
     app_state = app_state_of(request)
-    folder = _output_folder(app_state, app_state.store.get_job(job_id, caller.tenant))
+    folder = _output_folder(app_state, app_state.store.jobs.get(job_id, caller.tenant))
     manifest = read_manifest(folder)
     return OutputView(
         job=job_id, **{name: manifest[name] for name in OutputView.model_fields if name != "job"}
@@ -198,7 +195,7 @@ def output(request: Request, caller: Reader, job_id: str) -> OutputView:
 def output_file(request: Request, caller: Reader, job_id: str, file: str) -> FileResponse:
     """Download one output file or the manifest. Range requests are supported."""
     app_state = app_state_of(request)
-    folder = _output_folder(app_state, app_state.store.get_job(job_id, caller.tenant))
+    folder = _output_folder(app_state, app_state.store.jobs.get(job_id, caller.tenant))
     if file not in {MANIFEST, *(part["file"] for part in read_manifest(folder)["parts"])}:
         raise NotFound(
             f"job {job_id} has no output file of this name: GET /v1/jobs/{job_id}/output lists them"
@@ -225,7 +222,7 @@ def _submit_job(
     job_id = new_id("job")
     try:
         with _claim_input(app_state, caller.tenant, body, job_id) as path:
-            return app_state.store.submit(
+            submission = JobSubmission(
                 _batch_spec(app_state, registry, body, path, name, version),
                 name=body.name or name,
                 tenant=caller.tenant,
@@ -234,13 +231,15 @@ def _submit_job(
                 digest=digest,
                 kind=PREDICT,
                 job_id=job_id,
+                key_id=caller.key_id,
                 model=name,
-                **submission_limits(
-                    caller, body.timeout_seconds, body.expires_seconds, body.max_attempts
-                ),
+                timeout_seconds=body.timeout_seconds,
+                expires_seconds=body.expires_seconds,
+                max_attempts=body.max_attempts,
             )
+            return app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
     except NotFound:
-        job = app_state.store.find_job_by_key(caller.tenant, key, digest)
+        job = app_state.store.jobs.find_by_key(caller.tenant, key, digest)
         if job is None:
             raise
         return job, False

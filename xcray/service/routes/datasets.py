@@ -13,8 +13,17 @@ from fastapi import APIRouter, Query, Request, Response
 
 from xcray.data.build import BuildOptions
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, InputError, ParameterError, Refused
+from xcray.errors import (
+    Conflict,
+    InputError,
+    NotFound,
+    ParameterError,
+    Refused,
+    excerpt,
+    suggestion,
+)
 from xcray.jobs.job import DatasetRecord, body_digest, new_id
+from xcray.jobs.store.jobs import JobFilter
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.datasets import builds as building
 from xcray.service.datasets.fetching import fetch
@@ -29,9 +38,10 @@ from xcray.service.http.etags import (
     counter_etag,
     reply,
 )
-from xcray.service.http.idempotency import REPLAYED_HEADERS, IdempotencyKey, replay_response
+from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
 from xcray.service.http.strict_json import loads
 from xcray.service.schemas import DatasetPage, DatasetRequest, DatasetView, UploadView
+from xcray.service.schemas.base import SHA256_PATTERN
 from xcray.storage.atomic import check_name
 
 router = APIRouter(tags=["data sets"])
@@ -59,7 +69,8 @@ CLOSED_OPTIONS = frozenset(
     }
 )
 _BYTES = {
-    kind: {"schema": {"type": "string", "format": "binary"}} for kind in RAW_CONTENT_TYPES[:3]
+    kind: {"schema": {"type": "string", "format": "binary", "minLength": 1}}
+    for kind in RAW_CONTENT_TYPES[:3]
 }
 _RAW_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 _BOTH_BODIES: dict[str, Any] = {
@@ -74,7 +85,14 @@ _BOTH_BODIES: dict[str, Any] = {
 async def upload(
     request: Request,
     caller: Submitter,
-    sha256: Annotated[str | None, Query(description="SHA-256 of the file.", max_length=64)] = None,
+    sha256: Annotated[
+        str | None,
+        Query(
+            description="SHA-256 of the file.",
+            max_length=64,
+            json_schema_extra={"pattern": SHA256_PATTERN},
+        ),
+    ] = None,
     idempotency_key: IdempotencyKey = None,
 ) -> UploadView:
     """Upload one file as a raw body, streamed to disk.
@@ -133,14 +151,8 @@ async def create(
         )
     if created and record.status == building.BUILDING:
         app_state.builder.start(record.id)
-    headers = {"Location": f"/v1/datasets/{record.id}", **({} if created else REPLAYED_HEADERS)}
-    return reply(
-        request,
-        dataset_fields(record),
-        counter_etag(record.version),
-        status=201 if created else 200,
-        headers=headers,
-    )
+    fields, etag = dataset_fields(record), counter_etag(record.version)
+    return creation_reply(request, fields, etag, f"/v1/datasets/{record.id}", created=created)
 
 
 @router.get("/v1/datasets", response_model=DatasetPage, responses=NOT_MODIFIED)
@@ -152,7 +164,7 @@ def index(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List data sets, newest first."""
-    records, token = app_state_of(request).store.list_datasets(
+    records, token = app_state_of(request).store.datasets.list_page(
         caller.tenant, limit=limit, page_token=page_token
     )
     return reply(
@@ -166,7 +178,7 @@ def show(
     request: Request, caller: Reader, dataset_id: str, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return one data set: its sizes if READY, the first invalid lines if FAILED."""
-    record = app_state_of(request).store.get_dataset(dataset_id, caller.tenant)
+    record = app_state_of(request).store.datasets.get(dataset_id, caller.tenant)
     return reply(request, dataset_fields(record), counter_etag(record.version))
 
 
@@ -176,12 +188,12 @@ async def delete(
 ) -> None:
     """Delete a data set and its files (but not a folder that it was registered from)."""
     app_state = app_state_of(request)
-    record = await asyncio.to_thread(app_state.store.get_dataset, dataset_id, caller.tenant)
+    record = await asyncio.to_thread(app_state.store.datasets.get, dataset_id, caller.tenant)
     check_if_match(request, counter_etag(record.version))
     await asyncio.to_thread(_check_unused, app_state, record, caller.tenant)
     expected_version = record.version if "if-match" in request.headers else None
     await asyncio.to_thread(
-        app_state.store.delete_dataset, dataset_id, caller.tenant, if_version=expected_version
+        app_state.store.datasets.delete, dataset_id, caller.tenant, if_version=expected_version
     )
     await app_state.builder.cancel(dataset_id)
     if Path(record.path) == app_state.home.dataset(dataset_id):
@@ -198,11 +210,18 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
 
     Raises NotFound, or Conflict if it is not READY.
     """
-    candidates = [record for record in _iter_records(app_state, tenant) if record.name == reference]
+    records = list(_iter_records(app_state, tenant))
+    candidates = [record for record in records if record.name == reference] or [
+        record for record in records if record.id == reference
+    ]
+    if not candidates:
+        similar = suggestion(reference, [record.name for record in records])
+        raise NotFound(
+            f"there is no data set {excerpt(reference)!r}"
+            f"{similar or ': list them with `xcray data list`'}"
+        )
     ready = [record for record in candidates if record.status == building.READY]
-    record = (
-        (ready or candidates)[0] if candidates else app_state.store.get_dataset(reference, tenant)
-    )
+    record = (ready or candidates)[0]
     if record.status != building.READY:
         building_now = record.status == building.BUILDING
         fix = (
@@ -222,7 +241,7 @@ def _iter_records(app_state: AppState, tenant: str) -> Iterator[DatasetRecord]:
     """Yield all records of a tenant, newest first."""
     token = None
     while True:
-        records, token = app_state.store.list_datasets(tenant, limit=1000, page_token=token)
+        records, token = app_state.store.datasets.list_page(tenant, limit=1000, page_token=token)
         yield from records
         if token is None:
             return
@@ -280,7 +299,7 @@ def _from_request(
     """Accept the data set of a JSON request; return whether it is new."""
     tenant = caller.tenant
     digest = body_digest(body.model_dump(mode="json", exclude_unset=True)) if key else None
-    existing = app_state.store.find_dataset_by_key(tenant, key, digest)
+    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
     if existing is not None:  # a repeated request: its uploads are already used
         return existing, False
     options = _check_options(body.options)
@@ -377,7 +396,7 @@ def _accept(
     take: bool = True,
 ) -> tuple[DatasetRecord, bool]:
     """Return the record of a data set to build, and whether it is new."""
-    existing = app_state.store.find_dataset_by_key(tenant, key, digest)
+    existing = app_state.store.datasets.find_by_key(tenant, key, digest)
     if existing is not None:
         return existing, False
     _check_quota(app_state, tenant)
@@ -400,7 +419,7 @@ def _register_folder(
     _check_quota(app_state, tenant)
     stats = {"format": "dataset", **statistics(Dataset.open(path))}
     dataset_id = new_id("ds")
-    record = app_state.store.add_dataset(
+    record = app_state.store.datasets.add(
         name,
         str(path),
         tenant=tenant,
@@ -416,7 +435,7 @@ def _register_folder(
 def _check_quota(app_state: AppState, tenant: str) -> None:
     """Raise Refused DATASET_QUOTA if the tenant has reached its limit."""
     limit = app_state.settings.tenant_datasets
-    if app_state.store.count_datasets(tenant) >= limit:
+    if app_state.store.datasets.count(tenant) >= limit:
         raise Refused(
             f"this tenant has {limit:,} data sets, which is the limit: delete some",
             code="DATASET_QUOTA",
@@ -446,8 +465,8 @@ def _check_options(options: Any) -> Mapping[str, Any]:
 
 def _check_unused(app_state: AppState, record: DatasetRecord, tenant: str) -> None:
     """Raise Conflict while a waiting or running job uses the data set."""
-    users, _ = app_state.store.list_jobs(
-        tenant, status=("PENDING", "RUNNING"), dataset=record.id, limit=1
+    users, _ = app_state.store.jobs.list_page(
+        JobFilter(tenant, status=("PENDING", "RUNNING"), dataset_id=record.id), limit=1
     )
     if users:
         status = users[0].status

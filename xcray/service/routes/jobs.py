@@ -17,6 +17,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from xcray.errors import InputError, NotFound
 from xcray.jobs.job import TRAIN, Job, body_digest
 from xcray.jobs.states import TERMINAL
+from xcray.jobs.store.jobs import JobFilter, JobSubmission
 from xcray.jobs.store.paging import page_start, page_token_after
 from xcray.model.model import Model
 from xcray.service.app_state import AppState, app_state_of
@@ -30,7 +31,7 @@ from xcray.service.http.etags import (
     counter_etag,
     reply,
 )
-from xcray.service.http.idempotency import REPLAYED_HEADERS, IdempotencyKey, replay_response
+from xcray.service.http.idempotency import IdempotencyKey, creation_reply, replay_response
 from xcray.service.observability import log_tail as log_pages
 from xcray.service.routes import sse
 from xcray.service.routes.datasets import find_ready
@@ -123,10 +124,10 @@ def submit(
     """
     app_state = app_state_of(request)
     digest = body_digest(body.model_dump(mode="json", exclude_unset=True))
-    job, created = app_state.store.find_job_by_key(caller.tenant, idempotency_key, digest), False
+    job, created = app_state.store.jobs.find_by_key(caller.tenant, idempotency_key, digest), False
     if job is None:
         record = find_ready(app_state, caller.tenant, body.dataset)
-        job, created = app_state.store.submit(
+        submission = JobSubmission(
             {
                 **_training_spec(app_state, body, record.path),
                 "dataset_id": record.id,
@@ -137,12 +138,14 @@ def submit(
             idempotency_key=idempotency_key,
             priority=body.priority,
             digest=digest,
+            key_id=caller.key_id,
             model=body.model,
             dataset_id=record.id,
-            **submission_limits(
-                caller, body.timeout_seconds, body.expires_seconds, body.max_attempts
-            ),
+            timeout_seconds=body.timeout_seconds,
+            expires_seconds=body.expires_seconds,
+            max_attempts=body.max_attempts,
         )
+        job, created = app_state.store.jobs.submit(submission, max_queued=caller.limits.max_queued)
     return submission_reply(request, job, created)
 
 
@@ -169,15 +172,17 @@ def index(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """List jobs, newest first. Filters are combined with AND."""
-    jobs, token = app_state_of(request).store.list_jobs(
-        caller.tenant,
-        status=status,
-        kind=kind,
-        name=name,
-        model=model,
-        dataset=dataset,
-        created_after=_to_unix_seconds("created_after", created_after),
-        created_before=_to_unix_seconds("created_before", created_before),
+    jobs, token = app_state_of(request).store.jobs.list_page(
+        JobFilter(
+            caller.tenant,
+            status=status,
+            kind=kind,
+            name=name,
+            model=model,
+            dataset_id=dataset,
+            created_after=_to_unix_seconds("created_after", created_after),
+            created_before=_to_unix_seconds("created_before", created_before),
+        ),
         limit=limit,
         page_token=page_token,
     )
@@ -194,11 +199,18 @@ def stop_all(
 
     Repeat the request while `more` is true.
     """
+    selection = JobFilter(
+        caller.tenant,
+        status=body.status,
+        kind=body.kind,
+        name=body.name,
+        model=body.model,
+        dataset_id=body.dataset,
+    )
+    jobs = app_state_of(request).store.jobs
     stopped, deadline = 0, time.monotonic() + STOP_REQUEST_SECONDS
     while True:
-        count = app_state_of(request).store.request_stop_all(
-            caller.tenant, **body.model_dump(), limit=STOP_BATCH_JOBS
-        )
+        count = jobs.request_stop_all(selection, limit=STOP_BATCH_JOBS)
         stopped, more = stopped + count, count == STOP_BATCH_JOBS
         if not more or time.monotonic() >= deadline:
             break
@@ -210,7 +222,7 @@ def show(
     request: Request, caller: Reader, job_id: str, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return one job."""
-    job = app_state_of(request).store.get_job(job_id, caller.tenant)
+    job = app_state_of(request).store.jobs.get(job_id, caller.tenant)
     return reply(request, job_fields(job), counter_etag(job.events))
 
 
@@ -227,11 +239,11 @@ async def events(
     The stream ends after the event that ends the job. It resumes after Last-Event-ID.
     """
     app_state = app_state_of(request)
-    job = await asyncio.to_thread(app_state.store.get_job, job_id, caller.tenant)
+    job = await asyncio.to_thread(app_state.store.jobs.get, job_id, caller.tenant)
     start = sse.start_after(after, last_event_id)
     if last_event_id is not None and job.status in TERMINAL:
         left = await asyncio.to_thread(
-            app_state.store.list_events, job_id, caller.tenant, after=start, limit=1
+            app_state.store.jobs.list_events, job_id, caller.tenant, after=start, limit=1
         )
         if not left:
             return Response(status_code=204)  # makes an EventSource stop reconnecting
@@ -275,7 +287,7 @@ def logs(
             "tail and offset exclude each other: send one of them", code="CHOICE", loc="offset"
         )
     app_state = app_state_of(request)
-    path = app_state.home.log(app_state.store.get_job(job_id, caller.tenant).id)
+    path = app_state.home.log(app_state.store.jobs.get(job_id, caller.tenant).id)
     page = (
         log_pages.read_last_lines(path, tail or 200)
         if offset is None
@@ -296,7 +308,7 @@ def timeline(
 ) -> TimelineView:
     """Return the timeline of the workers: partial while the job runs, complete when SUCCEEDED."""
     app_state = app_state_of(request)
-    job = app_state.store.get_job(job_id, caller.tenant)
+    job = app_state.store.jobs.get(job_id, caller.tenant)
     return TimelineView(job=job.id, **timeline_document(_read_timeline(app_state, job), limit))
 
 
@@ -313,7 +325,7 @@ def classes(
     The columns include positives, rounds, support, gap, seconds and worker.
     """
     app_state = app_state_of(request)
-    job = app_state.store.get_job(job_id, caller.tenant)
+    job = app_state.store.jobs.get(job_id, caller.tenant)
     model = Model.open(_model_path(app_state, job), verify=False)
     if model.classes is None:
         raise NotFound(f"the model of job {job.id} has no report by class")
@@ -334,7 +346,8 @@ def stop(request: Request, caller: Submitter, job_id: str, if_match: IfMatch = N
     """
     expected = _expected_events(request, caller, job_id)
     return _job_reply(
-        request, app_state_of(request).store.request_stop(job_id, caller.tenant, if_events=expected)
+        request,
+        app_state_of(request).store.jobs.request_stop(job_id, caller.tenant, if_events=expected),
     )
 
 
@@ -343,7 +356,7 @@ def resume(request: Request, caller: Submitter, job_id: str, if_match: IfMatch =
     """Queue a stopped or failed job again; only the remaining work is done."""
     expected = _expected_events(request, caller, job_id)
     return _job_reply(
-        request, app_state_of(request).store.resume_job(job_id, caller.tenant, if_events=expected)
+        request, app_state_of(request).store.jobs.resume(job_id, caller.tenant, if_events=expected)
     )
 
 
@@ -354,7 +367,7 @@ def delete(request: Request, caller: Submitter, job_id: str, if_match: IfMatch =
     The output of a batch prediction is deleted, too.
     """
     app_state = app_state_of(request)
-    app_state.store.delete_job(
+    app_state.store.jobs.delete(
         job_id, caller.tenant, if_events=_expected_events(request, caller, job_id)
     )
     shutil.rmtree(app_state.home.run(job_id), ignore_errors=True)
@@ -384,22 +397,8 @@ def job_fields(job: Job) -> dict[str, Any]:
 
 def submission_reply(request: Request, job: Job, created: bool) -> Response:
     """Return the reply to a submission: 201, or 200 if the idempotency key was used before."""
-    headers = {"Location": f"/v1/jobs/{job.id}", **({} if created else REPLAYED_HEADERS)}
-    return reply(
-        request,
-        job_fields(job),
-        counter_etag(job.events),
-        status=201 if created else 200,
-        headers=headers,
-    )
-
-
-def submission_limits(
-    caller: Caller, timeout: float | None, expires: float | None, attempts: int | None
-) -> dict[str, Any]:
-    """Return the limits of a submission and those of its caller as `submit` arguments."""
-    limits = {"timeout_seconds": timeout, "expires_seconds": expires, "max_attempts": attempts}
-    return {**limits, "key_id": caller.key_id, "max_queued": caller.limits.max_queued}
+    etag = counter_etag(job.events)
+    return creation_reply(request, job_fields(job), etag, f"/v1/jobs/{job.id}", created=created)
 
 
 def _job_reply(request: Request, job: Job) -> Response:
@@ -414,7 +413,7 @@ def _expected_events(request: Request, caller: Caller, job_id: str) -> int | Non
     """
     if "if-match" not in request.headers:
         return None
-    job = app_state_of(request).store.get_job(job_id, caller.tenant)
+    job = app_state_of(request).store.jobs.get(job_id, caller.tenant)
     check_if_match(request, counter_etag(job.events))
     return job.events
 

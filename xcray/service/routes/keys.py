@@ -33,7 +33,7 @@ def create(
     """Create a key. Its secret is only in this reply."""
     token = create_token()
     expires = None if body.expires_seconds is None else time.time() + body.expires_seconds
-    key = app_state_of(request).store.add_key(
+    key = app_state_of(request).store.keys.add(
         body.tenant,
         body.name,
         check_scopes(body.scopes),
@@ -50,14 +50,14 @@ def create(
 @router.get("/keys")
 def index(request: Request, caller: Admin, tenant: TenantName = None) -> KeyPage:
     """List all keys, including revoked and expired ones, without their secrets."""
-    keys = app_state_of(request).store.list_keys(None if tenant is None else check_name(tenant))
+    keys = app_state_of(request).store.keys.list_all(None if tenant is None else check_name(tenant))
     return KeyPage(keys=[KeyView(**_key_fields(key)) for key in keys])
 
 
 @router.delete("/keys/{key_id}", status_code=204)
 def revoke(request: Request, caller: Admin, key_id: KeyId) -> None:
     """Revoke a key. All processes stop accepting it within five seconds. The call is idempotent."""
-    app_state_of(request).store.revoke_key(key_id)
+    app_state_of(request).store.keys.revoke(key_id)
 
 
 @router.get("/audit")
@@ -73,7 +73,7 @@ def audit(
 ) -> AuditPage:
     """List audit entries (who changed what), newest first."""
     tenant_name = None if tenant is None else check_name(tenant)
-    entries, token = app_state_of(request).store.list_audit(
+    entries, token = app_state_of(request).store.audit.list_page(
         tenant_name, action=action, limit=limit, page_token=page_token
     )
     return AuditPage(entries=[_audit_view(entry) for entry in entries], next_page_token=token)

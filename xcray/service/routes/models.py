@@ -46,6 +46,7 @@ from xcray.service.schemas import (
     StateView,
     VersionView,
 )
+from xcray.service.schemas.base import MAX_VERSION
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -148,7 +149,7 @@ def set_alias(
     route = _to_route(body)
     app_state.model_cache.prepare(caller.tenant, name, alias, route)
     with _if_match(request, caller.tenant, name):
-        app_state.registry_of(caller.tenant).set_traffic_split(name, alias, route)
+        app_state.registry_of(caller.tenant).aliases.set_split(name, alias, route)
     app_state.model_cache.refresh_name(caller.tenant, name)
     view = _model_view(app_state, caller.tenant, name)
     return reply(request, view, _etag(view))
@@ -159,8 +160,8 @@ def shadow(request: Request, caller: Reader, name: str, alias: str) -> ShadowVie
     """Return how often an alias's shadow agreed with the primary version, and both durations."""
     app_state = app_state_of(request)
     _, route = app_state.registry_of(caller.tenant).resolve_split(f"{name}@{alias}")
-    app_state.shadows.flush(app_state.store)
-    statistics = shadow_statistics(app_state.store, caller.tenant, f"{name}@{alias}")
+    app_state.shadows.flush(app_state.store.counters)
+    statistics = shadow_statistics(app_state.store.counters, caller.tenant, f"{name}@{alias}")
     pairs = [
         _pair_view(pair, sums)
         for pair, sums in sorted(
@@ -196,7 +197,7 @@ def delete_alias(
     """Delete an alias. The versions stay."""
     app_state = app_state_of(request)
     with _if_match(request, caller.tenant, name):
-        app_state.registry_of(caller.tenant).delete_alias(name, alias)
+        app_state.registry_of(caller.tenant).aliases.delete(name, alias)
     app_state.model_cache.refresh_name(caller.tenant, name)
 
 
@@ -221,7 +222,7 @@ def show_set(
     caller: ModelReader,
     name: str,
     set: str,
-    version: Annotated[int | None, Query(ge=1, le=2**31)] = None,
+    version: Annotated[int | None, Query(ge=1, le=MAX_VERSION)] = None,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return one label set, and those of its labels that a version does not have."""
@@ -334,9 +335,9 @@ def _model_view(app_state: AppState, tenant: str, name: str) -> ModelView:
             StateView(version=each.version, state=each.state, reason=each.reason or None)
             for each in app_state.model_cache.states(tenant, name)
         ],
-        aliases=registry.aliases(name),
+        aliases=registry.aliases.of(name),
         splits={
-            alias: _route_view(route) for alias, route in registry.traffic_splits(name).items()
+            alias: _route_view(route) for alias, route in registry.aliases.splits(name).items()
         },
         latest=latest,
     )

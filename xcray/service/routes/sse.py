@@ -95,8 +95,10 @@ def _poll_events(
 
     The status is read first, so the last event is never missed.
     """
-    ended = app_state.store.get_job(job_id, tenant).status in TERMINAL
-    return ended, app_state.store.list_events(job_id, tenant, after=after, limit=EVENTS_PER_PAGE)
+    ended = app_state.store.jobs.get(job_id, tenant).status in TERMINAL
+    return ended, app_state.store.jobs.list_events(
+        job_id, tenant, after=after, limit=EVENTS_PER_PAGE
+    )
 
 
 def _encode_event(event: Event) -> bytes:

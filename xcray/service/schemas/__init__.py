@@ -21,6 +21,9 @@ from xcray.service.schemas.jobs import (
 )
 from xcray.service.schemas.models import (
     AliasRequest,
+    LabelPage,
+    LabelSummaryView,
+    LabelView,
     LoadView,
     ModelPage,
     ModelView,
@@ -49,6 +52,7 @@ from xcray.service.schemas.predict import (
     PredictReply,
     PredictRequest,
 )
+from xcray.service.schemas.solvers import ParameterView, SolverPage, SolverView
 
 __all__ = [
     "AliasRequest",
@@ -68,10 +72,14 @@ __all__ = [
     "JobPage",
     "JobRequest",
     "JobView",
+    "LabelPage",
+    "LabelSummaryView",
+    "LabelView",
     "LoadView",
     "ModelPage",
     "ModelView",
     "PairView",
+    "ParameterView",
     "PredictReply",
     "PredictRequest",
     "PredictionView",
@@ -86,6 +94,8 @@ __all__ = [
     "ShadowView",
     "ShareRequest",
     "ShareView",
+    "SolverPage",
+    "SolverView",
     "StateView",
     "StopRequest",
     "StopView",

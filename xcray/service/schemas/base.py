@@ -5,11 +5,11 @@ Requests are strict: no unknown fields, no strings for numbers, no NaN.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from xcray.storage.atomic import NAME_PATTERN, check_name
+from xcray.storage.atomic import check_name
 
 MAX_INDEX = 2**31 - 2
 FLOAT32_MAX = 3.4028234663852886e38
@@ -19,12 +19,32 @@ MAX_MILLISECONDS = 600_000.0
 MAX_LABEL_CHARS = 10_000  # characters per label name
 MAX_FILTER_LABELS = 100_000  # labels per allow or deny list
 
+# What `check_name` accepts: no name that a file system reserves, no "..", and no final ".".
+_NAME: Final = (
+    r"(?!(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$|[:@]))[a-z0-9]([a-z0-9_-]|\.(?=[a-z0-9_-])){0,63}"
+)
+NAME_PATTERN: Final = f"^{_NAME}$"
+ALIAS_PATTERN: Final = f"^(?!latest$){_NAME}$"
+REFERENCE_PATTERN: Final = f"^{_NAME}(:[0-9]{{1,9}}|@{_NAME})?$"
+MAX_VERSION: Final = 999_999_999
+ID_PATTERN: Final = "^[a-z]{1,8}_[a-z0-9]{1,40}$"
+SHA256_PATTERN: Final = "^[0-9a-f]{64}$"
+
 Name = Annotated[
     str,
     AfterValidator(check_name),
-    Field(json_schema_extra={"pattern": f"^{NAME_PATTERN.pattern}$"}, examples=["pydocs"]),
+    Field(json_schema_extra={"pattern": NAME_PATTERN}, examples=["pydocs"]),
 ]
-Index = Annotated[int, Field(ge=0, le=MAX_INDEX)]
+
+
+def _as_integer(value: Any) -> Any:
+    """Return a number without a fraction as an integer: in JSON Schema, 3.0 is one."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+# Of an integer, after its limits: limits that follow it are missing in the schema.
+WHOLE: Final = BeforeValidator(_as_integer)
+Index = Annotated[int, Field(ge=0, le=MAX_INDEX), WHOLE]
 Value = Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX, allow_inf_nan=False)]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import Name, Strict, View
+from xcray.service.schemas.base import ID_PATTERN, SHA256_PATTERN, Name, Strict, View
+
+UploadId = Annotated[str, Field(json_schema_extra={"pattern": ID_PATTERN})]
 
 
 class DatasetRequest(Strict):
@@ -20,7 +22,7 @@ class DatasetRequest(Strict):
         "svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "pydocs", "synthetic", "dataset"
     ]
     options: dict[str, Any] = Field(default_factory=dict)
-    uploads: dict[Literal["train", "test"], str] | None = Field(
+    uploads: dict[Literal["train", "test"], UploadId] | None = Field(
         None, description="Ids from POST /v1/uploads."
     )
     path: str | None = Field(
@@ -35,7 +37,12 @@ class DatasetRequest(Strict):
         max_length=2048,
         description="URI from which the server downloads the file, if allowed.",
     )
-    sha256: str | None = Field(None, max_length=64, description="With `uri`: SHA-256 of the file.")
+    sha256: str | None = Field(
+        None,
+        max_length=64,
+        description="With `uri`: SHA-256 of the file.",
+        json_schema_extra={"pattern": SHA256_PATTERN},
+    )
 
 
 class UploadView(View):
@@ -49,8 +56,8 @@ class UploadView(View):
 class DatasetView(View):
     """A data set.
 
-    `stats` has its sizes when READY. When FAILED, it has the reason in `problem` and the first 20
-    invalid lines in `errors`.
+    `stats` has its sizes when READY, and `warnings` (code, message) about data that look wrong.
+    When FAILED, it has the reason in `problem` and the first 20 invalid lines in `errors`.
     """
 
     id: str

@@ -10,12 +10,13 @@ from xcray.service.schemas.base import (
     MAX_FILTER_LABELS,
     MAX_LABEL_CHARS,
     MAX_MILLISECONDS,
+    WHOLE,
     Strict,
     View,
 )
 
 Datatype = Literal["BOOL", "INT32", "INT64", "FP32", "FP64", "BYTES"]
-Dimension = Annotated[int, Field(ge=0, le=2**53)]
+Dimension = Annotated[int, Field(ge=0, le=2**53), WHOLE]
 Shape = Annotated[list[Dimension], Field(min_length=1, max_length=4)]
 LabelName = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
 LabelNames = Annotated[
@@ -26,8 +27,8 @@ LabelNames = Annotated[
 class TensorParameters(Strict):
     """Parameters of an input tensor."""
 
-    binary_data_size: int | None = Field(
-        None, ge=0, le=2**53, description="Size of the tensor's data after the JSON object."
+    binary_data_size: Dimension | None = Field(
+        None, description="Size of the tensor's data after the JSON object."
     )
     content_type: str | None = Field(
         None, max_length=64, description="Accepted for compatibility and ignored."
@@ -69,7 +70,7 @@ class InferOutput(Strict):
 class InferParameters(Strict):
     """Prediction options, with the meanings of POST /v1/models/{reference}:predict."""
 
-    top_k: int = Field(5, ge=1)
+    top_k: Annotated[int, Field(ge=1), WHOLE] = 5
     allow: LabelName | LabelNames | None = Field(
         None, description="One or several label names; set:NAME for the labels of a set."
     )

@@ -6,8 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import MAX_SECONDS, Name, Strict, View
+from xcray.service.schemas.base import MAX_SECONDS, WHOLE, Name, Strict, View
 
+Priority = Annotated[
+    int,
+    Field(
+        ge=-100,
+        le=100,
+        description="Jobs of higher priority run first, jobs of equal priority in order of "
+        "submission.",
+    ),
+    WHOLE,
+]
 Timeout = Annotated[
     float | None,
     Field(
@@ -27,10 +37,8 @@ Expires = Annotated[
     ),
 ]
 Attempts = Annotated[
-    int | None,
+    Annotated[int, Field(ge=1, le=100), WHOLE] | None,
     Field(
-        ge=1,
-        le=100,
         description="Maximum number of attempts; the job FAILED when its runner is lost that "
         "often. Default: set by the service.",
     ),
@@ -61,7 +69,9 @@ class JobRequest(Strict):
     pool: Literal["serial", "threads", "ray"] | None = Field(
         None, description="Where classes are trained. Default: chosen by the server."
     )
-    workers: int = Field(0, ge=0, le=100_000, description="Workers of the pool; 0 uses all cores.")
+    workers: Annotated[int, Field(ge=0, le=100_000), WHOLE] = Field(
+        0, description="Workers of the pool; 0 uses all cores."
+    )
     max_seconds: float | None = Field(
         None,
         gt=0,
@@ -70,10 +80,8 @@ class JobRequest(Strict):
         "(most frequent first) are published as a partial model. Solvers that train in epochs "
         "(dsmlr, lbfgs, lc) publish the whole model of the last epoch. Default: no limit.",
     )
-    memory_limit: int | None = Field(
+    memory_limit: Annotated[int, Field(ge=1, le=2**60), WHOLE] | None = Field(
         None,
-        ge=1,
-        le=2**60,
         description="Memory limit in bytes; a training that is estimated to need more fails before "
         "it starts.",
     )
@@ -82,16 +90,10 @@ class JobRequest(Strict):
         description="Also fit probabilities: one half of the held-out part is used to fit, the "
         "other to evaluate.",
     )
-    ks: list[Annotated[int, Field(ge=1, le=100)]] = Field(
+    ks: list[Annotated[int, Field(ge=1, le=100), WHOLE]] = Field(
         [1, 3, 5], min_length=1, max_length=10, description="The values of k in P@k."
     )
-    priority: int = Field(
-        0,
-        ge=-100,
-        le=100,
-        description="Jobs of higher priority run first, jobs of equal priority in order of "
-        "submission.",
-    )
+    priority: Priority = 0
     timeout_seconds: Timeout = None
     expires_seconds: Expires = None
     max_attempts: Attempts = None

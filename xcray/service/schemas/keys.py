@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xcray.service.schemas.base import MAX_SECONDS, Name, Strict, View
+from xcray.jobs.store.tokens import MAX_LIMIT, KeyLimits
+from xcray.service.schemas.base import MAX_SECONDS, WHOLE, Name, Strict, View
 
 
 class KeyRequest(Strict):
@@ -21,9 +22,13 @@ class KeyRequest(Strict):
         le=10 * MAX_SECONDS,
         description="Validity in seconds. Default: valid until revoked.",
     )
-    limits: dict[str, int] = Field(
+    limits: dict[str, Annotated[int, WHOLE]] = Field(
         default_factory=dict,
         max_length=5,
+        json_schema_extra={
+            "propertyNames": {"enum": list(KeyLimits._fields)},
+            "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT},
+        },
         description="Optional limits: max_running, max_queued, requests_per_minute, "
         "instances_per_minute, upload_bytes.",
     )

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from xcray.service.schemas.base import Strict, View
+from xcray.service.schemas.base import WHOLE, Strict, View
+from xcray.service.schemas.predict import Answerer
 
-Version = Annotated[int, Field(ge=1, le=2**31)]
+Version = Annotated[int, Field(ge=1, le=2**31), WHOLE]
 
 
 class ShareRequest(Strict):
@@ -30,7 +31,7 @@ class ShadowRequest(Strict):
 
 def _shadow_kind(shadow: Any) -> str:
     """Return in which of the two forms a shadow is given."""
-    return "version" if isinstance(shadow, int) else "shadow"
+    return "version" if isinstance(shadow, int | float) else "shadow"
 
 
 class AliasRequest(Strict):
@@ -192,3 +193,48 @@ class SetPage(View):
     """All label sets of a model, by name."""
 
     sets: list[SetSummary]
+
+
+class LabelSummaryView(View):
+    """A label of a model.
+
+    positives: training rows. gap: duality gap as a share of the null objective. Both are null if
+    the model does not record them. weights: number of stored weights.
+    """
+
+    number: int
+    label: str
+    positives: int | None
+    gap: float | None
+    weights: int
+
+
+class LabelPage(View):
+    """A page of the labels of a version, by number."""
+
+    model: Answerer
+    labels: list[LabelSummaryView]
+    next_page_token: str | None
+
+
+class FeatureView(View):
+    """A feature and its weight for a label."""
+
+    feature: str
+    weight: float
+
+
+class SimilarView(View):
+    """A label, and the cosine of its weights and those of another label."""
+
+    label: str
+    cosine: float
+
+
+class LabelView(LabelSummaryView):
+    """A label with its bias, its largest weights by magnitude, and the most similar labels."""
+
+    model: Answerer
+    bias: float
+    features: list[FeatureView]
+    similar: list[SimilarView]

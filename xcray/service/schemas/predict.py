@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from xcray.service.schemas.base import (
     MAX_LABEL_CHARS,
     MAX_MILLISECONDS,
     MAX_TEXT_CHARS,
+    WHOLE,
     Indices,
     Labels,
     Strict,
@@ -37,7 +40,7 @@ class PredictRequest(Strict):
     """
 
     instances: list[Instance] = Field(min_length=1, fail_fast=True)
-    top_k: int = Field(5, ge=1)
+    top_k: Annotated[int, Field(ge=1), WHOLE] = 5
     allow: Labels | None = Field(
         None,
         description="Only these labels can be predicted: label names, or set:NAME for the labels "
@@ -74,7 +77,7 @@ class ExplainRequest(Strict):
 
     instance: Instance
     label: str | None = Field(None, max_length=MAX_LABEL_CHARS)
-    top: int = Field(10, ge=1, le=1000)
+    top: Annotated[int, Field(ge=1, le=1000), WHOLE] = 10
 
 
 class Answerer(View):

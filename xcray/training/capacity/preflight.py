@@ -22,9 +22,8 @@ from xcray.arrays import Float64, Int32, csr, frozen, pattern
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
-from xcray.solvers.contract import Solver, SolverState
-from xcray.solvers.newton import MAX_FEATURES, MIN_MEAN_CURVATURE
-from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.solvers.contract import SolverState, TaskSolver
+from xcray.solvers.declarations import TaskNeeds
 from xcray.system.cores import available_cores
 from xcray.system.memory import anonymous_bytes, available_bytes
 from xcray.system.units import format_bytes, parse_bytes
@@ -32,15 +31,12 @@ from xcray.training.calibration.fit import calibration_bytes
 from xcray.training.spec import TrainSpec
 
 MIB: Final = 1 << 20
-PIECE: Final = 1 << 20  # values that are converted to float64 at once
 PROCESS_BYTES: Final = 116 * MIB  # a worker process: interpreter, libraries, compiled kernels
 RAY_BYTES: Final = 500 * MIB  # a local Ray without its workers
 RAY_DRIVER_BYTES: Final = 50 * MIB  # connection of the driver to Ray
 IN_FLIGHT_BYTES: Final = 8 * MIB  # batches in transit, per worker
 # The driver's bytes per label: position, record, schedule and report.
 DRIVER_BYTES_PER_LABEL: Final = 700
-# For solvers that solve all labels in one task.
-JOINT_BYTES_PER_WEIGHT: Final = 64
 # Bytes per weight, by label and in the search lists, by whether the lists are wide.
 INDEX_BYTES_PER_WEIGHT: Final = {True: 10.4, False: 15.0}
 WIDE_LABELS: Final = 1 << 16  # lists are wide above this number of labels, see docs/search.md
@@ -117,7 +113,7 @@ class TrainingShape(NamedTuple):
 
     rows, features, labels, entries: N, D, K, entries of X. max_entries: largest number of entries
     in the rows that one label works on. seconds, weights: (K,) float64, expected of each label.
-    mapped: bytes of the data files. extra_bytes: of a worker in addition to its solver's arrays.
+    mapped: bytes of the data files. needs: of a worker in addition to its solver's arrays.
     calibration_bytes: memory of the calibration. free_bytes: available memory; None reads it from
     this machine.
     """
@@ -130,7 +126,7 @@ class TrainingShape(NamedTuple):
     seconds: Float64
     weights: Float64
     mapped: int
-    extra_bytes: int
+    needs: TaskNeeds = TaskNeeds()
     calibration_bytes: int = 0
     free_bytes: int | None = None
 
@@ -181,7 +177,7 @@ def worker_count(spec: TrainSpec) -> int:
 def estimate(
     spec: TrainSpec,
     dataset: Dataset,
-    solver: Solver,
+    solver: TaskSolver,
     labels: Int32,
     *,
     workers: int,
@@ -206,14 +202,14 @@ def estimate(
     )
     rates = (
         run_probe(solver, dataset.train, work, seconds)
-        if seconds > 0.0 and not solver.joint
+        if seconds > 0.0 and solver.family == "independent"
         else MeasuredRates()
     )
     return estimate_from(spec, shape, solver, labels, workers, rates)
 
 
 def training_shape(
-    dataset: Dataset, solver: Solver, cost_terms: Float64 | None = None
+    dataset: Dataset, solver: TaskSolver, cost_terms: Float64 | None = None
 ) -> TrainingShape:
     """Return the shape of a training on a data set, with the first guess of every label's work.
 
@@ -229,14 +225,14 @@ def training_shape(
         seconds=np.asarray(cost_terms @ solver.cost_rates),
         weights=WEIGHTS_PER_ROOT * np.sqrt(entries),
         mapped=mapped_bytes(dataset),
-        extra_bytes=newton_extra_bytes(solver, train),
+        needs=solver.task_needs(train.X),
     )
 
 
 def estimate_from(
     spec: TrainSpec,
     shape: TrainingShape,
-    solver: Solver,
+    solver: TaskSolver,
     labels: Int32,
     workers: int,
     rates: MeasuredRates,
@@ -247,7 +243,8 @@ def estimate_from(
     weights = int(lengths.sum())
     core = float(seconds.sum()) * rates.time_ratio
     sizes = (shape.rows, shape.features, shape.labels, shape.entries)
-    worker, reserved = scratch_bytes(solver, sizes, shape.max_entries, weights)
+    worker, reserved = scratch_bytes(solver, sizes, shape.max_entries)
+    worker += shape.needs.n_bytes + shape.needs.bytes_per_weight * weights
     model = model_bytes(weights, K, shape.features)
     pieces = max(
         min(ENTRY_BYTES * weights, merge_budget(spec, weights, shape.free_bytes)),
@@ -260,7 +257,7 @@ def estimate_from(
         + 24 * shape.features
         + pieces
         + (RAY_DRIVER_BYTES if place != "here" else 0),
-        worker=worker + shape.extra_bytes,
+        worker=worker,
         workers=workers,
         place=place,
         process=0 if place == "here" else PROCESS_BYTES,
@@ -357,12 +354,15 @@ def split_sizes(train: Split) -> tuple[int, int, int, int]:
     return len(train.X.indptr) - 1, train.X.n_cols, train.YT.n_rows, train.X.nnz
 
 
-def worker_bytes(solver: Solver, train: Split, weights: int) -> tuple[int, int]:
-    """Return `scratch_bytes` for a part of a data set."""
-    own, reserved = scratch_bytes(
-        solver, split_sizes(train), 3.0 * float(entries_per_label(train).max(initial=0.0)), weights
-    )
-    return own + newton_extra_bytes(solver, train), reserved
+def worker_bytes(solver: TaskSolver, train: Split, weights: int) -> tuple[int, int]:
+    """Return the scratch bytes of a worker on a part of a data set, and its reserved bytes.
+
+    See `scratch_bytes`. weights: of the model.
+    """
+    entries = 3.0 * float(entries_per_label(train).max(initial=0.0))
+    own, reserved = scratch_bytes(solver, split_sizes(train), entries)
+    needs = solver.task_needs(train.X)
+    return own + needs.n_bytes + needs.bytes_per_weight * weights, reserved
 
 
 def model_bytes(weights: int, labels: int, features: int) -> int:
@@ -374,39 +374,13 @@ def model_bytes(weights: int, labels: int, features: int) -> int:
     )
 
 
-def mean_sq_norm(train: Split) -> float:
-    """Return the mean |x|^2 of a row."""
-    data = train.X.data
-    pieces = (data[lo : lo + PIECE].astype(np.float64) for lo in range(0, len(data), PIECE))
-    return sum(float(piece @ piece) for piece in pieces) / max(train.n_rows, 1)
-
-
-def uses_newton(solver: Solver, train: Split) -> bool:
-    """Return whether the solver uses Newton's method, see `xcray.solvers.newton.is_suitable`."""
-    # Tested in this order: with many features, the values of the rows are not needed.
-    if not (isinstance(solver, PPDSparseSolver) and train.X.n_cols <= MAX_FEATURES):
-        return False
-    return (
-        solver.loss == "squared_hinge"
-        and solver.C * mean_sq_norm(train) >= MIN_MEAN_CURVATURE * solver.tau
-    )
-
-
-def newton_extra_bytes(solver: Solver, train: Split) -> int:
-    """Return the bytes that Newton's method needs at a worker; 0 if the solver does not use it.
-
-    They are three matrices of the features and ten numbers per row.
-    """
-    return 24 * (train.X.n_cols + 1) ** 2 + 80 * train.n_rows if uses_newton(solver, train) else 0
-
-
 def scratch_bytes(
-    solver: Solver, sizes: tuple[int, int, int, int], max_entries: float, weights: int
+    solver: TaskSolver, sizes: tuple[int, int, int, int], max_entries: float
 ) -> tuple[int, int]:
     """Return (scratch bytes of a worker, bytes that it reserves and can leave empty).
 
     sizes: N, D, K and the entries of X. max_entries: entries of the rows that one label works on.
-    weights: of the model. The sizes are measured: the solver loads five synthetic problems, each
+    The sizes are measured: the solver loads five synthetic problems, each
     with one size doubled, and the bytes of its arrays are linear in these sizes. Arrays that grow
     with the entries of X are only reserved; they fill as far as a label's active set reaches
     (`max_entries`).
@@ -420,11 +394,10 @@ def scratch_bytes(
     fixed = max(0.0, first - float(base @ np.array(steps)))
     linear = np.array(steps) * np.array(sizes, np.float64)
     filled = steps[3] * min(float(sizes[3]), max_entries)
-    joint = JOINT_BYTES_PER_WEIGHT * weights if solver.joint else 0
-    return int(fixed + linear[:3].sum() + filled + joint), int(linear[3] - filled)
+    return int(fixed + linear[:3].sum() + filled), int(linear[3] - filled)
 
 
-def run_probe(solver: Solver, train: Split, work: LabelWork, seconds: float) -> MeasuredRates:
+def run_probe(solver: TaskSolver, train: Split, work: LabelWork, seconds: float) -> MeasuredRates:
     """Solve a few labels, spread over all cost levels, and return the measured rates.
 
     Labels too expensive for `seconds` are left out. Labels slower than expected end the probe. The
@@ -489,7 +462,7 @@ def mapped_bytes(dataset: Dataset) -> int:
 PROBE_SIZE: Final = 8192  # rows, features, labels and entries of the made-up problem
 
 
-def _local_bytes(solver: Solver, rows: int, features: int, labels: int, entries: int) -> int:
+def _local_bytes(solver: TaskSolver, rows: int, features: int, labels: int, entries: int) -> int:
     """Return the bytes of a solver's own arrays for a synthetic problem."""
     indices = np.arange(entries) % features
     X = csr(np.linspace(0, entries, rows + 1).astype(np.int64), indices, np.ones(entries), features)

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Split
+from xcray.solvers.contract import IndependentSolver
 
 MAX_STRATA: Final = 16
 # Cheap labels are drawn in batches: a call per label would cost more than the label.
@@ -205,7 +206,7 @@ def _variance(
 
 
 def solve_sample(
-    solver: Any, train: Split, costs: Float64, seconds: float, seed: int = 0
+    solver: IndependentSolver, train: Split, costs: Float64, seconds: float, seed: int = 0
 ) -> Sample:
     """Draw labels of a data set's part and solve them on one core for about `seconds`.
 

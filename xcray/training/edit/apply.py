@@ -37,9 +37,10 @@ from xcray.training.report.summary import class_table, measures_by_frequency, su
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run import TrainResult
 from xcray.training.solve_labels import (
+    LabelsToSolve,
+    StoreObserver,
     TrainingData,
     check_local_pool,
-    has_independent_labels,
     make_local_pool,
     solve_labels,
 )
@@ -163,7 +164,7 @@ class _EditRun:
         self.phase_seconds = dict[str, float]()
         self.timeline: pa.Table | None = None
         self.report_extras: dict[str, Any] = {}
-        if not has_independent_labels(self.solver) and len(self.labels_to_train):
+        if self.solver.family != "independent" and len(self.labels_to_train):
             solver = old.manifest["solver"]
             raise InputError(
                 f"solver {solver} trains all labels together, so none can be trained alone; "
@@ -200,22 +201,21 @@ class _EditRun:
             folder, self._fingerprint(data), n_labels=data.n_labels, n_features=data.n_features
         )
         labels = frozen(np.intersect1d(self.labels_to_train, parts.missing), np.int32)
-        n_kept = len(self.labels_to_train) - len(labels)
+        n_kept, solver = len(self.labels_to_train) - len(labels), self.solver
+        assert solver.family == "independent"  # checked when the change was made
 
         if len(labels):
             with Timeline(folder) as timeline:
                 solve_labels(
-                    self.solver,
-                    rows.cost_terms(self.solver),
-                    labels,
-                    make_local_pool(
-                        self.options.pool, self.solver, self.solver.load(*rows), self.workers
+                    LabelsToSolve(solver, labels, rows.cost_terms(solver)),
+                    make_local_pool(self.options.pool, solver, solver.load(*rows), self.workers),
+                    StoreObserver(
+                        parts,
+                        timeline,
+                        lambda done: self._report_progress("TRAINING", n_kept + done),
                     ),
                     workers=self.workers,
-                    commit=lambda result: parts.commit(result.value),
-                    record=timeline.add,
                     stop=self.options.stop,
-                    tick=lambda done, share: self._report_progress("TRAINING", n_kept + done),
                 )
         self.timeline = read_streams(folder)
         budget = merge_budget(self.spec, int(parts.lengths.sum()))
@@ -264,9 +264,7 @@ class _EditRun:
         """Write everything except the arrays, and publish by rename."""
         old, change = self.old, self.change
         new_block = None if trained is None else select_labels(trained, self.labels_to_train)
-        table = (
-            None if new_block is None else class_table(new_block, self.solver.eps, self.timeline)
-        )
+        table = None if new_block is None else class_table(new_block, self.solver, self.timeline)
         places = np.where(
             change.train_labels >= 0,
             -1 - np.searchsorted(self.labels_to_train, change.train_labels),
@@ -354,7 +352,7 @@ class _EditRun:
     def _make_report(self, trained: SolvedLabels | None) -> dict[str, Any]:
         """Return the figures for users; JSON."""
         training_figures: dict[str, Any] = (
-            {} if trained is None else {"trained": summarize_block(trained, self.solver.eps)}
+            {} if trained is None else {"trained": summarize_block(trained, self.solver)}
         )
         if self.timeline is not None:
             training_figures |= {

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, InputError, NotFound, excerpt
+from xcray.errors import Conflict, InputError, NotFound, excerpt, suggestion
 from xcray.model.model import Model
 from xcray.training.edit.apply import (
     EditOptions,
@@ -230,15 +230,8 @@ class _NameIndex:
     def find(self, name: str) -> int:
         """Return the number of a label. Raises NotFound, and InputError for an ambiguous name."""
         if name not in self.ids:
-            similar = next(
-                (known for known in self.ids if known.casefold() == name.casefold().strip()), None
-            )
-            hint = (
-                f"did you mean {excerpt(similar)!r}?"
-                if similar is not None
-                else "the names are in its labels.arrow"
-            )
-            raise NotFound(f"{self.owner_name} has no label {excerpt(name)!r}; {hint}")
+            hint = suggestion(name, self.ids) or "; the names are in its labels.arrow"
+            raise NotFound(f"{self.owner_name} has no label {excerpt(name)!r}{hint}")
         if len(self.ids) < len(self.names) and self.names.count(name) > 1:
             raise InputError(
                 f"{self.owner_name} has several labels {excerpt(name)!r}; "

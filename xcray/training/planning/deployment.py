@@ -19,6 +19,7 @@ from xcray.data.dataset import Dataset
 from xcray.errors import ParameterError
 from xcray.index.packed import BUFFER_BYTES
 from xcray.solvers import make_solver
+from xcray.solvers.contract import IndependentSolver
 from xcray.training.capacity.preflight import (
     MAX_MERGE_PASSES,
     MIB,
@@ -28,7 +29,6 @@ from xcray.training.capacity.preflight import (
     TrainingShape,
     estimate_from,
     training_shape,
-    uses_newton,
 )
 from xcray.training.capacity.sampling import TIMING_NOISE, Range, estimate_total, solve_sample
 from xcray.training.capacity.serving import (
@@ -147,11 +147,11 @@ def size_from_dataset(
         raise ParameterError(
             "no row has a label, so nothing can be measured: check the label column of the source"
         )
-    if solver_object.family != "independent":
+    if solver_object.family == "rotation" or solver_object.family == "synchronous":
         basis = "a pass timed here; the number of passes is a guess"
         estimate = partial(estimate_with_timing, dataset, options, solver, params or {}, seconds)
         return build_size(dataset, options, estimate, basis, JOINT_SECONDS_RANGE, EXACT_RANGE)
-    if solver_object.joint:
+    if solver_object.family == "joint":
         raise ParameterError(
             f"{solver} solves all labels in one task, so labels cannot be sampled: "
             "use `xcray train DIR --estimate`"
@@ -168,7 +168,7 @@ def size_from_dataset(
     return build_size(
         dataset,
         options,
-        partial(estimate_independent, shape, options, solver, params or {}),
+        partial(estimate_independent, shape, options, solver, solver_object),
         f"{sample.n_labels:,} labels solved here, sampled by cost; "
         "9 of 10 such ranges contain the true value",
         core.relative_to(core.value),
@@ -231,15 +231,15 @@ def make_train_spec(
 def estimate_independent(
     shape: TrainingShape,
     options: DeploymentOptions,
-    solver: str,
-    params: Mapping[str, Any],
+    name: str,
+    solver: IndependentSolver,
     workers: int,
 ) -> Estimate:
-    """Estimate a training whose labels are solved independently."""
+    """Estimate a training whose labels are solved independently; name: of the solver."""
     return estimate_from(
-        make_train_spec(options, workers, solver, params),
+        make_train_spec(options, workers, name, solver.as_dict()),
         shape,
-        make_solver(solver, params),
+        solver,
         frozen(np.arange(shape.labels), np.int32),
         workers,
         MeasuredRates(),
@@ -262,14 +262,14 @@ def estimate_with_timing(
     return strategy.estimate(frozen(np.arange(dataset.n_labels), np.int32), seconds)
 
 
-def guessed_shape(solver: Any, dataset: Dataset) -> TrainingShape:
+def guessed_shape(solver: IndependentSolver, dataset: Dataset) -> TrainingShape:
     """Return the shape of a training with the seconds per label that a sample starts from.
 
-    They are the scheduler's guess. With Newton's method every label has the guess of the most
-    expensive one, because each of its passes reads all rows.
+    They are the scheduler's guess. If all labels cost about the same, every label has the guess of
+    the most expensive one.
     """
     shape = training_shape(dataset, solver)
-    if uses_newton(solver, dataset.train):
+    if shape.needs.equal_costs:
         shape = shape._replace(seconds=np.full_like(shape.seconds, shape.seconds.max()))
     return shape
 

@@ -143,13 +143,12 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     ]
     if "classes_certified" in training:
         gap = (
-            f"the largest gap is {training['largest_gap']:.2g} of the null objective"
+            f"; the largest gap is {training['largest_gap']:.2g} of the null objective"
             if "largest_gap" in training
             else ""
         )
         lines.append(
-            f"{training['classes_certified']:,} of {training['classes']:,} "
-            f"classes certified; {gap}."
+            f"{training['classes_certified']:,} of {training['classes']:,} classes certified{gap}."
         )
     if "objective" in training:
         lines.append(
@@ -300,7 +299,7 @@ def _draw_certificates(model: Model, report: Mapping[str, Any], path: Path) -> s
     columns = _class_columns(model)
     if "relative_gap" not in columns or "rounds" not in columns:
         return f"solver {report['solver']} records no gaps by class"
-    if report["solver"] in SOLVERS and SOLVERS[report["solver"]].joint:
+    if report["solver"] in SOLVERS and SOLVERS[report["solver"]].family == "joint":
         return f"solver {report['solver']} certifies all classes as one problem"
     eps, training = report["params"].get("eps"), report["training"]
     has_positives = (

@@ -6,18 +6,22 @@ With the orders "sync" and "ring", results are bit-identical regardless of the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
 from xcray.errors import Unavailable
+from xcray.schedule.calls import Call, at_worker
 from xcray.schedule.placement import group_by_node
 from xcray.schedule.shard_assignment import assign_by_speed
 from xcray.training.rotation.rebalancing import WorkerSpeeds
-from xcray.training.rotation.shard_worker import ShardSource
+from xcray.training.rotation.shard_worker import ShardInfo, ShardSource, ShardWorker
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import Call, WorkerLost, call, call_many, require_ref
+from xcray.workers.rpc import WorkerLost, call, call_many, require_ref
 from xcray.workers.worker_group import WorkerGroup
+
+P = ParamSpec("P")
 
 
 class ShardAssignment:
@@ -44,29 +48,40 @@ class ShardAssignment:
     def apply(self, owners: Sequence[str], stop: StopFlag | None = None) -> None:
         """Make each worker hold exactly the shards that it owns."""
         calls = [
-            Call(worker, "hold_shards", [s for s, owner in enumerate(owners) if owner == worker])
+            Call(
+                worker,
+                ShardWorker.hold_shards,
+                [s for s, owner in enumerate(owners) if owner == worker],
+            )
             for worker in self.workers
         ]
-        unseen, infos = [], []
+        unseen, infos = list[int](), list[ShardInfo]()
         for answer in list(call_many(self._group, calls, stop)):
             opened, not_opened = answer.result
             infos += opened
             unseen += not_opened
         for shard in unseen:  # one at a time: this process holds one shard in transit
             cut = self._group.put(self._source.cut_shard(shard))
-            infos.append(call(self._group, Call(owners[shard], "receive_shard", shard, cut)).result)
+            request = Call(owners[shard], ShardWorker.receive_shard, shard, at_worker(cut))
+            infos.append(call(self._group, request).result)
         for info in infos:
             self.costs[info.shard] = info.cost
         self.owners = tuple(owners)
 
     def reset(self) -> None:
         """Reload all shards, without anything that they have computed."""
-        self.call_all("hold_shards", [])
+        self.call_all(ShardWorker.hold_shards, [])
         self.apply(self.owners)
 
-    def call_all(self, method: str, *args: object) -> None:
-        """Call a method of every worker."""
-        list(call_many(self._group, [Call(worker, method, *args) for worker in self.workers]))
+    def call_all(
+        self,
+        method: Callable[Concatenate[ShardWorker, P], tuple[Any, Any]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Call a method of every worker, with positional arguments."""
+        calls = [Call(worker, method, *args, **kwargs) for worker in self.workers]
+        list(call_many(self._group, calls))
 
     def rebalance(self, speeds: Mapping[str, float], passes: int) -> None:
         """Move shards to faster workers at a sync point, if that makes intervals clearly shorter.
@@ -131,12 +146,14 @@ class ShardAssignment:
         """Move shards to other owners, with their state of the last sync point."""
         moving = [shard for shard, owner in enumerate(owners) if owner != self.owners[shard]]
         snapshots = [
-            require_ref(call(self._group, Call(self.owners[shard], "get_snapshot", shard)).ref)
+            require_ref(
+                call(self._group, Call(self.owners[shard], ShardWorker.get_snapshot, shard)).ref
+            )
             for shard in moving
         ]
         self.apply(owners)
         calls = [
-            Call(owners[shard], "restore_shard", shard, handle)
+            Call(owners[shard], ShardWorker.restore_shard, shard, at_worker(handle))
             for shard, handle in zip(moving, snapshots, strict=True)
         ]
         list(call_many(self._group, calls))

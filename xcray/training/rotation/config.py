@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,24 +40,6 @@ class RotationConfig:
         """Return lo and hi: the labels of a block are lo .. hi-1."""
         blocks = self.grid.blocks
         return self.n_labels * block // blocks, self.n_labels * (block + 1) // blocks
-
-
-class TrainingProgress(NamedTuple):
-    """Progress of a training.
-
-    epoch: done, with the part of the current one. epochs: maximum. seconds: of training, with
-    those of earlier attempts. eta: seconds to the last possible epoch. newest: entry of the last
-    sync point, see `TrainingOutcome.history`. note: unusual events since the last report, for
-    people.
-    """
-
-    epoch: float
-    epochs: int
-    seconds: float
-    rate: float
-    eta: float | None
-    newest: Mapping[str, Any]
-    note: str
 
 
 class TrainingOutcome(NamedTuple):

@@ -15,16 +15,13 @@ from xcray.solvers.rotation_contract import SweepMetrics, SyncState
 
 
 def sync_point_metrics(
-    squared: Sequence[float], metrics: Sequence[SweepMetrics], lam: float, truth: Pattern | None
+    objective: float, metrics: Sequence[SweepMetrics], truth: Pattern | None
 ) -> dict[str, Any]:
-    """Return "objective", L1 = lam/2 sum |W_block|^2 + sum of losses, and the held-out measures.
+    """Return "objective" and the held-out measures; numbers that are not finite are None.
 
-    Numbers that are not finite are None. squared: |W|^2 of each block. figures: metrics of each
-    shard.
-    truth: labels of the held-out rows. Sums are correctly rounded, so they do not depend on the
-    order.
+    metrics: of each shard. truth: labels of the held-out rows. Sums are correctly rounded, so they
+    do not depend on the order.
     """
-    objective = 0.5 * lam * math.fsum(squared) + math.fsum(each.loss for each in metrics)
     evaluated = [each for each in metrics if each.held_out_rows]
     measures = held_out_metrics(evaluated, truth) if evaluated and truth is not None else {}
     return {

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from xcray.errors import Stopped
+from xcray.schedule.calls import Call, ObjectHandle, at_worker
 from xcray.schedule.events import Done, Finish, Task
 from xcray.schedule.rotation import BlockPass, RotationSchedule
-from xcray.solvers.rotation_contract import Step, SweepMetrics
+from xcray.solvers.rotation_contract import PassMetrics, Step, SweepMetrics, WeightBlock
+from xcray.training.rotation.shard_worker import ShardWorker
 from xcray.workers.pool import StopFlag
 from xcray.workers.rpc import POLL_SECONDS, WorkerLost, results_of
 from xcray.workers.timeline import DONE, LOST, STOPPED, Span
-from xcray.workers.worker_group import CallResult, ObjectHandle, WorkerGroup
+from xcray.workers.worker_group import CallResult, WorkerGroup
 
 TIME_LIMIT: Final = "TIME"  # code of the Stopped at the time limit
+
+# metrics and seconds of a block pass, by shard
+PassResults: TypeAlias = list[tuple[int, PassMetrics, float]]
+PassMethod: TypeAlias = Callable[
+    [ShardWorker, WeightBlock, Sequence[int], Step, bool], tuple[WeightBlock | None, PassResults]
+]
 
 
 class WorkerPace(NamedTuple):
@@ -33,7 +41,7 @@ class IntervalResult(NamedTuple):
     paces: by worker. n_passes: number of passes.
     """
 
-    blocks: list[ObjectHandle]
+    blocks: list[ObjectHandle[WeightBlock]]
     locations: list[str]
     squared: list[float | None]
     metrics: dict[int, SweepMetrics]
@@ -44,26 +52,25 @@ class IntervalResult(NamedTuple):
 def run_interval(
     schedule: RotationSchedule,
     group: WorkerGroup,
-    blocks: Sequence[ObjectHandle],
+    blocks: Sequence[ObjectHandle[WeightBlock]],
     steps: Sequence[Step],
     *,
     stop: StopFlag,
     tick: Callable[[float], None] = lambda share: None,
     record: Callable[[Span], None] = lambda span: None,
-    first: int = 0,
     ends: float | None = None,
 ) -> IntervalResult:
     """Run `schedule` on `group` until all blocks are at rest.
 
     blocks: one handle each; their objects are not changed. steps: what each sweep does.
     tick: called after every wait with the share of the cells that is done.
-    record: called with each pass, as a task numbered `first` + its number in the interval, whose
-    one label is the number of the block. ends: time limit on the clock of `time.monotonic`.
+    record: called with each pass, as a task with its number in the interval, whose one label is the
+    number of the block. ends: time limit on the clock of `time.monotonic`.
     Raises Stopped if `stop` is set, and at the time limit with code TIME; WorkerLost; and what a
     pass raised. After each of these the shards are in an intermediate state: they must be rolled
     back before the next interval.
     """
-    loop = _IntervalLoop(schedule, group, blocks, steps, record, first)
+    loop = _IntervalLoop(schedule, group, blocks, steps, record)
     loop.execute(schedule.start())
     try:
         while not loop.finished:
@@ -93,21 +100,22 @@ class _IntervalLoop:
         self,
         schedule: RotationSchedule,
         group: WorkerGroup,
-        blocks: Sequence[ObjectHandle],
+        blocks: Sequence[ObjectHandle[WeightBlock]],
         steps: Sequence[Step],
         record: Callable[[Span], None],
-        first: int,
     ) -> None:
         self._schedule = schedule
         self._group = group
         self._steps = steps
         self._record = record
-        self._first = first
         n = len(blocks)
         paces = {worker: WorkerPace({}, {}) for worker in group.workers}
         self.result = IntervalResult(list(blocks), [""] * n, [None] * n, {}, paces, 0)
         self._owned = [False] * n  # created in this interval, so it is not shared
-        self._method = "pass_block_copied" if len(set(group.nodes.values())) > 1 else "pass_block"
+        several_nodes = len(set(group.nodes.values())) > 1
+        self._method: PassMethod = (
+            ShardWorker.pass_block_copied if several_nodes else ShardWorker.pass_block
+        )
         self.tickets: dict[int, BlockPass] = {}
         # worker -> end of its last pass, on the group's clock
         self._ends: dict[str, float] = {}
@@ -125,13 +133,12 @@ class _IntervalLoop:
             self.n_passes += 1
             handle, owned = self.result.blocks[command.block], self._owned[command.block]
             step = self._steps[command.sweep]
-            self.tickets[
-                self._group.submit(
-                    command.worker, self._method, handle, command.shards, step, owned
-                )
-            ] = command
+            call = Call(
+                command.worker, self._method, at_worker(handle), command.shards, step, owned
+            )
+            self.tickets[self._group.submit(call)] = command
 
-    def handle(self, reply: CallResult) -> None:
+    def handle(self, reply: CallResult[WeightBlock, PassResults]) -> None:
         """Store the result of a pass, then execute the next commands of the schedule."""
         block_pass = self.tickets.pop(reply.ticket)
         if reply.ref is not None:  # otherwise the block is unchanged
@@ -172,7 +179,7 @@ class _IntervalLoop:
 
     def _task(self, block_pass: BlockPass) -> Task:
         """Return a pass as a task of the timeline."""
-        return Task(self._first + block_pass.id, (block_pass.block,), 0.0)
+        return Task(block_pass.id, (block_pass.block,), 0.0)
 
 
 def measured_speeds(paces: dict[str, WorkerPace], costs: Any) -> dict[str, float]:

@@ -10,18 +10,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern
-from xcray.solvers import quasi_newton
-from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.multinomial import Shard, make_shard, shard_rows, total_weight
-from xcray.solvers.quasi_newton import pack, unpack
-from xcray.solvers.rotation_contract import MUTATING_KINDS, Grid, PassMetrics, Step, WeightBlock
+from xcray.solvers.rotation_contract import (
+    MUTATING_KINDS,
+    ExactPhase,
+    Grid,
+    PassMetrics,
+    RotationSolver,
+    RowShardState,
+    Step,
+    WeightBlock,
+)
 from xcray.solvers.solved_labels import SolvedLabels
-from xcray.training.checkpoints import Arrays, read_arrays, write_arrays
+from xcray.training.array_files import Arrays, read_arrays, write_arrays
 from xcray.workers.solver_task import open_dataset
 
 MAX_HELD_OUT_ROWS: Final = 10_000  # approximate limit of evaluated rows
@@ -52,6 +58,10 @@ class SplitPlan(NamedTuple):
     held_out_weight: float = 0.0
 
 
+# rows of a shard, and its held-out rows
+ShardRows: TypeAlias = tuple[Shard, Shard | None]
+
+
 class ShardSource(NamedTuple):
     """Rows that shards are cut from.
 
@@ -65,7 +75,7 @@ class ShardSource(NamedTuple):
     weights: Float32 | None = None
     held_out: tuple[CSR, Pattern] | None = None
 
-    def cut_shard(self, number: int) -> tuple[Shard, Shard | None]:
+    def cut_shard(self, number: int) -> ShardRows:
         """Return shard `number`, and its held-out rows."""
         split = self.split
         rows = shard_rows(self.X.n_rows, split.grid.shards, split.seed, number)
@@ -128,7 +138,7 @@ class ShardWorkerSpec:
     which is opened on nodes that see it; None if only the driver has the rows.
     """
 
-    solver: DSMLRSolver
+    solver: RotationSolver
     split: SplitPlan
     n_features: int
     path: str | None = None
@@ -169,7 +179,7 @@ class ShardWorker:
         self._spec = work
         self._solver = work.solver
         self._stopped = stopped
-        self._locals: dict[int, Any] = {}
+        self._locals: dict[int, RowShardState] = {}
         self._snapshots: dict[int, Arrays] = {}
 
     def hold_shards(self, shards: Sequence[int]) -> tuple[None, tuple[list[ShardInfo], list[int]]]:
@@ -187,7 +197,7 @@ class ShardWorker:
             return None, ([], missing)
         return None, ([self._add_shard(shard, *rows.cut_shard(shard)) for shard in missing], [])
 
-    def receive_shard(self, shard: int, cut: Any) -> tuple[None, ShardInfo]:
+    def receive_shard(self, shard: int, cut: ShardRows) -> tuple[None, ShardInfo]:
         """Hold a shard whose rows the driver sent, the result of `ShardSource.cut_shard`."""
         return None, self._add_shard(shard, *cut)
 
@@ -288,39 +298,34 @@ class ShardWorker:
         """Create a block from such arrays."""
         return arrays_to_block(arrays), None
 
-    def begin_lbfgs(self, block: WeightBlock) -> tuple[WeightBlock, None]:
-        """Create the L-BFGS history of a block that has its first exact gradient, with C."""
-        G, C = block.state
-        return pack(
-            quasi_newton.start_history(block.lo, block.hi, block.W, G, C, self._solver.lam)
-        ), None
+    def start_history(self, block: WeightBlock) -> tuple[WeightBlock, None]:
+        """Create the history of a block that has its first exact gradient."""
+        return self._phase.start(block), None
 
-    def update_history(self, memory: WeightBlock, block: WeightBlock) -> tuple[WeightBlock, None]:
+    def update_history(self, history: WeightBlock, block: WeightBlock) -> tuple[WeightBlock, None]:
         """Create the history after the step to the block's point, which has its gradient."""
-        solver = self._solver
-        return pack(
-            quasi_newton.update_history(
-                unpack(memory), block.W, block.state[0], solver.lam, solver.history
-            )
-        ), None
+        return self._phase.update(history, block), None
 
-    def inner_products(self, memory: WeightBlock) -> tuple[None, Float64]:
-        """Return the inner products of a history."""
-        return None, quasi_newton.products(unpack(memory))
+    def history_products(self, history: WeightBlock) -> tuple[None, Float64]:
+        """Return what the driver adds up over the histories of all blocks."""
+        return None, self._phase.products(history)
 
-    def set_direction(self, memory: WeightBlock, coefs: Float64) -> tuple[WeightBlock, None]:
+    def set_direction(self, history: WeightBlock, coefs: Float64) -> tuple[WeightBlock, None]:
         """Create the history with its direction."""
-        return pack(quasi_newton.with_direction(unpack(memory), coefs)), None
+        return self._phase.direct(history, coefs), None
 
-    def move_block(self, memory: WeightBlock, length: float) -> tuple[WeightBlock, None]:
+    def move_block(self, history: WeightBlock, length: float) -> tuple[WeightBlock, None]:
         """Create the block at `length` times the direction."""
-        return WeightBlock(
-            memory.lo, memory.hi, quasi_newton.weights_at_step(unpack(memory), length), ()
-        ), None
+        return self._phase.move(history, length), None
 
     def export_labels(self, block: WeightBlock, positives: Int64) -> tuple[SolvedLabels, None]:
         """Create the solved labels of a block; positives: (hi-lo,) training rows of each label."""
         return self._solver.export(block, positives), None
+
+    @property
+    def _phase(self) -> ExactPhase:
+        """Exact phase of the solver. Raises ValueError if it has none."""
+        return require_phase(self._solver)
 
     def _add_shard(self, shard: int, rows: Shard, held_out_shard: Shard | None) -> ShardInfo:
         """Create the solver state of a shard.
@@ -331,6 +336,13 @@ class ShardWorker:
             rows, shard, self._spec.grid, held_out_shard
         )
         return ShardInfo(shard, len(rows.rows), float(max(rows.X.nnz, 1)))
+
+
+def require_phase(solver: RotationSolver) -> ExactPhase:
+    """Return the exact phase of a solver. Raises ValueError if it has none."""
+    if solver.exact_phase is None:
+        raise ValueError(f"{type(solver).__name__} has no exact phase to enter")
+    return solver.exact_phase
 
 
 def block_to_arrays(block: WeightBlock) -> Arrays:

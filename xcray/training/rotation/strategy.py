@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from xcray.arrays import Int32
 from xcray.errors import NotFound
-from xcray.solvers.rotation_contract import Grid
+from xcray.solvers.rotation_contract import Grid, RotationSolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json
 from xcray.system.blas_threads import limit_blas_threads
-from xcray.training.capacity.joint_resources import estimate_rotation, joint_shape, time_sweep
+from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape, time_sweep
 from xcray.training.capacity.preflight import Estimate
-from xcray.training.joint import (
-    JointStrategy,
+from xcray.training.epoch_strategy import (
+    EpochStrategy,
     make_worker_group,
     outcome_report,
-    report_progress,
     uses_whole_cluster,
 )
-from xcray.training.rotation.config import RotationConfig, TrainingProgress
+from xcray.training.observer import TrainingObserver
+from xcray.training.rotation.config import RotationConfig
 from xcray.training.rotation.shard_worker import ShardSource, ShardWorkerSpec, make_shard_source
 from xcray.training.rotation.trainer import OUTCOME_FILE, train_rotation
-from xcray.training.strategy import RunServices, TrainingContext
-from xcray.workers.timeline import Span, Timeline
+from xcray.training.strategy import TrainingContext
 
 CHECKPOINT_SECONDS: Final = 60.0  # between two checkpoints, at least
 # Copies of all weights in Ray's object store: this sync point, the one before, in transit.
@@ -40,20 +37,20 @@ RANDOM_ORDERS: Final = (
 )
 
 
-class BlockRotation(JointStrategy):
+class BlockRotation(EpochStrategy):
     """Strategy of family "rotation", see `TrainingStrategy`.
 
     The grid is chosen once: a run that is resumed with another number of workers keeps its grid.
     """
 
-    def __init__(self, at: TrainingContext) -> None:
-        super().__init__(at)
+    def __init__(self, at: TrainingContext, solver: RotationSolver) -> None:
+        super().__init__(at, solver)
+        self._solver = solver
         dataset = at.dataset
-        self._n_features = dataset.n_features + bool(at.solver.bias)
-        outcome = self._existing_grid() or at.solver.grid(
+        self._n_features = dataset.n_features + bool(solver.bias)
+        self._grid = self._existing_grid() or solver.grid(
             dataset.train.n_rows, dataset.n_labels, self._n_features, self.workers
         )
-        self._grid = Grid(*outcome)
         self.workers = min(self.workers, self._grid.shards)
 
     def run_settings(self) -> dict[str, Any]:
@@ -61,55 +58,46 @@ class BlockRotation(JointStrategy):
         return {"grid": list(self._grid)}
 
     def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
-        """See `xcray.training.capacity.joint_resources`."""
-        sizes = joint_shape(self._at.dataset, self._solver)
-        pace = partial(time_sweep, self._solver, self._shard_source(), sizes, probe_seconds)
-        return estimate_rotation(
-            self._at.spec, sizes, self._solver, self._grid.blocks, self.workers, pace
+        """See `xcray.training.capacity.epoch_resources`."""
+        spec, dataset = self._at.spec, self._at.dataset
+        shape = problem_shape(dataset, self._n_features)
+        guess = self._solver.resources(shape, self._grid, self.workers, spec.pool == "ray")
+        timed = time_sweep(self._solver, self._shard_source(), shape, guess, probe_seconds)
+        return complete_estimate(
+            spec, self.workers, dataset, shape, timed or guess, probed=int(timed is not None)
         )
 
-    def solve(self, services: RunServices) -> None:
+    def solve(self, observer: TrainingObserver) -> None:
         """Train from the last checkpoint, or from the start, until all blocks are committed."""
         if (self.folder / OUTCOME_FILE).is_file():
-            if not len(services.parts.missing):
+            if not len(observer.parts.missing):
                 return
             # parts were lost since then, and there is nothing to rebuild them from
             (self.folder / OUTCOME_FILE).unlink()
-        services.parts.clear()
+        observer.parts.clear()
         at, rows = self._at, self._shard_source()
         path = str(at.dataset.path.resolve())
         spec = ShardWorkerSpec(
             self._solver, rows.split, self._n_features, path, at.dataset.content_hash
         )
-        max_workers = self._grid.shards if uses_whole_cluster(at) else None
         group = make_worker_group(
             at.spec,
             spec,
             self.workers,
             at.job,
             STORE_COPIES * 4 * self._n_features * at.dataset.n_labels,
-            max_workers,
+            max_workers=self._grid.shards if uses_whole_cluster(at) else None,
         )
-        services.set_memory_source(group.memory_usage)
-        services.metrics.set_worker_source(group.status)
-
-        def record(span: Span) -> None:
-            # a pass finishes no label
-            timeline.add(span._replace(task=replace(span.task, labels=())))
-            services.metrics.add_span(span)
-
-        with Timeline(at.run_dir, lambda: group.nodes) as timeline, limit_blas_threads():
+        with observer.observe(group), limit_blas_threads():
             train_rotation(
                 self._solver,
                 group,
                 rows,
-                self._make_config(services.seconds_left()),
+                self._make_config(observer.seconds_left()),
+                observer,
                 directory=self.folder,
                 fingerprint=self._fingerprint(),
-                deliver=services.parts.commit,
-                stop=services.stop,
-                on_progress=lambda standing: self._report(services, standing),
-                record=record,
+                stop=observer.stop,
             )
 
     def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
@@ -120,7 +108,8 @@ class BlockRotation(JointStrategy):
             "shards_moved": outcome["moved"],
             "damaged_checkpoints": outcome["damaged"],
         }
-        return {**outcome_report(outcome, block, measures), "grid": self._grid._asdict(), **losses}
+        report = outcome_report(self._solver, outcome, block, measures)
+        return {**report, "grid": self._grid._asdict(), **losses}
 
     def _make_config(self, seconds: float | None) -> RotationConfig:
         """Return the configuration; seconds: remaining time."""
@@ -162,14 +151,10 @@ class BlockRotation(JointStrategy):
         }
         return {**identity, "dataset": self._at.dataset.content_hash, **self.run_settings()}
 
-    def _existing_grid(self) -> tuple[int, int] | None:
+    def _existing_grid(self) -> Grid | None:
         """Return the grid of the run in this directory; None for a new run."""
         try:
-            shards, blocks = read_json(self._at.run_dir / "run.json").get("grid") or (0, 0)
+            grid = read_json(self._at.run_dir / "run.json").get("grid")
         except NotFound:
             return None
-        return (shards, blocks) if shards else None
-
-    def _report(self, services: RunServices, at: TrainingProgress) -> None:
-        """Report progress."""
-        report_progress(services, at.epoch, at.epochs, at.rate, at.eta, at.newest, at.note)
+        return Grid(*grid) if grid else None

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from xcray.errors import Corrupt, Refused, Stopped, Unavailable
+from xcray.schedule.calls import Call, at_worker
 from xcray.schedule.rotation import RotationSchedule
-from xcray.solvers.dsmlr import DSMLRSolver
-from xcray.solvers.rotation_contract import MUTATING_KINDS, Decision, Step
+from xcray.solvers.rotation_contract import MUTATING_KINDS, Decision, RotationSolver, Step
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
-from xcray.training.checkpoints import Checkpoints
-from xcray.training.rotation import lbfgs_phase as exact
+from xcray.training.rotation import exact_phase as exact
 from xcray.training.rotation.assignment import ShardAssignment
-from xcray.training.rotation.config import RotationConfig, TrainingOutcome, TrainingProgress
+from xcray.training.rotation.checkpoints import Checkpoints
+from xcray.training.rotation.config import RotationConfig, TrainingOutcome
 from xcray.training.rotation.evaluation import sync_point_metrics, to_sync_state
 from xcray.training.rotation.interval import (
     TIME_LIMIT,
@@ -34,11 +35,12 @@ from xcray.training.rotation.interval import (
     measured_speeds,
     run_interval,
 )
-from xcray.training.rotation.shard_worker import ShardSource
+from xcray.training.rotation.shard_worker import ShardSource, ShardWorker, require_phase
+from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import Call, WorkerLost, call_many, fetch, require_ref
+from xcray.workers.rpc import WorkerLost, call_many, fetch, require_ref
 from xcray.workers.timeline import Span
-from xcray.workers.worker_group import ObjectHandle, WorkerGroup
+from xcray.workers.worker_group import WorkerGroup
 
 OUTCOME_FILE: Final = "descent.json"  # outcome of a training whose blocks were all delivered
 MAX_LOSSES_PER_WORKER: Final = 5  # losses before giving up, per worker
@@ -51,17 +53,15 @@ MAX_ROLLBACKS: Final = 25
 
 
 def train_rotation(
-    solver: DSMLRSolver,
+    solver: RotationSolver,
     group: WorkerGroup,
     source: ShardSource,
     config: RotationConfig,
+    observer: RunObserver[SolvedLabels],
     *,
     directory: Path,
     fingerprint: Mapping[str, Any],
-    deliver: Callable[[SolvedLabels], None],
     stop: StopFlag,
-    on_progress: Callable[[TrainingProgress], None] = lambda standing: None,
-    record: Callable[[Span], None] = lambda span: None,
 ) -> TrainingOutcome:
     """Train until the solver stops, and deliver the finished blocks in label order.
 
@@ -69,10 +69,8 @@ def train_rotation(
     source: rows of the shards, for workers that do not see the data set's directory.
     directory: the run's own place for checkpoints; a call with the same directory resumes from
     the last valid one. If all blocks were delivered, the saved outcome is returned.
-    fingerprint: identity of the run (JSON). deliver: called once per block, also after a worker
-    loss.
-    on_progress: called after every wait. record: see `run_interval`; tasks are numbered
-    consecutively.
+    fingerprint: identity of the run (JSON). observer: receives each block once, also after a worker
+    loss; the progress in epochs; and the passes, numbered consecutively, as tasks without labels.
 
     Raises Stopped if `stop` is set, with the last sync point in a checkpoint; Unavailable if
     workers keep being lost; Refused if max_seconds passed before the first sync point; Conflict
@@ -92,7 +90,8 @@ def train_rotation(
             source,
             config,
             checkpoints,
-            _Callbacks(deliver, on_progress, record, stop),
+            observer,
+            stop,
         ).run()
     finally:
         group.stop()
@@ -100,15 +99,6 @@ def train_rotation(
     write_json(ended, outcome._asdict())
     checkpoints.clear()
     return outcome
-
-
-class _Callbacks(NamedTuple):
-    """Callbacks of a training, and its stop flag."""
-
-    deliver: Callable[[SolvedLabels], None]
-    on_progress: Callable[[TrainingProgress], None]
-    record: Callable[[Span], None]
-    stop: StopFlag
 
 
 class _NodesDraining(Exception):
@@ -123,27 +113,28 @@ class _RotationTrainer:
 
     def __init__(
         self,
-        solver: DSMLRSolver,
+        solver: RotationSolver,
         group: WorkerGroup,
         source: ShardSource,
         config: RotationConfig,
         checkpoints: Checkpoints,
-        callbacks: _Callbacks,
+        observer: RunObserver[SolvedLabels],
+        stop: StopFlag,
     ) -> None:
         self._solver = solver
         self._group = group
         self._source = source
         self._config = config
         self._checkpoints = checkpoints
-        self._callbacks = callbacks
+        self._observer = observer
+        self._stop = stop
         self._history: list[dict[str, Any]] = []
         self._epoch = 0
         self._rate = 1.0
         self._reason: str | None = None
-        self._blocks: list[tuple[str, ObjectHandle]] = []  # location and handle
-        # L-BFGS histories, with location and handle
-        self._histories: list[tuple[str, ObjectHandle]] = []
-        # the point of the blocks in the L-BFGS phase
+        self._blocks: exact.WorkerHandles = []
+        self._histories: exact.WorkerHandles = []  # of the blocks, in the exact phase
+        # the point of the blocks in the exact phase
         self._trial: exact.TrialPoint | None = None
         self._assignment = ShardAssignment(group, source, config.grid.shards)
         self._delivered = self._lost = self._n_passes = 0
@@ -161,7 +152,7 @@ class _RotationTrainer:
         self._began = time.monotonic()
         while True:
             try:
-                self._assignment.initialise(self._callbacks.stop)
+                self._assignment.initialise(self._stop)
                 self._resume()
                 while not self._is_finished:
                     self._run_interval()
@@ -226,14 +217,15 @@ class _RotationTrainer:
             for block in blocks
         ]
         calls = [
-            Call(owners[block], "init_block", *self._config.label_range(block)) for block in blocks
+            Call(owners[block], ShardWorker.init_block, *self._config.label_range(block))
+            for block in blocks
         ]
         self._blocks = [
             (reply.worker, require_ref(reply.ref)) for reply in call_many(self._group, calls)
         ]
         self._history, self._epoch, self._rate, self._reason, self._n_durable = [], 0, 1.0, None, 0
         self._histories, self._trial = [], None
-        self._assignment.call_all("take_snapshots")
+        self._assignment.call_all(ShardWorker.take_snapshots)
 
     def _run_interval(self) -> None:
         """Run some epochs, and the sync point after them."""
@@ -255,10 +247,9 @@ class _RotationTrainer:
                 self._group,
                 [handle for _, handle in self._blocks],
                 steps,
-                stop=self._callbacks.stop,
+                stop=self._stop,
                 tick=lambda share: self._tick(share, steps, since),
-                record=self._callbacks.record,
-                first=self._n_passes,
+                record=self._record_pass,
                 ends=None if config.max_seconds is None else self._began + config.max_seconds,
             )
         except Stopped as stopped:
@@ -269,11 +260,9 @@ class _RotationTrainer:
             time.monotonic() - since,
         )
         if self._trial == exact.ENTERING:
-            self._set_phase_state(
-                exact.enter_phase(
-                    self._group, list(zip(result.locations, result.blocks, strict=True))
-                )
-            )
+            blocks = list(zip(result.locations, result.blocks, strict=True))
+            direction = require_phase(self._solver).coefficients
+            self._set_phase_state(exact.enter_phase(self._group, blocks, direction))
         else:
             self._on_sync_point(result, steps)
 
@@ -293,7 +282,7 @@ class _RotationTrainer:
         if self._trial is not None:
             return [Step(kind, self._epoch + 1, self._rate) for kind in ("observe", "gradient")]
         steps, epoch = [], self._epoch
-        epochs = max(1, min(self._config.sync_every, self._solver.epochs - epoch))
+        epochs = max(1, min(self._config.sync_every, self._solver.stopping.limit - epoch))
         for kind in self._solver.sweep_kinds(epochs, True):
             epoch += kind in MUTATING_KINDS
             steps.append(Step(kind, epoch, self._rate))
@@ -328,21 +317,22 @@ class _RotationTrainer:
             "rate": self._rate,
             "back": False,
         }
-        entry |= sync_point_metrics(squared, metrics, self._solver.lam, self._config.truth)
+        objective = self._solver.objective(squared, [each.loss for each in metrics])
+        entry |= sync_point_metrics(objective, metrics, self._config.truth)
         entry |= {} if self._trial is None else self._trial._asdict()
         self._history.append(entry)
         decision = self._solver.decide([to_sync_state(each) for each in self._history])
         entry["back"] = decision.roll_back
         if decision.roll_back:
-            self._assignment.call_all("roll_back")
+            self._assignment.call_all(ShardWorker.roll_back)
         else:
             self._blocks, self._epoch = (
                 list(zip(result.locations, result.blocks, strict=True)),
                 epoch,
             )
-            self._assignment.call_all("take_snapshots")
+            self._assignment.call_all(ShardWorker.take_snapshots)
         self._rate, self._reason = decision.rate, decision.stop
-        self._advance_lbfgs(decision)
+        self._advance_phase(decision)
         if (
             all(each["back"] for each in self._history[-MAX_ROLLBACKS:])
             and len(self._history) >= MAX_ROLLBACKS
@@ -355,12 +345,15 @@ class _RotationTrainer:
         if self._reason is None:
             self._rebalance(result, len(steps))
 
-    def _advance_lbfgs(self, decision: Decision) -> None:
-        """Go to the next point of the L-BFGS phase, if it is active or starts now."""
+    def _advance_phase(self, decision: Decision) -> None:
+        """Go to the next point of the exact phase, if it is active or starts now."""
         if decision.lbfgs_action == "enter":
             self._trial = exact.ENTERING
         elif decision.lbfgs_action == "accept":
-            self._set_phase_state(exact.accept_point(self._group, self._histories, self._blocks))
+            direction = require_phase(self._solver).coefficients
+            self._set_phase_state(
+                exact.accept_point(self._group, self._histories, self._blocks, direction)
+            )
         elif decision.lbfgs_action == "retry" and self._trial is not None:
             self._set_phase_state(
                 exact.retry_point(self._group, self._histories, self._trial, decision.length)
@@ -439,9 +432,11 @@ class _RotationTrainer:
         for block in left:
             worker, handle = self._blocks[block]
             lo, hi = self._config.label_range(block)
-            calls.append(Call(worker, "export_labels", handle, self._config.positives[lo:hi]))
-        for reply in call_many(self._group, calls, self._callbacks.stop):
-            self._callbacks.deliver(fetch(self._group, reply.ref))
+            positives = self._config.positives[lo:hi]
+            calls.append(Call(worker, ShardWorker.export_labels, at_worker(handle), positives))
+        for reply in call_many(self._group, calls, self._stop):
+            self._observer.commit(fetch(self._group, reply.ref))
+            self._observer.sync()
             self._delivered += 1
 
     def _recover(self, lost: WorkerLost) -> None:
@@ -471,17 +466,23 @@ class _RotationTrainer:
         """Report progress: `ahead` epochs beyond the last sync point that counts."""
         epoch, seconds = self._epoch + ahead, self._training_seconds()
         rate = epoch / seconds if seconds > 0.0 else 0.0
-        eta = (self._solver.epochs - epoch) / rate if rate > 0.0 else None
+        epochs = self._solver.stopping.limit
+        eta = (epochs - epoch) / rate if rate > 0.0 else None
         newest = self._history[-1] if self._history else {}
-        self._callbacks.on_progress(
-            TrainingProgress(epoch, self._solver.epochs, seconds, rate, eta, newest, self._note)
-        )
+        self._observer.report(RunProgress(epoch, epochs, seconds, rate, eta, newest, self._note))
         self._note = ""
+
+    def _record_pass(self, span: Span) -> None:
+        """Record a pass of this interval, numbered from the first pass of the training."""
+        # a pass finishes no label
+        task = replace(span.task, id=self._n_passes + span.task.id, labels=())
+        self._observer.record(span._replace(task=task))
 
     def _outcome(self) -> TrainingOutcome:
         """Return the outcome of the training."""
         objectives = [each["objective"] for each in self._history if not each["back"]]
-        # the objective of W = 0: it rolled back to the start
-        objective = objectives[-1] if objectives else math.log(self._config.n_labels)
+        # otherwise it rolled back to the start
+        start = self._solver.start_objective(self._config.n_labels)
+        objective = objectives[-1] if objectives else start
         facts = self._checkpoints.damaged, self._lost, self._assignment.moved_shards
         return TrainingOutcome(self._epoch, objective, self._reason or "", self._history, *facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from xcray.kernels.sparse import take_rows
 from xcray.metrics import evaluate
 from xcray.model.directory import Staging
 from xcray.solvers import make_solver
-from xcray.solvers.contract import Solver, SolverState
+from xcray.solvers.contract import SolverState, TaskSolver, WarmStartSolver
 from xcray.solvers.solved_labels import SolvedLabels, untrained_records
 from xcray.storage.arrow import read_csr
 from xcray.storage.atomic import discard_directory, read_json, write_json
@@ -28,7 +27,13 @@ from xcray.training.block_store import BlockStore
 from xcray.training.capacity.preflight import merge_budget, worker_count
 from xcray.training.independent import make_ray_pool
 from xcray.training.report.summary import summarize_block
-from xcray.training.solve_labels import TrainingData, make_local_pool, solve_labels
+from xcray.training.solve_labels import (
+    LabelsToSolve,
+    StoreObserver,
+    TrainingData,
+    make_local_pool,
+    solve_labels,
+)
 from xcray.training.spec import TrainSpec
 from xcray.training.tuning.grid import Point, dual_scale
 from xcray.workers.pool import Pool, Result, StopFlag
@@ -94,7 +99,8 @@ class PointEvaluator:
         self.training_data = TrainingData(
             data.train.X, data.train.XT, data.train.YT, data.train.weights
         )
-        self.workers = 1 if make_solver(spec.solver, spec.params).joint else worker_count(spec)
+        joint = make_solver(spec.solver, spec.params).family == "joint"
+        self.workers = 1 if joint else worker_count(spec)
         self.state: SolverState | None = None
 
     def evaluate(
@@ -125,7 +131,7 @@ class PointEvaluator:
     ) -> dict[str, Any]:
         """Solve and evaluate one point."""
         spec = replace(self.spec, params={**self.spec.params, **point.params})
-        solver, n_labels = make_solver(spec.solver, spec.params), self.data.n_labels
+        solver, n_labels = make_task_solver(spec), self.data.n_labels
         fingerprint = {
             "solver": spec.solver,
             "revision": solver.revision,
@@ -135,7 +141,7 @@ class PointEvaluator:
         parts = BlockStore(folder, fingerprint, n_labels=n_labels, n_features=self.data.n_features)
         duals = (
             DualStore(folder / "duals", fingerprint, self.data)
-            if spec.pool != "ray" and supports_warm_start(solver)
+            if spec.pool != "ray" and solver.family == "independent" and solver.warm_starts
             else None
         )
         origin = (
@@ -145,30 +151,21 @@ class PointEvaluator:
         )
         factor = 1.0 if start is None else dual_scale(start.params, point.params)
 
-        def commit(result: Result) -> None:
-            if duals is not None:
-                # Before the part: every committed part has its duals.
-                duals.commit(result.value)
-            parts.commit(result.value)
-
         missing = frozen(parts.missing, np.int32)
         if len(missing):
+            warm = (
+                None
+                if duals is None
+                else WarmRunner(cast("WarmStartSolver", solver), origin, factor)
+            )
+            n_kept = n_labels - len(missing)
             with Timeline(folder) as timeline:
                 solve_labels(
-                    solver,
-                    self.training_data.cost_terms(solver),
-                    missing,
-                    self._make_pool(
-                        spec,
-                        solver
-                        if duals is None
-                        else cast("Solver", WarmSolver(solver, origin, factor)),
-                    ),
+                    LabelsToSolve(solver, missing, self.training_data.cost_terms(solver)),
+                    self._make_pool(spec, solver, warm),
+                    _PointObserver(parts, timeline, lambda done: tick(n_kept + done), duals),
                     workers=self.workers,
-                    commit=commit,
                     stop=self.stop,
-                    tick=lambda done, share: tick(n_labels - len(missing) + done),
-                    record=timeline.add,
                 )
         if duals is not None:
             duals.merge(spec)
@@ -179,28 +176,26 @@ class PointEvaluator:
             "start": start_params,
         }
 
-    def _make_pool(self, spec: TrainSpec, solver: Solver) -> Pool:
-        """Return the pool of the spec. Local pools load the problem once for all points."""
+    def _make_pool(self, spec: TrainSpec, solver: TaskSolver, warm: WarmRunner | None) -> Pool:
+        """Return the pool of the spec. Local pools load the problem once for all points.
+
+        warm: solves the tasks in place of the solver, on local pools.
+        """
         if spec.pool == "ray":
-            return make_ray_pool(
-                replace(spec, dataset=str(self.data.path)),
-                solver,
-                self.data,
-                self.workers,
-                self.job,
-            )
+            spec = replace(spec, dataset=str(self.data.path))
+            return make_ray_pool(spec, solver, self.data, self.workers, self.job)
         if self.state is None:
             self.state = solver.load(*self.training_data)
-        return make_local_pool(spec.pool, solver, self.state, self.workers)
+        return make_local_pool(spec.pool, solver, self.state, self.workers, runner=warm)
 
-    def _measure(self, folder: Path, parts: BlockStore, solver: Solver) -> dict[str, Any]:
+    def _measure(self, folder: Path, parts: BlockStore, solver: TaskSolver) -> dict[str, Any]:
         """Return the measures on the held-out rows and the summary of the classes."""
         held_out, ks = self.data["test"], self.spec.ks
         budget = merge_budget(self.spec, int(parts.lengths.sum()))
         with Staging(folder / "model", budget) as staging:
             block = parts.merge(staging.weights, budget=budget)
             top = staging.index(block.bias).query(held_out.X, max(ks), threads=self.workers).top
-            summary = summarize_block(block, solver.eps)
+            summary = summarize_block(block, solver)
         measures = evaluate(
             top,
             held_out.Y,
@@ -215,8 +210,8 @@ class PointEvaluator:
             "seconds": balance_figures["makespan"],
             "core_seconds": balance_figures["core_seconds"],
             "classes": summary["classes"],
-            "certified": summary["classes_certified"],
-            "largest_gap": summary["largest_gap"],
+            "certified": summary.get("classes_certified"),
+            "largest_gap": summary.get("largest_gap"),
         }
 
 
@@ -268,25 +263,48 @@ def read_duals(folder: Path) -> CSR | None:
     return read_csr(folder / "duals.arrow") if (folder / "duals.arrow").exists() else None
 
 
-def supports_warm_start(solver: Solver) -> bool:
-    """Return whether a solver can start from duals, judged by the parameters of its `solve`."""
-    return {"start", "keep_duals"} <= set(inspect.signature(type(solver).solve).parameters)
+def make_task_solver(spec: TrainSpec) -> TaskSolver:
+    """Return the solver of a spec. Raises ParameterError if its work is not tasks."""
+    solver = make_solver(spec.solver, spec.params)
+    if solver.family in ("independent", "joint"):
+        return solver
+    raise ParameterError(f"{spec.solver} trains by epochs or rounds and cannot be tuned")
 
 
-class WarmSolver:
-    """A solver that starts each label from given duals, if any, and returns the final duals.
+class _PointObserver(StoreObserver):
+    """Commits the duals of a batch before its part, so that every part has its duals."""
+
+    def __init__(
+        self,
+        parts: BlockStore,
+        timeline: Timeline,
+        on_labels: Callable[[int], None],
+        duals: DualStore | None,
+    ) -> None:
+        super().__init__(parts, timeline, on_labels)
+        self._duals = duals
+
+    def commit(self, result: Result) -> None:
+        """Make a batch durable."""
+        if self._duals is not None:
+            self._duals.commit(result.value)
+        super().commit(result)
+
+
+class WarmRunner:
+    """Solves each label from given duals, if any, and returns the final duals.
 
     origin: (K x N), by label, or None. factor: applied to the duals.
     """
 
-    def __init__(self, solver: Any, origin: CSR | None, factor: float = 1.0) -> None:
+    def __init__(self, solver: WarmStartSolver, origin: CSR | None, factor: float = 1.0) -> None:
         self._solver = solver
         self._origin = origin
         self._factor = np.float32(factor)
 
-    def __getattr__(self, name: str) -> Any:
-        """Delegate everything else to the solver."""
-        return getattr(self._solver, name)
+    def warm_up(self) -> None:
+        """Compile or load the kernels."""
+        self._solver.warm_up()
 
     def solve(
         self, state: SolverState, labels: Int32, stopped: Callable[[], bool] = lambda: False
@@ -295,7 +313,4 @@ class WarmSolver:
         start = None if self._origin is None else take_rows(self._origin, frozen(labels, np.int64))
         if start is not None:
             start = start._replace(data=frozen(start.data * self._factor, np.float32))
-        block: SolvedLabels = self._solver.solve(
-            state, labels, stopped, start=start, keep_duals=True
-        )
-        return block
+        return self._solver.solve(state, labels, stopped, start=start, keep_duals=True)

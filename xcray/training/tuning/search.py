@@ -67,7 +67,7 @@ class TuneSpec:
             make_solver(self.train.solver, {**self.train.params, **point.params})
             for point in plan_points(self.grid)
         ]
-        if any(solver.family != "independent" for solver in solvers):
+        if any(solver.family not in ("independent", "joint") for solver in solvers):
             raise ParameterError(
                 f"{self.train.solver} cannot be tuned: "
                 "train it once for each value (`xcray train -p lam=...`), or search "

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -29,6 +28,7 @@ from typing import Final, NamedTuple, Protocol
 from xcray.errors import NotFound, Unavailable
 from xcray.storage.atomic import read_json
 from xcray.system.cores import available_cores
+from xcray.system.file_lock import try_lock, wait_for_lock
 from xcray.workers.ray.local_daemon import LocalRayDaemon
 from xcray.workers.ray.session import (
     TOKEN_HEADER,
@@ -47,6 +47,7 @@ FAILURE_SECONDS: Final = 600.0
 # The daemon can take 26 by its own clock (runners, Ray, remaining processes), and more on a
 # slow machine.
 STOP_TIMEOUT_SECONDS: Final = 90.0
+DAEMON_LOCK_SECONDS: Final = 5.0  # for which a new daemon waits for tests of its lock
 OBJECT_STORE_BYTES: Final = 512 << 20
 
 
@@ -177,7 +178,7 @@ class ManagedLocalRay:
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         deadline = time.monotonic() + seconds
-        with _locked(self.directory / "start.lock", deadline):
+        with _start_lock(self.directory, seconds):
             info = self._wait_for_start(deadline)
             self._check_open()
             if info is None and not self._is_daemon_alive():
@@ -245,7 +246,7 @@ class ManagedLocalRay:
         """
         self._closed.set()
         if self.directory.is_dir():
-            with _locked(self.directory / "start.lock", time.monotonic() + STOP_TIMEOUT_SECONDS):
+            with _start_lock(self.directory, STOP_TIMEOUT_SECONDS):
                 self.stop()
 
     def stop(self) -> None:
@@ -270,10 +271,7 @@ class ManagedLocalRay:
         """Return whether a daemon lives: it holds a lock that the kernel drops at its death."""
         with contextlib.suppress(FileNotFoundError):
             with open(self.directory / "keeper.lock") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return True
+                return not try_lock(lock, shared=True)
         return False
 
     def _spawn_daemon(self, seconds: float) -> None:
@@ -316,20 +314,13 @@ class ManagedLocalRay:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, deadline: float) -> Iterator[None]:
-    """Hold a lock file. Raises Unavailable if another process holds it until the deadline."""
-    with open(path, "a") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise Unavailable(
-                        "another process has been starting Ray for too long: try again",
-                        code="RAY_START",
-                    ) from None
-                time.sleep(0.1)
+def _start_lock(directory: Path, seconds: float) -> Iterator[None]:
+    """Hold the lock for starts of Ray. Raises Unavailable if it is not free within `seconds`."""
+    with open(directory / "start.lock", "a") as lock:
+        if not wait_for_lock(lock, seconds):
+            raise Unavailable(
+                "another process has been starting Ray for too long: try again", code="RAY_START"
+            )
         yield
 
 
@@ -345,7 +336,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--start", type=float, default=START_TIMEOUT_SECONDS)
     options = parser.parse_args(arguments)
     lock = os.open(options.dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not _acquire_daemon_lock(lock):
+    # The lock is shared with forks and held until all end. Tests of the lock hold it briefly.
+    if not wait_for_lock(lock, DAEMON_LOCK_SECONDS, poll_seconds=0.02):
         return 0  # another daemon lives
     # Remove the process id of an earlier daemon, which `stop` would signal.
     os.ftruncate(lock, 0)
@@ -355,22 +347,6 @@ def main(arguments: list[str] | None = None) -> int:
     return LocalRayDaemon(options.dir, options.cpus, options.object_store, options.grace).run(
         options.start
     )
-
-
-def _acquire_daemon_lock(lock: int, seconds: float = 5.0) -> bool:
-    """Acquire the daemon's lock, which is shared with forks and held until all of them end.
-
-    Processes that only test the lock also hold it briefly.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
 
 
 if __name__ == "__main__":

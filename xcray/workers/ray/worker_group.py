@@ -18,11 +18,12 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import ray
 
 from xcray.errors import Unavailable
+from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.schedule.placement import ONE_CPU, ResourceRequest, free_slots
 from xcray.workers.pool import WorkerStatus
@@ -41,7 +42,6 @@ from xcray.workers.ray.cluster_state import REFRESH_SECONDS
 from xcray.workers.worker_group import (
     CallFailed,
     CallResult,
-    ObjectHandle,
     Reply,
     WorkerFactory,
     call_method,
@@ -51,6 +51,7 @@ from xcray.workers.worker_group import (
     worker_names,
 )
 
+T = TypeVar("T")
 LOG: Final = logging.getLogger(__name__)
 PLACE_SECONDS: Final = 15.0  # that placing an actor takes if there is room
 SILENT_SECONDS: Final = 300.0  # longer than any block takes to cross a network
@@ -274,14 +275,14 @@ class RayWorkerGroup(RayWorkers):
             self._forget(worker)
             self._locations.remove(worker)
 
-    def submit(self, worker: str, method: str, *args: Any) -> int:
+    def submit(self, call: Call[Any, Any]) -> int:
         """See `WorkerGroup`; objects are sent as references and fetched to the worker's node."""
-        arguments, handles = split_refs(worker, method, args, self._actors)
+        arguments, handles = split_refs(call, self._actors)
         self._tickets += 1
-        ref, outcome = self._actor_method(worker, method).remote(
-            self._tickets, method, arguments, *(handle.ref for handle in handles)
+        ref, outcome = self._actor_method(call.worker, call.method).remote(
+            self._tickets, call.method, arguments, *(handle.ref for handle in handles)
         )
-        self._pending[outcome] = _SubmittedCall(self._tickets, worker, ref)
+        self._pending[outcome] = _SubmittedCall(self._tickets, call.worker, ref)
         return self._tickets
 
     def wait(self, seconds: float) -> list[Reply]:
@@ -298,17 +299,18 @@ class RayWorkerGroup(RayWorkers):
             for reply in self._on_lost(worker, reason)
         ]
 
-    def put(self, value: Any) -> ObjectHandle:
+    def put(self, value: T) -> ObjectHandle[T]:
         """Put a value into the object store of the driver's node."""
         return ObjectHandle(ray.put(value))
 
-    def fetch(self, handle: ObjectHandle) -> Any:
+    def fetch(self, handle: ObjectHandle[T]) -> T:
         """Return the object, with arrays mapped from the object store of the driver's node.
 
         The arrays occupy the store while they live.
         """
         try:
-            return ray.get(handle.ref, timeout=self._silent_seconds)
+            value: T = ray.get(handle.ref, timeout=self._silent_seconds)
+            return value
         except ray.exceptions.ObjectLostError as error:
             raise object_lost(error) from error
         except ray.exceptions.GetTimeoutError as error:
@@ -423,7 +425,7 @@ class RayWorkerGroup(RayWorkers):
             return [CallFailed(call.ticket, call.worker, _call_error(error))]
         except ray.exceptions.RayError as error:
             return self._on_lost(call.worker, error)
-        handle = ObjectHandle(call.ref) if outcome.has_ref else None
+        handle: ObjectHandle[Any] | None = ObjectHandle(call.ref) if outcome.has_ref else None
         return [
             CallResult(
                 call.ticket,

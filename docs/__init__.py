@@ -1,0 +1,1 @@
+"""Programs of the documentation site, see mkdocs.yml."""

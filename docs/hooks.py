@@ -1,0 +1,99 @@
+"""Hooks of mkdocs: pages from outside docs/, generated pages, links between them.
+
+A link to a file of the repository that is outside the site becomes text. A link to a missing file
+is left unchanged, and `mkdocs build --strict` fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from docs import reference
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(!?\[[^\]\n]*\])\(([^)\s:#]+)(#[^)\s]*)?\)")
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "deploy/README.md": "compose.md",
+    "helm/xcray/README.md": "reference/chart.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "notebooks/quickstart.ipynb": "tutorials/quickstart.md",
+    **{f"examples/{path.name}": f"tutorials/{path.stem}.md" for path in ROOT.glob("examples/*.py")},
+    **{f"studies/{path.name}": f"studies/{path.name}" for path in ROOT.glob("studies/*.md")},
+}
+REPOSITORY = {page: path for path, page in OUTSIDE.items()}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fill the parts of the navigation that list a folder: {title: "folder/*"}."""
+    found = [*REPOSITORY, *(f"reference/python/{name}.md" for name in reference.PYTHON)]
+    found += [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/*/*.md")]
+    config.nav = _expand(config.nav, sorted(found))
+    return config
+
+
+def _expand(entry: Any, found: list[str]) -> Any:
+    """Replace "folder/*" by the pages of the folder."""
+    if isinstance(entry, list):
+        return [_expand(each, found) for each in entry]
+    if isinstance(entry, dict):
+        return {title: _expand(each, found) for title, each in entry.items()}
+    if not entry.endswith("/*"):
+        return entry
+    return [page for page in found if Path(page).parent.as_posix() == entry[:-2]]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages from outside docs/ and the generated ones."""
+    for path, page in OUTSIDE.items():
+        if (ROOT / path).exists():
+            files.append(File.generated(config, page, content=_markdown(ROOT / path)))
+    for page, text in reference.pages().items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Point links at pages of the site."""
+    source = Path(page.file.src_uri)
+    place = Path(REPOSITORY.get(source.as_posix(), f"docs/{source.as_posix()}")).parent
+
+    def site_link(found: re.Match[str]) -> str:
+        text, link, anchor = found.groups()
+        target = os.path.normpath(place / link)
+        inside = OUTSIDE.get(target, target.removeprefix("docs/"))
+        if inside != target:
+            return f"{text}({os.path.relpath(inside, source.parent)}{anchor or ''})"
+        return f"{text[1:-1]} (`{target}`)" if (ROOT / target).exists() else found[0]
+
+    return (
+        markdown
+        if source.as_posix().startswith("reference/python/")
+        else LINK.sub(site_link, markdown)
+    )
+
+
+def _markdown(path: Path) -> str:
+    """Return a page, script or notebook as Markdown."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        head = ast.get_docstring(ast.parse(text)) or ""
+        title = path.stem.replace("_", " ").capitalize()
+        return f'# {title}\n\n{head}\n\n```python title="{path.relative_to(ROOT)}"\n{text}```\n'
+    if path.suffix == ".ipynb":
+        cells = [("".join(cell["source"]), cell) for cell in json.loads(text)["cells"]]
+        return "\n\n".join(
+            source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+            for source, cell in cells
+        )
+    return text

@@ -1,0 +1,207 @@
+"""Reference pages from the code: Python, commands, REST, settings, metrics, alerts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client import Metric
+
+import xcray
+from xcray.jobs.store.statistics import StoreStatistics
+from xcray.service.app import create_app
+from xcray.service.observability.metrics import (
+    REPLICA_PREFIX,
+    DiskCollector,
+    FailingChecksCollector,
+    Metrics,
+)
+from xcray.service.observability.store_metrics import (
+    COUNTERS,
+    STORE_PREFIX,
+    StoreCollector,
+    exposed_name,
+    families,
+)
+from xcray.service.settings import Settings
+
+RULES = Path(__file__).parents[1] / "helm" / "xcray" / "monitoring" / "rules.yaml"
+PYTHON = {
+    "xcray": tuple(f"{module}.{name}" for name, module in sorted(xcray._EXPORTS.items())),
+    "data": ("xcray.data.build", "xcray.data.writer", "xcray.data.splits", "xcray.data.synthetic"),
+    "models": ("xcray.model.registry", "xcray.model.card", "xcray.model.diff"),
+    "measures": ("xcray.metrics", "xcray.plots"),
+    "client": ("xcray.client.resources", "xcray.client.types"),
+    "solvers": tuple(
+        f"xcray.solvers.{name}"
+        for name in (
+            "contract",
+            "rotation_contract",
+            "synchronous_contract",
+            "ppdsparse",
+            "pdsparse",
+            "dsmlr",
+            "lbfgs",
+            "lc",
+        )
+    ),
+}
+
+
+def pages() -> dict[str, str]:
+    """Return every generated page by its path in the site."""
+    document = openapi()
+    return {
+        **{f"reference/python/{name}.md": python(name) for name in PYTHON},
+        "reference/cli.md": cli(),
+        "reference/rest.md": rest(document),
+        "reference/openapi.json": json.dumps(document, indent=2),
+        "reference/settings.md": settings(),
+        "reference/metrics.md": metrics(),
+        "reference/alerts.md": alerts(),
+    }
+
+
+def table(head: str, rows: Iterable[tuple[object, ...]]) -> str:
+    """Return a Markdown table; `head` names the columns, separated by commas."""
+    columns = head.split(",")
+    lines = [tuple(columns), ("---",) * len(columns), *rows]
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells) + "\n"
+
+
+def python(name: str) -> str:
+    """Return a page that mkdocstrings fills with the docstrings of some modules."""
+    return f"# Python: {name}\n\n" + "\n".join(f"::: {module}\n" for module in PYTHON[name])
+
+
+def cli() -> str:
+    """Return the help of all commands, as typer writes it."""
+    command = [sys.executable, "-m", "typer", "xcray.cli.main", "utils", "docs", "--name", "xcray"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI document of the service, without starting a server."""
+    with tempfile.TemporaryDirectory() as home:
+        return create_app(Settings(home=Path(home))).openapi()
+
+
+def rest(document: dict[str, Any]) -> str:
+    """Return the operations of an OpenAPI document by tag."""
+    parts = [
+        f"# REST operations\n\n{document['info']['description']}\n\nAll schemas are in "
+        "[openapi.json](openapi.json); a running service shows them at `/docs`.\n\n"
+    ]
+    operations = [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if "operationId" in operation
+    ]
+    for tag in document["tags"]:
+        parts.append(f"## {tag['name'].capitalize()}\n\n{tag['description']}\n\n")
+        parts += [_operation(*each) for each in operations if tag["name"] in each[2]["tags"]]
+    return "".join(parts)
+
+
+def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+    """Return the section of one operation."""
+    given = [
+        (f"`{each['name']}`", each["in"], each.get("description", ""))
+        for each in operation.get("parameters", ())
+    ]
+    statuses = [
+        (status, answer.get("description") or Path(answer["$ref"]).name)
+        for status, answer in operation["responses"].items()
+    ]
+    parameters = table("parameter,in,meaning", given) if given else ""
+    return (
+        f"### {method.upper()} {path}\n\n{operation.get('description', '')}\n\n{parameters}"
+        f"{table('status,meaning', statuses)}"
+    )
+
+
+def settings() -> str:
+    """Return the settings of the service, with types and defaults."""
+    rows = [
+        (
+            f"`XCRAY_{name.upper()}`",
+            f"`{getattr(field.annotation, '__name__', field.annotation)}`",
+            f"`{field.get_default()!r}`" if field.default_factory is None else "see the text",
+            field.description,
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+    head = "# Settings\n\nEnvironment variables of `xcray serve` and `xcray runner`.\n\n"
+    return head + table("variable,type,default,meaning", rows)
+
+
+def figures() -> list[tuple[Metric, tuple[str, ...]]]:
+    """Return all metrics of the service and of the store with their labels."""
+    empty = StoreStatistics({}, 0.0, ())
+    gauges = Metrics(DiskCollector(Path("/"), 0), FailingChecksCollector(dict))
+    labels = {
+        **gauges.labels,
+        **{exposed_name(name): of for name, (_, of) in COUNTERS.items()},
+        "xcray_jobs": ("status",),
+        "xcray_readiness_check_failing": ("check",),
+    }
+    foreign = ("process_", "python_")
+    replica = [each for each in gauges.families() if not each.name.startswith(foreign)]
+    age = next(iter(StoreCollector(lambda: empty).collect()))
+    shown = [*replica, age, *families(empty)]
+    return [(each, labels.get(each.name, labels.get(f"{each.name}_total", ()))) for each in shown]
+
+
+def metrics() -> str:
+    """Return the table of all metrics."""
+    rows = []
+    for metric, labels in figures():
+        scope = "store" if metric.documentation.startswith(STORE_PREFIX) else "replica"
+        text = metric.documentation.removeprefix(REPLICA_PREFIX).removeprefix(STORE_PREFIX)
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        shown = f"`{name}{{{','.join(labels)}}}`" if labels else f"`{name}`"
+        rows.append((shown, metric.type, scope, text))
+    head = "# Metrics\n\n[Monitoring](../observing.md) explains replica and store metrics.\n\n"
+    return head + table("metric,type,of,meaning", rows)
+
+
+def alerts() -> str:
+    """Return the alerts with their meaning and action, and the recording rules."""
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    named = [rule for rule in rules if "alert" in rule]
+    rows = [
+        (
+            f"[{rule['alert']}](#{rule['alert'].lower()})",
+            rule["labels"]["severity"],
+            rule["annotations"]["summary"],
+            rule.get("for", ""),
+        )
+        for rule in named
+    ]
+    recorded = [(f"`{rule['record']}`", f"`{rule['expr']}`") for rule in rules if "record" in rule]
+    return (
+        "# Alerts\n\n*critical*: users are affected now. *warning*: users will be affected soon. "
+        "*info*: resources are wasted; do not page.\n\n"
+        + table("alert,severity,when,for", rows)
+        + "".join(map(_alert, named))
+        + "## Recording rules\n\nExpressions that are queried often, computed every 30 seconds.\n\n"
+        + table("name,expression", recorded)
+    )
+
+
+def _alert(rule: dict[str, Any]) -> str:
+    """Return the section of one alert."""
+    notes = rule["annotations"]
+    return (
+        f"## {rule['alert']}\n\n{notes['description']}\n\n**Action:** {notes['action']}\n\n"
+        f"```promql\n{rule['expr']}\n```\n\n"
+    )

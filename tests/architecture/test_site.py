@@ -1,0 +1,77 @@
+"""The documentation site: pages from the code, links, search; nothing from another host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from docs import hooks, reference
+from tests.support.printed import COMMANDS
+from xcray.service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = re.compile(r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//|<link[^>]* href=\"https?://")
+
+
+def test_reference_pages_list_everything_there_is() -> None:
+    pages = reference.pages()
+    assert all(f"## `xcray {name}`" in pages["reference/cli.md"] for name in COMMANDS.commands)
+    assert all(
+        f"`XCRAY_{name.upper()}`" in pages["reference/settings.md"]
+        for name in Settings.model_fields
+    )
+    document = json.loads(pages["reference/openapi.json"])
+    shown = re.findall(r"^### ([A-Z]+) (/\S*)$", pages["reference/rest.md"], re.MULTILINE)
+    assert sorted(shown) == sorted(
+        (method.upper(), path)
+        for path, methods in document["paths"].items()
+        for method in methods
+        if method != "parameters"
+    )
+    for metric, labels in reference.figures():
+        assert f"`{metric.name}" in pages["reference/metrics.md"]
+        assert all(label in pages["reference/metrics.md"] for label in labels)
+    assert "](#xcraystoredown) | critical |" in pages["reference/alerts.md"]
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "found"),
+    [
+        ("api.md", "[a](../README.md#install)", "[a](index.md#install)"),
+        ("index.md", "[a](docs/api.md)", "[a](api.md)"),
+        ("index.md", "![a](docs/pictures/search.png)", "![a](pictures/search.png)"),
+        ("api.md", "[a](../Makefile)", "a (`Makefile`)"),
+        ("decisions/README.md", "[a](../architecture.md#b)", "[a](../architecture.md#b)"),
+        ("api.md", "[a](../nothing.md)", "[a](../nothing.md)"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(page: str, link: str, found: str) -> None:
+    place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert hooks.on_page_markdown(link, place) == found
+
+
+@pytest.mark.drill
+def test_the_site_is_built_without_a_dead_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    index = json.loads((tmp_path / "search/search_index.json").read_text())["docs"]
+    pages = {entry["location"].partition("#")[0] for entry in index}
+    assert {"search.html", "reference/cli.html", "tutorials/estimator.html"} <= pages
+    assert any("xcray.model.model.Model" in entry["location"] for entry in index)
+    for page in tmp_path.rglob("*.html"):
+        assert not SCRIPT.search(page.read_text(encoding="utf-8")), page

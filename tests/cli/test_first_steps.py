@@ -1,0 +1,115 @@
+"""Commands that explore: labels, solvers, completion, similar names in errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.support.live_service import text_model
+from xcray.cli.main import app, main
+from xcray.cli.terminal.completion import complete_datasets, complete_models, complete_solvers
+from xcray.data.dataset import Dataset
+from xcray.model.registry import Registry
+from xcray.solvers import SOLVERS, parameter_table
+
+
+def run(*words: Any) -> int:
+    return main([str(word) for word in words])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return the directory of a text model."""
+    text_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_labels_are_listed_and_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("labels", "list", model, "--limit", "2", "--json") == 0
+    [first, second] = json.loads(capsys.readouterr().out)["labels"]
+    assert (first["number"], second["number"]) == (0, 1)
+    assert run("labels", "list", model, "--contains", first["label"].upper()) == 0
+    assert first["label"] in capsys.readouterr().out
+    assert run("labels", "show", model, first["label"], "--features", "1", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["label"], len(found["features"])) == (first["label"], 1)
+    assert run("labels", "show", model, first["label"]) == 0
+    assert "similar label" in capsys.readouterr().out
+
+
+def test_solvers_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("solvers", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["solvers"]
+    assert [each["name"] for each in found] == list(SOLVERS)
+    assert found[0]["parameters"] == json.loads(json.dumps(parameter_table("ppdsparse")))
+    assert all(each["help"] and each["family"] for each in found)
+    assert run("solvers", "dsmlr") == 0
+    assert "lbfgs_switch_tol" in capsys.readouterr().out
+    assert run("solvers", "svm") == 2
+    assert "UNKNOWN_SOLVER" in capsys.readouterr().err
+
+
+def test_similar_names_are_suggested(
+    model: Path, tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = [
+        (["evaluate", model.with_name("modle"), tiny.path], "did you mean 'model'"),
+        (["train", tiny.path.with_name("dataa"), "-o", tmp_path / "new"], "did you mean 'data'"),
+        (["train", tiny.path, "-o", tmp_path / "new", "-p", "lamm=1"], "did you mean 'lam'"),
+        (["evalaute"], "'evaluate'"),
+    ]
+    for words, part in cases:
+        assert run(*words) == 2, words
+        assert part in capsys.readouterr().err.lower()
+
+
+def test_completion_offers_models_data_sets_and_solvers(
+    model: Path, tiny: Dataset, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_model(model.with_name("other"))
+    Registry(own_home / "models").publish("registered", model.with_name("other"))
+    (model.parent / "folder").mkdir()
+    monkeypatch.chdir(model.parent)
+    assert complete_models("mo") == ["model"]
+    assert complete_models("f") == ["folder/"]
+    assert complete_models("reg") == ["registered"]
+    assert complete_models(f"{model.parent}/mo") == [str(model)]
+    assert str(tiny.path) in complete_datasets(f"{tiny.path.parent}/")
+    assert str(model) not in complete_datasets(f"{model.parent}/mo")
+    assert complete_solvers("l") == ["l2svm", "lbfgs", "lc"]
+    assert complete_models("no/such/place/x") == []
+
+
+def test_wrong_input_is_explained(
+    model: Path, tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters = tmp_path / "letters.jsonl"
+    letters.write_text('{"text": "a b c", "labels": ["x"]}\n' * 3)
+    missing = model.with_name("modell")
+    cases = [
+        (["predict", missing, "x"], "there is no model directory", "did you mean 'model'"),
+        (["explain", missing, "x"], "there is no model directory", "xcray serve"),
+        (["labels", "rename", model, "bread", "--out", tmp_path / "n"], "OLD=NEW", "cvs=csv"),
+        (["evaluate", tiny.path, tiny.path], "a data set, not a model", "xcray train"),
+        (["train", model, "--out", tmp_path / "n"], "is a model, not a data set", "trained on"),
+        (["data", "build", "jsonl", letters, tmp_path / "d"], "has a term", "two letters"),
+        (["labels", "show", model, "nothing at all"], "no label", "xcray labels list"),
+    ]
+    for words, *parts in cases:
+        assert run(*words) == 2, words
+        err = capsys.readouterr().err
+        assert all(part in err for part in parts), err
+
+
+def test_every_command_but_one_has_json() -> None:
+    def without_json(command: Any, name: str) -> list[str]:
+        if hasattr(command, "commands"):
+            parts = command.commands.items()
+            return [each for part, inner in parts for each in without_json(inner, f"{name} {part}")]
+        return [] if any("--json" in each.opts for each in command.params) else [name]
+
+    assert without_json(typer.main.get_command(app), "xcray") == ["xcray keys secret"]

@@ -1,0 +1,84 @@
+"""Warnings about data sets that are readable and probably not what was meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xcray.cli.main import main
+from xcray.data.build import BuildOptions, build
+from xcray.data.data_warnings import data_warnings, separator_warning
+from xcray.data.dataset import Dataset
+from xcray.service.datasets.statistics import statistics
+
+COLOURS = ["red", "green", "blue", "black", "white", "grey"]
+
+
+def built(place: Path, train: list[tuple[str, str]], test: list[tuple[str, str]]) -> Dataset:
+    """Build a data set of (text, label) rows."""
+    for name, rows in (("train", train), ("test", test)):
+        lines = (json.dumps({"text": text, "labels": [label]}) + "\n" for text, label in rows)
+        (place / f"{name}.jsonl").write_text("".join(lines))
+    sources = {name: place / f"{name}.jsonl" for name in ("train", "test")}
+    options = BuildOptions.from_dict({"text": {"min_df": 1}})
+    return build("jsonl", sources, place / "data", options)
+
+
+def codes(warnings: list[dict[str, Any]]) -> list[str]:
+    return [each["code"] for each in warnings]
+
+
+def test_names_that_are_lists_of_labels() -> None:
+    pairs = [f"{a}, {b}" for a in COLOURS for b in COLOURS if a != b]
+    found = separator_warning(pairs)
+    assert found is not None
+    assert found.code == "LABEL_SEPARATOR"
+    assert "30 of 30 label names contain ',' and have only 6 different parts" in found.message
+    assert separator_warning([pair.replace(", ", "|") for pair in pairs]) is not None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        COLOURS,
+        ["Paris, France", "Rome, Italy", "Bern, Switzerland", "Oslo, Norway"],
+        ["machine learning", "deep learning", "machine vision", "deep sea"],
+    ],
+)
+def test_names_that_are_single_labels(names: list[str]) -> None:
+    assert separator_warning(names) is None
+
+
+def test_data_without_faults_has_no_warning(tiny: Dataset) -> None:
+    assert data_warnings(tiny) == []
+
+
+def test_each_fault_has_its_warning(tmp_path: Path) -> None:
+    train = [(f"apple pear plum {i}", COLOURS[i % 2]) for i in range(20)]
+    test = [("apple pear plum 1", "red")] * 5 + [("x y", "unheard")] * 3 + [("zzz", "unknown")] * 6
+    data = built(tmp_path, train, test)
+    assert codes(data_warnings(data)) == ["UNSEEN_LABELS", "EMPTY_ROWS", "COPIED_ROWS"]
+    assert codes(data_warnings(data, copies=False)) == ["UNSEEN_LABELS", "EMPTY_ROWS"]
+    unseen, empty, copied = (each["message"] for each in data_warnings(data))
+    assert unseen.startswith("9 of 14 labels of the test rows")
+    assert empty.startswith("9 of 14 test rows have no feature")
+    assert copied.startswith("5 of 14 test rows equal a training row")
+    assert statistics(data)["warnings"] == data_warnings(data)
+
+
+def test_commands_print_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.csv"
+    pairs = [(a, b) for a in COLOURS for b in COLOURS if a != b]
+    rows = "".join(f'word{i % 3} text,"{a};{b}"\n' for i, (a, b) in enumerate(pairs * 2))
+    file.write_text(f"text,labels\n{rows}")
+    words = ["--text-fields", "text", "--label-field", "labels", "--label-separator", ","]
+    assert main(["data", "check", "csv", str(file), *words]) == 0
+    assert "warning LABEL_SEPARATOR: 30 of 30" in capsys.readouterr().err
+    assert main(["data", "build", "csv", str(file), str(tmp_path / "data"), *words]) == 0
+    assert "--label-separator ';'" in capsys.readouterr().err
+    assert main(["data", "show", str(tmp_path / "data"), "--json"]) == 0
+    assert codes(json.loads(capsys.readouterr().out)["warnings"]) == ["LABEL_SEPARATOR"]

@@ -1,0 +1,70 @@
+"""Numba's cache of kernels: what a change of a source file makes out of date."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+from numba.core import caching
+
+from tests.support.source import PACKAGE
+from xcray.kernels import cache, fingerprint, random
+
+CALLS = """
+import json
+import numpy as np
+from xcray.arrays import csr
+from xcray.kernels.fingerprint import fingerprints
+rows = csr([0, 1], [3], [1.0], 9)
+value = int(fingerprints(rows, rows.data.view(np.uint32), 7)[0])
+print(json.dumps([value, sum(fingerprints.stats.cache_hits.values())]))
+"""
+
+
+def run_fingerprints(folder: Path) -> tuple[int, int]:
+    """Return a hash and the number of cached kernels loaded, from the package in `folder`."""
+    ran = subprocess.run(
+        [sys.executable, "-c", CALLS],
+        env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    value, hits = json.loads(ran.stdout)
+    return value, hits
+
+
+def test_a_kernel_is_compiled_again_when_a_file_that_it_calls_changes(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "xcray", ignore=shutil.ignore_patterns("__pycache__"))
+    first, hits = run_fingerprints(tmp_path)
+    assert hits == 0
+    assert run_fingerprints(tmp_path) == (first, 1)
+    callee = tmp_path / "xcray" / "kernels" / "random.py"
+    changed = callee.read_text().replace("0x94D049BB133111EB", "0x94D049BB133111ED")
+    assert changed != callee.read_text()
+    callee.write_text(changed)
+    second, hits = run_fingerprints(tmp_path)
+    assert (second != first, hits) == (True, 0)
+    unrelated = tmp_path / "xcray" / "kernels" / "merge.py"
+    unrelated.write_text(unrelated.read_text() + "\n")
+    assert run_fingerprints(tmp_path) == (second, 1)
+
+
+def test_functions_outside_the_package_are_cached_as_numba_does_it() -> None:
+    place = cache.KernelCacheLocator
+    assert place.from_function(json.dumps, json.__file__) is None
+    locator = place.from_function(fingerprint.fingerprints.py_func, str(fingerprint.__file__))
+    assert locator is not None
+    assert locator.get_source_stamp() == cache.source_digest(Path(str(fingerprint.__file__)))
+    assert locator.get_source_stamp() != cache.source_digest(Path(str(random.__file__)))
+    names = vars(numba.config)["CACHE_LOCATOR_CLASSES"].split(",")
+    assert names == ["xcray.kernels.cache.KernelCacheLocator", *cache.NUMBA_LOCATORS]
+    assert [getattr(caching, name) for name in names[1:]] == caching.CacheImpl._locator_classes

@@ -1,0 +1,72 @@
+"""`xcray labels list` and `xcray labels show`: what a model knows about its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from xcray.cli.connect import ServerOption, model_client
+from xcray.cli.models.open_model import open_model
+from xcray.cli.models.predict import ModelName, is_directory
+from xcray.cli.terminal import output
+
+
+def list_labels(
+    model: ModelName,
+    contains: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only names with this text, in any case.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number; 0 for all.")] = 100,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
+) -> None:
+    """List the labels of a model: training rows, gap, number of weights."""
+    most = limit or None
+    if is_directory(model, server):
+        from xcray.predict import label_details
+
+        opened = label_details.list_labels(open_model(model), 0, most, contains)
+        found: list[Mapping[str, Any]] = [each._asdict() for each in opened]
+    else:
+        with model_client(server, model) as client:
+            found = list(islice(client.models.labels(model, contains=contains), most))
+    if json:
+        output.print_json({"model": model, "labels": found})
+        return
+    columns = ("number", "label", "positives", "gap", "weights")
+    output.print_table(
+        ["number", "label", "training rows", "gap", "weights"],
+        [[each[column] for column in columns] for each in found],
+    )
+
+
+def show(
+    model: ModelName,
+    label: Annotated[str, typer.Argument(metavar="LABEL", help="Name of the label.")],
+    features: Annotated[int, typer.Option(min=0, max=1000, help="Number of features.")] = 10,
+    similar: Annotated[int, typer.Option(min=0, max=1000, help="Number of labels.")] = 10,
+    server: ServerOption = None,
+    json: output.JsonOption = False,
+) -> None:
+    """Show a label: training rows, gap, largest weights, and the labels with similar weights."""
+    if is_directory(model, server):
+        from xcray.predict.label_details import label_details
+
+        found: Mapping[str, Any] = label_details(open_model(model), label, features, similar)
+    else:
+        with model_client(server, model) as client:
+            found = client.models.label(model, label, features=features, similar=similar)
+    if json:
+        output.print_json(found)
+        return
+    facts = {name: found[name] for name in ("label", "number", "gap", "weights", "bias")}
+    output.print_pairs({**facts, "training rows": found["positives"]})
+    output.print_table(
+        ["feature", "weight"], [[each["feature"], each["weight"]] for each in found["features"]]
+    )
+    output.print_table(
+        ["similar label", "cosine"], [[each["label"], each["cosine"]] for each in found["similar"]]
+    )

@@ -1,0 +1,40 @@
+"""`xcray solvers`: the solvers and their parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xcray.cli.terminal import output
+from xcray.cli.terminal.completion import complete_solvers
+from xcray.cli.training.train import format_range
+
+
+def solvers(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SOLVER]",
+            help="Show the parameters of this solver.",
+            autocompletion=complete_solvers,
+        ),
+    ] = None,
+    json: output.JsonOption = False,
+) -> None:
+    """List the solvers, or the parameters of one: default, range, meaning."""
+    from xcray.solvers import SOLVERS, describe_solver
+
+    found = [describe_solver(each) for each in ([name] if name is not None else SOLVERS)]
+    if json:
+        output.print_json({"solvers": found})
+    elif name is None:
+        rows = [[each["name"], each["family"], each["help"]] for each in found]
+        output.print_table(["solver", "family", "what it solves"], rows)
+    else:
+        output.print_line(f"{found[0]['name']}: {found[0]['help']}")
+        rows = [
+            [each["name"], str(each["default"]), format_range(each), each["help"]]
+            for each in found[0]["parameters"]
+        ]
+        output.print_table(["parameter", "default", "range", "meaning"], rows)

@@ -1,0 +1,116 @@
+"""Warnings about data sets that are readable and probably not what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray.data.dataset import Dataset
+from xcray.kernels.fingerprint import fingerprints
+
+SEPARATORS: Final = (",", ";", "|", "\t", "/", " ")
+SAMPLE_NAMES: Final = 20_000  # label names that are examined
+SEPARATED_SHARE: Final = 0.5  # share of names with the separator from which it is suspicious
+# distinct parts over distinct names; names of several words share many words, so " " needs less
+PARTS_SHARE: Final = {" ": 0.1}
+DEFAULT_PARTS_SHARE: Final = 0.5
+UNSEEN_SHARE: Final = 0.5
+EMPTY_SHARE: Final = 0.05
+COPIED_SHARE: Final = 0.05
+
+
+class DataWarning(NamedTuple):
+    """A warning: a code that does not change, and a message with the fix."""
+
+    code: str
+    message: str
+
+
+def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
+    """Return the warnings about a data set as dictionaries with code and message.
+
+    LABEL_SEPARATOR: label names look like lists of labels. UNSEEN_LABELS: most test labels do not
+    occur in training. EMPTY_ROWS: rows without features, which the bias alone answers. COPIED_ROWS:
+    test rows that equal training rows in all features (one pass over all features; not if `copies`
+    is False).
+    """
+    names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
+    found = [separator_warning(names), _unseen_labels(data)]
+    found += [_empty_rows(data, part) for part in data.splits]
+    found += [_copied_rows(data)] if copies else []
+    return [each._asdict() for each in found if each is not None]
+
+
+def separator_warning(names: Sequence[str]) -> DataWarning | None:
+    """Return a warning if many label names contain a separator and share most of their parts."""
+    for separator in SEPARATORS:
+        joined = sum(separator in name.strip() for name in names)
+        parts = {part.strip() for name in names for part in name.split(separator)}
+        limit = PARTS_SHARE.get(separator, DEFAULT_PARTS_SHARE)
+        if joined >= SEPARATED_SHARE * len(names) > 0 and len(parts) <= limit * len(names):
+            return DataWarning(
+                "LABEL_SEPARATOR",
+                f"{joined:,} of {len(names):,} label names contain {separator!r} and have only "
+                f"{len(parts):,} different parts: if each part is a label, build the data set with "
+                f"--label-separator {separator!r} (label_separator)",
+            )
+    return None
+
+
+def _unseen_labels(data: Dataset) -> DataWarning | None:
+    """Return a warning if most labels of test rows have no training row."""
+    if data.test is None:
+        return None
+    parts = data.manifest.get("source", {}).get("parts", {})
+    dropped = sum(
+        part.get("warnings", {}).get("labels_unseen_in_train", 0) for part in parts.values()
+    )
+    Y = data.test.Y
+    labels = Y.indices[Y.indptr[0] : Y.indptr[-1]]
+    unseen = dropped + int(np.count_nonzero(np.asarray(data.label_counts)[labels] == 0))
+    total = dropped + Y.nnz
+    if unseen <= UNSEEN_SHARE * total:
+        return None
+    return DataWarning(
+        "UNSEEN_LABELS",
+        f"{unseen:,} of {total:,} labels of the test rows do not occur in training and cannot be "
+        "predicted: check that both files name labels in the same way",
+    )
+
+
+def _empty_rows(data: Dataset, part: str) -> DataWarning | None:
+    """Return a warning if many rows of a part have no feature."""
+    n_rows = data[part].n_rows
+    empty = int(np.count_nonzero(np.diff(data[part].X.indptr) == 0))
+    if empty <= EMPTY_SHARE * n_rows:
+        return None
+    cause = (
+        "their texts are empty or have only unknown words: check the text column, or lower min_df"
+        if data.text is not None
+        else "check the file"
+    )
+    return DataWarning(
+        "EMPTY_ROWS",
+        f"{empty:,} of {n_rows:,} {part} rows have no feature, so the bias alone answers them: "
+        f"{cause}",
+    )
+
+
+def _copied_rows(data: Dataset) -> DataWarning | None:
+    """Return a warning if many test rows equal a training row."""
+    if data.test is None or not data.test.n_rows:
+        return None
+    test, train = (
+        fingerprints(split.X, split.X.data.view(np.uint32), 0) for split in (data.test, data.train)
+    )
+    filled = np.diff(data.test.X.indptr) > 0
+    copied = int(np.count_nonzero(np.isin(test, train) & filled))
+    if copied <= COPIED_SHARE * data.test.n_rows:
+        return None
+    return DataWarning(
+        "COPIED_ROWS",
+        f"{copied:,} of {data.test.n_rows:,} test rows equal a training row, so measures on them "
+        "are too high: remove the copies, or split by hash (--test-fraction)",
+    )

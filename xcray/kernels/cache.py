@@ -1,0 +1,81 @@
+"""Numba's disk cache for kernels: compile again what is built on a changed file.
+
+Numba compares the file of a kernel only, and a compiled kernel contains the functions of other
+files that it calls. `KernelCacheLocator` stamps each kernel with its file and the kernel files that
+this one imports. Functions outside this package are cached as numba does it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numba
+from numba.core import caching
+
+KERNELS: Final = Path(__file__).resolve().parent
+IMPORTED: Final = re.compile(r"^from xcray\.kernels\.([\w.]+) import", re.MULTILINE)
+# where numba stores compiled code, in its order
+NUMBA_LOCATORS: Final = (
+    "UserProvidedCacheLocator",
+    "InTreeCacheLocator",
+    "UserWideCacheLocator",
+    "IPythonCacheLocator",
+    "ZipCacheLocator",
+)
+
+
+@functools.cache
+def source_digest(path: Path) -> str:
+    """Return the SHA-256 of a kernel file and of all kernel files that it imports."""
+    text = path.read_text(encoding="utf-8")
+    imported = (KERNELS.joinpath(*name.split(".")) for name in IMPORTED.findall(text))
+    parts = [text, *(source_digest(file.with_suffix(".py")) for file in imported)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+class KernelCacheLocator:
+    """One of numba's locators, with a stamp that includes the imported kernel files.
+
+    locator: decides the folder. stamp: kernels cached with another one are compiled again.
+    """
+
+    def __init__(self, locator: Any, stamp: str) -> None:
+        self.locator = locator
+        self.stamp = stamp
+
+    @classmethod
+    def from_function(
+        cls,
+        py_func: Callable[..., Any],
+        py_file: str,
+    ) -> KernelCacheLocator | None:
+        """Return a locator for a function of this package, None for others."""
+        path = Path(py_file).resolve()
+        if KERNELS not in path.parents:
+            return None
+        for name in NUMBA_LOCATORS:
+            locator = getattr(caching, name).from_function(py_func, py_file)
+            if locator is not None:
+                return cls(locator, source_digest(path))
+        return None
+
+    def get_source_stamp(self) -> str:
+        """Return the digest of the sources."""
+        return self.stamp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.locator, name)
+
+
+def register() -> None:
+    """Make numba ask this locator first, and then those that it asked before."""
+    own = f"{__name__}.{KernelCacheLocator.__name__}"
+    settings = vars(numba.config)  # numba creates them from its variables NUMBA_*
+    chosen = settings["CACHE_LOCATOR_CLASSES"] or ",".join(NUMBA_LOCATORS)
+    if own not in chosen:
+        settings["CACHE_LOCATOR_CLASSES"] = f"{own},{chosen}"

@@ -1,0 +1,31 @@
+"""Solvers and their parameters, for forms and completion."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from xcray.errors import NotFound, excerpt, suggestion
+from xcray.service.http.auth import Reader
+from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
+from xcray.service.schemas import SolverPage, SolverView
+from xcray.solvers import SOLVERS, describe_solver
+
+router = APIRouter(prefix="/v1/solvers", tags=["solvers"])
+
+
+@router.get("", response_model=SolverPage, responses=NOT_MODIFIED)
+def index(request: Request, caller: Reader, if_none_match: IfNoneMatch = None) -> Response:
+    """List the solvers with their parameters: types, defaults, ranges, help."""
+    solvers = [SolverView(**describe_solver(name)) for name in SOLVERS]
+    return reply(request, SolverPage(solvers=solvers))
+
+
+@router.get("/{solver}", response_model=SolverView, responses=NOT_MODIFIED)
+def show(
+    request: Request, caller: Reader, solver: str, if_none_match: IfNoneMatch = None
+) -> Response:
+    """Return one solver with its parameters."""
+    if solver not in SOLVERS:
+        similar = suggestion(solver, SOLVERS) or f"; there are: {', '.join(SOLVERS)}"
+        raise NotFound(f"there is no solver {excerpt(solver)!r}{similar}")
+    return reply(request, SolverView(**describe_solver(solver)))

@@ -1,0 +1,273 @@
+"""Evaluation of several models on the same rows: measures with bootstrap intervals, and timing.
+
+All models are measured on the same rows, true labels and bootstrap samples, so that differences
+between models are paired.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray import plots
+from xcray.arrays import Float64, Int64, Pattern, TopK, frozen
+from xcray.data.data_warnings import data_warnings
+from xcray.data.dataset import Dataset
+from xcray.errors import InputError, NotFound, ParameterError
+from xcray.metrics import (
+    by_frequency,
+    discounts,
+    ideal_dcg,
+    inverse_propensities,
+    matches,
+    weighted_hits,
+)
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.training.edit.apply import LabelChange, check_features, match_labels, renumber_labels
+
+GROUPS: Final = ("tail", "middle", "head")  # labels with a third of the training positives each
+N_SAMPLES = 200
+CONFIDENCE = 0.95
+ENDS: Final = ("low", "high")
+# of the models in a picture
+COLOURS: Final = (*plots.BLUES[1:], plots.ORANGE, plots.RED, plots.GREY, plots.BLUES[0])
+NO_LABELS: Int64 = frozen([], np.int64)
+
+
+class EvaluationOptions(NamedTuple):
+    """Options of an evaluation.
+
+    part: "test" or "train"; None for test rows, or training rows if there are no others. ks: as in
+    `xcray.metrics.evaluate`. n_samples: bootstrap samples (0 for none), drawn with `seed`. threads:
+    of the search.
+    """
+
+    part: str | None = None
+    ks: Sequence[int] = (1, 3, 5)
+    n_samples: int = N_SAMPLES
+    seed: int = 0
+    threads: int = 1
+
+
+class RowSums(NamedTuple):
+    """Measures that are ratios of sums over rows: (n, m) float64 numerators and denominators.
+
+    names: the m measures. hits: (n, k) bool; labels: (n, k) predicted labels, for macro-F1.
+    """
+
+    names: tuple[str, ...]
+    above: Float64
+    below: Float64
+    hits: Any
+    labels: Any
+
+
+def evaluate_models(
+    models: Sequence[Path | str], dataset: Path | str, options: EvaluationOptions | None = None
+) -> dict[str, Any]:
+    """Return the evaluation of model directories on a data set with the models' features; JSON.
+
+    "models": per model its "measures" by name (P@k, nDCG@k, PSP@k, micro-F1@k and macro-F1@k of
+    the sets of the first k labels; fractions), per measure its "intervals" (standard error, lower
+    and upper end of the 95 % bootstrap interval), "differences" to the first model with paired
+    intervals, "by_frequency" (tail, middle and head: a third of the training positives each), and
+    "ms_per_row" of the search. "warnings": see `xcray.data.data_warnings`. Labels are matched by
+    name, and true labels that a model lacks count as misses. Raises NotFound, Corrupt,
+    ShapeMismatch for other features, InputError without rows, ParameterError. Source of the
+    bootstrap: Efron and Tibshirani, 1993, chapters 6 and 13.
+    """
+    options = options or EvaluationOptions()
+    if options.n_samples < 0 or not options.ks or min(options.ks) < 1:
+        raise ParameterError("use at least one k, each k >= 1, and at least 0 bootstrap samples")
+    data = Dataset.open(dataset)
+    part = options.part or ("train" if data.test is None else "test")
+    if data[part].n_rows == 0:
+        raise InputError(f"part {part} of data set {data.name} has no rows", code="NO_ROWS")
+    entries, samples = [], []
+    for path in models:
+        entry, drawn = evaluate_model(Path(path), data, part, options)
+        entries.append(entry)
+        samples.append(drawn)
+    for entry, drawn in zip(entries[1:], samples[1:], strict=True):
+        entry["differences"] = compare_samples(entry, drawn, entries[0], samples[0])
+    facts = {"part": part, "rows": data[part].n_rows, "labels": data.n_labels}
+    sampling = {"samples": options.n_samples, "seed": options.seed, "confidence": CONFIDENCE}
+    return {
+        "dataset": data.name,
+        **facts,
+        "bootstrap": sampling,
+        "warnings": data_warnings(data),
+        "models": entries,
+    }
+
+
+def evaluate_model(
+    path: Path, data: Dataset, part: str, options: EvaluationOptions
+) -> tuple[dict[str, Any], dict[str, Float64]]:
+    """Return one model's entry and its bootstrap samples by measure: (n_samples,) each."""
+    model = Model.open(path)
+    check_features(model, data)
+    unchanged = LabelChange("evaluate", model.label_names.to_pylist(), NO_LABELS, NO_LABELS, {})
+    place, counts = match_labels(unchanged, data)
+    if not np.any(place < model.n_labels):
+        raise NotFound(
+            f"model {path.name} has no label of data set {data.name}: the names of the labels "
+            "differ",
+            code="NO_COMMON_LABEL",
+        )
+    truth = renumber_labels(data[part].Y, place, len(counts))
+    usable = [k for k in dict.fromkeys(options.ks) if k <= model.n_labels] or [model.n_labels]
+    predictor = Predictor(model, threads=options.threads)
+    predictor.predict(data[part].take(0, 1)[0], 1)  # loads the kernels
+    started = time.perf_counter()
+    top = predictor.predict(data[part].X, max(usable))
+    seconds = time.perf_counter() - started
+    sums = row_sums(top, truth, usable, counts, data.train.n_rows)
+    whole = np.ones(truth.n_rows, np.int64)
+    measures = measures_of(sums, truth, usable, data.n_labels, whole)
+    drawn = draw_samples(sums, truth, usable, data.n_labels, options)
+    groups = by_frequency(top, truth, counts, ks=usable, n_groups=len(GROUPS), equal="positives")
+    entry = {
+        "model": str(path),
+        "sha256": model.sha256,
+        "labels": model.n_labels,
+        "labels_missing": int(np.count_nonzero(place >= model.n_labels)),
+        "weights": model.nnz,
+        "measures": measures,
+        "intervals": {name: interval_of(values) for name, values in drawn.items()},
+        "by_frequency": [
+            {"group": name, **group} for name, group in zip(GROUPS, groups, strict=True)
+        ],
+        "ms_per_row": 1e3 * seconds / truth.n_rows,
+    }
+    return entry, drawn
+
+
+def row_sums(top: TopK, Y: Pattern, ks: Sequence[int], label_counts: Any, n_train: int) -> RowSums:
+    """Return the sums of every row whose ratios are P@k, nDCG@k, PSP@k and micro-F1@k."""
+    hits = matches(top, Y)
+    true = np.diff(Y.indptr)
+    gains, best = weighted_hits(top, Y, max(ks), inverse_propensities(label_counts, n_train))
+    one = np.ones(Y.n_rows)
+    columns: dict[str, tuple[Any, Any]] = {}
+    for k in ks:
+        found = hits[:, :k].sum(axis=1)
+        columns[f"P@{k}"] = (found, k * one)
+        columns[f"nDCG@{k}"] = (hits[:, :k] @ discounts(k) / ideal_dcg(Y, k), one)
+        columns[f"PSP@{k}"] = (gains[:, :k].sum(axis=1), best[:, :k].sum(axis=1))
+        columns[f"micro-F1@{k}"] = (2 * found, true + (top.labels[:, :k] >= 0).sum(axis=1))
+    above, below = (
+        np.column_stack([pair[side] for pair in columns.values()]).astype(np.float64)
+        for side in (0, 1)
+    )
+    return RowSums(tuple(columns), above, below, hits, top.labels)
+
+
+def measures_of(
+    sums: RowSums, Y: Pattern, ks: Sequence[int], n_labels: int, times: Any
+) -> dict[str, float]:
+    """Return the measures of a sample that holds row i `times[i]` times: times is (n,) int64.
+
+    n_labels: labels of the data set, over which macro-F1 is the mean.
+    """
+    below = times @ sums.below
+    ratios = np.divide(times @ sums.above, below, out=np.zeros(len(below)), where=below > 0)
+    out = dict(zip(sums.names, ratios.tolist(), strict=True))
+    row_of = np.repeat(np.arange(Y.n_rows), np.diff(Y.indptr))
+    true = np.bincount(Y.indices[Y.indptr[0] : Y.indptr[-1]], times[row_of], Y.n_cols)
+    for k in ks:
+        labels, hits = sums.labels[:, :k], sums.hits[:, :k]
+        weights = np.repeat(times, labels.shape[1]).reshape(labels.shape)
+        known = labels >= 0
+        predicted = np.bincount(labels[known], weights[known], Y.n_cols)
+        found = np.bincount(labels[hits], weights[hits], Y.n_cols)
+        out[f"macro-F1@{k}"] = float(
+            (2 * found / np.maximum(true + predicted, 1)).sum() / max(n_labels, 1)
+        )
+    return out
+
+
+def draw_samples(
+    sums: RowSums, Y: Pattern, ks: Sequence[int], n_labels: int, options: EvaluationOptions
+) -> dict[str, Float64]:
+    """Return the measures of bootstrap samples: (n_samples,) per measure.
+
+    The samples depend on the seed and the number of rows only, so models are compared on the same
+    ones.
+    """
+    drawn = [
+        measures_of(sums, Y, ks, n_labels, times)
+        for times in _row_counts(Y.n_rows, options.n_samples, options.seed)
+    ]
+    return {name: np.array([each[name] for each in drawn]) for name in (drawn[0] if drawn else ())}
+
+
+def interval_of(values: Float64) -> dict[str, float]:
+    """Return standard error, and lower and upper end of the percentile interval of samples."""
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    error = values.std(ddof=1) if len(values) > 1 else 0.0
+    return {"standard_error": float(error), "low": float(low), "high": float(high)}
+
+
+def compare_samples(
+    entry: Mapping[str, Any],
+    drawn: Mapping[str, Float64],
+    first: Mapping[str, Any],
+    first_drawn: Mapping[str, Float64],
+) -> dict[str, Any]:
+    """Return the differences of a model's measures to the first model's, with their intervals."""
+    shared = [name for name in entry["measures"] if name in first["measures"]]
+    return {
+        name: {
+            "difference": entry["measures"][name] - first["measures"][name],
+            **(interval_of(drawn[name] - first_drawn[name]) if name in drawn else {}),
+        }
+        for name in shared
+    }
+
+
+def draw_evaluation(path: Path, document: Mapping[str, Any]) -> None:
+    """Plot the measures of the models side by side with their intervals, as PNG.
+
+    document: from `evaluate_models`. Raises Unavailable without matplotlib.
+    """
+    models = document["models"]
+    names = list(dict.fromkeys(name for each in models for name in each["measures"]))
+    width = 0.8 / len(models)
+    note = f"{document['rows']:,} {document['part']} rows; lines: 95 % bootstrap intervals"
+    title = f"Models · {document['dataset']}"
+    with plots.figure_page(path, max(7.0, 0.7 * len(names) + 2), 4.6, title, note) as figure:
+        axis = figure.subplots()
+        for i, each in enumerate(models):
+            own, shift = list(each["measures"]), (i - (len(models) - 1) / 2) * width
+            at = [names.index(name) + shift for name in own]
+            heights = [100 * each["measures"][name] for name in own]
+            colour = COLOURS[i % len(COLOURS)]
+            axis.bar(at, heights, 0.92 * width, color=colour, label=model_title(each["model"]))
+            if each["intervals"]:
+                low, high = ([100 * each["intervals"][n][end] for n in own] for end in ENDS)
+                axis.vlines(at, low, high, color=plots.INK, linewidth=1.2)
+        axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
+        axis.set_ylabel("percent")
+        axis.grid(False, axis="x")
+        axis.legend(loc="upper right")
+
+
+def model_title(path: str) -> str:
+    """Return the short name of a model: its directory, or NAME:VERSION inside a registry."""
+    place = Path(path).resolve()
+    if place.parent.name == "versions":
+        return f"{place.parent.parent.name}:{place.name}"
+    return place.name
+
+
+def _row_counts(n_rows: int, n_samples: int, seed: int) -> Iterator[Int64]:
+    """Yield how often each row occurs in a bootstrap sample: (n_rows,) int64."""
+    random = np.random.default_rng(seed)
+    for _ in range(n_samples):
+        yield np.bincount(random.integers(0, n_rows, n_rows), minlength=n_rows)

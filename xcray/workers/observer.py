@@ -1,0 +1,68 @@
+"""Contract of run observers: one object receives what happens in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from xcray.telemetry.progress import EMPTY
+from xcray.workers.timeline import Span
+
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+
+
+class RunProgress(NamedTuple):
+    """Progress of a run.
+
+    done, total: items (labels, chunks, rounds) or epochs; done can have a fraction. seconds: of
+    work so far, with those of earlier attempts if they are known. rate: items per second. eta:
+    expected seconds to the end, None if unknown. newest: newest entry of the history, for runs with
+    rounds. note: unusual events since the last report, for people.
+    """
+
+    done: float
+    total: int
+    seconds: float
+    rate: float = 0.0
+    eta: float | None = None
+    newest: Mapping[str, Any] = EMPTY
+    note: str = ""
+
+
+class RunObserver(Protocol[R_contra]):
+    """Receives what happens in a run, in the driver's thread; R: type of a result.
+
+    Subclasses implement what they need; the rest does nothing.
+    """
+
+    def record(self, span: Span) -> None:
+        """Record what a worker did, useful or not."""
+        return
+
+    def commit(self, result: R_contra) -> None:
+        """Store a result; called once per result, before the schedule receives it."""
+        return
+
+    def sync(self) -> None:
+        """Make all committed results durable.
+
+        Called once for all results of one wait, before new work begins, so that one write serves
+        many workers.
+        """
+        return
+
+    def report(self, progress: RunProgress) -> None:
+        """Report progress; called after every wait. Exceptions end the run."""
+        return
+
+
+class CollectResults(RunObserver[R]):
+    """Keeps all results in `results`, in order of arrival."""
+
+    def __init__(self) -> None:
+        self.results: list[R] = []
+
+    def commit(self, result: R) -> None:
+        """Keep a result."""
+        self.results.append(result)
