@@ -36,21 +36,21 @@ REPOSITORY = {page: path for path, page in OUTSIDE.items()}
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the parts of the navigation that list a folder: {title: "folder/*"}."""
-    found = [*REPOSITORY, *(f"reference/python/{name}.md" for name in reference.PYTHON)]
-    found += [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/*/*.md")]
-    config.nav = _expand(config.nav, sorted(found))
+    results = [*REPOSITORY, *(f"reference/python/{name}.md" for name in reference.PYTHON)]
+    results += [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/*/*.md")]
+    config.nav = _expand(config.nav, sorted(results))
     return config
 
 
-def _expand(entry: Any, found: list[str]) -> Any:
+def _expand(entry: Any, results: list[str]) -> Any:
     """Replace "folder/*" by the pages of the folder."""
     if isinstance(entry, list):
-        return [_expand(each, found) for each in entry]
+        return [_expand(each, results) for each in entry]
     if isinstance(entry, dict):
-        return {title: _expand(each, found) for title, each in entry.items()}
+        return {title: _expand(each, results) for title, each in entry.items()}
     if not entry.endswith("/*"):
         return entry
-    return [page for page in found if Path(page).parent.as_posix() == entry[:-2]]
+    return [page for page in results if Path(page).parent.as_posix() == entry[:-2]]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -68,13 +68,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source = Path(page.file.src_uri)
     place = Path(REPOSITORY.get(source.as_posix(), f"docs/{source.as_posix()}")).parent
 
-    def site_link(found: re.Match[str]) -> str:
-        text, link, anchor = found.groups()
+    def site_link(match: re.Match[str]) -> str:
+        text, link, anchor = match.groups()
         target = os.path.normpath(place / link)
         inside = OUTSIDE.get(target, target.removeprefix("docs/"))
         if inside != target:
             return f"{text}({os.path.relpath(inside, source.parent)}{anchor or ''})"
-        return f"{text[1:-1]} (`{target}`)" if (ROOT / target).exists() else found[0]
+        return f"{text[1:-1]} (`{target}`)" if (ROOT / target).exists() else match[0]
 
     return (
         markdown

@@ -113,7 +113,7 @@ def rest(document: dict[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     """Return the section of one operation."""
-    given = [
+    values = [
         (f"`{each['name']}`", each["in"], each.get("description", ""))
         for each in operation.get("parameters", ())
     ]
@@ -121,7 +121,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         (status, answer.get("description") or Path(answer["$ref"]).name)
         for status, answer in operation["responses"].items()
     ]
-    parameters = table("parameter,in,meaning", given) if given else ""
+    parameters = table("parameter,in,meaning", values) if values else ""
     return (
         f"### {method.upper()} {path}\n\n{operation.get('description', '')}\n\n{parameters}"
         f"{table('status,meaning', statuses)}"

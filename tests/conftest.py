@@ -54,9 +54,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report the tools that this machine lacks, and the checks done instead."""
-    if said := without.lines():
+    if output := without.lines():
         terminalreporter.section("tools that this machine lacks")
-        terminalreporter.write_line("\n".join(said))
+        terminalreporter.write_line("\n".join(output))
 
 
 @pytest.fixture(autouse=True)

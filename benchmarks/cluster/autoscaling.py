@@ -172,14 +172,14 @@ def end_all(root: Path) -> None:
     """
     mine, own = str(root).encode(), os.getpid()
     for _ in range(50):
-        found = [
+        results = [
             pid
             for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
             if pid != own and mine in _environment_of(pid)
         ]
-        if not found:
+        if not results:
             return
-        for pid in found:
+        for pid in results:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -273,7 +273,7 @@ class Watch:
         while self.counts[-1][1] and time.monotonic() < ends:
             time.sleep(0.25)
 
-    def told(self, cpu_seconds: float, cpus: int) -> dict[str, Any]:
+    def usage(self, cpu_seconds: float, cpus: int) -> dict[str, Any]:
         """Return the node-seconds and the number of nodes over time."""
         self._stop.set()
         self._thread.join()
@@ -316,14 +316,14 @@ def run(chosen: Any, policy: str) -> dict[str, Any]:
         results = collected.results
         makespan = time.monotonic() - began
         watch.wait_for_none(chosen.idle + 30.0)
-        told = watch.told(float(cost.sum()), chosen.cpus)
+        report = watch.usage(float(cost.sum()), chosen.cpus)
     done = sorted(label for result in results for label in result.task.labels)
     assert done == list(range(n)), "labels are missing"
     return {
         "policy": policy,
         "seconds": round(makespan, 1),
         "workers": len({r.worker for r in results}),
-        **told,
+        **report,
     }
 
 
@@ -348,10 +348,10 @@ def joined(chosen: Any) -> dict[str, Any]:
             return settle(worker, reference)
 
         def waiting(seconds: float) -> Any:
-            found = wait(seconds)
-            if len(watch.first) > 1 and any(isinstance(each, Joined) for each in found):
+            result = wait(seconds)
+            if len(watch.first) > 1 and any(isinstance(each, Joined) for each in result):
                 steps.setdefault("worker_is_ready", time.time() - late[0])
-            return found
+            return result
 
         def work() -> None:
             schedule = LabelScheduler(range(n), np.full(n, LABEL), workers=2 * chosen.cpus)
@@ -376,7 +376,7 @@ def joined(chosen: Any) -> dict[str, Any]:
             num_cpus=chosen.cpus, object_store_memory=80_000_000
         )  # in the main thread, because Ray sets signal handlers
         thread.join()
-        watch.told(1.0, 1)
+        watch.usage(1.0, 1)
     steps["node_is_registered"] = sorted(watch.first.values())[-1] - late[0]
     return {name: round(steps[name], 2) for name in sorted(steps, key=steps.__getitem__)}
 

@@ -34,13 +34,13 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.cluster.head import Play
+from benchmarks.cluster.head import HeadFailureRun
 from benchmarks.common import machine
 from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
 from tests.robustness.faults.work import MIDDLE, ok
 from tests.support.ray_nodes import nodes
 
-AWAY: Final = 5.0  # seconds from the end of a head's pod to the next one
+HEAD_GAP_SECONDS: Final = 5.0  # seconds from the end of a head's pod to the next one
 LOOK: Final = 2.0  # seconds for which the old state is observed after the change
 LONGER: Final = {
     **MIDDLE,
@@ -48,7 +48,7 @@ LONGER: Final = {
 }  # a training that is still running when all processes have seen the change
 
 
-class Password(Play):
+class Password(HeadFailureRun):
     """Rotation of the Redis password."""
 
     shape = LONGER
@@ -85,18 +85,18 @@ class Password(Play):
 
     def job_share(self) -> int:
         """Return the number of classes that the running job has finished."""
-        found = ok(self.service.http.get("/v1/jobs", params={"status": "RUNNING"}))["jobs"]
-        return int((found[0].get("progress") or {}).get("done", 0)) if found else 0
+        body = ok(self.service.http.get("/v1/jobs", params={"status": "RUNNING"}))["jobs"]
+        return int((body[0].get("progress") or {}).get("done", 0)) if body else 0
 
     def redis(self, password: str, *words: str) -> str:
         """Run a Redis command and return its output."""
         host, _, port = self.ray.environment["RAY_REDIS_ADDRESS"].rpartition(":")
         command = ["redis-cli", "-h", host, "-p", port, "--no-auth-warning", "-a", password, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        return (done.stdout + done.stderr).strip()
+        process = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        return (process.stdout + process.stderr).strip()
 
 
-class Token(Play):
+class Token(HeadFailureRun):
     """Rotation of Ray's token."""
 
     shape = LONGER
@@ -171,7 +171,7 @@ def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
         return play.facts
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run the rotation and return the exit status, 0 if all expectations hold."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.cluster.credentials", description=__doc__
@@ -182,13 +182,13 @@ def main(given: list[str]) -> int:
     parser.add_argument(
         "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
     )
-    chosen = parser.parse_args(given)
-    enter(given, module="benchmarks.cluster.credentials")
+    chosen = parser.parse_args(values)
+    enter(values, module="benchmarks.cluster.credentials")
     if not namespaces():
         raise SystemExit(
             "namespaces are not available: the head's processes cannot be isolated on this machine"
         )
-    chosen.redis, chosen.away, chosen.how = chosen.secret == "redis", AWAY, "kill"
+    chosen.redis, chosen.away, chosen.how = chosen.secret == "redis", HEAD_GAP_SECONDS, "kill"
     before = machine()
     with stage("credentials", "a secret of Ray is changed", runs=1, seed=0) as set:
         facts = played(set, chosen)

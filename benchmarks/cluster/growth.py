@@ -127,7 +127,7 @@ class _Growing(Simulation):
         self._want()
         self._autoscale()
         self._at(self._clock + TICK, self._tick)
-        self._tell(Tick())
+        self._handle_event(Tick())
 
     def _give_back(self) -> None:
         """Release workers that have no work."""
@@ -203,17 +203,17 @@ def row(
     cost = heavy_tailed(50_000)
     cost *= 3600.0 * hours / cost.sum()
     cost = np.append(cost, [longest] * (longest > 0.0))
-    found = grown(cost, cluster, policy, guess=guess)
+    result = grown(cost, cluster, policy, guess=guess)
     return {
         "cpu_hours": hours,
         "guess": guess,
         "longest": longest,
         "policy": policy.value,
-        "seconds": round(found.makespan, 1),
-        "nodes_asked": found.nodes,
-        "nodes_most": found.most,
-        "node_seconds": round(found.node_seconds),
-        "over_ideal": round(found.node_seconds * cluster.cpus / float(cost.sum()), 3),
+        "seconds": round(result.makespan, 1),
+        "nodes_asked": result.nodes,
+        "nodes_most": result.most,
+        "node_seconds": round(result.node_seconds),
+        "over_ideal": round(result.node_seconds * cluster.cpus / float(cost.sum()), 3),
     }
 
 

@@ -49,53 +49,56 @@ JOBS: Final = 3
 ON_RAY: Final[dict[str, Any]] = {**SLOW, "pool": "ray", "workers": 2}
 
 
-class Asker(threading.Thread):
+class PredictionClient(threading.Thread):
     """Thread that sends predictions and polls /readyz all the time, and records failures."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(daemon=True)
         self.service = service
         self.over = threading.Event()
-        self.asked = 0
+        self.n_requests = 0
         self.failed = list[str]()
         self.slowest = 0.0
-        self.unheard = 0
-        self.standings: list[tuple[float, tuple[str, ...], int]] = []
+        self.n_unanswered = 0
+        self.degradations: list[tuple[float, tuple[str, ...], int]] = []
 
     def run(self) -> None:
         """Send predictions until `over` is set."""
         while not self.over.wait(PAUSE):
             began = time.monotonic()
             try:
-                found = self.service.http.post("/v1/models/plain:predict", json=ASK)
-                if found.status_code != 200:
-                    self.failed.append(f"{found.status_code} {found.text[:200]}")
+                response = self.service.http.post("/v1/models/plain:predict", json=ASK)
+                if response.status_code != 200:
+                    self.failed.append(f"{response.status_code} {response.text[:200]}")
             except Exception as error:  # any error means that a client had no answer
                 self.failed.append(repr(error))
-            self.asked += 1
+            self.n_requests += 1
             self.slowest = max(self.slowest, time.monotonic() - began)
             try:
                 ready = self.service.http.get("/readyz")
             except httpx.TransportError:  # an idle connection was closed during the request
-                self.unheard += 1
+                self.n_unanswered += 1
                 continue
-            standing = tuple(ready.json().get("degraded", ()))
-            if not self.standings or self.standings[-1][1:] != (standing, ready.status_code):
-                self.standings.append((time.time(), standing, ready.status_code))
+            degraded_checks = tuple(ready.json().get("degraded", ()))
+            if not self.degradations or self.degradations[-1][1:] != (
+                degraded_checks,
+                ready.status_code,
+            ):
+                self.degradations.append((time.time(), degraded_checks, ready.status_code))
 
     def since(self, moment: float, *, degraded: bool) -> float | None:
         """Return the seconds from a moment until the check RAY failed, or passed again."""
         return next(
             (
                 at - moment
-                for at, standing, _ in self.standings
-                if at > moment and ("RAY" in standing) == degraded
+                for at, degraded_checks, _ in self.degradations
+                if at > moment and ("RAY" in degraded_checks) == degraded
             ),
             None,
         )
 
 
-class Play:
+class HeadFailureRun:
     """A service, its joined Ray, and the facts observed. `shape` describes the training data."""
 
     shape: Mapping[str, int] = MIDDLE
@@ -133,13 +136,13 @@ class Play:
 
     def job(self, job: str) -> dict[str, Any]:
         """Return the current state of a job."""
-        found: dict[str, Any] = ok(self.service.http.get(f"/v1/jobs/{job}"))
-        return found
+        response: dict[str, Any] = ok(self.service.http.get(f"/v1/jobs/{job}"))
+        return response
 
     def head_goes(self) -> None:
         """Queue jobs, remove the head, bring it back, and judge the result."""
-        asker = Asker(self.service)
-        asker.start()
+        client_thread = PredictionClient(self.service)
+        client_thread.start()
         http, ledger = self.service.http, self.stage.ledger
         jobs = [
             submit(http, ledger, self.data, f"m{number}", f"k{number}", **ON_RAY)
@@ -148,7 +151,7 @@ class Play:
         before = at_share(http, jobs[0], 0.3)
         self.expect(before["status"] == RUNNING, "the first job trained when the head went")
         gone = self.take_head()
-        degraded = until(lambda: asker.since(gone, degraded=True), "/readyz says RAY", 120)
+        degraded = until(lambda: client_thread.since(gone, degraded=True), "/readyz says RAY", 120)
         until(lambda: self.job(jobs[0])["status"] == PENDING, "the job waits", 240)
         waits = time.time() - gone
         jobs.append(
@@ -159,7 +162,7 @@ class Play:
         brought = time.time()
         back = self.bring_head()  # /readyz can recover before new nodes have joined
         well = until(
-            lambda: asker.since(brought, degraded=False), "/readyz is well again", 240
+            lambda: client_thread.since(brought, degraded=False), "/readyz is well again", 240
         )  # from the start of the head
         until(
             lambda: (
@@ -170,27 +173,27 @@ class Play:
             240,
         )
         trains = time.time() - back
-        found = [ended(http, job, 600) for job in jobs]
-        asker.over.set()
-        asker.join()
+        results = [ended(http, job, 600) for job in jobs]
+        client_thread.over.set()
+        client_thread.join()
         self.facts |= {
             "how": self.chosen.how,
             "redis": self.chosen.redis,
-            "predictions": asker.asked,
-            "failed_predictions": len(asker.failed),
-            "failures": asker.failed[:3],
-            "slowest_prediction_seconds": round(asker.slowest, 3),
-            "readyz_unheard": asker.unheard,
-            "readyz_not_200": sum(status != 200 for *_, status in asker.standings),
+            "predictions": client_thread.n_requests,
+            "failed_predictions": len(client_thread.failed),
+            "failures": client_thread.failed[:3],
+            "slowest_prediction_seconds": round(client_thread.slowest, 3),
+            "readyz_unheard": client_thread.n_unanswered,
+            "readyz_not_200": sum(status != 200 for *_, status in client_thread.degradations),
             "degraded_after_seconds": degraded,
             "job_waits_after_seconds": waits,
             "well_after_seconds": well,
             "trains_after_seconds": trains,
             "attempts_while_away": claimed,
-            "attempts": [job["attempt"] for job in found],
-            "statuses": [job["status"] for job in found],
-            "messages": [job["message"] for job in found if job["message"]],
-            "same_sha256": [(job["result"] or {}).get("sha256") == self.sha for job in found],
+            "attempts": [job["attempt"] for job in results],
+            "statuses": [job["status"] for job in results],
+            "messages": [job["message"] for job in results if job["message"]],
+            "same_sha256": [(job["result"] or {}).get("sha256") == self.sha for job in results],
         }
         self.judge(jobs)
 
@@ -210,12 +213,12 @@ class Play:
             for each in events[job]
             if each.data.get("status") == PENDING
         ]
-        told = [
+        reports = [
             each
             for each in events[jobs[0]]
             if each.kind == "progress" and each.seq > runs[jobs[0]][-1].seq
         ]
-        again = [each for each in told if each.data.get("phase") == "TRAINING"]
+        again = [each for each in reports if each.data.get("phase") == "TRAINING"]
         self.facts |= {
             "order_kept": began == sorted(began),
             "reasons": [reason for reason in reasons if reason],
@@ -289,14 +292,14 @@ class Play:
             "auto",
             300,
         )
-        told = client.get_job_logs(name)
+        report = client.get_job_logs(name)
         self.facts |= {"auto": status, "auto_seconds": time.time() - began}
-        self.expect(status == "SUCCEEDED", f"auto: {told[-500:]}")
-        self.facts["auto_same_sha256"] = self.sha in told
-        self.expect(self.sha in told, "auto made other bits")
+        self.expect(status == "SUCCEEDED", f"auto: {report[-500:]}")
+        self.facts["auto_same_sha256"] = self.sha in report
+        self.expect(self.sha in report, "auto made other bits")
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run the scenario and return the exit status, 0 if all expectations hold."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.head", description=__doc__)
     parser.add_argument(
@@ -308,8 +311,8 @@ def main(given: list[str]) -> int:
     parser.add_argument(
         "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
     )
-    chosen = parser.parse_args(given)
-    enter(given, module="benchmarks.cluster.head")
+    chosen = parser.parse_args(values)
+    enter(values, module="benchmarks.cluster.head")
     if not namespaces():
         raise SystemExit(
             "namespaces are not available: the head's processes cannot be isolated on this machine"
@@ -321,11 +324,11 @@ def main(given: list[str]) -> int:
     ):
         ray.add()
         ray.add()
-        play = Play(set, ray, chosen)
+        play = HeadFailureRun(set, ray, chosen)
         play.begin()
         for part in chosen.parts:
             {"head": play.head_goes, "auto": play.auto}[part]()
-        tell(play.facts, play.runner.tail(40))
+        print_facts(play.facts, play.runner.tail(40))
     result = {
         "benchmark": "head",
         "machine": before,
@@ -339,7 +342,7 @@ def main(given: list[str]) -> int:
     return 1 if play.facts.get("broken") else 0
 
 
-def tell(facts: Mapping[str, Any], log: str) -> None:
+def print_facts(facts: Mapping[str, Any], log: str) -> None:
     """Print the facts, and the runner's log if an expectation is broken."""
     if facts.get("broken"):
         print(log)

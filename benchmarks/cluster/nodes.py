@@ -66,34 +66,34 @@ class Run:
 
     def __init__(self, ray: Nodes, place: Path, spec: TrainSpec, **more: Any) -> None:
         place.mkdir()
-        self.place = place
+        self.folder = place
         self._read = 0
-        self._seen = dict[str, Any]()
-        given = {"place": str(place), "spec": spec.as_dict(), **more}
-        words = [sys.executable, "-m", "benchmarks.cluster.nodes_driver", json.dumps(given)]
+        self._progress = dict[str, Any]()
+        fields = {"place": str(place), "spec": spec.as_dict(), **more}
+        words = [sys.executable, "-m", "benchmarks.cluster.nodes_driver", json.dumps(fields)]
         self.began = time.time()
         self.process = ray.head.start(words, place / "driver.log")
         self.history: list[dict[str, Any]] = []
 
-    def seen(self) -> dict[str, Any]:
+    def progress(self) -> dict[str, Any]:
         """Return the latest progress: phase, done, total, nodes."""
-        path = self.place / "seen.jsonl"
+        path = self.folder / "seen.jsonl"
         text = path.read_text()[self._read :] if path.exists() else ""
         for line in text.splitlines(keepends=True):
             if line.endswith("\n"):
                 self._read += len(line)
                 self.history.append(json.loads(line))
-                self._seen |= self.history[-1]
-        assert self.process.poll() in (None, 0), (self.place / "driver.log").read_text(
+                self._progress |= self.history[-1]
+        assert self.process.poll() in (None, 0), (self.folder / "driver.log").read_text(
             errors="replace"
         )[-3000:]
-        return self._seen
+        return self._progress
 
     def at(self, share: float) -> None:
         """Wait until this share of the training is done."""
 
         def reached() -> bool:
-            now = self.seen()
+            now = self.progress()
             over = self.process.poll() is not None
             return over or (
                 now.get("phase") == "TRAINING"
@@ -101,27 +101,27 @@ class Run:
                 and now["done"] >= share * now["total"]
             )
 
-        until(reached, f"{share:.0%} of {self.place.name}", TRAINING_SECONDS, 0.02)
+        until(reached, f"{share:.0%} of {self.folder.name}", TRAINING_SECONDS, 0.02)
         assert self.process.poll() is None, "the training ended too early: give it more work"
 
     def end(self) -> dict[str, Any]:
         """Wait for the end and return the result."""
         until(
-            lambda: self.seen() is not None and self.process.poll() is not None,
-            self.place.name,
+            lambda: self.progress() is not None and self.process.poll() is not None,
+            self.folder.name,
             TRAINING_SECONDS,
             0.1,
         )
-        self.seen()
-        return {**read_json(self.place / "result.json"), "seconds": time.time() - self.began}
+        self.progress()
+        return {**read_json(self.folder / "result.json"), "seconds": time.time() - self.began}
 
     def batches(self, *outcomes: str) -> list[dict[str, Any]]:
         """Return the batches with these outcomes, sorted by their start.
 
         Each has the wall-clock times of its start and end, and the address of its node.
         """
-        (opened,) = read_json(self.place / "result.json")["opened"]
-        rows = read_streams(self.place / "run")
+        (opened,) = read_json(self.folder / "result.json")["opened"]
+        rows = read_streams(self.folder / "run")
         chosen = rows.filter(
             pc.is_in(rows.column("outcome"), pc.cast([*outcomes], "string"))
         ).to_pylist()
@@ -136,7 +136,7 @@ class Run:
     @property
     def over(self) -> bool:
         """Return whether the driver has ended, after reading its progress."""
-        self.seen()
+        self.progress()
         return self.process.poll() is not None
 
     def first_look(self, holds: Any) -> float | None:
@@ -176,12 +176,12 @@ class Bench:
     def expected(self, how: str) -> str:
         """Return the SHA-256 of the same training on threads of this process."""
         if how not in self._hashes:
-            place = self.stage.place(f"threads-{how}")
+            place = self.stage.folder(f"threads-{how}")
             began = time.time()
             self._hashes[how] = train(
                 self.spec(how, 2, None), run_dir=place / "run", out=place / "model"
             ).sha256
-            self.tell("threads", how, sha256=self._hashes[how], seconds=time.time() - began)
+            self.record_row("threads", how, sha256=self._hashes[how], seconds=time.time() - began)
         return self._hashes[how]
 
     def start(self, ray: Nodes, name: str, how: str, workers: int, **more: Any) -> Run:
@@ -197,12 +197,12 @@ class Bench:
     @contextmanager
     def ray(self) -> Iterator[Nodes]:
         """Start a Ray in its own folder, under a short path."""
-        place = self.stage.place(f"r{next(RAYS)}")
+        place = self.stage.folder(f"r{next(RAYS)}")
         how = {"quick": not self.chosen.slow_health, "patient": self.chosen.small}
         with nodes(place, store=self.chosen.store << 20, **how) as ray:
             yield ray
 
-    def tell(self, part: str, how: str, **figures: Any) -> dict[str, Any]:
+    def record_row(self, part: str, how: str, **figures: Any) -> dict[str, Any]:
         """Record a row and print it."""
         row = {"part": part, "how": how, **figures}
         self.rows.append(row)
@@ -216,13 +216,13 @@ class Bench:
 
     def judged(self, run: Run, how: str) -> dict[str, Any]:
         """Return the figures that every run has: equal hashes, lost labels and repeated work."""
-        found, done = run.end(), run.batches(DONE)
+        result, done = run.end(), run.batches(DONE)
         labels = [label for each in done for label in each["labels"]]
         again = [each["seconds"] for each in done if each["attempt"] > 1]
         core = sum(each["seconds"] for each in done)
         out = {
-            "same_sha256": found["sha256"] == self.expected(how),
-            "seconds": found["seconds"],
+            "same_sha256": result["sha256"] == self.expected(how),
+            "seconds": result["seconds"],
             "core_seconds": core,
             "batches": len(done),
             "lost_batches": len(run.batches(LOST)),
@@ -264,16 +264,16 @@ def same(bench: Bench, how: str = "ppdsparse", part: str = "same") -> None:
         for count in bench.chosen.counts:
             while len(ray.others) < count:
                 ray.add()
-            before = sent(ray)
+            before = total_bytes_sent(ray)
             run = bench.start(ray, f"{part}-{how}-{count}", how, count)
             figures = bench.judged(run, how)
             used = len({each["node"] for each in run.batches(DONE)})
-            bench.tell(
+            bench.record_row(
                 part,
                 how,
                 nodes=count,
                 nodes_used=used,
-                sent_mb=(sent(ray) - before) / 1e6,
+                sent_mb=(total_bytes_sent(ray) - before) / 1e6,
                 **figures,
             )
 
@@ -300,13 +300,15 @@ def given_up(bench: Bench, run: Run, victim: Node, other: Node) -> None:
 
     With --small, the other node is paused meanwhile, because the training would end before.
     """
-    held = bench.chosen.small and other.hold() > 0
+    state = bench.chosen.small and other.hold() > 0
     until(
-        lambda: victim.address not in run.seen().get("nodes", {}) or run.process.poll() is not None,
+        lambda: (
+            victim.address not in run.progress().get("nodes", {}) or run.process.poll() is not None
+        ),
         "the node is given up",
         240,
     )
-    if held:
+    if state:
         other.hold(signal.SIGCONT)
 
 
@@ -326,10 +328,10 @@ def after_loss(
         for each in run.history
         if each["at"] > when and victim.address not in each.get("nodes", [victim.address])
     )
-    seen = next(noticed, None)
+    values = next(noticed, None)
     lost, done = run.batches(LOST), run.batches(DONE)
     mine = [each for each in lost if each["node"] == victim.address or how != "ppdsparse"]
-    told = max((each["to"] for each in mine), default=None)
+    report = max((each["to"] for each in mine), default=None)
     again = [
         each for each in done if each["from"] > when and (each["attempt"] > 1 or how != "ppdsparse")
     ]
@@ -337,14 +339,14 @@ def after_loss(
     late = [
         each
         for each in done
-        if each["node"] == victim.address and told is not None and each["to"] > told
+        if each["node"] == victim.address and report is not None and each["to"] > report
     ]
     moments = sorted([when, *(each["from"] for each in done if each["from"] > when)])
-    bench.tell(
+    bench.record_row(
         part,
         how,
-        ray_noticed_seconds=None if seen is None else seen - when,
-        driver_noticed_seconds=None if told is None else told - when,
+        ray_noticed_seconds=None if values is None else values - when,
+        driver_noticed_seconds=None if report is None else report - when,
         others_go_on_seconds=others[0]["from"] - when if others else None,
         lost_work_goes_on_seconds=again[0]["from"] - when if again else None,
         stood_still_seconds=max(
@@ -370,11 +372,11 @@ def add(bench: Bench) -> None:
                 bench.chosen.small
             ):  # pause it: the small training would end before the new node is up
                 assert first.hold(), "no worker is running"
-            before, done = sent(ray), run.seen()["done"]
+            before, done = total_bytes_sent(ray), run.progress()["done"]
             node = ray.add(hide=hide)
             if bench.chosen.small:
                 until(
-                    lambda run=run, done=done: run.seen()["done"] > done + 100,
+                    lambda run=run, done=done: run.progress()["done"] > done + 100,
                     "the new node works",
                     240,
                 )
@@ -387,25 +389,27 @@ def add(bench: Bench) -> None:
             assert up is not None, (
                 "the new node never came up while the training ran: give it more work"
             )
-            bench.tell(
+            bench.record_row(
                 "add",
                 "ppdsparse",
                 sees_data=not hide,
                 up_to_first_batch_seconds=None if begun is None else begun - up,
-                start_to_first_batch_seconds=None if begun is None else begun - node.asked,
+                start_to_first_batch_seconds=None if begun is None else begun - node.requested_at,
                 batches_of_the_new_node=sum(
                     each["node"] == node.address for each in run.batches(DONE)
                 ),
-                sent_mb=(sent(ray) - before) / 1e6,
+                sent_mb=(total_bytes_sent(ray) - before) / 1e6,
                 **figures,
-                chart=bench.chart(run, started=node.asked, up=up),
+                chart=bench.chart(run, started=node.requested_at, up=up),
             )
 
 
 def cut(bench: Bench) -> None:
     """Cut a node off, and reconnect it after Ray has declared it dead."""
     if not namespaces():
-        bench.tell("cut", "ppdsparse", not_played="nodes have no separate networks on this machine")
+        bench.record_row(
+            "cut", "ppdsparse", not_played="nodes have no separate networks on this machine"
+        )
         return
     bench.expected("ppdsparse")
     with bench.ray() as ray:
@@ -417,8 +421,8 @@ def cut(bench: Bench) -> None:
         healed = victim.heal()
         figures = bench.judged(run, "ppdsparse")
         time.sleep(1.0)
-        told = {"healed_after_seconds": healed - when, "its_raylet_ended": not victim.alive}
-        after_loss(bench, run, victim, when, "cut", "ppdsparse", figures, **told)
+        fields = {"healed_after_seconds": healed - when, "its_raylet_ended": not victim.alive}
+        after_loss(bench, run, victim, when, "cut", "ppdsparse", figures, **fields)
 
 
 def mlr(bench: Bench) -> None:
@@ -440,7 +444,7 @@ def drain(bench: Bench, how: str = "ring") -> None:
         pair = [ray.add(), ray.add()]
         run = bench.start(ray, "drain", how, 2)
         run.at(0.2)
-        ray.head.drain(run.seen()["nodes"][pair[0].address], 20)
+        ray.head.drain(run.progress()["nodes"][pair[0].address], 20)
         when = time.time()
         until(
             lambda: any("left before" in each.get("note", "") for each in run.history) or run.over,
@@ -465,21 +469,25 @@ def drain(bench: Bench, how: str = "ring") -> None:
             if each["node"] == pair[0].address and each["from"] > left
         ]
         new = [each for each in run.batches(DONE) if each["node"] == third.address]
-        bench.tell(
+        bench.record_row(
             "drain",
             how,
             left_after_seconds=left - when,
-            came_after_seconds=came - third.asked,
+            came_after_seconds=came - third.requested_at,
             batches_of_the_new_node=len(new),
             zombie_results_accepted=len(late),
             **figures,
-            chart=bench.chart(run, gone=when, started=third.asked),
+            chart=bench.chart(run, gone=when, started=third.requested_at),
         )
 
 
-def sent(ray: Nodes) -> int:
+def total_bytes_sent(ray: Nodes) -> int:
     """Return the bytes that all nodes have sent over the bridge, or 0 without one."""
-    return sum(node.sent() for node in (ray.head, *ray.others) if node.alive) if namespaces() else 0
+    return (
+        sum(node.bytes_sent() for node in (ray.head, *ray.others) if node.alive)
+        if namespaces()
+        else 0
+    )
 
 
 def verdict(rows: list[dict[str, Any]]) -> dict[str, bool]:
@@ -494,7 +502,7 @@ def verdict(rows: list[dict[str, Any]]) -> dict[str, bool]:
     }
 
 
-def chosen_of(given: list[str]) -> argparse.Namespace:
+def chosen_of(values: list[str]) -> argparse.Namespace:
     """Parse the options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.nodes", description=__doc__)
     parser.add_argument(
@@ -530,13 +538,13 @@ def chosen_of(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--picture", type=lambda text: Path(text).absolute(), help="also draw a PNG"
     )
-    return parser.parse_args(given)
+    return parser.parse_args(values)
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run the chosen parts and return the exit status, 0 if all checks hold."""
-    chosen = chosen_of(given)
-    enter(given, chosen.plain, module="benchmarks.cluster.nodes")
+    chosen = chosen_of(values)
+    enter(values, chosen.plain, module="benchmarks.cluster.nodes")
     before = machine()
     with stage("nodes", "several nodes", runs=1, seed=0) as set:
         rows = []
@@ -558,16 +566,16 @@ def main(given: list[str]) -> int:
                         "drain": drain,
                     }[part](bench)
                 rows += bench.rows
-    found = verdict(rows)
+    output = verdict(rows)
     kind = os.environ.get("FAULTS_INSIDE", "")
-    result = {"benchmark": "nodes", "machine": before, "nodes": kind, "holds": found, "rows": rows}
+    result = {"benchmark": "nodes", "machine": before, "nodes": kind, "holds": output, "rows": rows}
     if chosen.picture is not None:
         picture(rows, chosen.picture)
     text = json.dumps(result, sort_keys=True)
     if chosen.json is not None:
         chosen.json.write_text(text + "\n")
     print(text)
-    return 0 if all(found.values()) else 1
+    return 0 if all(output.values()) else 1
 
 
 def data_of(name: str, chosen: argparse.Namespace, folder: Path) -> Dataset:

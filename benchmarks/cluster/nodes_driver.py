@@ -27,17 +27,17 @@ LOOK = 0.1  # seconds between two samples
 JOB = "job-nodes"
 
 
-class Looker:
+class ClusterSampler:
     """Thread that samples the cluster and records changes."""
 
     def __init__(self, path: Path) -> None:
         self._out = path.open("w")
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._known: dict[str, Any] = {}
 
-    def __enter__(self) -> Looker:
+    def __enter__(self) -> ClusterSampler:
         self._thread.start()
         return self
 
@@ -46,20 +46,20 @@ class Looker:
         self._thread.join()
         self._out.close()
 
-    def progress(self, told: Progress) -> None:
+    def progress(self, report: Progress) -> None:
         """Record the progress of the training."""
-        self.note(phase=told.phase, done=told.done, total=told.total, note=told.note)
+        self.note(phase=report.phase, done=report.done, total=report.total, note=report.note)
 
-    def note(self, **seen: Any) -> None:
+    def note(self, **values: Any) -> None:
         """Write one line if a value has changed."""
         with self._lock:
-            new = {name: value for name, value in seen.items() if self._known.get(name) != value}
+            new = {name: value for name, value in values.items() if self._known.get(name) != value}
             self._known |= new
             if new:
                 self._out.write(json.dumps({"at": time.time(), **new}) + "\n")
                 self._out.flush()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         """Sample the nodes. Ray can be away, or not started yet."""
         import ray
 
@@ -79,11 +79,11 @@ class Looker:
 
 def main(text: str) -> None:
     """Run one training."""
-    given = json.loads(text)
-    place, spec = Path(given["place"]), TrainSpec.from_dict(given["spec"])
-    if "checkpoint_seconds" in given:
-        circulating.CHECKPOINT_SECONDS = given["checkpoint_seconds"]  # type: ignore[misc]
-    if given.get("eager"):
+    document = json.loads(text)
+    place, spec = Path(document["place"]), TrainSpec.from_dict(document["spec"])
+    if "checkpoint_seconds" in document:
+        circulating.CHECKPOINT_SECONDS = document["checkpoint_seconds"]  # type: ignore[misc]
+    if document.get("eager"):
         ray_pool.scaling_policy_for = lambda _: None
     opened: list[float] = []
     connect = RayWorkers._connect
@@ -93,17 +93,17 @@ def main(text: str) -> None:
         opened.append(self._opened)
 
     RayWorkers._connect = noted  # type: ignore[method-assign]
-    with Looker(place / "seen.jsonl") as looker:
+    with ClusterSampler(place / "seen.jsonl") as looker:
         result = train(
             spec, run_dir=place / "run", out=place / "model", progress=looker.progress, job=JOB
         )
-    found = {
+    fields = {
         "sha256": result.sha256,
         "report": result.report,
         "measures": result.measures,
         "opened": opened,
     }
-    write_json(place / "result.json", found)
+    write_json(place / "result.json", fields)
 
 
 if __name__ == "__main__":

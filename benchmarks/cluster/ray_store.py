@@ -32,9 +32,9 @@ QUICK = {  # a dead node is noticed in seconds
 class Patient(Cluster):
     """Cluster with a long start-up timeout for its nodes, for a loaded machine."""
 
-    def add_node(self, *given: Any, **how: Any) -> Any:
+    def add_node(self, *inputs: Any, **how: Any) -> Any:
         """Add a node (see Ray)."""
-        return retry_slow_start(lambda: super(Patient, self).add_node(*given, **how))
+        return retry_slow_start(lambda: super(Patient, self).add_node(*inputs, **how))
 
 
 @contextmanager

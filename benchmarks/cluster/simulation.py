@@ -119,7 +119,7 @@ class Simulation:
         self._count += 1
         heapq.heappush(self._queue, (when, self._count, happen))
 
-    def _tell(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         """Pass an event to the scheduler, and execute its instructions."""
         began = time.thread_time()
         commands = self._schedule.on(event, self._clock)
@@ -142,12 +142,12 @@ class Simulation:
         if not self._workers and not self._queue:
             raise RuntimeError("no worker is left and none will join")
         self._at(self._clock + TICK, self._tick)
-        self._tell(Tick())
+        self._handle_event(Tick())
 
     def _join(self, name: str, speed: float) -> None:
         """Add a worker."""
         self._workers[name] = _Worker(name, speed)
-        self._tell(Joined(name))
+        self._handle_event(Joined(name))
 
     def _send(self, worker: _Worker, task: Task) -> None:
         """Give a task to a worker. A leaving worker returns it when it leaves."""
@@ -161,17 +161,17 @@ class Simulation:
         if worker.tasks and not worker.leaving:
             worker.began = self._clock + self._overhead
             seconds = float(self._cost[list(worker.tasks[0].labels)].sum()) / worker.speed
-            self._at(worker.began + seconds, partial(self._done, worker, worker.turn))
+            self._at(worker.began + seconds, partial(self._finish_task, worker, worker.turn))
         elif worker.leaving:
             del self._workers[worker.name]
-            self._tell(Left(worker.name))
+            self._handle_event(Left(worker.name))
 
     def _next(self, worker: _Worker, event: Event) -> None:
         """Report the end of a worker's first task and start its next one."""
         worker.tasks.pop(0)
         worker.turn += 1
         waiting = bool(worker.tasks) or worker.leaving
-        self._tell(event)
+        self._handle_event(event)
         if waiting and not self._finished:
             self._begin(worker)
 
@@ -179,7 +179,7 @@ class Simulation:
         """Return whether the worker has left or is at another task."""
         return self._workers.get(worker.name) is not worker or worker.turn != turn
 
-    def _done(self, worker: _Worker, turn: int) -> None:
+    def _finish_task(self, worker: _Worker, turn: int) -> None:
         """Finish a task."""
         if self._is_stale(worker, turn):
             return
@@ -199,7 +199,7 @@ class Simulation:
             return  # returned by a leaving worker
         if place:
             del worker.tasks[place]
-            self._tell(Cancelled(worker.name, task_id))
+            self._handle_event(Cancelled(worker.name, task_id))
         else:
             self._at(self._clock + SLICE, partial(self._give_up, worker, worker.turn))
 
@@ -214,7 +214,7 @@ class Simulation:
         if (worker := self._workers.pop(name, None)) is not None:
             self._outcome.lost.append(self._clock - worker.began if worker.tasks else 0.0)
             self._outcome.wasted += self._outcome.lost[-1]
-            self._tell(Lost(name))
+            self._handle_event(Lost(name))
 
     def _leave(self, name: str) -> None:
         """Let a worker leave after its current task; its waiting tasks are returned."""

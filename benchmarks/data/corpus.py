@@ -202,8 +202,10 @@ def deal(shape: Shape, topic_of: Int32, rng: np.random.Generator) -> Dealt:
     order = rng.permutation(shape.total)
     starts, lengths = starts[order], lengths[order]
     indptr = np.concatenate(([0], np.cumsum(lengths)))
-    taken = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
-    return Dealt(indptr, uses[taken % len(uses)])  # wraps around if there are fewer uses than rows
+    selection = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
+    return Dealt(
+        indptr, uses[selection % len(uses)]
+    )  # wraps around if there are fewer uses than rows
 
 
 def label_uses(n: int, total: int, least: int, most: int) -> Int64:
@@ -228,10 +230,10 @@ def ranks(u: Any, n: int, exponent: float, shift: float) -> Int32:
     """
     power = (1.0 - exponent) or 1e-9
     low, high = shift**power, (n + shift) ** power
-    found: Int32 = np.minimum((low + u * (high - low)) ** (1.0 / power) - shift, n - 1).astype(
+    result: Int32 = np.minimum((low + u * (high - low)) ** (1.0 / power) - shift, n - 1).astype(
         np.int32
     )
-    return found
+    return result
 
 
 def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start: int) -> Counted:
@@ -243,8 +245,8 @@ def count_words(shape: Shape, lists: Lists, dealt: Dealt, numbers: Int32, start:
     row = np.repeat(
         np.arange(stop - start), np.maximum(shape.words_per_row * longer, 3).astype(np.int64)
     )
-    heard = np.maximum(rng.binomial(n_labels, 1.0 - shape.silent), 1)
-    label = dealt.labels[first[row] + (rng.random(len(row)) * heard[row]).astype(np.int64)]
+    reports = np.maximum(rng.binomial(n_labels, 1.0 - shape.silent), 1)
+    label = dealt.labels[first[row] + (rng.random(len(row)) * reports[row]).astype(np.int64)]
     source, u = rng.random(len(row)), rng.random(len(row))
     words = ranks(u, shape.features, *COMMON)
     own = source < shape.from_labels

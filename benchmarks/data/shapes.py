@@ -132,10 +132,10 @@ def prepare(name: str, folder: Path, *, scale: float = 1.0, threads: int = 2) ->
         return dict(json.loads(ready.read_text()))
     folder.mkdir(parents=True, exist_ok=True)
     shape = task.shape if scale == 1.0 else task.shape.scaled(scale)
-    made = folder / "dataset"
-    dataset = Dataset.open(made) if made.exists() else generate(shape, made)
+    path = folder / "dataset"
+    dataset = Dataset.open(path) if path.exists() else generate(shape, path)
     if not (folder / "model").exists():
-        spec = TrainSpec(str(made), name=name, params=task.params, workers=threads)
+        spec = TrainSpec(str(path), name=name, params=task.params, workers=threads)
         train(spec, run_dir=folder / "run", out=folder / "model")
         shutil.rmtree(folder / "run")
     model = Model.open(folder / "model", verify=False)

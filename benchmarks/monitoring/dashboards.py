@@ -72,12 +72,12 @@ class Workload:
         small = {"synthetic": {"rows": 4000, "features": 800, "labels": 60, "seed": 3}}
         with Client(self.url, timeout=120.0) as client:
             many = {"synthetic": {"rows": 20_000, "features": 4000, "labels": 3000, "seed": 4}}
-            made = [
+            new_dataset = [
                 client.datasets.build("epochs", "synthetic", {**small, "test_fraction": 0.2}),
                 client.datasets.build("labels", "synthetic", {**many, "test_fraction": 0.1}),
                 client.datasets.build("pydocs", "pydocs", {"test_fraction": 0.1}),
             ]
-            epochs, labels, docs = (each["id"] for each in made)
+            epochs, labels, docs = (each["id"] for each in new_dataset)
             for dataset in (epochs, labels):
                 client.datasets.wait(dataset)
             while not self.ending.is_set():
@@ -150,7 +150,7 @@ class Workload:
                     content=b" " * 20_000_000,
                     headers={"content-type": "application/json"},
                 )
-                http.post("/v1/models/nobody:predict", json={"instances": [{"text": "x"}]})
+                http.post("/v1/models/missing:predict", json={"instances": [{"text": "x"}]})
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -167,13 +167,13 @@ def _title(process: psutil.Process) -> str:
     return ""
 
 
-def follow_ray(found: Prometheus, home: Path, ending: threading.Event) -> None:
+def follow_ray(result: Prometheus, home: Path, ending: threading.Event) -> None:
     """Scrape the Ray of the home as soon as Ray has written its list of metrics endpoints."""
     while not ending.wait(1.0):
         with contextlib.suppress(FileNotFoundError, ValueError):
             root = Path(json.loads((home / "ray" / "ray.json").read_text())["root"])
-            told = json.loads((root / "r" / "prom_metrics_service_discovery.json").read_text())
-            found.scrape("ray", [target for group in told for target in group["targets"]])
+            document = json.loads((root / "r" / "prom_metrics_service_discovery.json").read_text())
+            result.scrape("ray", [target for group in document for target in group["targets"]])
 
 
 def filled(expr: str, seconds: float) -> str:
@@ -194,7 +194,7 @@ def named(board: Mapping[str, Any], panel: Mapping[str, Any]) -> str:
     return f"{board['uid']}: {panel['title']}" + (", now" if panel["type"] == "stat" else "")
 
 
-def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, Any]]:
+def panel_query(result: Prometheus, begin: float, end: float) -> dict[str, dict[str, Any]]:
     """Query every panel. Return its series by query, and whether the result is as expected."""
     out: dict[str, dict[str, Any]] = {}
     step = max(float(SCRAPE), (end - begin) / POINTS)
@@ -205,7 +205,7 @@ def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, An
                 continue
             name = named(board, panel)
             queries = {
-                each["refId"]: found.series(filled(each["expr"], end - begin), begin, end, step)
+                each["refId"]: result.series(filled(each["expr"], end - begin), begin, end, step)
                 for each in panel["targets"]
             }
             out[name] = {
@@ -216,13 +216,13 @@ def asked(found: Prometheus, begin: float, end: float) -> dict[str, dict[str, An
     return out
 
 
-def verdict(found: Prometheus, panels: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def verdict(result: Prometheus, panels: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Summarise panels and rules."""
     empty = sorted(name for name, panel in panels.items() if not panel["data"])
-    rules = [rule for group in found.ask("rules")["groups"] for rule in group["rules"]]
+    rules = [rule for group in result.ask("rules")["groups"] for rule in group["rules"]]
     sick = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
     states = {rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting"}
-    targets = found.ask("targets")["activeTargets"]
+    targets = result.ask("targets")["activeTargets"]
     return {
         "panels": len(panels),
         "panels_with_data": len(panels) - len(empty),
@@ -239,7 +239,7 @@ def verdict(found: Prometheus, panels: dict[str, dict[str, Any]]) -> dict[str, A
     }
 
 
-def object_store(found: Prometheus, begin: float, end: float) -> dict[str, float]:
+def object_store(result: Prometheus, begin: float, end: float) -> dict[str, float]:
     """Return the largest use of the object store, as measured by xcray and by Ray."""
     names = {
         "xcray_object_store_bytes": "max(xcray_object_store_bytes)",
@@ -249,7 +249,7 @@ def object_store(found: Prometheus, begin: float, end: float) -> dict[str, float
     }
     out = {}
     for name, expr in names.items():
-        series = found.series(expr, begin, end, SCRAPE)
+        series = result.series(expr, begin, end, SCRAPE)
         out[name] = max(
             (value for _, values in series for _, value in values), default=float("nan")
         )
@@ -270,9 +270,9 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     try:
         with (
             service(home, 1) as (url, _),
-            prometheus(folder / "prometheus", ("xcray", "ray")) as found,
+            prometheus(folder / "prometheus", ("xcray", "ray")) as result,
         ):
-            found.scrape("xcray", [url.removeprefix("http://")])
+            result.scrape("xcray", [url.removeprefix("http://")])
             begin = time.time()
             traffic, work = (
                 Traffic(url, folder, models, record, ending),
@@ -285,10 +285,10 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
                 (work.run, ()),
                 (work.kill_a_worker, ()),
                 (work.refused, ()),
-                (follow_ray, (found, home, ending)),
+                (follow_ray, (result, home, ending)),
             ]
             threads = [
-                threading.Thread(target=told, args=(story, args, record), daemon=True)
+                threading.Thread(target=run_scenario, args=(story, args, record), daemon=True)
                 for story, args in stories
             ]
             for thread in threads:
@@ -300,8 +300,11 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
                 ending.set()
                 for thread in threads:
                     thread.join(120)
-            panels = asked(found, begin, end)
-            said = {**verdict(found, panels), "object_store_most": object_store(found, begin, end)}
+            panels = panel_query(result, begin, end)
+            fields = {
+                **verdict(result, panels),
+                "object_store_most": object_store(result, begin, end),
+            }
     finally:
         ManagedLocalRay(home / "ray").stop()
     return {
@@ -309,11 +312,11 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
         "jobs": dict(work.ends),
         "workers_killed": work.killed,
         "errors": record.errors(),
-        **said,
+        **fields,
     }
 
 
-def told(story: Callable[..., None], args: tuple[Any, ...], record: Record) -> None:
+def run_scenario(story: Callable[..., None], args: tuple[Any, ...], record: Record) -> None:
     """Run a scenario in a thread and count its errors."""
     with record.of(story.__name__):
         try:
@@ -331,25 +334,25 @@ def main() -> None:
     wrong: list[str] = []
 
     def run(folder: Path) -> dict[str, Any]:
-        said = measure(folder, chosen)
+        output = measure(folder, chosen)
         print(
-            f"{said['panels_with_data']} of {said['panels']} panels have data in all their {said['queries']} queries"
+            f"{output['panels_with_data']} of {output['panels']} panels have data in all their {output['queries']} queries"
         )
-        for name, why in said["rightly_empty"].items():
+        for name, why in output["rightly_empty"].items():
             print(f"  empty, as expected: {name} ({why})")
         print(
-            f"{said['rules_evaluated']} rules evaluated; alerts: {said['alerts']}, not silent: {said['alerts_not_silent']}"
+            f"{output['rules_evaluated']} rules evaluated; alerts: {output['alerts']}, not silent: {output['alerts_not_silent']}"
         )
         print(
-            f"jobs: {said['jobs']}; workers killed: {said['workers_killed']}; errors: {said['errors']}"
+            f"jobs: {output['jobs']}; workers killed: {output['workers_killed']}; errors: {output['errors']}"
         )
-        print(f"object store, most bytes: {said['object_store_most']}")
+        print(f"object store, most bytes: {output['object_store_most']}")
         wrong.extend(
-            [f"no data: {name}" for name in said["wrongly_empty"]] + said["rules_that_fail"]
+            [f"no data: {name}" for name in output["wrongly_empty"]] + output["rules_that_fail"]
         )
         for line in wrong:
             print(f"WRONG: {line}")
-        return {**said, "wrong": list(wrong)}
+        return {**output, "wrong": list(wrong)}
 
     in_folder(run, chosen.json)
     raise SystemExit(1 if wrong else 0)

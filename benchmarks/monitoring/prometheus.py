@@ -49,15 +49,15 @@ class Prometheus:
         self, expr: str, begin: float, end: float, step: float
     ) -> list[tuple[Mapping[str, str], list[tuple[float, float]]]]:
         """Return labels and (time, value) pairs of each series of an expression, without NaN."""
-        found = self.ask("query_range", query=expr, start=begin, end=end, step=step)["result"]
+        response = self.ask("query_range", query=expr, start=begin, end=end, step=step)["result"]
         out = [
             (each["metric"], [(float(at), float(value)) for at, value in each["values"]])
-            for each in found
+            for each in response
         ]
         return [
-            (labels, kept)
+            (labels, selection)
             for labels, values in out
-            if (kept := [(at, value) for at, value in values if value == value])
+            if (selection := [(at, value) for at, value in values if value == value])
         ]
 
 
@@ -99,12 +99,12 @@ def prometheus(folder: Path, jobs: Sequence[str]) -> Iterator[Prometheus]:
             process.wait(60)
 
 
-def _ready(found: Prometheus, process: subprocess.Popen[bytes], folder: Path) -> Prometheus:
+def _ready(result: Prometheus, process: subprocess.Popen[bytes], folder: Path) -> Prometheus:
     """Wait until Prometheus answers. Raises SystemExit with the end of its log if it does not."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{found.url}/-/ready", trust_env=False).status_code == 200:
-                return found
+            if httpx.get(f"{result.url}/-/ready", trust_env=False).status_code == 200:
+                return result
         time.sleep(0.1)
     raise SystemExit((folder / "prometheus.log").read_text()[-2000:])

@@ -49,10 +49,10 @@ LOOKS = {  # colour and style of each method's line
 }
 
 
-def compare(given: Problem, chosen: Any) -> dict[str, Any]:
+def compare(inputs: Problem, chosen: Any) -> dict[str, Any]:
     """Run all methods on one problem."""
     most = max(chosen.cores)
-    reference = run(REFERENCE, given, most, chosen.reference, -math.inf)
+    reference = run(REFERENCE, inputs, most, chosen.reference, -math.inf)
     best = min(point.objective for point in reference)
     settled = (
         within(
@@ -63,13 +63,13 @@ def compare(given: Problem, chosen: Any) -> dict[str, Any]:
         is not None
     )
     sizes = {
-        "rows": given.X.n_rows,
-        "features": given.X.n_cols,
-        "labels": given.Y.n_cols,
-        "nonzeros": given.X.nnz,
+        "rows": inputs.X.n_rows,
+        "features": inputs.X.n_cols,
+        "labels": inputs.Y.n_cols,
+        "nonzeros": inputs.X.nnz,
     }
     print(
-        f"\n{given.name}: {sizes}, lam {given.lam:g}, {given.note}; best {best:.6f} in {reference[-1].seconds:.1f} s",
+        f"\n{inputs.name}: {sizes}, lam {inputs.lam:g}, {inputs.note}; best {best:.6f} in {reference[-1].seconds:.1f} s",
         flush=True,
     )
     if not settled:
@@ -84,34 +84,34 @@ def compare(given: Problem, chosen: Any) -> dict[str, Any]:
                     continue
                 points = run(
                     name,
-                    given,
+                    inputs,
                     workers,
-                    chosen.budget * given.patience,
+                    chosen.budget * inputs.patience,
                     best * (1.0 + chosen.enough),
                     workers == most,
                 )
                 runs.setdefault((name, workers), []).append(points)
     rows = [
-        row_of(name, workers, found, best)
-        for (name, workers), found in sorted(runs.items(), key=lambda each: each[0][1])
+        row_of(name, workers, result, best)
+        for (name, workers), result in sorted(runs.items(), key=lambda each: each[0][1])
     ]
     for row in rows:
         print(line(row), flush=True)
-    told = {"set": given.name, "lam": given.lam, "note": given.note, **sizes}
+    fields = {"set": inputs.name, "lam": inputs.lam, "note": inputs.note, **sizes}
     return {
-        **told,
+        **fields,
         "best": best,
         "settled": settled,
-        "null": math.log(given.Y.n_cols),
+        "null": math.log(inputs.Y.n_cols),
         "runs": rows,
     }
 
 
-def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> dict[str, Any]:
+def row_of(name: str, workers: int, results: list[list[Point]], best: float) -> dict[str, Any]:
     """Return the figures of a method: medians over repeats, and the points of the first run."""
-    times = {share: [within(points, best, share) for points in found] for share in WITHIN}
-    looked = [point for point in found[0] if point.micro is not None]
-    last = looked[-1] if looked else found[0][-1]
+    times = {share: [within(points, best, share) for points in results] for share in WITHIN}
+    looked = [point for point in results[0] if point.micro is not None]
+    last = looked[-1] if looked else results[0][-1]
     return {
         "method": name,
         "cores": workers,
@@ -119,10 +119,10 @@ def row_of(name: str, workers: int, found: list[list[Point]], best: float) -> di
             str(share): None if None in each else float(np.median(each))
             for share, each in times.items()
         },
-        "above": min(point.objective for point in found[0]) / best - 1.0,
+        "above": min(point.objective for point in results[0]) / best - 1.0,
         "micro-F1": last.micro,
         "macro-F1": last.macro,
-        "points": [list(point) for point in thinned(found[0])],
+        "points": [list(point) for point in thinned(results[0])],
     }
 
 
@@ -166,11 +166,11 @@ def picture(sets: list[dict[str, Any]], path: Path) -> None:
         path, 13, 3.1 * len(sets) + 1.0, "Multinomial logistic regression against time", note
     ) as figure:
         axes = figure.subplots(len(sets), 3, squeeze=False)
-        for panels, found in zip(axes, sets, strict=True):
-            runs = [row for row in found["runs"] if row["cores"] == most]
+        for panels, result in zip(axes, sets, strict=True):
+            runs = [row for row in result["runs"] if row["cores"] == most]
             for row in sorted(runs, key=lambda row: list(LOOKS).index(row["method"])):
-                draw(panels, row, found["best"])
-            panels[0].set_title(f"{found['set']} · {found['labels']:,} labels", fontweight="bold")
+                draw(panels, row, result["best"])
+            panels[0].set_title(f"{result['set']} · {result['labels']:,} labels", fontweight="bold")
             panels[0].set(yscale="log", ylabel="above the best (%)")
             for share in WITHIN:
                 panels[0].axhline(100 * share, color=plots.INK, linewidth=0.8, linestyle=":")
@@ -260,11 +260,11 @@ def main() -> None:
         sets = [compare(problem(name, chosen.data, place), chosen) for name in names]
         if chosen.picture:
             picture(sets, chosen.picture)
-        asked = {
+        entries = {
             name: getattr(chosen, name)
             for name in ("budget", "reference", "enough", "repeats", "cores")
         }
-        return {"benchmark": "mlr", **asked, "sets": sets}
+        return {"benchmark": "mlr", **entries, "sets": sets}
 
     in_folder(execute, chosen.json)
 

@@ -17,7 +17,7 @@ from xcray.arrays import CSR, Pattern, csr, frozen, pattern
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 
 
-class Made(NamedTuple):
+class ProblemSource(NamedTuple):
     """How a problem is derived from a data set.
 
     normalised: rows scaled to length 1. labels, rows: maximum number of the most frequent labels,
@@ -34,11 +34,11 @@ class Made(NamedTuple):
 
 
 PROBLEMS = {
-    "news20-counts": Made("news20_bydate", False, 0, 0, 1e-3),  # the paper's NEWS20
-    "news20": Made("news20_bydate", True, 0, 0, 1e-6),
-    "mnist": Made("mnist", False, 0, 0, 1e-3, 2.0),  # pixels from 0 to 1
-    "clef": Made("clef_imclef07a", False, 0, 0, 1e-3),  # the paper's CLEF, unchanged
-    "gutenberg": Made(
+    "news20-counts": ProblemSource("news20_bydate", False, 0, 0, 1e-3),  # the paper's NEWS20
+    "news20": ProblemSource("news20_bydate", True, 0, 0, 1e-6),
+    "mnist": ProblemSource("mnist", False, 0, 0, 1e-3, 2.0),  # pixels from 0 to 1
+    "clef": ProblemSource("clef_imclef07a", False, 0, 0, 1e-3),  # the paper's CLEF, unchanged
+    "gutenberg": ProblemSource(
         "gutenberg_lcsh", True, 1139, 5_000, 1e-5
     ),  # about as many labels and rows as LSHTC1-small
 }
@@ -66,26 +66,26 @@ def problem(name: str, data: Path | None, folder: Path, lam: float | None = None
     """Return the problem `name`; see `benchmarks.common.dataset` for `data` and `folder`."""
     if name in GENERATED:
         return generated(name, lam or GENERATED[name])
-    made = PROBLEMS[name]
-    split = dataset(made.source, data, folder)
+    result = PROBLEMS[name]
+    split = dataset(result.source, data, folder)
     assert split.test is not None
     X, Y, X_held, Y_held = split.train.X, split.train.Y, split.test.X, split.test.Y
-    if made.labels:
-        labels = np.sort(np.argsort(-split.label_counts, kind="stable")[: made.labels])
+    if result.labels:
+        labels = np.sort(np.argsort(-split.label_counts, kind="stable")[: result.labels])
         Y, Y_held = of_labels(Y, labels), of_labels(Y_held, labels)
-    rows, held = labelled(Y, made.rows), labelled(Y_held, 0)
+    rows, state = labelled(Y, result.rows), labelled(Y_held, 0)
     X, Y, X_held, Y_held = (
         take_rows(X, rows),
         take_pattern_rows(Y, rows),
-        take_rows(X_held, held),
-        take_pattern_rows(Y_held, held),
+        take_rows(X_held, state),
+        take_pattern_rows(Y_held, state),
     )
-    if made.labels:
+    if result.labels:
         X, X_held = of_features(X, X_held)
-    if made.normalised:
+    if result.normalised:
         X, X_held = of_length_1(X), of_length_1(X_held)
-    note = f"{made.source}, {'rows of length 1' if made.normalised else 'as it is'}"
-    return Problem(name, X, Y, X_held, Y_held, lam or made.lam, note, made.patience)
+    note = f"{result.source}, {'rows of length 1' if result.normalised else 'as it is'}"
+    return Problem(name, X, Y, X_held, Y_held, lam or result.lam, note, result.patience)
 
 
 def generated(name: str, lam: float) -> Problem:
@@ -107,10 +107,10 @@ def generated(name: str, lam: float) -> Problem:
     Y = pattern(np.concatenate([[0], np.cumsum(several)]), np.concatenate(labels), k)
     indptr = np.concatenate([[0], np.cumsum((X != 0).sum(axis=1))])
     matrix = csr(indptr, np.nonzero(X)[1], X[X != 0], d)
-    own, held = (np.arange(*ends) for ends in ((0, 1200), (1200, n)))
+    own, state = (np.arange(*ends) for ends in ((0, 1200), (1200, n)))
     parts = [
         take(what, rows)
-        for rows in (own, held)
+        for rows in (own, state)
         for take, what in ((take_rows, matrix), (take_pattern_rows, Y))
     ]
     return Problem(name, *parts, lam, "made here")

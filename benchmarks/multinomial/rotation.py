@@ -33,7 +33,14 @@ from typing import Any
 
 from benchmarks.cluster.ray_store import several_nodes, store_use
 from benchmarks.common import arguments, in_folder
-from benchmarks.multinomial.rotation_run import Peaks, Way, frequent, generated, train, work_of
+from benchmarks.multinomial.rotation_run import (
+    Peaks,
+    RotationVariant,
+    frequent,
+    generated,
+    train,
+    work_of,
+)
 from xcray.data.dataset import Dataset
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.rotation_contract import Grid
@@ -49,21 +56,21 @@ COARSE, FINE = (
 # the one it creates
 BLOCKS = 64
 ALGORITHM_1 = "sync, two laps, 4 x 4"
-WAYS = (
-    Way(ALGORITHM_1, COARSE, "sync", 2, False),
-    Way("sync, two laps", FINE, "sync", 2, False),
-    Way("ring, two laps", FINE, "ring", 2, False),
-    Way("sync, one lap, 4 x 4", COARSE, "sync", 1, False),
+VARIANTS = (
+    RotationVariant(ALGORITHM_1, COARSE, "sync", 2, False),
+    RotationVariant("sync, two laps", FINE, "sync", 2, False),
+    RotationVariant("ring, two laps", FINE, "ring", 2, False),
+    RotationVariant("sync, one lap, 4 x 4", COARSE, "sync", 1, False),
     *(
-        Way(f"{order}, one lap", FINE, order, 1, False)
+        RotationVariant(f"{order}, one lap", FINE, order, 1, False)
         for order in ("sync", "ring", "uniform", "shortest")
     ),
     *(
-        Way(f"{order}, one lap, moving", FINE, order, 1, True)
+        RotationVariant(f"{order}, one lap, moving", FINE, order, 1, True)
         for order in ("sync", "ring", "uniform", "shortest")
     ),
 )
-SHOWN = {  # variants in the picture, and their colours
+CHARTED_VARIANTS = {  # variants in the picture, and their colours
     ALGORITHM_1: "tab:red",
     "sync, one lap, moving": "tab:red",
     "ring, one lap": "tab:blue",
@@ -85,7 +92,7 @@ STEPS = (  # gain of each change: name, from, to
 )
 
 
-def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
+def measure_memory(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
     """Run one training on `workers` nodes, and return the peak memory of processes and stores."""
     weights = 4 * data.n_features * data.n_labels
     grid = Grid(8, max(BLOCKS, -(-weights // (64 << 20))))
@@ -96,7 +103,7 @@ def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
             work_of(data, solver, grid), workers, nullcontext(), f"memory-{workers}"
         )
         peaks = Peaks(team)
-        found = train(data, solver, grid, team, folder / f"memory-{workers}", look=peaks.look)
+        result = train(data, solver, grid, team, folder / f"memory-{workers}", look=peaks.look)
         spilled = sum(store_use("spilled_bytes_total").values())
         nodes = {node.split("/")[1] for node in team.nodes.values()}
     at_workers = [size for node, size in peaks.store.items() if node[:12] in nodes]
@@ -114,8 +121,8 @@ def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
         "driver_store": max(
             (size for node, size in peaks.store.items() if node[:12] not in nodes), default=0
         ),
-        "seconds": found.history[-1]["seconds"],
-        "objective": found.objective,
+        "seconds": result.history[-1]["seconds"],
+        "objective": result.objective,
     }
     row["worker_in_all"] = row["worker_anonymous"] + row["store_of_a_node"]
     row["worker_in_all_beyond_interpreter"] = row["worker_in_all"] - row["worker_before"]
@@ -133,7 +140,7 @@ def held(data: Dataset, workers: int, folder: Path) -> dict[str, Any]:
 
 def memory(data: Dataset, workers: list[int], folder: Path) -> dict[str, Any]:
     """Run each number of workers, and return how their memory decreases."""
-    rows = [held(data, count, folder) for count in workers]
+    rows = [measure_memory(data, count, folder) for count in workers]
     first, last = rows[0], rows[-1]
     return {
         "set": data.name,
@@ -151,7 +158,7 @@ def memory(data: Dataset, workers: list[int], folder: Path) -> dict[str, Any]:
     }
 
 
-def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
+def lap(data: Dataset, way: RotationVariant, chosen: Any, folder: Path) -> dict[str, Any]:
     """Run one variant once, and return the objective over time."""
     solver = DSMLRSolver(
         lam=chosen.lam,
@@ -164,21 +171,21 @@ def lap(data: Dataset, way: Way, chosen: Any, folder: Path) -> dict[str, Any]:
     )
     work = work_of(data, solver, way.grid, slow=SLOW, factor=chosen.slow, pace=chosen.pace)
     team = RayWorkerGroup(work, RACERS, nullcontext(), folder.name)
-    found = train(data, solver, way.grid, team, folder, move=way.move, look=lambda _: None)
+    result = train(data, solver, way.grid, team, folder, move=way.move, look=lambda _: None)
     course = [
         (entry["seconds"], entry["objective"], entry["epoch"])
-        for entry in found.history
+        for entry in result.history
         if not entry["back"]
     ]
     print(
-        f"{way.name:32s} {course[-1][0]:7.1f} s, objective {course[-1][1]:.6f}, {found.moved} shards moved",
+        f"{way.name:32s} {course[-1][0]:7.1f} s, objective {course[-1][1]:.6f}, {result.moved} shards moved",
         flush=True,
     )
     return {
         "way": way.name,
         "course": course,
-        "moved": found.moved,
-        "back": sum(entry["back"] for entry in found.history),
+        "moved": result.moved,
+        "back": sum(entry["back"] for entry in result.history),
     }
 
 
@@ -196,12 +203,12 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     with training_session(None, RACERS, 12 * data.n_features * data.n_labels + (256 << 20)):
         for turn in range(chosen.repeats):
-            for number, way in enumerate(WAYS if turn % 2 == 0 else WAYS[::-1]):
+            for number, way in enumerate(VARIANTS if turn % 2 == 0 else VARIANTS[::-1]):
                 runs.append(lap(data, way, chosen, folder / f"race-{turn}-{number}"))
     target = max(min(value for _, value, _ in run["course"]) for run in runs)
     times = {
         way.name: [reached(run["course"], target) for run in runs if run["way"] == way.name]
-        for way in WAYS
+        for way in VARIANTS
     }
     took = {name: median(each) for name, each in times.items()}
     rows = {
@@ -222,7 +229,7 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
         "each change alone:", {words: round(gain, 2) for words, gain in steps.items()}, flush=True
     )
     quickest = {
-        kind: min(took[way.name] for way in WAYS if (way.order == "sync") == (kind == "sync"))
+        kind: min(took[way.name] for way in VARIANTS if (way.order == "sync") == (kind == "sync"))
         for kind in ("sync", "async")
     }
     print(
@@ -234,7 +241,7 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
         "set": data.name,
         "slow": chosen.slow,
         "pace": chosen.pace,
-        "grids": {way.name: list(way.grid) for way in WAYS},
+        "grids": {way.name: list(way.grid) for way in VARIANTS},
         "target": target,
         "target_over_best": target / best,
         "ways": rows,
@@ -245,7 +252,7 @@ def race(data: Dataset, chosen: Any, folder: Path) -> dict[str, Any]:
     }
 
 
-def picture(found: dict[str, Any], path: Path) -> None:
+def picture(record: dict[str, Any], path: Path) -> None:
     """Draw the memory of workers as bars, and the objective over time as lines."""
     import matplotlib
 
@@ -253,7 +260,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    rows = found.get("memory", {}).get("rows", [])
+    rows = record.get("memory", {}).get("rows", [])
     places, below = range(len(rows)), [0.0] * len(rows)
     for name, words in (
         ("worker_anonymous", "process of a worker"),
@@ -281,14 +288,14 @@ def picture(found: dict[str, Any], path: Path) -> None:
         ylabel="MiB at most",
     )
     left.legend(frameon=False)
-    runs = found.get("race", {}).get("runs", [])[: len(WAYS)]
-    for run in (run for run in runs if run["way"] in SHOWN):
+    runs = record.get("race", {}).get("runs", [])[: len(VARIANTS)]
+    for run in (run for run in runs if run["way"] in CHARTED_VARIANTS):
         seconds, values, _ = zip(*run["course"], strict=True)
         right.plot(
             seconds,
             values,
             "--" if "moving" in run["way"] else "-",
-            color=SHOWN[run["way"]],
+            color=CHARTED_VARIANTS[run["way"]],
             label=run["way"],
             marker=".",
         )

@@ -50,10 +50,10 @@ class SlowWork(ShardWorkerSpec):
     def create_worker(self, worker: str, stopped: Callable[[], bool]) -> ShardWorker:
         """Create a worker, slow or not."""
         factor = self.pace * (self.factor if worker == self.slow else 1.0)
-        return SlowHand(self, stopped, factor) if factor > 1.0 else ShardWorker(self, stopped)
+        return SlowWorker(self, stopped, factor) if factor > 1.0 else ShardWorker(self, stopped)
 
 
-class SlowHand(ShardWorker):
+class SlowWorker(ShardWorker):
     """Shard worker that behaves as if its processor were slower.
 
     The delay is based on processor time, not on wall-clock time, because on a machine with fewer
@@ -64,20 +64,20 @@ class SlowHand(ShardWorker):
         super().__init__(work, stopped)
         self._factor = factor
 
-    def visit(
+    def pass_block(
         self, block: WeightBlock, shards: Sequence[int], step: Step, owned: bool
     ) -> tuple[WeightBlock | None, list[tuple[int, PassMetrics, float]]]:
         """Run a visit, then sleep. The reported seconds include the sleep."""
         began, used = time.monotonic(), time.thread_time()
-        made, told = super().pass_block(block, shards, step, owned)
+        result, report = super().pass_block(block, shards, step, owned)
         ends = began + self._factor * (time.thread_time() - used)
         while not self._stopped() and (left := ends - time.monotonic()) > 0.0:
             time.sleep(min(left, 0.05))
-        longer = (time.monotonic() - began) / sum(seconds for *_, seconds in told)
-        return made, [(shard, news, seconds * longer) for shard, news, seconds in told]
+        longer = (time.monotonic() - began) / sum(seconds for *_, seconds in report)
+        return result, [(shard, news, seconds * longer) for shard, news, seconds in report]
 
 
-class Way(NamedTuple):
+class RotationVariant(NamedTuple):
     """A variant of the rotation and its grid.
 
     For passes and order see `DSMLRSolver`, for move see `Plan`.
@@ -112,10 +112,10 @@ class Peaks:
         self.looked = time.monotonic()
         mine = process_memory()
         self.driver = max(self.driver, mine.anonymous if mine else 0)
-        for worker, held in self.team.memory_usage().items():
-            self.first.setdefault(worker, held.anonymous)
-            self.anonymous[worker] = max(self.anonymous.get(worker, 0), held.anonymous)
-            self.own[worker] = max(self.own.get(worker, 0), held.own)
+        for worker, state in self.team.memory_usage().items():
+            self.first.setdefault(worker, state.anonymous)
+            self.anonymous[worker] = max(self.anonymous.get(worker, 0), state.anonymous)
+            self.own[worker] = max(self.own.get(worker, 0), state.own)
         for node, held_there in store_use().items():
             self.store[node] = max(self.store.get(node, 0), held_there)
 
@@ -131,9 +131,9 @@ def frequent(name: str, data: Path, folder: Path, labels: int) -> Dataset:
     whole = dataset(name, data, folder)
     counts = np.bincount(whole.train.Y.indices, minlength=whole.n_labels)
     labels = min(labels, whole.n_labels)
-    kept = np.sort(np.argsort(-counts, kind="stable")[:labels])
+    selection = np.sort(np.argsort(-counts, kind="stable")[:labels])
     number = np.full(whole.n_labels, -1, np.int64)
-    number[kept] = np.arange(labels)
+    number[selection] = np.arange(labels)
     with DatasetWriter(
         target, name=target.name, n_features=whole.n_features, n_labels=labels
     ) as writer:
@@ -143,9 +143,9 @@ def frequent(name: str, data: Path, folder: Path, labels: int) -> Dataset:
 
 def renumbered(Y: Pattern, number: np.ndarray, labels: int) -> Pattern:
     """Return the labels of `Y` by their new numbers, without those numbered -1."""
-    found = number[Y.indices]
-    before = np.concatenate([[0], np.cumsum(found >= 0)])
-    return pattern(before[Y.indptr], found[found >= 0], labels)
+    result = number[Y.indices]
+    before = np.concatenate([[0], np.cumsum(result >= 0)])
+    return pattern(before[Y.indptr], result[result >= 0], labels)
 
 
 def generated(folder: Path, rows: int, features: int, labels: int) -> Dataset:

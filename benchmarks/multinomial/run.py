@@ -64,7 +64,7 @@ ASYNC = (
     "DS-MLR, ring",
     "DS-MLR, NOMAD",
 )  # these differ only in the order of work; with one worker they equal the merged form
-SEEN: dict[Any, dict[int, tuple[float, float]]] = {}  # F1 by epoch of evaluated runs
+EVALUATED: dict[Any, dict[int, tuple[float, float]]] = {}  # F1 by epoch of evaluated runs
 
 
 class Point(NamedTuple):
@@ -100,7 +100,7 @@ class Clock:
         """Start the clock now, or `ago` seconds ago."""
         self._began, self.running = time.perf_counter() - ago, True
 
-    def tell(self, objective: float, weights: Callable[[], Float64] | None) -> bool:
+    def record(self, objective: float, weights: Callable[[], Float64] | None) -> bool:
         """Record the objective and return whether the run should end.
 
         weights: returns W (D, K), for an evaluation.
@@ -155,7 +155,7 @@ def run(
     return clock.points
 
 
-class Hands:
+class SynchronousWorkerSpec:
     """Worker specification of a synchronous solver."""
 
     def __init__(self, solver: Any, problem: Problem, workers: int) -> None:
@@ -185,18 +185,18 @@ def shard(problem: Problem, shares: int, number: int) -> Shard:
 
 def run_rounds(solver: Any, problem: Problem, workers: int, clock: Clock) -> None:
     """Run L-BFGS or LC."""
-    team = ThreadGroup(Hands(solver, problem, workers), workers)
+    team = ThreadGroup(SynchronousWorkerSpec(solver, problem, workers), workers)
 
     def whole(parts: Callable[[], Iterator[LabelWeights]]) -> Float64:
         return np.concatenate([part.W for part in parts()], axis=1)
 
-    def tell(told: RoundMetrics, parts: Callable[[], Iterator[LabelWeights]]) -> bool:
-        return clock.tell(told.objective, lambda: whole(parts))
+    def on_round(report: RoundMetrics, parts: Callable[[], Iterator[LabelWeights]]) -> bool:
+        return clock.record(report.objective, lambda: whole(parts))
 
     try:
         team.open()
         clock.go()
-        trained = solver.train(SynchronousCalls(team), problem.X.n_cols, problem.Y.n_cols, tell)
+        trained = solver.train(SynchronousCalls(team), problem.X.n_cols, problem.Y.n_cols, on_round)
         clock.end(lambda: whole(trained.parts))
     finally:
         team.close()
@@ -212,9 +212,11 @@ def run_circulating(solver: DSMLRSolver, problem: Problem, workers: int, clock: 
     first = Rests(clock)
     rested(solver, problem, workers, first, watch=0)
     if clock.looks:
-        seen = watched(solver, problem, workers, first.epochs)
+        values = watched(solver, problem, workers, first.epochs)
         for number, epoch in enumerate(first.epochs):
-            clock.points[number] = Point(*clock.points[number][:2], *seen.get(epoch, (None, None)))
+            clock.points[number] = Point(
+                *clock.points[number][:2], *values.get(epoch, (None, None))
+            )
 
 
 def watched(
@@ -226,13 +228,13 @@ def watched(
     """
     order = "ring" if solver.order == "sync" else solver.order
     key = problem.name, problem.X.n_rows, workers, replace(solver, order=order)
-    if max(epochs) not in SEEN.get(key, {}):
+    if max(epochs) not in EVALUATED.get(key, {}):
         again = Rests(None, max(epochs))
         rested(solver, problem, workers, again, watch=problem.X_held.n_rows)
-        SEEN[key] = {
+        EVALUATED[key] = {
             entry["epoch"]: (entry["micro-F1"], entry["macro-F1"]) for entry in again.entries
         }
-    return SEEN[key]
+    return EVALUATED[key]
 
 
 class Rests(RunObserver[SolvedLabels]):
@@ -257,7 +259,7 @@ class Rests(RunObserver[SolvedLabels]):
         if entry and entry is not self._newest and not entry["back"]:
             self.entries.append(entry)
             self.epochs.append(entry["epoch"])
-            enough = self._clock is not None and self._clock.tell(entry["objective"], None)
+            enough = self._clock is not None and self._clock.record(entry["objective"], None)
         else:
             enough = self._clock is not None and self._clock.running and self._clock.late()
         self._newest = entry
@@ -269,9 +271,9 @@ def rested(solver: DSMLRSolver, problem: Problem, workers: int, rests: Rests, wa
     """Run one training. watch: number of held-out rows evaluated after each stretch."""
     n_features, n_labels = problem.X.n_cols, problem.Y.n_cols
     grid = solver.grid(problem.X.n_rows, n_labels, n_features, workers)
-    held = (problem.X_held, problem.Y_held) if watch else None
+    state = (problem.X_held, problem.Y_held) if watch else None
     rows = make_shard_source(
-        problem.X, problem.Y, None, held, grid=grid, seed=solver.seed, bias=0.0, max_held_out=watch
+        problem.X, problem.Y, None, state, grid=grid, seed=solver.seed, bias=0.0, max_held_out=watch
     )
     plan = RotationConfig(
         grid=grid,
@@ -314,10 +316,10 @@ def held_out(problem: Problem, W: Float64) -> tuple[float, float]:
     """Return micro- and macro-F1 of the first label of each held-out row."""
     part = make_shard(problem.X_held, problem.Y_held, np.arange(problem.X_held.n_rows), total=1.0)
     labels = np.concatenate([top_k(S, 0, 1).labels for _, _, S in scored(part, W)])
-    found = f1(
+    result = f1(
         predicted_sets(
             TopK(frozen(labels, np.int32), np.zeros(labels.shape)), problem.Y_held.n_cols, k=1
         ),
         problem.Y_held,
     )
-    return found["micro-F1"], found["macro-F1"]
+    return result["micro-F1"], result["macro-F1"]

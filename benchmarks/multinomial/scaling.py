@@ -140,9 +140,9 @@ def measured(repeats: int) -> Rates:
     shards = [drawn_rows(nonzeros) for nonzeros in PROBE["nonzeros"]]
     locals_ = [solver.make_shard_state(shard, 0, Grid(1, 1 << 30), None) for shard in shards]
     block = solver.initial_block(0, n_labels, PROBE["features"])
-    kept = np.ones_like(block.W)
+    selection = np.ones_like(block.W)
     runs: dict[tuple[str, int], Callable[[], Any]] = {
-        ("copy", 0): partial(np.copyto, kept, block.W)
+        ("copy", 0): partial(np.copyto, selection, block.W)
     }
     for number, local in enumerate(locals_):
         for verb in VERBS:
@@ -156,15 +156,15 @@ def measured(repeats: int) -> Rates:
             began = time.thread_time()
             run()
             seconds[what].append(time.thread_time() - began)
-    found = {
+    results = {
         what: min(took) / n_labels for what, took in seconds.items()
     }  # the minimum, because other processes can use the machine
     few, many = (shard.X.nnz for shard in shards)
     rates = {}
     for verb in VERBS:
-        nonzero = (found[verb, 1] - found[verb, 0]) / (many - few)
-        rates[verb] = (nonzero, max(found[verb, 0] - few * nonzero, 0.0) / PROBE["rows"])
-    return Rates(**rates, copy=found["copy", 0] * n_labels / block.W.nbytes)
+        nonzero = (results[verb, 1] - results[verb, 0]) / (many - few)
+        rates[verb] = (nonzero, max(results[verb, 0] - few * nonzero, 0.0) / PROBE["rows"])
+    return Rates(**rates, copy=results["copy", 0] * n_labels / block.W.nbytes)
 
 
 def drawn_rows(nonzeros: int) -> Shard:
@@ -237,9 +237,11 @@ def simulate(problem: Problem, rates: Rates, plan: Plan) -> dict[str, Any]:
         "network_seconds": outcome.most_sent / cluster.bandwidth,
         "driver_seconds": outcome.driver,
         "busy_share": outcome.busy / len(node_of) / outcome.makespan,
-        "sent_gb": outcome.sent / 1e9,
-        "sent_by_a_node_gb": outcome.sent / plan.nodes / 1e9,
-        "memory_of_a_node_gb": (problem.data_bytes * most / shards + outcome.held * block_bytes)
+        "sent_gb": outcome.bytes_sent / 1e9,
+        "sent_by_a_node_gb": outcome.bytes_sent / plan.nodes / 1e9,
+        "memory_of_a_node_gb": (
+            problem.data_bytes * most / shards + outcome.most_blocks * block_bytes
+        )
         / 1e9,
         "visits": outcome.visits,
     }

@@ -39,17 +39,17 @@ class Outcome(NamedTuple):
     """Result of a stretch.
 
     makespan: seconds. busy: worker-seconds of work. driver: seconds in which the driver was busy.
-    sent, most_sent: bytes sent by all nodes, and by the node that sent most. held: largest number
-    of blocks on one node, including copies whose visit is not reported yet. visits: number of
-    visits.
+    bytes_sent, most_sent: bytes sent by all nodes, and by the node that sent most. most_blocks:
+    largest number of blocks on one node, including copies whose visit is not reported yet. visits:
+    number of visits.
     """
 
     makespan: float
     busy: float
     driver: float
-    sent: float
+    bytes_sent: float
     most_sent: float
-    held: int
+    most_blocks: int
     visits: int
 
 
@@ -59,7 +59,7 @@ class _Node:
     def __init__(self) -> None:
         self.sends = 0.0
         self.receives = 0.0
-        self.sent = 0.0
+        self.bytes_sent = 0.0
         self.blocks = 0
         self.most = 0
 
@@ -102,15 +102,15 @@ class Circulation:
             else:
                 self._fetch(now, visit)
         nodes = self._nodes.values()
-        sent = [node.sent for node in nodes]
-        held = max(node.most for node in nodes)
+        messages = [node.bytes_sent for node in nodes]
+        state = max(node.most for node in nodes)
         return Outcome(
             max(now, self._driver_free),
             self._busy,
             self._driver,
-            sum(sent),
-            max(sent),
-            held,
+            sum(messages),
+            max(messages),
+            state,
             self._visits,
         )
 
@@ -140,7 +140,7 @@ class Circulation:
                 cluster.block / cluster.bandwidth,
             )
             source.sends = max(source.sends, now) + travel
-            source.sent += cluster.block
+            source.bytes_sent += cluster.block
             target.receives = (
                 max(source.sends - travel, target.receives) + travel
             )  # a node can send and receive at the same time

@@ -29,7 +29,7 @@ from benchmarks.peers.run import cached, default_core
 from xcray.data.dataset import Dataset
 
 
-class Who(NamedTuple):
+class PeerSpec(NamedTuple):
     """A row of the table: title, required package, and whether it trains all labels.
 
     whole: trains all labels even where one-vs-rest peers train a sample. This holds for trees and
@@ -43,25 +43,27 @@ class Who(NamedTuple):
     params: dict[str, Any] = {}  # noqa: RUF012
 
 
-WHO = {
-    "xcray": Who("xcray PPDSparse (lam 0.01)", "xcray", whole=True),
-    "xcray_l2": Who("xcray PPDSparse (lam 0)", "xcray", whole=True, params={"lam": 0.0}),
-    "xcray_sample": Who("xcray PPDSparse (lam 0.01), the sample alone", "xcray"),
-    "xcray_sample_l2": Who(
+PEERS_BY_NAME = {
+    "xcray": PeerSpec("xcray PPDSparse (lam 0.01)", "xcray", whole=True),
+    "xcray_l2": PeerSpec("xcray PPDSparse (lam 0)", "xcray", whole=True, params={"lam": 0.0}),
+    "xcray_sample": PeerSpec("xcray PPDSparse (lam 0.01), the sample alone", "xcray"),
+    "xcray_sample_l2": PeerSpec(
         "xcray PPDSparse (lam 0), the sample alone", "xcray", params={"lam": 0.0}
     ),
-    "xcray_sample_tight": Who(
+    "xcray_sample_tight": PeerSpec(
         "xcray PPDSparse (lam 0.01, eps 0.001), the sample alone", "xcray", params={"eps": 0.001}
     ),
-    "liblinear": Who("LIBLINEAR dual, tol 0.1 (scikit-learn)", "sklearn"),
-    "sklearn": Who("LinearSVC, its defaults (scikit-learn)", "sklearn"),
-    "napkinxc_br": Who("napkinXC BR", "napkinxc"),
-    "pecos_flat": Who("PECOS XR-Linear, no tree", "pecos"),
-    "omikuji_flat": Who("omikuji, one leaf, no tree (normalises rows)", "omikuji"),
-    "napkinxc_plt": Who("napkinXC PLT (tree, normalises rows)", "napkinxc", whole=True, tree=True),
-    "pecos_tree": Who("PECOS XR-Linear (tree)", "pecos", whole=True, tree=True),
-    "omikuji_tree": Who("omikuji, 3 trees (normalise rows)", "omikuji", whole=True, tree=True),
-    "dismecpp": Who("DiSMEC++", "dismecpp"),
+    "liblinear": PeerSpec("LIBLINEAR dual, tol 0.1 (scikit-learn)", "sklearn"),
+    "sklearn": PeerSpec("LinearSVC, its defaults (scikit-learn)", "sklearn"),
+    "napkinxc_br": PeerSpec("napkinXC BR", "napkinxc"),
+    "pecos_flat": PeerSpec("PECOS XR-Linear, no tree", "pecos"),
+    "omikuji_flat": PeerSpec("omikuji, one leaf, no tree (normalises rows)", "omikuji"),
+    "napkinxc_plt": PeerSpec(
+        "napkinXC PLT (tree, normalises rows)", "napkinxc", whole=True, tree=True
+    ),
+    "pecos_tree": PeerSpec("PECOS XR-Linear (tree)", "pecos", whole=True, tree=True),
+    "omikuji_tree": PeerSpec("omikuji, 3 trees (normalise rows)", "omikuji", whole=True, tree=True),
+    "dismecpp": PeerSpec("DiSMEC++", "dismecpp"),
 }
 SETS = (
     "bibtex",
@@ -98,12 +100,14 @@ class Set(NamedTuple):
 def prepare(name: str, chosen: Any, folder: Path) -> Set:
     """Build the set and write the files of its peers, once."""
     data = dataset(name, chosen.data, folder / "sets")
-    seen = np.flatnonzero(data.label_counts > 0).astype(np.int32)
+    present = np.flatnonzero(data.label_counts > 0).astype(np.int32)
     size = dict(entry.split(":") for entry in chosen.samples).get(name)
-    columns = sample(data.label_counts, int(size)) if size else seen
+    columns = sample(data.label_counts, int(size)) if size else present
     whole = folder / "tasks" / name / "all"
-    flat = folder / "tasks" / name / f"sample-{len(columns)}" if len(columns) < len(seen) else whole
-    for place, labels in {whole: seen, flat: columns}.items():
+    flat = (
+        folder / "tasks" / name / f"sample-{len(columns)}" if len(columns) < len(present) else whole
+    )
+    for place, labels in {whole: present, flat: columns}.items():
         if not (place / "train.txt").exists():
             write_folder(data, labels, place)
     return Set(name, data, columns, flat, whole)
@@ -111,7 +115,7 @@ def prepare(name: str, chosen: Any, folder: Path) -> Set:
 
 def task_of(peer: str, those: Set, core: int | None) -> dict[str, Any]:
     """Return the task of the worker."""
-    who, cost = WHO[peer], C.get(those.name, 1.0)
+    who, cost = PEERS_BY_NAME[peer], C.get(those.name, 1.0)
     common = {
         "peer": peer,
         "package": who.package,
@@ -157,29 +161,29 @@ def runs_of(
                 task_of(peer, those, core), python, chosen.limit, file, peer in chosen.again
             )
             runs[peer].append(run)
-            said = (
+            output = (
                 run.get("failed")
                 or f"{run['train_cpu_s']:.2f} s CPU, {run['train_wall_s']:.2f} s wall, load {run['load']:.1f}"
             )
-            print(f"{those.name} {peer} #{number}: {said}", flush=True)
+            print(f"{those.name} {peer} #{number}: {output}", flush=True)
     return runs
 
 
 def row_of(peer: str, runs: list[dict[str, Any]], those: Set) -> dict[str, Any]:
     """Return one row of the table: medians over the runs, and the answers of the last."""
-    who, fine = WHO[peer], [run for run in runs if "failed" not in run]
+    who, fine = PEERS_BY_NAME[peer], [run for run in runs if "failed" not in run]
     row = {"set": those.name, "peer": peer, "title": who.title, "tree": who.tree, "runs": len(fine)}
     if not fine:
         return {**row, "failed": runs[-1]["failed"]}
     last = fine[-1]
-    seen = int((those.data.label_counts > 0).sum())
+    present = int((those.data.label_counts > 0).sum())
     part = those.sampled and not who.whole
-    labels, top = len(those.columns) if part else seen, np.array(last["top"])
+    labels, top = len(those.columns) if part else present, np.array(last["top"])
     ms = 1e3 * median(run["train_cpu_s"] for run in fine) / labels
     row |= {
         "labels": labels,
         "ms_a_class": ms,
-        "core_seconds_all_labels": ms * seen / 1e3,
+        "core_seconds_all_labels": ms * present / 1e3,
         "extrapolated": part,
     }
     row |= {
@@ -212,18 +216,18 @@ def bars(
 
     Returned are the speed-up per class (median over rounds), the difference of P@1, and memory.
     """
-    found = {row["peer"]: row for row in rows if "failed" not in row}
-    us = next((peer for peer in ("xcray", "xcray_sample") if peer in found), None)
+    results = {row["peer"]: row for row in rows if "failed" not in row}
+    us = next((peer for peer in ("xcray", "xcray_sample") if peer in results), None)
     if us is None:
         return {}
-    ours, X = found[us], those.data.train.X
+    ours, X = results[us], those.data.train.X
     out: dict[str, Any] = {"set": those.name, "xcray": us, "against": {}}
     if us == "xcray":
         out["memory_beside_model_in_X"] = (ours["training_bytes"] - ours["model_bytes"]) / (
             8 * X.nnz + 8 * (X.n_rows + 1)
         )
-    for peer in found.keys() - {us}:
-        row, scale = found[peer], ours["labels"] / found[peer]["labels"]
+    for peer in results.keys() - {us}:
+        row, scale = results[peer], ours["labels"] / results[peer]["labels"]
         rounds = [
             pair
             for pair in zip(runs[peer], runs[us], strict=False)
@@ -255,7 +259,7 @@ def main() -> None:
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "+"},
-        peers={"nargs": "+", "default": list(WHO), "choices": list(WHO)},
+        peers={"nargs": "+", "default": list(PEERS_BY_NAME), "choices": list(PEERS_BY_NAME)},
         samples={
             "nargs": "*",
             "default": ["gutenberg_lcsh:1200", "gnd_tibkat:320"],
@@ -293,7 +297,7 @@ def main() -> None:
         rows, verdicts = [], []
         for name in chosen.sets or (SETS if chosen.data else ["synthetic"]):
             those = prepare(name, chosen, place)
-            usable = [peer for peer in chosen.peers if WHO[peer].package not in absent]
+            usable = [peer for peer in chosen.peers if PEERS_BY_NAME[peer].package not in absent]
             if not those.sampled:
                 usable = [peer for peer in usable if not peer.startswith("xcray_sample")]
             runs = runs_of(those, usable, chosen, python, place)

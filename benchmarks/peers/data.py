@@ -26,8 +26,8 @@ def sample(counts: Any, size: int, seed: int = 0) -> Int32:
     Only labels with training rows are drawn. A mean over the sample estimates the mean over all
     labels, with every frequency represented in proportion.
     """
-    seen = np.flatnonzero(counts > 0)
-    ordered = seen[np.argsort(counts[seen], kind="stable")]
+    values = np.flatnonzero(counts > 0)
+    ordered = values[np.argsort(counts[values], kind="stable")]
     edges = np.linspace(0, len(ordered), min(size, len(ordered)) + 1).astype(np.int64)
     drawn = np.random.default_rng(seed).integers(edges[:-1], edges[1:])
     return frozen(np.sort(ordered[drawn]), np.int32)
@@ -64,12 +64,12 @@ def write_xc(X: sp.csr_matrix, Y: sp.csr_matrix, path: Path) -> None:
 
 def measures(top: Any, truth: Pattern) -> dict[str, float]:
     """Return P@1, P@3, P@5 in percent of answers (rows, k); labels below 0 count as misses."""
-    found = evaluate(
+    result = evaluate(
         TopK(frozen(top, np.int32), frozen(np.zeros(top.shape), np.float64)), truth, ks=KS
     )
     return {
         name: round(100.0 * value, 2)
-        for name, value in found.items()
+        for name, value in result.items()
         if name in {f"P@{k}" for k in KS}
     }
 

@@ -43,7 +43,7 @@ MODULES = {
 ABSENT = {
     "dismecpp": "not a Python package: no release on PyPI, and its repository builds with CMake from git submodules and Boost",
 }
-DONE = "peers.json"
+RESULT_FILE = "peers.json"
 LISTED = ("napkinxc", "libpecos", "omikuji", "sparse_dot_topn", "nmslib-metabrainz", "numpy")
 
 
@@ -55,17 +55,17 @@ def environment(
     The environment is created if missing.
     """
     python = folder / "bin" / "python"
-    if (folder / DONE).exists():
-        return python, json.loads((folder / DONE).read_text())
+    if (folder / RESULT_FILE).exists():
+        return python, json.loads((folder / RESULT_FILE).read_text())
     print(f"creating the peers' environment in {folder}", flush=True)
     venv.create(folder, with_pip=True, clear=True)
     reasons = {
         name: install(python, COMMON + pins) or imported(python, MODULES[name])
         for name, pins in packages.items()
     }
-    found = {name: reason for name, reason in reasons.items() if reason} | ABSENT
-    (folder / DONE).write_text(json.dumps(found))
-    return python, found
+    result = {name: reason for name, reason in reasons.items() if reason} | ABSENT
+    (folder / RESULT_FILE).write_text(json.dumps(result))
+    return python, result
 
 
 def install(python: Path, pins: tuple[str, ...]) -> str:
@@ -91,9 +91,9 @@ def imported(python: Path, module: str) -> str:
 
 def complaint(command: list[str]) -> str:
     """Run a command. Return an empty string or the last line of its error output."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return "" if done.returncode == 0 else (lines or [f"ended with {done.returncode}"])[-1]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in process.stderr.splitlines() if line.strip()]
+    return "" if process.returncode == 0 else (lines or [f"ended with {process.returncode}"])[-1]
 
 
 def versions(python: Path) -> dict[str, str]:
@@ -106,6 +106,6 @@ def versions(python: Path) -> dict[str, str]:
     )
     import sklearn
 
-    found = {entry["name"]: entry["version"] for entry in json.loads(listed.stdout)}
-    kept = {name: found[name] for name in LISTED if name in found}
-    return {**kept, "scikit-learn": sklearn.__version__, "python": sys.version.split()[0]}
+    results = {entry["name"]: entry["version"] for entry in json.loads(listed.stdout)}
+    entries = {name: results[name] for name in LISTED if name in results}
+    return {**entries, "scikit-learn": sklearn.__version__, "python": sys.version.split()[0]}

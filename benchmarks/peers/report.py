@@ -22,13 +22,13 @@ def table(rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> str:
     for name in dict.fromkeys(row["set"] for row in rows):
         against = verdicts.get(name, {}).get("against", {})
         lines = [line(row, against.get(row["peer"])) for row in rows if row["set"] == name]
-        beside = verdicts.get(name, {}).get("memory_beside_model_in_X")
+        memory_ratio = verdicts.get(name, {}).get("memory_beside_model_in_X")
         memory = (
             []
-            if beside is None
+            if memory_ratio is None
             else [
                 "",
-                f"xcray's peak memory in addition to the finished model: {beside:.2f} times X.",
+                f"xcray's peak memory in addition to the finished model: {memory_ratio:.2f} times X.",
             ]
         )
         parts.append("\n".join([f"**{name}**", "", HEAD, *lines, *memory, ""]))

@@ -47,7 +47,7 @@ def run(task: dict[str, Any], python: Path, limit: float) -> dict[str, Any]:
         }
         (place / "task.json").write_text(json.dumps(whole))
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command(task, python, place / "task.json"),
                 capture_output=True,
                 text=True,
@@ -58,16 +58,16 @@ def run(task: dict[str, Any], python: Path, limit: float) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired:
             return {"failed": f"did not end within {limit:.0f} s"}
-        if done.returncode != 0:
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            return {"failed": (lines or [f"ended with {done.returncode}"])[-1][:200]}
-        return {**json.loads(done.stdout.splitlines()[-1]), **answers(place)}
+        if process.returncode != 0:
+            lines = [line for line in process.stderr.splitlines() if line.strip()]
+            return {"failed": (lines or [f"ended with {process.returncode}"])[-1][:200]}
+        return {**json.loads(process.stdout.splitlines()[-1]), **answers(place)}
 
 
 def answers(place: Path) -> dict[str, Any]:
     """Return the answers of a worker as lists, for the file of the run."""
-    found = {"top": place / "top.npy", "top_sample": place / "sample.npy"}
-    return {name: np.load(path).tolist() for name, path in found.items() if path.exists()}
+    fields = {"top": place / "top.npy", "top_sample": place / "sample.npy"}
+    return {name: np.load(path).tolist() for name, path in fields.items() if path.exists()}
 
 
 def cached(
@@ -77,15 +77,15 @@ def cached(
 
     again: run even if the file exists.
     """
-    wanted = {name: value for name, value in task.items() if name not in ("core",)}
+    entries = {name: value for name, value in task.items() if name not in ("core",)}
     if file.exists() and not again:
-        kept: dict[str, Any] = json.loads(file.read_text())
-        if kept["task"] == wanted and "failed" not in kept:
-            return kept
-    kept = {"task": wanted, "load": os.getloadavg()[0], **run(task, python, limit)}
+        document: dict[str, Any] = json.loads(file.read_text())
+        if document["task"] == entries and "failed" not in document:
+            return document
+    document = {"task": entries, "load": os.getloadavg()[0], **run(task, python, limit)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept))
-    return kept
+    file.write_text(json.dumps(document))
+    return document
 
 
 def default_core() -> int | None:

@@ -94,7 +94,7 @@ class Liblinear:
         }
 
 
-class Napkin:
+class NapkinXC:
     """napkinXC: `BR` is LIBLINEAR one-vs-rest without a copy of X per class, `PLT` a label tree."""
 
     def __init__(self, problem: Problem, kind: str) -> None:
@@ -206,8 +206,8 @@ class Omikuji:
 PEERS = {
     "liblinear": lambda problem: Liblinear(problem, 0.1),
     "sklearn": lambda problem: Liblinear(problem, None),
-    "napkinxc_br": lambda problem: Napkin(problem, "BR"),
-    "napkinxc_plt": lambda problem: Napkin(problem, "PLT"),
+    "napkinxc_br": lambda problem: NapkinXC(problem, "BR"),
+    "napkinxc_plt": lambda problem: NapkinXC(problem, "PLT"),
     "pecos_flat": lambda problem: Pecos(problem, tree=False),
     "pecos_tree": lambda problem: Pecos(problem, tree=True),
     "omikuji_flat": lambda problem: Omikuji(problem, tree=False),

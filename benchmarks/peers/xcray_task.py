@@ -49,9 +49,9 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     make_solver(SOLVER, task["params"]).warm_up()
     scratch, rest, meter = Path(task["scratch"]), memory_bytes("VmRSS"), Meter()
     spec = TrainSpec(task["dataset"], params=task["params"], pool="serial")
-    done = train(spec, run_dir=scratch / "run", out=scratch / "model", progress=meter.note)
+    result = train(spec, run_dir=scratch / "run", out=scratch / "model", progress=meter.note)
     peak, end = memory_bytes("VmHWM"), meter.phases["MERGING"]
-    model, data = Model.open(done.model_path, verify=False), Dataset.open(task["dataset"])
+    model, data = Model.open(result.model_path, verify=False), Dataset.open(task["dataset"])
     began = cpu_seconds()
     top = InvertedIndex(model.W, model.postings, model.b).query(data["test"].X, task["k"])
     predicted = cpu_seconds() - began
@@ -68,10 +68,10 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         "peak_bytes": peak,
         "phases": meter.phases,
         "predict_cpu_s": predicted,
-        "model_bytes": tree_bytes(done.model_path),
+        "model_bytes": tree_bytes(result.model_path),
         "weights": model.nnz,
-        "not_converged": done.report["classes"] - done.report["classes_certified"],
-        "largest_gap": done.report["largest_gap"],
+        "not_converged": result.report["classes"] - result.report["classes_certified"],
+        "largest_gap": result.report["largest_gap"],
         **sample,
     }
 

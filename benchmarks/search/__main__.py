@@ -181,7 +181,7 @@ def measured(subject: Subject, predictor: Predictor, chosen: Any, speed: float) 
     }
 
 
-def beside_peers(
+def compare_with_peers(
     subject: Subject, predictor: Predictor, chosen: Any, python: Path, folder: Path
 ) -> dict[str, Any]:
     """Measure peers and the search alternately.
@@ -255,27 +255,27 @@ def main() -> None:
     def run(folder: Path) -> dict[str, Any]:
         if chosen.equality:
             return {"benchmark": "search-equality", **many(chosen.equality, chosen.seed)}
-        python, told = Path(), {}
+        python, fields = Path(), {}
         if chosen.peers:
             python, chosen.absent = environment((chosen.env or folder / "env").resolve(), SEARCHERS)
-            told = {"versions": versions(python)}
+            fields = {"versions": versions(python)}
         speed, rows = bandwidth(), []
         for subject in subjects(chosen.models, chosen.pydocs, chosen.only, chosen.queries, folder):
             predictor = Predictor(subject.model)
             entry = measured(subject, predictor, chosen, speed)
             if chosen.peers:
-                found = beside_peers(subject, predictor, chosen, python, folder / "tasks")
+                result = compare_with_peers(subject, predictor, chosen, python, folder / "tasks")
                 entry = {
                     **entry,
-                    **found,
-                    "latency": entry["latency"] + found["latency"],
-                    "batches": entry["batches"] | found["batches"],
+                    **result,
+                    "latency": entry["latency"] + result["latency"],
+                    "batches": entry["batches"] | result["batches"],
                 }
             rows.append(entry)
             print(table(rows[-1:]), flush=True)
         if chosen.picture:
             draw(rows, chosen.picture)
-        return {"benchmark": "search", "bandwidth": speed, "models": rows, **told}
+        return {"benchmark": "search", "bandwidth": speed, "models": rows, **fields}
 
     in_folder(run, chosen.json)
 

@@ -30,7 +30,7 @@ class Case(NamedTuple):
     X: CSR
 
 
-def drawn(
+def random_matrix(
     rng: Rng, rows: int, columns: int, per_row: float, values: Any = None, skew: float = 0.0
 ) -> CSR:
     """Return a random matrix of about `per_row` cells per row.
@@ -76,11 +76,11 @@ def unit(X: CSR) -> CSR:
 def trained(rng: Rng) -> Case:
     """Draw a typical trained model and text: pruning is effective and must not prune too much."""
     n_labels, n_features = int(rng.integers(2_000, 20_000)), 3_000
-    W = drawn(rng, n_labels, n_features, 25, learned, skew=1.5)
+    W = random_matrix(rng, n_labels, n_features, 25, learned, skew=1.5)
     return Case(
         W,
         biases(rng, n_labels),
-        unit(drawn(rng, 60, n_features, int(rng.integers(5, 120)), skew=2.0)),
+        unit(random_matrix(rng, 60, n_features, int(rng.integers(5, 120)), skew=2.0)),
     )
 
 
@@ -90,37 +90,39 @@ def planted(rng: Rng) -> Case:
     The scores of the others are close to the bias.
     """
     n_labels, n_features = 6_000, 4_000
-    W = drawn(rng, n_labels, n_features, 20, learned, skew=1.0)
+    W = random_matrix(rng, n_labels, n_features, 20, learned, skew=1.0)
     chosen = W.to_scipy()[rng.integers(0, n_labels, 60)]
-    noise = drawn(rng, 60, n_features, 20, [0.02, 0.05], skew=2.0).to_scipy()
+    noise = random_matrix(rng, 60, n_features, 20, [0.02, 0.05], skew=2.0).to_scipy()
     return Case(W, biases(rng, n_labels), unit(csr_from(abs(chosen) + noise)))
 
 
 def signed(rng: Rng) -> Case:
     """Draw weights and query values of both signs, with many shared features."""
     return Case(
-        drawn(rng, 400, 120, 30), rng.normal(size=400).astype(np.float32), drawn(rng, 60, 120, 12)
+        random_matrix(rng, 400, 120, 30),
+        rng.normal(size=400).astype(np.float32),
+        random_matrix(rng, 60, 120, 12),
     )
 
 
 def ties(rng: Rng) -> Case:
     """Draw few distinct values and copied label rows: scores tie and the lower label must win."""
-    few = drawn(rng, 60, 40, 6, [0.5, -0.5, 1.0, 0.25], skew=1.0).to_scipy()
+    few = random_matrix(rng, 60, 40, 6, [0.5, -0.5, 1.0, 0.25], skew=1.0).to_scipy()
     W = csr_from(few[rng.integers(0, 60, 900)])
     return Case(
         W,
         rng.choice(np.array([-1.0, -1.0, 0.0], np.float32), 900),
-        drawn(rng, 60, 40, 5, [0.5, 1.0, -1.0]),
+        random_matrix(rng, 60, 40, 5, [0.5, 1.0, -1.0]),
     )
 
 
 def all_negative(rng: Rng) -> Case:
     """Draw only negative weights: every label that a query touches is worse than the others."""
-    W = drawn(rng, 800, 100, 8, [-0.25, -1.0, -0.001])
+    W = random_matrix(rng, 800, 100, 8, [-0.25, -1.0, -0.001])
     return Case(
         W,
         rng.choice(np.array([-1.0, -0.5, -2.0], np.float32), 800),
-        drawn(rng, 60, 100, 10, [0.5, 1.0]),
+        random_matrix(rng, 60, 100, 10, [0.5, 1.0]),
     )
 
 
@@ -128,35 +130,46 @@ def wild_biases(rng: Rng) -> Case:
     """Draw a few extreme biases: bounds with the largest bias are useless."""
     b = np.exp(rng.normal(0, 3, 700)) * rng.choice([-1.0, 1.0], 700)
     b[rng.integers(0, 700, 6)] = [1e30, -1e30, LARGEST, -LARGEST, 50.0, 0.0]
-    return Case(drawn(rng, 700, 150, 12, learned), b.astype(np.float32), drawn(rng, 60, 150, 15))
+    return Case(
+        random_matrix(rng, 700, 150, 12, learned),
+        b.astype(np.float32),
+        random_matrix(rng, 60, 150, 15),
+    )
 
 
 def equal_biases(rng: Rng) -> Case:
     """Use one bias for all labels, sometimes -0.0: thousands of untouched labels tie."""
     bias = np.float32(rng.choice([-1.0, 0.0, -0.0, 3.0]))
     return Case(
-        drawn(rng, 5_000, 800, 3, learned, 1.0),
+        random_matrix(rng, 5_000, 800, 3, learned, 1.0),
         np.full(5_000, bias),
-        drawn(rng, 60, 800, 6, skew=1.0),
+        random_matrix(rng, 60, 800, 6, skew=1.0),
     )
 
 
 def gaps(rng: Rng) -> Case:
     """Include labels without weights, empty features, empty rows, and stored zeros."""
     n_labels, n_features = 1_500, 300
-    W = sp.csr_matrix(drawn(rng, n_labels, n_features, 6, [0.0, 0.5, -0.0, 1.0, -0.3]).to_scipy())
-    kept = sp.diags((rng.random(n_labels) < 0.1).astype(np.float32))
+    W = sp.csr_matrix(
+        random_matrix(rng, n_labels, n_features, 6, [0.0, 0.5, -0.0, 1.0, -0.3]).to_scipy()
+    )
+    selection = sp.diags((rng.random(n_labels) < 0.1).astype(np.float32))
     used = sp.diags((rng.random(n_features) < 0.3).astype(np.float32))
-    X = drawn(rng, 60, n_features, 4, [0.0, 1.0, -0.0, 0.2])
-    return Case(csr_from(kept @ W @ used), biases(rng, n_labels), X)
+    X = random_matrix(rng, 60, n_features, 4, [0.0, 1.0, -0.0, 0.2])
+    return Case(csr_from(selection @ W @ used), biases(rng, n_labels), X)
 
 
 def unknown(rng: Rng) -> Case:
     """Draw queries of features that no label has, alone or together with a known one."""
-    W = drawn(rng, 600, 50, 5, learned)
+    W = random_matrix(rng, 600, 50, 5, learned)
     wide = csr(W.indptr, W.indices, W.data, 5_000)
     X = csr_from(
-        sp.hstack([drawn(rng, 60, 50, 0.7).to_scipy(), drawn(rng, 60, 4_950, 20).to_scipy()])
+        sp.hstack(
+            [
+                random_matrix(rng, 60, 50, 0.7).to_scipy(),
+                random_matrix(rng, 60, 4_950, 20).to_scipy(),
+            ]
+        )
     )
     return Case(wide, rng.normal(size=600).astype(np.float32), X)
 
@@ -180,7 +193,9 @@ def denormal(rng: Rng) -> Case:
     """Draw weights and values below the smallest normal number, which count nevertheless."""
     values = [TINY, -TINY, 1e-40, SMALLEST_NORMAL, -1e-39, 0.0]
     b = rng.choice(np.array([0.0, -0.0, TINY, -TINY], np.float32), 300)
-    return Case(drawn(rng, 300, 60, 8, values), b, drawn(rng, 60, 60, 8, [*values, 1.0]))
+    return Case(
+        random_matrix(rng, 300, 60, 8, values), b, random_matrix(rng, 60, 60, 8, [*values, 1.0])
+    )
 
 
 def scales(rng: Rng) -> Case:
@@ -190,7 +205,7 @@ def scales(rng: Rng) -> Case:
         return rng.choice([-1.0, 1.0], n) * 10.0 ** rng.uniform(-30, 30, n)
 
     b = rng.choice(np.array([0.0, -1.0, 1e30, -1e30, 1e-30], np.float32), 400)
-    return Case(drawn(rng, 400, 80, 8, values), b, drawn(rng, 60, 80, 8, values))
+    return Case(random_matrix(rng, 400, 80, 8, values), b, random_matrix(rng, 60, 80, 8, values))
 
 
 def cancelling(rng: Rng) -> Case:
@@ -219,7 +234,9 @@ def nearly_tied(rng: Rng) -> Case:
     steps = rng.integers(-2, 3, (n_labels, n_features))
     W = ((base.view(np.int32) + steps).astype(np.int32)).view(np.float32) * cells
     return Case(
-        csr_from(W), np.full(n_labels, -1.0, np.float32), unit(drawn(rng, 60, n_features, 30))
+        csr_from(W),
+        np.full(n_labels, -1.0, np.float32),
+        unit(random_matrix(rng, 60, n_features, 30)),
     )
 
 
@@ -229,16 +246,16 @@ def steps(rng: Rng) -> Case:
     edges = np.concatenate(
         [powers, np.nextafter(powers, np.float32(0)), np.nextafter(powers, np.float32(1e30))]
     )
-    W = drawn(rng, 3_000, 500, 10, edges, skew=1.0)
-    return Case(W, biases(rng, 3_000), unit(drawn(rng, 60, 500, 12, skew=1.0)))
+    W = random_matrix(rng, 3_000, 500, 10, edges, skew=1.0)
+    return Case(W, biases(rng, 3_000), unit(random_matrix(rng, 60, 500, 12, skew=1.0)))
 
 
 def one_value(rng: Rng) -> Case:
     """Make all weights equal: every posting list is one plateau, cut anywhere or nowhere."""
     return Case(
-        drawn(rng, 4_000, 300, 6, [0.7], 1.0),
+        random_matrix(rng, 4_000, 300, 6, [0.7], 1.0),
         biases(rng, 4_000),
-        unit(drawn(rng, 60, 300, 10, skew=1.0)),
+        unit(random_matrix(rng, 60, 300, 10, skew=1.0)),
     )
 
 
@@ -253,25 +270,29 @@ def false_friends(rng: Rng) -> Case:
     W[friends, rng.integers(0, n_features, 300)] = 5.0
     W[friends[:, None], rng.integers(0, n_features, (300, 30))] = -1.0
     return Case(
-        csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 60, n_features, 40))
+        csr_from(W.astype(np.float32)),
+        biases(rng, n_labels),
+        unit(random_matrix(rng, 60, n_features, 40)),
     )
 
 
 def many_small(rng: Rng) -> Case:
     """Give the best label a hundred small weights, others one large: unread postings add up."""
     n_labels, n_features = 3_000, 200
-    W = drawn(rng, n_labels, n_features, 3, [0.9, 0.8, 1.0]).to_scipy().tolil()
+    W = random_matrix(rng, n_labels, n_features, 3, [0.9, 0.8, 1.0]).to_scipy().tolil()
     for label in rng.integers(0, n_labels, 8):
         W[label] = np.full(n_features, 0.06) + 0.01 * rng.random(n_features)
-    return Case(csr_from(W.tocsr()), biases(rng, n_labels), unit(drawn(rng, 40, n_features, 150)))
+    return Case(
+        csr_from(W.tocsr()), biases(rng, n_labels), unit(random_matrix(rng, 40, n_features, 150))
+    )
 
 
 def negative_queries(rng: Rng) -> Case:
     """Draw negative query values: the strongest weights of a list are its worst."""
-    X = unit(drawn(rng, 60, 400, 20, skew=1.0))
+    X = unit(random_matrix(rng, 60, 400, 20, skew=1.0))
     sign = np.where(rng.random(X.nnz) < 0.7, -1.0, 1.0)
     return Case(
-        drawn(rng, 2_500, 400, 12, learned, 1.0),
+        random_matrix(rng, 2_500, 400, 12, learned, 1.0),
         biases(rng, 2_500),
         csr(X.indptr, X.indices, X.data * sign, 400),
     )
@@ -279,16 +300,16 @@ def negative_queries(rng: Rng) -> Case:
 
 def stretched(rng: Rng) -> Case:
     """Draw a trained model and rows of length 1e-40 to 1e35: float32 sums underflow or overflow."""
-    W = drawn(rng, 4_000, 500, 15, learned, skew=1.0)
-    X = unit(drawn(rng, 60, 500, 20, skew=1.0))
+    W = random_matrix(rng, 4_000, 500, 15, learned, skew=1.0)
+    X = unit(random_matrix(rng, 60, 500, 20, skew=1.0))
     length = np.repeat(10.0 ** rng.uniform(-40, 35, 60), np.diff(X.indptr))
     return Case(W, biases(rng, 4_000), csr(X.indptr, X.indices, X.data * length, 500))
 
 
 def drowned(rng: Rng) -> Case:
     """Draw biases a billion times the scores: all labels would be equal in float32."""
-    W = drawn(rng, 2_000, 300, 10, lambda rng, n: 1e-3 * learned(rng, n), skew=1.0)
-    return Case(W, np.full(2_000, 1e6, np.float32), unit(drawn(rng, 60, 300, 12, skew=1.0)))
+    W = random_matrix(rng, 2_000, 300, 10, lambda rng, n: 1e-3 * learned(rng, n), skew=1.0)
+    return Case(W, np.full(2_000, 1e6, np.float32), unit(random_matrix(rng, 60, 300, 12, skew=1.0)))
 
 
 def hot(rng: Rng) -> Case:
@@ -297,11 +318,13 @@ def hot(rng: Rng) -> Case:
     often = np.where(
         rng.random((n_labels, 12)) < 0.7, 0.3 * learned(rng, n_labels * 12).reshape(n_labels, 12), 0
     )
-    W = sp.hstack([sp.csr_matrix(often), drawn(rng, n_labels, 900, 10, learned, 1.0).to_scipy()])
+    W = sp.hstack(
+        [sp.csr_matrix(often), random_matrix(rng, n_labels, 900, 10, learned, 1.0).to_scipy()]
+    )
     X = sp.hstack(
         [
-            drawn(rng, 40, 12, 4, [0.1, 0.2, -0.1]).to_scipy(),
-            unit(drawn(rng, 40, 900, 12, skew=1.0)).to_scipy(),
+            random_matrix(rng, 40, 12, 4, [0.1, 0.2, -0.1]).to_scipy(),
+            unit(random_matrix(rng, 40, 900, 12, skew=1.0)).to_scipy(),
         ]
     )
     return Case(csr_from(W), biases(rng, n_labels), csr_from(X))
@@ -318,9 +341,9 @@ def wide_lists(rng: Rng) -> Case:
 
     n_labels = int(rng.choice([20_000, 66_001]))
     return Case(
-        drawn(rng, n_labels, 5, 6, values),
+        random_matrix(rng, n_labels, 5, 6, values),
         np.zeros(n_labels, np.float32),
-        drawn(rng, 10, 5, 2, [1.0, 1e-20, 1e10, -1.0]),
+        random_matrix(rng, 10, 5, 2, [1.0, 1e-20, 1e10, -1.0]),
     )
 
 
@@ -333,22 +356,28 @@ def alike(rng: Rng) -> Case:
     W = np.tile(np.abs(rng.normal(0.3, 0.1, n_features)), (n_labels, 1))
     W[np.arange(n_labels), rng.integers(0, n_features, n_labels)] += rng.normal(0, 0.01, n_labels)
     return Case(
-        csr_from(W.astype(np.float32)), biases(rng, n_labels), unit(drawn(rng, 30, n_features, 25))
+        csr_from(W.astype(np.float32)),
+        biases(rng, n_labels),
+        unit(random_matrix(rng, 30, n_features, 25)),
     )
 
 
 def one_label(rng: Rng) -> Case:
     """Draw K = 1: there is only one label."""
-    return Case(drawn(rng, 1, 30, 10), np.array([rng.normal()], np.float32), drawn(rng, 40, 30, 8))
+    return Case(
+        random_matrix(rng, 1, 30, 10),
+        np.array([rng.normal()], np.float32),
+        random_matrix(rng, 40, 30, 8),
+    )
 
 
 def one_feature(rng: Rng) -> Case:
     """Draw D = 1: one list, with positive, negative or zero values."""
     values = [0.5, -0.5, 0.0, 1.0, TINY, 1e30]
     return Case(
-        drawn(rng, 700, 1, 0.9, values),
+        random_matrix(rng, 700, 1, 0.9, values),
         rng.normal(size=700).astype(np.float32),
-        drawn(rng, 40, 1, 0.9, values),
+        random_matrix(rng, 40, 1, 0.9, values),
     )
 
 
@@ -356,36 +385,36 @@ def few_labels(rng: Rng) -> Case:
     """Draw fewer labels than most values of k."""
     n = int(rng.integers(2, 12))
     return Case(
-        drawn(rng, n, 40, 10, learned),
+        random_matrix(rng, n, 40, 10, learned),
         rng.normal(size=n).astype(np.float32),
-        unit(drawn(rng, 60, 40, 8)),
+        unit(random_matrix(rng, 60, 40, 8)),
     )
 
 
 def beyond_16_bits(rng: Rng) -> Case:
     """Draw about 2^16 labels: numbers that fit in 16 bits, just fit, and do not fit."""
     n_labels = int(rng.choice([EDGE - 1, EDGE, EDGE + 1, 70_000, 2 * EDGE + 1]))
-    W = drawn(rng, n_labels, 2_000, 4, learned, skew=1.0)
-    return Case(W, biases(rng, n_labels), unit(drawn(rng, 12, 2_000, 25, skew=1.0)))
+    W = random_matrix(rng, n_labels, 2_000, 4, learned, skew=1.0)
+    return Case(W, biases(rng, n_labels), unit(random_matrix(rng, 12, 2_000, 25, skew=1.0)))
 
 
 def long_lists(rng: Rng) -> Case:
     """Draw few features and many labels: lists that contain nearly every label."""
     n_labels = int(rng.choice([30_000, 66_000]))
     return Case(
-        drawn(rng, n_labels, 6, 12, learned),
+        random_matrix(rng, n_labels, 6, 12, learned),
         rng.normal(-1, 0.1, n_labels).astype(np.float32),
-        drawn(rng, 10, 6, 3),
+        random_matrix(rng, 10, 6, 3),
     )
 
 
 def long_queries(rng: Rng) -> Case:
     """Draw queries of one feature and of five thousand."""
-    W = drawn(rng, 1_200, 8_000, 60, learned, skew=0.5)
+    W = random_matrix(rng, 1_200, 8_000, 60, learned, skew=0.5)
     X = sp.vstack(
         [
-            drawn(rng, 10, 8_000, 8_000, skew=0.0).to_scipy(),
-            drawn(rng, 20, 8_000, 1, skew=1.0).to_scipy(),
+            random_matrix(rng, 10, 8_000, 8_000, skew=0.0).to_scipy(),
+            random_matrix(rng, 20, 8_000, 1, skew=1.0).to_scipy(),
         ]
     )
     return Case(W, biases(rng, 1_200), unit(csr_from(X)))

@@ -92,19 +92,19 @@ def measured(shape: Shape, rounds: int, rng: np.random.Generator) -> dict[str, A
 
 def main() -> None:
     """Measure all shapes; print one line each, and JSON as the last line."""
-    asked = arguments(
+    request = arguments(
         "Dense models: plain rows, lists and a matrix product.", rounds={"type": int, "default": 9}
     )
 
     def run(_: Path) -> dict[str, Any]:
-        rng, found = np.random.default_rng(0), []
+        rng, result = np.random.default_rng(0), []
         for shape in SHAPES:
-            found.append(measured(shape, asked.rounds, rng))
-            told = "  ".join(f"{name} {us}" for name, us in found[-1]["us_a_row"].items())
-            print(f"{shape.features} x {shape.labels}, {shape.share:g}: {told}", flush=True)
-        return {"shapes": found}
+            result.append(measured(shape, request.rounds, rng))
+            text = "  ".join(f"{name} {us}" for name, us in result[-1]["us_a_row"].items())
+            print(f"{shape.features} x {shape.labels}, {shape.share:g}: {text}", flush=True)
+        return {"shapes": result}
 
-    in_folder(run, asked.json)
+    in_folder(run, request.json)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def subjects(
             yield Subject(
                 place.name, Model.open(place / "model", verify=False), some(rows_of(place), queries)
             )
-    made = [] if models else ["small"]
-    for name in [*made, *(["pydocs"] if pydocs else [])]:
+    instance = [] if models else ["small"]
+    for name in [*instance, *(["pydocs"] if pydocs else [])]:
         if name == "small":
             data = build(
                 "synthetic", {}, folder / name, BuildOptions(test_fraction=0.2, synthetic=SMALL)
@@ -93,19 +93,19 @@ def row(X: CSR, i: int) -> CSR:
     return csr([0, len(indices)], indices.copy(), data.copy(), X.n_cols)
 
 
-def arrays_of(thing: Any, seen: set[int]) -> Iterator[Any]:
+def arrays_of(thing: Any, values: set[int]) -> Iterator[Any]:
     """Yield every numpy array reachable from an object, once."""
-    if id(thing) in seen:
+    if id(thing) in values:
         return
-    seen.add(id(thing))
+    values.add(id(thing))
     if isinstance(thing, np.ndarray):
         yield thing
     elif isinstance(thing, tuple | list):
         for part in thing:
-            yield from arrays_of(part, seen)
+            yield from arrays_of(part, values)
     elif type(thing).__module__.startswith("xcray."):
         for part in vars(thing).values() if hasattr(thing, "__dict__") else ():
-            yield from arrays_of(part, seen)
+            yield from arrays_of(part, values)
 
 
 def index_bytes(search: Any) -> int:

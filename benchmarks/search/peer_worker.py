@@ -65,7 +65,7 @@ def owned(X: Any) -> Any:
     )
 
 
-class Kept(np.ndarray):
+class UncopiedArray(np.ndarray):
     """An array whose copy as the same type is itself.
 
     sparse_dot_topn copies the indices of all weights in every call, which takes longer than its
@@ -85,8 +85,8 @@ class SparseDotTopn:
 
         self.multiply = sp_matmul_topn
         self.by_feature = sp.csr_matrix(task.W1.T)
-        self.by_feature.indices = self.by_feature.indices.astype(np.int32).view(Kept)
-        self.by_feature.indptr = self.by_feature.indptr.astype(np.int32).view(Kept)
+        self.by_feature.indices = self.by_feature.indices.astype(np.int32).view(UncopiedArray)
+        self.by_feature.indptr = self.by_feature.indptr.astype(np.int32).view(UncopiedArray)
         self.X = task.X1
         self.rows = [self.X[i] for i in range(self.X.shape[0])]
 
@@ -135,7 +135,7 @@ class PecosHash(Pecos):
     kind = "HASH_CHUNKED"
 
 
-class Napkin:
+class NapkinXC:
     """napkinXC: its one-vs-rest predictor, with the weights in its file format.
 
     A score becomes a probability, in the same order.
@@ -219,13 +219,13 @@ class Graph(Nmslib):
     ask: ClassVar[dict[str, int]] = {"efSearch": 200}
 
     def fill(self, task: Task) -> None:
-        kept = task.folder / "hnsw"
-        if kept.exists():
-            self.index.loadIndex(str(kept), load_data=True)
+        path = task.folder / "hnsw"
+        if path.exists():
+            self.index.loadIndex(str(path), load_data=True)
             return
         self.index.addDataPointBatch(task.W1)
         self.index.createIndex(self.build)
-        self.index.saveIndex(str(kept), save_data=True)
+        self.index.saveIndex(str(path), save_data=True)
 
 
 class GraphWide(Graph):
@@ -238,7 +238,7 @@ PEERS: dict[str, Any] = {
     "sparse_dot_topn": SparseDotTopn,
     "pecos": Pecos,
     "pecos_hash": PecosHash,
-    "napkinxc": Napkin,
+    "napkinxc": NapkinXC,
     "nmslib_inverted": Nmslib,
     "nmslib_hnsw": Graph,
     "nmslib_hnsw_wide": GraphWide,
@@ -252,20 +252,20 @@ def resident() -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def answer(peer: Any, asked: dict[str, int]) -> dict[str, Any]:
+def answer(peer: Any, options: dict[str, int]) -> dict[str, Any]:
     """Answer one request."""
     now = time.perf_counter_ns
-    if "rows" in asked:
-        X = peer.X[: asked["rows"]]
+    if "rows" in options:
+        X = peer.X[: options["rows"]]
         began = now()
-        peer.batch(X, asked["k"], asked["threads"])
+        peer.batch(X, options["k"], options["threads"])
         return {"s": (now() - began) * 1e-9}
     took, labels = [], []
-    for i in range(asked["first"], asked["last"]):
+    for i in range(options["first"], options["last"]):
         began = now()
-        found = peer.one(i, asked["k"])
+        result = peer.one(i, options["k"])
         took.append(now() - began)
-        labels.append([int(entry[0] if isinstance(entry, tuple) else entry) for entry in found])
+        labels.append([int(entry[0] if isinstance(entry, tuple) else entry) for entry in result])
     return {"ns": took, "labels": labels}
 
 

@@ -72,20 +72,20 @@ class Peer:
             self.close()
             raise
 
-    def tell(self, **asked: int) -> dict[str, Any]:
+    def send_request(self, **query: int) -> dict[str, Any]:
         """Send a request and wait for the answer."""
         assert self.process.stdin is not None
-        print(json.dumps(asked), file=self.process.stdin, flush=True)
+        print(json.dumps(query), file=self.process.stdin, flush=True)
         return self._read()
 
     def ask(self, first: int, last: int, k: int) -> tuple[list[int], list[Any]]:
         """Return nanoseconds and labels of the queries first..last-1."""
-        found = self.tell(first=first, last=last, k=k)
-        return found["ns"], found["labels"]
+        result = self.send_request(first=first, last=last, k=k)
+        return result["ns"], result["labels"]
 
     def batch(self, rows: int, k: int, threads: int) -> float:
         """Return the seconds for the first rows in one call."""
-        return float(self.tell(rows=rows, k=k, threads=threads)["s"])
+        return float(self.send_request(rows=rows, k=k, threads=threads)["s"])
 
     def close(self) -> None:
         """End the process and discard its output."""
@@ -110,8 +110,8 @@ class Peer:
             raise Unusable(f"no answer within {self.limit:.0f} s")
         self.process.wait()
         self.log.seek(0)
-        said = [entry for entry in self.log.read().splitlines() if entry.strip()]
-        raise Unusable((said or [f"ended with {self.process.returncode}"])[-1][:200])
+        messages = [entry for entry in self.log.read().splitlines() if entry.strip()]
+        raise Unusable((messages or [f"ended with {self.process.returncode}"])[-1][:200])
 
 
 def write(subject: Subject, W: CSR, b: Any, folder: Path) -> None:

@@ -42,7 +42,7 @@ def child(chosen: argparse.Namespace, folder: Path) -> None:
     for x in rows[:50]:
         engine.query(x, chosen.k)
     (folder / "kernels.json").write_text(json.dumps(kernels(folder)))
-    print(told(subject), flush=True)
+    print(title_of(subject), flush=True)
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < chosen.seconds + 1:
         for x in rows:
@@ -51,7 +51,7 @@ def child(chosen: argparse.Namespace, folder: Path) -> None:
     print(json.dumps({"queries": done, "seconds": time.perf_counter() - began}), flush=True)
 
 
-def told(subject: Subject) -> str:
+def title_of(subject: Subject) -> str:
     """Return a title."""
     return f"{subject.name}: {subject.model.n_labels:,} labels, {subject.model.nnz:,} weights"
 
@@ -64,13 +64,13 @@ def kernels(folder: Path) -> list[dict[str, Any]]:
     modules = [
         module for name, module in list(sys.modules.items()) if name.startswith("xcray.kernels.")
     ]
-    found = {
+    results = {
         id(thing): thing
         for module in modules
         for thing in vars(module).values()
         if isinstance(thing, CPUDispatcher)
     }
-    for dispatcher in found.values():
+    for dispatcher in results.values():
         for compiled in dispatcher.overloads.values():
             symbol, library = compiled.fndesc.mangled_name, compiled.library
             path = folder / f"{len(out)}.o"
@@ -140,11 +140,11 @@ def watched(
     return title, did, samples
 
 
-def placed(samples: list[tuple[int, str]], found: list[dict[str, Any]]) -> Counter[Place]:
+def placed(samples: list[tuple[int, str]], record: list[dict[str, Any]]) -> Counter[Place]:
     """Return the samples per path: part of the system, kernel, function, line."""
     out: Counter[Place] = Counter()
     inside: dict[int, list[int]] = {}
-    spans = [(number, *span(kernel)) for number, kernel in enumerate(found)]
+    spans = [(number, *span(kernel)) for number, kernel in enumerate(record)]
     for address, mapped in samples:
         home = [
             (number, address - base)
@@ -156,8 +156,8 @@ def placed(samples: list[tuple[int, str]], found: list[dict[str, Any]]) -> Count
         else:
             out["Python, numpy and the system", mapped] += 1
     for number, offsets in inside.items():
-        for line in lines_of(found[number]["object"], offsets):
-            out["kernels", found[number]["name"], *line] += 1
+        for line in lines_of(record[number]["object"], offsets):
+            out["kernels", record[number]["name"], *line] += 1
     return out
 
 
@@ -181,10 +181,10 @@ def lines_of(path: str, offsets: list[int]) -> list[Place]:
         ["nm", "-f", "sysv", path], check=True, capture_output=True, text=True
     ).stdout
     section = ".ltext" if ".ltext" in sections else ".text"
-    asked = "\n".join(hex(offset) for offset in offsets)
+    text = "\n".join(hex(offset) for offset in offsets)
     command = ["addr2line", "-e", path, "-j", section]
     answers = subprocess.run(
-        command, input=asked, check=True, capture_output=True, text=True
+        command, input=text, check=True, capture_output=True, text=True
     ).stdout.splitlines()
     return [place_of(answer) for answer in answers]
 

@@ -31,8 +31,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
         lines.append(f"index: {entry['index']}")
         lines += [
-            f"{name}: built in {told['ready']:.1f} s, {told['labels']:,} labels"
-            for name, told in entry.get("built", {}).items()
+            f"{name}: built in {report['ready']:.1f} s, {report['labels']:,} labels"
+            for name, report in entry.get("built", {}).items()
         ]
         lines += [f"{name}: not measured: {why}" for name, why in entry.get("absent", {}).items()]
     return "\n".join(lines)

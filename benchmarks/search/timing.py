@@ -60,9 +60,9 @@ def local(
         took, labels, now = [], [], time.perf_counter_ns
         for x in rows[first:last]:
             began = now()
-            found = query(x, k)
+            result = query(x, k)
             took.append(now() - began)
-            labels.append(found.labels[0])
+            labels.append(result.labels[0])
         return took, labels
 
     return Engine(name, ask, batch)
@@ -105,9 +105,9 @@ def interleaved(
     return out
 
 
-def record(times: Times, found: tuple[list[int], list[Any]], repeat: int, first: int) -> None:
+def record(times: Times, results: tuple[list[int], list[Any]], repeat: int, first: int) -> None:
     """Store the answer of an engine."""
-    took, labels = found
+    took, labels = results
     times.ns[repeat, first : first + len(took)] = took
     for i, own in enumerate(labels, first):
         times.labels[i, : min(len(own), times.labels.shape[1])] = own[: times.labels.shape[1]]
@@ -116,7 +116,7 @@ def record(times: Times, found: tuple[list[int], list[Any]], repeat: int, first:
 def summary(times: Times) -> dict[str, float]:
     """Return milliseconds: percentiles and mean of all times, and of each query's minimum."""
     every = times.ns[~np.isnan(times.ns)] * 1e-6
-    least = asked(times).min(axis=0) * 1e-6
+    least = latencies(times).min(axis=0) * 1e-6
     return {
         "p50": float(np.percentile(every, 50)),
         "p99": float(np.percentile(every, 99)),
@@ -128,7 +128,7 @@ def summary(times: Times) -> dict[str, float]:
     }
 
 
-def asked(times: Times) -> Any:
+def latencies(times: Times) -> Any:
     """Return the times of the measured queries, (repeats, queries)."""
     return times.ns[:, ~np.isnan(times.ns).any(axis=0)]
 
@@ -147,10 +147,10 @@ def recall(times: Times, subject: Subject, worst: Any) -> float:
     """
     W, b, shares = subject.model.W.to_scipy(), subject.model.b, []
     for i in np.flatnonzero(~np.isnan(times.ns).any(axis=0)):
-        found = np.unique(times.labels[i][times.labels[i] >= 0])
+        result = np.unique(times.labels[i][times.labels[i] >= 0])
         scores = (
-            W[found] @ row(subject.X, i).to_scipy().T.astype(np.float64)
-        ).toarray().ravel() + b[found]
+            W[result] @ row(subject.X, i).to_scipy().T.astype(np.float64)
+        ).toarray().ravel() + b[result]
         k = min(times.labels.shape[1], subject.model.n_labels)
         shares.append((scores >= worst[i] - 1e-5 * max(1.0, abs(worst[i]))).sum() / k)
     return float(np.mean(shares))

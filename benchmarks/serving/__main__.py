@@ -51,8 +51,8 @@ from xcray.predict import Predictor
 from xcray.training import TrainSpec, train
 
 Case = dict[str, Any]  # name, reference of the model, bodies, input of the bare predictor
-ASKED = 400  # distinct requests per case
-CLIENTS, CROWD = 32, 300
+N_REQUESTS = 400  # distinct requests per case
+CLIENTS, MANY_CLIENTS = 32, 300
 PACKAGES = (
     "asyncio",
     "collections",
@@ -118,7 +118,7 @@ def service(
 
 def load(url: str, case: Case, seconds: float, **how: Any) -> dict[str, Any]:
     """Run one measurement by a process on the client's core."""
-    asked = {
+    request = {
         "url": url,
         "path": f"/v1/models/{case['model']}:predict",
         "bodies": case["bodies"],
@@ -133,10 +133,10 @@ def load(url: str, case: Case, seconds: float, **how: Any) -> dict[str, Any]:
         text=True,
     )
     os.sched_setaffinity(client.pid, cores()[1])
-    told, _ = client.communicate(json.dumps(asked))
+    report, _ = client.communicate(json.dumps(request))
     if client.returncode:
         raise SystemExit(f"the client ended with {client.returncode}")
-    return dict(json.loads(told))
+    return dict(json.loads(report))
 
 
 def processor_seconds(process: psutil.Process) -> float:
@@ -151,10 +151,10 @@ def sparse(row: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
 
 
 def case_of(
-    name: str, model: str, instances: Sequence[dict[str, Any]], given: Any, rows: int
+    name: str, model: str, instances: Sequence[dict[str, Any]], inputs: Any, rows: int
 ) -> Case:
     """Return a case with requests of `rows` instances each."""
-    n = min(ASKED, len(instances) // rows)
+    n = min(N_REQUESTS, len(instances) // rows)
     bodies = [
         json.dumps({"instances": instances[i * rows : (i + 1) * rows], "top_k": 5})
         for i in range(n)
@@ -164,17 +164,17 @@ def case_of(
         "model": model,
         "bodies": bodies,
         "rows": rows,
-        "given": [given(i * rows, rows) for i in range(n)],
+        "given": [inputs(i * rows, rows) for i in range(n)],
     }
 
 
 def cases_of(name: str, X: Any, texts: list[str] | None) -> list[Case]:
     """Return the cases of one row and of 32, for sparse rows and texts."""
-    found, matrix = [], X.to_scipy()
-    instances = [sparse(X.row(i)) for i in range(min(X.n_rows, ASKED * 4))]
+    result, matrix = [], X.to_scipy()
+    instances = [sparse(X.row(i)) for i in range(min(X.n_rows, N_REQUESTS * 4))]
     for rows in (1, 32):
         if texts is not None:
-            found.append(
+            result.append(
                 case_of(
                     "text",
                     name,
@@ -183,8 +183,8 @@ def cases_of(name: str, X: Any, texts: list[str] | None) -> list[Case]:
                     rows,
                 )
             )
-        found.append(case_of("sparse", name, instances, lambda i, n: matrix[i : i + n], rows))
-    return found
+        result.append(case_of("sparse", name, instances, lambda i, n: matrix[i : i + n], rows))
+    return result
 
 
 def bare(predictor: Predictor, case: Case) -> float:
@@ -195,10 +195,10 @@ def bare(predictor: Predictor, case: Case) -> float:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores()[0])
     seconds = []
-    given = [
+    values = [
         predictor.features(each) if not isinstance(each, list) else each for each in case["given"]
     ]
-    for each in given:
+    for each in values:
         begun = time.perf_counter()
         predictor.scored_labels(predictor.predict(each, 5))
         seconds.append(time.perf_counter() - begun)
@@ -221,9 +221,9 @@ def measured(
     )  # the warm-up does not count
     out["cpu_us"] = 1e6 * (processor_seconds(process) - begun) / max(1.0, answered)
     if case["rows"] == 1:
-        out["crowd"] = load(url, case, seconds, connections=CROWD)
+        out["crowd"] = load(url, case, seconds, connections=MANY_CLIENTS)
     rate = max(1.0, 0.8 * out["capacity"]["requests_a_second"])
-    out["open"] = load(url, case, seconds, connections=CROWD, rate=rate)
+    out["open"] = load(url, case, seconds, connections=MANY_CLIENTS, rate=rate)
     return out
 
 
@@ -244,12 +244,12 @@ def middle(turns: list[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def told(name: str, found: dict[str, Any]) -> None:
+def print_line(name: str, record: dict[str, Any]) -> None:
     """Print one line."""
-    opened, crowd = found["open"], found.get("crowd", {})
+    opened, crowd = record["open"], record.get("crowd", {})
     print(
-        f"{name:12s} bare {found['bare_ms']:7.3f} ms | idle p50 {found['idle']['p50']:7.2f} | capacity "
-        f"{found['capacity']['requests_a_second']:7.0f}/s, {found['cpu_us']:5.0f} us each | 300 clients "
+        f"{name:12s} bare {record['bare_ms']:7.3f} ms | idle p50 {record['idle']['p50']:7.2f} | capacity "
+        f"{record['capacity']['requests_a_second']:7.0f}/s, {record['cpu_us']:5.0f} us each | 300 clients "
         f"{crowd.get('requests_a_second', float('nan')):7.0f}/s | open {opened['requests_a_second']:6.0f}/s "
         f"p50 {opened['p50']:7.2f} p99 {opened['p99']:7.2f} p99.9 {opened['p999']:7.2f} ms",
         flush=True,
@@ -290,8 +290,8 @@ def prepared(folder: Path, chosen: Any) -> tuple[Path, Predictor, list[Case], Da
             if chosen.data is not None and (chosen.data / "pydocs").is_dir()
             else folder,
         )
-        found = documents(default_roots()[:1], PydocsParams(packages=PACKAGES))
-        texts = list(islice(cycle([each.text for each in found]), ASKED * 8))
+        result = documents(default_roots()[:1], PydocsParams(packages=PACKAGES))
+        texts = list(islice(cycle([each.text for each in result]), N_REQUESTS * 8))
         train(
             TrainSpec(str(data.path), pool="threads"), run_dir=folder / "run", out=folder / "model"
         )
@@ -337,9 +337,9 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
             for _ in range(chosen.repeats)
         ]
         out["cases"] = middle(turns)
-        for name, found in out["cases"].items():
-            found["overhead_us"] = round(found["cpu_us"] - 1e3 * found["bare_ms"], 1)
-            told(name, found)
+        for name, result in out["cases"].items():
+            result["overhead_us"] = round(result["cpu_us"] - 1e3 * result["bare_ms"], 1)
+            print_line(name, result)
         first = cases[0]
         rate = 0.5 * out["cases"][first["name"]]["capacity"]["requests_a_second"]
         if chosen.model is None:
@@ -358,9 +358,9 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
                     for _ in range(chosen.repeats)
                 ]
             )
-            told(name[:12], out["variants"][name])
+            print_line(name[:12], out["variants"][name])
     out["bar"] = {
-        "clients": CROWD,
+        "clients": MANY_CLIENTS,
         "requests_a_second": BAR,
         "met": out["cases"][first["name"]]["crowd"]["requests_a_second"] >= BAR,
     }

@@ -104,9 +104,9 @@ def measured(
     same = len({tuple(run["parts"]) for name in pools for run in runs[name]}) == 1
     out: dict[str, Any] = {
         "same_bytes": same,
-        "pools": {name: summary(found) for name, found in runs.items()},
+        "pools": {name: summary(result) for name, result in runs.items()},
     }
-    rate = {name: found["rows_per_second"] for name, found in out["pools"].items()}
+    rate = {name: output["rows_per_second"] for name, output in out["pools"].items()}
     out["ratio_1_to_2"] = {
         kind: rate[f"{kind} 2"] / rate[f"{kind} 1"]
         for kind in ("threads", *(["ray"] if ray else []))
@@ -160,14 +160,14 @@ def main() -> None:
         inputs = {"parquet": folder / "in.parquet", "svmlight": folder / "in.svmlight"}
         pq.write_table(repeated(rows, chosen.rows), inputs["parquet"], row_group_size=GROUP)
         as_svmlight(rows, inputs["svmlight"])
-        found = measured(model, inputs, chosen.repeats, chosen.ray, chosen.k, folder)
+        result = measured(model, inputs, chosen.repeats, chosen.ray, chosen.k, folder)
         entries = round(rows.nnz / rows.n_rows, 1)
         return {
             "benchmark": "bulk",
             "k": chosen.k,
             "entries_a_row": entries,
             "labels": data.n_labels,
-            **found,
+            **result,
         }
 
     in_folder(run, chosen.json)

@@ -88,8 +88,8 @@ def written_queries(model: Model, rows: str, path: Path) -> Path:
     """
     if rows:
         X = Dataset.open(rows)["test"].X
-        wanted = np.arange(ROWS) % X.n_rows
-        columns, values = zip(*(X.row(i) for i in wanted), strict=True)
+        expected = np.arange(ROWS) % X.n_rows
+        columns, values = zip(*(X.row(i) for i in expected), strict=True)
     else:
         drawn = model.W.indices[np.random.default_rng(0).integers(0, model.nnz, (ROWS, FEATURES))]
         if model.text is not None:
@@ -110,9 +110,9 @@ def written_queries(model: Model, rows: str, path: Path) -> Path:
     return path
 
 
-def child(task: str, told: dict[str, Any], **environment: str) -> subprocess.Popen[str]:
+def child(task: str, record: dict[str, Any], **environment: str) -> subprocess.Popen[str]:
     """Start one process."""
-    command = [sys.executable, "-m", "benchmarks.serving.footprint_child", task, json.dumps(told)]
+    command = [sys.executable, "-m", "benchmarks.serving.footprint_child", task, json.dumps(record)]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -138,7 +138,7 @@ def first_answers(model: Path, rows: str, repeats: int, folder: Path) -> dict[st
             if kind == "cold" and repeat >= 2:
                 continue  # compiling is slow and takes about the same time each run
             with tempfile.TemporaryDirectory(dir=folder) as empty:
-                told = {
+                fields = {
                     "model": str(model),
                     "rows": rows,
                     "core": kind == "core",
@@ -149,29 +149,29 @@ def first_answers(model: Path, rows: str, repeats: int, folder: Path) -> dict[st
                     finished(
                         child(
                             "first_answer",
-                            told,
+                            fields,
                             **({"NUMBA_CACHE_DIR": empty} if kind == "cold" else {}),
                         )
                     )
                 )
     out: dict[str, Any] = {}
-    for kind, found in runs.items():
+    for kind, result in runs.items():
         steps = {}
-        for at, step in enumerate(found[0][:-1]):
+        for at, step in enumerate(result[0][:-1]):
             numbers = {
-                name: [run[at][name] for run in found]
+                name: [run[at][name] for run in result]
                 for name in ("seconds", "rss", "pss", "anonymous")
             }
             steps[step["step"]] = {
                 name: statistics.median(values) for name, values in numbers.items()
             }
         warm = ("python", "import", "open", "predictor", "first answer")
-        until = [sum(step["seconds"] for step in run if step["step"] in warm) for run in found]
+        until = [sum(step["seconds"] for step in run if step["step"] in warm) for run in result]
         out[kind] = {
             "steps": steps,
             "to_first_answer": statistics.median(until),
-            "runs": len(found),
-            **found[0][-1],
+            "runs": len(result),
+            **result[0][-1],
         }
         print(
             kind,
@@ -197,18 +197,18 @@ def shared(model: Path, rows: str, processes: int, folder: Path) -> dict[str, An
     out: dict[str, Any] = {"processes": processes, "model_bytes": size, "bar": BAR}
     toy_rows = written_queries(Model.open(toy, verify=False), "", folder / "toy-rows.arrow")
     for name, models in (("one_version", [model]), ("two_versions", [model, other])):
-        told = {
+        fields = {
             "toy": str(toy),
             "toy_rows": str(toy_rows),
             "models": [str(path) for path in models],
             "rows": rows,
         }
-        workers = [child("serve", told) for _ in range(processes)]
+        workers = [child("serve", fields) for _ in range(processes)]
         try:
             steps = [_step(worker) for worker in workers]
             before = _sum(workers)
             for worker in workers:
-                _tell(worker)
+                _resume(worker)
             steps = [_step(worker) for worker in workers]
             after = _sum(workers)
         finally:
@@ -243,7 +243,7 @@ def _step(worker: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def _tell(worker: subprocess.Popen[str]) -> None:
+def _resume(worker: subprocess.Popen[str]) -> None:
     """Let a worker continue."""
     assert worker.stdin is not None
     worker.stdin.write("\n")
@@ -252,8 +252,8 @@ def _tell(worker: subprocess.Popen[str]) -> None:
 
 def _sum(workers: list[subprocess.Popen[str]]) -> dict[str, int]:
     """Return the memory of all workers together."""
-    found = [memory(worker.pid) for worker in workers]
-    return {what: sum(each[what] for each in found) for what in ("pss", "anonymous")}
+    results = [memory(worker.pid) for worker in workers]
+    return {what: sum(each[what] for each in results) for what in ("pss", "anonymous")}
 
 
 def reloads(model: Path, rows: str, times: int) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def reloads(model: Path, rows: str, times: int) -> dict[str, Any]:
     return out
 
 
-def picture(found: dict[str, Any], path: Path) -> None:
+def picture(record: dict[str, Any], path: Path) -> None:
     """Draw time to a prediction by step, memory of many processes, and memory over reloads."""
     import matplotlib
 
@@ -292,17 +292,17 @@ def picture(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
-    kinds = [kind for kind in ("all", "core") if kind in found["first_answer"]]
+    kinds = [kind for kind in ("all", "core") if kind in record["first_answer"]]
     base = np.zeros(len(kinds))
     for step in ("python", "import", "open", "predictor", "first answer"):
         seconds = np.array(
-            [found["first_answer"][kind]["steps"][step]["seconds"] for kind in kinds]
+            [record["first_answer"][kind]["steps"][step]["seconds"] for kind in kinds]
         )
         left.barh(kinds, seconds, left=base, label=step)
         base += seconds
     left.set(xlabel="seconds to the first prediction of a process", title="kernels compiled before")
     left.legend(frameon=False, fontsize=8)
-    together = found["shared"]
+    together = record["shared"]
     names = ("one_version", "two_versions")
     middle.bar(
         ["one version", "two versions"],
@@ -315,7 +315,7 @@ def picture(found: dict[str, Any], path: Path) -> None:
         title=f"{together['processes']} processes, sum of shares",
     )
     middle.legend(frameon=False)
-    course = np.array(found["reloads"]["rss"]) / 1e6
+    course = np.array(record["reloads"]["rss"]) / 1e6
     right.plot(np.arange(1, len(course) + 1), course)
     right.set(
         xlabel="times opened, queried and closed",
@@ -351,7 +351,7 @@ def main() -> None:
             "bytes": opened.n_bytes,
         }
         rows = str(written_queries(opened, chosen.rows, folder / "rows.arrow"))
-        found = {
+        fields = {
             "benchmark": "footprint",
             "model": {**head, "text": opened.text is not None},
             "first_answer": first_answers(model, rows, chosen.repeats, folder),
@@ -359,8 +359,8 @@ def main() -> None:
             "reloads": reloads(model, rows, chosen.reloads),
         }
         if chosen.picture:
-            picture(found, chosen.picture)
-        return found
+            picture(fields, chosen.picture)
+        return fields
 
     in_folder(run, chosen.json)
 

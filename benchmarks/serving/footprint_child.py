@@ -20,49 +20,51 @@ ROWS, BATCH = 1000, 8
 
 def main() -> None:
     """Run one task."""
-    task, told = sys.argv[1], json.loads(sys.argv[2])
-    for step in TASKS[task](told):
+    task, report = sys.argv[1], json.loads(sys.argv[2])
+    for step in TASKS[task](report):
         print(json.dumps(step), flush=True)
 
 
-def first_answer(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def first_answer(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the seconds of each step from a new interpreter to a prediction, and the memory.
 
     model: a directory; core: whether to hide packages outside a core install.
     """
-    if told["core"]:
-        for name in told["extras"]:
+    if record["core"]:
+        for name in record["extras"]:
             sys.modules[name] = None  # type: ignore[assignment]
-    start = {"step": "python", "seconds": time.time() - told["started"], **memory()}
+    start = {"step": "python", "seconds": time.time() - record["started"], **memory()}
     yield start
     yield timed("import", lambda: load_classes())
     opened: list[Any] = []
-    yield timed("open", lambda: opened.append(load_classes()[0].open(told["model"], verify=False)))
+    yield timed(
+        "open", lambda: opened.append(load_classes()[0].open(record["model"], verify=False))
+    )
     yield timed("predictor", lambda: opened.append(load_classes()[1](opened[0])))
-    rows = queries(told["rows"])
+    rows = queries(record["rows"])
     yield timed("first answer", lambda: opened[1].predict(rows(0, 1), 5))
     yield timed("second answer", lambda: opened[1].predict(rows(1, 2), 5))
     yield timed(f"{ROWS} answers", lambda: ask(opened[1], rows))
     yield {"step": "modules", "scipy": bool(sys.modules.get("scipy")), "modules": len(sys.modules)}
 
 
-def serve(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def serve(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Load kernels on a toy, then open and query every model of `models`; stay until ended.
 
     Each step is reported.
     """
-    _use(told["toy"], told["toy_rows"])
+    _use(record["toy"], record["toy_rows"])
     yield {"step": "ready"}
     input()
-    kept = [_use(path, told["rows"]) for path in told["models"]]
-    yield {"step": "serving", "answers": [mark for _, mark in kept]}
+    selection = [_use(path, record["rows"]) for path in record["models"]]
+    yield {"step": "serving", "answers": [mark for _, mark in selection]}
     input()
 
 
-def reload(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def reload(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Open a model, query it and close it repeatedly; yield the memory after each time."""
-    for _ in range(told["times"]):
-        _use(told["model"], told["rows"], 4 * BATCH)
+    for _ in range(record["times"]):
+        _use(record["model"], record["rows"], 4 * BATCH)
         gc.collect()
         yield {"step": "closed", **memory(), **handles()}
 
@@ -110,8 +112,8 @@ def timed(step: str, run: Callable[[], Any]) -> dict[str, Any]:
 def memory(pid: str | int = "self") -> dict[str, int]:
     """Return bytes from /proc: resident, proportional share, and private to the process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return {"rss": found["Rss"], "pss": found["Pss"], "anonymous": found["Anonymous"]}
+    results = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+    return {"rss": results["Rss"], "pss": results["Pss"], "anonymous": results["Anonymous"]}
 
 
 def handles() -> dict[str, int]:

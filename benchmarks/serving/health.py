@@ -192,8 +192,8 @@ def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any
     """Measure one case."""
     model, make = CASES[case]
     body = json.dumps(make(), separators=(",", ":")).encode()
-    asked = json.dumps({"url": url, "model": model, "seconds": seconds, "clients": clients})
-    command = [sys.executable, "-m", "benchmarks.serving.health", "--client", asked]
+    request = json.dumps({"url": url, "model": model, "seconds": seconds, "clients": clients})
+    command = [sys.executable, "-m", "benchmarks.serving.health", "--client", request]
     client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     ending, took = threading.Event(), {path: list[float]() for path in PATHS}
     probes = [
@@ -201,7 +201,7 @@ def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any
     ]
     for thread in probes:
         thread.start()
-    told, _ = client.communicate(body)
+    report, _ = client.communicate(body)
     ending.set()
     for thread in probes:
         thread.join()
@@ -209,7 +209,7 @@ def measured(url: str, case: str, seconds: float, clients: int) -> dict[str, Any
     return {
         "case": case,
         "megabytes": round(len(body) / 1e6, 2),
-        "statuses": json.loads(told),
+        "statuses": json.loads(report),
         **shown,
     }
 
@@ -228,15 +228,15 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure, and print a line of JSON at the end."""
     if "--client" in sys.argv:
-        asked = json.loads(sys.argv[-1])
+        document = json.loads(sys.argv[-1])
         print(
             json.dumps(
                 send(
-                    asked["url"],
-                    asked["model"],
+                    document["url"],
+                    document["model"],
                     sys.stdin.buffer.read(),
-                    asked["seconds"],
-                    asked["clients"],
+                    document["seconds"],
+                    document["clients"],
                 )
             )
         )
@@ -252,20 +252,20 @@ def main() -> None:
     def run(folder: Path) -> dict[str, Any]:
         home = folder / "home"
         publish(home)
-        found = []
+        results = []
         with service(home, chosen.workers, {}) as (url, _):
             for model in ("rows", "texts"):
                 send(url, model, b'{"instances":[{"indices":[1],"values":[1.0]}]}', 0.1, 1)
             for case in chosen.cases.split(","):
-                found.append(measured(url, case, chosen.seconds, chosen.clients))
-                print(json.dumps(found[-1]), flush=True)
-        worst = max(each["healthz"]["p99"] for each in found)
+                results.append(measured(url, case, chosen.seconds, chosen.clients))
+                print(json.dumps(results[-1]), flush=True)
+        worst = max(each["healthz"]["p99"] for each in results)
         return {
             "machine": machine(),
             "worst_p99_ms": worst,
             "bar_ms": BAR,
             "holds": worst <= BAR,
-            "cases": found,
+            "cases": results,
         }
 
     in_folder(run, chosen.json)

@@ -29,11 +29,11 @@ PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "p999": 99.9}
 class Connection(asyncio.Protocol):
     """One connection with one request at a time; calls `done(self, due, status)` on an answer."""
 
-    def __init__(self, done: Callable[[Connection, float, int], None]) -> None:
-        self._done = done
+    def __init__(self, on_answer: Callable[[Connection, float, int], None]) -> None:
+        self._on_answer = on_answer
         self._buffer = b""
         self._due = 0.0
-        self._asked = False
+        self._pending = False
         self.transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
@@ -42,7 +42,7 @@ class Connection(asyncio.Protocol):
 
     def ask(self, request: bytes, due: float) -> None:
         """Send a request that was due at `due` (monotonic seconds)."""
-        self._due, self._asked = due, True
+        self._due, self._pending = due, True
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -55,14 +55,14 @@ class Connection(asyncio.Protocol):
         length = int(self._buffer[at : self._buffer.index(b"\r", at)])
         if len(self._buffer) < head + 4 + length:
             return
-        status, self._buffer, self._asked = int(self._buffer[9:12]), b"", False
-        self._done(self, self._due, status)
+        status, self._buffer, self._pending = int(self._buffer[9:12]), b"", False
+        self._on_answer(self, self._due, status)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Report status 0 if the connection closes before the answer."""
-        if self._asked:
-            self._asked = False
-            self._done(self, self._due, 0)
+        if self._pending:
+            self._pending = False
+            self._on_answer(self, self._due, 0)
 
 
 class Load:
@@ -132,12 +132,12 @@ class Load:
 
 
 async def connections(
-    host: str, port: int, count: int, done: Callable[[Connection, float, int], None]
+    host: str, port: int, count: int, on_answer: Callable[[Connection, float, int], None]
 ) -> list[Connection]:
     """Open `count` connections."""
     loop = asyncio.get_running_loop()
     return [
-        (await loop.create_connection(lambda: Connection(done), host, port))[1]
+        (await loop.create_connection(lambda: Connection(on_answer), host, port))[1]
         for _ in range(count)
     ]
 
@@ -145,12 +145,12 @@ async def connections(
 async def closed(host: str, port: int, load: Load, count: int) -> None:
     """Let each connection send, wait, and send again."""
 
-    def done(connection: Connection, due: float, status: int) -> None:
+    def on_answer(connection: Connection, due: float, status: int) -> None:
         now = load.note(due, status)
         if now < load.end and status:
             load.ask(connection, now)
 
-    for connection in await connections(host, port, count, done):
+    for connection in await connections(host, port, count, on_answer):
         load.ask(connection, time.perf_counter())
     await asyncio.sleep(max(0.0, load.end - time.perf_counter()))
     await load.settled()
@@ -161,7 +161,7 @@ async def opened(host: str, port: int, load: Load, count: int, rate: float, seed
     free: list[Connection] = []
     late: deque[float] = deque()
 
-    def done(connection: Connection, due: float, status: int) -> None:
+    def on_answer(connection: Connection, due: float, status: int) -> None:
         load.note(due, status)
         if not status:
             return
@@ -170,7 +170,7 @@ async def opened(host: str, port: int, load: Load, count: int, rate: float, seed
         else:
             free.append(connection)
 
-    free.extend(await connections(host, port, count, done))
+    free.extend(await connections(host, port, count, on_answer))
     rng = np.random.default_rng(seed)
     due = time.perf_counter()
     while due < load.end:
@@ -194,13 +194,15 @@ def http_request(url: str, path: str, body: str) -> bytes:
 
 def main() -> None:
     """Run one measurement."""
-    asked = json.load(sys.stdin)
-    place = urlsplit(asked["url"])
-    requests = [http_request(asked["url"], asked["path"], body) for body in asked["bodies"]]
-    load = Load(requests, asked["seconds"], asked.get("warm", 1.0))
-    host, port, count = str(place.hostname), int(place.port or 80), asked["connections"]
-    if "rate" in asked:
-        uvloop.run(opened(host, port, load, count, asked["rate"], asked.get("seed", 0)))
+    document = json.load(sys.stdin)
+    place = urlsplit(document["url"])
+    requests = [
+        http_request(document["url"], document["path"], body) for body in document["bodies"]
+    ]
+    load = Load(requests, document["seconds"], document.get("warm", 1.0))
+    host, port, count = str(place.hostname), int(place.port or 80), document["connections"]
+    if "rate" in document:
+        uvloop.run(opened(host, port, load, count, document["rate"], document.get("seed", 0)))
     else:
         uvloop.run(closed(host, port, load, count))
     print(json.dumps(load.result()))

@@ -96,7 +96,7 @@ def copied(source: Path, target: Path) -> None:
                 os.fsync(handle.fileno())
 
 
-def ways(
+def measure_storage(
     uri: str, source: Path, files: Any, size: int, folder: Path, repeats: int
 ) -> dict[str, Any]:
     """Measure push and pull of one storage."""
@@ -120,18 +120,20 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
     source = sealed(folder, chosen.megabytes)
     files = file_digests(source)
     size = sum(entry["bytes"] for entry in files.values())
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "copy": best(chosen.repeats, size, lambda turn: copied(source, folder / f"copy-{turn}"))
     }
     for turn in range(chosen.repeats):
         shutil.rmtree(folder / f"copy-{turn}")
-    found["hash"] = best(chosen.repeats, size, lambda turn: verify_files(source, files))
-    found |= ways(f"file://{folder / 'store'}", source, files, size, folder, chosen.repeats)
+    fields["hash"] = best(chosen.repeats, size, lambda turn: verify_files(source, files))
+    fields |= measure_storage(
+        f"file://{folder / 'store'}", source, files, size, folder, chosen.repeats
+    )
     with contextlib.nullcontext(chosen.uri) if chosen.uri else storage() as uri:
-        found |= ways(uri, source, files, size, folder, chosen.repeats)
-    for name, told in found.items():
-        print(f"{name:<10} {told['seconds']:8.2f} s {told['MB/s']:8.0f} MB/s")
-    return {"bytes": size, "ways": found}
+        fields |= measure_storage(uri, source, files, size, folder, chosen.repeats)
+    for name, report in fields.items():
+        print(f"{name:<10} {report['seconds']:8.2f} s {report['MB/s']:8.0f} MB/s")
+    return {"bytes": size, "ways": fields}
 
 
 def main() -> None:

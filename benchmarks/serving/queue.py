@@ -325,16 +325,16 @@ def claims(url: str, jobs: int) -> Figures:
         worker.stdin.flush()
     with contextlib.ExitStack() as readers:
         pool = readers.enter_context(ThreadPoolExecutor(CLAIMERS))
-        told = list(pool.map(lambda worker: worker.communicate()[0].splitlines(), workers))
+        reports = list(pool.map(lambda worker: worker.communicate()[0].splitlines(), workers))
     total = time.monotonic() - begun
-    lines = [line for each in told for line in each]
+    lines = [line for each in reports for line in each]
     missing = store.jobs.count()[PENDING]
     store.close()
     figures = {
         "jobs": jobs,
         "processes": CLAIMERS,
         "per_second": rounded(jobs / total),
-        "shares": [len(each) for each in told],
+        "shares": [len(each) for each in reports],
     }
     return {
         **figures,
@@ -350,28 +350,30 @@ def claims(url: str, jobs: int) -> Figures:
 @contextlib.contextmanager
 def stores(names: list[str], folder: Path) -> Iterator[dict[str, Callable[[], str]]]:
     """Yield, by name, functions that return the address of a new, empty store."""
-    with contextlib.ExitStack() as held:
-        found: dict[str, Callable[[], str]] = {}
+    with contextlib.ExitStack() as stack:
+        results: dict[str, Callable[[], str]] = {}
         for name in names:
             if name == "postgresql":
-                found[name] = held.enter_context(private_postgres(durable=True)).database
+                results[name] = stack.enter_context(private_postgres(durable=True)).database
             elif name == "sqlite":
-                found[name] = lambda: f"sqlite:///{Path(tempfile.mkdtemp(dir=folder)) / 'xcray.db'}"
+                results[name] = lambda: (
+                    f"sqlite:///{Path(tempfile.mkdtemp(dir=folder)) / 'xcray.db'}"
+                )
             else:
-                found[sa.make_url(name).get_backend_name()] = lambda name=name: name  # type: ignore[misc]
-        yield found
+                results[sa.make_url(name).get_backend_name()] = lambda name=name: name  # type: ignore[misc]
+        yield results
 
 
 def measure(folder: Path, names: list[str], jobs: int, rows: int, claimed: int) -> Figures:
     """Run each step on each store in turn."""
     out: dict[str, Figures] = {name: {} for name in names}
-    with stores(names, folder) as made:
-        out = {name: {} for name in made}
+    with stores(names, folder) as result:
+        out = {name: {} for name in result}
         if jobs:
             built = dataset("pydocs", None, folder)
             services = {
                 name: Service(Path(tempfile.mkdtemp(dir=folder)), new())
-                for name, new in made.items()
+                for name, new in result.items()
             }
             steps: dict[str, Callable[[Service], Figures]] = {
                 "submit": lambda service: submitting(service, built, jobs),
@@ -384,23 +386,23 @@ def measure(folder: Path, names: list[str], jobs: int, rows: int, claimed: int) 
                     service.start()
                 for step, do in steps.items():
                     for name, service in services.items():
-                        told(out[name], name, step, do(service))
+                        record_step(out[name], name, step, do(service))
             finally:
                 for service in services.values():
                     service.end()
-        for name, new in made.items():
+        for name, new in result.items():
             if rows:
                 store = JobStore(new())
                 fill(store, rows)
-                told(out[name], name, "filled", {"rows": rows, **filled(store)})
+                record_step(out[name], name, "filled", {"rows": rows, **filled(store)})
                 store.close()
-        for name, new in made.items():
+        for name, new in result.items():
             if claimed:
-                told(out[name], name, "claims", claims(new(), claimed))
+                record_step(out[name], name, "claims", claims(new(), claimed))
     return out
 
 
-def told(out: Figures, store: str, step: str, figures: Figures) -> None:
+def record_step(out: Figures, store: str, step: str, figures: Figures) -> None:
     """Store and print the result of a step."""
     out[step] = figures
     print(f"{store:12}{step}")

@@ -38,8 +38,8 @@ class Service:
 
     def start(self) -> float:
         """Start the service and return the seconds until it is ready."""
-        told = self.home / "serve.json"
-        told.unlink(missing_ok=True)
+        path = self.home / "serve.json"
+        path.unlink(missing_ok=True)
         command = [
             sys.executable,
             "-m",
@@ -68,7 +68,7 @@ class Service:
                     f"the service did not start:\n{(self.home / 'serve.log').read_text()[-2000:]}"
                 )
             with contextlib.suppress(OSError, ValueError, httpx.HTTPError):
-                self.url = json.loads(told.read_text())["url"]
+                self.url = json.loads(path.read_text())["url"]
                 if httpx.get(self.url + "/readyz", trust_env=False).status_code in (200, 503):
                     return time.monotonic() - begun
             time.sleep(0.02)
@@ -119,8 +119,8 @@ def many(
 
     begun = time.monotonic()
     with ThreadPoolExecutor(clients) as pool:
-        found = list(pool.map(one_client, [steps[place::clients] for place in range(clients)]))
-    return [seconds for each in found for seconds in each], time.monotonic() - begun
+        results = list(pool.map(one_client, [steps[place::clients] for place in range(clients)]))
+    return [seconds for each in results for seconds in each], time.monotonic() - begun
 
 
 def timed(step: Callable[[], Any]) -> float:

@@ -41,7 +41,7 @@ def prepared(folder: Path) -> tuple[Path, dict[str, Any]]:
     return home.path, case_of("sparse", "bench", rows, lambda start, n: None, 1)
 
 
-def asked(url: str, case: dict[str, Any], seconds: float) -> dict[str, Any]:
+def request_latencies(url: str, case: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Measure one client, then sixteen, after a warm-up."""
     load(url, case, 2.0, connections=1)
     return {f"{n} clients": load(url, case, seconds, connections=n) for n in CLIENTS}
@@ -68,7 +68,7 @@ def by_serve(folder: Path, home: Path, case: dict[str, Any], seconds: float) -> 
                     "log_level": "warning",
                 }
                 serve.run(application(args), name="xcray", route_prefix="/")
-                return asked(f"http://127.0.0.1:{port}", case, seconds)
+                return request_latencies(f"http://127.0.0.1:{port}", case, seconds)
             finally:
                 serve.shutdown()
     finally:
@@ -81,16 +81,16 @@ def measure(folder: Path, chosen: Any) -> dict[str, Any]:
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     home, case = prepared(folder)
     with service(home, 1, {"XCRAY_LOG_LEVEL": "warning", "XCRAY_PRELOAD": '["bench"]'}) as (url, _):
-        plain = asked(url, case, chosen.seconds)
+        plain = request_latencies(url, case, chosen.seconds)
     result = {
         "uvicorn": plain,
         "serve with HAProxy" if chosen.ha_proxy else "serve": by_serve(
             folder, home, case, chosen.seconds
         ),
     }
-    for name, found in result.items():
-        for clients, told in found.items():
-            print(f"{name:<20} {clients:<11} {json.dumps(told)}")
+    for name, output in result.items():
+        for clients, report in output.items():
+            print(f"{name:<20} {clients:<11} {json.dumps(report)}")
     return result
 
 

@@ -70,15 +70,15 @@ def many_terms(texts: list[str], n: int) -> TextPipeline:
     while len(names) < n:
         rows = rng.integers(0, len(SYLLABLES), (100_000, 5)).tolist()
         names.update("".join(SYLLABLES[s] for s in row[: 2 + row[0] % 4]) for row in rows)
-    kept = sorted(sorted(names, key=len)[:n])
-    return TextPipeline(TextParams(), kept, rng.integers(1, 1000, n), 2 * n)
+    selection = sorted(sorted(names, key=len)[:n])
+    return TextPipeline(TextParams(), selection, rng.integers(1, 1000, n), 2 * n)
 
 
 def opening(directory: Path, repeats: int) -> dict[str, Any]:
     """Return seconds to open and first use, and private bytes, in new processes."""
-    found: dict[str, list[dict[str, float]]] = {"mapped": [], "dictionary": []}
+    fields: dict[str, list[dict[str, float]]] = {"mapped": [], "dictionary": []}
     for _ in range(repeats):
-        for way, runs in found.items():
+        for way, runs in fields.items():
             command = [
                 sys.executable,
                 "-m",
@@ -94,7 +94,7 @@ def opening(directory: Path, repeats: int) -> dict[str, Any]:
             )
     return {
         way: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-        for way, runs in found.items()
+        for way, runs in fields.items()
     }
 
 

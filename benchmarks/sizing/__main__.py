@@ -57,16 +57,16 @@ def solved(dataset: Dataset, seconds: float) -> tuple[Range, Range, int]:
 def trained(dataset: Dataset) -> dict[str, int]:
     """Run a whole training in its own process."""
     with tempfile.TemporaryDirectory(prefix="xcray-size-") as folder:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "benchmarks.sizing.child", str(dataset.path), folder],
             capture_output=True,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=False,
         )
-    if done.returncode:
-        raise SystemExit(f"the training of {dataset.name} failed: {done.stderr[-2000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    if process.returncode:
+        raise SystemExit(f"the training of {dataset.name} failed: {process.stderr[-2000:]}")
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def judged(name: str, dataset: Dataset, seconds: float, whole: float) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def main() -> None:
     chosen = arguments(
         __doc__ or "",
         sets={"nargs": "*", "default": [], "help": "these alone"},
-        made={"action": "store_true", "help": "only synthetic sets"},
+        synthetic={"action": "store_true", "help": "only synthetic sets"},
         seconds={"type": float, "default": 20.0, "help": "core seconds of labels per set"},
         whole={
             "type": float,
@@ -153,7 +153,7 @@ def main() -> None:
     cases = [
         case
         for case in cases
-        if case.made is not None or (chosen.data is not None and not chosen.made)
+        if case.synthetic is not None or (chosen.data is not None and not chosen.synthetic)
     ]
 
     def run(folder: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from xcray.system.memory import process_memory
 from xcray.training.capacity.serving import SCAN_BYTES_PER_LABEL, ServingLoad, estimate_serving
 
 CLIENTS = 4
-ASKED = 400  # rows
+N_ROWS = 400  # rows
 QUERY = 12e-6  # seconds per call from Python, which REQUEST includes
 
 
@@ -53,7 +53,7 @@ def searched(model: Path, part: Split, seconds: float) -> tuple[float, int]:
     warm_up()
     before = resident()
     index = Predictor(Model.open(model, verify=False)).index
-    rows = [row_range(part.X, i, i + 1) for i in range(min(ASKED, part.n_rows))]
+    rows = [row_range(part.X, i, i + 1) for i in range(min(N_ROWS, part.n_rows))]
     for row in rows:
         index.query(row)  # maps every page that the queries read
     took, began = [], time.thread_time()
@@ -89,10 +89,10 @@ def requested(model: Path, part: Split, folder: Path, seconds: float) -> tuple[f
 
 def resident(pid: int | None = None) -> int:
     """Return the resident bytes of a process."""
-    held = process_memory(pid)
-    if held is None:
+    state = process_memory(pid)
+    if state is None:
         raise SystemExit("this system does not report the memory of a process")
-    return held.resident
+    return state.resident
 
 
 def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) -> dict[str, Any]:
@@ -100,28 +100,31 @@ def judged(model: Path, data: Path, folder: Path, seconds: float, http: bool) ->
     dataset = Dataset.open(data)
     part = dataset.test if dataset.test is not None and dataset.test.n_rows else dataset.train
     opened = Model.open(model, verify=False)
-    asked = ServingLoad(opened.n_labels, opened.n_features, opened.nnz, part.X.nnz / part.n_rows)
+    request = ServingLoad(opened.n_labels, opened.n_features, opened.nnz, part.X.nnz / part.n_rows)
     lists = np.bincount(opened.W.indices, minlength=opened.n_features)
     postings = float(lists[part.X.indices].sum() / part.n_rows)
-    found, knowing = estimate_serving(asked), estimate_serving(asked._replace(postings=postings))
-    search, held = searched(model, part, seconds)
+    result, knowing = (
+        estimate_serving(request),
+        estimate_serving(request._replace(postings=postings)),
+    )
+    search, state = searched(model, part, seconds)
     ratios = {
-        "search": search / (found.search + QUERY),
+        "search": search / (result.search + QUERY),
         "knowing": search / (knowing.search + QUERY),
     }
-    ratios["memory"] = held / (found.model + found.plain + SCAN_BYTES_PER_LABEL * asked.labels)
+    ratios["memory"] = state / (result.model + result.plain + SCAN_BYTES_PER_LABEL * request.labels)
     row: dict[str, Any] = {
-        **asked._asdict(),
+        **request._asdict(),
         "met": postings / max(opened.nnz, 1),
-        "postings": [found.postings, postings],
+        "postings": [result.postings, postings],
     }
-    row |= {"search": [found.search + QUERY, knowing.search + QUERY, search], "held": held}
+    row |= {"search": [result.search + QUERY, knowing.search + QUERY, search], "held": state}
     if http:
         row["request"], row["process"] = (
-            [found.request, *requested(model, part, folder, seconds)],
-            found.memory,
+            [result.request, *requested(model, part, folder, seconds)],
+            result.memory,
         )
-        ratios["request"] = row["request"][1] / found.request
+        ratios["request"] = row["request"][1] / result.request
     print(
         f"{model}: {search * 1e6:.0f} us per search",
         {name: round(value, 2) for name, value in ratios.items()},

@@ -40,11 +40,11 @@ class Dense(NamedTuple):
 class Case(NamedTuple):
     """A data set.
 
-    made: parameters of a synthetic set, or its share of a famous set; None for a real one.
+    synthetic: parameters of a synthetic set, or its share of a famous set; None for a real one.
     """
 
     name: str
-    made: Dense | SyntheticParams | float | None = None
+    synthetic: Dense | SyntheticParams | float | None = None
 
 
 def _text(
@@ -86,15 +86,15 @@ CASES = (
 def opened(case: Case, data: Path | None, folder: Path) -> Dataset:
     """Return the data set of a case in `folder`; create it if missing."""
     target = folder / case.name
-    if case.made is None:
+    if case.synthetic is None:
         return dataset(case.name, data, folder)
     if target.exists():
         return Dataset.open(target)
-    if isinstance(case.made, float):
+    if isinstance(case.synthetic, float):
         return corpus.generate(
-            TASKS[case.name.removeprefix("shape-")].shape.scaled(case.made), target
+            TASKS[case.name.removeprefix("shape-")].shape.scaled(case.synthetic), target
         )
-    X, Y = points(case.made) if isinstance(case.made, Dense) else generate(case.made)
+    X, Y = points(case.synthetic) if isinstance(case.synthetic, Dense) else generate(case.synthetic)
     with DatasetWriter(target, name=case.name, n_features=X.n_cols, n_labels=Y.n_cols) as writer:
         writer.add("train", X, Y)
         return writer.finish(source={"format": "made"})

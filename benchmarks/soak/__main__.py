@@ -208,10 +208,10 @@ def report(
     at = np.array([sample["at"] for sample in late])
     slopes = {}
     for name in ("service_rss", "service_private", "all_rss", "store_bytes", "home_bytes"):
-        found = slope(at, np.array([sample[name] for sample in late]))
-        slopes[name] = {key: round(value / 2**20, 2) for key, value in found.items()}
+        result = slope(at, np.array([sample[name] for sample in late]))
+        slopes[name] = {key: round(value / 2**20, 2) for key, value in result.items()}
     first_warm = late[0] if late else before
-    kept = (
+    selection = (
         "service_rss",
         "service_private",
         "service_fds",
@@ -225,7 +225,7 @@ def report(
         "warm_up": round(warm, 1),
         "mb_per_hour": slopes,
         **{
-            when: {name: each[name] for name in kept}
+            when: {name: each[name] for name in selection}
             for when, each in (("before", before), ("warm", first_warm), ("after", after))
         },
         "requests": record.counts(),
@@ -240,52 +240,52 @@ def report(
     }
 
 
-def leaks(found: dict[str, Any]) -> list[str]:
+def leaks(record: dict[str, Any]) -> list[str]:
     """Return the failures of the run as sentences."""
-    out = [f"{kind}: {count}" for kind, count in found["errors"].items()]
-    if found["mixed"]:
-        out.append(f"{found['mixed']} replies mixed versions")
-    if found["hung"]:
-        out.append(f"clients that hung: {found['hung']}")
-    if found["degraded"]:
-        out.append(f"degraded: {found['degraded']}")
-    peak = max((sample["service_fds"] for sample in found["samples"]), default=0.0)
+    out = [f"{kind}: {count}" for kind, count in record["errors"].items()]
+    if record["mixed"]:
+        out.append(f"{record['mixed']} replies mixed versions")
+    if record["hung"]:
+        out.append(f"clients that hung: {record['hung']}")
+    if record["degraded"]:
+        out.append(f"degraded: {record['degraded']}")
+    peak = max((sample["service_fds"] for sample in record["samples"]), default=0.0)
     if (
-        found["after"]["service_fds"]
-        > min(peak, found["before"]["service_fds"] + 4 * MORE_FDS) + MORE_FDS
+        record["after"]["service_fds"]
+        > min(peak, record["before"]["service_fds"] + 4 * MORE_FDS) + MORE_FDS
     ):
         out.append(
-            f"file descriptors: {found['before']['service_fds']:.0f} before, {found['after']['service_fds']:.0f} after"
+            f"file descriptors: {record['before']['service_fds']:.0f} before, {record['after']['service_fds']:.0f} after"
         )
     return out
 
 
-def tell(found: dict[str, Any]) -> None:
+def print_figures(record: dict[str, Any]) -> None:
     """Print the figures."""
-    for name, each in found["mb_per_hour"].items():
+    for name, each in record["mb_per_hour"].items():
         print(f"{name:16s} {each['per_hour']:+9.2f} MB/h +- {each['error']:.2f}")
     for when in ("before", "warm", "after"):
-        told = found[when]
+        result = record[when]
         print(
-            f"{when:7s} rss {told['service_rss'] / 2**20:7.1f} MB, private {told['service_private'] / 2**20:7.1f} MB, "
-            f"{told['service_fds']:.0f} descriptors, {told['service_threads']:.0f} threads, {told['all_processes']:.0f} processes"
+            f"{when:7s} rss {result['service_rss'] / 2**20:7.1f} MB, private {result['service_private'] / 2**20:7.1f} MB, "
+            f"{result['service_fds']:.0f} descriptors, {result['service_threads']:.0f} threads, {result['all_processes']:.0f} processes"
         )
-    for kind, each in found["latencies_ms"].items():
+    for kind, each in record["latencies_ms"].items():
         times = "  ".join(f"{name} {each[name]:9.2f}" for name in ("p50", "p99", "max"))
-        print(f"{kind:12s} {found['requests'][kind]:8,d}   {times} ms")
+        print(f"{kind:12s} {record['requests'][kind]:8,d}   {times} ms")
     print(
-        f"{found['swaps']} swaps, {found['versions_seen']} versions seen, {found['mixed']} mixed; errors: {found['errors'] or 0}"
+        f"{record['swaps']} swaps, {record['versions_seen']} versions seen, {record['mixed']} mixed; errors: {record['errors'] or 0}"
     )
 
 
-def picture(found: dict[str, Any], path: Path) -> None:
+def picture(record: dict[str, Any], path: Path) -> None:
     """Draw memory, descriptors and disk over time."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    minutes = [sample["at"] / 60 for sample in found["samples"]]
+    minutes = [sample["at"] / 60 for sample in record["samples"]]
     figure, axes = plt.subplots(3, 1, figsize=(9, 8), sharex=True, layout="constrained")
     lines = (
         (axes[0], "MB", 2**20, ("all_rss", "service_rss", "service_private")),
@@ -296,10 +296,10 @@ def picture(found: dict[str, Any], path: Path) -> None:
         for name in names:
             axis.plot(
                 minutes,
-                [sample[name] / scale for sample in found["samples"]],
+                [sample[name] / scale for sample in record["samples"]],
                 label=name.replace("_", " "),
             )
-        axis.axvline(found["warm_up"] / 60, color="black", linewidth=1, linestyle=":")
+        axis.axvline(record["warm_up"] / 60, color="black", linewidth=1, linestyle=":")
         axis.set(ylabel=unit, ylim=(0, None))
         axis.legend(loc="center right")
         axis.spines[["top", "right"]].set_visible(False)
@@ -322,14 +322,14 @@ def main() -> None:
     wrong: list[str] = []
 
     def run(folder: Path) -> dict[str, Any]:
-        found = measure(folder, chosen)
-        tell(found)
-        wrong.extend(leaks(found))
+        result = measure(folder, chosen)
+        print_figures(result)
+        wrong.extend(leaks(result))
         for line in wrong:
             print(f"WRONG: {line}")
         if chosen.picture is not None:
-            picture(found, chosen.picture)
-        return {**found, "wrong": list(wrong)}
+            picture(result, chosen.picture)
+        return {**result, "wrong": list(wrong)}
 
     in_folder(run, chosen.json)
     raise SystemExit(1 if wrong else 0)

@@ -148,7 +148,7 @@ def forgeries(model: Path) -> Iterator[Damage]:
         yield "wrong shape", lambda shape=shape: sign(shape=shape)  # type: ignore[misc]
 
 
-def seen(model: Path) -> bool:
+def detects_damage(model: Path) -> bool:
     """Return whether opening detects the damage."""
     try:
         Model.open(model, verify=True)
@@ -166,28 +166,28 @@ def run(folder: Path, count: int, seed: int) -> dict[str, Any]:
         small_model(folder / "other", 2),
     )
     shutil.copytree(whole, model)
-    if seen(model):
+    if detects_damage(model):
         raise SystemExit("an undamaged model does not open")
-    done: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     unseen: Counter[str] = Counter()
     for kind, damage in (*cuts(model, rng), *exchanges(model, other), *forgeries(model)):
         damage()
-        done[kind] += 1
-        unseen[kind] += not seen(model)
+        counts[kind] += 1
+        unseen[kind] += not detects_damage(model)
         shutil.rmtree(model)
         shutil.copytree(whole, model)
     for kind, damage in flips(model, count, rng):
         before = {path: path.read_bytes() for path in files_of(model)}
         damage()
-        done[kind] += 1
-        unseen[kind] += not seen(model)
+        counts[kind] += 1
+        unseen[kind] += not detects_damage(model)
         for path, content in before.items():
             if path.read_bytes() != content:
                 path.write_bytes(content)
-    if seen(model):
+    if detects_damage(model):
         raise SystemExit("the restored model does not open")
     return {
-        "damages": dict(done),
+        "damages": dict(counts),
         "unseen": {kind: number for kind, number in unseen.items() if number},
     }
 
@@ -202,10 +202,10 @@ def main() -> None:
 
     def measured(folder: Path) -> dict[str, Any]:
         begun = time.perf_counter()
-        found = run(folder, chosen.flips, chosen.seed)
-        for kind, number in found["damages"].items():
-            print(f"{kind:16s} {number:7,d} damages, {found['unseen'].get(kind, 0)} not detected")
-        return {**found, "seconds": round(time.perf_counter() - begun, 1)}
+        result = run(folder, chosen.flips, chosen.seed)
+        for kind, number in result["damages"].items():
+            print(f"{kind:16s} {number:7,d} damages, {result['unseen'].get(kind, 0)} not detected")
+        return {**result, "seconds": round(time.perf_counter() - begun, 1)}
 
     in_folder(measured, chosen.json)
 

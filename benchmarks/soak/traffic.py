@@ -26,7 +26,7 @@ from xcray.model.registry import Registry
 
 WORDS: Final = [f"word{i}" for i in range(2000)]
 LABELS: Final = 200
-KEPT: Final = 6  # versions of docs that are not deleted
+RETAINED_VERSIONS: Final = 6  # versions of docs that are not deleted
 SMALL: Final = {"rows": 300, "features": 100, "labels": 20, "seed": 1}
 LARGE: Final = {"rows": 3000, "features": 600, "labels": 200, "seed": 2}
 SLOW: Final = 600.0  # seconds after which a job counts as lost
@@ -73,14 +73,14 @@ class Record:
 
     def latencies(self) -> dict[str, dict[str, float]]:
         """Return milliseconds by kind."""
-        found = {kind: 1e3 * np.array(seconds) for kind, seconds in sorted(self._seconds.items())}
+        results = {kind: 1e3 * np.array(seconds) for kind, seconds in sorted(self._seconds.items())}
         return {
             kind: {
                 "p50": round(float(np.median(ms)), 2),
                 "p99": round(float(np.percentile(ms, 99)), 2),
                 "max": round(float(ms.max()), 2),
             }
-            for kind, ms in found.items()
+            for kind, ms in results.items()
         }
 
 
@@ -118,8 +118,8 @@ class Models:
         names = {"label_names": labels, "feature_names": self._pipeline.terms.to_pylist()}
         write_model(self._staged, W=csr_from(weights), b=rng.normal(size=LABELS), **names, **more)
         self.hashes[number] = Model.open(self._staged, verify=False).sha256
-        found = self.registry.publish("docs", self._staged)
-        assert found == number
+        result = self.registry.publish("docs", self._staged)
+        assert result == number
         return number
 
     def swap(self, client: Client, turn: int) -> None:
@@ -141,7 +141,7 @@ class Models:
                 share=0.5,
             )
         in_use = set(client.models.get("docs")["aliases"].values())
-        for version in versions[:-KEPT]:
+        for version in versions[:-RETAINED_VERSIONS]:
             if version not in in_use:
                 client.models.delete_version("docs", version)
         self.swaps += 1
@@ -229,9 +229,9 @@ class Traffic:
             "".join(f'{{"text": "{text(rng)}", "labels": ["l{i % 7}"]}}\n' for i in range(200))
         )
         with self.record.of("data set"), self.client() as client:
-            made = client.datasets.upload(path, name="soak", format="jsonl")
-            client.datasets.wait(made["id"], seconds=SLOW)
-            client.datasets.delete(made["id"])
+            dataset = client.datasets.upload(path, name="soak", format="jsonl")
+            client.datasets.wait(dataset["id"], seconds=SLOW)
+            client.datasets.delete(dataset["id"])
         self.ending.wait(2.0)
 
     def trains(self, rng: random.Random, http: httpx.Client) -> None:
@@ -246,12 +246,14 @@ class Traffic:
                 ended = client.jobs.wait(job["id"])
                 if ended["status"] == "STOPPED":
                     client.jobs.resume(job["id"])
-            heard: list[str] = []
-            ended = client.jobs.wait(job["id"], on_event=lambda event: heard.append(event["kind"]))
+            reports: list[str] = []
+            ended = client.jobs.wait(
+                job["id"], on_event=lambda event: reports.append(event["kind"])
+            )
             assert ended["status"] == "SUCCEEDED", (
                 f"{ended['status']} {ended.get('reason')} {ended.get('message')}"
             )
-            assert heard, "no event was received"
+            assert reports, "no event was received"
             client.jobs.timeline(job["id"])
             client.jobs.delete(job["id"])
             versions = client.models.get("trained")["versions"]
@@ -283,10 +285,10 @@ class Traffic:
         for known in client.datasets.list():
             if known["name"] == name and known["status"] == "READY":
                 return str(known["id"])
-        made = client.datasets.build(
+        dataset = client.datasets.build(
             name, "synthetic", {"synthetic": options, "test_fraction": 0.2}
         )
-        return str(client.datasets.wait(made["id"], seconds=SLOW)["id"])
+        return str(client.datasets.wait(dataset["id"], seconds=SLOW)["id"])
 
     def repeat(self, seed: int, story: Callable[[random.Random, httpx.Client], None]) -> None:
         """Run one client's scenario until the time is up."""

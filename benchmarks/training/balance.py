@@ -22,7 +22,7 @@ def runs_of(name: str, data_path: str, workers: list[int], folder: Path) -> list
         place = folder / f"{name}-{pool}-{count}"
         spec = TrainSpec(data_path, pool=pool, workers=count)
         result = train(spec, run_dir=place / "run", out=place / "model")
-        kept = (
+        selection = (
             "busy_share",
             "makespan",
             "makespan_over_ideal",
@@ -36,7 +36,7 @@ def runs_of(name: str, data_path: str, workers: list[int], folder: Path) -> list
                 "pool": pool,
                 "workers": count,
                 "sha256": result.sha256,
-                **{k: result.report[k] for k in kept},
+                **{k: result.report[k] for k in selection},
             }
         )
         print(out[-1], flush=True)

@@ -38,10 +38,10 @@ from xcray.training.calibration.isotonic import (
 )
 
 KS = (1, 3, 5)
-Told = Callable[[RankedLabels], Any]
+Estimator = Callable[[RankedLabels], Any]
 
 
-def ways(answers: RankedLabels, counts: Any, seed: int) -> dict[str, Told]:
+def estimators(answers: RankedLabels, counts: Any, seed: int) -> dict[str, Estimator]:
     """Return functions that estimate probabilities, one per method, fitted on `answers`."""
     near = answers.at_places(1, 10)
     platt = LogisticRegression(C=1e6).fit(near.scores.reshape(-1, 1), near.correct.reshape(-1))
@@ -60,12 +60,12 @@ def ways(answers: RankedLabels, counts: Any, seed: int) -> dict[str, Told]:
     }
 
 
-def judged(told: Told, others: RankedLabels) -> dict[str, float]:
+def judged(estimate: Estimator, others: RankedLabels) -> dict[str, float]:
     """Return ECE, its floor and Brier score at each k."""
     out: dict[str, float] = {}
     for k in KS:
         some = others.at_places(1, k)
-        p = told(some)
+        p = estimate(some)
         out |= {
             f"ECE@{k}": ece(p, some.correct),
             f"floor@{k}": ece_floor(p),
@@ -80,11 +80,11 @@ def narrowed(answers: RankedLabels, n_labels: int, seed: int) -> tuple[RankedLab
     The second value is which of them are within the candidates.
     """
     allowed = np.random.default_rng(seed).random(n_labels) < 0.1
-    kept = allowed[answers.labels]
-    order = np.argsort(~kept, axis=1, kind="stable")[:, : max(KS)]
+    selection = allowed[answers.labels]
+    order = np.argsort(~selection, axis=1, kind="stable")[:, : max(KS)]
     return RankedLabels(
         *(np.take_along_axis(values, order, 1) for values in answers)
-    ), np.take_along_axis(kept, order, 1)
+    ), np.take_along_axis(selection, order, 1)
 
 
 def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any]:
@@ -99,20 +99,20 @@ def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any
         began = time.process_time()
         curves = fit_curves(inside, counts, seed)
         seconds.append(time.process_time() - began)
-        made = ways(inside, counts, seed)
-        row: dict[str, Any] = {way: judged(told, others) for way, told in made.items()}
+        result = estimators(inside, counts, seed)
+        row: dict[str, Any] = {way: judged(status, others) for way, status in result.items()}
         few, there = narrowed(others, data.n_labels, seed)
-        for way, told in (
-            ("filtered", made["xcray, any place"]),
-            ("filtered, read by place", made["xcray"]),
+        for way, output in (
+            ("filtered", result["xcray, any place"]),
+            ("filtered, read by place", result["xcray"]),
         ):
             row[way] = {
-                f"ECE@{k}": ece(told(few)[:, :k][there[:, :k]], few.correct[:, :k][there[:, :k]])
+                f"ECE@{k}": ece(output(few)[:, :k][there[:, :k]], few.correct[:, :k][there[:, :k]])
                 for k in KS
             }
         rows.append(row)
         if seed == 0:
-            report = {str(k): measure_calibration(curves, inside, others, k) for k in KS}
+            estimate = {str(k): measure_calibration(curves, inside, others, k) for k in KS}
             shape = {
                 "bins": curves.n_bins,
                 "places": curves.places.tolist(),
@@ -123,7 +123,7 @@ def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any
                 "measured": len(others.labels),
                 "left_out": left_out,
             }
-    found = {
+    results = {
         way: {key: round(median(row[way][key] for row in rows), 5) for key in rows[0][way]}
         for way in rows[0]
     }
@@ -135,22 +135,22 @@ def compare(name: str, data: Dataset, model: Model, seeds: int) -> dict[str, Any
         "set": name,
         **shape,
         "fit_seconds": round(median(seconds), 2),
-        "ways": found,
+        "ways": results,
         "range of ECE@1": spread,
-        "report": report,
+        "report": estimate,
     }
 
 
 def trained(name: str, chosen: Any, folder: Path) -> tuple[Dataset, Model]:
     """Return a set and a model of it, from --models or trained now."""
-    kept = chosen.models / name if chosen.models else None
-    if kept is not None and (kept / "model" / "manifest.json").is_file():
-        return Dataset.open(kept / "dataset"), Model.open(kept / "model", verify=False)
+    selection = chosen.models / name if chosen.models else None
+    if selection is not None and (selection / "model" / "manifest.json").is_file():
+        return Dataset.open(selection / "dataset"), Model.open(selection / "model", verify=False)
     data = dataset(name, chosen.data, folder)
-    done = train(
+    result = train(
         TrainSpec(str(data.path)), run_dir=folder / f"{name}.run", out=folder / f"{name}.model"
     )
-    return data, Model.open(done.model_path, verify=False)
+    return data, Model.open(result.model_path, verify=False)
 
 
 def main() -> None:
@@ -168,10 +168,10 @@ def main() -> None:
             print(
                 f"{row['set']}: {row['bins']} bins, places {row['places']}, fitted in {row['fit_seconds']} s"
             )
-            for way, found in row["ways"].items():
+            for way, result in row["ways"].items():
                 print(
                     f"  {way:24s}",
-                    "  ".join(f"{key} {100 * value:6.2f}" for key, value in found.items()),
+                    "  ".join(f"{key} {100 * value:6.2f}" for key, value in result.items()),
                 )
         last = rows[-1]
         if chosen.picture:

@@ -168,17 +168,17 @@ def main() -> None:
     in_folder(run, chosen.json)
 
 
-def picture(found: dict[str, Any], path: Path) -> None:
+def picture(record: dict[str, Any], path: Path) -> None:
     """Draw the distance to the optimum by time, the gap by eps, and P@k by eps."""
     note = (
-        f"{found['classes']} classes of {found['labels']:,}, spread over all frequencies; {found['rows']:,} rows; "
+        f"{record['classes']} classes of {record['labels']:,}, spread over all frequencies; {record['rows']:,} rows; "
         "lines: median, bands: 10 to 90 % of the classes"
     )
-    with plots.figure_page(path, 12.5, 4.4, f"Convergence · {found['set']}", note) as figure:
+    with plots.figure_page(path, 12.5, 4.4, f"Convergence · {record['set']}", note) as figure:
         by_time, by_eps, models = figure.subplots(1, 3, gridspec_kw={"wspace": 0.06})
-        draw_rounds(by_time, found["by_round"])
-        draw_eps(by_eps, found["by_eps"])
-        draw_models(models, found["models"])
+        draw_rounds(by_time, record["by_round"])
+        draw_eps(by_eps, record["by_eps"])
+        draw_models(models, record["models"])
 
 
 def band(

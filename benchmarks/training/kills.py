@@ -177,18 +177,18 @@ def everything(data: Dataset, folder: Path, kills: int, seed: int) -> dict[str, 
     return {"set": data.name, "labels": data.n_labels, "runs": rows, "drivers": drivers}
 
 
-def verdict(found: dict[str, Any], kills: int) -> dict[str, Any]:
+def verdict(record: dict[str, Any], kills: int) -> dict[str, Any]:
     """Return the checks of all runs.
 
     All have one hash; all kills happened, those of drivers during the training; at most one batch
     is lost per worker, and not longer than a whole batch.
     """
-    killed = next(row for row in found["runs"] if "kills" in row)
+    killed = next(row for row in record["runs"] if "kills" in row)
     return {
-        "same_sha256": len({row["sha256"] for row in found["runs"]}) == 1,
+        "same_sha256": len({row["sha256"] for row in record["runs"]}) == 1,
         "workers_killed": len(killed["kills"]) == kills,
         "drivers_killed_midway": all(
-            driver["exit"] == -9 and driver["committed_share"] < 1.0 for driver in found["drivers"]
+            driver["exit"] == -9 and driver["committed_share"] < 1.0 for driver in record["drivers"]
         ),
         "one_batch_a_kill_at_most": len(killed["work_lost_seconds"]) <= kills,
         "largest_loss_seconds": max(killed["work_lost_seconds"], default=0.0),
@@ -216,14 +216,14 @@ def main() -> None:
             )
         else:
             data = dataset(chosen.set, chosen.data, folder)
-        found = everything(data, folder, chosen.kills, chosen.seed)
-        bars = verdict(found, chosen.kills)
+        result = everything(data, folder, chosen.kills, chosen.seed)
+        bars = verdict(result, chosen.kills)
         print(bars, flush=True)
         if not (
             bars["same_sha256"] and bars["workers_killed"] and bars["one_batch_a_kill_at_most"]
         ):
             raise SystemExit(f"a check failed: {bars}")
-        return {"benchmark": "kills", "bars": bars, **found}
+        return {"benchmark": "kills", "bars": bars, **result}
 
     in_folder(all_runs, chosen.json)
 

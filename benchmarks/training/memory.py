@@ -68,13 +68,13 @@ def child(task: str, folder: Path, data: str) -> dict[str, Any]:
         W = Model.open(folder / "free" / "model", verify=False).W
         try:
             merged = csr(W.indptr.copy(), W.indices.copy(), W.data.copy(), W.n_cols)
-            kept = [
+            selection = [
                 transpose(merged),
                 transpose(merged),
             ]  # the index for evaluation, and the model's
         except MemoryError as error:
             return {"ended": False, "error": str(error) or "MemoryError"}
-        return {"ended": True, "matrices": 1 + len(kept)}
+        return {"ended": True, "matrices": 1 + len(selection)}
     place = folder / task
     spec = TrainSpec(data, params=PARAMS, pool="threads", workers=2)
     result = train(spec, run_dir=place / "run", out=place / "model")
@@ -109,18 +109,18 @@ def watched(task: str, folder: Path, data: str, limit: int | None) -> dict[str, 
             command, stdout=sink, env={**os.environ, **QUIET}, preexec_fn=limited
         )
         while process.poll() is None:
-            held = _status(process.pid)
-            if held:
+            state = _status(process.pid)
+            if state:
                 course.append(
                     (
                         round(time.monotonic() - began, 3),
-                        held.get("RssAnon", 0),
-                        held.get("VmData", 0),
+                        state.get("RssAnon", 0),
+                        state.get("VmData", 0),
                     )
                 )
             time.sleep(0.02)
     lines = out.read_text().splitlines()
-    found = (
+    document = (
         json.loads(lines[-1])
         if process.returncode == 0 and lines
         else {"ended": False, "status": process.returncode}
@@ -134,7 +134,7 @@ def watched(task: str, folder: Path, data: str, limit: int | None) -> dict[str, 
         "limit": limit,
         "wall": round(time.monotonic() - began, 2),
         **peaks,
-        **found,
+        **document,
         "course": course,
     }
 
@@ -174,7 +174,7 @@ def limited_training(folder: Path, labels: int, share: float) -> dict[str, Any]:
     return row
 
 
-def foreseen(name: str, data: Path, pool: str, folder: Path) -> dict[str, Any]:
+def estimate_and_train(name: str, data: Path, pool: str, folder: Path) -> dict[str, Any]:
     """Train a set with the defaults; return the estimate and the measured figures."""
     place = folder / f"{name}-{pool}"
     path = (
@@ -219,7 +219,7 @@ def main() -> None:
         limited = limited_training(folder, chosen.labels, chosen.share) if chosen.labels else None
         rows = (
             [
-                foreseen(name, chosen.data, pool, folder)
+                estimate_and_train(name, chosen.data, pool, folder)
                 for name in chosen.sets
                 for pool in chosen.pools
             ]
@@ -235,7 +235,7 @@ def main() -> None:
     in_folder(run, chosen.json)
 
 
-def picture(found: dict[str, Any], path: Path) -> None:
+def picture(record: dict[str, Any], path: Path) -> None:
     """Draw anonymous memory over time, with the limit and the model's size."""
     import matplotlib
 
@@ -244,10 +244,10 @@ def picture(found: dict[str, Any], path: Path) -> None:
 
     figure, axis = plt.subplots(figsize=(7, 3.5), layout="constrained")
     for part, words in (("free", "no limit"), ("limited", "limited")):
-        course = found[part]["course"]
+        course = record[part]["course"]
         axis.plot([c[0] for c in course], [c[1] / 1e6 for c in course], label=f"anonymous, {words}")
-    axis.axhline(found["model_bytes"] / 1e6, color="black", linewidth=0.8, label="finished model")
-    axis.axhline(found["limit"] / 1e6, color="red", linewidth=0.8, label="limit")
+    axis.axhline(record["model_bytes"] / 1e6, color="black", linewidth=0.8, label="finished model")
+    axis.axhline(record["limit"] / 1e6, color="red", linewidth=0.8, label="limit")
     axis.set(xlabel="seconds", ylabel="MB", ylim=(0, None))
     axis.legend(frameon=False)
     figure.savefig(path, dpi=120)

@@ -60,8 +60,8 @@ def solved(solver: Any, local: Any, n_labels: int) -> tuple[SolvedLabels, CSR | 
     if duals[0] is None:
         return whole, None, seconds
     rows = [
-        SolvedLabels(block.labels, kept, block.bias, block.records)
-        for block, kept in zip(blocks, duals, strict=True)
+        SolvedLabels(block.labels, selection, block.bias, block.records)
+        for block, selection in zip(blocks, duals, strict=True)
     ]
     return whole, merge(rows, n_labels, local.problem.X.n_rows).W, seconds
 
@@ -80,16 +80,16 @@ class Clock(RunObserver[Result]):
         self.when[result.value.labels] = time.thread_time() - self._began
 
 
-def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
+def along(state: Dataset, points: list[Point]) -> list[dict[str, Any]]:
     """Solve each point of the path cold and warm, alternating which is first."""
     base = PPDSparseSolver()
-    local = base.load(held.train.X, held.train.XT, held.train.YT)
+    local = base.load(state.train.X, state.train.XT, state.train.YT)
     base.warm_up()
-    kept: dict[int, CSR] = {}
+    entries: dict[int, CSR] = {}
     rows = []
     for point in points:
         solver = PPDSparseSolver(**point.params)
-        start = None if point.start is None else kept[point.start]
+        start = None if point.start is None else entries[point.start]
         factor = (
             1.0 if point.start is None else dual_scale(points[point.start].params, point.params)
         )
@@ -99,7 +99,7 @@ def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
         }
         for warm in (False, True) if point.number % 2 else (True, False):
             block, duals, seconds = solved(
-                WarmRunner(solver, start, factor) if warm else solver, local, held.n_labels
+                WarmRunner(solver, start, factor) if warm else solver, local, state.n_labels
             )
             name = "warm" if warm else "cold"
             certified = block.records["gap"] <= solver.eps * block.records["null"]
@@ -110,18 +110,18 @@ def along(held: Dataset, points: list[Point]) -> list[dict[str, Any]]:
             }
             row[name] |= {
                 "certified": float(certified.mean()),
-                "P@1": p_at_1(block.W, block.bias, held["test"]),
+                "P@1": p_at_1(block.W, block.bias, state["test"]),
             }
             if duals is not None:
-                kept[point.number] = duals
+                entries[point.number] = duals
         rows.append(row)
         print(row, flush=True)
     return rows
 
 
-def path_of(held: Dataset, points: list[Point], repeats: int) -> dict[str, Any]:
+def path_of(state: Dataset, points: list[Point], repeats: int) -> dict[str, Any]:
     """Solve along the path several times; return median seconds, and the ratio of each run."""
-    walks = [along(held, points) for _ in range(repeats)]
+    walks = [along(state, points) for _ in range(repeats)]
     ratios = []
     for walk in walks:
         sums = {
@@ -152,7 +152,7 @@ def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
     run_schedule(schedule, SerialPool(solver, local), clock, stop=StopFlag())
     when = clock.when
     whole, total = merge(clock.blocks, data.n_labels, data.n_features), float(when.max())
-    seconds, found = [], []
+    seconds, result = [], []
     for share in SHARES:
         done = when <= share * total + 1e-9
         lengths = np.where(done, np.diff(whole.W.indptr), 0)
@@ -164,8 +164,8 @@ def curve(data: Dataset, values: Any) -> dict[str, list[float]]:
             data.n_features,
         )
         seconds.append(share * total)
-        found.append(p_at_1(W, np.where(done, whole.bias, -1.0), data["test"]))
-    return {"seconds": seconds, "P@1": found}
+        result.append(p_at_1(W, np.where(done, whole.bias, -1.0), data["test"]))
+    return {"seconds": seconds, "P@1": result}
 
 
 def anytime(data: Dataset) -> dict[str, Any]:
@@ -197,8 +197,8 @@ def picture(result: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(
         len(sets), 2, figsize=(11, 3.6 * len(sets)), squeeze=False, layout="constrained"
     )
-    for (left, right), (name, found) in zip(axes, sets.items(), strict=True):
-        points = found["path"]["points"]
+    for (left, right), (name, output) in zip(axes, sets.items(), strict=True):
+        points = output["path"]["points"]
         names = [
             "\n".join(f"{key} {value:g}" for key, value in point["params"].items())
             for point in points
@@ -209,10 +209,10 @@ def picture(result: dict[str, Any], path: Path) -> None:
         left.set_xticks(place, names, fontsize=7)
         left.set(
             ylabel="CPU seconds",
-            title=f"{name}: path, cold / warm = {found['path']['cold_over_warm']:.2f}",
+            title=f"{name}: path, cold / warm = {output['path']['cold_over_warm']:.2f}",
         )
         left.legend()
-        for order, line in found["anytime"].items():
+        for order, line in output["anytime"].items():
             right.plot(
                 line["seconds"], [100 * value for value in line["P@1"]], marker=".", label=order
             )
@@ -240,8 +240,11 @@ def main() -> None:
         sets = {}
         for name in chosen.sets:
             data = dataset(name, chosen.data, folder)
-            held = hold_out(data, 0.2, 0, folder / f"{name}-held")
-            sets[name] = {"path": path_of(held, points, chosen.repeats), "anytime": anytime(data)}
+            holdout = hold_out(data, 0.2, 0, folder / f"{name}-held")
+            sets[name] = {
+                "path": path_of(holdout, points, chosen.repeats),
+                "anytime": anytime(data),
+            }
         result = {"benchmark": "path", "sets": sets}
         if chosen.picture:
             picture(result, chosen.picture)

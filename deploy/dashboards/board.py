@@ -171,7 +171,7 @@ def _and(*conditions: str) -> str:
 
 def written(board: Board) -> str:
     """Return the JSON of a dashboard as it is stored in the chart: one panel per line."""
-    built = json.loads(json.dumps(_built(board).build(), cls=JSONEncoder))
+    built = json.loads(json.dumps(_build_dashboard(board).build(), cls=JSONEncoder))
     fields = {key: _line(value) for key, value in sorted(built.items())}
     fields["panels"] = "[\n" + ",\n".join(map(_line, built["panels"])) + "\n]"
     return "{\n" + ",\n".join(f'"{key}":{text}' for key, text in fields.items()) + "\n}\n"
@@ -182,7 +182,7 @@ def _line(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _built(board: Board) -> dashboard.Dashboard:
+def _build_dashboard(board: Board) -> dashboard.Dashboard:
     """Build the dashboard."""
     out = (
         dashboard.Dashboard(TITLES[board.uid])

@@ -37,7 +37,7 @@ WORDS = {
 Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-class Thing(NamedTuple):
+class DocumentedObject(NamedTuple):
     """A documented object: its dotted name in the file, its node, and the enclosing class."""
 
     name: str
@@ -45,11 +45,13 @@ class Thing(NamedTuple):
     owner: ast.ClassDef | None
 
 
-def public(tree: ast.Module | ast.ClassDef, owner: ast.ClassDef | None = None) -> Iterator[Thing]:
+def public(
+    tree: ast.Module | ast.ClassDef, owner: ast.ClassDef | None = None
+) -> Iterator[DocumentedObject]:
     """Yield the public functions, classes and methods of a file, except those inside functions."""
     for node in tree.body:
         if isinstance(node, Defined) and not node.name.startswith("_"):
-            yield Thing(f"{owner.name}.{node.name}" if owner else node.name, node, owner)
+            yield DocumentedObject(f"{owner.name}.{node.name}" if owner else node.name, node, owner)
             if isinstance(node, ast.ClassDef):
                 yield from public(node, node)
 
@@ -172,8 +174,8 @@ def undescribed(tree: ast.Module) -> list[str]:
             else parameters(thing.node) | returned(thing)
         )
         for line in (ast.get_docstring(thing.node) or "").splitlines()[1:]:
-            if found := DESCRIBED.match(line):
-                gone = [name for name in found[1].split(", ") if name not in known]
+            if result := DESCRIBED.match(line):
+                gone = [name for name in result[1].split(", ") if name not in known]
                 out += [
                     f"line {thing.node.lineno}: {thing.name} describes {name!r}, which it does not have"
                     for name in gone
@@ -181,7 +183,7 @@ def undescribed(tree: ast.Module) -> list[str]:
     return out
 
 
-def returned(thing: Thing) -> set[str]:
+def returned(thing: DocumentedObject) -> set[str]:
     """Return the names in return statements (`alpha, w` of `return alpha, w`) and the strings."""
     steps = [
         node.value

@@ -146,8 +146,8 @@ def loaded_after(code: str) -> set[str]:
     """Return the modules that a fresh interpreter has loaded after running `code`."""
     listing = "print(*(m for m in sys.modules if '.' not in m or m.startswith('xcray.')))"
     command = [sys.executable, "-c", f"import sys\n{code}\n{listing}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(done.stdout.split())
+    process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(process.stdout.split())
 
 
 PACKAGES = sorted({name for name, path in modules().items() if path.name == "__init__.py"})
@@ -224,8 +224,8 @@ def test_every_public_name_can_be_loaded() -> None:
     ],
 )
 def test_an_upward_import_is_found(package: str, snippet: str, expected: str) -> None:
-    found = upward_imports(ast.parse(snippet), package)
-    assert [expected in offence for offence in found] == [True]
+    result = upward_imports(ast.parse(snippet), package)
+    assert [expected in offence for offence in result] == [True]
 
 
 @pytest.mark.parametrize(

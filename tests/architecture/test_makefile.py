@@ -59,11 +59,11 @@ def test_an_old_python_is_rejected_with_the_fix(clone: Path) -> None:
     old = clone / "python3.8"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.10" && exit 0\nexit 1\n')
     old.chmod(0o755)
-    done = make(clone, "check", f"PYTHON={old}")
-    assert done.returncode != 0
-    assert "needs Python 3.11 or newer" in done.stderr
-    assert "Python 3.8.10" in done.stderr
-    assert "make PYTHON=" in done.stderr
+    process = make(clone, "check", f"PYTHON={old}")
+    assert process.returncode != 0
+    assert "needs Python 3.11 or newer" in process.stderr
+    assert "Python 3.8.10" in process.stderr
+    assert "make PYTHON=" in process.stderr
     assert not (clone / ".venv").exists()
 
 

@@ -15,7 +15,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def executed_notebook(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the notebook after a run in a temporary folder.
 
     The first cell that raises ends the test with its traceback.
@@ -50,13 +50,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def outputs(notebook: Any, kind: str) -> list[str]:
     """Return the outputs of the cells of one MIME type; printed text counts as text/plain."""
-    found = []
+    results = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "stream" and kind == "text/plain":
-                found.append(output.text)
-            found += [output.data[kind]] if kind in output.get("data", {}) else []
-    return found
+                results.append(output.text)
+            results += [output.data[kind]] if kind in output.get("data", {}) else []
+    return results
 
 
 def test_it_is_committed_clean() -> None:
@@ -67,8 +67,8 @@ def test_it_is_committed_clean() -> None:
 
 
 @pytest.mark.drill
-def test_it_measures(ran: Any) -> None:
-    shown = "\n".join(outputs(ran, "text/plain"))
+def test_it_measures(executed_notebook: Any) -> None:
+    shown = "\n".join(outputs(executed_notebook, "text/plain"))
     measures = {name: float(value) for name, value in re.findall(r"'(P@\d)': (\d+\.\d)", shown)}
     assert set(measures) == {"P@1", "P@3", "P@5"}
     assert 60 < measures["P@1"] <= 100
@@ -76,15 +76,15 @@ def test_it_measures(ran: Any) -> None:
 
 
 @pytest.mark.drill
-def test_it_predicts_and_explains_in_words(ran: Any) -> None:
-    shown = "\n".join(outputs(ran, "text/plain"))
+def test_it_predicts_and_explains_in_words(executed_notebook: Any) -> None:
+    shown = "\n".join(outputs(executed_notebook, "text/plain"))
     assert re.search(r"read rows of a csv file into dictionaries\s+csv", shown)
     assert re.search(r"\+\d\.\d{3}  csv\n", shown)
     assert "score of 'csv', rank 1" in shown
 
 
 @pytest.mark.drill
-def test_it_draws(ran: Any) -> None:
-    pictures = outputs(ran, "image/png")
+def test_it_draws(executed_notebook: Any) -> None:
+    pictures = outputs(executed_notebook, "image/png")
     assert len(pictures) == 1
     assert base64.b64decode(pictures[0]).startswith(b"\x89PNG")

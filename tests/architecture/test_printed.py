@@ -76,7 +76,7 @@ KINDS = {
 }
 
 
-def found(broken: Iterator[str]) -> list[str]:
+def sorted_faults(broken: Iterator[str]) -> list[str]:
     """Return the faults, sorted and without duplicates."""
     return sorted(set(broken))
 
@@ -86,7 +86,7 @@ def found(broken: Iterator[str]) -> list[str]:
 
 def test_every_command_of_a_page_is_accepted_by_the_parser() -> None:
     assert (
-        found(
+        sorted_faults(
             f"{name}: {fault}"
             for name, text in pages().items()
             for each in lines(text)
@@ -100,7 +100,7 @@ def test_every_command_of_a_page_is_accepted_by_the_parser() -> None:
 def test_every_command_named_in_text_or_an_error_exists() -> None:
     places = {**pages(), **sources("xcray")}
     assert (
-        found(
+        sorted_faults(
             f"{name}: {fault}"
             for name, text in places.items()
             for each in quoted(text)
@@ -156,7 +156,7 @@ def test_every_module_run_by_a_page_exists_with_its_options() -> None:
                     ):
                         yield f"{name}: {module} has no --{option}"
 
-    assert found(broken()) == []
+    assert sorted_faults(broken()) == []
 
 
 def test_every_named_make_target_is_in_the_makefile() -> None:
@@ -202,17 +202,19 @@ def test_every_named_variable_is_read() -> None:
 def test_every_documented_default_is_the_default() -> None:
     def broken() -> Iterator[str]:
         for name, text in PROSE.items():
-            for variable, told in re.findall(r"`XCRAY_([A-Z_]+)`,? \(?([\d,.]*\d)\)", text):
-                if Settings.model_fields[variable.lower()].default != float(told.replace(",", "")):
-                    yield f"{name}: XCRAY_{variable} is not {told}"
+            for variable, report in re.findall(r"`XCRAY_([A-Z_]+)`,? \(?([\d,.]*\d)\)", text):
+                if Settings.model_fields[variable.lower()].default != float(
+                    report.replace(",", "")
+                ):
+                    yield f"{name}: XCRAY_{variable} is not {report}"
         units = {"": 1, "MB": 10**6, "GB": 10**9}
-        for setting, told, unit in re.findall(
+        for setting, report, unit in re.findall(
             r"\| `([a-z_]+)` ([\d,]+)(?: (MB|GB))?\b", PROSE["docs/security.md"]
         ):
-            if Settings.model_fields[setting].default != int(told.replace(",", "")) * units[unit]:
-                yield f"docs/security.md: {setting} is not {told} {unit}"
+            if Settings.model_fields[setting].default != int(report.replace(",", "")) * units[unit]:
+                yield f"docs/security.md: {setting} is not {report} {unit}"
 
-    assert found(broken()) == []
+    assert sorted_faults(broken()) == []
 
 
 # metrics and alerts
@@ -268,18 +270,20 @@ def test_every_named_alert_exists() -> None:
 
 
 def test_every_http_call_of_a_page_is_an_operation(tmp_path: Path) -> None:
-    taken = list(operations(create_app(settings_for(tmp_path / "home")).openapi()))
-    taken += [("GET", re.compile(path)) for path in ("/docs", "/openapi.json", "/")]
+    selection = list(operations(create_app(settings_for(tmp_path / "home")).openapi()))
+    selection += [("GET", re.compile(path)) for path in ("/docs", "/openapi.json", "/")]
 
     def broken() -> Iterator[str]:
         for name, text in pages().items():
             for method, path in calls(text):
                 # A table of README abbreviates paths like this.
                 full = f"/v1/models{path}" if path.startswith("/{name}") else path
-                if not any(method == each and pattern.fullmatch(full) for each, pattern in taken):
+                if not any(
+                    method == each and pattern.fullmatch(full) for each, pattern in selection
+                ):
                     yield f"{name}: {method} {path}"
 
-    assert found(broken()) == []
+    assert sorted_faults(broken()) == []
     assert sum(len(calls(text)) for text in pages().values()) > 40
 
 
@@ -347,7 +351,7 @@ def test_every_object_in_a_kubectl_command_of_notes_is_rendered() -> None:
             "--values",
             str(path),
         ]
-        told = subprocess.run(
+        process = subprocess.run(
             words, capture_output=True, text=True, timeout=120, check=True
         ).stdout.partition("\nNOTES:\n")[2]
         there = {(each["kind"], each["metadata"]["name"]) for each in helm.rendering(name)}
@@ -358,18 +362,18 @@ def test_every_object_in_a_kubectl_command_of_notes_is_rendered() -> None:
         values = path.read_text()
         readers = {
             ("Secret", each)
-            for kind, each in named_objects(told)
+            for kind, each in named_objects(process)
             if kind == "Secret" and f": {each}" in values
         }
-        assert ("Deployment", "xcray-api") in named_objects(told), name
-        assert named_objects(told) - there - operators - readers == set(), name
+        assert ("Deployment", "xcray-api") in named_objects(process), name
+        assert named_objects(process) - there - operators - readers == set(), name
 
 
 # paths, codes, programs
 
 
 def test_every_named_path_exists() -> None:
-    beside = ("", "xcray", "deploy", "helm/xcray", "tests")
+    folders = ("", "xcray", "deploy", "helm/xcray", "tests")
     ours = r"xcray|tests|docs|deploy|helm|benchmarks|notebooks|schedule|training|workers|batch|solvers|kernels|service|jobs|ci|docker|ray|templates"
 
     def broken() -> Iterator[str]:
@@ -383,17 +387,17 @@ def test_every_named_path_exists() -> None:
                 text,
             )
             for each in named:
-                if not any((ROOT / place / each).exists() for place in beside):
+                if not any((ROOT / place / each).exists() for place in folders):
                     yield f"{name}: {each}"
             for each in re.findall(r"`(test_\w+\.py)`", text):
                 if not (ROOT / "tests" / each).exists():
                     yield f"{name}: {each}"
 
-    assert found(broken()) == []
+    assert sorted_faults(broken()) == []
 
 
 def test_every_named_code_is_defined() -> None:
-    given = set(re.findall(r"[\"']([A-Z][A-Z0-9_]{2,})[\"']", "".join(sources("xcray").values())))
+    values = set(re.findall(r"[\"']([A-Z][A-Z0-9_]{2,})[\"']", "".join(sources("xcray").values())))
     named = {
         (name, each)
         for name, text in PROSE.items()
@@ -401,7 +405,7 @@ def test_every_named_code_is_defined() -> None:
         if name != "CONTRIBUTING.md"
     }
     named = {each for each in named if not each[1].startswith(FOREIGN) and each[1] not in NO_CODES}
-    assert {each for each in named if each[1] not in given} == set()
+    assert {each for each in named if each[1] not in values} == set()
     assert len({code for _, code in named}) > 60
 
 

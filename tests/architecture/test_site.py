@@ -42,7 +42,7 @@ def test_reference_pages_list_everything_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "link", "found"),
+    ("page", "link", "result"),
     [
         ("api.md", "[a](../README.md#install)", "[a](index.md#install)"),
         ("index.md", "[a](docs/api.md)", "[a](api.md)"),
@@ -52,9 +52,9 @@ def test_reference_pages_list_everything_there_is() -> None:
         ("api.md", "[a](../nothing.md)", "[a](../nothing.md)"),
     ],
 )
-def test_links_lead_to_pages_of_the_site(page: str, link: str, found: str) -> None:
+def test_links_lead_to_pages_of_the_site(page: str, link: str, result: str) -> None:
     place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-    assert hooks.on_page_markdown(link, place) == found
+    assert hooks.on_page_markdown(link, place) == result
 
 
 @pytest.mark.drill

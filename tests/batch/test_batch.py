@@ -57,11 +57,11 @@ def texts(n):
     return ["" if i == 3 else " ".join(rng.choice(WORDS, 1 + i % 5)) for i in range(n)]
 
 
-def check_answers(found, model, rows, k=3, **among):
+def check_answers(result, model, rows, k=3, **among):
     """Check that the results are bit-identical to those of the predictor."""
     named = Predictor(model).scored_labels(Predictor(model).search(rows, k, **among).top)
-    assert found.column("labels").to_pylist() == [[one.label for one in row] for row in named]
-    assert found.column("scores").to_pylist() == [[one.score for one in row] for row in named]
+    assert result.column("labels").to_pylist() == [[one.label for one in row] for row in named]
+    assert result.column("scores").to_pylist() == [[one.score for one in row] for row in named]
 
 
 # --- input formats
@@ -70,11 +70,11 @@ def check_answers(found, model, rows, k=3, **among):
 @pytest.mark.parametrize("groups", [5, 1000])
 def test_sparse_rows_of_parquet(tmp_path, model, groups):
     X = sparse(40)
-    manifest, found = run(
+    manifest, result = run(
         tmp_path, model, written(tmp_path / "in.parquet", table_of(X), row_group_size=groups)
     )
-    check_answers(found, model, X)
-    assert found.column("row").to_pylist() == list(range(40))
+    check_answers(result, model, X)
+    assert result.column("row").to_pylist() == list(range(40))
     assert [(part["first_row"], part["rows"]) for part in manifest["parts"]] == [
         (0, 7),
         (7, 7),
@@ -91,7 +91,7 @@ def test_sparse_rows_of_parquet(tmp_path, model, groups):
         "rows": 40,
     }
     assert manifest["model"]["sha256"] == model.sha256
-    assert found.schema.types == [pa.int64(), pa.list_(pa.string()), pa.list_(pa.float64())]
+    assert result.schema.types == [pa.int64(), pa.list_(pa.string()), pa.list_(pa.float64())]
     assert read_manifest(tmp_path / "out", verify=True) == manifest
 
 
@@ -101,25 +101,25 @@ def test_sparse_rows_of_parquet(tmp_path, model, groups):
 def test_dense_rows_of_parquet(tmp_path, model, kind):
     rows = np.round(sparse(20).to_scipy().toarray())
     column = pa.array([[float(v) for v in row] for row in rows], pa.list_(pa.float64())).cast(kind)
-    _, found = run(tmp_path, model, written(tmp_path / "in.parquet", pa.table({"values": column})))
-    check_answers(found, model, csr_from(rows))
+    _, result = run(tmp_path, model, written(tmp_path / "in.parquet", pa.table({"values": column})))
+    check_answers(result, model, csr_from(rows))
 
 
 def test_texts_of_parquet_and_ids(tmp_path, reader):
-    given = texts(30)
+    inputs = texts(30)
     columns = {
-        "head": given,
+        "head": inputs,
         "tail": pa.array(["csv"] * 30).dictionary_encode(),
         "key": [f"k{i}" for i in range(30)],
     }
     path = written(tmp_path / "in.parquet", pa.table(columns))
-    _, found = run(tmp_path, reader, path, text_columns=("head", "tail"), id_column="key")
-    check_answers(found, reader, [f"{text} csv" for text in given])
-    assert found.column("id").to_pylist() == columns["key"]
+    _, result = run(tmp_path, reader, path, text_columns=("head", "tail"), id_column="key")
+    check_answers(result, reader, [f"{text} csv" for text in inputs])
+    assert result.column("id").to_pylist() == columns["key"]
 
 
 def test_a_text_column_is_found_and_indices_can_have_any_order(tmp_path, model, reader):
-    given, X = texts(9), sparse(9)
+    inputs, X = texts(9), sparse(9)
     turned = table_of(csr_from(X))
     turned = pa.table(
         {
@@ -128,9 +128,9 @@ def test_a_text_column_is_found_and_indices_can_have_any_order(tmp_path, model, 
         }
     )
     both = written(
-        tmp_path / "in.parquet", turned.append_column("text", pa.array(given, pa.large_string()))
+        tmp_path / "in.parquet", turned.append_column("text", pa.array(inputs, pa.large_string()))
     )
-    check_answers(run(tmp_path, reader, both, "a")[1], reader, given)
+    check_answers(run(tmp_path, reader, both, "a")[1], reader, inputs)
     check_answers(run(tmp_path, model, both, "b")[1], model, X)
 
 
@@ -141,9 +141,9 @@ def test_a_directory_of_parquet_files_is_one_input(tmp_path, model):
     written(folder / "b.parquet", table.slice(10))
     written(folder / "a.parquet", table.slice(0, 10))
     written(folder / "_old.parquet", table)
-    manifest, found = run(tmp_path, model, folder, id_column="key")
-    check_answers(found, model, X)
-    assert found.column("id").to_pylist() == list(range(25))
+    manifest, result = run(tmp_path, model, folder, id_column="key")
+    check_answers(result, model, X)
+    assert result.column("id").to_pylist() == list(range(25))
     assert [part["first_row"] for part in manifest["parts"]] == [0, 7, 10, 17, 24]
     _, again = run(tmp_path, model, folder, "numbered")
     assert again.column("row").to_pylist() == list(range(25))
@@ -157,9 +157,9 @@ def test_svmlight_lines_with_comments_byte_order_mark_and_compression(tmp_path, 
     data = b"\xef\xbb\xbf" + "\r\n".join(["# head", *lines, "", " "]).encode()
     path = tmp_path / f"in.svmlight{suffix}"
     path.write_bytes({"": lambda x: x, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix](data))
-    manifest, found = run(tmp_path, model, path)
-    check_answers(found, model, X)
-    assert found.column("row").to_pylist() == list(range(30))
+    manifest, result = run(tmp_path, model, path)
+    check_answers(result, model, X)
+    assert result.column("row").to_pylist() == list(range(30))
     assert manifest["input"][0]["sha256"] == sha256_file(path)
     assert not list((tmp_path / "out.run").glob("input*"))
 
@@ -181,13 +181,13 @@ def test_xc_zero_based_svmlight_and_rows_without_labels(tmp_path, model):
 
 
 def test_json_lines_of_each_form_and_lines_of_text(tmp_path, model, reader):
-    X, given, path = sparse(20), texts(20), tmp_path / "in.jsonl"
+    X, inputs, path = sparse(20), texts(20), tmp_path / "in.jsonl"
     path.write_text(
-        "\n\n".join(json.dumps({"text": text, "key": i}) for i, text in enumerate(given)) + "\n"
+        "\n\n".join(json.dumps({"text": text, "key": i}) for i, text in enumerate(inputs)) + "\n"
     )
-    _, found = run(tmp_path, reader, path, "a", id_column="key")
-    check_answers(found, reader, given)
-    assert found.column("id").to_pylist() == [str(i) for i in range(20)]
+    _, result = run(tmp_path, reader, path, "a", id_column="key")
+    check_answers(result, reader, inputs)
+    assert result.column("id").to_pylist() == [str(i) for i in range(20)]
     rows = table_of(X).to_pylist()
     path.write_text("\n".join(json.dumps(row) for row in rows))
     check_answers(run(tmp_path, model, path, "b")[1], model, X)
@@ -195,16 +195,16 @@ def test_json_lines_of_each_form_and_lines_of_text(tmp_path, model, reader):
         "\n".join(json.dumps({"values": row}) for row in X.to_scipy().toarray().tolist())
     )
     check_answers(run(tmp_path, model, path, "c")[1], model, X)
-    path.write_text("\n".join(given))
-    check_answers(run(tmp_path, reader, path, "d", format="text")[1], reader, given)
+    path.write_text("\n".join(inputs))
+    check_answers(run(tmp_path, reader, path, "d", format="text")[1], reader, inputs)
 
 
 def test_an_empty_parquet_file_gives_an_empty_output_with_columns(tmp_path, model):
-    manifest, found = run(
+    manifest, result = run(
         tmp_path, model, written(tmp_path / "in.parquet", table_of(sparse(5)).slice(0, 0))
     )
-    assert (manifest["rows"], len(manifest["parts"]), found.num_rows) == (0, 1, 0)
-    assert found.column_names == ["row", "labels", "scores"]
+    assert (manifest["rows"], len(manifest["parts"]), result.num_rows) == (0, 1, 0)
+    assert result.column_names == ["row", "labels", "scores"]
 
 
 # --- options
@@ -214,7 +214,7 @@ def test_allow_deny_sets_and_certificate(tmp_path, model):
     X = sparse(10)
     path = written(tmp_path / "in.parquet", table_of(X))
     sets = {"files": ["csv", "json"]}
-    _, found = run(
+    _, result = run(
         tmp_path,
         model,
         path,
@@ -223,9 +223,9 @@ def test_allow_deny_sets_and_certificate(tmp_path, model):
         label_sets=sets,
         certificate=True,
     )
-    check_answers(found, model, X, allow=["csv", "io"])
-    assert found.column("exact").to_pylist() == [True] * 10
-    assert found.schema.field("bound_gap").type == pa.float64()
+    check_answers(result, model, X, allow=["csv", "io"])
+    assert result.column("exact").to_pylist() == [True] * 10
+    assert result.schema.field("bound_gap").type == pa.float64()
     with pytest.raises(NotFound, match="no such"):
         run(tmp_path, model, path, "b", allow=("no such",))
 
@@ -241,13 +241,13 @@ def test_the_size_of_a_part_is_limited_by_its_output(model):
 
     assert [rows_per_part(n, 5) for n in (1, 10**5, 10**6, 10**9)] == [4096, 4096, 15625, 65536]
     assert rows_per_part(10**9, 1000) == 4194
-    assert [rows_per_part(10**6, 5, wanted) for wanted in (1, 500, 10**6)] == [10, 500, 10**6]
+    assert [rows_per_part(10**6, 5, expected) for expected in (1, 500, 10**6)] == [10, 500, 10**6]
     # 10,000 labels for 10**6 rows would not fit in memory.
     assert rows_per_part(10**6, 10_000, 10**6) == 1677
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("query", "words"),
     [
         ({"format": "xlsx"}, "one of parquet"),
         ({"k": 0}, "from 1"),
@@ -265,9 +265,9 @@ def test_the_size_of_a_part_is_limited_by_its_output(model):
         ({"model": None}, "needs `model`"),
     ],
 )
-def test_a_spec_is_checked_at_construction(asked, words):
+def test_a_spec_is_checked_at_construction(query, words):
     with pytest.raises(ParameterError, match=words):
-        BatchPredictSpec.from_dict({"model": "m", "input": "a.parquet", **asked})
+        BatchPredictSpec.from_dict({"model": "m", "input": "a.parquet", **query})
 
 
 def test_a_spec_is_json_and_back():
@@ -315,13 +315,13 @@ def test_a_bad_row_of_parquet_is_named_or_skipped_and_counted(tmp_path, model, c
     with pytest.raises(DataError, match="row 1: ") as raised:
         run(tmp_path, model, path)
     assert raised.value.code == code
-    manifest, found = run(tmp_path, model, path, "skipping", on_error="skip")
-    assert found.column("row").to_pylist() == [0, 2]
+    manifest, result = run(tmp_path, model, path, "skipping", on_error="skip")
+    assert result.column("row").to_pylist() == [0, 2]
     assert (manifest["rows"], manifest["answered"], manifest["skipped"]) == (3, 2, 1)
     assert [(reason["code"], reason["row"]) for reason in manifest["skipped_reasons"]] == [
         (code, 1)
     ]
-    check_answers(found, model, rows_of(table.take([0, 2])))
+    check_answers(result, model, rows_of(table.take([0, 2])))
 
 
 def rows_of(table):
@@ -340,8 +340,8 @@ def test_bad_rows_of_many_slices_are_counted_and_the_first_twenty_reported(tmp_p
     ]
     table = table.set_column(0, "indices", pa.array(broken, pa.list_(pa.int64())))
     path = written(tmp_path / "in.parquet", table)
-    manifest, found = run(tmp_path, model, path, on_error="skip", part_rows=3000)
-    assert found.column("row").to_pylist() == [i for i in range(5000) if i % 50 != 7]
+    manifest, result = run(tmp_path, model, path, on_error="skip", part_rows=3000)
+    assert result.column("row").to_pylist() == [i for i in range(5000) if i % 50 != 7]
     assert [part["skipped"] for part in manifest["parts"]] == [60, 40]
     assert [reason["row"] for reason in manifest["skipped_reasons"]] == [
         7 + 50 * i for i in range(20)
@@ -370,10 +370,10 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, model, line, code,
     with pytest.raises(DataError) as raised:
         run(tmp_path, model, path)
     assert (line_number, code) in [(error.line, error.code) for error in raised.value.errors]
-    _, found = run(tmp_path, model, path, "skipping", on_error="skip")
+    _, result = run(tmp_path, model, path, "skipping", on_error="skip")
     good = [i for i in range(30) if i != 8]
-    assert found.column("row").to_pylist() == good
-    check_answers(found, model, csr_from(X.to_scipy()[good]))
+    assert result.column("row").to_pylist() == good
+    check_answers(result, model, csr_from(X.to_scipy()[good]))
 
 
 def test_bad_lines_of_json_and_text(tmp_path, reader):
@@ -381,9 +381,9 @@ def test_bad_lines_of_json_and_text(tmp_path, reader):
     path.write_bytes(
         b'{"text": "csv", "n": 1}\n{"text": 7}\n{"txt": "a"}\n\n{"text": "a", "text": "b"}\n\xff\n[1]\n{"text": "json"}\n'
     )
-    manifest, found = run(tmp_path, reader, path, on_error="skip")
-    check_answers(found, reader, ["csv", "json"])
-    assert found.column("row").to_pylist() == [0, 6]
+    manifest, result = run(tmp_path, reader, path, on_error="skip")
+    check_answers(result, reader, ["csv", "json"])
+    assert result.column("row").to_pylist() == [0, 6]
     reasons = [(reason["line"], reason["code"]) for reason in manifest["skipped_reasons"]]
     assert reasons == [
         (2, "FIELD_TYPE"),
@@ -393,9 +393,9 @@ def test_bad_lines_of_json_and_text(tmp_path, reader):
         (7, "FIELD_TYPE"),
     ]
     path.write_bytes(b"csv\n\xfe\n\njson")
-    manifest, found = run(tmp_path, reader, path, "b", format="text", on_error="skip")
-    check_answers(found, reader, ["csv", "", "json"])
-    assert (found.column("row").to_pylist(), manifest["skipped"]) == ([0, 2, 3], 1)
+    manifest, result = run(tmp_path, reader, path, "b", format="text", on_error="skip")
+    check_answers(result, reader, ["csv", "", "json"])
+    assert (result.column("row").to_pylist(), manifest["skipped"]) == ([0, 2, 3], 1)
     nulls = written(tmp_path / "in.parquet", pa.table({"text": ["csv", None]}))
     with pytest.raises(DataError, match="row 1: the text is null"):
         run(tmp_path, reader, nulls, "c")
@@ -483,7 +483,7 @@ def big(tmp_path):
 
 
 def test_pool_and_workers_change_no_byte(tmp_path, model, big):
-    found = [
+    results = [
         digests(run(tmp_path, model, big, name, **how)[0])
         for name, how in {
             "a": {},
@@ -491,8 +491,8 @@ def test_pool_and_workers_change_no_byte(tmp_path, model, big):
             "c": {"pool": "threads", "workers": 3},
         }.items()
     ]
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 18
+    assert results[0] == results[1] == results[2]
+    assert len(results[0]) == 18
 
 
 def test_predictions_do_not_depend_on_the_part_size(tmp_path, model, big):
@@ -518,13 +518,13 @@ def test_a_stopped_run_resumes_and_rebuilds_damaged_parts(tmp_path, model, big):
     whole, _ = run(tmp_path, model, big, "whole")
     stopped_after(10, tmp_path, model, big, tmp_path / "out.run")
     assert not (tmp_path / "out").exists()
-    kept = sorted((tmp_path / "out.run").glob("part-*.parquet"))
-    assert 10 <= len(kept) < 18
-    kept[0].write_bytes(kept[0].read_bytes()[:-1])
-    kept[1].rename(kept[1].with_name("part-99999-" + "0" * 32 + ".parquet"))
+    selection = sorted((tmp_path / "out.run").glob("part-*.parquet"))
+    assert 10 <= len(selection) < 18
+    selection[0].write_bytes(selection[0].read_bytes()[:-1])
+    selection[1].rename(selection[1].with_name("part-99999-" + "0" * 32 + ".parquet"))
     manifest, _ = run(tmp_path, model, big)
     assert digests(manifest) == digests(whole)
-    assert manifest["report"]["rows_kept"] == 7 * (len(kept) - 2)
+    assert manifest["report"]["rows_kept"] == 7 * (len(selection) - 2)
     assert len(manifest["report"]["damaged_parts"]) == 2
 
 
@@ -616,11 +616,11 @@ predict_batch(
 def test_a_stop_takes_effect_within_a_part(tmp_path, model, monkeypatch):
     """A flag set in the first slice of a part stops the run before the next slice."""
     monkeypatch.setattr("xcray.batch.chunk_task.ROWS_PER_STEP", 1)
-    path, flag, seen = written(tmp_path / "in.parquet", table_of(sparse(2000))), StopFlag(), []
+    path, flag, values = written(tmp_path / "in.parquet", table_of(sparse(2000))), StopFlag(), []
     whole = Predictor.search
 
     def answer(self, *rows, **how):
-        seen.append(1)
+        values.append(1)
         flag.set()
         return whole(self, *rows, **how)
 
@@ -628,7 +628,7 @@ def test_a_stop_takes_effect_within_a_part(tmp_path, model, monkeypatch):
     spec = BatchPredictSpec(str(model.path), str(path), pool="serial", part_rows=2000)
     with pytest.raises(Stopped):
         predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "out", stop=flag)
-    assert len(seen) == 1
+    assert len(values) == 1
 
 
 def test_memory_is_bounded_by_slices_not_by_the_file(tmp_path, model, monkeypatch):
@@ -660,16 +660,16 @@ def test_a_row_group_is_decoded_once_per_worker(tmp_path, model, monkeypatch):
     monkeypatch.setattr(
         ParquetCursor,
         "_open_at",
-        lambda self, *given: (opened.append(given[2]), whole(self, *given))[1],
+        lambda self, *inputs: (opened.append(inputs[2]), whole(self, *inputs))[1],
     )
     monkeypatch.setattr("xcray.batch.parquet.MAX_SLICE_ROWS", 3)
     cursor = ParquetCursor()
     ranges = [(0, 7), (14, 21), (21, 28), (35, 42), (7, 14), (90, 100), (98, 99), (0, 100)]
     for first, stop in ranges:
-        found = list(cursor.read(plan.files[0], plan.schema, first, stop, D))
-        rows = [row for _, batch in found for row in batch.to_pylist()]
+        results = list(cursor.read(plan.files[0], plan.schema, first, stop, D))
+        rows = [row for _, batch in results for row in batch.to_pylist()]
         assert rows == table_of(X).slice(first, stop - first).to_pylist()
-        assert [start for start, _ in found][:1] == [first]
+        assert [start for start, _ in results][:1] == [first]
     assert opened == [0, 7, 90, 98, 0]
 
 
@@ -681,9 +681,9 @@ def test_errors_keep_all_fields_between_processes():
         DataErrors([first, DataError("B", "too")]),
         ParameterError("k is 0", hint="more", limit=1),
     ):
-        found = copy.copy(error)  # like unpickling
-        assert type(found) is type(error)
-        assert (str(found), found.as_dict()) == (str(error), error.as_dict())
+        result = copy.copy(error)  # like unpickling
+        assert type(result) is type(error)
+        assert (str(result), result.as_dict()) == (str(error), error.as_dict())
 
 
 def test_progress_counts_rows(tmp_path, model, big):

@@ -23,15 +23,15 @@ def test_more_rounds_and_smaller_eps_improve_and_gaps_are_bounds(
 ) -> None:
     monkeypatch.setattr(convergence, "ROUNDS", (1, 2, 8))
     monkeypatch.setattr(convergence, "EPS", (0.3, 0.01))
-    found = convergence.single_classes(tiny, convergence.sampled(tiny, 10), repeats=1)
-    assert found["gap_is_a_bound"]
-    assert found["gap_of_best"] < 1e-6
+    result = convergence.single_classes(tiny, convergence.sampled(tiny, 10), repeats=1)
+    assert result["gap_is_a_bound"]
+    assert result["gap_of_best"] < 1e-6
     for path in ("by_round", "by_eps"):
-        first, last = found[path][0], found[path][-1]
+        first, last = result[path][0], result[path][-1]
         assert last["above_best"]["median"] < first["above_best"]["median"]
         assert last["gap"]["max"] < first["gap"]["max"]
         assert last["work"] > first["work"]
-    assert all(row["gap"]["max"] <= row["at"] for row in found["by_eps"])
+    assert all(row["gap"]["max"] <= row["at"] for row in result["by_eps"])
     models = convergence.whole_models(tiny)
     assert [row["classes_certified"] for row in models] == [tiny.n_labels] * 2
     assert models[-1]["P@1"] > 0.3
@@ -39,7 +39,7 @@ def test_more_rounds_and_smaller_eps_improve_and_gaps_are_bounds(
         "set": "tiny",
         "labels": tiny.n_labels,
         "rows": tiny.train.n_rows,
-        **found,
+        **result,
         "models": models,
     }
     convergence.picture(whole, tmp_path / "convergence.png")

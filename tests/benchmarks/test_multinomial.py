@@ -17,7 +17,7 @@ from xcray.arrays import csr_from, pattern_from
 
 
 @pytest.fixture(scope="module")
-def given():
+def problem():
     """Return a problem that is small enough for textbook formulas."""
     whole = mlr_data.generated("generated-sparse", 1e-2)
     X, Y = (
@@ -28,21 +28,24 @@ def given():
 
 
 @pytest.fixture(scope="module")
-def best(given):
-    X, Y = given.X.to_scipy().toarray().astype(float), given.Y.to_scipy().toarray().astype(float)
+def best(problem):
+    X, Y = (
+        problem.X.to_scipy().toarray().astype(float),
+        problem.Y.to_scipy().toarray().astype(float),
+    )
     Y /= Y.sum(axis=1, keepdims=True)
-    points = mlr_run.run("L-BFGS", given, 2, math.inf, -math.inf, looks=False)
+    points = mlr_run.run("L-BFGS", problem, 2, math.inf, -math.inf, looks=False)
     c = np.full(len(X), 1.0 / len(X))
     W = np.zeros((X.shape[1], Y.shape[1]))
-    assert points[0].objective < naive.objective(W, X, Y, c, given.lam)
+    assert points[0].objective < naive.objective(W, X, Y, c, problem.lam)
     assert len(points) > 5
     return points[-1].objective
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("name", list(mlr_run.SOLVERS))
-def test_every_method_reaches_the_best_objective_within_5_percent(name, workers, given, best):
-    points = mlr_run.run(name, given, workers, 120.0, 1.05 * best)
+def test_every_method_reaches_the_best_objective_within_5_percent(name, workers, problem, best):
+    points = mlr_run.run(name, problem, workers, 120.0, 1.05 * best)
     assert best <= points[-1].objective * (1 + 1e-5)
     assert points[-1].objective <= 1.05 * best
     assert all(point.objective > 1.05 * best for point in points[:-1])
@@ -51,17 +54,17 @@ def test_every_method_reaches_the_best_objective_within_5_percent(name, workers,
     assert 0.2 < points[-1].micro < 1.0
 
 
-def test_clocks_evaluate_at_intervals_and_at_the_end(given):
-    W = np.zeros((given.X.n_cols, given.Y.n_cols))
-    clock = Clock(given, math.inf, 1.0, looks=True)
+def test_clocks_evaluate_at_intervals_and_at_the_end(problem):
+    W = np.zeros((problem.X.n_cols, problem.Y.n_cols))
+    clock = Clock(problem, math.inf, 1.0, looks=True)
     clock.go()
-    told = [clock.tell(objective, lambda: W) for objective in (3.0, 2.0, 1.0)]
-    assert told == [False, False, True]
+    reports = [clock.record(objective, lambda: W) for objective in (3.0, 2.0, 1.0)]
+    assert reports == [False, False, True]
     assert clock.points[0].micro is not None
-    assert clock.points[2].micro == pytest.approx(mlr_run.held_out(given, W)[0])
-    blind = Clock(given, 0.0, 0.0, looks=False)
+    assert clock.points[2].micro == pytest.approx(mlr_run.held_out(problem, W)[0])
+    blind = Clock(problem, 0.0, 0.0, looks=False)
     blind.go()
-    assert blind.tell(3.0, lambda: W)
+    assert blind.record(3.0, lambda: W)
     assert blind.points[0].micro is None
 
 
@@ -84,9 +87,11 @@ def test_times_come_from_the_points():
 
 def test_thinned_points_keep_evaluated_points():
     points = [Point(float(i), 1.0, 0.5 if i % 97 == 0 else None, None) for i in range(1000)]
-    kept = mlr.thinned(points, 100)
-    assert len(kept) <= 111
-    assert {point.seconds for point in points if point.micro} <= {point.seconds for point in kept}
+    selection = mlr.thinned(points, 100)
+    assert len(selection) <= 111
+    assert {point.seconds for point in points if point.micro} <= {
+        point.seconds for point in selection
+    }
 
 
 def test_the_picture_has_one_row_of_panels_per_set(tmp_path):
@@ -115,6 +120,6 @@ def test_problems_can_be_restricted_to_labels_rows_and_features():
     ]
     assert mlr_data.labelled(Y, 0).tolist() == [0, 1, 3]
     assert len(mlr_data.labelled(Y, 2)) == 2
-    kept, held = mlr_data.of_features(mlr_data.take_rows(X, np.array([0, 3])), X)
-    assert kept.to_scipy().toarray().tolist() == [[3.0, 4.0], [1.0, 0.0]]
-    assert held.shape == (4, 2)
+    selection, state = mlr_data.of_features(mlr_data.take_rows(X, np.array([0, 3])), X)
+    assert selection.to_scipy().toarray().tolist() == [[3.0, 4.0], [1.0, 0.0]]
+    assert state.shape == (4, 2)

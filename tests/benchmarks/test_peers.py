@@ -64,9 +64,9 @@ def test_restricted_measures_count_rows_of_the_sample_only(tmp_path: Path) -> No
         np.mean([[truth[i, label] for label in top[i, :k]] for i in np.flatnonzero(rows)])
         for k in (1, 3, 5)
     ]
-    found = measures_sample(top, data, columns)
-    assert found["rows"] == rows.sum()
-    assert [found[f"P@{k}"] for k in (1, 3, 5)] == [round(100 * float(hit), 2) for hit in hits]
+    result = measures_sample(top, data, columns)
+    assert result["rows"] == rows.sum()
+    assert [result[f"P@{k}"] for k in (1, 3, 5)] == [round(100 * float(hit), 2) for hit in hits]
 
 
 def test_missing_predictions_count_as_misses(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def simulated(
 def test_one_worker_only_computes(order):
     outcome = simulated("a", 5, 2, order, shards=3)
     assert outcome.makespan == outcome.busy == 5 * 2 * 3 * CELL
-    assert (outcome.sent, outcome.most_sent, outcome.driver) == (0.0, 0.0, 0.0)
+    assert (outcome.bytes_sent, outcome.most_sent, outcome.driver) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -42,7 +42,7 @@ def test_two_nodes_with_one_block_each_wait_for_transfers(order):
     assert outcome.busy == 12 * CELL
     if order in ("ring", "sync"):
         assert outcome.makespan == 6 * CELL + 5 * TRAVEL
-        assert outcome.sent == 2 * outcome.most_sent == 2 * 5 * 10.0
+        assert outcome.bytes_sent == 2 * outcome.most_sent == 2 * 5 * 10.0
     assert 6 * CELL + 3 * TRAVEL <= outcome.makespan <= 6 * CELL + 5 * TRAVEL
 
 
@@ -59,10 +59,10 @@ def test_slow_transfers_determine_the_time():
 
 
 def test_no_transfer_within_a_node_and_one_crossing_per_node_in_a_ring():
-    assert simulated("aa", 4, 2, "ring").sent == 0.0
+    assert simulated("aa", 4, 2, "ring").bytes_sent == 0.0
     # Blocks that start at a node's second worker return to it.
-    assert simulated("aabb", 8, 1, "ring").sent == 8 * 10.0 + 4 * 10.0
-    assert simulated("abab", 8, 1, "ring").sent == 8 * 3 * 10.0
+    assert simulated("aabb", 8, 1, "ring").bytes_sent == 8 * 10.0 + 4 * 10.0
+    assert simulated("abab", 8, 1, "ring").bytes_sent == 8 * 3 * 10.0
 
 
 def test_messages_and_the_driver_take_time():
@@ -81,8 +81,8 @@ def test_number_of_blocks_held_by_a_node():
     Each of two nodes holds its own blocks, those received, and those sent until their visit is
     reported.
     """
-    assert simulated("a", 4, 2, "ring").held == 4 + 1
-    assert 2 <= simulated("ab", 4, 2, "ring").held <= 5
+    assert simulated("a", 4, 2, "ring").most_blocks == 4 + 1
+    assert 2 <= simulated("ab", 4, 2, "ring").most_blocks <= 5
 
 
 @pytest.mark.parametrize("order", ORDERS)

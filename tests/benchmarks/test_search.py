@@ -13,7 +13,7 @@ import pytest
 from benchmarks.search import instructions as search_instructions
 from benchmarks.search import peers as search_peers
 from benchmarks.search import profile as search_profile
-from benchmarks.search.cases import biases, drawn, learned, unit
+from benchmarks.search.cases import biases, learned, random_matrix, unit
 from benchmarks.search.equality import searcher
 from benchmarks.search.models import Subject, arrays_of, csr_bytes, index_bytes, repeated, row, some
 from benchmarks.search.timing import (
@@ -35,7 +35,7 @@ from xcray.index.inverted import InvertedIndex
 def subject() -> Subject:
     """Return a small model with 120 queries."""
     rng = np.random.default_rng(8)
-    W, X = drawn(rng, 300, 80, 8, learned), unit(drawn(rng, 120, 80, 9))
+    W, X = random_matrix(rng, 300, 80, 8, learned), unit(random_matrix(rng, 120, 80, 9))
     index = InvertedIndex.build(W, biases(rng, 300))
     b = biases(np.random.default_rng(1), 300)
     model: Any = SimpleNamespace(
@@ -121,13 +121,17 @@ def test_recall_accepts_any_of_tied_labels() -> None:
 
 
 def test_batches_report_rates_and_their_ratio() -> None:
-    told = batches(
+    report = batches(
         Engine("even", lambda *_: ([], []), lambda rows, k, threads: rows / 100.0 / threads),
         50,
         5,
         3,
     )
-    assert (told["per_second_1"], told["per_second_2"], told["speedup"]) == (100.0, 200.0, 2.0)
+    assert (report["per_second_1"], report["per_second_2"], report["speedup"]) == (
+        100.0,
+        200.0,
+        2.0,
+    )
 
 
 def test_bandwidth_is_plausible() -> None:
@@ -150,9 +154,9 @@ def test_rows_are_drawn_repeated_and_cut_out(subject: Subject) -> None:
 def test_bytes_of_an_index_count_shared_memory_once(subject: Subject) -> None:
     W, b = subject.model.W, subject.model.b
     one = InvertedIndex.build(W, b)
-    wanted = sum(part.nbytes for matrix in (W, one.postings) for part in matrix[:3]) + 2 * 4 * 300
-    assert index_bytes(one) == wanted
-    assert index_bytes((one, [one, W])) == wanted
+    expected = sum(part.nbytes for matrix in (W, one.postings) for part in matrix[:3]) + 2 * 4 * 300
+    assert index_bytes(one) == expected
+    assert index_bytes((one, [one, W])) == expected
     assert index_bytes(searcher(W, b)) >= W.nnz * 4
     assert len(list(arrays_of(CSR(*W), set()))) == 3
     assert csr_bytes(subject.model) == 8 * W.nnz + 8 * 301

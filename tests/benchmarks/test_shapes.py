@@ -127,11 +127,11 @@ def test_ranks_follow_their_distribution(exponent: float, shift: float) -> None:
     edges = np.arange(n + 1) + shift
     integral = np.log(edges) if exponent == 1.0 else edges ** (1.0 - exponent) / (1.0 - exponent)
     expected = np.diff(integral) / (integral[-1] - integral[0])
-    found = (
+    result = (
         np.bincount(ranks((np.arange(200_000) + 0.5) / 200_000, n, exponent, shift), minlength=n)
         / 200_000
     )
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    np.testing.assert_allclose(result, expected, atol=2e-5)
 
 
 def test_label_uses_add_up_between_their_bounds() -> None:
@@ -144,7 +144,7 @@ def test_label_uses_add_up_between_their_bounds() -> None:
 def test_words_from_labels_make_rows_learnable(tmp_path: Path) -> None:
     """With more words from the labels, the nearest row more often shares a label."""
 
-    def found(from_labels: float) -> float:
+    def share_of_matches(from_labels: float) -> float:
         dataset = generate(
             replace(TINY, from_labels=from_labels, from_topics=0.0), tmp_path / str(from_labels)
         )
@@ -153,7 +153,7 @@ def test_words_from_labels_make_rows_learnable(tmp_path: Path) -> None:
         own = dataset.test.Y.to_scipy().toarray().astype(bool)
         return float((labels_of(dataset)[nearest] & own).any(axis=1).mean())
 
-    little, much = found(0.05), found(0.6)
+    little, much = share_of_matches(0.05), share_of_matches(0.6)
     assert little < 0.5 * much
 
 
@@ -182,11 +182,11 @@ def test_a_set_is_generated_trained_and_cached(tmp_path: Path) -> None:
 def test_statistics_count_postings_per_query(tmp_path: Path) -> None:
     prepare("lshtc1", tmp_path, scale=0.01, threads=1)
     dataset, model = Dataset.open(tmp_path / "dataset"), Model.open(tmp_path / "model")
-    found = statistics(dataset, model)
+    result = statistics(dataset, model)
     queries, weights = dataset["test"].X.to_scipy(), model.W.to_scipy()
     touched = (queries != 0).astype(np.int64) @ (weights != 0).astype(np.int64).T
-    assert found["postings_per_query"] == pytest.approx(touched.sum() / queries.shape[0], abs=0.06)
-    assert found["weights_per_label"] == pytest.approx(weights.nnz / 120, abs=0.006)
+    assert result["postings_per_query"] == pytest.approx(touched.sum() / queries.shape[0], abs=0.06)
+    assert result["weights_per_label"] == pytest.approx(weights.nnz / 120, abs=0.006)
 
 
 def test_every_shape_is_valid_at_every_scale() -> None:

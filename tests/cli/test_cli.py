@@ -278,8 +278,10 @@ from xcray.cli.main import main
 main(["--help"])
 print("heavy:", *[m for m in ("numpy", "numba", "ray", "fastapi", "sklearn", "pyarrow") if m in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "heavy:"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.splitlines()[-1] == "heavy:"
 
 
 # Ctrl-C
@@ -314,7 +316,7 @@ def test_the_first_interrupt_stops_gracefully_and_the_second_at_once() -> None:
 def test_on_a_terminal_tables_are_aligned() -> None:
     code = "from xcray.cli.terminal import output; output.print_table(['name', 'n'], [['alpha', 1], ['b', 22]])"
     controller, terminal = pty.openpty()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], stdout=terminal, stderr=subprocess.PIPE, check=True
     )
     os.close(terminal)
@@ -324,7 +326,7 @@ def test_on_a_terminal_tables_are_aligned() -> None:
             pieces.append(piece)
     os.close(controller)
     shown = re.sub(r"\x1b\[\d*m", "", b"".join(pieces).decode())
-    assert done.stderr == b""
+    assert process.stderr == b""
     assert "\t" not in shown
     assert [line.split() for line in shown.splitlines()] == [
         ["name", "n"],

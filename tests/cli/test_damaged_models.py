@@ -22,7 +22,7 @@ COMMANDS = ("predict", "explain")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a small text model."""
     place = tmp_path_factory.mktemp("damaged")
     texts = {"a": "apple pear", "b": "hammer saw", "c": "owl robin", "d": "rain snow"}
@@ -36,9 +36,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model(whole: Path, tmp_path: Path) -> Path:
+def model(complete_model: Path, tmp_path: Path) -> Path:
     """Return a copy of the model that the test can damage."""
-    return Path(shutil.copytree(whole, tmp_path / "m"))
+    return Path(shutil.copytree(complete_model, tmp_path / "m"))
 
 
 def refuses(command: str, model: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:

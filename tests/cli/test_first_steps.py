@@ -35,18 +35,18 @@ def test_labels_are_listed_and_shown(model: Path, capsys: pytest.CaptureFixture[
     assert run("labels", "list", model, "--contains", first["label"].upper()) == 0
     assert first["label"] in capsys.readouterr().out
     assert run("labels", "show", model, first["label"], "--features", "1", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["label"], len(found["features"])) == (first["label"], 1)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["label"], len(document["features"])) == (first["label"], 1)
     assert run("labels", "show", model, first["label"]) == 0
     assert "similar label" in capsys.readouterr().out
 
 
 def test_solvers_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("solvers", "--json") == 0
-    found = json.loads(capsys.readouterr().out)["solvers"]
-    assert [each["name"] for each in found] == list(SOLVERS)
-    assert found[0]["parameters"] == json.loads(json.dumps(parameter_table("ppdsparse")))
-    assert all(each["help"] and each["family"] for each in found)
+    document = json.loads(capsys.readouterr().out)["solvers"]
+    assert [each["name"] for each in document] == list(SOLVERS)
+    assert document[0]["parameters"] == json.loads(json.dumps(parameter_table("ppdsparse")))
+    assert all(each["help"] and each["family"] for each in document)
     assert run("solvers", "dsmlr") == 0
     assert "lbfgs_switch_tol" in capsys.readouterr().out
     assert run("solvers", "svm") == 2

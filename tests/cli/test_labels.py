@@ -24,24 +24,26 @@ def read(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a data set of labels a to d and a model trained on it."""
-    place = tmp_path_factory.mktemp("labels")
+    folder = tmp_path_factory.mktemp("labels")
     texts = {"a": "apple pear", "b": "hammer saw", "c": "owl robin", "d": "rain snow"}
     rows = [
         {"text": f"{text} {i}", "labels": [name]} for i in range(6) for name, text in texts.items()
     ]
-    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    build("jsonl", {"train": place / "rows.jsonl"}, place / "data", BuildOptions(test_fraction=0.2))
-    assert run("train", place / "data", "--out", place / "model", "--json") == 0
-    return place
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build(
+        "jsonl", {"train": folder / "rows.jsonl"}, folder / "data", BuildOptions(test_fraction=0.2)
+    )
+    assert run("train", folder / "data", "--out", folder / "model", "--json") == 0
+    return folder
 
 
 def test_every_change_from_the_command_line(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        run("labels", "remove", place / "model", "b", "c", "--out", tmp_path / "less", "--json")
+        run("labels", "remove", folder / "model", "b", "c", "--out", tmp_path / "less", "--json")
         == 0
     )
     assert read(capsys)["report"]["labels"] == 2
@@ -51,7 +53,7 @@ def test_every_change_from_the_command_line(
             "add",
             tmp_path / "less",
             "--dataset",
-            place / "data",
+            folder / "data",
             "--out",
             tmp_path / "more",
             "--labels",
@@ -71,7 +73,7 @@ def test_every_change_from_the_command_line(
         "--into",
         "ab",
         "--dataset",
-        place / "data",
+        folder / "data",
         "--out",
         tmp_path / "one",
     ]
@@ -88,7 +90,7 @@ def test_every_change_from_the_command_line(
         "a",
         "d",
         "--dataset",
-        place / "data",
+        folder / "data",
         "--out",
         tmp_path / "again",
     ]
@@ -103,13 +105,13 @@ def test_every_change_from_the_command_line(
     ]
 
 
-def test_names_from_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_from_files(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gone.txt").write_text("a\n\nb\n")
     assert (
         run(
             "labels",
             "remove",
-            place / "model",
+            folder / "model",
             "--labels-file",
             tmp_path / "gone.txt",
             "--out",
@@ -150,7 +152,7 @@ def test_names_from_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_bad_input(
-    place: Path,
+    folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -161,7 +163,7 @@ def test_bad_input(
     (tmp_path / "bad.json").write_text("{")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    known = {"MODEL": place / "model", "DATA": place / "data"}
+    known = {"MODEL": folder / "model", "DATA": folder / "data"}
     assert run(*(known.get(word, word) for word in words), "--out", tmp_path / "new", "--json") == 2
     assert fix in json.loads(capsys.readouterr().err)["message"]
     assert sorted(tmp_path.iterdir()) == before

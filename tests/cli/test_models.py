@@ -17,7 +17,7 @@ from xcray.service.app import create_app
 from xcray.service.app_state import AppState
 
 
-class Place(NamedTuple):
+class ServerSetup(NamedTuple):
     """A served app with three versions of docs."""
 
     url: str
@@ -25,46 +25,46 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
     home = tmp_path_factory.mktemp("models") / "home"
     app = create_app(settings_for(home))
     app_state: AppState = app.state.app_state
     for version in (1, 2, 3):
         publish(app_state.registry, "docs", home / "staged", seed=version)
     with serving(app) as url:
-        yield Place(url, app_state)
+        yield ServerSetup(url, app_state)
 
 
-def run(place: Place, *arguments: Any) -> int:
+def run(server: ServerSetup, *arguments: Any) -> int:
     """Run a command of `xcray models`."""
-    return main(["models", *(str(each) for each in arguments), "--server", place.url])
+    return main(["models", *(str(each) for each in arguments), "--server", server.url])
 
 
-def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_splits_and_shadows(server: ServerSetup, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1)
+        run(server, "alias", "docs", "prod", "--split", "1=0.9,2=0.1", "--shadow", 3, "--share", 1)
         == 0
     )
     assert "docs@prod points to version 1:90%+2:10% (3)" in capsys.readouterr().out
-    with Client(place.url) as client:
+    with Client(server.url) as client:
         for _ in range(4):
             client.predict("docs@prod", list(TEXTS))
         # a copy is queued just after its reply was sent, so by the time this request is answered
         split = client.models.get("docs")["splits"]["prod"]["split"]
         assert split[1] == {"version": 2, "weight": 0.1}
-        place.app_state.shadows.wait_until_idle()
+        server.app_state.shadows.wait_until_idle()
         view = client.models.shadow("docs", "prod")
         assert view["shadow"] == {"version": 3, "weight": 1.0}
         assert sum(pair["rows"] for pair in view["pairs"]) == 4 * len(TEXTS)
-    assert run(place, "shadow", "docs", "prod") == 0
+    assert run(server, "shadow", "docs", "prod") == 0
     assert "overlap %" in capsys.readouterr().out
-    assert run(place, "shadow", "docs", "prod", "--json") == 0
+    assert run(server, "shadow", "docs", "prod", "--json") == 0
     assert json.loads(capsys.readouterr().out)["alias"] == "prod"
-    assert run(place, "list") == 0
+    assert run(server, "list") == 0
     assert "prod=1:90%+2:10% (3)" in capsys.readouterr().out
-    assert run(place, "alias", "docs", "prod", 2) == 0
+    assert run(server, "alias", "docs", "prod", 2) == 0
     assert "docs@prod points to version 2\n" in capsys.readouterr().out
-    assert run(place, "alias", "docs", "prod", "--split", "1=0.9,2=0.2") != 0
+    assert run(server, "alias", "docs", "prod", "--split", "1=0.9,2=0.2") != 0
     assert "sum to 1.1" in capsys.readouterr().err
 
 
@@ -73,24 +73,24 @@ def test_splits_and_shadows(place: Place, capsys: pytest.CaptureFixture[str]) ->
     [(), (1, "--split", "1=1"), ("--split", "1"), ("--split", "a=b"), ("--split", "1=0.5,1=0.5")],
 )
 def test_an_invalid_split_is_rejected(
-    place: Place, arguments: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
+    server: ServerSetup, arguments: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(place, "alias", "docs", "other", *arguments) == 2
+    assert run(server, "alias", "docs", "other", *arguments) == 2
     assert capsys.readouterr().err
 
 
-def test_load_and_unload(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(place, "load", "docs:1") == 0
+def test_load_and_unload(server: ServerSetup, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(server, "load", "docs:1") == 0
     assert "version 1 is loaded" in capsys.readouterr().out
-    with Client(place.url) as client:
+    with Client(server.url) as client:
         assert client.models.get("docs")["states"][0] == {
             "version": 1,
             "state": "LOADED",
             "reason": None,
         }
-        assert run(place, "unload", "docs") == 0
+        assert run(server, "unload", "docs") == 0
         assert {state["state"] for state in client.models.get("docs")["states"]} == {"AVAILABLE"}
-    assert run(place, "load", "nothing") != 0
+    assert run(server, "load", "nothing") != 0
     assert "there is no model" in capsys.readouterr().err
 
 

@@ -41,16 +41,24 @@ def run(*arguments: Any) -> int:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with texts, and the data set and model that the commands made from them."""
-    place = tmp_path_factory.mktemp("cli")
-    (place / "texts.jsonl").write_text(lines())
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "texts.jsonl").write_text(lines())
     assert (
-        run("data", "build", "jsonl", place / "texts.jsonl", place / "data", "--test-fraction", 0.2)
+        run(
+            "data",
+            "build",
+            "jsonl",
+            folder / "texts.jsonl",
+            folder / "data",
+            "--test-fraction",
+            0.2,
+        )
         == 0
     )
-    assert run("train", place / "data", "--out", place / "model", "--name", "things") == 0
-    return place
+    assert run("train", folder / "data", "--out", folder / "model", "--name", "things") == 0
+    return folder
 
 
 def read(capsys: pytest.CaptureFixture[str]) -> Any:
@@ -60,28 +68,32 @@ def read(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(captured.out)
 
 
-def test_data_info(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("data", "info", place / "data", "--verify", "--json") == 0
-    found = read(capsys)
-    assert (found["n_labels"], found["text"], found["skipped"]) == (5, True, 0)
-    assert sum(split["n_rows"] for split in found["splits"].values()) == 120
-    assert found["frequent_labels"][0][0] == "thing"
-    assert run("data", "info", place / "data") == 0
+def test_data_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "info", folder / "data", "--verify", "--json") == 0
+    document = read(capsys)
+    assert (document["n_labels"], document["text"], document["skipped"]) == (5, True, 0)
+    assert sum(split["n_rows"] for split in document["splits"].values()) == 120
+    assert document["frequent_labels"][0][0] == "thing"
+    assert run("data", "info", folder / "data") == 0
     shown = capsys.readouterr().out
     assert "content hash" in shown
     assert "thing (" in shown
 
 
 def test_data_check_lists_bad_lines(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("data", "check", "jsonl", place / "texts.jsonl") == 0
+    assert run("data", "check", "jsonl", folder / "texts.jsonl") == 0
     capsys.readouterr()
     bad = tmp_path / "bad.svm"
     bad.write_text("1 1:0.5\n2 1:x\n1 0:1\n")
     assert run("data", "check", "svmlight", bad, "--json") == 2
-    found = read(capsys)
-    assert (found["rows"], found["n_bad"], [error["line"] for error in found["errors"]]) == (
+    document = read(capsys)
+    assert (
+        document["rows"],
+        document["n_bad"],
+        [error["line"] for error in document["errors"]],
+    ) == (
         1,
         2,
         [2, 3],
@@ -122,21 +134,21 @@ def test_options_reach_nested_parameters(
 ) -> None:
     options = ["-o", "synthetic.rows=50", "-o", "synthetic.labels=7", "-o", "synthetic.features=30"]
     assert run("data", "build", "synthetic", tmp_path / "out", *options, "--seed", 3, "--json") == 0
-    found = read(capsys)
+    document = read(capsys)
     assert (
-        found["n_labels"],
-        found["n_features"],
-        sum(s["n_rows"] for s in found["splits"].values()),
+        document["n_labels"],
+        document["n_features"],
+        sum(s["n_rows"] for s in document["splits"].values()),
     ) == (7, 30, 50)
 
 
 def test_train_output_and_errors(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
         run(
             "train",
-            place / "data",
+            folder / "data",
             "--out",
             tmp_path / "again",
             "-p",
@@ -148,13 +160,13 @@ def test_train_output_and_errors(
         == 0
     )
     again = read(capsys)
-    assert run("models", "show", place / "model", "--json") == 0
+    assert run("models", "show", folder / "model", "--json") == 0
     assert read(capsys)["sha256"] == again["sha256"]  # another pool gives the same bytes
     assert set(again["measures"]) >= {"P@1", "P@3", "nDCG@5"}
     assert not (tmp_path / "again.run").exists()
-    assert run("train", place / "data", "--out", tmp_path / "again") == 1
+    assert run("train", folder / "data", "--out", tmp_path / "again") == 1
     assert "exists already" in capsys.readouterr().err
-    assert run("train", place / "data", "--out", tmp_path / "other", "-p", "lam=-1") == 2
+    assert run("train", folder / "data", "--out", tmp_path / "other", "-p", "lam=-1") == 2
     assert "lam must be" in capsys.readouterr().err
 
 
@@ -168,12 +180,14 @@ def test_train_lists_parameters(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_predict_texts_and_lines(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("predict", place / "model", "an apple and a pear", "owl", "-k", 2, "--json") == 0
-    found = read(capsys)["predictions"]
-    assert [len(answer["labels"]) for answer in found] == [2, 2]
-    assert [{one["label"] for one in answer["labels"]} & {"fruit", "bird"} for answer in found] == [
+    assert run("predict", folder / "model", "an apple and a pear", "owl", "-k", 2, "--json") == 0
+    document = read(capsys)["predictions"]
+    assert [len(answer["labels"]) for answer in document] == [2, 2]
+    assert [
+        {one["label"] for one in answer["labels"]} & {"fruit", "bird"} for answer in document
+    ] == [
         {"fruit"},
         {"bird"},
     ]
@@ -182,9 +196,9 @@ def test_predict_texts_and_lines(
     os.close(writer)
     with os.fdopen(reader) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        assert run("predict", place / "model", "-k", 2, "--json") == 0
-    assert read(capsys)["predictions"] == found
-    assert run("predict", place / "model", "owl") == 0
+        assert run("predict", folder / "model", "-k", 2, "--json") == 0
+    assert read(capsys)["predictions"] == document
+    assert run("predict", folder / "model", "owl") == 0
     assert capsys.readouterr().out.splitlines()[0] == "owl"
 
 
@@ -204,29 +218,31 @@ def test_predict_rows_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "no text pipeline" in capsys.readouterr().err
 
 
-def test_explain_sums_to_the_score(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("explain", place / "model", "apple pear", "--label", "fruit", "--json") == 0
-    found = read(capsys)
-    parts = sum(part["contribution"] for part in found["contributions"])
-    assert found["label"] == "fruit"
-    assert found["score"] == pytest.approx(parts + found["rest"] + found["bias"], abs=1e-9)
-    assert {part["feature"] for part in found["contributions"]} <= {"apple", "pear"}
-    assert run("explain", place / "model", "apple pear", "--label", "no such") == 2
+def test_explain_sums_to_the_score(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("explain", folder / "model", "apple pear", "--label", "fruit", "--json") == 0
+    document = read(capsys)
+    parts = sum(part["contribution"] for part in document["contributions"])
+    assert document["label"] == "fruit"
+    assert document["score"] == pytest.approx(parts + document["rest"] + document["bias"], abs=1e-9)
+    assert {part["feature"] for part in document["contributions"]} <= {"apple", "pear"}
+    assert run("explain", folder / "model", "apple pear", "--label", "no such") == 2
     assert "no such" in capsys.readouterr().err
 
 
 def test_models_card_and_diff(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("models", "card", place / "model") == 0
+    assert run("models", "card", folder / "model") == 0
     assert capsys.readouterr().out.startswith("# Model card")
-    assert run("models", "diff", place / "model", place / "model", "--max-loss", 0, "--json") == 0
-    found = read(capsys)
-    assert (found["same_content"], found["changed"], found["added"]) == (True, [], [])
-    assert run("train", place / "data", "--out", tmp_path / "worse", "-p", "lam=100", "--json") == 0
+    assert run("models", "diff", folder / "model", folder / "model", "--max-loss", 0, "--json") == 0
+    document = read(capsys)
+    assert (document["same_content"], document["changed"], document["added"]) == (True, [], [])
+    assert (
+        run("train", folder / "data", "--out", tmp_path / "worse", "-p", "lam=100", "--json") == 0
+    )
     capsys.readouterr()
     # P@1 fell by more than --max-loss.
-    assert run("models", "diff", place / "model", tmp_path / "worse", "--max-loss", 1) == 1
+    assert run("models", "diff", folder / "model", tmp_path / "worse", "--max-loss", 1) == 1
     assert "changed" in capsys.readouterr().out
 
 
@@ -321,7 +337,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_workflow_over_rest(
-    place: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XCRAY_SERVER", server)
     capsys.readouterr()
@@ -330,7 +346,7 @@ def test_workflow_over_rest(
             "data",
             "upload",
             "jsonl",
-            place / "texts.jsonl",
+            folder / "texts.jsonl",
             "--name",
             "things",
             "-o",
@@ -369,8 +385,8 @@ def test_workflow_over_rest(
     assert run(*submit, "--json") == 0
     assert read(capsys)["id"] == job["id"]  # the same idempotency key returns the same job
     assert run("jobs", "get", job["id"], "--json") == 0
-    assert read(capsys)["result"]["sha256"] == sha256_of(place)
-    for found, wanted in (
+    assert read(capsys)["result"]["sha256"] == sha256_of(folder)
+    for result, expected in (
         (True, ("--status", "SUCCEEDED")),
         (
             True,
@@ -391,8 +407,8 @@ def test_workflow_over_rest(
         (False, ("--name", "others")),
         (False, ("--kind", "predict", "--since", "1h")),
     ):
-        assert run("jobs", "list", *wanted) == 0
-        assert (job["id"] in capsys.readouterr().out) == found
+        assert run("jobs", "list", *expected) == 0
+        assert (job["id"] in capsys.readouterr().out) == result
     for wrong in (
         ("--since", "yesterday"),
         ("--since", "-1h"),
@@ -416,20 +432,20 @@ def test_workflow_over_rest(
     assert capsys.readouterr().out.startswith("# Model card")
 
 
-def sha256_of(place: Path) -> str:
+def sha256_of(folder: Path) -> str:
     """Return the hash of the model that was trained without a server."""
-    return str(json.loads((place / "model" / "manifest.json").read_text())["sha256"])
+    return str(json.loads((folder / "model" / "manifest.json").read_text())["sha256"])
 
 
 def test_predictions_over_rest_equal_those_of_the_directory(
-    place: Path, server: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("apple pear", "owl crow", "-k", 3, "--json")
-    assert run("predict", place / "model", *asked) == 0
+    requests = ("apple pear", "owl crow", "-k", 3, "--json")
+    assert run("predict", folder / "model", *requests) == 0
     here = read(capsys)["predictions"]
-    assert run("predict", "things", *asked, "--server", server) == 0
+    assert run("predict", "things", *requests, "--server", server) == 0
     assert read(capsys)["predictions"] == here
-    assert run("explain", place / "model", "apple pear", "--json") == 0
+    assert run("explain", folder / "model", "apple pear", "--json") == 0
     here = read(capsys)
     assert run("explain", "things", "apple pear", "--server", server, "--json") == 0
     there = read(capsys)
@@ -458,9 +474,9 @@ def test_serve_rejects_invalid_settings(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--home", tmp_path, "--port", 0, "--json") == 0
-    found = read(capsys)
-    assert found["ok"]
-    assert {check["name"]: check["status"] for check in found["checks"]}["training"] in (
+    document = read(capsys)
+    assert document["ok"]
+    assert {check["name"]: check["status"] for check in document["checks"]}["training"] in (
         "ok",
         "warn",
     )

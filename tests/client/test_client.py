@@ -39,7 +39,7 @@ LINES = "".join(
 )
 
 
-class Place:
+class ServerSetup:
     """A served app with a client."""
 
     def __init__(self, app_state: AppState, client: Client) -> None:
@@ -48,7 +48,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
     home = tmp_path_factory.mktemp("client") / "home"
     app = create_app(settings_for(home))
     app_state: AppState = app.state.app_state
@@ -58,30 +58,30 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     app_state.registry.publish("vector", home / "b")
     app_state.store.datasets.add("ready", str(home / "nowhere"))
     with serving(app) as url, Client(url) as client:
-        yield Place(app_state, client)
+        yield ServerSetup(app_state, client)
 
 
-def test_data_sets_and_jobs(place: Place, tmp_path: Path) -> None:
-    client, file = place.client, tmp_path / "docs.jsonl"
+def test_data_sets_and_jobs(server: ServerSetup, tmp_path: Path) -> None:
+    client, file = server.client, tmp_path / "docs.jsonl"
     file.write_text(LINES)
-    made = client.datasets.upload(file, name="docs", format="jsonl", test=file)
-    found = client.datasets.wait(made["id"], seconds=120)
-    assert (found["status"], found["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
-    assert next(one["id"] for one in client.datasets.list()) == found["id"]
-    asked: dict[str, Any] = {
-        "dataset": found["id"],
+    dataset = client.datasets.upload(file, name="docs", format="jsonl", test=file)
+    result = client.datasets.wait(dataset["id"], seconds=120)
+    assert (result["status"], result["stats"]["splits"]["test"]["n_rows"]) == ("READY", 20)
+    assert next(one["id"] for one in client.datasets.list()) == result["id"]
+    request: dict[str, Any] = {
+        "dataset": result["id"],
         "model": "docs",
         "params": {"C": 2.0},
         "name": "my job",
         "priority": 1,
         "calibrate": True,
     }
-    job = client.jobs.submit(**asked, idempotency_key="abc")
+    job = client.jobs.submit(**request, idempotency_key="abc")
     assert job["spec"]["calibrate"] is True
-    assert client.jobs.submit(**asked, idempotency_key="abc") == job
+    assert client.jobs.submit(**request, idempotency_key="abc") == job
     assert (job["name"], job["status"], client.jobs.get(job["id"])) == ("my job", "PENDING", job)
     with pytest.raises(Conflict) as other:
-        client.jobs.submit(dataset=found["id"], model="docs", idempotency_key="abc")
+        client.jobs.submit(dataset=result["id"], model="docs", idempotency_key="abc")
     assert other.value.code == "IDEMPOTENCY_MISMATCH"
     assert client.jobs.stop(job["id"])["status"] == "STOPPED"
     assert [one["id"] for one in client.jobs.list(status="STOPPED")] == [job["id"]]
@@ -92,41 +92,41 @@ def test_data_sets_and_jobs(place: Place, tmp_path: Path) -> None:
     assert running.value.details["state"] == "PENDING"
     client.jobs.stop(job["id"])
     client.jobs.delete(job["id"])
-    client.datasets.delete(found["id"])
+    client.datasets.delete(result["id"])
     with pytest.raises(NotFound):
-        client.datasets.get(found["id"])
+        client.datasets.get(result["id"])
 
 
-def test_lists_continue_over_pages(place: Place) -> None:
-    made = [place.client.jobs.submit(dataset="ready", model="m")["id"] for _ in range(53)]
-    assert [job["id"] for job in place.client.jobs.list()][:53] == made[::-1]
-    for job_id in made:
-        place.client.jobs.stop(job_id)
+def test_lists_continue_over_pages(server: ServerSetup) -> None:
+    results = [server.client.jobs.submit(dataset="ready", model="m")["id"] for _ in range(53)]
+    assert [job["id"] for job in server.client.jobs.list()][:53] == results[::-1]
+    for job_id in results:
+        server.client.jobs.stop(job_id)
 
 
-def test_a_bad_file_is_an_error_with_its_line(place: Place, tmp_path: Path) -> None:
+def test_a_bad_file_is_an_error_with_its_line(server: ServerSetup, tmp_path: Path) -> None:
     file = tmp_path / "bad.svm"
     file.write_text("0 1:1\n0 2:x\n")
-    made = place.client.datasets.upload(file, name="bad", format="svmlight")
+    dataset = server.client.datasets.upload(file, name="bad", format="svmlight")
     with pytest.raises(InputError) as caught:
-        place.client.datasets.wait(made["id"], seconds=120)
+        server.client.datasets.wait(dataset["id"], seconds=120)
     assert (caught.value.code, caught.value.details["line"]) == ("SVM_BAD_VALUE", 2)
     with pytest.raises(NotFound):
-        place.client.datasets.upload(tmp_path / "none", name="bad", format="svmlight")
+        server.client.datasets.upload(tmp_path / "none", name="bad", format="svmlight")
 
 
-def test_predictions_equal_those_of_the_predictor(place: Place) -> None:
+def test_predictions_equal_those_of_the_predictor(server: ServerSetup) -> None:
     texts = ["read rows of a csv file", "socket", ""]
-    predictor = Predictor(Model.open(place.app_state.registry.resolve("text")))
+    predictor = Predictor(Model.open(server.app_state.registry.resolve("text")))
     expected = predictor.scored_labels(predictor.predict(texts, 3))
     for model in ("text", "text:1", "text@latest"):
-        found = place.client.predict(model, texts, top_k=3)
+        answer = server.client.predict(model, texts, top_k=3)
         pairs = [
-            list(zip(one["labels"], one["scores"], strict=True)) for one in found["predictions"]
+            list(zip(one["labels"], one["scores"], strict=True)) for one in answer["predictions"]
         ]
         assert pairs == [[(one.label, one.score) for one in row] for row in expected]
-        assert found["model"] == {"name": "text", "version": 1, "sha256": predictor.model.sha256}
-    why = place.client.explain("text", texts[0], label="csv", top=3)
+        assert answer["model"] == {"name": "text", "version": 1, "sha256": predictor.model.sha256}
+    why = server.client.explain("text", texts[0], label="csv", top=3)
     own = predictor.explain(texts[0], "csv", 3)
     assert (why["score"], why["rank"], why["rest"], why["gap_to_top"]) == (
         own.score,
@@ -139,18 +139,18 @@ def test_predictions_equal_those_of_the_predictor(place: Place) -> None:
     ]
 
 
-def test_sparse_rows(place: Place) -> None:
-    predictor = Predictor(Model.open(place.app_state.registry.resolve("vector")))
+def test_sparse_rows(server: ServerSetup) -> None:
+    predictor = Predictor(Model.open(server.app_state.registry.resolve("vector")))
     dense = np.zeros((1, 6), np.float32)
     dense[0, [4, 1]] = 0.25, -1.5
-    found = place.client.predict("vector", [{"indices": [4, 1], "values": [0.25, -1.5]}], top_k=4)[
-        "predictions"
-    ][0]
-    assert found["scores"] == predictor.predict(dense, 4).scores[0].tolist()
+    answer = server.client.predict(
+        "vector", [{"indices": [4, 1], "values": [0.25, -1.5]}], top_k=4
+    )["predictions"][0]
+    assert answer["scores"] == predictor.predict(dense, 4).scores[0].tolist()
 
 
-def test_models(place: Place) -> None:
-    models = place.client.models
+def test_models(server: ServerSetup) -> None:
+    models = server.client.models
     assert [model["name"] for model in models.list()] == ["text", "vector"]
     assert models.set_alias("text", "prod", 1)["aliases"] == {"latest": 1, "prod": 1}
     assert models.get("text")["latest"] == models.version("text", 1)
@@ -158,7 +158,7 @@ def test_models(place: Place) -> None:
     with pytest.raises(Conflict, match="prod"):
         models.delete_version("text", 1)
     models.delete_alias("text", "prod")
-    assert place.client.health()["status"] == "ok"
+    assert server.client.health()["status"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_models(place: Place) -> None:
     ],
 )
 def test_problems_are_raised_as_their_class(
-    place: Place, ask: Callable[[Client], object], kind: type[XcrayError], code: str
+    server: ServerSetup, ask: Callable[[Client], object], kind: type[XcrayError], code: str
 ) -> None:
     with pytest.raises(XcrayError) as caught:
-        ask(place.client)
+        ask(server.client)
     assert (type(caught.value), caught.value.code) == (kind, code)
 
 
@@ -193,10 +193,10 @@ def test_every_class_of_errors_can_be_raised() -> None:
     assert set(ERROR_CLASSES) == named
 
 
-def test_each_event_is_received_once_until_the_end(place: Place) -> None:
-    store = place.app_state.store
-    job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
-    heard: list[tuple[int, str]] = []
+def test_each_event_is_received_once_until_the_end(server: ServerSetup) -> None:
+    store = server.app_state.store
+    job = server.client.jobs.submit(dataset="ready", model="m", priority=100)
+    reports: list[tuple[int, str]] = []
 
     def run() -> None:
         claimed = store.attempts.claim("test", lease_seconds=60)
@@ -216,14 +216,16 @@ def test_each_event_is_received_once_until_the_end(place: Place) -> None:
 
     runner = threading.Thread(target=run)
     runner.start()
-    ended = place.client.jobs.wait(
-        job["id"], on_event=lambda event: heard.append((event["seq"], event["kind"]))
+    ended = server.client.jobs.wait(
+        job["id"], on_event=lambda event: reports.append((event["seq"], event["kind"]))
     )
     runner.join()
     assert (ended["status"], ended["reason"]) == ("FAILED", "TEST")
-    assert [kind for _, kind in heard].count("progress") == 20
-    assert [seq for seq, _ in heard] == sorted({seq for seq, _ in heard})
-    assert [(event["seq"], event["kind"]) for event in place.client.jobs.events(job["id"])] == heard
+    assert [kind for _, kind in reports].count("progress") == 20
+    assert [seq for seq, _ in reports] == sorted({seq for seq, _ in reports})
+    assert [
+        (event["seq"], event["kind"]) for event in server.client.jobs.events(job["id"])
+    ] == reports
 
 
 # Network failures, simulated by a transport.
@@ -233,16 +235,18 @@ def played(
     *answers: Callable[[httpx.Request], httpx.Response],
 ) -> tuple[Client, list[httpx.Request]]:
     """Return a client that receives the responses in order, and the list of its requests."""
-    asked: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        return answers[min(len(asked), len(answers)) - 1](request)
+        requests.append(request)
+        return answers[min(len(requests), len(answers)) - 1](request)
 
-    return Client("http://xcray.test", transport=httpx.MockTransport(handle), key="secret"), asked
+    return Client(
+        "http://xcray.test", transport=httpx.MockTransport(handle), key="secret"
+    ), requests
 
 
-def lost(request: httpx.Request) -> httpx.Response:
+def lose_connection(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadError("connection reset", request=request)
 
 
@@ -256,19 +260,19 @@ def job_made(_: httpx.Request) -> httpx.Response:
 
 
 def test_a_lost_response_is_retried_with_the_same_key() -> None:
-    client, asked = played(lost, busy, job_made)
+    client, query = played(lose_connection, busy, job_made)
     assert client.jobs.submit(dataset="d", model="m")["id"] == "job_1"
-    assert len({request.headers["idempotency-key"] for request in asked}) == 1
-    assert len({request.content for request in asked}) == 1
-    assert len(asked) == 3
-    assert asked[0].headers["authorization"] == "Bearer secret"
+    assert len({request.headers["idempotency-key"] for request in query}) == 1
+    assert len({request.content for request in query}) == 1
+    assert len(query) == 3
+    assert query[0].headers["authorization"] == "Bearer secret"
 
 
 def test_every_creating_request_has_its_own_key(tmp_path: Path) -> None:
     """Otherwise a retry after a lost response would create the object twice."""
     file = tmp_path / "rows.svm"
     file.write_text("1 1:1\n")
-    seen = set()
+    values = set()
     for calls, make in (
         (2, lambda client: client.datasets.upload(file, name="a", format="svmlight")),
         (1, lambda client: client.datasets.build("a", "pydocs")),
@@ -276,28 +280,28 @@ def test_every_creating_request_has_its_own_key(tmp_path: Path) -> None:
         (1, lambda client: client.jobs.submit(dataset="d", model="m")),
         (2, lambda client: client.jobs.predict("m", format="svmlight", file=file)),
     ):
-        client, asked = played(lost, busy, job_made, lost, busy, job_made)
+        client, query = played(lose_connection, busy, job_made, lose_connection, busy, job_made)
         make(client)
-        keys = [request.headers["idempotency-key"] for request in asked]
+        keys = [request.headers["idempotency-key"] for request in query]
         assert len(keys) == 3 * calls
         assert [len(set(keys[part : part + 3])) for part in range(0, len(keys), 3)] == [1] * calls
-        seen |= set(keys)
-    assert len(seen) == 7
+        values |= set(keys)
+    assert len(values) == 7
 
 
 def test_a_deletion_with_a_lost_response_succeeds() -> None:
-    def gone(_: httpx.Request) -> httpx.Response:
+    def not_found(_: httpx.Request) -> httpx.Response:
         return httpx.Response(
             404, json={"kind": "NotFound", "code": "NOT_FOUND", "detail": "there is no job"}
         )
 
-    client, asked = played(lost, gone)
+    client, request = played(lose_connection, not_found)
     client.jobs.delete("job_1")
-    assert len(asked) == 2
-    client, asked = played(gone)
+    assert len(request) == 2
+    client, request = played(not_found)
     with pytest.raises(NotFound):
         client.jobs.delete("job_1")
-    client, asked = played(busy, gone)  # nothing was lost: the job never existed
+    client, request = played(busy, not_found)  # nothing was lost: the job never existed
     with pytest.raises(NotFound):
         client.jobs.delete("job_1")
 
@@ -321,23 +325,23 @@ def test_retry_after_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
             job_made,
         )
         assert client.jobs.submit(dataset="d", model="m")["id"] == "job_1"
-    by_try = [waited[place::3] for place in range(3)]
-    for told, waits in zip((7, 3, 2), by_try, strict=True):
-        assert told < min(waits) < max(waits) < told + 2
+    by_try = [waited[server::3] for server in range(3)]
+    for report, waits in zip((7, 3, 2), by_try, strict=True):
+        assert report < min(waits) < max(waits) < report + 2
         assert len(set(waits)) > 10
-    client, asked = played(later(429, 61, json=limited))
+    client, request = played(later(429, 61, json=limited))
     with pytest.raises(Unavailable) as caught:
         client.jobs.submit(dataset="d", model="m")
-    assert (len(asked), caught.value.details["retry_after"]) == (1, 61)
+    assert (len(request), caught.value.details["retry_after"]) == (1, 61)
     refused = {"kind": "Refused", "code": "QUOTA", "detail": "100 of your jobs are pending"}
-    client, asked = played(later(429, 1, json=refused))
+    client, request = played(later(429, 1, json=refused))
     with pytest.raises(Refused):
         client.jobs.submit(dataset="d", model="m")
-    assert len(asked) == 1
+    assert len(request) == 1
 
 
-def test_jobs_are_listed_by_filters(place: Place) -> None:
-    client = place.client
+def test_jobs_are_listed_by_filters(server: ServerSetup) -> None:
+    client = server.client
     ids = [
         client.jobs.submit(
             dataset="ready", model=f"list{n % 2}", name=f"listed {n}", timeout_seconds=60
@@ -361,18 +365,18 @@ def test_jobs_are_listed_by_filters(place: Place) -> None:
         client.jobs.stop(job_id)
 
 
-def test_a_log_is_followed_to_its_end(place: Place) -> None:
-    job = place.client.jobs.submit(dataset="ready", model="followed")
-    log = place.app_state.home.log(job["id"])
+def test_a_log_is_followed_to_its_end(server: ServerSetup) -> None:
+    job = server.client.jobs.submit(dataset="ready", model="followed")
+    log = server.app_state.home.log(job["id"])
     log.write_text("one\ntwo\nthree\n")
-    pieces = place.client.jobs.follow_logs(job["id"], tail=2, pause=0.01)
+    pieces = server.client.jobs.follow_logs(job["id"], tail=2, pause=0.01)
     assert next(pieces) == "two\nthree\n"
     with open(log, "a") as out:
         out.write("four\n")
     assert next(pieces) == "four\n"
     with open(log, "a") as out:
         out.write("five\n")
-    place.client.jobs.stop(job["id"])
+    server.client.jobs.stop(job["id"])
     assert list(pieces) == ["five\n"]
 
 
@@ -423,21 +427,21 @@ def test_a_broken_stream_continues_after_the_last_event() -> None:
     def event(seq: int) -> str:
         return f'id: {seq}\nevent: progress\ndata: {{"time": "t", "done": {seq}}}\n\n'
 
-    client, asked = played(
+    client, query = played(
         part(event(1), ": alive\n\n", event(2), "id: 3\nevent: progress\nda"),
-        lost,
+        lose_connection,
         busy,
         part(event(3)),
         lambda _: httpx.Response(204),
     )
-    found: list[Any] = list(client.jobs.events("job_1"))
-    assert [one["data"] for one in found] == [{"done": 1}, {"done": 2}, {"done": 3}]
-    assert [request.headers["last-event-id"] for request in asked] == ["0", "2", "2", "2", "3"]
+    results: list[Any] = list(client.jobs.events("job_1"))
+    assert [one["data"] for one in results] == [{"done": 1}, {"done": 2}, {"done": 3}]
+    assert [request.headers["last-event-id"] for request in query] == ["0", "2", "2", "2", "3"]
 
 
-def test_success_has_a_result(place: Place) -> None:
-    store = place.app_state.store
-    job = place.client.jobs.submit(dataset="ready", model="m", priority=100)
+def test_success_has_a_result(server: ServerSetup) -> None:
+    store = server.app_state.store
+    job = server.client.jobs.submit(dataset="ready", model="m", priority=100)
     claimed = store.attempts.claim("test", lease_seconds=60)
     assert claimed is not None
     store.attempts.finish(
@@ -446,7 +450,7 @@ def test_success_has_a_result(place: Place) -> None:
         SUCCEEDED,
         result={"model": "m", "version": 1, "measures": {"P@1": 0.5}},
     )
-    assert place.client.jobs.wait(job["id"])["result"] == {
+    assert server.client.jobs.wait(job["id"])["result"] == {
         "model": "m",
         "version": 1,
         "measures": {"P@1": 0.5},

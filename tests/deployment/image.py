@@ -63,7 +63,7 @@ runtime = "runc"
 """
 # Part of the suite for `make test`.
 PART: Final = "tests/deployment/test_image.py tests/unit/predict/test_predict.py tests/unit/solvers/test_ppdsparse.py tests/cli/test_cli.py"
-STRANGER: Final = """ARG PYTHON_IMAGE
+UNPRIVILEGED: Final = """ARG PYTHON_IMAGE
 FROM ${PYTHON_IMAGE}
 RUN apt-get update && apt-get install --yes --no-install-recommends make
 """
@@ -112,7 +112,7 @@ class Engine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of the engine. Ends the program on failure, unless `check` is False."""
         command = ["docker"] if self.docker else ["podman", *self.store]
-        ran = subprocess.run(
+        process = subprocess.run(
             [*command, *arguments],
             env=self.environment,
             capture_output=True,
@@ -120,11 +120,11 @@ class Engine:
             timeout=seconds,
             check=False,
         )
-        if check and ran.returncode:
+        if check and process.returncode:
             raise SystemExit(
-                f"{' '.join(arguments[:6])} ... ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-4000:]}"
+                f"{' '.join(arguments[:6])} ... ended with {process.returncode}:\n{process.stdout[-2000:]}{process.stderr[-4000:]}"
             )
-        return ran
+        return process
 
     def inside(
         self, image: str, *command: str, options: Sequence[str] = (), seconds: float = 900
@@ -158,7 +158,7 @@ class Engine:
         file: str = "deploy/docker/Dockerfile",
     ) -> None:
         """Build an image."""
-        told = [
+        reports = [
             word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
         ]
         command = (
@@ -169,8 +169,8 @@ class Engine:
         if not self.docker:
             command += ["--isolation", "chroot", "--network", "host", "--pull-never", *mounts()]
         with open(self.folder / "build.log", "a") as log:
-            ran = subprocess.run(
-                [*command, *told, "-t", image, "-f", file, "."],
+            process = subprocess.run(
+                [*command, *reports, "-t", image, "-f", file, "."],
                 env=self.environment,
                 cwd=context,
                 stdout=log,
@@ -178,7 +178,7 @@ class Engine:
                 timeout=3600,
                 check=False,
             )
-        if ran.returncode:
+        if process.returncode:
             raise SystemExit(
                 f"the build failed:\n{(self.folder / 'build.log').read_text()[-4000:]}"
             )
@@ -186,8 +186,8 @@ class Engine:
 
 def mounts() -> list[str]:
     """Return the mounts that a build needs if the network uses its own certificates."""
-    wanted = [path for path in (CERTIFICATES.parent, Path("/etc/pip.conf")) if path.exists()]
-    return [word for path in wanted for word in ("-v", f"{path}:{path}:ro")]
+    expected = [path for path in (CERTIFICATES.parent, Path("/etc/pip.conf")) if path.exists()]
+    return [word for path in expected for word in ("-v", f"{path}:{path}:ro")]
 
 
 def base_image(engine: Engine, base: str | None) -> str:
@@ -221,9 +221,9 @@ def made_base(tar: Path) -> Path:
         str(tar),
     ]
     say(" ".join(command))
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    if ran.returncode:
-        raise SystemExit(ran.stderr[-3000:])
+    process = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if process.returncode:
+        raise SystemExit(process.stderr[-3000:])
     return tar
 
 
@@ -250,43 +250,43 @@ def expect(condition: bool, problem: str) -> None:
 
 def facts(engine: Engine, image: str) -> dict[str, Any]:
     """Check user, writable files, labels and tools of the image; list its layers by size."""
-    found: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "facts"))
+    document: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "facts"))
     expect(
-        (found["uid"], found["gid"], found["capabilities"]) == (10001, 10001, 0),
-        f"it runs with {found}",
+        (document["uid"], document["gid"], document["capabilities"]) == (10001, 10001, 0),
+        f"it runs with {document}",
     )
     expect(
-        not found["writable"] and not found["setuid"],
-        f"writable {found['writable']}, setuid {found['setuid']}",
+        not document["writable"] and not document["setuid"],
+        f"writable {document['writable']}, setuid {document['setuid']}",
     )
-    expect(not found["tools"], f"tools are left: {found['tools']}")
-    expect(found["kernels"] > 200, f"{found['kernels']} kernels are baked")
-    told = json.loads(engine("image", "inspect", image).stdout)[0]
-    labels = told["Config"]["Labels"]
+    expect(not document["tools"], f"tools are left: {document['tools']}")
+    expect(document["kernels"] > 200, f"{document['kernels']} kernels are baked")
+    content = json.loads(engine("image", "inspect", image).stdout)[0]
+    labels = content["Config"]["Labels"]
     expect(labels["org.opencontainers.image.title"] == "xcray", f"labels {labels}")
     history = engine(
         "history", "--format", "{{.Size}}|{{.CreatedBy}}", "--no-trunc", image
     ).stdout.splitlines()
     layers = [line for line in history if not line.startswith("0B") and not line.startswith("0 B")]
-    found["layers"] = [
+    document["layers"] = [
         f"{size} {by[:90]}" for size, _, by in (line.partition("|") for line in layers)
     ]
-    found["size_mb"] = round(told["Size"] / 1e6)
-    return found
+    document["size_mb"] = round(content["Size"] / 1e6)
+    return document
 
 
 def doctor(engine: Engine, image: str) -> dict[str, Any]:
     """Check that `xcray doctor` finds no problem."""
-    told = json.loads(engine.inside(image, "xcray", "doctor", "--json"))
-    expect(told["ok"], f"doctor says {told}")
-    return {"doctor": {each["name"]: each["status"] for each in told["checks"]}}
+    document = json.loads(engine.inside(image, "xcray", "doctor", "--json"))
+    expect(document["ok"], f"doctor says {document}")
+    return {"doctor": {each["name"]: each["status"] for each in document["checks"]}}
 
 
 def first(engine: Engine, image: str) -> dict[str, Any]:
     """Measure how soon a container answers."""
-    found: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "first"))
-    expect(found["compiled_here"] == [], f"kernels were compiled: {found['compiled_here']}")
-    return found
+    document: dict[str, Any] = json.loads(engine.inside(image, "python", "/inside.py", "first"))
+    expect(document["compiled_here"] == [], f"kernels were compiled: {document['compiled_here']}")
+    return document
 
 
 def processor(engine: Engine, image: str) -> dict[str, Any]:
@@ -313,13 +313,15 @@ def service(
                 f"no health: {engine('logs', name, check=False).stderr[-3000:]}",
             )
             time.sleep(0.2)
-        found = {"seconds_to_health": round(time.monotonic() - started, 1), **work(name)}
+        fields = {"seconds_to_health": round(time.monotonic() - started, 1), **work(name)}
         started = time.monotonic()
         engine("stop", "--time", "60", name)
-        found["seconds_to_stop"] = round(time.monotonic() - started, 1)
-        found["exit_code"] = int(json.loads(engine("inspect", name).stdout)[0]["State"]["ExitCode"])
-        expect(found["exit_code"] in (0, 143), f"it ended with {found['exit_code']}")
-        return found
+        fields["seconds_to_stop"] = round(time.monotonic() - started, 1)
+        fields["exit_code"] = int(
+            json.loads(engine("inspect", name).stdout)[0]["State"]["ExitCode"]
+        )
+        expect(fields["exit_code"] in (0, 143), f"it ended with {fields['exit_code']}")
+        return fields
     finally:
         engine("rm", "--force", "--volumes", name, check=False)
 
@@ -328,8 +330,8 @@ def signals(engine: Engine, image: str) -> dict[str, Any]:
     """Check that process 1 without an init answers and ends on SIGTERM; `train` has an init."""
 
     def nothing(name: str) -> dict[str, Any]:
-        told = engine("exec", name, "xcray", "health", "--ready", "--json").stdout
-        return {"ready": json.loads(told)["ok"]}
+        report = engine("exec", name, "xcray", "health", "--ready", "--json").stdout
+        return {"ready": json.loads(report)["ok"]}
 
     return {"service": service(engine, image, nothing, without=("--init",))}
 
@@ -343,50 +345,52 @@ def train(engine: Engine, image: str) -> dict[str, Any]:
         )
         return {**out, **json.loads(engine("exec", name, "python", "/inside.py", "zombies").stdout)}
 
-    found = service(engine, image, work)
+    result = service(engine, image, work)
     expect(
-        found["threads"]["status"] == found["ray"]["status"] == "SUCCEEDED", f"trainings: {found}"
+        result["threads"]["status"] == result["ray"]["status"] == "SUCCEEDED",
+        f"trainings: {result}",
     )
-    expect(found["threads"]["sha256"] == found["ray"]["sha256"], f"the models differ: {found}")
-    expect(found["zombies"] == 0 and found["compiled_here"] == [], f"left over: {found}")
-    return {"trained": found}
+    expect(result["threads"]["sha256"] == result["ray"]["sha256"], f"the models differ: {result}")
+    expect(result["zombies"] == 0 and result["compiled_here"] == [], f"left over: {result}")
+    return {"trained": result}
 
 
 def cluster(engine: Engine, image: str) -> dict[str, Any]:
     """Check a Ray head: health, dashboard, token, Ray Serve, and programs of a login shell."""
     random = "python -c 'import secrets; print(secrets.token_hex(), end=str())'"
     start = f"umask 077; {random} > $RAY_AUTH_TOKEN_PATH; exec ray start --head --block"
-    told = ["--env", "RAY_AUTH_MODE=token", "--env", "RAY_AUTH_TOKEN_PATH=/tmp/token"]
+    reports = ["--env", "RAY_AUTH_MODE=token", "--env", "RAY_AUTH_TOKEN_PATH=/tmp/token"]
     command = ["sh", "-c", f"{start} --port=6379 --num-cpus=2 --object-store-memory=200000000"]
-    name = engine("run", "--detach", *engine.limits(), *told, image, *command).stdout.strip()
+    name = engine("run", "--detach", *engine.limits(), *reports, image, *command).stdout.strip()
     try:
-        ran = engine("exec", name, "python", "/inside.py", "cluster", seconds=1800, check=False)
+        process = engine("exec", name, "python", "/inside.py", "cluster", seconds=1800, check=False)
         expect(
-            ran.returncode == 0,
-            f"{ran.stderr[-3000:]}\n{engine('logs', name, check=False).stdout[-2000:]}",
+            process.returncode == 0,
+            f"{process.stderr[-3000:]}\n{engine('logs', name, check=False).stdout[-2000:]}",
         )
-        found: dict[str, Any] = json.loads(ran.stdout)
+        document: dict[str, Any] = json.loads(process.stdout)
     finally:
         engine("rm", "--force", "--volumes", name, check=False)
     expect(
-        found["nodes"] == ["ALIVE"]
-        and found["serve"][0] == "200"
-        and min(found["dashboard"].values()) > 0,
-        f"cluster: {found}",
+        document["nodes"] == ["ALIVE"]
+        and document["serve"][0] == "200"
+        and min(document["dashboard"].values()) > 0,
+        f"cluster: {document}",
     )
     expect(
-        found["login_shell"] == [f"/opt/xcray/bin/{each}" for each in ("xcray", "ray", "python")],
-        f"cluster: {found}",
+        document["login_shell"]
+        == [f"/opt/xcray/bin/{each}" for each in ("xcray", "ray", "python")],
+        f"cluster: {document}",
     )
-    return {"cluster": found}
+    return {"cluster": document}
 
 
 def demo(engine: Engine, image: str) -> dict[str, Any]:
     """Run `xcray demo` like `make demo`: a training on Ray through REST, and five queries."""
     started = time.monotonic()
-    told = json.loads(engine.inside(image, "xcray", "demo", "--json", seconds=1800))
-    measures = (told["job"]["result"] or {}).get("measures", {})
-    expect(len(told["answers"]) == 5, f"answers {told['answers']}")
+    document = json.loads(engine.inside(image, "xcray", "demo", "--json", seconds=1800))
+    measures = (document["job"]["result"] or {}).get("measures", {})
+    expect(len(document["answers"]) == 5, f"answers {document['answers']}")
     return {"demo": {"seconds": round(time.monotonic() - started), "P@1": measures.get("P@1")}}
 
 
@@ -398,7 +402,7 @@ def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
     del image
     with tempfile.TemporaryDirectory(dir=engine.folder) as folder:
         clone, machine = checkout(Path(folder) / "clone"), "xcray-stranger:test"
-        (Path(folder) / "Dockerfile").write_text(STRANGER)
+        (Path(folder) / "Dockerfile").write_text(UNPRIVILEGED)
         engine.build(Path(folder), machine, {"PYTHON_IMAGE": PYTHON}, "Dockerfile")
         here = ["-v", f"{clone}:{HOME}", "-w", HOME, "--shm-size", "1g", "--init"]
         engine("run", "--rm", *here, machine, "chown", "-R", STRANGE, ".")
@@ -411,7 +415,7 @@ def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
         ):
             started = time.monotonic()
             say(f"{words} in {PYTHON}")
-            ran = engine(
+            process = engine(
                 "run",
                 "--rm",
                 *network,
@@ -424,12 +428,12 @@ def make(engine: Engine, image: str, tests: str = PART) -> dict[str, Any]:
                 check=False,
             )
             expect(
-                ran.returncode == 0,
-                f"{words} ended with {ran.returncode}:\n{ran.stdout[-9000:]}{ran.stderr[-2000:]}",
+                process.returncode == 0,
+                f"{words} ended with {process.returncode}:\n{process.stdout[-9000:]}{process.stderr[-2000:]}",
             )
             out[name] = {
                 "seconds": round(time.monotonic() - started),
-                "last": ran.stdout.strip().splitlines()[-1][:200],
+                "last": process.stdout.strip().splitlines()[-1][:200],
             }
         # So that it can be removed.
         engine("run", "--rm", *here, machine, "chown", "-R", f"{os.getuid()}:{os.getgid()}", ".")
@@ -458,7 +462,7 @@ def main() -> None:
     folder = (chosen.folder or Path(tempfile.mkdtemp(prefix="xcray-image-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     engine, image = Engine(folder), chosen.image or "xcray:test"
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "benchmark": "image",
         "engine": "docker" if engine.docker else "buildah and podman",
     }
@@ -469,19 +473,19 @@ def main() -> None:
             say(f"building {image} (log: {folder / 'build.log'})")
             with tempfile.TemporaryDirectory(dir=folder) as context:
                 engine.build(checkout(Path(context)), image, arguments)
-            found["build_seconds"] = round(time.monotonic() - started)
+            fields["build_seconds"] = round(time.monotonic() - started)
         for name, step in STEPS.items():
             if name not in chosen.skip.split(","):
                 say(f"{name}: {(step.__doc__ or '').splitlines()[0]}")
                 result = make(engine, image, chosen.tests) if step is make else step(engine, image)
                 say(json.dumps(result))
-                found |= result
+                fields |= result
     finally:
         if not chosen.keep and chosen.folder is None:
             if not engine.docker:
                 engine("rmi", "--all", "--force", check=False)
             shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(found))
+    print(json.dumps(fields))
 
 
 if __name__ == "__main__":

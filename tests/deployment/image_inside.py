@@ -113,8 +113,8 @@ def first() -> dict[str, Any]:
         ("baked", {}),
         ("compiled", {"XCRAY_KERNELS": "", "NUMBA_CACHE_DIR": "/tmp/without"}),
     ):
-        told = answered([sys.executable, "-c", ANSWER, str(model)], environment)
-        out[name] = round(float(told[0]), 2)
+        report = answered([sys.executable, "-c", ANSWER, str(model)], environment)
+        out[name] = round(float(report[0]), 2)
     return {"seconds_to_first_answer": out, "compiled_here": missed()}
 
 
@@ -147,7 +147,7 @@ def answered(
 ) -> list[str]:
     """Run a command that must succeed and return its lines."""
     around = {name: value for name, value in os.environ.items() if name not in gone}
-    ran = subprocess.run(
+    process = subprocess.run(
         command,
         env={**around, **environment},
         capture_output=True,
@@ -155,9 +155,9 @@ def answered(
         timeout=900,
         check=False,
     )
-    if ran.returncode:
-        raise SystemExit(ran.stderr)
-    return ran.stdout.splitlines()
+    if process.returncode:
+        raise SystemExit(process.stderr)
+    return process.stdout.splitlines()
 
 
 def missed() -> list[str]:
@@ -186,22 +186,22 @@ def cluster() -> dict[str, Any]:
     wait_for(
         "http://127.0.0.1:8265/api/gcs_healthz", "http://127.0.0.1:52365/api/local_raylet_healthz"
     )
-    page = asked("http://127.0.0.1:8265/", token)
+    page = fetch_page("http://127.0.0.1:8265/", token)
     scripts = re.findall(r'(?:src|href)="\.?/?([^"]+\.(?:js|css))"', page)
     sizes = {
-        name.rpartition("/")[2]: len(asked(f"http://127.0.0.1:8265/{name}", token))
+        name.rpartition("/")[2]: len(fetch_page(f"http://127.0.0.1:8265/{name}", token))
         for name in scripts
     }
-    nodes = json.loads(asked("http://127.0.0.1:8265/api/v0/nodes", token))["data"]["result"][
+    nodes = json.loads(fetch_page("http://127.0.0.1:8265/api/v0/nodes", token))["data"]["result"][
         "result"
     ]
-    told = answered([sys.executable, "-c", SERVE], {"RAY_ADDRESS": "127.0.0.1:6379"}, ())[-2:]
-    found = answered(["bash", "--login", "-c", "command -v xcray ray python"], {}, ())
+    report = answered([sys.executable, "-c", SERVE], {"RAY_ADDRESS": "127.0.0.1:6379"}, ())[-2:]
+    result = answered(["bash", "--login", "-c", "command -v xcray ray python"], {}, ())
     return {
         "dashboard": sizes,
         "nodes": [each["state"] for each in nodes],
-        "serve": told,
-        "login_shell": found,
+        "serve": report,
+        "login_shell": result,
     }
 
 
@@ -219,7 +219,7 @@ def wait_for(*urls: str, seconds: float = 600) -> None:
                 time.sleep(0.3)
 
 
-def asked(url: str, token: Path) -> str:
+def fetch_page(url: str, token: Path) -> str:
     """Return the body of a page that requires Ray's token."""
     with urlopen(
         Request(url, headers={"Authorization": f"Bearer {token.read_text()}"}), timeout=60

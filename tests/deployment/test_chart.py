@@ -66,18 +66,18 @@ def both() -> list[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_both_helms_render_the_same(name: str) -> None:
-    found = [normal(read(template(helm, name))) for helm in both()]
-    assert all(each == found[0] for each in found)
-    assert not found or len(found[0]) >= 8
+    results = [normal(read(template(helm, name))) for helm in both()]
+    assert all(each == results[0] for each in results)
+    assert not results or len(results[0]) >= 8
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_lint_finds_no_fault(name: str) -> None:
     for program in helms().values():
-        said = run(program, "lint", str(CHART), "--strict", "--values", str(values_files()[name]))
-        assert "0 chart(s) failed" in said
-        assert "[WARNING]" not in said
-        assert "[ERROR]" not in said
+        output = run(program, "lint", str(CHART), "--strict", "--values", str(values_files()[name]))
+        assert "0 chart(s) failed" in output
+        assert "[WARNING]" not in output
+        assert "[ERROR]" not in output
 
 
 def test_the_package_contains_exactly_the_needed_files(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_kinds_of_other_projects_are_optional() -> None:
     for name in ("minimal", "serving"):
         assert not {each["kind"] for each in rendering(name)} & {*OTHERS, *CRDS}
     for helm in both()[-1:]:
-        found = [{each["kind"] for each in read(template(helm, name, apis=()))} for name in FILES]
+        results = [{each["kind"] for each in read(template(helm, name, apis=()))} for name in FILES]
         # Nothing depends on the APIs of a cluster.
-        assert found == [{each["kind"] for each in rendering(name)} for name in FILES]
+        assert results == [{each["kind"] for each in rendering(name)} for name in FILES]
 
 
 # Schemas
@@ -126,9 +126,9 @@ def test_objects_are_valid(name: str, version: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_custom_resources_of_kuberay_are_valid(name: str) -> None:
-    found = [thing for thing in rendering(name) if thing["kind"] in CRDS]
-    assert {each["kind"] for each in found} == CUSTOM.get(name, set())
-    for thing in found:
+    results = [thing for thing in rendering(name) if thing["kind"] in CRDS]
+    assert {each["kind"] for each in results} == CUSTOM.get(name, set())
+    for thing in results:
         assert thing["apiVersion"] == "ray.io/v1"
         assert check_custom(thing) == []
         assert unknown_fields(thing) == [], (
@@ -325,16 +325,16 @@ def exists(objects: Objects, name: str, kind: str, named: str) -> bool:
     clusters = {cluster_name(each) for each in objects if each["kind"] in CLUSTER_SPECS}
     if kind == "Secret" and named in clusters:  # KubeRay's token
         return True
-    given = yaml.safe_load(values_files()[name].read_text()) or {}
-    return kind in ("Secret", "PersistentVolumeClaim") and named in set(texts(given))
+    document = yaml.safe_load(values_files()[name].read_text()) or {}
+    return kind in ("Secret", "PersistentVolumeClaim") and named in set(texts(document))
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_referenced_object_exists(name: str) -> None:
     objects = rendering(name)
-    found = list(references(objects))
-    assert len(found) >= 5
-    for owner, kind, named in found:
+    results = list(references(objects))
+    assert len(results) >= 5
+    for owner, kind, named in results:
         assert exists(objects, name, kind, named), f"{owner} names {kind}/{named}"
 
 
@@ -347,12 +347,12 @@ def test_hooks_need_no_object_of_the_release(name: str) -> None:
         if not {"pre-install", "pre-upgrade"} & set(hooks):
             continue
         assert "helm.sh/hook-delete-policy" in thing["metadata"]["annotations"]
-        made = {
+        results = {
             (each["kind"], each["metadata"]["name"])
             for each in objects
             if "helm.sh/hook" not in each["metadata"].get("annotations", {})
         }
-        assert not made & {(kind, named) for _, kind, named in references([thing])}
+        assert not results & {(kind, named) for _, kind, named in references([thing])}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -447,8 +447,8 @@ def test_ray_has_one_version_in_chart_image_and_package() -> None:
     )
     assert pinned == [version]
     project = (ROOT / "pyproject.toml").read_text()
-    (wanted,) = re.findall(r'^ray = \["(ray\[default\][^"]*)"\]', project, re.MULTILINE)
-    assert version in Requirement(wanted).specifier
+    (expected,) = re.findall(r'^ray = \["(ray\[default\][^"]*)"\]', project, re.MULTILINE)
+    assert version in Requirement(expected).specifier
     for name in FILES:
         for thing in rendering(name):
             spec = cluster_spec(thing)
@@ -479,8 +479,8 @@ def test_dashboards_and_rules_are_in_the_chart() -> None:
             name: shown[name] for name in shown if name.startswith("xcray-")
         }
         (rules,) = [each for each in objects if each["kind"] == "PrometheusRule"]
-        given = yaml.safe_load((CHART / "monitoring" / "rules.yaml").read_text())
-        assert rules["spec"]["groups"] == plain(given["groups"])
+        document = yaml.safe_load((CHART / "monitoring" / "rules.yaml").read_text())
+        assert rules["spec"]["groups"] == plain(document["groups"])
         assert [each["metadata"]["name"] for each in objects if each["kind"] == "PodMonitor"] == [
             "xcray-api"
         ]
@@ -488,11 +488,11 @@ def test_dashboards_and_rules_are_in_the_chart() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_monitors_find_pods_and_their_ports(name: str) -> None:
-    objects, seen = rendering(name), set()
+    objects, values = rendering(name), set()
     for thing in objects:
         if thing["kind"] != "PodMonitor":
             continue
-        seen.add(thing["metadata"]["labels"]["app.kubernetes.io/component"])
+        values.add(thing["metadata"]["labels"]["app.kubernetes.io/component"])
         chosen = [
             each.pod
             for each in pods(objects)
@@ -509,4 +509,4 @@ def test_monitors_find_pods_and_their_ports(name: str) -> None:
         if not each.hook and {"http", "metrics"} & port_names(each.pod)
     }
     # This includes the clusters of RayJob and RayService.
-    assert seen in (set(), telling), "a pod exports metrics that no monitor scrapes"
+    assert values in (set(), telling), "a pod exports metrics that no monitor scrapes"

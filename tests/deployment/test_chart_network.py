@@ -38,7 +38,7 @@ ASKS_KUBERNETES = {
 FIGURES = (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)
 
 NEIGHBOUR = Peer("neighbour", {"app": "notebook"})  # another pod of the same namespace
-STRANGER = Peer("stranger", {"app": "anything"}, "elsewhere")
+UNRELATED = Peer("stranger", {"app": "anything"}, "elsewhere")
 IMPOSTOR = Peer(
     "impostor",
     {"app.kubernetes.io/component": "api", "app.kubernetes.io/name": "xcray"},
@@ -50,7 +50,7 @@ OPERATOR = Peer("operator", {"app.kubernetes.io/name": "kuberay-operator"}, "kub
 DNS = Peer("dns", {"k8s-app": "kube-dns"}, "kube-system")
 DATABASES = Peer("databases", {"app": "any"}, "databases")
 INTERNET = Peer("internet", {}, None)
-OUTSIDE = (NEIGHBOUR, STRANGER, IMPOSTOR, INGRESS, PROMETHEUS, OPERATOR, DNS, DATABASES, INTERNET)
+OUTSIDE = (NEIGHBOUR, UNRELATED, IMPOSTOR, INGRESS, PROMETHEUS, OPERATOR, DNS, DATABASES, INTERNET)
 
 
 def peer(owner: Owner) -> Peer:
@@ -65,7 +65,7 @@ def peer(owner: Owner) -> Peer:
 
 def inside(name: str) -> dict[str, Peer]:
     """Return one pod per role."""
-    return {found.name: found for found in map(peer, pods(rendering(name)))}
+    return {result.name: result for result in map(peer, pods(rendering(name)))}
 
 
 def into(roles: set[str], ingress: bool) -> Iterator[tuple[str, str, int]]:
@@ -113,24 +113,24 @@ def into(roles: set[str], ingress: bool) -> Iterator[tuple[str, str, int]]:
 def test_paths_into_the_release_are_the_list(name: str) -> None:
     objects = rendering(name)
     policies, ends = policies_of(objects), inside(name)
-    wanted = set(into(set(ends), any(each["kind"] == "Ingress" for each in objects)))
+    expected = set(into(set(ends), any(each["kind"] == "Ingress" for each in objects)))
     sources = [*ends.values(), *OUTSIDE]
-    found = {
+    results = {
         (source.name, target.name, port)
         for target in ends.values()
         for source in sources
         for port in PORTS
         if reaches(policies, source, target, port)
     }
-    assert found == wanted
+    assert results == expected
 
 
 def test_only_pods_of_the_release_reach_ray() -> None:
     """Repeated on purpose: a client that reaches Ray can run any code."""
     policies, ends = policies_of(rendering("production")), inside("production")
-    strangers = (
+    unrelated_peers = (
         NEIGHBOUR,
-        STRANGER,
+        UNRELATED,
         IMPOSTOR,
         INGRESS,
         OPERATOR,
@@ -143,7 +143,7 @@ def test_only_pods_of_the_release_reach_ray() -> None:
     for target in (ends["ray-head"], ends["ray-worker"]):
         assert not [
             (each.name, port)
-            for each in strangers
+            for each in unrelated_peers
             for port in {*PORTS, *range(1, 65536, 997)}
             if reaches(policies, each, target, port)
         ]
@@ -161,7 +161,7 @@ def test_paths_out_of_the_release_are_few(name: str) -> None:
         assert reaches(policies, pod, DNS, 53, "UDP"), role
         assert reaches(policies, pod, DNS, 53), role
         assert not reaches(policies, pod, DNS, 8443), role
-        for target in (STRANGER, INTERNET, NEIGHBOUR):
+        for target in (UNRELATED, INTERNET, NEIGHBOUR):
             opened = {
                 port
                 for port in (22, 25, 53, 80, 8080, 8443, 3306, 9000)
@@ -231,15 +231,15 @@ def test_policies_are_evaluated_as_in_kubernetes() -> None:
         ]
     }
     both = {"spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [pair]}}
-    assert reaches([], STRANGER, target, 1)  # no policy: open
-    assert not reaches([deny], STRANGER, target, 1)
-    assert reaches([deny, rule], STRANGER, target, 80, names={"http": 80})
-    assert not reaches([deny, rule], STRANGER, target, 81, names={"http": 80})
-    assert not reaches([deny, rule], STRANGER, target, 80, "UDP", names={"http": 80})
+    assert reaches([], UNRELATED, target, 1)  # no policy: open
+    assert not reaches([deny], UNRELATED, target, 1)
+    assert reaches([deny, rule], UNRELATED, target, 80, names={"http": 80})
+    assert not reaches([deny, rule], UNRELATED, target, 81, names={"http": 80})
+    assert not reaches([deny, rule], UNRELATED, target, 80, "UDP", names={"http": 80})
     # Both selectors of one peer must match.
     assert reaches([both], Peer("b", {"app": "b"}, "elsewhere"), target, 1)
     assert not reaches([both], Peer("b", {"app": "b"}), target, 1)
-    assert not reaches([both], STRANGER, target, 1)
+    assert not reaches([both], UNRELATED, target, 1)
     out = {
         "spec": {
             "podSelector": {},

@@ -79,14 +79,14 @@ OBJECTS: dict[str, dict[str, str]] = {
 
 def spec(objects: Objects, kind: str, name: str) -> dict[str, Any]:
     """Return the spec of an object."""
-    found: dict[str, Any] = index(objects)[kind, name]["spec"]
-    return found
+    result: dict[str, Any] = index(objects)[kind, name]["spec"]
+    return result
 
 
 def template(objects: Objects, role: str) -> dict[str, Any]:
     """Return the pod spec of a Deployment."""
-    found: dict[str, Any] = spec(objects, "Deployment", f"xcray-{role}")["template"]["spec"]
-    return found
+    result: dict[str, Any] = spec(objects, "Deployment", f"xcray-{role}")["template"]["spec"]
+    return result
 
 
 def environment(container: dict[str, Any]) -> dict[str, str | None]:

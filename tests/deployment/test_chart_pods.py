@@ -37,12 +37,12 @@ URL = "postgresql://xcray@postgres/xcray"
 
 def pods(objects: Objects) -> dict[str, dict[str, Any]]:
     """Return the pods of Deployments, Jobs and tests, by kind and name."""
-    found = {
+    results = {
         f"{each['kind']}/{each['metadata']['name']}": each["spec"]
         for each in objects
         if each["kind"] in ("Pod", "Deployment", "Job")
     }
-    return {name: spec.get("template", {}).get("spec", spec) for name, spec in found.items()}
+    return {name: spec.get("template", {}).get("spec", spec) for name, spec in results.items()}
 
 
 def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[str, str]]:
@@ -70,20 +70,20 @@ def secrets_of(objects: Objects, key: str, store: str = URL) -> dict[str, dict[s
 def test_every_variable_is_a_setting_of_the_program(name: str) -> None:
     objects = rendering(name)
     secrets = secrets_of(objects, create_token().token)
-    seen = 0
+    values = 0
     for pod, spec in pods(objects).items():
         for container in (*spec.get("initContainers", []), *spec["containers"]):
-            found = {
+            results = {
                 k: v
                 for k, v in environment(container, secrets).items()
                 if k.startswith("XCRAY_") and k not in OTHERS
             }
-            names = {k.removeprefix("XCRAY_").lower() for k in found}
+            names = {k.removeprefix("XCRAY_").lower() for k in results}
             assert names <= set(Settings.model_fields), (
                 f"{pod}: {names - set(Settings.model_fields)} are not settings"
             )
-            settings = read_settings(found)
-            seen += len(names)
+            settings = read_settings(results)
+            values += len(names)
             if container["name"] in ("api", "runner"):
                 address = settings.host if container["name"] == "api" else settings.runner_host
                 check_address(settings.model_copy(update={"host": address}), has_keys=lambda: True)
@@ -91,7 +91,7 @@ def test_every_variable_is_a_setting_of_the_program(name: str) -> None:
                 assert settings.detach_jobs is False
                 # The API, and the pod of `helm test`.
                 assert settings.has_shared_store or len(pods(objects)) == 2
-    assert seen > 10
+    assert values > 10
 
 
 def read_settings(variables: dict[str, str]) -> Settings:
@@ -132,34 +132,34 @@ def hasten(spec: dict[str, Any]) -> None:
             each["value"] = "1"
 
 
-def asked(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
+def requests_with(key: str, host: str, metrics: int = 401) -> list[dict[str, Any]]:
     """Return requests with their expected status. metrics: status of /metrics without a key."""
     opens = {"Authorization": f"Bearer {key}"}
     return [
-        {"path": "/readyz", "wanted": 200},  # Host is the pod's address, as from a kubelet
-        {"path": "/healthz", "headers": {"Host": host}, "wanted": 200},
-        {"path": "/healthz", "headers": {"Host": "elsewhere.example"}, "wanted": 400},
-        {"path": "/v1/models", "wanted": 401},
-        {"path": "/v1/models", "headers": opens, "wanted": 200},
-        {"path": "/metrics", "wanted": metrics},
+        {"path": "/readyz", "expected": 200},  # Host is the pod's address, as from a kubelet
+        {"path": "/healthz", "headers": {"Host": host}, "expected": 200},
+        {"path": "/healthz", "headers": {"Host": "elsewhere.example"}, "expected": 400},
+        {"path": "/v1/models", "expected": 401},
+        {"path": "/v1/models", "headers": opens, "expected": 200},
+        {"path": "/metrics", "expected": metrics},
         {
             "path": "/metrics",
             "headers": opens,
-            "wanted": 200,
+            "expected": 200,
         },  # as from Prometheus: by address, with the key
     ]
 
 
-def hold(told: dict[str, Any]) -> None:
+def hold(record: dict[str, Any]) -> None:
     """Check the results that every API pod must give."""
-    assert [each["status"] for each in told["init"]] == [0] * len(told["init"]), told["init"]
-    assert told["started"], told["said"]
-    assert [(each["path"], each["status"]) for each in told["answers"]] == [
-        (each["path"], each["wanted"]) for each in told["answers"]
+    assert [each["status"] for each in record["init"]] == [0] * len(record["init"]), record["init"]
+    assert record["started"], record["output"]
+    assert [(each["path"], each["status"]) for each in record["answers"]] == [
+        (each["path"], each["expected"]) for each in record["answers"]
     ]
-    assert all(each["status"] == 0 for each in told["programs"]), told["programs"]
-    ending = told["ending"]
-    assert (ending["status"], ending["ready"], ending["alive"]) == (0, 503, 200), told["said"]
+    assert all(each["status"] == 0 for each in record["programs"]), record["programs"]
+    ending = record["ending"]
+    assert (ending["status"], ending["ready"], ending["alive"]) == (0, 503, 200), record["output"]
 
 
 def helm_test(objects: Objects, secrets: dict[str, dict[str, str]], port: int) -> dict[str, Any]:
@@ -175,13 +175,15 @@ def test_the_pod_of_mode_all_in_one(tmp_path: Path) -> None:
     if not may_play():
         say("namespaces of one's own", WITHOUT)
         return
-    made = next(each for each in objects if each["kind"] == "Secret")
-    key = base64.b64decode(made["data"]["key"]).decode()
+    result = next(each for each in objects if each["kind"] == "Secret")
+    key = base64.b64decode(result["data"]["key"]).decode()
     assert import_token(key).token == key  # the key that the chart generates is valid
-    secrets = {made["metadata"]["name"]: {"key": key}}
+    secrets = {result["metadata"]["name"]: {"key": key}}
     spec = pods(objects)["Deployment/xcray-api"]
     hasten(spec)
-    plan = plan_of(spec, secrets, tmp_path, asked(key, f"xcray.{NAMESPACE}.svc.cluster.local:80"))
+    plan = plan_of(
+        spec, secrets, tmp_path, requests_with(key, f"xcray.{NAMESPACE}.svc.cluster.local:80")
+    )
     plan["programs"] = [helm_test(objects, secrets, plan["port"])]
     hold(play(plan, tmp_path))
     assert {path.name for path in (tmp_path / "home").iterdir()} >= {
@@ -198,7 +200,7 @@ def test_a_pod_with_its_own_tls(tmp_path: Path) -> None:
     if not (may_play() and helms() and openssl):
         say("namespaces of one's own, helm or openssl", "no pod with its own TLS was run")
         return
-    made = [
+    results = [
         "req",
         "-x509",
         "-newkey",
@@ -212,7 +214,7 @@ def test_a_pod_with_its_own_tls(tmp_path: Path) -> None:
         "/CN=xcray",
     ]
     files = {"tls.key": tmp_path / "made.key", "tls.crt": tmp_path / "made.crt"}
-    command = [openssl, *made, "-keyout", str(files["tls.key"]), "-out", str(files["tls.crt"])]
+    command = [openssl, *results, "-keyout", str(files["tls.key"]), "-out", str(files["tls.crt"])]
     subprocess.run(command, check=True, capture_output=True)
     objects = template_values(
         {"api": {"tls": {"existingSecret": "cert"}}, "auth": {"existingSecret": "admin"}}
@@ -224,7 +226,7 @@ def test_a_pod_with_its_own_tls(tmp_path: Path) -> None:
     }
     spec = pods(objects)["Deployment/xcray-api"]
     hasten(spec)
-    plan = plan_of(spec, secrets, tmp_path, asked(key, f"xcray.{NAMESPACE}.svc:443"))
+    plan = plan_of(spec, secrets, tmp_path, requests_with(key, f"xcray.{NAMESPACE}.svc:443"))
     assert plan["scheme"] == "HTTPS"
     container = runnable(pods(objects)["Pod/xcray-test"]["containers"][0], secrets)
     assert container["env"]["URL"] == f"https://xcray.{NAMESPACE}.svc:443"
@@ -243,24 +245,27 @@ def test_the_pods_of_mode_cluster_on_postgresql(tmp_path: Path, postgres: Any) -
         postgres.database().replace(f"127.0.0.1:{postgres.port}", f"{IP}:5432"),
     )
     secrets = secrets_of(objects, key, store)
-    found = pods(objects)
-    api, runner = found["Deployment/xcray-api"], found["Deployment/xcray-runner"]
+    result = pods(objects)
+    api, runner = result["Deployment/xcray-api"], result["Deployment/xcray-runner"]
     hasten(api)
     # Metrics need no key here.
-    plan = plan_of(api, secrets, tmp_path, asked(key, "xcray.example.org", 200))
+    plan = plan_of(api, secrets, tmp_path, requests_with(key, "xcray.example.org", 200))
     plan["forward"] = {"5432": str(postgres.socket)}
     # The init containers run twice: the key is not replaced.
     plan["init"] = [
-        runnable(found["Job/xcray-migrate"]["containers"][0], secrets),
+        runnable(result["Job/xcray-migrate"]["containers"][0], secrets),
         *plan["init"],
         *plan["init"],
     ]
-    beside = runnable(runner["containers"][0], secrets)
-    plan["beside"] = [{**beside, "probe": {"path": "/healthz", "port": 8001}}]
-    told = play(plan, tmp_path)
-    hold(told)
-    assert [each["name"] for each in told["init"]] == ["migrate", "admin-key", "admin-key"]
-    assert [re.search(r"new +(\w+)", each["said"])[1] for each in told["init"][1:]] == ["yes", "no"]  # type: ignore[index]
-    assert [(each["started"], each["ready"]["status"]) for each in told["beside"]] == [
+    runner_container = runnable(runner["containers"][0], secrets)
+    plan["companions"] = [{**runner_container, "probe": {"path": "/healthz", "port": 8001}}]
+    report = play(plan, tmp_path)
+    hold(report)
+    assert [each["name"] for each in report["init"]] == ["migrate", "admin-key", "admin-key"]
+    assert [re.search(r"new +(\w+)", each["output"])[1] for each in report["init"][1:]] == [
+        "yes",
+        "no",
+    ]  # type: ignore[index]
+    assert [(each["started"], each["ready"]["status"]) for each in report["companions"]] == [
         (True, 200)
-    ], told["beside"]
+    ], report["companions"]

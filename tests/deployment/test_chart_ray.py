@@ -66,7 +66,7 @@ def variables(container: dict[str, Any]) -> dict[str, str | None]:
 @pytest.mark.parametrize("name", WITH_RAY)
 def test_the_operator_accepts_every_resource(name: str) -> None:
     assert {
-        each["metadata"]["name"]: given for each in clusters(name) if (given := faults(each))
+        each["metadata"]["name"]: inputs for each in clusters(name) if (inputs := faults(each))
     } == {}
 
 
@@ -114,11 +114,11 @@ def test_api_and_runners_find_the_head_and_its_token(name: str) -> None:
     for owner in pods(objects):
         if owner.role not in ("api", "runner"):
             continue
-        found = variables(owner.pod["spec"]["containers"][0])
-        assert found["XCRAY_RAY_ADDRESS"] == f"{service}:6379"
-        assert found["XCRAY_RAY_DASHBOARD"] == f"http://{service}:8265"
+        result = variables(owner.pod["spec"]["containers"][0])
+        assert result["XCRAY_RAY_ADDRESS"] == f"{service}:6379"
+        assert result["XCRAY_RAY_DASHBOARD"] == f"http://{service}:8265"
         assert {6379, 8265} <= ports
-        assert found["RAY_AUTH_MODE"] == "token"
+        assert result["RAY_AUTH_MODE"] == "token"
         (volume,) = [
             each
             for each in owner.pod["spec"]["volumes"]
@@ -130,7 +130,7 @@ def test_api_and_runners_find_the_head_and_its_token(name: str) -> None:
             if each["name"] == volume["name"]
         ]
         assert (
-            found["XCRAY_RAY_TOKEN_PATH"]
+            result["XCRAY_RAY_TOKEN_PATH"]
             == f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"
         )
         # The key that the operator reads and writes.
@@ -236,13 +236,13 @@ def test_workers_have_time_to_drain_and_a_dead_node_is_noticed_soon(name: str) -
             )
             assert 0 < drain < pod["terminationGracePeriodSeconds"] - 5
         for pod in (head_pod(thing), *worker_pods(thing)):
-            found = variables(pod["spec"]["containers"][0])
+            result = variables(pod["spec"]["containers"][0])
             values = [
-                float(found[f"RAY_health_check_{each}"] or "nan")
+                float(result[f"RAY_health_check_{each}"] or "nan")
                 for each in ("period_ms", "timeout_ms", "failure_threshold")
             ]
             assert values[0] * values[2] + values[1] <= 3000
-            assert found["RAY_health_check_initial_delay_ms"] == "0"
+            assert result["RAY_health_check_initial_delay_ms"] == "0"
 
 
 # Understood by Ray and xcray
@@ -270,7 +270,7 @@ def python_of_ray() -> tuple[str, ...]:
 
 
 def test_ray_reads_the_variables() -> None:
-    found = {
+    results = {
         name
         for file in WITH_RAY
         for owner in pods(rendering(file))
@@ -278,8 +278,8 @@ def test_ray_reads_the_variables() -> None:
         for name in variables(container)
         if name.startswith("RAY_")
     }
-    assert len(found) >= 10
-    assert {name for name in found if not known_to_ray(name)} == set()
+    assert len(results) >= 10
+    assert {name for name in results if not known_to_ray(name)} == set()
     assert not known_to_ray("RAY_health_check_nonsense")
 
 
@@ -289,15 +289,15 @@ def test_pods_have_the_variables_of_a_local_ray() -> None:
     In a pod it measures the memory of the pod, so it is useful there.
     """
     pod = head_pod(index(rendering("production"))["RayCluster", "xcray-ray"])
-    found = variables(pod["spec"]["containers"][0])
-    wanted = {
+    result = variables(pod["spec"]["containers"][0])
+    entries = {
         name: value
         for name, value in local_ray_environment("/x").items()
         if not name.startswith("RAY_AUTH_")
     }
-    different = {name for name, value in wanted.items() if found.get(name) != value}
+    different = {name for name, value in entries.items() if result.get(name) != value}
     assert different == {"RAY_memory_monitor_refresh_ms"}
-    assert int(found["RAY_memory_monitor_refresh_ms"] or 0) > 0
+    assert int(result["RAY_memory_monitor_refresh_ms"] or 0) > 0
 
 
 @pytest.mark.parametrize("name", WITH_RAY)
@@ -308,18 +308,18 @@ def test_ray_start_accepts_the_parameters(name: str) -> None:
             (True, spec["headGroupSpec"]),
             *((False, each) for each in spec["workerGroupSpecs"]),
         ):
-            taken = ray_start.make_context("start", start_words(group, head)).params
-            assert taken["head"] is head
-            assert taken["object_store_memory"] == int(
+            selection = ray_start.make_context("start", start_words(group, head)).params
+            assert selection["head"] is head
+            assert selection["object_store_memory"] == int(
                 group["rayStartParams"]["object-store-memory"]
             )
-            assert taken["metrics_export_port"] == 8080
-            assert taken["num_cpus"] == (
+            assert selection["metrics_export_port"] == 8080
+            assert selection["num_cpus"] == (
                 0
                 if head
                 else int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
             )
-            assert isinstance(json.loads(taken["resources"]), dict)
+            assert isinstance(json.loads(selection["resources"]), dict)
 
 
 @functools.cache
@@ -328,7 +328,7 @@ def tree() -> Any:
     return typer.main.get_command(app)
 
 
-def taken(words: list[str]) -> dict[str, Any]:
+def parsed_arguments(words: list[str]) -> dict[str, Any]:
     """Return the parsed arguments of a command of `xcray`. Raises click's UsageError."""
     command = tree()
     rest = list(words)
@@ -340,25 +340,25 @@ def taken(words: list[str]) -> dict[str, Any]:
 
 def commands(name: str) -> list[list[str]]:
     """Return every command of `xcray` that a values file runs, without its first word."""
-    found = [
+    results = [
         [*each.get("command", []), *each.get("args", [])]
         for owner in pods(rendering(name))
         for each in containers(owner.pod)
     ]
-    found += [
+    results += [
         shlex.split(each["spec"]["entrypoint"])
         for each in clusters(name)
         if each["kind"] == "RayJob"
     ]
-    return [[str(word) for word in words[1:]] for words in found if words[:1] == ["xcray"]]
+    return [[str(word) for word in words[1:]] for words in results if words[:1] == ["xcray"]]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_xcray_accepts_the_commands(name: str) -> None:
-    found = commands(name)
-    assert found
-    for words in found:
-        assert isinstance(taken(words), dict), words
+    result = commands(name)
+    assert result
+    for words in result:
+        assert isinstance(parsed_arguments(words), dict), words
 
 
 def test_a_rayjob_runs_the_configured_training() -> None:
@@ -367,8 +367,14 @@ def test_a_rayjob_runs_the_configured_training() -> None:
         for each in clusters("autoscaled")
         if each["kind"] == "RayJob"
     ]
-    found = taken(words)
-    assert (found["pool"], found["workers"], found["resume"], found["name"], found["push"]) == (
+    result = parsed_arguments(words)
+    assert (
+        result["pool"],
+        result["workers"],
+        result["resume"],
+        result["name"],
+        result["push"],
+    ) == (
         "ray",
         4,
         True,
@@ -401,10 +407,10 @@ def test_only_pods_that_open_the_store_have_its_address() -> None:
     for name in WITH_RAY:
         for owner in pods(rendering(name)):
             if owner.role.startswith("ray"):
-                found = {
+                results = {
                     each for container in containers(owner.pod) for each in variables(container)
                 }
-                assert ("XCRAY_STORE" in found) == (
+                assert ("XCRAY_STORE" in results) == (
                     owner.role in ("ray-head", "rayservice-worker")
                 ), owner.name
 

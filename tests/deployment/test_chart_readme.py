@@ -41,16 +41,16 @@ DECIDED = {
 
 
 def test_every_value_has_a_comment() -> None:
-    found, bare = rows((CHART / "values.yaml").read_text())
+    result, bare = rows((CHART / "values.yaml").read_text())
     assert bare == []
-    assert len(found) > 150
-    assert all(len(row.text) >= 4 for row in found)
+    assert len(result) > 150
+    assert all(len(row.text) >= 4 for row in result)
 
 
 def test_a_value_without_a_comment_is_found() -> None:
     text = "# -- Said.\na: 1\nb:\n  # -- Said, too,\n  # at length.\n  c: {}\n  d: []\n# -- As a whole.\ne:\n  f: 1\ng: 2\n"
-    found, bare = rows(text)
-    assert [(".".join(row.path), row.text) for row in found] == [
+    result, bare = rows(text)
+    assert [(".".join(row.path), row.text) for row in result] == [
         ("a", "Said."),
         ("b.c", "Said, too, at length."),
         ("e", "As a whole."),

@@ -47,16 +47,16 @@ def helm(server: ApiServer, name: str, *words: str) -> str:
     """Run a helm command for the release xcray and return its output. Raises Refused."""
     folder = str(Path(server.kubeconfig).parent)
     command = [helms()[name], *words, "--namespace", SPACE, "--kubeconfig", server.kubeconfig]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=SECONDS,
         env={"HOME": folder, "PATH": "/usr/bin:/bin"},
     )
-    if done.returncode:
-        raise Refused(done.stderr)
-    return done.stdout
+    if process.returncode:
+        raise Refused(process.stderr)
+    return process.stdout
 
 
 def several() -> list[str]:
@@ -88,15 +88,15 @@ def restarts(server: ApiServer) -> str:
 def test_a_generated_key_and_the_volume_are_never_replaced(tmp_path: Path) -> None:
     for name in several():
         with ApiServer(tmp_path) as server:
-            said = helm(server, name, "install", "xcray", str(CHART))
-            assert "get secret xcray-admin-key" in said
-            assert "WARNING" not in said
+            output = helm(server, name, "install", "xcray", str(CHART))
+            assert "get secret xcray-admin-key" in output
+            assert "WARNING" not in output
             key, template = (
                 admin_key(server),
                 server.find("Deployment", "xcray-api")["spec"]["template"],
             )
             assert import_token(key).token == key
-            assert "xck_" not in said
+            assert "xck_" not in output
 
             helm(server, name, "upgrade", "xcray", str(CHART), "--set", "service.port=81")
             assert server.find("Service", "xcray")["spec"]["ports"][0]["port"] == 81
@@ -149,17 +149,17 @@ def test_migrations_run_first_and_changed_secrets_restart_pods(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("change", "mend"),
+    ("change", "fix"),
     [
         ("api.replicas=2", "store.type=postgresql"),
         ("auth.generate=false", "auth.existingSecret"),
         ("mode=other", "all-in-one"),
     ],
 )
-def test_rejected_values_create_no_object(tmp_path: Path, change: str, mend: str) -> None:
+def test_rejected_values_create_no_object(tmp_path: Path, change: str, fix: str) -> None:
     for name in several():
         with ApiServer(tmp_path) as server:
-            with pytest.raises(Refused, match=mend):
+            with pytest.raises(Refused, match=fix):
                 helm(server, name, "install", "xcray", str(CHART), "--set", change)
             assert server.writes == []
 

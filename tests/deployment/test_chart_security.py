@@ -74,14 +74,14 @@ def container_faults(container: dict[str, Any], spec: dict[str, Any]) -> list[st
     out = []
     context = container.get("securityContext", {})
     merged = {**spec.get("securityContext", {}), **context}
-    wanted = {
+    fields = {
         "runAsNonRoot": True,
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
     }
     out += [
         f"{key} is {merged.get(key)}"
-        for key, value in wanted.items()
+        for key, value in fields.items()
         if merged.get(key) is not value
     ]
     if context.get("privileged") or context.get("capabilities") != {"drop": ["ALL"]}:
@@ -109,12 +109,12 @@ def container_faults(container: dict[str, Any], spec: dict[str, Any]) -> list[st
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_pod_is_restricted(name: str) -> None:
-    found = pods(rendering(name))
-    assert len(found) >= 2
+    result = pods(rendering(name))
+    assert len(result) >= 2
     assert {
-        owner.name + ":" + owner.pod["metadata"]["name"]: given
-        for owner in found
-        if (given := faults(owner))
+        owner.name + ":" + owner.pod["metadata"]["name"]: inputs
+        for owner in result
+        if (inputs := faults(owner))
     } == {}
 
 
@@ -149,8 +149,8 @@ def test_each_rule_can_fail(path: tuple[Any, ...], value: Any, expected: str | N
     for step in path[:-1]:
         thing = thing[step]
     thing[path[-1]] = value
-    found = " ".join(faults(owner))
-    assert expected in found if expected else found == ""
+    text = " ".join(faults(owner))
+    assert expected in text if expected else text == ""
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -247,10 +247,10 @@ def exposed(objects: Objects) -> set[tuple[str, int]]:
             }
         if each["kind"] == "HTTPRoute":
             names |= {ref["name"] for rule in each["spec"]["rules"] for ref in rule["backendRefs"]}
-    found = {services[name]["spec"]["selector"]["app.kubernetes.io/component"] for name in names}
+    results = {services[name]["spec"]["selector"]["app.kubernetes.io/component"] for name in names}
     return {
         (role, port["port"])
-        for role in found
+        for role in results
         for name in names
         for port in services[name]["spec"]["ports"]
     }

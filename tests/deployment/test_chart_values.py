@@ -36,7 +36,7 @@ SERVING = {
     "storage": {"objects": {"enabled": True}},
     "api": {"models": [{"name": "news", "uri": "s3://b/m"}]},
 }
-DOORS = {
+ENTRANCES = {
     "ingress": {
         "enabled": True,
         "hosts": ["x.example.org"],
@@ -55,10 +55,10 @@ def over(*layers: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def coalesced(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def coalesced(own: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     """Merge values into the chart's own values; a null removes a key."""
-    out = over(own, given)
-    for name, value in given.items():
+    out = over(own, record)
+    for name, value in record.items():
         if value is None:
             out.pop(name, None)
         elif isinstance(value, dict) and isinstance(own.get(name), dict):
@@ -66,15 +66,15 @@ def coalesced(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def said_of(values: dict[str, Any]) -> list[str]:
+def schema_errors(values: dict[str, Any]) -> list[str]:
     """Return the schema's errors for values merged into the chart's own."""
     return faults(SCHEMA, coalesced(VALUES, values))
 
 
 @pytest.mark.parametrize("name", sorted(values_files()))
 def test_the_schema_accepts_every_values_file(name: str) -> None:
-    given = yaml.safe_load(values_files()[name].read_text()) or {}
-    assert said_of(given) == []
+    document = yaml.safe_load(values_files()[name].read_text()) or {}
+    assert schema_errors(document) == []
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
@@ -86,7 +86,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
 
 def test_the_schema_lists_exactly_the_existing_values() -> None:
     """An unknown key is an error at every depth, so a misspelt key is not ignored."""
-    assert said_of({}) == []
+    assert schema_errors({}) == []
     free = {("settings",), ("global",)}
     for path in leaves(VALUES):
         parents = path[:-1]
@@ -97,7 +97,7 @@ def test_the_schema_lists_exactly_the_existing_values() -> None:
         planted: dict[str, Any] = {"nonesuch": 1}
         for name in reversed(parents):
             planted = {name: planted}
-        assert any("nonesuch" in fault for fault in said_of(planted)), (
+        assert any("nonesuch" in fault for fault in schema_errors(planted)), (
             f"{'.'.join(parents)} takes any key"
         )
 
@@ -138,7 +138,7 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
     ("no quantity", {"storage": {"home": {"size": "20 gigabytes"}}}, "does not match"),
     ("no access mode", {"storage": {"home": {"accessModes": ["RWX"]}}}, "'RWX' is not one of"),
     ("no store", {"store": {"type": "mysql"}}, "'mysql' is not one of"),
-    ("a pool that is none", {"runner": {"pool": "spark"}}, "'spark' is not one of"),
+    ("an unknown pool", {"runner": {"pool": "spark"}}, "'spark' is not one of"),
     (
         "a port too high",
         {"networkPolicy": {"storePort": 70000}},
@@ -155,14 +155,14 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
         {"api": {"models": [{"name": "../a", "uri": "s3://x/y"}]}},
         "does not match",
     ),
-    ("a setting that is none", {"settings": {"max_memory": 3}}, "'max_memory' was unexpected"),
+    ("an unknown setting", {"settings": {"max_memory": 3}}, "'max_memory' was unexpected"),
     ("a setting that is the chart's", {"settings": {"home": "/tmp"}}, "'home' was unexpected"),
     ("root", {"podSecurity": {"runAsUser": 0}}, "0 is less than the minimum"),
     ("a user by name", {"podSecurity": {"runAsUser": "xcray"}}, "'xcray' is not of type"),
     ("a name in capitals", {"fullnameOverride": "Xcray"}, "does not match"),
     ("a name too long", {"fullnameOverride": "x" * 41}, "is too long"),
     ("a name that begins with a digit", {"fullnameOverride": "1x"}, "does not match"),
-    ("an Ingress for nobody", {"ingress": {"enabled": True}}, "[] should be non-empty"),
+    ("an Ingress without hosts", {"ingress": {"enabled": True}}, "[] should be non-empty"),
     (
         "a route to nowhere",
         {"ingress": {"httpRoute": {"enabled": True, "hostnames": ["a.b"]}}},
@@ -219,9 +219,9 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
         {"rayJob": {"dataVolume": {"nfs": {}, "csi": {}}}},
         "has too many properties",
     ),
-    ("a grace that is no span", {"auth": {"olderExpire": "1 day"}}, "does not match"),
+    ("an invalid grace period", {"auth": {"olderExpire": "1 day"}}, "does not match"),
     ("a push over the web", {"rayJob": {"push": "https://x/y"}}, "does not match"),
-    ("a monitor that is none", {"monitoring": {"scraping": {}}}, "'scraping' was unexpected"),
+    ("an unknown monitor", {"monitoring": {"scraping": {}}}, "'scraping' was unexpected"),
 ]
 
 
@@ -229,9 +229,9 @@ MISSHAPEN: list[tuple[str, dict[str, Any], str]] = [
     ("values", "expected"), [row[1:] for row in MISSHAPEN], ids=[row[0] for row in MISSHAPEN]
 )
 def test_the_schema_rejects_invalid_values(values: dict[str, Any], expected: str) -> None:
-    said = said_of(values)
-    assert len(said) >= 1
-    assert any(expected in each for each in said), said
+    output = schema_errors(values)
+    assert len(output) >= 1
+    assert any(expected in each for each in output), output
 
 
 def test_helm_applies_the_schema() -> None:
@@ -246,7 +246,7 @@ def test_helm_applies_the_schema() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("an image nobody knows", {"image": {"tag": "latest"}}, "image.tag latest is refused"),
+    ("an unknown image", {"image": {"tag": "latest"}}, "image.tag latest is refused"),
     (
         "two hosts on one file",
         {"mode": "cluster", "store": {"type": "sqlite"}},
@@ -331,7 +331,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "no keys, seen from outside",
-        over(DOORS, {"auth": {"insecureDev": True}}),
+        over(ENTRANCES, {"auth": {"insecureDev": True}}),
         "auth.insecureDev is for closed networks",
     ),
     (
@@ -527,7 +527,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("values", "expected"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
 )
 def test_unsafe_or_contradictory_values_are_rejected(values: dict[str, Any], expected: str) -> None:
-    assert said_of(values) == []  # the schema accepts the values, so the templates reject them
+    assert (
+        schema_errors(values) == []
+    )  # the schema accepts the values, so the templates reject them
     if not helms():
         rendering("minimal")  # skips the test
     assert expected in refusals()[json.dumps(values)].replace("\n", " ")
@@ -537,7 +539,7 @@ def test_unsafe_or_contradictory_values_are_rejected(values: dict[str, Any], exp
 def refusals() -> dict[str, str]:
     """Return helm's error for each row of REFUSED, or "" if it rendered. Two run at a time."""
 
-    def asked(values: dict[str, Any]) -> str:
+    def refusal_of(values: dict[str, Any]) -> str:
         try:
             template_values(values)
         except Refused as refusal:
@@ -546,7 +548,7 @@ def refusals() -> dict[str, str]:
 
     rows = [values for _, values, _ in REFUSED]
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(map(json.dumps, rows), pool.map(asked, rows), strict=True))
+        return dict(zip(map(json.dumps, rows), pool.map(refusal_of, rows), strict=True))
 
 
 def test_every_fail_of_the_templates_is_tested() -> None:
@@ -643,12 +645,12 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("values", [row[1] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
 def test_valid_values_are_rendered(values: dict[str, Any]) -> None:
-    assert said_of(values) == []
+    assert schema_errors(values) == []
     for _ in list(helms())[-1:]:
         objects = template_values(values)
         assert {"Deployment", "Service"} <= {each["kind"] for each in objects}
 
 
 def test_global_values_of_other_charts_are_accepted() -> None:
-    assert said_of({"global": {"storageClass": "fast", "anything": {"else": 1}}}) == []
+    assert schema_errors({"global": {"storageClass": "fast", "anything": {"else": 1}}}) == []
     assert json.loads((CHART / "values.schema.json").read_text())["additionalProperties"] is False

@@ -11,16 +11,16 @@ import yaml
 from tests.deployment.chart import ground
 from tests.deployment.chart.controlplane import ControlPlane, root_of
 from tests.deployment.chart.helm import CHART, rendering, values_files
-from tests.deployment.chart.hollow import DONE, told
 from tests.deployment.chart.real import OLDER, amount, lacking, older, security
 from tests.deployment.chart.schemas import check_kubernetes
+from tests.deployment.chart.simulated_nodes import DONE, pod_status
 from tests.deployment.chart.templates import pods
 
 pytestmark = pytest.mark.drill
 
 
 @pytest.mark.parametrize(
-    ("sent", "kept", "lost"),
+    ("messages", "selection", "lost"),
     [
         ({"a": 1}, {"a": 1, "b": 2}, []),  # the server can add fields
         ({"a": {"b": 1}}, {"a": {}}, [".a.b"]),
@@ -41,8 +41,10 @@ pytestmark = pytest.mark.drill
         ({"a": {"b": 1}}, {"a": "b"}, [".a"]),
     ],
 )
-def test_fields_that_a_server_drops_are_found(sent: Any, kept: Any, lost: list[str]) -> None:
-    assert list(lacking(sent, kept)) == lost
+def test_fields_that_a_server_drops_are_found(
+    messages: Any, selection: Any, lost: list[str]
+) -> None:
+    assert list(lacking(messages, selection)) == lost
 
 
 def test_quantities_become_numbers_and_other_values_text() -> None:
@@ -59,7 +61,7 @@ def test_quantities_become_numbers_and_other_values_text() -> None:
 @pytest.mark.parametrize("name", sorted(values_files()))
 def test_simulated_pod_statuses_are_valid(name: str) -> None:
     for owner in pods(rendering(name)):
-        status = told(owner.pod)
+        status = pod_status(owner.pod)
         assert check_kubernetes("1.30", {**owner.pod, "status": status}) == []
         # Pods of helm's tests succeed.
         assert (status["phase"] == "Succeeded") == owner.name.startswith("Pod/")
@@ -70,7 +72,7 @@ def test_simulated_pod_statuses_are_valid(name: str) -> None:
                 "ownerReferences": [{"kind": "Job", "name": "j"}],
             },
         }
-        assert told(owned)["phase"] == "Succeeded"
+        assert pod_status(owned)["phase"] == "Succeeded"
         assert set(security(owner.pod)) == {"pod"} | {
             each["name"] for each in owner.pod["spec"]["containers"]
         } | {each["name"] for each in owner.pod["spec"].get("initContainers", [])}
@@ -79,12 +81,12 @@ def test_simulated_pod_statuses_are_valid(name: str) -> None:
 
 
 def test_created_kinds_are_valid_definitions() -> None:
-    made = ground.kind_of(
+    result = ground.kind_of(
         "RayCluster", "ray.io", "v1", {"type": "object", "properties": {"spec": {"type": "object"}}}
     )
-    assert check_kubernetes("1.30", made) == []
-    assert made["metadata"]["name"] == "rayclusters.ray.io"
-    given = {
+    assert check_kubernetes("1.30", result) == []
+    assert result["metadata"]["name"] == "rayclusters.ray.io"
+    fields = {
         "properties": {"a": {"default": "", "type": "string"}, "b": {"default": False}},
         "required": ["a"],
     }
@@ -92,7 +94,7 @@ def test_created_kinds_are_valid_definitions() -> None:
         "properties": {"a": {"default": "unnamed", "type": "string"}, "b": {"default": False}},
         "required": ["a"],
     }
-    assert ground.without_empty_defaults(given) == old
+    assert ground.without_empty_defaults(fields) == old
     assert (
         check_kubernetes(
             "1.30", ground.kind_of("HTTPRoute", "gateway.networking.k8s.io", "v1", None)

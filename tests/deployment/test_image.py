@@ -41,7 +41,7 @@ DOCKERFILE = DOCKER / "Dockerfile"
 COMPOSE = ROOT / "deploy" / "compose.yaml"
 EXTRAS = ("serve", "postgres", "telemetry", "sklearn", "ray", "ray-serve")
 # Variables of the image and of compose.yaml.
-BESIDE_SETTINGS = {
+OTHER_VARIABLES = {
     "XCRAY_KERNELS",
     "XCRAY_CPU",
     "XCRAY_BLAS",
@@ -63,7 +63,7 @@ def statements(path: Path) -> list[tuple[str, str]]:
     ]
 
 
-def given(path: Path, word: str) -> list[str]:
+def statement_arguments(path: Path, word: str) -> list[str]:
     """Return the arguments of each statement with this keyword."""
     return [rest for name, rest in statements(path) if name == word]
 
@@ -75,15 +75,15 @@ def context() -> list[Path]:
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
-    found = []
+    results = []
     for folder, folders, files in os.walk(ROOT):
         place = Path(folder).relative_to(ROOT)
-        folders[:] = [name for name in folders if kept(place / name, rules)]
-        found += [place / name for name in files if kept(place / name, rules)]
-    return found
+        folders[:] = [name for name in folders if is_included(place / name, rules)]
+        results += [place / name for name in files if is_included(place / name, rules)]
+    return results
 
 
-def kept(path: Path, rules: list[str]) -> bool:
+def is_included(path: Path, rules: list[str]) -> bool:
     """Return whether a path is included: the last rule for it or a parent folder decides."""
     out = True
     for rule in rules:
@@ -105,9 +105,9 @@ def fits(path: str, pattern: str) -> bool:
 
 
 def test_the_image_has_stages_and_a_plain_user() -> None:
-    froms = given(DOCKERFILE, "FROM")
+    froms = statement_arguments(DOCKERFILE, "FROM")
     assert [each.split()[0] for each in froms] == ["${PYTHON_IMAGE}", "packages", "${PYTHON_IMAGE}"]
-    assert given(DOCKERFILE, "USER") == ["10001:10001"]
+    assert statement_arguments(DOCKERFILE, "USER") == ["10001:10001"]
     words = [word for word, _ in statements(DOCKERFILE)]
     assert "ADD" not in words
     assert "ENTRYPOINT" not in words  # KubeRay and the chart set commands
@@ -118,12 +118,15 @@ def test_the_image_has_stages_and_a_plain_user() -> None:
         for word, rest in statements(DOCKERFILE)[-len(last) :]
         if word == "RUN" and "install pip" in rest
     )
-    assert given(DOCKERFILE, "STOPSIGNAL") == ["SIGTERM"]
+    assert statement_arguments(DOCKERFILE, "STOPSIGNAL") == ["SIGTERM"]
 
 
 def test_commands_of_the_image_are_commands_of_xcray() -> None:
-    check = given(DOCKERFILE, "HEALTHCHECK")[0]
-    commands = [json.loads(check[check.index("[") :]), json.loads(given(DOCKERFILE, "CMD")[0])]
+    check = statement_arguments(DOCKERFILE, "HEALTHCHECK")[0]
+    commands = [
+        json.loads(check[check.index("[") :]),
+        json.loads(statement_arguments(DOCKERFILE, "CMD")[0]),
+    ]
     names = {command.name for command in cli.app.registered_commands}
     assert commands == [["xcray", "health"], ["xcray", "serve"]]
     assert {"health", "serve", "compile-kernels"} <= names
@@ -133,7 +136,7 @@ def test_the_build_context_contains_exactly_the_copied_files() -> None:
     files = context()
     sources = [
         word
-        for rest in given(DOCKERFILE, "COPY")
+        for rest in statement_arguments(DOCKERFILE, "COPY")
         if "--from" not in rest
         for word in rest.split()[:-1]
     ]
@@ -159,10 +162,10 @@ def test_hadolint_finds_no_fault() -> None:
         without.say("hadolint", "only tests/deployment/test_image.py checked the Dockerfiles")
         return
     for path in (DOCKERFILE, ROOT / "deploy/ray/Dockerfile"):
-        ran = subprocess.run(
+        process = subprocess.run(
             [program, str(path)], capture_output=True, text=True, timeout=600, check=False
         )
-        assert (ran.returncode, ran.stdout) == (0, "")
+        assert (process.returncode, process.stdout) == (0, "")
 
 
 # Requirements
@@ -171,18 +174,18 @@ def test_hadolint_finds_no_fault() -> None:
 def pins(path: Path) -> dict[str, Requirement]:
     """Return the requirements of a pinned file by name, without their hashes."""
     joined = path.read_text().replace("\\\n", " ")
-    found = [Requirement(line.split("--hash")[0]) for line in joined.splitlines() if line.strip()]
-    return {canonicalize_name(each.name): each for each in found}
+    results = [Requirement(line.split("--hash")[0]) for line in joined.splitlines() if line.strip()]
+    return {canonicalize_name(each.name): each for each in results}
 
 
-def wanted(extras: tuple[str, ...]) -> Iterator[Requirement]:
+def requirements_of(extras: tuple[str, ...]) -> Iterator[Requirement]:
     """Yield the requirements of pyproject.toml, with these extras and those that they name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     yield from map(Requirement, project["dependencies"])
     for extra in extras:
         for each in map(Requirement, project["optional-dependencies"][extra]):
             if each.name == "xcray":
-                yield from wanted(tuple(each.extras))
+                yield from requirements_of(tuple(each.extras))
             else:
                 yield each
 
@@ -201,13 +204,13 @@ def test_every_requirement_is_one_version_with_hashes_and_no_host(name: str) -> 
 
 def test_pinned_versions_meet_the_requirements() -> None:
     pinned = pins(DOCKER / "requirements.txt")
-    for each in wanted(EXTRAS):
+    for each in requirements_of(EXTRAS):
         version = str(pinned[canonicalize_name(each.name)].specifier).removeprefix("==")
         assert each.specifier.contains(version), (
             f"{each} but {version}: run deploy/docker/update-requirements"
         )
-    told = (DOCKER / "update-requirements").read_text()
-    assert set(EXTRAS) <= set(re.findall(r"--extra ([a-z-]+)", told))
+    text = (DOCKER / "update-requirements").read_text()
+    assert set(EXTRAS) <= set(re.findall(r"--extra ([a-z-]+)", text))
 
 
 def test_ray_in_the_image_has_the_version_of_the_chart() -> None:
@@ -222,8 +225,8 @@ def test_ray_in_the_image_has_the_version_of_the_chart() -> None:
 
 def composed() -> dict[str, Any]:
     """Return the compose file."""
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
-    return found
+    document: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return document
 
 
 def test_compose_is_valid_by_its_schema() -> None:
@@ -235,8 +238,8 @@ def test_compose_is_valid_by_its_schema() -> None:
         "vendor.compose-spec",
         str(COMPOSE),
     ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize(
@@ -283,7 +286,7 @@ def test_mounts_of_compose_exist() -> None:
     "path", [COMPOSE, DOCKERFILE, ROOT / "deploy/ray/cluster.yaml"], ids=lambda path: path.name
 )
 def test_named_settings_exist(path: Path) -> None:
-    known = {f"XCRAY_{name.upper()}" for name in Settings.model_fields} | BESIDE_SETTINGS
+    known = {f"XCRAY_{name.upper()}" for name in Settings.model_fields} | OTHER_VARIABLES
     assert set(re.findall(r"\bXCRAY_[A-Z_]+", path.read_text())) <= known
 
 
@@ -365,7 +368,7 @@ def as_a_plain_user() -> None:
 
 def probed(what: str, **environment: str) -> dict[str, Any]:
     """Run PROBE in a new process without special rights and return its output."""
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROBE, what],
         env={**os.environ, **environment},
         cwd=ROOT,
@@ -375,9 +378,9 @@ def probed(what: str, **environment: str) -> dict[str, Any]:
         check=False,
         preexec_fn=as_a_plain_user,
     )
-    assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    assert process.returncode == 0, process.stderr
+    document: dict[str, Any] = json.loads(process.stdout)
+    return document
 
 
 def test_baked_kernels_are_loaded_from_a_read_only_folder(tmp_path: Path) -> None:
@@ -389,9 +392,9 @@ def test_baked_kernels_are_loaded_from_a_read_only_folder(tmp_path: Path) -> Non
     image = {"XCRAY_KERNELS": str(baked), "NUMBA_CACHE_DIR": str(place)}
     assert probed("one", **image) == {"hits": {"1": 0}, "missed": []}
     assert all(path.is_symlink() for path in place.glob("*/*"))
-    found = probed("more", **image)  # a kernel that was not baked is compiled and stored here
-    assert found["hits"] == {"1": 0}
-    assert [name for name in found["missed"] if name.startswith("random.below")]
+    result = probed("more", **image)  # a kernel that was not baked is compiled and stored here
+    assert result["hits"] == {"1": 0}
+    assert [name for name in result["missed"] if name.startswith("random.below")]
     assert content == {path: path.read_bytes() for path in baked.rglob("*") if path.is_file()}
     for path in [*baked.rglob("*"), baked]:
         path.chmod(0o755)
@@ -410,7 +413,7 @@ def test_an_unwritable_home_is_reported_with_the_fix(tmp_path: Path) -> None:
     """With a HOME of another user there is no traceback, and the doctor names the fix."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", LOOK],
         env={
             **{name: value for name, value in os.environ.items() if name != "XCRAY_HOME"},
@@ -423,12 +426,12 @@ def test_an_unwritable_home_is_reported_with_the_fix(tmp_path: Path) -> None:
         preexec_fn=as_a_plain_user,
     )
     closed.chmod(0o700)
-    (_, status, _, mend), code = json.loads(ran.stdout)
+    (_, status, _, fix), code = json.loads(process.stdout)
     assert (status, code) == ("fail", 1)
-    told = json.loads(ran.stderr)
-    assert told["code"] == "HOME"
-    assert "XCRAY_HOME" in mend
-    assert "XCRAY_HOME" in told["hint"]
+    document = json.loads(process.stderr)
+    assert document["code"] == "HOME"
+    assert "XCRAY_HOME" in fix
+    assert "XCRAY_HOME" in document["hint"]
 
 
 def test_a_second_process_keeps_the_links_of_the_first(tmp_path: Path) -> None:

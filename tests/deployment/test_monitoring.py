@@ -102,8 +102,8 @@ def names_and_labels(expr: str) -> tuple[set[str], set[str]]:
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
     grouped = {
         label.strip()
-        for found in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", bare)
-        for label in found.split(",")
+        for result in re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", bare)
+        for label in result.split(",")
     }
     matched = set(re.findall(r"[{,]\s*([a-z_A-Z]\w*)\s*(?:=~|!=|!~|=)", bare))
     left = re.sub(r"\b(?:by|on|without)\s*\([^)]*\)|\{[^}]*\}|\[[^\]]*\]", " ", bare)
@@ -149,9 +149,9 @@ def test_metrics_of_the_store_are_never_summed_over_replicas() -> None:
 
 
 def test_names_of_ray_are_in_the_installed_ray() -> None:
-    found = importlib.util.find_spec("ray")
-    assert found is not None
-    root = Path(str(found.origin)).parent
+    result = importlib.util.find_spec("ray")
+    assert result is not None
+    root = Path(str(result.origin)).parent
     files = [
         root / "_raylet.so",
         *(root / "core" / "src" / "ray" / part for part in ("gcs/gcs_server", "raylet/raylet")),
@@ -206,16 +206,16 @@ def test_a_dashboard_has_titles_descriptions_and_units(board: dict[str, Any]) ->
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: board["uid"])
 def test_no_panels_overlap(board: dict[str, Any]) -> None:
-    taken: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     for each in board["panels"]:
         at = each["gridPos"]
         assert at["x"] + at["w"] <= 24
-        taken.update(
+        counts.update(
             (x, y)
             for x in range(at["x"], at["x"] + at["w"])
             for y in range(at["y"], at["y"] + at["h"])
         )
-    assert max(taken.values()) == 1
+    assert max(counts.values()) == 1
 
 
 def test_uids_and_titles_are_unique() -> None:
@@ -259,14 +259,14 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     files = sorted(path.name for path in tmp_path.glob("*.test.yaml"))
-    ran = subprocess.run(
+    process = subprocess.run(
         [promtool, "test", "rules", *files],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+    assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
     upside_down = rehearsal(
         "XcrayAbsent", Case(CASES["XcrayAbsent"].silent, CASES["XcrayAbsent"].fires)
     )
@@ -304,10 +304,10 @@ def rehearsal(name: str, case: Case) -> dict[str, Any]:
 
 
 def test_variables_of_a_query_are_filled_like_in_grafana() -> None:
-    asked = filled(
+    request = filled(
         'rate(a{namespace=~"$namespace",pod=~"$pods"}[$__rate_interval]) / b[$__range]', 300.0
     )
-    assert asked == 'rate(a{namespace=~".*",pod=~".*xcray.*"}[30s]) / b[300s]'
+    assert request == 'rate(a{namespace=~".*",pod=~".*xcray.*"}[30s]) / b[300s]'
     for where, expr in queries():
         assert "$" not in filled(expr, 300.0), where
 

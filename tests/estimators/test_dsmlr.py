@@ -75,9 +75,9 @@ def test_probabilities_are_the_softmax_of_the_product(many):
     model = DSMLR(bias=1.0).fit(X, Y)
     scores = X.toarray().astype(float) @ model.coef_.toarray().T.astype(float) + model.intercept_
     np.testing.assert_allclose(model.decision_function(X), scores, atol=1e-9)
-    told = model.predict_proba(X)
-    np.testing.assert_allclose(told, scipy_softmax(scores, axis=1), atol=1e-12)
-    np.testing.assert_allclose(model.predict_log_proba(X), np.log(told))
+    answer = model.predict_proba(X)
+    np.testing.assert_allclose(answer, scipy_softmax(scores, axis=1), atol=1e-12)
+    np.testing.assert_allclose(model.predict_log_proba(X), np.log(answer))
     top = model.predict_top_k(X, 3)
     np.testing.assert_allclose(top.scores, np.sort(scores, axis=1)[:, ::-1][:, :3], atol=1e-9)
 
@@ -85,9 +85,9 @@ def test_probabilities_are_the_softmax_of_the_product(many):
 def test_predicted_labels_have_the_nearest_equal_shares(many):
     X, Y = many
     model = DSMLR().fit(X, Y)
-    given = model.predict(X)
-    assert sp.issparse(given)
-    for p, row in zip(model.predict_proba(X), given.toarray(), strict=True):
+    answer = model.predict(X)
+    assert sp.issparse(answer)
+    for p, row in zip(model.predict_proba(X), answer.toarray(), strict=True):
         best = np.argsort(-p, kind="stable")
         shares = [
             np.where(np.isin(np.arange(len(p)), best[:m]), 1.0 / m, 0.0)
@@ -96,7 +96,7 @@ def test_predicted_labels_have_the_nearest_equal_shares(many):
         nearest = min(shares, key=lambda share: np.sum((p - share) ** 2))
         assert np.sum((p - row / row.sum()) ** 2) == pytest.approx(np.sum((p - nearest) ** 2))
     counts = np.asarray(Y.sum(axis=1)).ravel()
-    right = np.asarray(given.multiply(Y).sum(axis=1)).ravel()
+    right = np.asarray(answer.multiply(Y).sum(axis=1)).ravel()
     assert (right / np.maximum(counts, 1)).mean() > 0.6
     assert model.score(X, Y) == pytest.approx(
         np.mean([Y[i, j] for i, j in enumerate(model.predict_top_k(X, 1).labels[:, 0])])
@@ -141,7 +141,7 @@ def test_searches_and_pipelines(classes):
     assert set(search.predict(X)) <= {"a", "b", "c", "d"}
 
 
-def test_bad_input_names_the_mend(many):
+def test_bad_input_names_the_fix(many):
     X, Y = many
     with pytest.raises(ParameterError, match="lam must be greater than"):
         DSMLR(lam=-1.0).fit(X, Y)

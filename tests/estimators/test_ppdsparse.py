@@ -114,7 +114,7 @@ def test_two_classes_follow_the_sign_of_the_decision():
     assert ((decision > 0).astype(int) == model.predict(X / 20)).all()
 
 
-def test_bad_input_names_the_mend(sparse_problem):
+def test_bad_input_names_the_fix(sparse_problem):
     X, Y = sparse_problem
     with pytest.raises(ParameterError, match="C must be greater than"):
         PPDSparse(C=-1).fit(X, Y)

@@ -33,15 +33,15 @@ def read(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     return ys[-1]
 
 
-def ece(told: Sequence[float], right: Sequence[bool], n_bins: int) -> float:
+def ece(reports: Sequence[float], right: Sequence[bool], n_bins: int) -> float:
     """Return the expected calibration error with bins of equal size.
 
     Predictions are sorted by probability. All predictions of one value belong to the bin of the
     middle one. The result is the mean of |gap|.
     """
-    ordered = sorted(told)
+    ordered = sorted(reports)
     groups: dict[int, list[tuple[float, bool]]] = {}
-    for p, r in zip(told, right, strict=True):
+    for p, r in zip(reports, right, strict=True):
         first = ordered.index(p)
         count = ordered.count(p)
         middle = first + count - (count + 1) // 2

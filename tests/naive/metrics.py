@@ -63,13 +63,13 @@ def psndcg(
     ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int, w: Sequence[float]
 ) -> float:
     """Return PSnDCG@k."""
-    got = best = 0.0
+    actual = best = 0.0
     for r, t in zip(ranked, true, strict=True):
         if t:
             g, b = _gains(r, t, k, w)
             ideal = dcg([1.0] * min(k, len(t)))
-            got, best = got + dcg(g) / ideal, best + dcg(b) / ideal
-    return got / best if best else 0.0
+            actual, best = actual + dcg(g) / ideal, best + dcg(b) / ideal
+    return actual / best if best else 0.0
 
 
 def coverage(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) -> float:
@@ -81,11 +81,11 @@ def coverage(ranked: Sequence[Sequence[int]], true: Sequence[set[int]], k: int) 
 
 def groups(counts: Sequence[int], n: int, equal: str) -> list[int]:
     """Return the frequency group of each label; -1 where the count is 0."""
-    seen = sorted((count, label) for label, count in enumerate(counts) if count)
+    values = sorted((count, label) for label, count in enumerate(counts) if count)
     total, before, out = sum(counts), 0, [-1] * len(counts)
-    for rank, (count, label) in enumerate(seen):
+    for rank, (count, label) in enumerate(values):
         place = (
-            Fraction(rank, len(seen))
+            Fraction(rank, len(values))
             if equal == "labels"
             else (before + Fraction(count, 2)) / total
         )
@@ -104,6 +104,6 @@ def by_group(
         for label in r[:k]
     )
     there = sum(of[label] == group for t in true for label in t)
-    asked = sum(of[label] == group for r in ranked for label in r[:k])
-    whole = {"P": k * len(true), "recall": there, "precision": asked}
+    request = sum(of[label] == group for r in ranked for label in r[:k])
+    whole = {"P": k * len(true), "recall": there, "precision": request}
     return {f"{name}@{k}": hits / size if size else 0.0 for name, size in whole.items()}

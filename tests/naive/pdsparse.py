@@ -132,7 +132,7 @@ def solve_program(
             lam * u[: 2 * size].sum() + 0.5 * tau * (w @ w) + C * u[2 * size :].sum()
         ), slope
 
-    found = minimize(
+    result = minimize(
         objective,
         np.concatenate([np.zeros(2 * size), np.ones(n)]),
         jac=True,
@@ -141,5 +141,5 @@ def solve_program(
         constraints=[{"type": "ineq", "fun": lambda u: A @ u - b, "jac": lambda u: A}],
         options={"maxiter": 500, "ftol": 1e-12},
     )
-    W = (found.x[:size] - found.x[size : 2 * size]).reshape(d, K)
+    W = (result.x[:size] - result.x[size : 2 * size]).reshape(d, K)
     return W, primal(W, X, labels, lam, tau, C)

@@ -48,7 +48,7 @@ def solve_squared_hinge(
         return value, np.concatenate([lam + g, lam - g, [tau * b + slope.sum()]])
 
     bounds = [(0.0, None)] * (2 * d) + [(None, None)]
-    found = minimize(
+    result = minimize(
         objective,
         np.zeros(2 * d + 1),
         jac=True,
@@ -56,7 +56,7 @@ def solve_squared_hinge(
         bounds=bounds,
         options={"maxiter": 20_000, "ftol": 1e-15, "gtol": 1e-10},
     )
-    w, b = found.x[:d] - found.x[d : 2 * d], float(found.x[-1])
+    w, b = result.x[:d] - result.x[d : 2 * d], float(result.x[-1])
     return w, b, primal(w, b, X, y, lam, tau, C)
 
 

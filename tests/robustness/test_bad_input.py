@@ -28,7 +28,7 @@ from xcray.data.splits import RowSplit
 from xcray.errors import DataError, ParameterError
 
 
-def made(
+def build_file(
     tmp_path: Path, data: bytes, format: str = "svmlight", name: str = "train.txt", **options: Any
 ) -> Dataset:
     path = tmp_path / name
@@ -55,7 +55,7 @@ def warmed(tmp_path: Path, format: str, data: bytes) -> None:
 
 
 def test_irregular_rows_are_counted_as_warnings(tmp_path: Path) -> None:
-    ds = made(tmp_path, b"1,1 1:1\n0 3:1 1:2\n 1:1\n2\n")
+    ds = build_file(tmp_path, b"1,1 1:1\n0 3:1 1:2\n 1:1\n2\n")
     assert warnings_of(ds) == {
         "duplicate_labels": 1,
         "unsorted_rows": 1,
@@ -134,14 +134,14 @@ def test_c19_a_decompression_bomb_is_stopped_by_its_expansion(tmp_path: Path) ->
 
 def test_c13_odd_characters_are_normalised(tmp_path: Path) -> None:
     case = next(case for case in json_lines.GOOD if case.id == "C13-json")
-    ds = made(tmp_path, case.data, "jsonl")
+    ds = build_file(tmp_path, case.data, "jsonl")
     assert ds.feature_names.to_pylist() == ["café", "half", "zerowidth"]
     X = ds.train.X.to_scipy().toarray()
     assert X[0].tolist() == X[1].tolist()
 
 
 def test_tsv_has_no_quotes(tmp_path: Path) -> None:
-    ds = made(tmp_path, b'text\tlabels\n5" disk\tx\n"words, more\ty\n', "tsv")
+    ds = build_file(tmp_path, b'text\tlabels\n5" disk\tx\n"words, more\ty\n', "tsv")
     assert ds.train.n_rows == 2
 
 
@@ -159,7 +159,7 @@ def test_twenty_errors_then_stop(tmp_path: Path) -> None:
 
 
 def test_skip_bad_continues_and_reports(tmp_path: Path) -> None:
-    ds = made(tmp_path, b"0 1:1\n0 1:x\n\n1 1:2\n-1 1:1\n", skip_bad=True)
+    ds = build_file(tmp_path, b"0 1:1\n0 1:x\n\n1 1:2\n-1 1:1\n", skip_bad=True)
     assert dense(ds) == ([[1], [2]], [[1, 0], [0, 1]])
     assert ds.manifest["skipped"] == 3
     reasons = ds.manifest["source"]["parts"]["train"]["skipped_reasons"]
@@ -172,18 +172,18 @@ def test_skip_bad_continues_and_reports(tmp_path: Path) -> None:
 
 def test_skip_bad_leaves_nothing_of_a_file_of_errors(tmp_path: Path) -> None:
     with pytest.raises(DataErrors) as caught:
-        made(tmp_path, b"0 1:x\n0 1:y\n", skip_bad=True)
+        build_file(tmp_path, b"0 1:x\n0 1:y\n", skip_bad=True)
     assert len(caught.value.errors) == 2
     assert not (tmp_path / "out").exists()
 
 
 def test_skip_bad_counts_towards_the_header(tmp_path: Path) -> None:
-    ds = made(tmp_path, b"3 2 2\n0 0:1\n0 0:x\n1 1:1\n", "xc", skip_bad=True)
+    ds = build_file(tmp_path, b"3 2 2\n0 0:1\n0 0:x\n1 1:1\n", "xc", skip_bad=True)
     assert ds.train.n_rows == 2
     path = tmp_path / "more.txt"
     path.write_bytes(b"2 2 2\n0 0:1\n0 0:x\n1 1:1\n")
-    found = [(error["code"], error["line"]) for error in check("xc", path).errors]
-    assert found == [("SVM_BAD_VALUE", 3), ("XC_ROW_COUNT", 4)]
+    results = [(error["code"], error["line"]) for error in check("xc", path).errors]
+    assert results == [("SVM_BAD_VALUE", 3), ("XC_ROW_COUNT", 4)]
 
 
 @pytest.mark.parametrize(
@@ -215,11 +215,11 @@ def test_memory_depends_on_the_bytes_read_not_on_declared_sizes(tmp_path: Path) 
         "PYTHONPATH": path,
         "MALLOC_ARENA_MAX": "2",
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [each["id"] for each in told] == list(CASES)
-    assert all(each["grown_mb"] < 100 for each in told), told
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
+    reports = [json.loads(line) for line in process.stdout.splitlines()]
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert [each["id"] for each in reports] == list(CASES)
+    assert all(each["grown_mb"] < 100 for each in reports), reports
 
 
 def codes_of(folder: str) -> set[str]:
@@ -249,11 +249,11 @@ def codes_of(folder: str) -> set[str]:
 
 def test_every_code_of_reading_is_explained() -> None:
     of_calls = {"NOT_A_LIST", "TEXT_NOT_STRING"}  # raised for arguments of Python calls only
-    made = codes_of("data") | codes_of("batch")
-    assert made - of_calls <= set(CODES), (
+    result = codes_of("data") | codes_of("batch")
+    assert result - of_calls <= set(CODES), (
         "a code is raised that xcray/data/readers/error_codes.py does not explain"
     )
-    assert len(made) > 50
+    assert len(result) > 50
     named = {
         case.code for module in (svmlight, xc, tables, json_lines, parquet) for case in module.BAD
     }

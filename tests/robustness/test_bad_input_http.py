@@ -14,7 +14,7 @@ import pytest
 
 from tests.robustness.badinput import json_lines, parquet, predict, svmlight, tables, xc
 from tests.robustness.badinput.case import Bad, row_of
-from tests.robustness.badinput.service import RAW, Sent, faults, left_of, send
+from tests.robustness.badinput.service import RAW, SentCase, faults, left_of, send
 from tests.support.live_service import client_of, settings_for
 from xcray.service.app import create_app
 
@@ -45,61 +45,61 @@ CASES = [
 ]
 
 
-class Place(NamedTuple):
+class ServerSetup(NamedTuple):
     """A service, its home, and the cases sent to it."""
 
     http: httpx.Client
     home: Path
-    sent: dict[str, Sent]
+    cases: dict[str, SentCase]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
     """Send all cases at once; the service builds them while the tests check one after another."""
     home = tmp_path_factory.mktemp("bad") / "home"
     with client_of(create_app(settings_for(home))) as http:
-        yield Place(http, home, {case.id: send(http, format, case) for format, case in CASES})
+        yield ServerSetup(http, home, {case.id: send(http, format, case) for format, case in CASES})
 
 
 @pytest.mark.parametrize(
     ("format", "case"), CASES, ids=[f"{format}-{case.id}" for format, case in CASES]
 )
 def test_a_bad_file_ends_as_failed_with_the_error_of_the_case(
-    place: Place, format: str, case: Bad
+    server: ServerSetup, format: str, case: Bad
 ) -> None:
-    assert faults(place.http, place.sent[case.id], place.home) == []
+    assert faults(server.http, server.cases[case.id], server.home) == []
 
 
-def test_nothing_is_left(place: Place) -> None:
-    for sent in place.sent.values():
-        faults(place.http, sent, place.home)  # returns after the build has ended
-    assert left_of(place.home) == []
-    listed = place.http.get("/v1/datasets?limit=100").json()["datasets"]
+def test_nothing_is_left(server: ServerSetup) -> None:
+    for messages in server.cases.values():
+        faults(server.http, messages, server.home)  # returns after the build has ended
+    assert left_of(server.home) == []
+    listed = server.http.get("/v1/datasets?limit=100").json()["datasets"]
     assert {each["status"] for each in listed} == {"FAILED"}
     assert len(listed) == len([case for _, case in CASES if case.data])
 
 
-def test_s39_a_cut_upload_is_refused_by_its_checksum(place: Place) -> None:
-    before = list((place.home / "uploads").iterdir())
-    answer = place.http.post(
+def test_s39_a_cut_upload_is_refused_by_its_checksum(server: ServerSetup) -> None:
+    before = list((server.home / "uploads").iterdir())
+    answer = server.http.post(
         "/v1/uploads", params={"sha256": "0" * 64}, content=b"1 1:1\n2 13:0", headers=RAW
     )
     assert (answer.status_code, answer.json()["code"]) == (422, "UPLOAD_TRUNCATED")
     assert "send again" in answer.json()["detail"]
-    assert list((place.home / "uploads").iterdir()) == before
+    assert list((server.home / "uploads").iterdir()) == before
 
 
-def test_x15_paths_of_the_server_are_closed(place: Place) -> None:
-    upload = place.http.post("/v1/uploads", content=b"3 4\n", headers=RAW).json()["id"]
-    asked = {
+def test_x15_paths_of_the_server_are_closed(server: ServerSetup) -> None:
+    upload = server.http.post("/v1/uploads", content=b"3 4\n", headers=RAW).json()["id"]
+    request = {
         "name": "asked",
         "format": "xc",
         "options": {"labels_file": "/etc/passwd"},
         "uploads": {"train": upload},
     }
-    answer = place.http.post("/v1/datasets", json=asked)
+    answer = server.http.post("/v1/datasets", json=request)
     assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
-    place.http.post(
+    server.http.post(
         "/v1/datasets", json={"name": "used", "format": "xc", "uploads": {"train": upload}}
     )
 
@@ -148,15 +148,15 @@ BODIES = [
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_every_route_reads_json_strictly(place: Place, route: str) -> None:
+def test_every_route_reads_json_strictly(server: ServerSetup, route: str) -> None:
     assert len(BODIES) > 20
     for case in BODIES:
-        answer = place.http.post(route, content=case.content, headers=case.headers)
+        answer = server.http.post(route, content=case.content, headers=case.headers)
         # The v2 protocol has no 422.
         status = 400 if route.startswith("/v2") and case.status == 422 else case.status
         assert (answer.status_code, answer.json()["code"]) == (status, case.code), (
             case.id,
             answer.text,
         )
-        assert str(place.home) not in answer.text
+        assert str(server.home) not in answer.text
         assert predict.MARK not in answer.text

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 3600  # only detects a hang, also on a busy machine
 NEEDS = {  # row -> (whether this machine can play it, the word that its report must contain if not)
     "F8": (lambda: stage.allowed() is not None, "mounts"),
-    "F12": (strace.there, "strace"),
+    "F12": (strace.is_available, "strace"),
 }
 # The other rows have faster tests in other files of the suite.
 QUICK = ("F12",)
@@ -52,11 +52,11 @@ def played(row: str, place: Path) -> tuple[int, dict[str, Any], str]:
         "--json",
         str(place / "figures.json"),
     ]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     return (
-        done.returncode,
+        process.returncode,
         json.loads((place / "figures.json").read_text()),
-        done.stdout[-3000:] + done.stderr[-3000:],
+        process.stdout[-3000:] + process.stderr[-3000:],
     )
 
 
@@ -83,12 +83,12 @@ def test_every_row_of_the_catalogue_is_there() -> None:
 def test_a_row_that_hangs_is_ended_and_the_others_go_on() -> None:
     chosen = argparse.Namespace(runs=1, seed=0, small=True, plain=False)
     slow = ROWS["F28"]._replace(limit=4.0)  # takes minutes without the limit
-    figures = commands._alone(slow, chosen, threading.Event())
+    figures = commands._run_in_subprocess(slow, chosen, threading.Event())
     assert figures is not None
     assert (figures["row"], figures["ok"]) == ("F28", False)
     ended = threading.Event()
     ended.set()
-    assert commands._alone(slow, chosen, ended) is None
+    assert commands._run_in_subprocess(slow, chosen, ended) is None
 
 
 def test_the_last_line_of_a_row_has_its_figures() -> None:
@@ -122,7 +122,7 @@ def test_lost_duplicated_and_wrong_items_are_detected(home: Home, tmp_path: Path
     ledger.acknowledged("model", "gone:1")
     (home.datasets / "ds_orphan").mkdir()
     home.log(job.id).write_text("here is a canary\n")
-    said = "\n".join(judged(home, ledger).broken)
+    text = "\n".join(judged(home, ledger).broken)
     for sentence in (
         "job_gone was acknowledged and is gone",
         "ds_gone was acknowledged and is gone",
@@ -132,7 +132,7 @@ def test_lost_duplicated_and_wrong_items_are_detected(home: Home, tmp_path: Path
         "ds_orphan belongs to no row",
         "secret 0 is in",
     ):
-        assert sentence in said
+        assert sentence in text
     store.close()
     ledger.close()
 

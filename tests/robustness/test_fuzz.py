@@ -11,10 +11,10 @@ from tests.robustness.fuzz.__main__ import main
 from tests.robustness.fuzz.inputs import mutated
 from tests.robustness.fuzz.targets import TARGETS, Differs, Target, compared
 
-FOUND = sorted((Path(__file__).parent / "fuzz" / "found").glob("*.bin"))
+FINDINGS = sorted((Path(__file__).parent / "fuzz" / "found").glob("*.bin"))
 
 
-@pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
+@pytest.mark.parametrize("path", FINDINGS, ids=[path.stem for path in FINDINGS])
 def test_inputs_that_failed_before(path: Path, tmp_path: Path) -> None:
     name = path.stem.rpartition("-")[0]
     assert TARGETS[name].run(path.read_bytes(), tmp_path)

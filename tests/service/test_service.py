@@ -83,8 +83,8 @@ def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """Wait until `look` returns a true value and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if found := look():
-            return found
+        if result := look():
+            return result
         time.sleep(0.02)
     raise AssertionError("the condition did not become true in time")
 
@@ -93,27 +93,27 @@ def settled(http: httpx.Client, dataset_id: str) -> dict[str, Any]:
     """Wait until a data set is no longer BUILDING and return it."""
 
     def look() -> dict[str, Any] | None:
-        found: dict[str, Any] = http.get(f"/v1/datasets/{dataset_id}").json()
-        return None if found["status"] == "BUILDING" else found
+        body: dict[str, Any] = http.get(f"/v1/datasets/{dataset_id}").json()
+        return None if body["status"] == "BUILDING" else body
 
-    found: dict[str, Any] = eventually(look)
-    return found
+    result: dict[str, Any] = eventually(look)
+    return result
 
 
 def ready_dataset(service: Service) -> str:
     """Build a data set with the stub and return its id."""
-    made = service.http.post("/v1/datasets", json={"name": "data", "format": "pydocs"})
-    assert made.status_code == 201, made.text
-    return str(settled(service.http, made.json()["id"])["id"])
+    response = service.http.post("/v1/datasets", json={"name": "data", "format": "pydocs"})
+    assert response.status_code == 201, response.text
+    return str(settled(service.http, response.json()["id"])["id"])
 
 
 def submitted(service: Service, **more: Any) -> dict[str, Any]:
     """Submit a job and return it."""
-    made = service.http.post(
+    response = service.http.post(
         "/v1/jobs", json={"dataset": ready_dataset(service), "model": "m", **more}
     )
-    assert made.status_code == 201, made.text
-    return dict(made.json())
+    assert response.status_code == 201, response.text
+    return dict(response.json())
 
 
 # Data sets
@@ -121,22 +121,25 @@ def submitted(service: Service, **more: Any) -> dict[str, Any]:
 
 def test_a_text_file_becomes_a_data_set(tmp_path: Path) -> None:
     with client_of(create_app(settings_for(tmp_path / "home"))) as http:
-        made = http.post(
+        response = http.post(
             "/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS
         )
-        assert (made.status_code, made.json()["status"]) == (201, "BUILDING")
-        assert made.headers["location"] == f"/v1/datasets/{made.json()['id']}"
-        found = settled(http, made.json()["id"])
-        assert (found["status"], found["name"]) == ("READY", "docs"), found
-        assert (found["stats"]["n_labels"], found["stats"]["splits"]["train"]["n_rows"]) == (4, 20)
-        assert [one["id"] for one in http.get("/v1/datasets").json()["datasets"]] == [found["id"]]
+        assert (response.status_code, response.json()["status"]) == (201, "BUILDING")
+        assert response.headers["location"] == f"/v1/datasets/{response.json()['id']}"
+        record = settled(http, response.json()["id"])
+        assert (record["status"], record["name"]) == ("READY", "docs"), record
+        assert (record["stats"]["n_labels"], record["stats"]["splits"]["train"]["n_rows"]) == (
+            4,
+            20,
+        )
+        assert [one["id"] for one in http.get("/v1/datasets").json()["datasets"]] == [record["id"]]
         job = http.post("/v1/jobs", json={"dataset": "docs", "model": "docs"})
-        assert (job.status_code, job.json()["spec"]["dataset"]) == (201, found["id"])
-        assert str(tmp_path) not in job.text + json.dumps(found)
-        assert http.delete(f"/v1/datasets/{found['id']}").json()["code"] == "STATE"
+        assert (job.status_code, job.json()["spec"]["dataset"]) == (201, record["id"])
+        assert str(tmp_path) not in job.text + json.dumps(record)
+        assert http.delete(f"/v1/datasets/{record['id']}").json()["code"] == "STATE"
         http.post(f"/v1/jobs/{job.json()['id']}/stop")
-        assert http.delete(f"/v1/datasets/{found['id']}").status_code == 204
-        assert http.get(f"/v1/datasets/{found['id']}").status_code == 404
+        assert http.delete(f"/v1/datasets/{record['id']}").status_code == 204
+        assert http.get(f"/v1/datasets/{record['id']}").status_code == 404
         assert not list((tmp_path / "home" / "datasets").iterdir())
         assert not list((tmp_path / "home" / "uploads").iterdir())
         assert not list((tmp_path / "home" / "builds").iterdir())
@@ -148,19 +151,19 @@ def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
             http.post("/v1/uploads", content=LINES.encode(), headers=OCTETS).json()["id"]
             for _ in range(2)
         ]
-        asked = {"name": "both", "format": "jsonl", "uploads": {"train": ids[0], "test": ids[1]}}
-        both = http.post("/v1/datasets", json=asked).json()
+        request = {"name": "both", "format": "jsonl", "uploads": {"train": ids[0], "test": ids[1]}}
+        both = http.post("/v1/datasets", json=request).json()
         bad = http.post(
             "/v1/datasets?name=bad&format=svmlight",
             content=b"0 1:1\n0 2:nan\n0 x:1\n",
             headers=OCTETS,
         ).json()
-        found = settled(http, both["id"])
-        assert {part: split["n_rows"] for part, split in found["stats"]["splits"].items()} == {
+        job = settled(http, both["id"])
+        assert {part: split["n_rows"] for part, split in job["stats"]["splits"].items()} == {
             "train": 20,
             "test": 20,
         }
-        again = http.post("/v1/datasets", json=asked)
+        again = http.post("/v1/datasets", json=request)
         assert (again.status_code, again.json()["code"]) == (404, "NOT_FOUND")
         failed = settled(http, bad["id"])
         assert failed["status"] == "FAILED"
@@ -229,7 +232,7 @@ def test_uploads_are_refused_and_leave_nothing(
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("options", "code"),
     [
         ({"name": "a", "format": "jsonl"}, "FORMAT"),
         ({"name": "a", "format": "jsonl", "uploads": {"test": "upl_x"}}, "FORMAT"),
@@ -244,8 +247,10 @@ def test_uploads_are_refused_and_leave_nothing(
         ({"name": "a"}, "MISSING_FIELD"),
     ],
 )
-def test_data_set_requests_are_refused(service: Service, asked: dict[str, Any], code: str) -> None:
-    answer = service.http.post("/v1/datasets", json=asked)
+def test_data_set_requests_are_refused(
+    service: Service, options: dict[str, Any], code: str
+) -> None:
+    answer = service.http.post("/v1/datasets", json=options)
     assert (answer.json()["code"], answer.status_code) == (
         code,
         403 if code == "FORBIDDEN" else 422,
@@ -297,14 +302,14 @@ def test_uploads_and_builds_of_a_crashed_service_are_swept_and_resumed(tmp_path:
     forever = build_stub(tmp_path, "time.sleep(600)")
     first = create_app(settings_for(home), build_command=forever)
     with client_of(first) as http:
-        made = http.post(
+        body = http.post(
             "/v1/datasets?name=a&format=jsonl", content=LINES.encode(), headers=OCTETS
         ).json()
     (home / "uploads" / ".upl_half.part").mkdir()
-    assert (home / "builds" / made["id"] / "train.jsonl").read_text() == LINES
+    assert (home / "builds" / body["id"] / "train.jsonl").read_text() == LINES
     second = create_app(settings_for(home), build_command=build_stub(tmp_path, READY_STUB))
     with client_of(second) as http:
-        assert settled(http, made["id"])["status"] == "READY"
+        assert settled(http, body["id"])["status"] == "READY"
         # Inputs are deleted after the result is reported.
         eventually(
             lambda: not any(list((home / place).iterdir()) for place in ("uploads", "builds"))
@@ -327,9 +332,9 @@ def test_a_build_that_dies_is_reported(
         build_command=build_stub(tmp_path, code),
     )
     with client_of(app) as http:
-        made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
-        found = settled(http, made["id"])
-        assert (found["status"], found["stats"]["problem"]["code"]) == ("FAILED", expected)
+        body = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
+        job = settled(http, body["id"])
+        assert (job["status"], job["stats"]["problem"]["code"]) == ("FAILED", expected)
 
 
 def test_the_memory_of_a_build_is_limited(tmp_path: Path) -> None:
@@ -345,8 +350,8 @@ def test_the_memory_of_a_build_is_limited(tmp_path: Path) -> None:
         settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000), build_command=limited
     )
     with client_of(app) as http:
-        made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
-        assert settled(http, made["id"])["stats"]["problem"]["code"] == "MEMORY_LIMIT"
+        body = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
+        assert settled(http, body["id"])["stats"]["problem"]["code"] == "MEMORY_LIMIT"
 
 
 def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
@@ -357,11 +362,11 @@ def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
         ),
     )
     with client_of(app) as http:
-        made = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
-        mark = tmp_path / "home" / "builds" / made["id"] / "pid"
+        body = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
+        mark = tmp_path / "home" / "builds" / body["id"] / "pid"
         eventually(lambda: mark.is_file() and mark.read_text())
         pid = int(mark.read_text())
-        assert http.delete(f"/v1/datasets/{made['id']}").status_code == 204
+        assert http.delete(f"/v1/datasets/{body['id']}").status_code == 204
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert not mark.parent.exists()
@@ -381,7 +386,7 @@ def test_a_full_disk_refuses_only_uploads(tmp_path: Path) -> None:
 
 
 def test_a_job_is_accepted_once_per_key(service: Service) -> None:
-    asked = {
+    request = {
         "dataset": ready_dataset(service),
         "model": "m",
         "params": {"C": 0.5},
@@ -389,9 +394,9 @@ def test_a_job_is_accepted_once_per_key(service: Service) -> None:
         "name": "first",
     }
     key = {"Idempotency-Key": "k1"}
-    first = service.http.post("/v1/jobs", json=asked, headers=key)
-    again = service.http.post("/v1/jobs", json=asked, headers=key)
-    other = service.http.post("/v1/jobs", json={**asked, "priority": 4}, headers=key)
+    first = service.http.post("/v1/jobs", json=request, headers=key)
+    again = service.http.post("/v1/jobs", json=request, headers=key)
+    other = service.http.post("/v1/jobs", json={**request, "priority": 4}, headers=key)
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
     assert first.json() == again.json()
     assert other.json()["code"] == "IDEMPOTENCY_MISMATCH"
@@ -405,17 +410,17 @@ def test_a_job_is_accepted_once_per_key(service: Service) -> None:
     )
     assert job["spec"]["params"] == {"C": 0.5}
     stored = service.app_state.store.jobs.get(job["id"]).spec
-    assert stored["dataset"] == str(service.app_state.home.dataset(asked["dataset"]))
+    assert stored["dataset"] == str(service.app_state.home.dataset(request["dataset"]))
     assert stored["name"] == "m"
 
 
 def test_fifty_concurrent_requests_with_one_key_are_one_job(service: Service) -> None:
-    asked = {"dataset": ready_dataset(service), "model": "m"}
+    request = {"dataset": ready_dataset(service), "model": "m"}
     with ThreadPoolExecutor(16) as pool:
         answers = list(
             pool.map(
                 lambda _: service.http.post(
-                    "/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}
+                    "/v1/jobs", json=request, headers={"Idempotency-Key": "k"}
                 ),
                 range(50),
             )
@@ -452,31 +457,31 @@ def test_fifty_concurrent_requests_with_one_key_are_one_job(service: Service) ->
 def test_specs_are_checked_before_they_are_accepted(
     service: Service, change: dict[str, Any], status: int, code: str
 ) -> None:
-    asked = {"dataset": ready_dataset(service), "model": "m", **change}
-    answer = service.http.post("/v1/jobs", json=asked)
+    request = {"dataset": ready_dataset(service), "model": "m", **change}
+    answer = service.http.post("/v1/jobs", json=request)
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert service.http.get("/v1/jobs").json()["jobs"] == []
 
 
 def test_lists_have_pages_and_filters(service: Service) -> None:
     data = ready_dataset(service)
-    made = [
+    body = [
         service.http.post("/v1/jobs", json={"dataset": data, "model": "m"}).json()["id"]
         for _ in range(5)
     ]
-    service.http.post(f"/v1/jobs/{made[0]}/stop")
-    page, found = service.http.get("/v1/jobs?limit=2").json(), []
+    service.http.post(f"/v1/jobs/{body[0]}/stop")
+    page, result = service.http.get("/v1/jobs?limit=2").json(), []
     while True:
-        found += [job["id"] for job in page["jobs"]]
+        result += [job["id"] for job in page["jobs"]]
         if page["next_page_token"] is None:
             break
         page = service.http.get(
             "/v1/jobs", params={"limit": 2, "page_token": page["next_page_token"]}
         ).json()
-    assert found == made[::-1]
+    assert result == body[::-1]
     assert [
         job["id"] for job in service.http.get("/v1/jobs?status=STOPPED").json()["jobs"]
-    ] == made[:1]
+    ] == body[:1]
     for query in (
         "limit=0",
         "limit=1001",
@@ -537,16 +542,16 @@ def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
 def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
     job = submitted(service)
     store, path = service.app_state.store, f"/v1/jobs/{job['id']}/events"
-    heard: list[str] = []
+    reports: list[str] = []
 
     def listen() -> None:
         with service.http.stream("GET", path) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")
-            heard.extend(answer.iter_text())
+            reports.extend(answer.iter_text())
 
     listener = threading.Thread(target=listen)
     listener.start()
-    eventually(lambda: ": alive" in "".join(heard))  # a sign of life while nothing happens
+    eventually(lambda: ": alive" in "".join(reports))  # a sign of life while nothing happens
     claimed = store.attempts.claim("test", lease_seconds=60)
     assert claimed is not None
     step = {"phase": "TRAINING", "done": 1, "total": 4, "eta": None, "note": "a\nb\u2028"}
@@ -556,20 +561,20 @@ def test_events_stream_from_the_first_to_the_last(service: Service) -> None:
     )
     listener.join(PATIENCE)
     assert not listener.is_alive()
-    found = events_of("".join(heard))
-    assert [kind for _, kind, _ in found] == ["status", "status", "progress", "status"]
-    assert [data["status"] for _, kind, data in found if kind == "status"] == [
+    result = events_of("".join(reports))
+    assert [kind for _, kind, _ in result] == ["status", "status", "progress", "status"]
+    assert [data["status"] for _, kind, data in result if kind == "status"] == [
         "PENDING",
         "RUNNING",
         "SUCCEEDED",
     ]
-    assert found[2][2]["note"] == "a\nb\u2028"
-    assert events_of(service.http.get(path).text) == found
-    seqs = [seq for seq, _, _ in found]
+    assert result[2][2]["note"] == "a\nb\u2028"
+    assert events_of(service.http.get(path).text) == result
+    seqs = [seq for seq, _, _ in result]
     assert seqs == sorted(set(seqs))
-    assert events_of(service.http.get(path, params={"after": seqs[1]}).text) == found[2:]
+    assert events_of(service.http.get(path, params={"after": seqs[1]}).text) == result[2:]
     resumed = service.http.get(path, headers={"Last-Event-ID": str(seqs[2])}, params={"after": 0})
-    assert events_of(resumed.text) == found[3:]
+    assert events_of(resumed.text) == result[3:]
     assert service.http.get(path, headers={"Last-Event-ID": str(seqs[-1])}).status_code == 204
     assert service.http.get(path, headers={"Last-Event-ID": "x"}).status_code == 422
     assert service.http.get(path, params={"after": -1}).status_code == 422
@@ -626,7 +631,7 @@ def test_models_versions_and_aliases(service: Service, tmp_path: Path) -> None:
     assert http.post("/v1/models/docs:1:predict", json=body).status_code == 404
     assert http.put("/v1/models/docs/aliases/prod", json={"version": 9}).status_code == 404
     assert http.put("/v1/models/docs/aliases/latest", json={"version": 2}).status_code == 422
-    assert http.get("/v1/models/nobody").status_code == 404
+    assert http.get("/v1/models/missing").status_code == 404
     assert str(tmp_path) not in http.get("/v1/models/docs").text
 
 
@@ -691,22 +696,22 @@ def test_each_reply_is_from_one_version_while_the_alias_moves(tmp_path: Path) ->
         swapper = threading.Thread(target=swap)
         swapper.start()
         body = {"instances": [{"text": text} for text in TEXTS], "top_k": 4}
-        seen: set[int] = set()
+        values: set[int] = set()
         try:
             with ThreadPoolExecutor(4) as pool:
-                while seen != {1, 2}:  # several rounds on a slow machine
+                while values != {1, 2}:  # several rounds on a slow machine
                     for answer in pool.map(
                         lambda _: http.post("/v1/models/docs@prod:predict", json=body), range(120)
                     ):
                         assert answer.status_code == 200, answer.text
-                        found = answer.json()
-                        version = found["model"]["version"]
-                        seen.add(version)
-                        assert found["model"]["sha256"] == hashes[version]
+                        document = answer.json()
+                        version = document["model"]["version"]
+                        values.add(version)
+                        assert document["model"]["sha256"] == hashes[version]
                         prefix = {1: "old", 2: "new"}[version]
                         assert all(
                             label.startswith(prefix)
-                            for one in found["predictions"]
+                            for one in document["predictions"]
                             for label in one["labels"]
                         )
         finally:
@@ -729,13 +734,13 @@ def test_the_cache_loads_a_model_once_and_is_bounded(tmp_path: Path) -> None:
 
     cache = ModelCache(app_state.registry_of, app_state.metrics, 2, slow)
     with ThreadPoolExecutor(8) as pool:
-        found = list(
+        results = list(
             pool.map(
                 cache.get, [ModelTarget("default", each) for each in ("a", "a:1", "a@latest")] * 4
             )
         )
     assert opened == ["a"]
-    assert len({id(one.predictor) for one in found}) == 1
+    assert len({id(one.predictor) for one in results}) == 1
     for name in ("b", "a", "c", "a", "b"):
         cache.get(ModelTarget("default", name))
     assert opened == ["a", "b", "c", "b"]
@@ -827,9 +832,9 @@ def test_pages_load_nothing_from_other_servers(service: Service) -> None:
 
 def asset_texts(service: Service, page: str) -> list[str]:
     """Return the scripts and styles that a page refers to."""
-    found = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
-    assert found
-    answers = [service.http.get(path) for path in found]
+    result = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
+    assert result
+    answers = [service.http.get(path) for path in result]
     assert all(answer.status_code == 200 for answer in answers)
     return [answer.text for answer in answers]
 
@@ -850,12 +855,12 @@ def test_the_description_is_complete(service: Service) -> None:
 def test_every_route_authenticates(tmp_path: Path) -> None:
     """A caller without scopes is refused by all routes of /v1, including new ones."""
 
-    async def nobody(request: Request) -> auth.Caller:
+    async def no_caller(request: Request) -> auth.Caller:
         return auth.Caller("other", frozenset())
 
-    with client_of(create_app(settings_for(tmp_path / "home"), authenticate=nobody)) as http:
+    with client_of(create_app(settings_for(tmp_path / "home"), authenticate=no_caller)) as http:
         paths = http.get("/openapi.json").json()["paths"]
-        asked = 0
+        query = 0
         for path, methods in paths.items():
             filled = re.sub(r"\{(?:version)\}", "1", path)
             filled = re.sub(r"\{\w+\}", "x", filled)
@@ -873,8 +878,8 @@ def test_every_route_authenticates(tmp_path: Path) -> None:
                         path,
                         answer.text,
                     )
-                    asked += 1
-        assert asked >= 23
+                    query += 1
+        assert query >= 23
 
 
 def test_another_tenant_has_no_access(tmp_path: Path) -> None:
@@ -928,16 +933,16 @@ def test_pages_of_other_origins_change_nothing(service: Service) -> None:
 
 
 def test_answers_have_an_id_and_security_headers(service: Service) -> None:
-    given = service.http.get("/healthz", headers={"X-Request-ID": "abc-1"})
-    assert given.headers["x-request-id"] == "abc-1"
-    made = {
+    response = service.http.get("/healthz", headers={"X-Request-ID": "abc-1"})
+    assert response.headers["x-request-id"] == "abc-1"
+    results = {
         service.http.get("/nowhere", headers={"X-Request-ID": "a b!"}).headers["x-request-id"]
         for _ in range(3)
     }
-    assert len(made) == 3
-    assert all(re.fullmatch(r"req_[0-9a-f]{20}", one) for one in made)
-    assert given.headers["x-content-type-options"] == "nosniff"
-    assert "server" not in given.headers
+    assert len(results) == 3
+    assert all(re.fullmatch(r"req_[0-9a-f]{20}", one) for one in results)
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "server" not in response.headers
 
 
 def test_unexpected_errors_are_reported_without_details(
@@ -993,8 +998,8 @@ def test_settings_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("XCRAY_HOME", str(tmp_path))
     monkeypatch.setenv("XCRAY_MAX_RUNNING_JOBS", "7")
-    found = Settings()
-    assert (found.home, found.max_running_jobs) == (tmp_path, 7)
+    result = Settings()
+    assert (result.home, result.max_running_jobs) == (tmp_path, 7)
     assert Settings(max_running_jobs=2).max_running_jobs == 2
 
 
@@ -1044,14 +1049,14 @@ def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
     home = tmp_path / "home"
     first = Process(home)
     try:
-        made = first.http.post(
+        body = first.http.post(
             "/v1/datasets?name=docs&format=jsonl", content=LINES.encode(), headers=OCTETS
         ).json()
-        settled(first.http, made["id"])
-        asked = {"dataset": "docs", "model": "docs", "pool": "serial"}
-        job = first.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"}).json()
+        settled(first.http, body["id"])
+        request = {"dataset": "docs", "model": "docs", "pool": "serial"}
+        job = first.http.post("/v1/jobs", json=request, headers={"Idempotency-Key": "k"}).json()
         queued = [
-            first.http.post("/v1/jobs", json={**asked, "model": f"m{i}"}).json()["id"]
+            first.http.post("/v1/jobs", json={**request, "model": f"m{i}"}).json()["id"]
             for i in range(3)
         ]
         with pytest.raises(subprocess.CalledProcessError) as refused:
@@ -1068,7 +1073,7 @@ def test_kill_9_loses_nothing_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
     try:
         ids = {one["id"] for one in second.http.get("/v1/jobs").json()["jobs"]}
         assert ids == {job["id"], *queued}
-        again = second.http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"})
+        again = second.http.post("/v1/jobs", json=request, headers={"Idempotency-Key": "k"})
         assert (again.status_code, again.json()["id"]) == (200, job["id"])
         for each in (job["id"], *queued):
             history = events_of(second.http.get(f"/v1/jobs/{each}/events").text)

@@ -36,14 +36,14 @@ def late(value: float, minutes: int) -> str:
 
 def both(figure: str, values: str, **labels: str) -> dict[str, str]:
     """Return a metric of the store, as exported by two replicas."""
-    told = "".join(f',{label}="{value}"' for label, value in labels.items())
-    return {f'{figure}{{namespace="n",instance="{replica}"{told}}}': values for replica in "ab"}
+    text = "".join(f',{label}="{value}"' for label, value in labels.items())
+    return {f'{figure}{{namespace="n",instance="{replica}"{text}}}': values for replica in "ab"}
 
 
 def one(figure: str, values: str, **labels: str) -> dict[str, str]:
     """Return a metric of one replica or node."""
-    told = "".join(f',{label}="{value}"' for label, value in labels.items())
-    return {f'{figure}{{namespace="n",instance="a"{told}}}': values}
+    text = "".join(f',{label}="{value}"' for label, value in labels.items())
+    return {f'{figure}{{namespace="n",instance="a"{text}}}': values}
 
 
 def histogram(name: str, quick: float, slow: float, **labels: str) -> dict[str, str]:

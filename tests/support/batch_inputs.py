@@ -36,12 +36,12 @@ def written(path, table, **how):
     return path
 
 
-def run(tmp_path, model, path, name="out", **asked):
+def run(tmp_path, model, path, name="out", **body):
     """Predict a file; return the manifest, and the predictions as one table."""
-    asked = {"pool": "serial", "k": 3, "part_rows": 7, **asked}
+    body = {"pool": "serial", "k": 3, "part_rows": 7, **body}
     out = tmp_path / name
     result = predict_batch(
-        BatchPredictSpec(str(model.path), str(path), **asked),
+        BatchPredictSpec(str(model.path), str(path), **body),
         run_dir=tmp_path / f"{name}.run",
         out=out,
     )

@@ -7,8 +7,8 @@ class Launches:
     """A launcher that records its calls; tests set which runners have ended."""
 
     def __init__(self):
-        self.asked = []
-        self.gone = []
+        self.launched = []
+        self.exited = []
         self.trouble = None
         self.slow = None
         self.living = []
@@ -17,14 +17,14 @@ class Launches:
         self.pools_shaken = frozenset()
 
     def launch(self, job):
-        self.asked.append((job.id, job.attempt))
+        self.launched.append((job.id, job.attempt))
         if self.slow:
             assert self.slow.wait(300)
         if self.trouble:
             raise self.trouble
 
     def poll(self):
-        gone, self.gone = self.gone, []
+        gone, self.exited = self.exited, []
         return gone
 
     def list_runners(self):

@@ -23,43 +23,46 @@ PATIENCE = 20.0  # seconds that Ray has to end after SIGTERM
 
 def main(words: str) -> int:
     """Start Ray and return its exit status, or 0 after SIGTERM."""
-    given = json.loads(words)
+    document = json.loads(words)
     if not sys.stdin.readline():
         return 0  # the parent has ended
-    for command in given["before"]:
+    for command in document["before"]:
         subprocess.run(command, check=True)
     libc: Any = ctypes.CDLL(None)
     if os.getpid() != 1:  # without namespaces: orphans become children of this process
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    told: list[float] = []
+    reports: list[float] = []
     child = subprocess.Popen(
-        given["command"], env=given["environment"], stdin=subprocess.DEVNULL, start_new_session=True
+        document["command"],
+        env=document["environment"],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
-    def tell(_number: int, _frame: Any) -> None:
-        told.append(time.monotonic())
+    def on_sigterm(_number: int, _frame: Any) -> None:
+        reports.append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, tell)
+    signal.signal(signal.SIGTERM, on_sigterm)
     status = None
-    while status is None and not (told and time.monotonic() - told[0] > PATIENCE):
+    while status is None and not (reports and time.monotonic() - reports[0] > PATIENCE):
         status = _collect(child.pid)
         time.sleep(0.05)
     if os.getpid() != 1:  # when the first process of a namespace ends, the kernel ends all others
         _end_all()
-    return 0 if told else status or 0
+    return 0 if reports else status or 0
 
 
 def _collect(pid: int) -> int | None:
     """Reap all ended children; return the exit status of `pid` if it is among them."""
-    found = None
+    result = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == pid:
-                found = os.waitstatus_to_exitcode(ended[1])
-    return found
+                result = os.waitstatus_to_exitcode(ended[1])
+    return result
 
 
 def _end_all() -> None:

@@ -130,15 +130,15 @@ def rejected_by_meaning(ctx: Any, response: Any, case: Any) -> None:
         return
     if response.status_code not in (400, 412, 413, 415, 422):
         return
-    found = json.loads(response.content)
-    code, place = found.get("code"), found.get("loc")
+    document = json.loads(response.content)
+    code, place = document.get("code"), document.get("loc")
     is_binary = case.media_type == "application/octet-stream"
     assert (
         code in SEMANTIC_CODES
         or (code == "PARAMETER" and case.operation.label in OPEN_OPERATIONS)
         or place == "page_token"  # of another list, or invented
         or (is_binary and code in BINARY_CODES)
-    ), f"rejected with {code} at {place}: {found.get('detail')}"
+    ), f"rejected with {code} at {place}: {document.get('detail')}"
 
 
 Known = dict[str, list[str]]  # names and ids of existing objects
@@ -150,7 +150,7 @@ PLACES = {
 }
 
 
-class Found(NamedTuple):
+class ExplorationResult(NamedTuple):
     """Counts of requests by class of status, of requests by operation, and of failures.
 
     A failure is (check, operation, message).
@@ -259,7 +259,7 @@ def explore(
     examples: int,
     seed: int,
     whole: bool = True,
-) -> Found:
+) -> ExplorationResult:
     """Send about `examples` requests to each operation, follow links, and check every response.
 
     whole: also send the boundary values of every parameter, some thousand requests.
@@ -292,16 +292,18 @@ def explore(
         }
     )
     schema = schemathesis.openapi.from_dict(description, config=config)
-    found = Found(Counter(), Counter(), Counter())
+    result = ExplorationResult(Counter(), Counter(), Counter())
     for event in from_schema(schema).execute():
         if isinstance(event, events.ScenarioFinished):
-            _count(event.recorder, found)
+            _count(event.recorder, result)
         elif isinstance(event, events.NonFatalError | events.FatalError):
-            found.failures["engine", getattr(event, "label", "") or "", _line(_told(event))] += 1
-    return found
+            result.failures[
+                "engine", getattr(event, "label", "") or "", _line(_error_message(event))
+            ] += 1
+    return result
 
 
-def _count(recorder: Any, found: Found) -> None:
+def _count(recorder: Any, result: ExplorationResult) -> None:
     """Add the requests and failures of one scenario."""
     for case_id, interaction in recorder.interactions.items():
         status = (
@@ -309,20 +311,20 @@ def _count(recorder: Any, found: Found) -> None:
             if interaction.response is not None
             else "no answer"
         )
-        found.statuses[status] += 1
+        result.statuses[status] += 1
         if case_id in recorder.cases:
-            found.operations[recorder.cases[case_id].value.operation.label] += 1
+            result.operations[recorder.cases[case_id].value.operation.label] += 1
     for case_id, checks in recorder.checks.items():
         for check in checks:
             if check.status == Status.FAILURE and check.failure_info is not None:
                 label = recorder.cases[case_id].value.operation.label
-                told = f"{check.failure_info.failure.title}: {check.failure_info.failure.message}"
-                found.failures[
-                    check.name, label, _line(f"{told} | {check.failure_info.code_sample}")
+                text = f"{check.failure_info.failure.title}: {check.failure_info.failure.message}"
+                result.failures[
+                    check.name, label, _line(f"{text} | {check.failure_info.code_sample}")
                 ] += 1
 
 
-def _told(event: Any) -> str:
+def _error_message(event: Any) -> str:
     """Return the message of an engine error."""
     info = getattr(event, "info", None)
     return f"{getattr(info, 'title', '')}: {getattr(info, 'message', '') or event}"
@@ -333,37 +335,37 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:600]
 
 
-def many(requests: int, seed: int) -> Found:
+def many(requests: int, seed: int) -> ExplorationResult:
     """Explore with one seed after another until `requests` requests were sent."""
-    total = Found(Counter(), Counter(), Counter())
+    total = ExplorationResult(Counter(), Counter(), Counter())
     with (
         tempfile.TemporaryDirectory() as folder,
         service(Path(folder)) as (description, url, known),
     ):
         while total.requests < requests:
-            found = explore(
+            result = explore(
                 description,
                 url,
                 known,
                 examples=min(50, max(2, (requests - total.requests) // 150)),
                 seed=seed,
             )
-            for mine, more in zip(total, found, strict=True):
+            for mine, more in zip(total, result, strict=True):
                 mine.update(more)  # type: ignore[arg-type]
             seed += 1
             print(
                 f"{total.requests:,} requests, {sum(total.failures.values())} failures", flush=True
             )
-            tell(found)
-            if not found.requests:
+            print_failures(result)
+            if not result.requests:
                 break
     return total
 
 
-def tell(found: Found) -> None:
+def print_failures(result: ExplorationResult) -> None:
     """Print one line per failure."""
-    for (check, operation, told), times in sorted(found.failures.items()):
-        print(f"FAILED {times} x {check} | {operation} | {told}", flush=True)
+    for (check, operation, report), times in sorted(result.failures.items()):
+        print(f"FAILED {times} x {check} | {operation} | {report}", flush=True)
 
 
 def main() -> int:
@@ -373,22 +375,22 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
+    request = parser.parse_args()
     begun = time.monotonic()
-    found = many(asked.requests, asked.seed)
-    for operation, n in sorted(found.operations.items()):
+    result = many(request.requests, request.seed)
+    for operation, n in sorted(result.operations.items()):
         print(f"{n:6,} {operation}")
     figures = {
-        "requests": found.requests,
-        "by_status": dict(sorted(found.statuses.items())),
-        "operations": len(found.operations),
-        "failures": sum(found.failures.values()),
-        "distinct_failures": len({(check, operation) for check, operation, _ in found.failures}),
-        "seed": asked.seed,
+        "requests": result.requests,
+        "by_status": dict(sorted(result.statuses.items())),
+        "operations": len(result.operations),
+        "failures": sum(result.failures.values()),
+        "distinct_failures": len({(check, operation) for check, operation, _ in result.failures}),
+        "seed": request.seed,
         "seconds": round(time.monotonic() - begun, 1),
     }
     print(json.dumps(figures))
-    return 1 if found.failures or found.statuses["5xx"] else 0
+    return 1 if result.failures or result.statuses["5xx"] else 0
 
 
 if __name__ == "__main__":

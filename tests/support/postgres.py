@@ -40,14 +40,14 @@ WHERE_THEY_LACK = "this machine has no initdb and postgres: nothing was tested o
 def binaries() -> Path | None:
     """Return the folder with the newest initdb and postgres, or None if there is none."""
     on_path = shutil.which("initdb")
-    found = [folder for place in PLACES for folder in Path("/").glob(place[1:])]
-    found.sort(
+    results = [folder for place in PLACES for folder in Path("/").glob(place[1:])]
+    results.sort(
         key=lambda folder: [
             int(digits)
             for digits in "".join(c if c.isdigit() else " " for c in str(folder)).split()
         ]
     )
-    folders = [*reversed(found), *([Path(on_path).resolve().parent] if on_path else [])]
+    folders = [*reversed(results), *([Path(on_path).resolve().parent] if on_path else [])]
     return next(
         (
             folder
@@ -69,7 +69,7 @@ def account() -> dict[str, Any]:
             continue
         return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
     raise AssertionError(
-        "PostgreSQL does not run as root, and this machine has neither a user postgres nor nobody"
+        "PostgreSQL does not run as root, and this machine has no unprivileged user for it"
     )
 
 
@@ -240,15 +240,15 @@ class PostgresServer:
 
 def children(pid: int) -> list[int]:
     """Return the live children of a process, read from /proc."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
         except OSError:  # the process has ended
             continue
         if int(words[1]) == pid and words[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
+            results.append(int(path.parent.name))
+    return results
 
 
 def unhurried(url: str) -> str:

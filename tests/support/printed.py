@@ -45,15 +45,15 @@ CALL: Final = re.compile(r"\b(GET|PUT|POST|DELETE|HEAD)`?\s+`?(/[^\s`)\"|,;]*)")
 @functools.cache
 def pages() -> dict[str, str]:
     """Return every page by its path: Markdown, NOTES, and YAML with its comments."""
-    found = sorted({path for place in PLACES for path in ROOT.glob(place)})
-    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    results = sorted({path for place in PLACES for path in ROOT.glob(place)})
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in results}
 
 
 @functools.cache
 def sources(*folders: str) -> dict[str, str]:
     """Return the text of every Python file below the folders, by path."""
-    found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    results = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in results}
 
 
 # commands of xcray
@@ -114,7 +114,9 @@ def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
         return []
     try:
         words = repeat_options(words, getattr(command, "MULTI_VALUE_OPTIONS", frozenset()))
-        given, left, _ = command.make_parser(command.context_class(command)).parse_args(list(words))
+        inputs, left, _ = command.make_parser(command.context_class(command)).parse_args(
+            list(words)
+        )
     except Exception as error:
         if not hasattr(error, "format_message"):  # usage errors of any click version
             raise
@@ -125,7 +127,7 @@ def faults_of(command: Any, words: list[str], whole: bool) -> list[str]:
     lacks = [
         each.name
         for each in arguments
-        if whole and each.required and given[each.name] in (None, ())
+        if whole and each.required and inputs[each.name] in (None, ())
     ]
     return [f"{each!r} is too much" for each in left] + [f"{name} is missing" for name in lacks]
 
@@ -177,10 +179,10 @@ def is_value(path: str) -> bool:
 def resolved(at: dict[str, Any]) -> dict[str, Any]:
     """Return a schema, or the schema that it refers to."""
     while "$ref" in at:
-        found = schema()
+        result = schema()
         for name in at["$ref"].removeprefix("#/").split("/"):
-            found = found[name]
-        at = found
+            result = result[name]
+        at = result
     return at
 
 
@@ -194,9 +196,9 @@ def values_in(text: str, plain: bool = False) -> list[str]:
     sets = re.findall(r"--set(?:-file|-string|-json)?[ =](\S+)", text)
     code = [text] if plain else [*re.findall(r"`([^`\n]+)`", text), *sets]
     path = re.compile(rf"(?<![\w./$-])((?:{known})(?:\.[A-Za-z]\w*)+)(?![\w/(-])")
-    found = [each for part in code for each in path.findall(part)]
+    results = [each for part in code for each in path.findall(part)]
     return [
         each
-        for each in found
+        for each in results
         if each.rpartition(".")[2] not in ("md", "yaml", "py", "json", "png", "tpl", "coreos")
     ]

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from xcray.service.http.audit import template_of
 
 
-class Told(NamedTuple):
+class RawResponse(NamedTuple):
     """A response."""
 
     status: int
@@ -38,9 +38,9 @@ async def ask(
     query: str = "",
     headers: dict[str, str] | None = None,
     raw: list[tuple[bytes, bytes]] | None = None,
-) -> Told:
+) -> RawResponse:
     """Send one request. path: as decoded by a server; raw: headers besides the usual ones."""
-    given = {"host": "127.0.0.1", "content-type": "application/json", **(headers or {})}
+    fields = {"host": "127.0.0.1", "content-type": "application/json", **(headers or {})}
     scope: dict[str, Any] = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -51,13 +51,13 @@ async def ask(
         "raw_path": path.encode("utf-8", "surrogatepass"),
         "query_string": query.encode("utf-8", "surrogatepass"),
         "root_path": "",
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
         + (raw or []),
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
         "state": {},
     }
-    sent: list[Any] = []
+    messages: list[Any] = []
     given_once = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> Any:
@@ -65,17 +65,17 @@ async def ask(
         return message if message is not None else await asyncio.sleep(3600)
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        messages.append(message)
 
     await app(scope, receive, send)
-    head = next(message for message in sent if message["type"] == "http.response.start")
-    told = b"".join(
-        message.get("body", b"") for message in sent if message["type"] == "http.response.body"
+    head = next(message for message in messages if message["type"] == "http.response.start")
+    report = b"".join(
+        message.get("body", b"") for message in messages if message["type"] == "http.response.body"
     )
-    return Told(
+    return RawResponse(
         head["status"],
         {name.decode().lower(): value.decode() for name, value in head["headers"]},
-        told,
+        report,
     )
 
 
@@ -89,10 +89,10 @@ def operations(app: FastAPI) -> set[tuple[str, str]]:
     }
 
 
-def _routes(found: Any) -> list[Route | APIRoute]:
+def _routes(result: Any) -> list[Route | APIRoute]:
     """Return all routes, including those of nested routers."""
     out: list[Route | APIRoute] = []
-    for route in found:
+    for route in result:
         inner = getattr(getattr(route, "original_router", route), "routes", None)
         if inner is not None:
             out += _routes(inner)

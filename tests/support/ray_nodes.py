@@ -56,7 +56,7 @@ class Node:
         self.ray = ray
         self.number = number
         self.address = ray.address(number)
-        self.asked = time.time()
+        self.requested_at = time.time()
         self.link = (
             f"v{next(LINKS)}"  # a new name: the kernel removes the link of a dead node later
         )
@@ -64,7 +64,7 @@ class Node:
         self.log = ray.folder / f"node-{ray.count}.log"
         self.folder.mkdir()
         ray.count += 1
-        given = {
+        fields = {
             "command": list(words),
             "environment": ray.environment,
             "before": self._before(hide) if namespaces() else [],
@@ -72,7 +72,7 @@ class Node:
         own = ["unshare", *OWN] if namespaces() else []
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*own, sys.executable, str(INIT), json.dumps(given)],
+                [*own, sys.executable, str(INIT), json.dumps(fields)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
@@ -105,16 +105,16 @@ class Node:
         Return False if Ray gave up, as on a slow machine, or if it hangs.
         """
 
-        def told() -> str:
+        def log_text() -> str:
             return self.log.read_text(errors="replace")
 
         deadline = time.monotonic() + START_SECONDS
-        while STARTED not in told() and self.alive and time.monotonic() < deadline:
+        while STARTED not in log_text() and self.alive and time.monotonic() < deadline:
             time.sleep(0.05)
-        if self.alive and STARTED not in told():
+        if self.alive and STARTED not in log_text():
             self.kill()
             return False
-        return STARTED in told()
+        return STARTED in log_text()
 
     @property
     def alive(self) -> bool:
@@ -144,12 +144,12 @@ class Node:
 
     def freeze(self, number: int = signal.SIGSTOP, word: str = "") -> int:
         """Send a signal to processes whose title begins with `word`; return their number."""
-        found = [
+        results = [
             each.pid
             for each in find_descendants([self.pid])
             if each.pid not in (self.pid, self.process.pid) and _title(each.pid, word)
         ]
-        return sum(kill(pid, number) for pid in found)
+        return sum(kill(pid, number) for pid in results)
 
     def hold(self, number: int = signal.SIGSTOP) -> int:
         """Send SIGSTOP or SIGCONT to the actors, not to Ray's agents; return their number."""
@@ -168,10 +168,10 @@ class Node:
         _ip("link", "set", self.link, "up")
         return time.time()
 
-    def sent(self) -> int:
+    def bytes_sent(self) -> int:
         """Return the number of bytes sent over the bridge. Needs namespaces."""
-        (found,) = json.loads(_ip("-s", "-j", "link", "show", self.link))
-        return int(found["stats64"]["rx"]["bytes"])
+        (result,) = json.loads(_ip("-s", "-j", "link", "show", self.link))
+        return int(result["stats64"]["rx"]["bytes"])
 
     def start(self, words: Sequence[str], log: Path, **settings: Any) -> subprocess.Popen[bytes]:
         """Start a process on this node, for example a driver.
@@ -255,7 +255,7 @@ class Nodes:
         self.temporary.mkdir()
         self.token = folder / "token"
         write_token(self.token)
-        self._given: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
+        self._options: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
         self.environment = {
             **clean(folder),
             **{
@@ -314,8 +314,8 @@ class Nodes:
 
         hide: folders that it does not see. wait: until it runs. options: for `ray start`.
         """
-        given = {"address": self.gcs, "num-cpus": cpus, **options}
-        node = Node(self, len(self.others) + 2, self._start(given, len(self.others) + 2), hide)
+        fields = {"address": self.gcs, "num-cpus": cpus, **options}
+        node = Node(self, len(self.others) + 2, self._start(fields, len(self.others) + 2), hide)
         self.others.append(node)
         # A raylet has 30 s to start, which can be too short on a busy machine.
         if wait and not node.came():
@@ -346,19 +346,19 @@ class Nodes:
 
     def _new_head(self, tries: int = TRIES) -> Node:
         """Start a head at the first address."""
-        given = {
+        fields = {
             "port": self.gcs_port,
-            "num-cpus": self._given["head_cpus"],
-            "include-dashboard": str(self._given["dashboard"]).lower(),
+            "num-cpus": self._options["head_cpus"],
+            "include-dashboard": str(self._options["dashboard"]).lower(),
             "dashboard-host": self.address(1),
             "dashboard-port": self.dashboard_port,
             "temp-dir": self.temporary,
         }
-        if "redis_password" in self._given:
-            given["redis-password"] = self._given["redis_password"]
+        if "redis_password" in self._options:
+            fields["redis-password"] = self._options["redis_password"]
         if not namespaces():
-            given["ray-client-server-port"] = free_port()
-        head = Node(self, 1, [*self._start(given, 1), "--head"])
+            fields["ray-client-server-port"] = free_port()
+        head = Node(self, 1, [*self._start(fields, 1), "--head"])
         if head.came():
             return head
         assert tries > 1, f"no head started: {head.tail()}"
@@ -406,7 +406,7 @@ class Nodes:
             self.redis = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_die
             )
-        self._given["redis_password"] = password
+        self._options["redis_password"] = password
         self.environment |= {
             "RAY_REDIS_ADDRESS": f"{where}:{port}",
             "RAY_external_storage_namespace": "xcray-test",
@@ -458,8 +458,8 @@ def _ip(*words: str) -> str:
 def _only_child(pid: int) -> int:
     """Return the child of a process; 0 while there is none."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
-        found = file.read().split()
-    return int(found[0]) if found else 0
+        result = file.read().split()
+    return int(result[0]) if result else 0
 
 
 def _title(pid: int, word: str) -> bool:

@@ -50,16 +50,16 @@ class Passed:
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self.b = np.array([1.0 + shard, 0.0])
-        self.seen: list[int] = []
+        self.blocks: list[int] = []
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the state at a sync point."""
-        assert not self.seen, "a state is read at sync points only"
+        assert not self.blocks, "a state is read at sync points only"
         return {"b": self.b}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
         """Restore the state of a sync point."""
-        self.b, self.seen = state["b"], []
+        self.b, self.blocks = state["b"], []
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Toy:
     ) -> tuple[WeightBlock, PassMetrics]:
         """Update a block and a shard with each other."""
         self._rest(stopped)
-        assert block.lo not in local.seen, "a block visited a shard twice in a sweep"
-        local.seen.append(block.lo)
+        assert block.lo not in local.blocks, "a block visited a shard twice in a sweep"
+        local.blocks.append(block.lo)
         if step.kind == "update":
             W = block.W if owned else block.W.copy()
             W *= np.float32(0.75)
@@ -150,9 +150,9 @@ class Toy:
 
         The predicted labels contain those of each row except the first.
         """
-        if len(local.seen) < GRID.blocks:
+        if len(local.blocks) < GRID.blocks:
             return None
-        local.seen = []
+        local.blocks = []
         if step.kind != "observe":
             return None
         rows = np.arange(WATCHED) + WATCHED * local.shard
@@ -190,11 +190,11 @@ class _Size(NamedTuple):
 class ToyWork:
     """Creates workers; also the driver's source of rows.
 
-    seen: whether workers can open shards without the driver.
+    data_visible: whether workers can open shards without the driver.
     """
 
     solver: Toy = field(default_factory=Toy)
-    seen: bool = True
+    data_visible: bool = True
     grid: Grid = GRID
     n_features: int = FEATURES
 
@@ -207,7 +207,7 @@ class ToyWork:
 
     def open(self) -> Any:
         """Return the source of shards, or None."""
-        return self if self.seen else None
+        return self if self.data_visible else None
 
     def cut_shard(self, shard: int) -> Any:
         """Return a shard and its held-out rows."""
@@ -217,10 +217,10 @@ class ToyWork:
 TEAMS: dict[str, Any] = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
-class Ran(NamedTuple):
+class TrainingRun(NamedTuple):
     """A finished training."""
 
-    told: TrainingOutcome
+    outcome: TrainingOutcome
     blocks: list[Finished]
 
     @property
@@ -262,14 +262,16 @@ def trained(
     work: ToyWork | None = None,
     plan: RotationConfig | None = None,
     **out: Any,
-) -> Ran:
+) -> TrainingRun:
     """Train the toy in `folder`. team: a kind of worker group, or a group that is not open."""
     work, blocks = work or ToyWork(), list[Finished]()
-    made = TEAMS[team](work, workers) if isinstance(team, str) else team
-    seen = observer_of(out, blocks)
+    result = TEAMS[team](work, workers) if isinstance(team, str) else team
+    values = observer_of(out, blocks)
     how = {"stop": StopFlag(), "fingerprint": {"run": 1}, **out}
-    told = train_rotation(work.solver, made, work, plan or plan_of(), seen, directory=folder, **how)  # type: ignore[arg-type]
-    return Ran(told, blocks)
+    outcome = train_rotation(
+        work.solver, result, work, plan or plan_of(), values, directory=folder, **how
+    )  # type: ignore[arg-type]
+    return TrainingRun(outcome, blocks)
 
 
 LAM = 1e-3
@@ -280,9 +282,9 @@ class Model:
     """A trained model of a data set: the outcome, W (K, D) and biases (K,)."""
 
     def __init__(
-        self, told: TrainingOutcome, blocks: list[Any], n_labels: int, n_features: int
+        self, report: TrainingOutcome, blocks: list[Any], n_labels: int, n_features: int
     ) -> None:
-        self.told = told
+        self.outcome = report
         self.block = merge(blocks, n_labels, n_features)
         self.W = self.block.W.to_scipy().toarray().astype(np.float64)
         self.bias = self.block.bias
@@ -308,8 +310,8 @@ def trained_dsmlr(
         for name in ("on_progress", "stop", "order", "record", "max_seconds")
         if name in parameters
     }
-    given = {**COMMON, **parameters}
-    solver = DSMLRSolver(**given)
+    fields = {**COMMON, **parameters}
+    solver = DSMLRSolver(**fields)
     train, test = dataset.train, dataset.test
     rows = make_shard_source(
         X or train.X,
@@ -337,7 +339,7 @@ def trained_dsmlr(
     blocks: list[Any] = []
     how = {"stop": StopFlag(), "fingerprint": {}, **how}
     make = TEAMS[team] if isinstance(team, str) else team
-    told = train_rotation(
+    result = train_rotation(
         solver, make(work, workers), rows, plan, observer_of(how, blocks), directory=folder, **how
     )
-    return Model(told, blocks, dataset.n_labels, dataset.n_features)
+    return Model(result, blocks, dataset.n_labels, dataset.n_features)

@@ -36,7 +36,7 @@ class Quiet(WSGIRequestHandler):
         """Log nothing."""
 
 
-class Door:
+class FaultProxy:
     """Proxy that counts requests and injects a fault.
 
     fault: receives each request and its response, and returns the response to send.
@@ -67,9 +67,9 @@ class Door:
 
 
 @contextmanager
-def s3() -> Iterator[Door]:
+def s3() -> Iterator[FaultProxy]:
     """Run a server with one empty bucket."""
-    door = Door()
+    door = FaultProxy()
     server = make_server("127.0.0.1", 0, door, threaded=True, request_handler=Quiet)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

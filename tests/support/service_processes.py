@@ -58,7 +58,7 @@ def until(wish: Callable[[], Any], home: Path) -> Any:
     return value
 
 
-def told(home: Path, child: subprocess.Popen[bytes], role: str) -> dict[str, Any]:
+def read_process_facts(home: Path, child: subprocess.Popen[bytes], role: str) -> dict[str, Any]:
     """Return the facts that a process writes about itself."""
 
     def look() -> Any:
@@ -66,5 +66,5 @@ def told(home: Path, child: subprocess.Popen[bytes], role: str) -> dict[str, Any
         facts = [json.loads(path.read_text()) for path in home.glob(f"{role}*.json")]
         return next((each for each in facts if each["pid"] == child.pid), None)
 
-    found: dict[str, Any] = until(look, home)
-    return found
+    result: dict[str, Any] = until(look, home)
+    return result

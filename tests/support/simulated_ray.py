@@ -59,8 +59,8 @@ class Node:
 
     id: str
     cpus: int
-    deaf: bool = False
-    gone: float | None = None
+    unresponsive: bool = False
+    died_at: float | None = None
     drains: bool = False
 
 
@@ -80,7 +80,7 @@ class Reference:
 class Actor:
     """One worker: its calls wait for its process, then run one after the other."""
 
-    def __init__(self, play: Play, name: str, aimed: str) -> None:
+    def __init__(self, play: SimulatedRun, name: str, aimed: str) -> None:
         self.play = play
         self.name = name
         self.aimed = aimed
@@ -151,7 +151,7 @@ class _Method:
 
 
 @dataclass
-class Play:
+class SimulatedRun:
     """The course of events of a simulation.
 
     costs: seconds per label. happenings: the events. lost: numbers of the actors whose request is
@@ -202,7 +202,7 @@ class Play:
         free = next((view for at, view in reversed(self.views) if at <= self.now - self.lag), {})
         rows = []
         for node in self.nodes:
-            alive = node.gone is None or self.now < node.gone + self.notice
+            alive = node.died_at is None or self.now < node.died_at + self.notice
             resources = {"CPU": float(node.cpus), "object_store_memory": 1e9}
             rows.append(
                 {
@@ -238,9 +238,9 @@ class Play:
 
     def ready_refs(self, references: Any, seconds: float = 0.0) -> list[Reference]:
         """Replace `ray_actors.ready_refs`."""
-        asked, until = list(references), self.now + seconds
+        request, until = list(references), self.now + seconds
         while True:
-            ready = [each for each in asked if each.at is not None and each.at <= self.now]
+            ready = [each for each in request if each.at is not None and each.at <= self.now]
             if ready or self.now >= until:
                 return ready
             self.pass_time(STEP)
@@ -251,11 +251,13 @@ class Play:
 
     def _happen(self, what: Happening) -> None:
         """Apply one event."""
-        there = [node for node in self.nodes[1:] if node.gone is None]
+        there = [node for node in self.nodes[1:] if node.died_at is None]
         if what.what in ("node", "deaf"):
-            self.nodes.append(Node(f"{next(self._ids):056x}", what.size, deaf=what.what == "deaf"))
+            self.nodes.append(
+                Node(f"{next(self._ids):056x}", what.size, unresponsive=what.what == "deaf")
+            )
         elif what.what == "kill" and there:
-            there[what.size % len(there)].gone = self.now
+            there[what.size % len(there)].died_at = self.now
         elif what.what == "drain" and there:
             there[what.size % len(there)].drains = True
         elif what.what == "crash":
@@ -275,7 +277,7 @@ class Play:
             self._coming.remove(at)
             self.nodes.append(Node(f"{next(self._ids):056x}", 2))
         for node in self.nodes:
-            if node.gone is not None and self.now >= node.gone + self.notice:
+            if node.died_at is not None and self.now >= node.died_at + self.notice:
                 for actor in self.actors:
                     if actor.node is node and not actor.dead:
                         actor.die("its node died")
@@ -288,7 +290,7 @@ class Play:
             fits = [
                 n
                 for n in self.nodes
-                if not n.deaf and not n.drains and n.gone is None and self.free(n) >= 1.0
+                if not n.unresponsive and not n.drains and n.died_at is None and self.free(n) >= 1.0
             ]
             best = next(
                 (node for node in fits if node.id == actor.aimed), fits[0] if fits else None
@@ -305,7 +307,7 @@ class Play:
                 {
                     node.id: self.free(node)
                     for node in self.nodes
-                    if node.gone is None or node.gone > self.now
+                    if node.died_at is None or node.died_at > self.now
                 },
             )
         )
@@ -313,7 +315,7 @@ class Play:
 
 
 @contextmanager
-def played(play: Play) -> Iterator[Play]:
+def played(play: SimulatedRun) -> Iterator[SimulatedRun]:
     """Replace Ray and its clock by the simulation inside the block."""
     clock = SimpleNamespace(monotonic=lambda: play.now, time=lambda: play.now, sleep=play.pass_time)
     errors = SimpleNamespace(RayError=Died, RayTaskError=Raised)

@@ -55,13 +55,13 @@ def work_of(
     """Return the work with all rows at every worker, or a share at each, as the solver needs."""
     shares = [_share(solver, len(rows[0]), worker, workers) for worker in range(workers)]
     shards = [naive.shard_of(*rows, share, sparse) for share in shares]
-    seen: list[Shard | None] = [None] * workers
+    values: list[Shard | None] = [None] * workers
     if watched is not None:
-        seen = [
+        values = [
             naive.shard_of(*watched, _share(solver, len(watched[0]), worker, workers), sparse)
             for worker in range(workers)
         ]
-    return Work(solver, shards, seen)
+    return Work(solver, shards, values)
 
 
 def train(

@@ -18,22 +18,22 @@ PATIENCE = 300.0  # seconds until a wait fails, even on a slow machine
 LARGE = 200_000  # float32 values: more than Ray sends inside a message
 
 
-class Hand:
+class RecordingWorker:
     """A worker that records its calls, creates arrays and adds to them."""
 
     def __init__(self, worker: str, stopped: Callable[[], bool]) -> None:
         self.worker = worker
         self.stopped = stopped
-        self.done = []
+        self.calls = []
 
     def make(self, value: float) -> tuple[np.ndarray, str]:
         """Return an array full of `value`."""
-        self.done.append("make")
+        self.calls.append("make")
         return np.full(LARGE, value, np.float32), self.worker
 
     def add(self, block: np.ndarray, value: float) -> tuple[np.ndarray, float]:
         """Return a new array, and the sum of the first and last element of the received one."""
-        self.done.append("add")
+        self.calls.append("add")
         return block + np.float32(value), float(block[0] + block[-1])
 
     def total(self, blocks: Any, scale: float = 1.0) -> tuple[None, float]:
@@ -46,7 +46,7 @@ class Hand:
 
     def history(self) -> tuple[None, list[str]]:
         """Return the calls so far."""
-        return None, list(self.done)
+        return None, list(self.calls)
 
     def long(self) -> tuple[None, None]:
         """Work in slices until a stop is requested."""
@@ -84,11 +84,11 @@ class Work:
 
     broken: str | None = None
 
-    def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> Hand:
+    def create_worker(self, worker: str, stopped: Callable[[], bool], /) -> RecordingWorker:
         """Return the worker."""
         if worker == self.broken:
             raise DataError("NO_SHARD", "there is no such shard")
-        return Hand(worker, stopped)
+        return RecordingWorker(worker, stopped)
 
     def warm_up(self) -> None:
         """Do nothing: there are no kernels to compile."""
@@ -106,13 +106,13 @@ def to(worker: str, verb: str, *args: Any) -> Call[Any, Any]:
 
 def replies(team: Any, count: int, seconds: float = PATIENCE) -> list[Any]:
     """Return the next `count` replies."""
-    found: list[Any] = []
+    results: list[Any] = []
     ends = time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < ends, f"only {found} arrived"
-        found += team.wait(0.2)
-    assert len(found) == count
-    return found
+    while len(results) < count:
+        assert time.monotonic() < ends, f"only {results} arrived"
+        results += team.wait(0.2)
+    assert len(results) == count
+    return results
 
 
 def ask(team: Any, worker: str, verb: str, *args: Any) -> Any:

@@ -37,9 +37,9 @@ def parts(path, run=RUN) -> BlockStore:
     return BlockStore(path, run, n_labels=6, n_features=7)
 
 
-def merged(found: BlockStore, path, **how) -> SolvedLabels:
-    """Return all labels of the parts in `found`, merged through a file in `path`."""
-    return found.merge(path / "weights.arrow", **how)
+def merged(result: BlockStore, path, **how) -> SolvedLabels:
+    """Return all labels of the parts in `result`, merged through a file in `path`."""
+    return result.merge(path / "weights.arrow", **how)
 
 
 def test_committed_blocks_come_back_in_label_order(tmp_path):
@@ -54,10 +54,10 @@ def test_committed_blocks_come_back_in_label_order(tmp_path):
 
 
 def test_overlapping_parts_count_once(tmp_path):
-    found = parts(tmp_path)
+    result = parts(tmp_path)
     for labels in ([0, 1, 2], [2, 3], [3, 4, 5], [0, 5]):
-        found.commit(block(labels))
-    assert merged(found, tmp_path).digest() == block(range(6)).digest()
+        result.commit(block(labels))
+    assert merged(result, tmp_path).digest() == block(range(6)).digest()
 
 
 def test_a_missing_label_is_named():
@@ -67,10 +67,10 @@ def test_a_missing_label_is_named():
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "rename"])
 def test_damaged_parts_are_set_aside_and_solved_again(tmp_path, harm):
-    found, one = parts(tmp_path), block([0, 1, 2])
-    found.commit(one)
+    result, one = parts(tmp_path), block([0, 1, 2])
+    result.commit(one)
     victim = next(tmp_path.glob("part-*"))
-    found.commit(block([3, 4, 5]))
+    result.commit(block([3, 4, 5]))
     content = bytearray(victim.read_bytes())
     if harm == "flip":
         # Change a weight, because Arrow's padding does not matter.
@@ -96,7 +96,7 @@ def test_another_runs_directory_is_refused(tmp_path):
 
 
 def test_half_written_files_are_not_parts(tmp_path):
-    found = parts(tmp_path)
-    found.commit(block([0]))
+    result = parts(tmp_path)
+    result.commit(block([0]))
     (tmp_path / ".part-abc.arrow.123.part").write_bytes(b"half")
     assert parts(tmp_path).missing.tolist() == [1, 2, 3, 4, 5]

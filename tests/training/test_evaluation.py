@@ -25,23 +25,23 @@ FEW = EvaluationOptions(n_samples=40)
 
 
 @pytest.fixture(scope="module")
-def place(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a model of `tiny`, and one that lacks ten labels."""
-    place = tmp_path_factory.mktemp("evaluation")
+    folder = tmp_path_factory.mktemp("evaluation")
     spec = TrainSpec(str(tiny.path), pool="serial")
-    train(spec, run_dir=place / "run", out=place / "whole")
-    names = Model.open(place / "whole").label_names.to_pylist()
-    remove_labels(place / "whole", place / "less", names[:10])
-    return place
+    train(spec, run_dir=folder / "run", out=folder / "whole")
+    names = Model.open(folder / "whole").label_names.to_pylist()
+    remove_labels(folder / "whole", folder / "less", names[:10])
+    return folder
 
 
-def test_measures_equal_the_textbook(tiny: Dataset, place: Path) -> None:
+def test_measures_equal_the_textbook(tiny: Dataset, folder: Path) -> None:
     assert tiny.test is not None
     truth = tiny.test.Y
-    top = Predictor(Model.open(place / "whole")).predict(tiny.test.X, 5)
+    top = Predictor(Model.open(folder / "whole")).predict(tiny.test.X, 5)
     ranked, true = top.labels.tolist(), [set(truth.row(i).tolist()) for i in range(truth.n_rows)]
     weights = [naive.inverse_propensity(n, tiny.train.n_rows) for n in tiny.label_counts.tolist()]
-    [entry] = evaluate_models([place / "whole"], tiny.path, FEW)["models"]
+    [entry] = evaluate_models([folder / "whole"], tiny.path, FEW)["models"]
     for k in (1, 3, 5):
         sets = f1(predicted_sets(top, truth.n_cols, k=k), truth)
         expected = {
@@ -59,33 +59,33 @@ def test_measures_equal_the_textbook(tiny: Dataset, place: Path) -> None:
     assert entry["ms_per_row"] > 0
 
 
-def test_standard_errors_agree_with_the_formula_for_a_mean(tiny: Dataset, place: Path) -> None:
+def test_standard_errors_agree_with_the_formula_for_a_mean(tiny: Dataset, folder: Path) -> None:
     assert tiny.test is not None
-    top = Predictor(Model.open(place / "whole")).predict(tiny.test.X, 1)
+    top = Predictor(Model.open(folder / "whole")).predict(tiny.test.X, 1)
     hits = [label in tiny.test.Y.row(i) for i, [label] in enumerate(top.labels.tolist())]
     options = EvaluationOptions(n_samples=1000, seed=3)
-    document = evaluate_models([place / "whole"], tiny.path, options)
+    document = evaluate_models([folder / "whole"], tiny.path, options)
     interval = document["models"][0]["intervals"]["P@1"]
     assert interval["standard_error"] == pytest.approx(np.std(hits) / len(hits) ** 0.5, rel=0.15)
     assert interval["low"] < document["models"][0]["measures"]["P@1"] < interval["high"]
 
 
 def test_the_same_seed_gives_the_same_intervals_and_a_model_equals_itself(
-    tiny: Dataset, place: Path
+    tiny: Dataset, folder: Path
 ) -> None:
-    twice = evaluate_models([place / "whole", place / "whole"], tiny.path, FEW)["models"]
+    twice = evaluate_models([folder / "whole", folder / "whole"], tiny.path, FEW)["models"]
     assert twice[0]["intervals"] == twice[1]["intervals"]
     assert all(
         each == {"difference": 0, "standard_error": 0, "low": 0, "high": 0}
         for each in twice[1]["differences"].values()
     )
-    other = evaluate_models([place / "whole"], tiny.path, FEW._replace(seed=1))["models"][0]
+    other = evaluate_models([folder / "whole"], tiny.path, FEW._replace(seed=1))["models"][0]
     assert other["measures"] == twice[0]["measures"]
     assert other["intervals"] != twice[0]["intervals"]
 
 
-def test_labels_that_a_model_lacks_count_as_misses(tiny: Dataset, place: Path) -> None:
-    document = evaluate_models([place / "whole", place / "less"], tiny.path, FEW)
+def test_labels_that_a_model_lacks_count_as_misses(tiny: Dataset, folder: Path) -> None:
+    document = evaluate_models([folder / "whole", folder / "less"], tiny.path, FEW)
     whole, less = document["models"]
     assert (whole["labels_missing"], less["labels_missing"]) == (0, 10)
     assert less["differences"]["micro-F1@5"]["difference"] < 0
@@ -94,23 +94,23 @@ def test_labels_that_a_model_lacks_count_as_misses(tiny: Dataset, place: Path) -
     )
 
 
-def test_input_that_does_not_fit_is_refused(tiny: Dataset, place: Path, tmp_path: Path) -> None:
-    names = Model.open(place / "whole").label_names.to_pylist()
-    rename_labels(place / "whole", tmp_path / "other", {name: f"x{name}" for name in names})
+def test_input_that_does_not_fit_is_refused(tiny: Dataset, folder: Path, tmp_path: Path) -> None:
+    names = Model.open(folder / "whole").label_names.to_pylist()
+    rename_labels(folder / "whole", tmp_path / "other", {name: f"x{name}" for name in names})
     with pytest.raises(NotFound, match="no label of data set"):
         evaluate_models([tmp_path / "other"], tiny.path)
     with pytest.raises(ParameterError, match="at least 0 bootstrap samples"):
-        evaluate_models([place / "whole"], tiny.path, EvaluationOptions(n_samples=-1))
+        evaluate_models([folder / "whole"], tiny.path, EvaluationOptions(n_samples=-1))
     sizes = {"rows": 50, "features": 30, "labels": 5, "seed": 1}
     build("synthetic", {}, tmp_path / "wide", BuildOptions.from_dict({"synthetic": sizes}))
     with pytest.raises(ShapeMismatch, match="30 features"):
-        evaluate_models([place / "whole"], tmp_path / "wide")
+        evaluate_models([folder / "whole"], tmp_path / "wide")
 
 
 def test_the_command_prints_tables_json_and_a_picture(
-    tiny: Dataset, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Dataset, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["evaluate", str(place / "whole"), str(place / "less"), str(tiny.path)]
+    words = ["evaluate", str(folder / "whole"), str(folder / "less"), str(tiny.path)]
     assert main([*words, "--samples", "20", "--picture", str(tmp_path / "models.png")]) == 0
     text = capsys.readouterr().out
     for part in (

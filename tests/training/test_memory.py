@@ -110,12 +110,12 @@ def test_packed_lists_are_the_same_for_any_budget(
     packed.check_lists(lists, order, "p.arrow")
     assert lists.blocks.tobytes() == packed.build_lists(W).blocks.tobytes()
     indptr = transpose(W).indptr
-    found = list(row_ranges(indptr, budget // 8))
-    assert [i for first, stop in found for i in range(first, stop)] == list(range(shape[1]))
+    results = list(row_ranges(indptr, budget // 8))
+    assert [i for first, stop in results for i in range(first, stop)] == list(range(shape[1]))
     assert all(
-        stop == first + 1 or indptr[stop] - indptr[first] <= budget // 8 for first, stop in found
+        stop == first + 1 or indptr[stop] - indptr[first] <= budget // 8 for first, stop in results
     )
-    assert len(ticks) == len(found)
+    assert len(ticks) == len(results)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -151,10 +151,10 @@ def test_streamed_merge_is_the_merge_in_memory(tmp_path: Path, seed: int) -> Non
             parts.commit(each)  # the same names, so the parts are complete again
     expected = merge(blocks, n_labels, n_features)
     for budget in (1, 8 * 20, 1 << 20):
-        got = parts.merge(tmp_path / "w.arrow", budget=budget)
-        assert got.digest() == expected.digest()
-        assert got.records.dtype == RECORD
-        assert not got.W.data.flags.owndata
+        actual = parts.merge(tmp_path / "w.arrow", budget=budget)
+        assert actual.digest() == expected.digest()
+        assert actual.records.dtype == RECORD
+        assert not actual.W.data.flags.owndata
         write_matrix(tmp_path / "whole.arrow", expected.W)
         assert (tmp_path / "w.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
     assert parts.lengths.tolist() == np.diff(expected.W.indptr).tolist()
@@ -174,16 +174,16 @@ def test_missing_labels_are_named_or_marked(tmp_path: Path, rng: np.random.Gener
     parts.commit(block(rng, [4, 0, 2], W))
     with pytest.raises(ValueError, match="label 1 is in no part"):
         parts.merge(tmp_path / "w.arrow")
-    got = parts.merge(tmp_path / "w.arrow", allow_missing=True, positives=counts)
+    actual = parts.merge(tmp_path / "w.arrow", allow_missing=True, positives=counts)
     whole = block(rng, range(6), W)
     for label in range(6):
         done = label in (0, 2, 4)
-        assert got.W.row(label)[0].tolist() == (W.row(label)[0].tolist() if done else [])
-        assert got.bias[label] == (whole.bias[label] if done else -1)
-        assert got.records[label]["rounds"] == (0 if done else -1)
-        assert got.records[label]["label"] == label
-        assert got.records[label]["positives"] == (0 if done else counts[label])
-        assert got.records[label]["gap"] == (whole.records[label]["gap"] if done else 0)
+        assert actual.W.row(label)[0].tolist() == (W.row(label)[0].tolist() if done else [])
+        assert actual.bias[label] == (whole.bias[label] if done else -1)
+        assert actual.records[label]["rounds"] == (0 if done else -1)
+        assert actual.records[label]["label"] == label
+        assert actual.records[label]["positives"] == (0 if done else counts[label])
+        assert actual.records[label]["gap"] == (whole.records[label]["gap"] if done else 0)
 
 
 def test_a_part_changed_under_way_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -198,7 +198,7 @@ def test_a_part_changed_under_way_is_refused(tmp_path: Path, rng: np.random.Gene
 
 
 def test_a_partial_model_says_so(tmp_path: Path) -> None:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "label_names": ["a"],
         "feature_names": ["f"],
         "solver": "s",
@@ -206,10 +206,10 @@ def test_a_partial_model_says_so(tmp_path: Path) -> None:
         "dataset_hash": "d",
     }
     W = csr([0, 0], [], [], 1)
-    assert write_model(tmp_path / "part", W=W, b=[-1], missing=1, **given).manifest["partial"] == {
+    assert write_model(tmp_path / "part", W=W, b=[-1], missing=1, **fields).manifest["partial"] == {
         "missing": 1
     }
-    assert "partial" not in write_model(tmp_path / "whole", W=W, b=[-1], **given).manifest
+    assert "partial" not in write_model(tmp_path / "whole", W=W, b=[-1], **fields).manifest
 
 
 def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(
@@ -225,8 +225,8 @@ def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(
     }
     about |= {"feature_names": [str(i) for i in range(50)], "dataset_hash": "d"}
     whole, mapped = (
-        write_model(tmp_path / name, W=given, **about)
-        for name, given in (("a", W), ("b", read_csr(tmp_path / "w.arrow")))
+        write_model(tmp_path / name, W=inputs, **about)
+        for name, inputs in (("a", W), ("b", read_csr(tmp_path / "w.arrow")))
     )
     digests = [
         {name: entry["sha256"] for name, entry in m.manifest["files"].items() if name != "card.md"}
@@ -250,10 +250,10 @@ with Staging(Path(sys.argv[1]) / "model", marker=Path(sys.argv[1]) / "staged") a
 
 
 def test_files_of_a_killed_merge_are_removed_by_the_next(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2]
     )
-    assert done.returncode == 9
+    assert process.returncode == 9
     (left,) = tmp_path.glob(".model.*.part")
     assert (left / "weights.arrow").is_file()
     with Staging(tmp_path / "model", marker=tmp_path / "staged") as staging:
@@ -349,7 +349,7 @@ def test_three_times_the_allowed_memory_is_merged_and_published(
         dataset_hash="d",
         **names,
     ).sha256
-    said = {}
+    entries = {}
     for how in ("streamed", "in-memory"):
         # A thread that a library starts takes 1 MiB instead of 8.
         command = [
@@ -365,14 +365,16 @@ def test_three_times_the_allowed_memory_is_merged_and_published(
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
             env=environment,
             cwd=Path(__file__).parents[2],
         )
-        assert done.returncode == 0, done.stderr
-        said[how] = json.loads(done.stdout)
-        assert said[how] == {"streamed": expected, "in-memory": "MemoryError"}[how], done.stderr
+        assert process.returncode == 0, process.stderr
+        entries[how] = json.loads(process.stdout)
+        assert entries[how] == {"streamed": expected, "in-memory": "MemoryError"}[how], (
+            process.stderr
+        )
     assert Model.open(tmp_path / "model").nnz == W.nnz

@@ -173,7 +173,8 @@ def test_stopped_and_resumed_it_ends_the_same(
         progress=steps.append,
     )
     epochs, whole = (
-        [each["epoch"] for each in made.report["history"]] for made in (result, trained[solver])
+        [each["epoch"] for each in instance.report["history"]]
+        for instance in (result, trained[solver])
     )
     # No epoch is missing or repeated.
     assert epochs == (whole if solver == "dsmlr" else list(range(1, len(epochs) + 1)))
@@ -191,18 +192,18 @@ def test_damaged_weights_are_not_resumed_from(tmp_path: Path) -> None:
         LabelWeights(0, 2, np.arange(6.0).reshape(3, 2)),
         LabelWeights(2, 5, np.arange(6.0, 15.0).reshape(3, 3)),
     ]
-    kept = WeightCheckpoints(tmp_path)
-    assert kept.newest() is None
+    checkpoints = WeightCheckpoints(tmp_path)
+    assert checkpoints.newest() is None
     for number in (1, 2):
-        kept.save(
+        checkpoints.save(
             [{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts)
         )
     assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
-    found = WeightCheckpoints(tmp_path).newest()
-    assert found is not None
-    assert (found[0], found[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
+    store = WeightCheckpoints(tmp_path).newest()
+    assert store is not None
+    assert (store[0], store[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
     np.testing.assert_array_equal(
-        found[2](1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4]
+        store[2](1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4]
     )
     weights = tmp_path / "round-000002" / "weights-00001.arrow"
     weights.write_bytes(weights.read_bytes()[:-64])
@@ -214,16 +215,18 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LC's weights stay on the workers, and a local group simulates the loss of a node."""
-    made, lost = list[Any](), list[int]()
+    instance, lost = list[Any](), list[int]()
     build = synchronous.make_worker_group
     monkeypatch.setattr(
-        synchronous, "make_worker_group", lambda *args: made.append(build(*args)) or made[-1]
+        synchronous,
+        "make_worker_group",
+        lambda *args: instance.append(build(*args)) or instance[-1],
     )
 
     def progress(step: Any) -> None:
         if step.figures.get("epoch") == 4 and not lost:
             lost.append(4)
-            made[-1].simulate_loss("worker-1", with_objects=True)
+            instance[-1].simulate_loss("worker-1", with_objects=True)
 
     spec = spec_of(tiny, "lc", pool="threads", workers=2)
     with kept_often():
@@ -255,9 +258,9 @@ def test_the_whole_of_a_long_history_is_next_to_the_model(tmp_path: Path) -> Non
 
 def test_long_histories_are_thinned() -> None:
     history = [{"epoch": each} for each in range(1, 1202)]
-    kept = [each["epoch"] for each in thin_history(history, 500)]
-    assert kept == list(range(1, 1202, 3)) + ([1201] if (1201 - 1) % 3 else [])
-    assert (kept[0], kept[-1]) == (1, 1201)
+    selection = [each["epoch"] for each in thin_history(history, 500)]
+    assert selection == list(range(1, 1202, 3)) + ([1201] if (1201 - 1) % 3 else [])
+    assert (selection[0], selection[-1]) == (1, 1201)
     assert thin_history([], 500) == []
     assert thin_history(history[:7], 500) == history[:7]
 
@@ -306,8 +309,8 @@ train(TrainSpec.from_dict(json.loads(sys.argv[1])), run_dir=sys.argv[2], out=sys
 def killed(spec: TrainSpec, run_dir: Path, out: Path) -> None:
     """Run a training whose process is killed after four epochs."""
     arguments = [json.dumps(spec.as_dict()), str(run_dir), str(out)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600, check=False)
-    assert done.returncode == -9
+    process = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600, check=False)
+    assert process.returncode == -9
 
 
 def test_killed_and_resumed_it_ends_with_the_same_bits(
@@ -425,8 +428,8 @@ def test_the_command_line(
     capsys: pytest.CaptureFixture[str],
     solver: str,
 ) -> None:
-    given = [word for name, value in PARAMS[solver].items() for word in ("-p", f"{name}={value}")]
-    asked = [
+    values = [word for name, value in PARAMS[solver].items() for word in ("-p", f"{name}={value}")]
+    requests = [
         "train",
         str(tiny.path),
         "--out",
@@ -435,16 +438,16 @@ def test_the_command_line(
         solver,
         "--pool",
         "serial",
-        *given,
+        *values,
         "--json",
     ]
-    assert main([*asked, "--estimate"]) == 0
+    assert main([*requests, "--estimate"]) == 0
     estimate = json.loads(capsys.readouterr().out)["estimate"]
     assert (
         min(estimate[name] for name in ("memory", "checkpoints", "parts", "model", "core_seconds"))
         > 0
     )
-    assert main(asked) == 0
+    assert main(requests) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["sha256"] == trained[solver].sha256
     compared = out["report"]["preflight"]["compared"]
@@ -479,8 +482,8 @@ def test_a_job_goes_on_after_a_kill(tiny: Dataset, trained: dict[str, Any], tmp_
         assert store.attempts.mark_lost(job.id, 1).status == PENDING
         store.attempts.claim("test", lease_seconds=600)
         assert run_attempt(store, home, job.id, 2, options=QUICK) == SUCCEEDED
-        found = store.jobs.get(job.id)
-        assert found.result["sha256"] == trained["dsmlr"].sha256
+        record = store.jobs.get(job.id)
+        assert record.result["sha256"] == trained["dsmlr"].sha256
         objectives = [
             event.data["objective"]
             for event in store.jobs.list_events(job.id)
@@ -502,8 +505,8 @@ def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_
         client.datasets.wait(
             client.datasets.register(str(tiny.path), name="tiny")["id"], seconds=600
         )
-        asked = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
-        job = client.jobs.submit(**asked)
+        request = {"dataset": "tiny", "model": "soft", "solver": "dsmlr", "params": PARAMS["dsmlr"]}
+        job = client.jobs.submit(**request)
         claimed = app_state.store.attempts.claim("test", lease_seconds=600)
         assert (
             run_attempt(
@@ -515,8 +518,8 @@ def test_over_rest_to_probabilities(tiny: Dataset, trained: dict[str, Any], tmp_
             )
             == SUCCEEDED
         )
-        done = client.jobs.get(job["id"])
-        assert done["result"]["report"]["objective"] == trained["dsmlr"].report["objective"]
+        outcome = client.jobs.get(job["id"])
+        assert outcome["result"]["report"]["objective"] == trained["dsmlr"].report["objective"]
         kinds = [event["kind"] for event in client.jobs.events(job["id"])]
         assert kinds.count("epoch") == len(trained["dsmlr"].report["history"])
         assert (

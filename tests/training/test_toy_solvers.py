@@ -70,11 +70,11 @@ def test_report_model_and_prediction(
 def test_a_stopped_training_resumes_with_the_same_bits(
     tiny: Dataset, trained: dict[str, TrainResult], tmp_path: Path, toy: str, pool: str
 ) -> None:
-    stop, seen = StopFlag(), list[Any]()
+    stop, values = StopFlag(), list[Any]()
 
     def progress(step: Any) -> None:
-        seen.append(step.phase)
-        if seen.count("TRAINING") == 2:
+        values.append(step.phase)
+        if values.count("TRAINING") == 2:
             stop.set()
 
     spec, folders = spec_of(tiny, toy, pool), {"run_dir": tmp_path / "run", "out": tmp_path / "m"}

@@ -76,12 +76,12 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
             stop=stop,
         )
     assert not (tmp_path / "model").exists()
-    kept = {
+    selection = {
         label
         for path in (tmp_path / "run").glob("part-*")
         for label in read_table(path).column("label").to_pylist()
     }
-    assert 3 < len(kept) < tiny.n_labels
+    assert 3 < len(selection) < tiny.n_labels
 
     solved = []
     from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -95,7 +95,7 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
         ),
     )
     result = train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert sorted(solved) == sorted(set(range(tiny.n_labels)) - kept)
+    assert sorted(solved) == sorted(set(range(tiny.n_labels)) - selection)
     assert result.sha256 == reference.sha256
 
 

@@ -35,9 +35,9 @@ def test_the_same_command_again_finds_the_model_and_pushes_it_once(
 
     spec = TrainSpec(str(tiny.path))
     assert find_finished(spec, tmp_path / "nothing") is None
-    found = find_finished(spec, out)
-    assert found is not None
-    assert found.measures
+    result = find_finished(spec, out)
+    assert result is not None
+    assert result.measures
     with pytest.raises(Conflict):
         find_finished(TrainSpec(str(tiny.path), calibrate=True), out)
     with pytest.raises(Conflict, match="not a model"):

@@ -35,7 +35,7 @@ def test_an_example_runs_and_leaves_no_files(script: Path, tmp_path: Path) -> No
         "TMPDIR": str(temporary),
         "XCRAY_HOME": str(tmp_path / "home"),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(script.relative_to(ROOT))],
         cwd=ROOT,
         env=env,
@@ -44,9 +44,9 @@ def test_an_example_runs_and_leaves_no_files(script: Path, tmp_path: Path) -> No
         timeout=HANG_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert any(re.fullmatch(EXPECTED[script.name], line) for line in done.stdout.splitlines()), (
-        done.stdout
+    assert process.returncode == 0, process.stderr
+    assert any(re.fullmatch(EXPECTED[script.name], line) for line in process.stdout.splitlines()), (
+        process.stdout
     )
     assert list(temporary.iterdir()) == []
 

@@ -62,8 +62,8 @@ def test_propensity_by_hand():
     assert metrics.psp_at_k(ranking([[0], [1]]), Y, 1, [3.0, 2.0]) == 1.0
     second = ranking([[1, 0], [0, 1]])
     ideal, log3 = 1 + 1 / math.log2(3), math.log2(3)
-    got, best = (2 + 3 / log3) / ideal + 2 / log3, (3 + 2 / log3) / ideal + 2
-    assert metrics.psndcg_at_k(second, Y, 2, [3.0, 2.0]) == pytest.approx(got / best)
+    actual, best = (2 + 3 / log3) / ideal + 2 / log3, (3 + 2 / log3) / ideal + 2
+    assert metrics.psndcg_at_k(second, Y, 2, [3.0, 2.0]) == pytest.approx(actual / best)
 
 
 @settings(max_examples=150, deadline=None)
@@ -83,8 +83,8 @@ def test_equals_the_naive_twin(case, k, counts):
         (metrics.psndcg_at_k(top, Y, k, weights), naive.psndcg(ranked, true, k, weights)),
         (metrics.label_coverage(top, Y, k), naive.coverage(ranked, true, k)),
     ]
-    for got, expected in pairs:
-        assert got == pytest.approx(expected, abs=1e-12)
+    for actual, expected in pairs:
+        assert actual == pytest.approx(expected, abs=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,11 +99,11 @@ def test_equals_scikit_learn(seed, K, k):
     top = TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
     assert metrics.ndcg_at_k(top, Y, k) == pytest.approx(sk.ndcg_score(dense, scores, k=k))
     guess = rng.random((9, K)) < 0.4
-    got = metrics.f1(pattern_from(guess), Y)
-    assert got["micro-F1"] == pytest.approx(
+    actual = metrics.f1(pattern_from(guess), Y)
+    assert actual["micro-F1"] == pytest.approx(
         sk.f1_score(dense, guess, average="micro", zero_division=0)
     )
-    assert got["macro-F1"] == pytest.approx(
+    assert actual["macro-F1"] == pytest.approx(
         sk.f1_score(dense, guess, average="macro", zero_division=0)
     )
     assert metrics.subset_accuracy(pattern_from(guess), Y) == pytest.approx(

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.observers import run_schedule
-from tests.support.simulated_ray import Happening, Play, played
+from tests.support.simulated_ray import Happening, SimulatedRun, played
 from xcray.errors import ParameterError, Unavailable
 from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.label_scheduler import LabelScheduler
@@ -29,16 +29,16 @@ WORK = SimpleNamespace(warm_up=lambda: None, decode_result=lambda block: block, 
 
 
 def job(
-    play: Play, workers: int = 6, thrift: ScalingPolicy | None = None
+    play: SimulatedRun, workers: int = 6, thrift: ScalingPolicy | None = None
 ) -> tuple[float, list[str]]:
     """Run a job on a simulated Ray; return its seconds and the reasons for waiting."""
-    done, said = list[int](), list[str]()
+    done, output = list[int](), list[str]()
     schedule = LabelScheduler(range(len(play.costs)), play.costs, workers=workers)
     with played(play):
         pool = RayPool(WORK, workers, nullcontext(), "play", tuple, policy=thrift)
 
         def look() -> None:
-            said.append(pool.status().waiting_for)
+            output.append(pool.status().waiting_for)
 
         run_schedule(
             schedule,
@@ -48,30 +48,31 @@ def job(
             tick=look,
         )
     assert sorted(done) == list(range(len(play.costs)))
-    return play.now - play.began, [word for word in dict.fromkeys(said) if word]
+    return play.now - play.began, [word for word in dict.fromkeys(output) if word]
 
 
 def test_a_job_without_problems_reports_no_wait():
-    seconds, said = job(
-        Play([1.0] * 60, [Happening(0.0, "node", 4)]), thrift=ScalingPolicy(node_seconds=10.0)
+    seconds, output = job(
+        SimulatedRun([1.0] * 60, [Happening(0.0, "node", 4)]),
+        thrift=ScalingPolicy(node_seconds=10.0),
     )
     assert seconds < 30.0
-    assert said == []
+    assert output == []
 
 
 @pytest.mark.parametrize("thrift", [None, ScalingPolicy(node_seconds=10.0)], ids=["all", "thrift"])
 def test_a_lost_request_is_repeated(thrift):
     """Ray never places the first three actors, although a node has room from the start."""
-    seconds, said = job(
-        Play([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift
+    seconds, output = job(
+        SimulatedRun([1.0] * 60, [Happening(0.0, "node", 2)], lost=frozenset({0, 1, 2})), 2, thrift
     )
     assert seconds < 30.0 + 3 * (STUCK_SECONDS + 5.0)
-    assert any("had room" in word and "placed no worker" in word for word in said)
+    assert any("had room" in word and "placed no worker" in word for word in output)
 
 
 def test_a_node_that_places_no_worker_is_avoided_and_another_requested():
     """The node reports room but takes no actor, so the autoscaler must add another node."""
-    play = Play([1.0] * 60, [Happening(0.0, "deaf", 2)], grows=2)
+    play = SimulatedRun([1.0] * 60, [Happening(0.0, "deaf", 2)], grows=2)
     seconds, _ = job(play, 4, ScalingPolicy(node_seconds=10.0))
     assert seconds < 120.0
 
@@ -79,7 +80,7 @@ def test_a_node_that_places_no_worker_is_avoided_and_another_requested():
 def test_a_job_without_workers_ends_after_the_start_timeout(monkeypatch):
     """The only node dies and no other starts: the job ends with the reason for its wait."""
     monkeypatch.setenv("XCRAY_RAY_START_SECONDS", "60")
-    play = Play([1.0] * 500, [Happening(0.0, "node", 2), Happening(20.0, "kill")])
+    play = SimulatedRun([1.0] * 500, [Happening(0.0, "node", 2), Happening(20.0, "kill")])
     with pytest.raises(
         Unavailable,
         match=r"ready after 60 s \(\d workers? waits? for a place: no node has room\).*ray status",
@@ -91,7 +92,7 @@ def test_a_job_without_workers_ends_after_the_start_timeout(monkeypatch):
 
 def test_a_clock_that_is_set_back_has_no_effect():
     """The pool polls the forecast by a monotonic clock; else it would request no workers."""
-    play = Play([1.0] * 60, [Happening(0.0, "node", 4)])
+    play = SimulatedRun([1.0] * 60, [Happening(0.0, "node", 4)])
     wall = SimpleNamespace(monotonic=lambda: play.now, time=lambda: -play.now, sleep=play.pass_time)
     with played(play), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_pool, "time", wall)
@@ -135,7 +136,7 @@ def test_all_labels_are_done_in_time_under_random_events(happenings, lost, lag, 
 
     From 150 s on, one node is healthy.
     """
-    play = Play(
+    play = SimulatedRun(
         [0.5] * 120,
         [*happenings, Happening(0.0, "node", 2), Happening(150.0, "node", 3)],
         lost=lost,
@@ -167,9 +168,9 @@ def test_a_stuck_request_is_repeated_and_then_the_node_is_avoided():
     patience, now = PlacementWatchdog(), 0.0
     ways = []
     for turn in range(2):
-        asked = {f"w{turn}": now}
+        request = {f"w{turn}": now}
         for _ in range(int(STUCK_SECONDS) + 1):
-            way = patience.check(now, asked, 1, ["deaf"], 600.0)
+            way = patience.check(now, request, 1, ["deaf"], 600.0)
             if way.retry:
                 ways.append(way)
                 break

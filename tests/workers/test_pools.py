@@ -247,11 +247,11 @@ def test_a_cancelled_task_ends_and_its_worker_continues(name, monkeypatch):
 
 def test_threads_join_and_leave_while_the_pool_runs():
     solver, local, schedule = setting(k=48)
-    pool, results, seen = ThreadPool(solver, local, 1), [], []
+    pool, results, values = ThreadPool(solver, local, 1), [], []
 
     def commit(result: Result) -> None:
         results.append(result)
-        seen.append(
+        values.append(
             len({t.name for t in threading.enumerate() if t.name.startswith("xcray-thread")})
         )
         if len(results) == 2:
@@ -261,7 +261,7 @@ def test_threads_join_and_leave_while_the_pool_runs():
 
     run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
     assert sorted(label for r in results for label in r.task.labels) == list(range(48))
-    assert max(seen) == 3
+    assert max(values) == 3
     assert (
         merge([r.value for r in results], 48, 80).digest()
         == solver.solve(local.clone_for_thread(), np.arange(48, dtype=np.int32)).digest()
@@ -304,7 +304,7 @@ def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(name, monkeypatc
     monkeypatch.setattr("xcray.solvers.ppdsparse.SLICE_ENTRIES", 2_000)
     begun = task_start_event(monkeypatch)
 
-    class Bell(threading.Thread):
+    class DeadlineTimer(threading.Thread):
         """A timer that fires when there is something to stop."""
 
         def __init__(self, seconds, ring):
@@ -316,7 +316,7 @@ def test_tasks_are_stopped_and_results_kept_when_the_time_is_up(name, monkeypatc
 
     clock = SimpleNamespace(monotonic=lambda: 1e9 * begun.is_set())
     monkeypatch.setattr("xcray.workers.driver.time", clock)
-    monkeypatch.setattr("xcray.workers.driver.Timer", Bell)
+    monkeypatch.setattr("xcray.workers.driver.Timer", DeadlineTimer)
     solver, local, _ = setting(**LONG)
     spans, results = [], []
     # This returns although the classes would never end.
@@ -364,21 +364,21 @@ def test_no_time_at_all_begins_nothing():
     assert results == []
 
 
-class Sluggish(ThreadPool):
+class DelayedResultPool(ThreadPool):
     """Two threads; the first result of `thread-1` is held back until a copy has finished."""
 
     def __init__(self, solver, local):
         super().__init__(solver, local, 2)
-        self.held = []
+        self.delayed = []
         self.cancelled = []
         self.copied = False
 
     def open(self):
         """Wait for both threads, so that neither finishes all work before the other starts."""
         super().open()
-        self.there = []
-        while len(self.there) < 2:
-            self.there += super().wait(0.1)
+        self.ready = []
+        while len(self.ready) < 2:
+            self.ready += super().wait(0.1)
 
     def submit(self, worker, task):
         """Record whether a copy was submitted."""
@@ -391,24 +391,24 @@ class Sluggish(ThreadPool):
 
     def wait(self, seconds):
         """Wait like the threads, but hold back one result."""
-        out, self.there = self.there, []
+        out, self.ready = self.ready, []
         if out:
             return out
         for report in super().wait(seconds):
             (
-                self.held
-                if isinstance(report, Result) and report.worker == "thread-1" and self.held == []
+                self.delayed
+                if isinstance(report, Result) and report.worker == "thread-1" and self.delayed == []
                 else out
             ).append(report)
-        if self.cancelled and self.held:
-            out += self.held
-            self.held = [None]  # hold back no other result
+        if self.cancelled and self.delayed:
+            out += self.delayed
+            self.delayed = [None]  # hold back no other result
         return out
 
 
 def test_a_late_batch_is_copied_its_result_committed_once_and_its_double_recorded():
     solver, local, schedule = setting()
-    pool, results, spans = Sluggish(solver, local), [], []
+    pool, results, spans = DelayedResultPool(solver, local), [], []
     run_schedule(
         schedule,
         pool,

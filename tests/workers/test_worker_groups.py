@@ -45,15 +45,15 @@ def kind(request):
 @pytest.fixture
 def build(kind):
     """Yield a function that creates groups of one kind; they are closed after the test."""
-    made = []
+    results = []
 
     def make(workers: int = 2, work: Work = WORK) -> Any:
         team = TEAMS[kind](work, workers)
-        made.append(team)
+        results.append(team)
         return team
 
     yield make
-    for team in made:
+    for team in results:
         team.close()
 
 
@@ -63,8 +63,8 @@ def team(kind):
 
     It is for tests that do not change it.
     """
-    with opened(kind) as made:
-        yield made
+    with opened(kind) as cluster:
+        yield cluster
 
 
 @contextmanager
@@ -117,11 +117,11 @@ def test_calls_of_a_worker_run_in_order(team):
         team.submit(to("worker-0", *(("add", block, 1.0) if n % 2 else ("make", 1.0))))
         for n in range(6)
     ]
-    found = replies(team, 6)
-    assert [reply.ticket for reply in found] == tickets
+    result = replies(team, 6)
+    assert [reply.ticket for reply in result] == tickets
     assert all(
         earlier.started + earlier.seconds <= later.started + 0.01
-        for earlier, later in pairwise(found)
+        for earlier, later in pairwise(result)
     )
     assert ask(team, "worker-0", "history").result == [*before, "make", *["make", "add"] * 3]
     assert ask(team, "worker-1", "history").result == others
@@ -144,7 +144,7 @@ def test_unknown_methods_and_workers_are_refused(team):
         team.submit(to("worker-2", "make", 1.0))
     unknown = ask(team, "worker-0", "sing")
     assert isinstance(unknown.error, ParameterError)
-    assert "Hand has no method 'sing'" in str(unknown.error)
+    assert "RecordingWorker has no method 'sing'" in str(unknown.error)
     with pytest.raises(ParameterError, match="cannot be replaced"):
         team.replace("worker-0")
 
@@ -172,21 +172,21 @@ def test_a_stop_ends_running_calls_and_starts_none(build):
     tickets = [team.submit(to("worker-0", "long")), team.submit(to("worker-0", "make", 1.0))]
     timer = threading.Timer(0.2, team.stop)
     timer.start()
-    found = replies(team, 2)
+    result = replies(team, 2)
     timer.join()
-    assert [reply.ticket for reply in found] == tickets
+    assert [reply.ticket for reply in result] == tickets
     # A method that ran to its end would not raise Stopped.
-    assert all(isinstance(reply.error, Stopped) for reply in found)
+    assert all(isinstance(reply.error, Stopped) for reply in result)
 
 
 def test_an_interruption_ends_earlier_calls_only(team):
     tickets = [team.submit(to("worker-0", "long")), team.submit(to("worker-0", "make", 1.0))]
     timer = threading.Timer(0.2, team.interrupt)
     timer.start()
-    found = replies(team, 2)
+    result = replies(team, 2)
     timer.join()
-    assert [reply.ticket for reply in found] == tickets
-    assert all(isinstance(reply.error, Stopped) for reply in found)
+    assert [reply.ticket for reply in result] == tickets
+    assert all(isinstance(reply.error, Stopped) for reply in result)
     assert ask(team, "worker-0", "make", 2.0).result == "worker-0"
 
 
@@ -214,7 +214,7 @@ def test_a_simulated_loss_is_a_loss(local):
     A new worker of the same name starts without state.
     """
     with opened(local) as team:
-        kept = ask(team, "worker-0", "make", 4.0).ref
+        response = ask(team, "worker-0", "make", 4.0).ref
         team.submit(to("worker-0", "long"))
         team.submit(to("worker-0", "make", 1.0))
         team.simulate_loss("worker-0")
@@ -222,7 +222,7 @@ def test_a_simulated_loss_is_a_loss(local):
         with pytest.raises(ParameterError, match="it was lost and not replaced"):
             team.submit(to("worker-0", "make", 1.0))
         team.replace("worker-0")
-        assert team.fetch(kept)[0] == 4.0
+        assert team.fetch(response)[0] == 4.0
         assert ask(team, "worker-0", "history").result == []
         assert team.wait(0.1) == []
 
@@ -246,14 +246,14 @@ def test_a_simulated_loss_of_a_node_loses_its_objects(local):
 
 @LOCAL
 def test_an_object_is_freed_with_its_last_handle(local):
-    class Thing:
+    class WeakReferenced:
         """An object that supports weak references."""
 
     with opened(local) as team:
-        thing = Thing()
+        thing = WeakReferenced()
         gone, handle = weakref.ref(thing), team.put(thing)
         del thing
-        assert ask(team, "worker-0", "kind", handle).result == ["Thing"]
+        assert ask(team, "worker-0", "kind", handle).result == ["WeakReferenced"]
         assert gone() is not None
         del handle
         assert gone() is None

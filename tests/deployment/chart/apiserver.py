@@ -113,9 +113,9 @@ class ApiServer:
 
     def find(self, kind: str, name: str) -> Object:
         """Return the object of a kind and name in any namespace. Raises KeyError if missing."""
-        for (its_kind, _, its_name), found in self.objects.items():
+        for (its_kind, _, its_name), result in self.objects.items():
             if (its_kind, its_name) == (kind, name):
-                return found
+                return result
         raise KeyError(f"there is no {kind} {name}")
 
     def put(self, kind: str, name: str, namespace: str, **content: Any) -> None:
@@ -140,9 +140,9 @@ class ApiServer:
             data={key: base64.b64encode(value.encode()).decode() for key, value in data.items()},
         )
 
-    def keep(self, found: Object, namespace: str) -> Object:
+    def keep(self, result: Object, namespace: str) -> Object:
         """Store an object under a new version."""
-        kind, about = found["kind"], found["metadata"]
+        kind, about = result["kind"], result["metadata"]
         known = (kind, namespace, about["name"]) in self.objects
         self.version += 1
         about |= {
@@ -152,18 +152,18 @@ class ApiServer:
         }
         about |= {"creationTimestamp": "2026-01-01T00:00:00Z", "generation": 1}
         if kind in DONE:
-            found["status"] = DONE[kind]
-        self.objects[(kind, namespace, about["name"])] = found
-        self.events.append((self.version, "MODIFIED" if known else "ADDED", found))
-        return found
+            result["status"] = DONE[kind]
+        self.objects[(kind, namespace, about["name"])] = result
+        self.events.append((self.version, "MODIFIED" if known else "ADDED", result))
+        return result
 
     def drop(self, kind: str, namespace: str, name: str) -> bool:
         """Delete an object and return whether it existed."""
-        found = self.objects.pop((kind, namespace, name), None)
-        if found is not None:
+        result = self.objects.pop((kind, namespace, name), None)
+        if result is not None:
             self.version += 1
-            self.events.append((self.version, "DELETED", found))
-        return found is not None
+            self.events.append((self.version, "DELETED", result))
+        return result is not None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -177,9 +177,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer discovery, one object, a list, or a watch."""
-        path, query = self._asked()
-        if (found := discovery(path)) is not None:
-            self._answer(200, found)
+        path, query = self._path_and_query()
+        if (result := discovery(path)) is not None:
+            self._answer(200, result)
             return
         kind, namespace, name = self._meant(path)
         if kind == "":
@@ -199,20 +199,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Create an object."""
-        path, _ = self._asked()
+        path, _ = self._path_and_query()
         kind, namespace, _ = self._meant(path)
-        made = self._body()
-        name = made["metadata"]["name"]
+        result = self._body()
+        name = result["metadata"]["name"]
         with self.server_of.lock:
             self._write(kind, name)
             if (kind, namespace, name) in self.server_of.objects:
                 self._fail(409, "AlreadyExists", f"{kind} {name} already exists")
                 return
-            self._answer(201, self.server_of.keep({"kind": kind, **made}, namespace))
+            self._answer(201, self.server_of.keep({"kind": kind, **result}, namespace))
 
     def do_PUT(self) -> None:
         """Replace an object."""
-        path, _ = self._asked()
+        path, _ = self._path_and_query()
         kind, namespace, name = self._meant(path)
         with self.server_of.lock:
             self._write(kind, name)
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PATCH(self) -> None:
         """Change an object, or create it by server-side apply."""
-        path, _ = self._asked()
+        path, _ = self._path_and_query()
         kind, namespace, name = self._meant(path)
         applied = "apply-patch" in self.headers.get("content-type", "")
         with self.server_of.lock:
@@ -236,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         """Delete an object."""
-        path, _ = self._asked()
+        path, _ = self._path_and_query()
         kind, namespace, name = self._meant(path)
         self._body()
         with self.server_of.lock:
@@ -246,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._missing(kind, name)
 
-    def _asked(self) -> tuple[str, Query]:
+    def _path_and_query(self) -> tuple[str, Query]:
         """Return path and query."""
         parts = urlsplit(self.path)
         return parts.path.rstrip("/"), parse_qs(parts.query)
@@ -287,32 +287,32 @@ class _Handler(BaseHTTPRequestHandler):
             if query.get("sendInitialEvents", ["false"])[0] == "true":
                 since = server.version
                 for each in self._matching(kind, namespace, query):
-                    self._tell("ADDED", each)
+                    self._send_event("ADDED", each)
                 about = {
                     "resourceVersion": str(since),
                     "annotations": {"k8s.io/initial-events-end": "true"},
                 }
                 api = next(api for api, kinds in KINDS.items() if kind in kinds)
-                self._tell("BOOKMARK", {"kind": kind, "apiVersion": api, "metadata": about})
+                self._send_event("BOOKMARK", {"kind": kind, "apiVersion": api, "metadata": about})
             while time.monotonic() < deadline and not server.ended.wait(0.02):
                 for version, what, each in [each for each in server.events[:] if each[0] > since]:
                     since = version
                     if meant(each, kind, namespace, query):
-                        self._tell(what, each)
+                        self._send_event(what, each)
             self.wfile.write(b"0\r\n\r\n")
 
-    def _tell(self, what: str, found: Object) -> None:
+    def _send_event(self, what: str, result: Object) -> None:
         """Send one event of a watch."""
-        line = json.dumps({"type": what, "object": found}).encode() + b"\n"
+        line = json.dumps({"type": what, "object": result}).encode() + b"\n"
         self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
         self.wfile.flush()
 
     def _body(self) -> Object:
         """Return the body: JSON, YAML, or the protobuf in which helm stores its releases."""
-        sent = self.rfile.read(int(self.headers.get("content-length", 0)))
-        if sent.startswith(PROTOBUF):
-            return secret_of(sent.removeprefix(PROTOBUF))
-        read: Object = yaml.load(sent, Loader=yaml.CSafeLoader) if sent else {}
+        messages = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if messages.startswith(PROTOBUF):
+            return secret_of(messages.removeprefix(PROTOBUF))
+        read: Object = yaml.load(messages, Loader=yaml.CSafeLoader) if messages else {}
         return read
 
     def _write(self, kind: str, name: str) -> None:
@@ -325,7 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _fail(self, code: int, reason: str, message: str) -> None:
         """Answer an error as a Status object."""
-        told = {
+        fields = {
             "kind": "Status",
             "apiVersion": "v1",
             "status": "Failure",
@@ -333,11 +333,11 @@ class _Handler(BaseHTTPRequestHandler):
             "message": message,
             "code": code,
         }
-        self._answer(code, told)
+        self._answer(code, fields)
 
-    def _answer(self, code: int, found: Object) -> None:
+    def _answer(self, code: int, result: Object) -> None:
         """Answer with JSON."""
-        self._send(code, json.dumps(found).encode())
+        self._send(code, json.dumps(result).encode())
 
     def _send(self, code: int, content: bytes) -> None:
         """Send a response with its length."""
@@ -348,19 +348,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def meant(found: Object, kind: str, namespace: str, query: Query) -> bool:
+def meant(result: Object, kind: str, namespace: str, query: Query) -> bool:
     """Return whether a list or watch selects an object, by labels and metadata.name."""
-    wanted = [query.get(name, [""])[0].split(",") for name in ("labelSelector", "fieldSelector")]
+    expected = [query.get(name, [""])[0].split(",") for name in ("labelSelector", "fieldSelector")]
     labels, fields = (
         dict(term.split("=", 1) for term in terms if "=" in term and " " not in term)
-        for terms in wanted
+        for terms in expected
     )
-    about = found["metadata"]
+    about = result["metadata"]
     theirs = {
         **about.get("labels", {}),
         **{f"metadata.{key}": about[key] for key in ("name", "namespace")},
     }
-    here = found["kind"] == kind and namespace in ("", about["namespace"])
+    here = result["kind"] == kind and namespace in ("", about["namespace"])
     return here and all(theirs.get(key) == value for key, value in {**labels, **fields}.items())
 
 
@@ -421,8 +421,12 @@ def openapi(api: str) -> Object:
     paths = {}
     for kind, many in KINDS[api].items():
         means = {"group": group, "version": version, "kind": kind}
-        asked = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
-        change = {"x-kubernetes-group-version-kind": means, "parameters": [asked], "responses": {}}
+        request = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+        change = {
+            "x-kubernetes-group-version-kind": means,
+            "parameters": [request],
+            "responses": {},
+        }
         paths[f"/{path_of(api)}/namespaces/{{namespace}}/{many}/{{name}}"] = {"patch": change}
     return {
         "openapi": "3.0.0",
@@ -451,12 +455,12 @@ def merged(known: Object, change: Object) -> Object:
     return out
 
 
-def secret_of(sent: bytes) -> Object:
+def secret_of(messages: bytes) -> Object:
     """Return a Secret from Kubernetes' protobuf.
 
     The format is runtime.Unknown{1: TypeMeta{2: kind}, 2: Secret{1: ObjectMeta, 2: data, 3: type}}.
     """
-    envelope = fields_of(sent)
+    envelope = fields_of(messages)
     kind = fields_of(envelope[1][0])[2][0].decode()
     if kind != "Secret":
         return {}  # options of a deletion
@@ -467,35 +471,35 @@ def secret_of(sent: bytes) -> Object:
         key.decode(): base64.b64encode(value).decode()
         for key, value in map(pair_of, secret.get(2, []))
     }
-    kept = {
+    fields = {
         "apiVersion": "v1",
         "kind": kind,
         "metadata": {"name": about[1][0].decode(), "labels": labels},
     }
-    return {**kept, "data": data, "type": secret[3][0].decode()}
+    return {**fields, "data": data, "type": secret[3][0].decode()}
 
 
 def pair_of(entry: bytes) -> tuple[bytes, bytes]:
     """Return key and value of an entry of a map."""
-    found = fields_of(entry)
-    return found[1][0], found.get(2, [b""])[0]
+    result = fields_of(entry)
+    return result[1][0], result.get(2, [b""])[0]
 
 
 def fields_of(message: bytes) -> dict[int, list[bytes]]:
     """Return the length-delimited fields of a message by number; integers are skipped."""
-    found: dict[int, list[bytes]] = {}
+    results: dict[int, list[bytes]] = {}
     at = 0
     while at < len(message):
         tag, at = varint(message, at)
         if tag & 7 == 2:
             size, at = varint(message, at)
-            found.setdefault(tag >> 3, []).append(message[at : at + size])
+            results.setdefault(tag >> 3, []).append(message[at : at + size])
             at += size
         elif tag & 7 == 0:
             _, at = varint(message, at)
         else:
             raise ValueError(f"a field of wire type {tag & 7}: Kubernetes has none here")
-    return found
+    return results
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:

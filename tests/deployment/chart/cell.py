@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-KEPT: Final = Path("/run/kept")
+RETAINED_FOLDER: Final = Path("/run/kept")
 START_SECONDS: Final = 120
 CALL_SECONDS: Final = 30
 
@@ -40,40 +40,40 @@ def main(plan: Mapping[str, Any]) -> dict[str, Any]:
             int(port),
             str(Path(sources[str(Path(socket_file).parent)], Path(socket_file).name)),
         )
-    told: dict[str, Any] = {"init": []}
+    fields: dict[str, Any] = {"init": []}
     for container in plan["init"]:
-        done = subprocess.run(
+        completion = subprocess.run(
             as_user(plan, container),
             env=container["env"],
             capture_output=True,
             text=True,
             timeout=START_SECONDS,
         )
-        told["init"].append(
+        fields["init"].append(
             {
                 "name": container["name"],
-                "status": done.returncode,
-                "said": done.stdout + done.stderr,
+                "status": completion.returncode,
+                "output": completion.stdout + completion.stderr,
             }
         )
-        if done.returncode:
-            return told
-    with open("/tmp/said", "wb") as said:
+        if completion.returncode:
+            return fields
+    with open("/tmp/output", "wb") as output:
         process = subprocess.Popen(
-            as_user(plan, plan["main"]), env=plan["main"]["env"], stdout=said, stderr=said
+            as_user(plan, plan["main"]), env=plan["main"]["env"], stdout=output, stderr=output
         )
     try:
-        told["started"] = wait_until(plan, process, plan["probe"])
-        if told["started"]:
-            told["beside"] = [start_beside(plan, each) for each in plan["beside"]]
-            told["answers"] = [ask(plan, each) for each in plan["asks"]]
-            told["programs"] = [program(plan, each) for each in plan["programs"]]
-            told["ending"] = end(plan, process)
+        fields["started"] = wait_until(plan, process, plan["probe"])
+        if fields["started"]:
+            fields["companions"] = [start_companion(plan, each) for each in plan["companions"]]
+            fields["answers"] = [ask(plan, each) for each in plan["requests"]]
+            fields["programs"] = [program(plan, each) for each in plan["programs"]]
+            fields["ending"] = end(plan, process)
     finally:
         process.kill()
         process.wait()
-    told["said"] = Path("/tmp/said").read_text(errors="replace")[-20_000:]
-    return told
+    fields["output"] = Path("/tmp/output").read_text(errors="replace")[-20_000:]
+    return fields
 
 
 def run(*command: str) -> None:
@@ -117,10 +117,10 @@ def mount_all(plan: Mapping[str, Any]) -> dict[str, str]:
 
 def keep(path: str, number: int) -> str:
     """Bind a folder or file to a second path that no mount hides."""
-    kept = KEPT / str(number)
-    make_point(kept, Path(path).is_dir())
-    run("mount", "--bind", path, str(kept))
-    return str(kept)
+    selection = RETAINED_FOLDER / str(number)
+    make_point(selection, Path(path).is_dir())
+    run("mount", "--bind", path, str(selection))
+    return str(selection)
 
 
 def place(source: str, where: str) -> None:
@@ -174,13 +174,13 @@ def as_user(plan: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+def start_companion(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
     """Start a container of another pod that runs until this process ends.
 
     Return whether its startup and readiness probes pass.
     """
-    said = f"/tmp/{container['name']}"
-    with open(said, "wb") as file:
+    path = f"/tmp/{container['name']}"
+    with open(path, "wb") as file:
         process = subprocess.Popen(
             as_user(plan, container), env=container["env"], stdout=file, stderr=file
         )
@@ -189,7 +189,7 @@ def start_beside(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[
         "name": container["name"],
         "started": started,
         "ready": ask(plan, {**container["probe"], "path": "/readyz"}),
-        "said": Path(said).read_text(errors="replace")[-5000:],
+        "output": Path(path).read_text(errors="replace")[-5000:],
     }
 
 
@@ -205,22 +205,22 @@ def wait_until(
     return False
 
 
-def ask(plan: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def ask(plan: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
     """Send one request to the pod's address, like a kubelet.
 
     The Host header is that address unless the plan sets another.
     """
-    connection = connection_to(plan, wanted.get("port", plan["port"]))
+    connection = connection_to(plan, record.get("port", plan["port"]))
     try:
-        connection.request("GET", wanted["path"], headers=wanted.get("headers", {}))
+        connection.request("GET", record["path"], headers=record.get("headers", {}))
         answer = connection.getresponse()
         return {
-            **wanted,
+            **record,
             "status": answer.status,
             "text": answer.read().decode(errors="replace")[:2000],
         }
     except OSError as error:
-        return {**wanted, "status": 0, "text": str(error)}
+        return {**record, "status": 0, "text": str(error)}
     finally:
         connection.close()
 
@@ -237,7 +237,7 @@ def connection_to(plan: Mapping[str, Any], port: int) -> http.client.HTTPConnect
 def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
     """Run another container in the pod, such as that of `helm test`; status None on timeout."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             as_user(plan, container),
             env=container["env"],
             capture_output=True,
@@ -248,9 +248,13 @@ def program(plan: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, 
         return {
             "name": container["name"],
             "status": None,
-            "said": f"not done within {plan['program_seconds']} s",
+            "output": f"not done within {plan['program_seconds']} s",
         }
-    return {"name": container["name"], "status": done.returncode, "said": done.stdout + done.stderr}
+    return {
+        "name": container["name"],
+        "status": process.returncode,
+        "output": process.stdout + process.stderr,
+    }
 
 
 def end(plan: Mapping[str, Any], process: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ The controller manager and the scheduler are started if their binaries exist.
         plane.ask("GET", "/version").json()
         subprocess.run([helm, "install", ..., "--kubeconfig", plane.kubeconfig])
 
-There is no kubelet: `tests.deployment.chart.hollow` sets the status of pods. The server listens on
-127.0.0.1 only and requires a token. All programs end with the block. Each logs to a file in the
-folder.
+There is no kubelet: `tests.deployment.chart.simulated_nodes` sets the status of pods. The server
+listens on 127.0.0.1 only and requires a token. All programs end with the block. Each logs to a file
+in the folder.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ class ControlPlane:
         self.folder = folder
         self.has = {name for name in MAY if os.access(binaries / name, os.X_OK)}
         self.kubeconfig = str(folder / "kubeconfig")
-        told = subprocess.run(
+        process = subprocess.run(
             [binaries / MUST[1], "--version"],
             capture_output=True,
             text=True,
             timeout=START_SECONDS,
             check=True,
         )
-        self.version = tuple(int(each) for each in re.findall(r"\d+", told.stdout)[:2])  # (1, 30)
+        self.version = tuple(
+            int(each) for each in re.findall(r"\d+", process.stdout)[:2]
+        )  # (1, 30)
         self._token = secrets.token_hex(16)
         self.words: dict[tuple[str, str], str] = {}  # plurals by (group and version, kind)
         self._programs: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
@@ -96,8 +98,8 @@ class ControlPlane:
                 process.wait(timeout=10)
             process.kill()
             process.wait()
-        for _, _, said in self._programs:
-            said.close()
+        for _, _, output in self._programs:
+            output.close()
         self._client.close()
 
     def _start(self) -> None:
@@ -105,7 +107,7 @@ class ControlPlane:
         (self.folder / "token").write_text(f"{self._token},admin,1,system:masters\n")
         self._write_kubeconfig()
         key = str(self.folder / "accounts.key")
-        made = [
+        results = [
             "openssl",
             "genpkey",
             "-algorithm",
@@ -115,7 +117,7 @@ class ControlPlane:
             "-out",
             key,
         ]
-        subprocess.run(made, check=True, capture_output=True, timeout=START_SECONDS)
+        subprocess.run(results, check=True, capture_output=True, timeout=START_SECONDS)
         peer = f"http://127.0.0.1:{quiet_port()}"
         etcd = {
             "listen-client-urls": self._etcd,
@@ -193,13 +195,13 @@ class ControlPlane:
 
     def _run(self, name: str, flags: dict[str, str]) -> None:
         """Start a program."""
-        said = (self.folder / f"{name}.log").open("wb")
+        output = (self.folder / f"{name}.log").open("wb")
         command = [
             str(self.binaries / name),
             *(f"--{flag}={value}" for flag, value in flags.items()),
         ]
         self._programs.append(
-            (name, subprocess.Popen(command, stdout=said, stderr=said, cwd=self.folder), said)
+            (name, subprocess.Popen(command, stdout=output, stderr=output, cwd=self.folder), output)
         )
 
     def _until(self, name: str, ready: Callable[[], bool]) -> None:
@@ -211,14 +213,14 @@ class ControlPlane:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise RuntimeError(f"{name} ended with {process.returncode}: {self.said(name)}")
+                raise RuntimeError(f"{name} ended with {process.returncode}: {self.log_tail(name)}")
             with contextlib.suppress(httpx.HTTPError):
                 if ready():
                     return
             time.sleep(0.2)
-        raise RuntimeError(f"{name} did not answer in {START_SECONDS} s: {self.said(name)}")
+        raise RuntimeError(f"{name} did not answer in {START_SECONDS} s: {self.log_tail(name)}")
 
-    def said(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         """Return the end of a program's log."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
 
@@ -231,15 +233,15 @@ class ControlPlane:
         **query: str,
     ) -> httpx.Response:
         """Send a request and return the response with any status. kind: type of the body."""
-        sent = None if body is None else json.dumps(body)
+        messages = None if body is None else json.dumps(body)
         return self._client.request(
-            verb, path, content=sent, headers={"content-type": kind}, params=query
+            verb, path, content=messages, headers={"content-type": kind}, params=query
         )
 
     def get(self, path: str) -> Object:
         """Return the object at a path. Raises httpx.HTTPStatusError if there is none."""
-        found: Object = self.ask("GET", path).raise_for_status().json()
-        return found
+        response: Object = self.ask("GET", path).raise_for_status().json()
+        return response
 
     def take(self, thing: Object, namespace: str) -> httpx.Response:
         """Return the response to a server-side apply as a dry run.

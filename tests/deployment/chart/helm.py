@@ -71,21 +71,21 @@ def plain(value: Any) -> Any:
 @functools.cache
 def helms() -> dict[str, str]:
     """Return the available programs, {"helm3": path, "helm4": path}; either can be missing."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for name in ("helm3", "helm4", "helm"):
         path = TOOLS / name
         program = str(path) if path.is_file() else shutil.which(name)
         if program is None:
             continue
-        said = subprocess.run(
+        process = subprocess.run(
             [program, "version", "--short"],
             capture_output=True,
             text=True,
             timeout=SECONDS,
             check=True,
         ).stdout
-        found.setdefault(f"helm{said.strip().lstrip('v')[0]}", program)
-    return {name: found[name] for name in sorted(found) if name in ("helm3", "helm4")}
+        results.setdefault(f"helm{process.strip().lstrip('v')[0]}", program)
+    return {name: results[name] for name in sorted(results) if name in ("helm3", "helm4")}
 
 
 def values_files() -> dict[str, Path]:
@@ -98,10 +98,10 @@ def values_files() -> dict[str, Path]:
 
 def run(program: str, *words: str) -> str:
     """Run helm and return its output. Raises Refused if it fails."""
-    done = subprocess.run([program, *words], capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode:
-        raise Refused(done.stderr.strip())
-    return done.stdout
+    process = subprocess.run([program, *words], capture_output=True, text=True, timeout=SECONDS)
+    if process.returncode:
+        raise Refused(process.stderr.strip())
+    return process.stdout
 
 
 @functools.cache

@@ -19,10 +19,10 @@ def main() -> None:
     began = time.monotonic()
     with Client(os.environ["URL"], key=key, timeout=120) as client:
         shape = {"rows": 2000, "features": 500, "labels": int(os.environ["LABELS"]), "seed": 3}
-        made = client.datasets.build(
+        new_dataset = client.datasets.build(
             "journey", "synthetic", {"test_fraction": 0.1, "synthetic": shape}
         )
-        dataset = client.datasets.wait(made["id"])
+        dataset = client.datasets.wait(new_dataset["id"])
         built = time.monotonic()
         job = client.jobs.wait(client.jobs.submit(dataset=dataset["id"], model="journey")["id"])
         trained = time.monotonic()

@@ -32,13 +32,13 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
         return False
     for rule in selector.get("matchExpressions", []):
         value, values = labels.get(rule["key"]), rule.get("values", [])
-        held = {
+        fields = {
             "In": value in values,
             "NotIn": value not in values,
             "Exists": value is not None,
             "DoesNotExist": value is None,
         }
-        if not held[rule["operator"]]:
+        if not fields[rule["operator"]]:
             return False
     return True
 
@@ -63,11 +63,11 @@ def _port(rule: dict[str, Any], port: int, protocol: str, names: dict[str, int])
     for each in rule["ports"]:
         if each.get("protocol", "TCP") != protocol:
             continue
-        wanted = each.get("port")
-        wanted = names.get(wanted) if isinstance(wanted, str) else wanted
-        if wanted is None and "port" not in each:
+        expected = each.get("port")
+        expected = names.get(expected) if isinstance(expected, str) else expected
+        if expected is None and "port" not in each:
             return True
-        if wanted is not None and wanted <= port <= each.get("endPort", wanted):
+        if expected is not None and expected <= port <= each.get("endPort", expected):
             return True
     return False
 

@@ -49,16 +49,16 @@ def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
         secrets["store"] = {
             "url": store.database().replace(f"127.0.0.1:{store.port}", f"{IP}:5432")
         }
-    found = plan_of(api, secrets, folder, [{"path": "/readyz"}])
+    result = plan_of(api, secrets, folder, [{"path": "/readyz"}])
     if store is not None:
         migrate = objects["Job", "xcray-migrate"]["template"]["spec"]["containers"][0]
         runner = objects["Deployment", "xcray-runner"]["template"]["spec"]["containers"][0]
-        found["forward"] = {"5432": str(store.socket)}
-        found["init"].insert(0, runnable(migrate, secrets))
-        found["beside"] = [
+        result["forward"] = {"5432": str(store.socket)}
+        result["init"].insert(0, runnable(migrate, secrets))
+        result["companions"] = [
             {**runnable(runner, secrets), "probe": {"path": "/healthz", "port": 8001}}
         ]
-    found["program_seconds"] = 900  # the pods compile the kernels, because they have no cache
+    result["program_seconds"] = 900  # the pods compile the kernels, because they have no cache
     journey = runnable(
         {"name": "journey", "command": ["python", "-m", "tests.deployment.chart.journey"]}, secrets
     )
@@ -68,15 +68,15 @@ def plan(mode: str, folder: Path, labels: int, store: Any) -> dict[str, Any]:
         "LABELS": str(labels),
         "HOME": "/tmp",
     }
-    found["programs"] = [
+    result["programs"] = [
         runnable(objects["Pod", "xcray-test"]["containers"][0], secrets) | {"name": "helm test"},
         journey,
     ]
-    found["programs"][0]["env"]["URL"] = f"http://{IP}:8000"
-    return found
+    result["programs"][0]["env"]["URL"] = f"http://{IP}:8000"
+    return result
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run both modes, or one."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.play", description=__doc__
@@ -88,32 +88,32 @@ def main(given: list[str]) -> int:
         help="again for several; both where none is named",
     )
     parser.add_argument("--labels", type=int, default=200)
-    options = parser.parse_args(given)
+    options = parser.parse_args(values)
     if not may_play():
         print("this machine does not allow private namespaces: run it as root")
         return 1
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for mode in options.mode or sorted(VALUES):
-        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as held:
-            store = held.enter_context(private_postgres()) if mode == "cluster" else None
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            store = stack.enter_context(private_postgres()) if mode == "cluster" else None
             began = time.monotonic()
-            said = play(plan(mode, Path(folder), options.labels, store), Path(folder))
-            passed = bool(said.get("programs")) and all(
-                each["status"] == 0 for each in said["programs"]
+            output = play(plan(mode, Path(folder), options.labels, store), Path(folder))
+            passed = bool(output.get("programs")) and all(
+                each["status"] == 0 for each in output["programs"]
             )
-            if not passed or said["ending"]["status"] != 0:
-                print(json.dumps(said, indent=1))
+            if not passed or output["ending"]["status"] != 0:
+                print(json.dumps(output, indent=1))
                 return 1
-            figures = json.loads(said["programs"][1]["said"].splitlines()[-1])
-            told[mode] = {
+            figures = json.loads(output["programs"][1]["output"].splitlines()[-1])
+            results[mode] = {
                 **figures,
-                "ending_s": said["ending"]["seconds"],
+                "ending_s": output["ending"]["seconds"],
                 "all_s": time.monotonic() - began,
             }
             print(
-                f"{mode}: trained in {figures['train_s']:.1f} s, {told[mode]['all_s']:.1f} s in all, ended with 0"
+                f"{mode}: trained in {figures['train_s']:.1f} s, {results[mode]['all_s']:.1f} s in all, ended with 0"
             )
-    print(json.dumps(told))
+    print(json.dumps(results))
     return 0
 
 

@@ -53,21 +53,23 @@ def environment(container: Mapping[str, Any], secrets: Secrets, ip: str = IP) ->
 
     Raises KeyError for a Secret that is missing.
     """
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for source in container.get("envFrom", []):
-        found |= secrets[source["secretRef"]["name"]]
+        results |= secrets[source["secretRef"]["name"]]
     for each in container.get("env", []):
         source = each.get("valueFrom")
         if source is None:
             value = re.sub(
-                r"\$\(([A-Za-z0-9_]+)\)", lambda at: found.get(at[1], at[0]), each.get("value", "")
+                r"\$\(([A-Za-z0-9_]+)\)",
+                lambda at: results.get(at[1], at[0]),
+                each.get("value", ""),
             )
         elif "fieldRef" in source:
             value = {"status.podIP": ip}[source["fieldRef"]["fieldPath"]]
         else:
             value = secrets[source["secretKeyRef"]["name"]][source["secretKeyRef"]["key"]]
-        found[each["name"]] = value
-    return found
+        results[each["name"]] = value
+    return results
 
 
 def plan_of(
@@ -97,13 +99,13 @@ def plan_of(
         "writable": [where for where in mounts if not where.startswith("/run/secrets/")],
         "init": [runnable(each, secrets) for each in spec.get("initContainers", [])],
         "main": runnable(main, secrets),
-        "beside": [],
+        "companions": [],
         "programs": [],
         "program_seconds": PROGRAM_SECONDS,
         "forward": {},
         "scheme": probe["scheme"],
         "probe": {"path": probe["path"]},
-        "asks": list(asks),
+        "requests": list(asks),
         "grace": spec["terminationGracePeriodSeconds"],
     }
 
@@ -132,12 +134,12 @@ def make_volume(volume: Mapping[str, Any], secrets: Secrets, folder: Path, group
     path = folder / volume["name"]
     path.mkdir(exist_ok=True)
     if "secret" in volume:
-        wanted = secrets[volume["secret"]["secretName"]]
+        expected = secrets[volume["secret"]["secretName"]]
         items = {item["key"]: item["path"] for item in volume["secret"].get("items", [])} or {
-            name: name for name in wanted
+            name: name for name in expected
         }
         for key, name in items.items():
-            (path / name).write_text(wanted[key])
+            (path / name).write_text(expected[key])
             os.chown(path / name, 0, group)
             (path / name).chmod(volume["secret"]["defaultMode"])
     os.chown(path, 0, group)
@@ -170,8 +172,8 @@ def play(plan: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     file.write_text(json.dumps(plan))
     seconds = plan["grace"] + 10 * CALL_SECONDS + plan["program_seconds"]
     command = [*SPACE, sys.executable, "-m", "tests.deployment.chart.cell", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    if done.returncode:
-        raise RuntimeError(f"the pod could not be run: {done.stderr[-4000:]}")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    if process.returncode:
+        raise RuntimeError(f"the pod could not be run: {process.stderr[-4000:]}")
+    document: dict[str, Any] = json.loads(process.stdout)
+    return document

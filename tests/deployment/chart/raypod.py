@@ -26,7 +26,7 @@ from tests.deployment.chart.templates import cluster_spec, head_pod, index
 
 TOKEN = "0123456789abcdef" * 4
 AGENT, DASHBOARD, METRICS = 52365, 8265, 8080
-STORE = "postgresql://nobody@127.0.0.1/nothing"
+STORE = "postgresql://user@127.0.0.1/nothing"
 
 
 def plan(folder: Path) -> dict[str, Any]:
@@ -79,34 +79,34 @@ def plan(folder: Path) -> dict[str, Any]:
             "command": ["/bin/bash", "-c", "--", f"ulimit -n 4096; {line}"],
             "env": around | environment(main, secrets),
         },
-        "beside": [],
+        "companions": [],
         "programs": [],
         "forward": {},
         "probe": {"path": main["startupProbe"]["httpGet"]["path"]},
-        "asks": [
-            {"path": "/api/version", "port": DASHBOARD, "wanted": 401},
-            {"path": "/api/jobs/", "port": DASHBOARD, "wanted": 401},
-            {"path": "/api/version", "port": DASHBOARD, "headers": opens, "wanted": 200},
+        "requests": [
+            {"path": "/api/version", "port": DASHBOARD, "expected": 401},
+            {"path": "/api/jobs/", "port": DASHBOARD, "expected": 401},
+            {"path": "/api/version", "port": DASHBOARD, "headers": opens, "expected": 200},
             {
                 "path": "/api/jobs/",
                 "port": DASHBOARD,
                 "headers": {"Authorization": "Bearer " + "f" * 64},
-                "wanted": 403,
+                "expected": 403,
             },
-            {"path": "/metrics", "port": METRICS, "wanted": 200},
-            {"path": "/api/healthz", "wanted": 200},
+            {"path": "/metrics", "port": METRICS, "expected": 200},
+            {"path": "/api/healthz", "expected": 200},
         ],
         "grace": pod["terminationGracePeriodSeconds"],
     }
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run the plan and print the results."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.raypod", description=__doc__
     )
     parser.add_argument("--seconds", type=int, default=300, help="longest time for all of it")
-    seconds: int = parser.parse_args(given).seconds
+    seconds: int = parser.parse_args(values).seconds
     if not may_play():
         print("this machine does not allow namespaces with private mounts: nothing was run")
         return 1
@@ -114,23 +114,23 @@ def main(given: list[str]) -> int:
         file = Path(scratch) / "plan.json"
         file.write_text(json.dumps(plan(Path(scratch))))
         command = [*SPACE, sys.executable, "-m", "tests.deployment.chart.cell", str(file)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    if done.returncode:
-        print(done.stderr[-4000:])
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    if process.returncode:
+        print(process.stderr[-4000:])
         return 1
-    told = json.loads(done.stdout)
+    document = json.loads(process.stdout)
     answers = [
-        {key: each[key] for key in ("port", "path", "status", "wanted") if key in each}
-        for each in told.get("answers", [])
+        {key: each[key] for key in ("port", "path", "status", "expected") if key in each}
+        for each in document.get("answers", [])
     ]
-    well = told["started"] and all(each["status"] == each["wanted"] for each in answers)
-    ending = told.get("ending", {})
+    well = document["started"] and all(each["status"] == each["expected"] for each in answers)
+    ending = document.get("ending", {})
     if not well:
-        print(told["said"][-3000:])
+        print(document["output"][-3000:])
     print(
         json.dumps(
             {
-                "started": told["started"],
+                "started": document["started"],
                 "answers": answers,
                 "ended_after": round(ending.get("seconds", -1), 1),
                 "well": well,

@@ -4,10 +4,10 @@
 
 DIR contains etcd and kube-apiserver, and preferably kube-controller-manager and kube-scheduler
 (from the releases of kubebuilder or Kubernetes). Nodes and kubelets are simulated, see
-`tests.deployment.chart.hollow`. Everything else is real: admission, validation, defaults, garbage
-collection, rollouts, Jobs, and binding of volumes and pods. For a server older than the chart
-requires (1.27), the API versions are replaced, see OLDER. The last line of output is JSON. The exit
-status is 0 on success and 1 otherwise.
+`tests.deployment.chart.simulated_nodes`. Everything else is real: admission, validation, defaults,
+garbage collection, rollouts, Jobs, and binding of volumes and pods. For a server older than the
+chart requires (1.27), the API versions are replaced, see OLDER. The last line of output is JSON.
+The exit status is 0 on success and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.deployment.chart.helm import (
     run,
     values_files,
 )
-from tests.deployment.chart.hollow import Hollow
+from tests.deployment.chart.simulated_nodes import SimulatedNodes
 from tests.deployment.chart.templates import as_pod, pods
 
 SECONDS: Final = 300  # for one helm command, and for one wait for the cluster
@@ -62,14 +62,14 @@ AFTER: Final = {
     "autoscaled": "kueue",
     "kueue": "serving",
 }
-KEPT: Final = {("PersistentVolumeClaim", "xcray-home"), ("Secret", "xcray-admin-key")}
+RETAINED_OBJECTS: Final = {("PersistentVolumeClaim", "xcray-home"), ("Secret", "xcray-admin-key")}
 
 
 class Fault(Exception):
     """The cluster did or kept something different from the chart."""
 
 
-class Journey:
+class ReleaseOperations:
     """The operations in a cluster with one helm. `counts` counts them."""
 
     def __init__(self, plane: ControlPlane, helm: str, chart: Path, folder: Path) -> None:
@@ -84,7 +84,7 @@ class Journey:
             f"{SECONDS}s",
         ]
 
-    def tell(self, *words: str) -> str:
+    def run_helm(self, *words: str) -> str:
         """Run a helm command for the release and return its output. Raises Fault."""
         command = [
             helms()[self.helm],
@@ -95,19 +95,19 @@ class Journey:
             self.plane.kubeconfig,
         ]
         env = {"HOME": str(self.folder), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env)
-        if done.returncode:
-            raise Fault(f"{self.helm} {' '.join(words)}: {done.stderr.strip()}")
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env)
+        if process.returncode:
+            raise Fault(f"{self.helm} {' '.join(words)}: {process.stderr.strip()}")
         self.counts[words[0]] += 1
-        return done.stdout
+        return process.stdout
 
     def leg(self, name: str, after: str) -> None:
         """Install a values file, upgrade to another, roll back and uninstall. Raises Fault."""
         self.dry(name)
-        self.tell(
+        self.run_helm(
             "install", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
         )
-        self.held(f"{name} installed")
+        self.check_stored_fields(f"{name} installed")
         self.pods(name)
         before = self.generations()
         self.upgrade(name)
@@ -115,28 +115,28 @@ class Journey:
             raise Fault(
                 f"{name}: an upgrade that changes nothing changed {sorted(dict(set(now.items()) - set(before.items())))}"
             )
-        self.tell("test", RELEASE, *self.waits[-2:])
+        self.run_helm("test", RELEASE, *self.waits[-2:])
         old = {key_of(each) for each in self.manifest()}
         self.upgrade(after)
-        self.held(f"{name}, upgraded to {after}")
+        self.check_stored_fields(f"{name}, upgraded to {after}")
         gone = old - {key_of(each) for each in self.manifest()}
-        if stay := {key for key in gone - KEPT if self.there(*key)}:
+        if stay := {key for key in gone - RETAINED_OBJECTS if self.find_object(*key)}:
             raise Fault(f"{name}, upgraded to {after}: {sorted(stay)} are still there")
         if (
-            gone & KEPT
+            gone & RETAINED_OBJECTS
             # Helm 3 and 4 do not roll back over an object that was kept but left the release; an
             # upgrade adopts it.
         ):
             self.upgrade(name)
         else:
-            self.tell("rollback", RELEASE, "1", *self.waits)
-        self.held(f"{name}, upgraded to {after} and back")
-        self.tell("uninstall", RELEASE, *self.waits)
+            self.run_helm("rollback", RELEASE, "1", *self.waits)
+        self.check_stored_fields(f"{name}, upgraded to {after} and back")
+        self.run_helm("uninstall", RELEASE, *self.waits)
         self.cleared()
 
     def upgrade(self, name: str) -> None:
         """Upgrade to a values file."""
-        self.tell(
+        self.run_helm(
             "upgrade", RELEASE, str(self.chart), "--values", str(values_files()[name]), *self.waits
         )
 
@@ -172,9 +172,9 @@ class Journey:
 
     def manifest(self) -> Objects:
         """Return the manifest that helm stored."""
-        return read(self.tell("get", "manifest", RELEASE))
+        return read(self.run_helm("get", "manifest", RELEASE))
 
-    def there(self, kind: str, name: str) -> dict[str, Any] | None:
+    def find_object(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object of the namespace as stored by the server; None if it is missing."""
         answer = self.plane.ask("GET", self.at(kind, name))
         return None if answer.status_code == 404 else answer.raise_for_status().json()
@@ -184,20 +184,20 @@ class Journey:
         api = next(api for (api, its) in self.plane.words if its == kind)
         return f"{root_of(api)}/namespaces/{NAMESPACE}/{self.plane.many(api, kind)}/{name}"
 
-    def held(self, when: str) -> None:
+    def check_stored_fields(self, when: str) -> None:
         """Check that the server stored every field as sent; an unknown field would be lost."""
         for thing in self.manifest():
             self.plane.many(thing["apiVersion"], thing["kind"])
-            kept = self.there(*key_of(thing))
-            if kept is None:
+            selection = self.find_object(*key_of(thing))
+            if selection is None:
                 raise Fault(f"{when}: there is no {key_of(thing)}")
-            if lost := list(lacking(thing, kept)):
+            if lost := list(lacking(thing, selection)):
                 raise Fault(f"{when}: {key_of(thing)} lost {lost}")
             self.counts["objects kept"] += 1
 
     def pods(self, name: str) -> None:
         """Check that every pod, also of KubeRay, is admitted without change and finds a node."""
-        made = {}
+        results = {}
         for at, owner in enumerate(pods(self.rendered(name))):
             pod = as_pod(owner.pod, f"{owner.pod['metadata']['name'][:40]}-{at}")
             pod["metadata"] = {
@@ -211,23 +211,27 @@ class Journey:
                 )
             if (was := security(pod)) != (now := security(answer.json())):
                 raise Fault(f"{name}: pod of {owner.name} was sent with {was}, returned with {now}")
-            made[pod["metadata"]["name"]] = owner.name
+            results[pod["metadata"]["name"]] = owner.name
             self.counts["pods admitted"] += 1
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
         def listed(**query: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = (
+            response: list[dict[str, Any]] = (
                 self.plane.ask("GET", path, **query).raise_for_status().json()["items"]
             )
-            return found
+            return response
 
         if "kube-scheduler" in self.plane.has:
             away = f"{name}: pods without a node"
             self.wait(
                 away,
-                lambda: [told(each, made) for each in listed() if not each["spec"].get("nodeName")],
+                lambda: [
+                    describe_waiting_pod(each, results)
+                    for each in listed()
+                    if not each["spec"].get("nodeName")
+                ],
             )
-            self.counts["pods placed"] += len(made)
+            self.counts["pods placed"] += len(results)
         self.plane.ask("DELETE", path, labelSelector="checked=yes").raise_for_status()
         self.wait(
             f"{name}: pods that do not go",
@@ -236,10 +240,10 @@ class Journey:
 
     def generations(self) -> dict[tuple[str, str], int]:
         """Return how often the specification of each object has changed, where that is counted."""
-        found = {key_of(each): self.there(*key_of(each)) for each in self.manifest()}
+        results = {key_of(each): self.find_object(*key_of(each)) for each in self.manifest()}
         return {
             key: each["metadata"]["generation"]
-            for key, each in found.items()
+            for key, each in results.items()
             if each and "generation" in each["metadata"]
         }
 
@@ -252,32 +256,34 @@ class Journey:
         }
         kinds |= {("v1", "Pod"), ("apps/v1", "ReplicaSet"), ("batch/v1", "Job")}
 
-        def left() -> list[tuple[str, str]]:
-            found = []
+        def remaining() -> list[tuple[str, str]]:
+            results = []
             for api, kind in sorted(kinds):
                 answer = self.plane.ask(
                     "GET", f"{root_of(api)}/namespaces/{NAMESPACE}/{self.plane.many(api, kind)}"
                 )
                 items = answer.json()["items"] if answer.status_code == 200 else []
-                found += [
+                results += [
                     (kind, each["metadata"]["name"])
                     for each in items
                     if each["metadata"]["name"].startswith(RELEASE)
                 ]
-            return [each for each in found if each[1] not in (*ground.SECRETS, ground.CLAIM)]
+            return [each for each in results if each[1] not in (*ground.SECRETS, ground.CLAIM)]
 
-        self.wait("what uninstalling left behind", lambda: sorted(set(left()) - KEPT))
-        for kind, name in left():
+        self.wait(
+            "what uninstalling left behind", lambda: sorted(set(remaining()) - RETAINED_OBJECTS)
+        )
+        for kind, name in remaining():
             self.plane.ask("DELETE", self.at(kind, name)).raise_for_status()
             self.counts["kept on purpose"] += 1
-        self.wait("what was kept, and deleted", left)
+        self.wait("what was kept, and deleted", remaining)
 
-    def wait(self, what: str, left: Callable[[], list[Any]]) -> None:
+    def wait(self, what: str, remaining: Callable[[], list[Any]]) -> None:
         """Wait until `left` returns nothing. Raises Fault with the rest after SECONDS."""
         deadline = time.monotonic() + SECONDS
-        while found := left():
+        while result := remaining():
             if time.monotonic() > deadline:
-                raise Fault(f"{what}: {found}")
+                raise Fault(f"{what}: {result}")
             time.sleep(0.2)
 
 
@@ -293,12 +299,12 @@ def controls(plane: ControlPlane) -> int:
             "image": "c",
             "securityContext": {**safe, **changed.pop("container", {})},
         }
-        made = {
+        fields = {
             "securityContext": {**spec, **changed.pop("pod", {})},
             "containers": [one],
             **changed,
         }
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "control"}, "spec": made}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "control"}, "spec": fields}
 
     if (answer := plane.ask("POST", at, pod(), dryRun="All")).status_code != 201:
         raise Fault(f"the server refuses a pod that breaks no rule: {answer.text}")
@@ -344,10 +350,10 @@ def key_of(thing: dict[str, Any]) -> tuple[str, str]:
     return thing["kind"], thing["metadata"]["name"]
 
 
-def told(pod: dict[str, Any], made: dict[str, str]) -> str:
+def describe_waiting_pod(pod: dict[str, Any], record: dict[str, str]) -> str:
     """Return the name of a pod and the reason why it has no node."""
     name = pod["metadata"]["name"]
-    return f"{name} of {made.get(name, 'a controller')}: {[each.get('message') for each in pod['status'].get('conditions', [])]}"
+    return f"{name} of {record.get(name, 'a controller')}: {[each.get('message') for each in pod['status'].get('conditions', [])]}"
 
 
 def security(pod: dict[str, Any]) -> dict[str, Any]:
@@ -360,23 +366,29 @@ def security(pod: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def lacking(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
+def lacking(messages: Any, selection: Any, path: str = "") -> Iterator[str]:
     """Yield the paths at which the server does not store the sent value.
 
     Empty values count as missing, as in Kubernetes.
     """
-    if isinstance(sent, dict) and isinstance(kept, dict):
-        for name, each in sent.items():
-            if each not in (None, "", [], {}) or kept.get(name):
+    if isinstance(messages, dict) and isinstance(selection, dict):
+        for name, each in messages.items():
+            if each not in (None, "", [], {}) or selection.get(name):
                 yield from (
-                    lacking(each, kept[name], f"{path}.{name}")
-                    if name in kept
+                    lacking(each, selection[name], f"{path}.{name}")
+                    if name in selection
                     else [f"{path}.{name}"]
                 )
-    elif isinstance(sent, list) and isinstance(kept, list) and len(sent) == len(kept):
-        for one, other in zip(ordered(sent), ordered(kept), strict=True):
+    elif (
+        isinstance(messages, list)
+        and isinstance(selection, list)
+        and len(messages) == len(selection)
+    ):
+        for one, other in zip(ordered(messages), ordered(selection), strict=True):
             yield from lacking(one, other, f"{path}[]")
-    elif sent != kept and (isinstance(sent, dict | list) or amount(sent) != amount(kept)):
+    elif messages != selection and (
+        isinstance(messages, dict | list) or amount(messages) != amount(selection)
+    ):
         yield path
 
 
@@ -388,8 +400,8 @@ def ordered(values: list[Any]) -> list[Any]:
 
 def amount(value: Any) -> float | str:
     """Return a quantity of Kubernetes as a number, and other values as text."""
-    found = re.fullmatch(r"([0-9.]+)(m|k|[KMGTP]i?)?", str(value))
-    if found is None:
+    match = re.fullmatch(r"([0-9.]+)(m|k|[KMGTP]i?)?", str(value))
+    if match is None:
         return str(value)
     size = {
         "m": 1e-3,
@@ -397,10 +409,10 @@ def amount(value: Any) -> float | str:
         **{f"{each}i": 1024.0 ** (at + 1) for at, each in enumerate("KMGTP")},
     }
     size |= {each: 1000.0 ** (at + 1) for at, each in enumerate("KMGTP")}
-    return float(found[1]) * size.get(found[2], 1.0)
+    return float(match[1]) * size.get(match[2], 1.0)
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run both helms with each values file."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.real", description=__doc__
@@ -419,7 +431,7 @@ def main(given: list[str]) -> int:
         action="append",
         help="the same, of helm/xcray/ci",
     )
-    options = parser.parse_args(given)
+    options = parser.parse_args(values)
     names = options.values or sorted(values_files())
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -428,7 +440,7 @@ def main(given: list[str]) -> int:
         with ControlPlane(options.binaries, folder) as plane:
             ground.lay(plane)
             chart = CHART if plane.version >= MODERN else older(folder)
-            with Hollow(plane) as hollow:
+            with SimulatedNodes(plane) as simulated:
                 figures = {
                     "kubernetes": ".".join(map(str, plane.version)),
                     "programs": sorted(plane.has),
@@ -439,13 +451,13 @@ def main(given: list[str]) -> int:
                 }
                 print(json.dumps(figures), flush=True)
                 for helm in options.helm or sorted(helms()):
-                    journey = Journey(plane, helm, chart, folder)
+                    journey = ReleaseOperations(plane, helm, chart, folder)
                     for each in names:
                         journey.leg(each, AFTER[each])
                         print(f"{helm}, {each}: {dict(journey.counts)}", flush=True)
                     figures[helm] = dict(journey.counts)
-                if hollow.faults:
-                    raise Fault(f"the server rejected updates of pods: {hollow.faults[:3]}")
+                if simulated.faults:
+                    raise Fault(f"the server rejected updates of pods: {simulated.faults[:3]}")
     print(json.dumps({**figures, "all_s": round(time.monotonic() - began, 1)}))
     return 0
 

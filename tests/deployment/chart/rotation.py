@@ -63,12 +63,12 @@ DATA: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
 
 def manifests() -> dict[str, Any]:
     """Return the pod specs of a release in mode cluster."""
-    found = {
+    results = {
         each["kind"] + "/" + each["metadata"]["name"]: each["spec"]
         for each in template_values(VALUES)
         if "spec" in each
     }
-    return {name: spec["template"]["spec"] for name, spec in found.items() if "template" in spec}
+    return {name: spec["template"]["spec"] for name, spec in results.items() if "template" in spec}
 
 
 class Release:
@@ -90,40 +90,40 @@ class Release:
             if "--json" in container["command"]
             else [*container["command"], "--json"]
         )
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=container["env"], capture_output=True, text=True, timeout=300
         )
-        if done.returncode:
-            raise RuntimeError(f"{name}: {done.stdout}{done.stderr}")
-        said: dict[str, Any] = json.loads(done.stdout)
-        return said
+        if process.returncode:
+            raise RuntimeError(f"{name}: {process.stdout}{process.stderr}")
+        document: dict[str, Any] = json.loads(process.stdout)
+        return document
 
     def container(self, container: Mapping[str, Any], **more: str) -> dict[str, Any]:
         """Return command and environment, with folders of this machine in place of the pod's.
 
         Each start uses the current Secrets.
         """
-        made = runnable(container, self.secrets)
+        result = runnable(container, self.secrets)
         (self.folder / "key").write_text(self.secrets["admin"]["key"])
-        made["command"] = [
+        result["command"] = [
             word.replace("/run/secrets/xcray-admin/key", str(self.folder / "key"))
-            for word in made["command"]
+            for word in result["command"]
         ]
-        made["env"] |= {
+        result["env"] |= {
             "XCRAY_HOME": str(self.home.path),
             "HOME": str(self.folder),
             "OMP_NUM_THREADS": "1",
             **more,
         }
-        return made
+        return result
 
     def start(self, name: str) -> Pod:
         """Run the last init container of a Deployment, start its pod, and wait until ready."""
         self.run(f"Deployment/{name}", -1)
-        made = Pod(self, name)
-        self.pods.append(made)
-        made.ready()
-        return made
+        result = Pod(self, name)
+        self.pods.append(result)
+        result.ready()
+        return result
 
     def grace(self, name: str) -> float:
         """Return the seconds until a kubelet kills a pod of a Deployment."""
@@ -226,15 +226,17 @@ class Clients(threading.Thread):
         """Run the thread."""
         while not self.over.wait(PAUSE):
             self.predicted[
-                self.told(
+                self.outcome_of(
                     lambda: self.release.ask(
                         "POST", "/v1/models/plain:predict", json=ASK, key=self.key
                     )
                 )
             ] += 1
-            self.listed[self.told(lambda: self.release.ask("GET", "/v1/jobs", key=self.key))] += 1
+            self.listed[
+                self.outcome_of(lambda: self.release.ask("GET", "/v1/jobs", key=self.key))
+            ] += 1
 
-    def told(self, ask: Callable[[], httpx.Response]) -> str:
+    def outcome_of(self, ask: Callable[[], httpx.Response]) -> str:
         """Return 200, or the error."""
         try:
             answer = ask()
@@ -323,13 +325,20 @@ class Drill:
         """Submit jobs and wait until the first one trains; return their ids."""
         ask = self.release.ask
         options = {"test_fraction": 0.2, "synthetic": DATA}
-        made = ask(
+        document = ask(
             "POST", "/v1/datasets", json={"name": "d", "format": "synthetic", "options": options}
         ).json()["id"]
         until(
-            lambda: ask("GET", f"/v1/datasets/{made}").json()["status"] == "READY", "data set", 120
+            lambda: ask("GET", f"/v1/datasets/{document}").json()["status"] == "READY",
+            "data set",
+            120,
         )
-        body = {"dataset": made, "solver": "ppdsparse", "pool": "serial", "params": {"eps": 1e-5}}
+        body = {
+            "dataset": document,
+            "solver": "ppdsparse",
+            "pool": "serial",
+            "params": {"eps": 1e-5},
+        }
         jobs = [
             ask("POST", "/v1/jobs", json={**body, "model": f"m{number}"}).json()["id"]
             for number in range(JOBS)
@@ -343,8 +352,8 @@ class Drill:
 
     def job(self, job: str) -> dict[str, Any]:
         """Return the current state of a job."""
-        found: dict[str, Any] = self.release.ask("GET", f"/v1/jobs/{job}").json()
-        return found
+        response: dict[str, Any] = self.release.ask("GET", f"/v1/jobs/{job}").json()
+        return response
 
     def second_role(self) -> None:
         """Create a role that acts as the first, also as owner of objects, so either can go."""
@@ -376,36 +385,38 @@ class Drill:
             release.start(old.name)
             if old.name == "xcray-api":
                 self.facts["api_ended_after_s"] = old.end(release.grace(old.name))
-        return [round((each - time.time()) / 3600) for each in self.ends() if each is not None]
+        return [
+            round((each - time.time()) / 3600) for each in self.key_expiries() if each is not None
+        ]
 
-    def ends(self) -> list[float | None]:
+    def key_expiries(self) -> list[float | None]:
         """Return the expiry of the keys in the store (Unix seconds) in order of creation."""
         return [
             row[0]
             for row in self.server.run("SELECT expires FROM keys ORDER BY created", self.database)
         ]
 
-    def alone(self, role: str, other: str) -> None:
+    def check_only_role(self, role: str, other: str) -> None:
         """Lock out the other role; check that it has no session and the store still answers."""
         self.sql(f"ALTER ROLE {self.tag}_{other} NOLOGIN")
         left = self.server.run(
             f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{self.tag}_{other}'"
         )[0][0]
         self.expect(left == 0, f"{left} sessions of the old role are left")
-        asked = [self.release.ask("GET", "/v1/jobs").status_code for _ in range(20)]
-        self.expect(asked == [200] * 20, f"the store answers by the new role alone: {asked}")
+        response = [self.release.ask("GET", "/v1/jobs").status_code for _ in range(20)]
+        self.expect(response == [200] * 20, f"the store answers by the new role alone: {response}")
 
     def judge(self) -> None:
         """Check that all jobs succeeded in order and that no prediction failed."""
-        ends = [
+        key_expiries = [
             until(lambda job=job: self.ended(job), f"the end of {job}", 300) for job in self.jobs
         ]
         self.clients.over.set()
         self.clients.join(120)
-        started = [each["started"] for each in ends]
+        started = [each["started"] for each in key_expiries]
         self.facts |= {
-            "statuses": [each["status"] for each in ends],
-            "attempts": [each["attempt"] for each in ends],
+            "statuses": [each["status"] for each in key_expiries],
+            "attempts": [each["attempt"] for each in key_expiries],
         }
         self.facts |= {"order_kept": started == sorted(started)}
         self.facts |= {
@@ -414,21 +425,22 @@ class Drill:
         }
         self.expect(set(self.clients.predicted) == {"200"}, "a prediction failed")
         self.expect(
-            all(each["status"] == "SUCCEEDED" for each in ends) and self.facts["order_kept"],
+            all(each["status"] == "SUCCEEDED" for each in key_expiries)
+            and self.facts["order_kept"],
             "jobs and their order",
         )
 
     def ended(self, job: str) -> dict[str, Any] | None:
         """Return a job if it has finished, else None."""
-        found = self.job(job)
-        return found if found["status"] in ("SUCCEEDED", "FAILED", "CANCELLED") else None
+        result = self.job(job)
+        return result if result["status"] in ("SUCCEEDED", "FAILED", "CANCELLED") else None
 
 
 def by_roles(drill: Drill) -> None:
     """Run the procedure without downtime."""
     drill.second_role()
     drill.facts["older_keys_end_in_hours"] = drill.upgrade(drill.url("b", "another"))
-    drill.alone("b", "a")
+    drill.check_only_role("b", "a")
     drill.expect(
         None not in [drill.facts.get(f"{each}_ended_after_s", 0) for each in ("api", "runner")],
         "pods end by themselves",
@@ -462,7 +474,7 @@ def by_password(drill: Drill) -> None:
 WAYS: Final[dict[str, Callable[[Drill], None]]] = {"roles": by_roles, "password": by_password}
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run both procedures, or one."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.deployment.chart.rotation", description=__doc__
@@ -473,21 +485,21 @@ def main(given: list[str]) -> int:
         action="append",
         help="again for several; both where none is named",
     )
-    options = parser.parse_args(given)
+    options = parser.parse_args(values)
     os.environ.pop("XCRAY_HOME", None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for way in options.way or sorted(WAYS):
-        with ExitStack() as held:
-            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="xr-")))
-            server = held.enter_context(private_postgres())
-            drill = held.enter_context(Drill(server, folder, manifests(), runner=True))
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xr-")))
+            server = stack.enter_context(private_postgres())
+            drill = stack.enter_context(Drill(server, folder, manifests(), runner=True))
             WAYS[way](drill)
             drill.judge()
-            told[way] = {**drill.facts, "broken": drill.broken}
-            print(json.dumps(told[way], indent=1), flush=True)
-    print(json.dumps(told))
-    return 1 if any(each["broken"] for each in told.values()) else 0
+            results[way] = {**drill.facts, "broken": drill.broken}
+            print(json.dumps(results[way], indent=1), flush=True)
+    print(json.dumps(results))
+    return 1 if any(each["broken"] for each in results.values()) else 0
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def strict(schema: Any, top: bool = False) -> Any:
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {
+    entries = {
         k: v
         for k, v in schema.items()
         if not k.startswith("x-kubernetes-")
@@ -137,7 +137,7 @@ def strict(schema: Any, top: bool = False) -> Any:
     }
     out = {
         k: v if k in ("enum", "required") else strict(v)
-        for k, v in kept.items()
+        for k, v in entries.items()
         if k != "properties"
     }
     if "properties" in schema:
@@ -254,34 +254,36 @@ def unknown_fields(thing: dict[str, Any]) -> list[str]:
     return _differs("spec", FIELDS[thing["kind"]], thing["spec"])
 
 
-def _differs(path: str, wanted: Any, value: Any) -> list[str]:
-    if wanted is ...:
+def _differs(path: str, expected: Any, value: Any) -> list[str]:
+    if expected is ...:
         return []
-    if isinstance(wanted, dict):
+    if isinstance(expected, dict):
         if not isinstance(value, dict):
             return [f"{path}: {value!r} is not an object"]
         unknown = [
-            f"{path}.{name}: unknown" for name in value if name not in wanted and "*" not in wanted
+            f"{path}.{name}: unknown"
+            for name in value
+            if name not in expected and "*" not in expected
         ]
         known = [
-            (name, wanted.get(name, wanted.get("*")))
+            (name, expected.get(name, expected.get("*")))
             for name in value
-            if name in wanted or "*" in wanted
+            if name in expected or "*" in expected
         ]
         return unknown + [
             fault for name, each in known for fault in _differs(f"{path}.{name}", each, value[name])
         ]
-    if isinstance(wanted, list):
+    if isinstance(expected, list):
         if not isinstance(value, list):
             return [f"{path}: {value!r} is not a list"]
         return [
             fault
             for at, each in enumerate(value)
-            for fault in _differs(f"{path}[{at}]", wanted[0], each)
+            for fault in _differs(f"{path}[{at}]", expected[0], each)
         ]
-    if isinstance(wanted, tuple):
-        return [] if value in wanted else [f"{path}: {value!r} is not one of {wanted}"]
-    return [] if type(value) is wanted else [f"{path}: {value!r} is not a {wanted.__name__}"]
+    if isinstance(expected, tuple):
+        return [] if value in expected else [f"{path}: {value!r} is not one of {expected}"]
+    return [] if type(value) is expected else [f"{path}: {value!r} is not a {expected.__name__}"]
 
 
 def values_schema(chart: Path) -> Draft202012Validator:

@@ -43,8 +43,8 @@ def cluster_spec(thing: dict[str, Any]) -> dict[str, Any] | None:
     spec = thing["spec"]
     for step in CLUSTER_SPECS[thing["kind"]]:
         spec = spec[step]
-    found: dict[str, Any] = spec
-    return found
+    result: dict[str, Any] = spec
+    return result
 
 
 def cluster_name(thing: dict[str, Any]) -> str:
@@ -86,20 +86,20 @@ def head_pod(thing: dict[str, Any]) -> dict[str, Any]:
     _authenticate(thing, spec, pod["spec"]["containers"][0])
     if spec.get("enableInTreeAutoscaling"):
         options = plain(spec["autoscalerOptions"])
-        kept = {
+        entries = {
             name: options[name]
             for name in ("imagePullPolicy", "env", "resources", "securityContext", "volumeMounts")
             if name in options
         }
         words = "ray kuberay-autoscaler --cluster-name $(RAY_CLUSTER_NAME) --cluster-namespace $(RAY_CLUSTER_NAMESPACE)"
         started = {"command": ["/bin/bash", "-c", "--"], "args": [words]}
-        beside = {
+        sidecar = {
             "name": AUTOSCALER,
             "image": pod["spec"]["containers"][0]["image"],
             **started,
-            **kept,
+            **entries,
         }
-        pod["spec"]["containers"].append(beside)
+        pod["spec"]["containers"].append(sidecar)
         pod["spec"]["restartPolicy"] = "Never"
     return pod
 
@@ -119,7 +119,7 @@ def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
         pod["metadata"]["labels"] |= group.get("labels", {})
         first = pod["spec"]["containers"][0]
         _authenticate(thing, spec, first)
-        taken = {
+        entries = {
             name: plain(first[name])
             for name in ("image", "imagePullPolicy", "env", "volumeMounts", "securityContext")
             if name in first
@@ -127,7 +127,7 @@ def worker_pods(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
         wait = {
             "name": "wait-gcs-ready",
             "resources": {"requests": WAIT_RESOURCES, "limits": WAIT_RESOURCES},
-            **taken,
+            **entries,
         }
         pod["spec"].setdefault("initContainers", []).append(wait)
         yield pod
@@ -170,14 +170,14 @@ def _template_of(thing: dict[str, Any]) -> dict[str, Any] | None:
     if thing["kind"] == "Pod":
         return thing
     if thing["kind"] == "CronJob":
-        found = thing["spec"]["jobTemplate"]["spec"]["template"]
+        result = thing["spec"]["jobTemplate"]["spec"]["template"]
     else:
-        found = (
+        result = (
             thing["spec"].get("template")
             if thing["kind"] in ("Deployment", "StatefulSet", "DaemonSet", "Job", "ReplicaSet")
             else None
         )
-    return found
+    return result
 
 
 def pods(objects: Objects) -> list[Owner]:
@@ -187,14 +187,14 @@ def pods(objects: Objects) -> list[Owner]:
         name = f"{thing['kind']}/{thing['metadata']['name']}"
         hook = "helm.sh/hook" in thing["metadata"].get("annotations", {})
         if thing["kind"] in CLUSTER_SPECS:
-            made = [
+            results = [
                 head_pod(thing),
                 *worker_pods(thing),
                 *([each] if (each := cleanup_pod(thing)) else []),
             ]
         else:
             template = _template_of(thing)
-            made = [as_pod(template, thing["metadata"]["name"])] if template else []
+            results = [as_pod(template, thing["metadata"]["name"])] if template else []
         out += [
             Owner(
                 name,
@@ -202,7 +202,7 @@ def pods(objects: Objects) -> list[Owner]:
                 pod["metadata"].get("labels", {}).get("app.kubernetes.io/component", ""),
                 hook,
             )
-            for pod in made
+            for pod in results
         ]
     return out
 

@@ -36,17 +36,17 @@ class Row(NamedTuple):
 def rows(text: str) -> tuple[list[Row], list[str]]:
     """Return the rows for a values.yaml, and the keys whose comment is missing."""
     values = yaml.safe_load(text)
-    found: list[Row] = []
+    results: list[Row] = []
     bare: list[str] = []
     path: list[tuple[int, str]] = []
-    said: list[str] = []
+    messages: list[str] = []
     below: tuple[int, ...] = ()  # indent of a commented key; keys below it need no comment
     for line in text.splitlines():
         bit = line.strip()
         if bit.startswith("# -- "):
-            said = [bit.removeprefix("# -- ")]
-        elif bit.startswith("#") and said:
-            said.append(bit.removeprefix("#").strip())
+            messages = [bit.removeprefix("# -- ")]
+        elif bit.startswith("#") and messages:
+            messages.append(bit.removeprefix("#").strip())
         elif key := KEY.fullmatch(line):
             indent, name = len(key["indent"]), key["name"]
             path = [*(each for each in path if each[0] < indent), (indent, name)]
@@ -54,15 +54,15 @@ def rows(text: str) -> tuple[list[Row], list[str]]:
                 below = ()
                 names = tuple(each for _, each in path)
                 value = value_at(values, names)
-                if said:
-                    found.append(Row(names, " ".join(said), value))
+                if messages:
+                    results.append(Row(names, " ".join(messages), value))
                     below = (indent,) if isinstance(value, (dict, list)) and value else ()
                 elif not (isinstance(value, dict) and value):
                     bare.append(".".join(names))
-            said = []
+            messages = []
         else:
-            said = []
-    return found, bare
+            messages = []
+    return results, bare
 
 
 def value_at(values: Any, path: tuple[str, ...]) -> Any:
@@ -76,7 +76,7 @@ def table(text: str) -> str:
     """Return the table as Markdown: first the single keys, then a part per top-level key."""
     parts: dict[str, list[str]] = {"one by one": []}
     for row in rows(text)[0]:
-        cells = f"`{'.'.join(row.path)}`", shown(row.value), row.text.replace("|", "\\|")
+        cells = f"`{'.'.join(row.path)}`", format_default(row.value), row.text.replace("|", "\\|")
         parts.setdefault(row.path[0] if len(row.path) > 1 else "one by one", []).append(
             f"| {' | '.join(cells)} |"
         )
@@ -86,7 +86,7 @@ def table(text: str) -> str:
     )
 
 
-def shown(value: Any) -> str:
+def format_default(value: Any) -> str:
     """Return a default as a cell: short JSON, and nothing for empty text."""
     if value in ("", None):
         return ""

@@ -57,11 +57,11 @@ def test_a_reopened_store_has_all_its_data(store_url):
 
 def test_sqlite_settings_are_durable(store):
     with store._database.write() as connection:
-        found = [
+        results = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "busy_timeout")
         ]
-    assert found == ["wal", 2, 200]  # 2 is FULL
+    assert results == ["wal", 2, 200]  # 2 is FULL
 
 
 def test_a_stuck_writer_makes_writes_unavailable_and_reads_go_on(store, path):
@@ -135,8 +135,8 @@ def test_a_damaged_file_is_reported_as_corrupt(store, path, damage):
         if damage == "no database"
         else content[:8192] + bytes(len(content) - 8192)
     )
-    for beside in ("-wal", "-shm"):
-        path.with_name(path.name + beside).unlink(missing_ok=True)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
     with pytest.raises(Corrupt, match="restore it") as caught:
         JobStore(store.url).jobs.list_page(JobFilter(name="n1"))
     assert str(path) not in str(caught.value)
@@ -165,10 +165,10 @@ def killed_writer(url: str, after: int) -> list[str]:
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True
     ) as writer:
-        told = [writer.stdout.readline().strip() for _ in range(after)]
+        reports = [writer.stdout.readline().strip() for _ in range(after)]
         writer.send_signal(signal.SIGKILL)
-        told += writer.stdout.read().split("\n")[:-1]
-    return told
+        reports += writer.stdout.read().split("\n")[:-1]
+    return reports
 
 
 def is_sound(store, acknowledged):
@@ -236,12 +236,12 @@ def test_a_backup_taken_under_load_holds_all_that_was_acknowledged_before_and_re
 
 def test_a_backup_replaces_a_file_only_on_request_and_copies_only_stores(store, path, tmp_path):
     submit(store)
-    there = tmp_path / "there.db"
-    there.write_text("mine")
+    postgres_store = tmp_path / "there.db"
+    postgres_store.write_text("mine")
     with pytest.raises(Conflict):
-        back_up(store.url, there)
-    assert there.read_text() == "mine"
-    assert back_up(store.url, there, replace=True)["jobs"] == 1
+        back_up(store.url, postgres_store)
+    assert postgres_store.read_text() == "mine"
+    assert back_up(store.url, postgres_store, replace=True)["jobs"] == 1
     with pytest.raises(ParameterError, match="no job store"):
         back_up(f"sqlite:///{tmp_path / 'empty.db'}", tmp_path / "copy.db")
 
@@ -250,7 +250,7 @@ def test_a_backup_replaces_a_file_only_on_request_and_copies_only_stores(store, 
 
 
 @pytest.fixture
-def there(postgres):
+def postgres_store(postgres):
     """Yield a store on PostgreSQL and its server."""
     store = JobStore(unhurried(postgres.emptied()))
     yield store, postgres
@@ -258,21 +258,21 @@ def there(postgres):
 
 
 @pytest.fixture
-def away(there):
+def timeout_stores(postgres_store):
     """Yield a store with a short timeout, one with a long timeout, and their PostgreSQL server."""
-    calm, server = there
+    calm, server = postgres_store
     store = JobStore(server.url("emptied"), busy_seconds=1.0)
     yield store, calm, server
     store.close()
 
 
-def test_a_backup_of_postgresql_is_refused_and_the_error_names_pg_dump(there, tmp_path):
+def test_a_backup_of_postgresql_is_refused_and_the_error_names_pg_dump(postgres_store, tmp_path):
     with pytest.raises(ParameterError, match="pg_dump"):
-        back_up(there[0].url, tmp_path / "copy.db")
+        back_up(postgres_store[0].url, tmp_path / "copy.db")
 
 
-def test_a_dump_of_postgresql_restores(there, tmp_path):
-    store, server = there
+def test_a_dump_of_postgresql_restores(postgres_store, tmp_path):
+    store, server = postgres_store
     before = [submit(store, f"n{number}", idempotency_key=f"k{number}") for number in range(5)]
     running = claim(store)
     tools, dump, fresh = binaries(), tmp_path / "xcray.dump", server.database()
@@ -291,8 +291,8 @@ def test_a_dump_of_postgresql_restores(there, tmp_path):
     restored.close()
 
 
-def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
-    store, calm, server = away
+def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(timeout_stores):
+    store, calm, server = timeout_stores
     job = submit(calm)
     with server.paused():
         begun = time.monotonic()
@@ -300,8 +300,8 @@ def test_a_server_that_is_silent_makes_it_unavailable_for_a_while(away):
             with pytest.raises(Unavailable, match="try again"):
                 call()
         with ThreadPoolExecutor(20) as pool:
-            asked = [pool.submit(store.jobs.get, job.id) for _ in range(100)]
-        assert {type(future.exception()) for future in asked} == {Unavailable}
+            requests = [pool.submit(store.jobs.get, job.id) for _ in range(100)]
+        assert {type(future.exception()) for future in requests} == {Unavailable}
         assert time.monotonic() - begun < 90  # it returns, and requests time out concurrently
     until(lambda: answered(store, job) == job)
     submit(calm)
@@ -324,8 +324,8 @@ def test_a_long_lock_timeout_does_not_apply_to_a_silent_server(postgres):
     store.close()
 
 
-def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged(away):
-    store, _, server = away
+def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged(timeout_stores):
+    store, _, server = timeout_stores
     acknowledged, refused, ending = [], [], threading.Event()
 
     def write(owner: int) -> None:
@@ -355,8 +355,8 @@ def test_a_server_that_is_killed_and_started_again_has_all_that_was_acknowledged
         ending.set()
         for thread in threads:
             thread.join()
-    kept = {row[0] for row in raw(away[1], "SELECT id FROM jobs")}
-    assert set(acknowledged) <= kept
+    selection = {row[0] for row in raw(timeout_stores[1], "SELECT id FROM jobs")}
+    assert set(acknowledged) <= selection
     assert len(acknowledged) == len(set(acknowledged))
     for error in refused:
         for secret in ("secret", "127.0.0.1", str(server.port), "INSERT"):
@@ -371,8 +371,8 @@ def until(wish, seconds=300.0):
         time.sleep(0.01)
 
 
-def test_postgresql_errors_are_reported_without_secrets(there):
-    store, server = there
+def test_postgresql_errors_are_reported_without_secrets(postgres_store):
+    store, server = postgres_store
     wrong = store.url.replace("secret", "guess")
     for url, sentence in ((wrong, "no connection"), (server.url("nowhere"), "no connection")):
         with pytest.raises(Unavailable, match=sentence) as caught:
@@ -387,8 +387,8 @@ def test_postgresql_errors_are_reported_without_secrets(there):
     assert "hidden" not in str(caught.value)
 
 
-def test_a_read_only_database_is_reported_as_read_only(there):
-    store, server = there
+def test_a_read_only_database_is_reported_as_read_only(postgres_store):
+    store, server = postgres_store
     job = submit(store)
     server.run("ALTER DATABASE emptied SET default_transaction_read_only = on")
     try:
@@ -401,20 +401,20 @@ def test_a_read_only_database_is_reported_as_read_only(there):
         server.run("ALTER DATABASE emptied RESET default_transaction_read_only")
 
 
-def test_a_locked_row_makes_only_its_writers_wait(away):
-    store, calm, _ = away
-    held, free = submit(calm), submit(calm)
+def test_a_locked_row_makes_only_its_writers_wait(timeout_stores):
+    store, calm, _ = timeout_stores
+    state, free = submit(calm), submit(calm)
     with psycopg.connect(store.url) as other:
-        other.execute("SELECT 1 FROM jobs WHERE id = %s FOR UPDATE", [held.id])
+        other.execute("SELECT 1 FROM jobs WHERE id = %s FOR UPDATE", [state.id])
         with pytest.raises(Unavailable, match="try again"):
-            store.jobs.request_stop(held.id)
-        assert calm.jobs.get(held.id) == held
+            store.jobs.request_stop(state.id)
+        assert calm.jobs.get(state.id) == state
         assert claim(calm).id == free.id  # the locked row is skipped
-    assert claim(calm).id == held.id
+    assert claim(calm).id == state.id
 
 
-def test_settings_in_the_url_override_the_defaults(there):
-    store, _ = there
+def test_settings_in_the_url_override_the_defaults(postgres_store):
+    store, _ = postgres_store
     more = JobStore(
         f"{store.url}&sslmode=disable&application_name=mine&options=-c%20statement_timeout%3D7000"
     )

@@ -46,15 +46,15 @@ def undeclared(script: Any) -> list[str]:
     if not isinstance(oldest, str) or not NAMES.fullmatch(oldest):
         return [f"{script.revision} does not say in `oldest` which older programs keep working"]
     if not FIRST <= oldest <= script.revision:
-        return [f"{script.revision} serves {oldest}, which is none before it"]
+        return [f"{script.revision} serves {oldest}, which is not before it"]
     return []
 
 
 def tables_of(connection: Connection) -> dict[str, sa.Table]:
     """Return all current tables except the version tables."""
-    found = sa.MetaData()
-    found.reflect(connection)
-    return {name: table for name, table in found.tables.items() if name not in OF_VERSIONS}
+    result = sa.MetaData()
+    result.reflect(connection)
+    return {name: table for name, table in result.tables.items() if name not in OF_VERSIONS}
 
 
 def row_of(table: sa.Table, n: int) -> dict[str, Any]:
@@ -72,14 +72,14 @@ def _value(kind: Any, text: str, n: int) -> Any:
 
 def rules_of(connection: Connection, table: str) -> set[str]:
     """Return the constraints of a table."""
-    told = sa.inspect(connection)
-    unique = [each["column_names"] for each in told.get_unique_constraints(table)]
-    unique += [each["column_names"] for each in told.get_indexes(table) if each["unique"]]
+    schema = sa.inspect(connection)
+    unique = [each["column_names"] for each in schema.get_unique_constraints(table)]
+    unique += [each["column_names"] for each in schema.get_indexes(table) if each["unique"]]
     out = {f"unique {columns}" for columns in unique} | {
-        f"check {each['sqltext']}" for each in told.get_check_constraints(table)
+        f"check {each['sqltext']}" for each in schema.get_check_constraints(table)
     }
     return out | {
-        f"foreign key {each['constrained_columns']}" for each in told.get_foreign_keys(table)
+        f"foreign key {each['constrained_columns']}" for each in schema.get_foreign_keys(table)
     }
 
 
@@ -169,13 +169,13 @@ def sql_of(steps: MigrationScripts, before: str, step: str) -> str:
 def holding(steps: MigrationScripts, before: str, step: str, in_transaction: bool) -> list[str]:
     """Return the statements of a step that lock large tables for long."""
     text = sql_of(steps, before, step)
-    made = set(re.findall(r"CREATE TABLE (\w+)", text)) | OF_VERSIONS
-    found = [
+    results = set(re.findall(r"CREATE TABLE (\w+)", text)) | OF_VERSIONS
+    items = [
         line
         for line in text.splitlines()
-        if SLOW.match(line) and not made & set(re.findall(r"\w+", line))
+        if SLOW.match(line) and not results & set(re.findall(r"\w+", line))
     ]
-    out = [f"{step} holds up others: {line[:100]}" for line in found]
+    out = [f"{step} holds up others: {line[:100]}" for line in items]
     if in_transaction == ("CONCURRENTLY" in text):
         out.append(
             f"{step}: in_transaction is False for steps that create indexes online (online.create_index), and for no others"
@@ -230,19 +230,17 @@ GOOD = {
     "an index": NextStep(
         'online.create_index("jobs_name", "jobs", ["name"])', f"{ONLY_ADD}\nin_transaction = False"
     ),
-    "a column goes that nobody uses since": NextStep(
+    "an unused column is dropped": NextStep(
         'op.drop_column("keys", "last_used")', f'{ONLY_ADD}\ntakes = ("keys.last_used",)'
     ),
-    "a table goes that nobody uses since": NextStep(
+    "an unused table is dropped": NextStep(
         'op.drop_table("turns")', f'{ONLY_ADD}\ntakes = ("turns",)'
     ),
-    "a step that says that it serves nobody": NextStep(
-        'op.drop_table("turns")', 'oldest = "{revision}"'
-    ),
+    "a step that serves no release": NextStep('op.drop_table("turns")', 'oldest = "{revision}"'),
 }
 BAD = {
     "does not say": NextStep('op.add_column("jobs", sa.Column("colour", sa.Text))'),
-    "none before it": NextStep("pass", 'oldest = "9999"'),
+    "not before it": NextStep("pass", 'oldest = "9999"'),
     "turns can't be used as before": NextStep('op.drop_table("turns")', ONLY_ADD),
     "can't be used as before: .*no such column": NextStep(
         'op.execute("ALTER TABLE jobs RENAME COLUMN beats TO pulses")', ONLY_ADD
@@ -293,5 +291,5 @@ def test_compatible_steps_are_accepted(tmp_path: Path, step: NextStep) -> None:
 @pytest.mark.parametrize(("why", "step"), BAD.items(), ids=BAD)
 def test_incompatible_steps_are_rejected(tmp_path: Path, why: str, step: NextStep) -> None:
     folder = release(tmp_path / "next", step)
-    found = [*judged(MigrationScripts(folder, newest(folder)), tmp_path, since=HEAD)]
-    assert any(re.search(why, each) for each in found), found
+    results = [*judged(MigrationScripts(folder, newest(folder)), tmp_path, since=HEAD)]
+    assert any(re.search(why, each) for each in results), results

@@ -48,7 +48,7 @@ with client_of(create_app(settings_for(Path(sys.argv[1]), store_upgrade=False)))
 QUICK = MonitorOptions(lease_seconds=60.0, heartbeat_seconds=0.05, report_seconds=0.02)
 
 
-class Place:
+class Installation:
     """A home and its store, on SQLite or PostgreSQL, with the backups of docs/operations.md."""
 
     def __init__(self, folder: Path, tiny: Dataset, server: Any) -> None:
@@ -136,15 +136,19 @@ class Place:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, tiny: Dataset) -> Iterator[Place]:
-    made = Place(
+def installation(
+    request: pytest.FixtureRequest, tmp_path: Path, tiny: Dataset
+) -> Iterator[Installation]:
+    result = Installation(
         tmp_path, tiny, None if request.param == "sqlite" else request.getfixturevalue("postgres")
     )
-    yield made
-    made.store.close()
+    yield result
+    result.store.close()
 
 
-def verify(place: Place, capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+def verify(
+    installation: Installation, capsys: pytest.CaptureFixture[str], code: int = 0
+) -> dict[str, Any]:
     """Return the report of `xcray store verify`."""
     capsys.readouterr()
     assert (
@@ -155,9 +159,9 @@ def verify(place: Place, capsys: pytest.CaptureFixture[str], code: int = 0) -> d
                 "--whole",
                 "--json",
                 "--home",
-                str(place.home.path),
+                str(installation.home.path),
                 "--store",
-                place.url,
+                installation.url,
             ]
         )
         == code
@@ -166,78 +170,81 @@ def verify(place: Place, capsys: pytest.CaptureFixture[str], code: int = 0) -> d
 
 
 def test_a_backup_taken_while_jobs_run_is_restored_and_works_as_before(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    installation: Installation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dataset_id = place.dataset()
-    place.job(dataset_id)
-    first = place.run()
-    Registry(place.home.models).aliases.set("tiny", "prod", 1)
-    running, waiting = place.job(dataset_id), place.job(dataset_id)
-    asked = dict(waiting.spec)
+    dataset_id = installation.dataset()
+    installation.job(dataset_id)
+    first = installation.run()
+    Registry(installation.home.models).aliases.set("tiny", "prod", 1)
+    running, waiting = installation.job(dataset_id), installation.job(dataset_id)
+    request = dict(waiting.spec)
     ending = threading.Event()
 
     def clients() -> None:
         """Submit jobs while the backup is taken."""
-        own = JobStore(place.url)
+        own = JobStore(installation.url)
         while not ending.is_set():
-            own.jobs.submit(JobSubmission(asked, name="later"))
+            own.jobs.submit(JobSubmission(request, name="later"))
         own.close()
 
-    def copied_under_way(*given: Any, **how: Any) -> Any:
+    def copied_under_way(*inputs: Any, **how: Any) -> Any:
         """Copy the store during the second training; it publishes before the files are copied."""
-        place.copy_store()
-        return train(*given, **how)
+        installation.copy_store()
+        return train(*inputs, **how)
 
     flood = threading.Thread(target=clients)
     flood.start()
     try:
-        second = place.run(copied_under_way)
+        second = installation.run(copied_under_way)
     finally:
         ending.set()
         flood.join()
-    place.copy_files()
-    place.dataset()  # created after the backup, so the restore drops it
-    place.lose_and_restore()
+    installation.copy_files()
+    installation.dataset()  # created after the backup, so the restore drops it
+    installation.lose_and_restore()
 
-    found = verify(place, capsys)
-    assert found["dangling"] == []
-    assert found["looked"]["dataset"] == 1
-    assert found["looked"]["version"] >= 1
+    result = verify(installation, capsys)
+    assert result["dangling"] == []
+    assert result["looked"]["dataset"] == 1
+    assert result["looked"]["version"] >= 1
     # The copied store still shows the job as RUNNING; its lease will expire.
-    assert place.store.jobs.get(running.id).status == "RUNNING"
-    assert place.store.jobs.get(waiting.id).status == "PENDING"
+    assert installation.store.jobs.get(running.id).status == "RUNNING"
+    assert installation.store.jobs.get(waiting.id).status == "PENDING"
     assert first["sha256"] == second["sha256"]  # the same data and parameters
-    settings = settings_for(place.home.path, store=place.url, preload=["tiny@prod"])
+    settings = settings_for(installation.home.path, store=installation.url, preload=["tiny@prod"])
     with client_of(create_app(settings)) as http:
         answer = http.post(
             "/v1/models/tiny@prod:predict", json={"instances": [{"indices": [0], "values": [1.0]}]}
         )
         assert answer.status_code == 200, answer.text
         assert first["sha256"] in answer.text
-    assert Model.open(Registry(place.home.models).resolve("tiny@prod")).sha256 == first["sha256"]
+    assert (
+        Model.open(Registry(installation.home.models).resolve("tiny@prod")).sha256
+        == first["sha256"]
+    )
     # as a supervisor does when heartbeats are missing
-    place.store.attempts.mark_lost(running.id, 1, max_attempts=3)
+    installation.store.attempts.mark_lost(running.id, 1, max_attempts=3)
     # The lost job runs again first and gives the same model.
-    assert place.run()["sha256"] == second["sha256"]
-    assert place.store.jobs.get(running.id).status == "SUCCEEDED"
+    assert installation.run()["sha256"] == second["sha256"]
+    assert installation.store.jobs.get(running.id).status == "SUCCEEDED"
 
 
 def test_files_copied_before_the_store_give_dangling_references(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    installation: Installation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A backup in the wrong order is reported: records written in between have no files."""
-    old = place.dataset()
-    place.job(old)
-    place.run()
-    place.copy_files()
-    new = place.dataset()
-    job = place.job(new)
-    place.run()
-    waiting = place.job(new)
-    place.copy_store()
-    place.lose_and_restore()
-    found = verify(place, capsys, code=1)
-    assert {(each["kind"], each["what"]) for each in found["dangling"]} == {
+    old = installation.dataset()
+    installation.job(old)
+    installation.run()
+    installation.copy_files()
+    new = installation.dataset()
+    job = installation.job(new)
+    installation.run()
+    waiting = installation.job(new)
+    installation.copy_store()
+    installation.lose_and_restore()
+    result = verify(installation, capsys, code=1)
+    assert {(each["kind"], each["what"]) for each in result["dangling"]} == {
         ("dataset", new),
         ("job", job.id),  # it made a version that is not in the copied models
         ("job", waiting.id),
@@ -245,46 +252,52 @@ def test_files_copied_before_the_store_give_dangling_references(
 
 
 def test_damaged_and_missing_files_of_the_home_are_reported(tmp_path: Path, tiny: Dataset) -> None:
-    place = Place(tmp_path, tiny, None)
-    dataset_id = place.dataset()
+    installation = Installation(tmp_path, tiny, None)
+    dataset_id = installation.dataset()
     for _ in range(3):
-        place.job(dataset_id)
-        place.run()
-    registry = Registry(place.home.models)
+        installation.job(dataset_id)
+        installation.run()
+    registry = Registry(installation.home.models)
     registry.aliases.set("tiny", "prod", 2)
     registry.delete("tiny", 1)  # a regular deletion leaves no dangling reference
-    assert verify_references(place.store, place.home, check_content=True).dangling == []
-    shutil.rmtree(place.home.models / "tiny" / "versions" / "2")
-    damaged = place.home.models / "tiny" / "versions" / "3" / "weights.arrow"
+    assert (
+        verify_references(installation.store, installation.home, check_content=True).dangling == []
+    )
+    shutil.rmtree(installation.home.models / "tiny" / "versions" / "2")
+    damaged = installation.home.models / "tiny" / "versions" / "3" / "weights.arrow"
     damaged.write_bytes(damaged.read_bytes()[:-8] + b"\0" * 8)
-    (place.home.dataset(dataset_id) / "manifest.json").unlink()
-    assert {each.kind for each in verify_references(place.store, place.home).dangling} == {
+    (installation.home.dataset(dataset_id) / "manifest.json").unlink()
+    assert {
+        each.kind for each in verify_references(installation.store, installation.home).dangling
+    } == {
         "dataset",
         "version",
         "alias",
     }
-    found = {
+    results = {
         (each.kind, each.what): each.why
-        for each in verify_references(place.store, place.home, check_content=True).dangling
+        for each in verify_references(
+            installation.store, installation.home, check_content=True
+        ).dangling
     }
-    assert set(found) == {
+    assert set(results) == {
         ("dataset", dataset_id),
         ("version", "default tiny:2"),
         ("version", "default tiny:3"),
         ("alias", "default tiny@prod"),
     }
-    place.store.close()
+    installation.store.close()
 
 
 def test_a_home_mounted_at_another_path_is_reported(tmp_path: Path, tiny: Dataset) -> None:
-    place = Place(tmp_path, tiny, None)
-    place.dataset()
-    place.store.close()
-    place.home.path.rename(tmp_path / "elsewhere")
+    installation = Installation(tmp_path, tiny, None)
+    installation.dataset()
+    installation.store.close()
+    installation.home.path.rename(tmp_path / "elsewhere")
     moved = Home(tmp_path / "elsewhere")
     store = JobStore(moved.store_url)
-    (found,) = verify_references(store, moved).dangling
-    assert "old path" in found.why
+    (result,) = verify_references(store, moved).dangling
+    assert "old path" in result.why
     store.close()
 
 
@@ -303,7 +316,7 @@ def test_pods_that_may_not_upgrade_wait_for_the_hook(tmp_path: Path) -> None:
     assert "run `xcray store upgrade`" in refused.stderr
     # The hook has the same environment as the pods, but its command upgrades the store anyway.
     hook = ("-m", "xcray", "store", "upgrade", "--home", str(home.path))
-    done = run_next(following, *hook, XCRAY_STORE_UPGRADE="false")
-    assert done.returncode == 0, done.stderr
+    process = run_next(following, *hook, XCRAY_STORE_UPGRADE="false")
+    assert process.returncode == 0, process.stderr
     begun = run_next(following, *begin)
     assert begun.stdout.split() == [job.id], begun.stderr

@@ -58,7 +58,7 @@ def folder(tmp_path) -> Path:
 def is_whole(url: str, folder: Path) -> None:
     """Assert that the store is at the next release, works, and has all its data."""
     store = JobStore(url)
-    told = {
+    fields = {
         "store": store._database.kind,
         "revision": newest(folder),
         "oldest": HEAD,
@@ -66,7 +66,7 @@ def is_whole(url: str, folder: Path) -> None:
         "ready": True,
         "programs": {},
     }
-    assert upgrade.inspect_store(url) == told
+    assert upgrade.inspect_store(url) == fields
     waits, runs = store.jobs.list_page()[0]
     assert (waits.name, waits.status) == ("waits", PENDING)
     assert (runs.name, runs.status, runs.attempt) == ("runs", RUNNING, 1)
@@ -126,9 +126,9 @@ def test_switching_an_old_store_to_wal_waits_for_its_user(tmp_path, hold):
         user.executescript("CREATE TABLE theirs (x)")
         for statement in hold.split("; "):
             user.execute(statement).fetchall()
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as error:
             JobStore(f"sqlite:///{path}", busy_seconds=0.2)
-        assert told.value.code == "STORE"
+        assert error.value.code == "STORE"
         release = threading.Timer(0.5, lambda: user.execute("COMMIT"))
         release.start()
         JobStore(f"sqlite:///{path}").close()
@@ -163,13 +163,13 @@ print("through")
 def test_a_killed_upgrade_leaves_complete_steps_and_the_next_start_does_the_rest(
     filled_url, folder, change, left
 ):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", KILLED, filled_url, str(folder), str(change)],
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
+    assert (process.returncode, process.stdout) == (-signal.SIGKILL, ""), process.stderr
     assert upgrade.inspect_store(filled_url)["revision"] == f"{int(HEAD) + left:04}"
     assert upgrade_to(folder, filled_url) == f"{int(HEAD) + left:04}"
     is_whole(filled_url, folder)
@@ -266,7 +266,7 @@ def test_an_invalid_address_is_refused_and_not_repeated(url):
 def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
     at = ["--home", str(tmp_path), "--json"]
     assert main(["store", "check", *at]) == 0
-    told = {
+    fields = {
         "store": "sqlite",
         "revision": None,
         "oldest": None,
@@ -274,7 +274,7 @@ def test_the_commands_check_upgrade_and_back_up(tmp_path, capsys, monkeypatch):
         "ready": False,
         "programs": {},
     }
-    assert json.loads(capsys.readouterr().out) == told
+    assert json.loads(capsys.readouterr().out) == fields
     for before in (None, HEAD):
         assert main(["store", "upgrade", *at]) == 0
         assert json.loads(capsys.readouterr().out)["before"] == before
@@ -324,8 +324,12 @@ def test_an_open_store_keeps_working_after_the_next_release_adds_to_it(fresh_url
         work(store, 7)
         assert upgrade_to(folder, fresh_url) == HEAD
         work(store, 7)
-        told = upgrade.inspect_store(fresh_url)
-        assert (told["revision"], told["oldest"], told["ready"]) == (newest(folder), HEAD, True)
+        schema = upgrade.inspect_store(fresh_url)
+        assert (schema["revision"], schema["oldest"], schema["ready"]) == (
+            newest(folder),
+            HEAD,
+            True,
+        )
         assert upgrade_to(folder, fresh_url) == newest(folder)  # the upgrade is idempotent
 
 

@@ -49,7 +49,7 @@ QUICK = MonitorOptions(
 )  # longer than the test: the monitor never ends this process
 
 
-class Place(NamedTuple):
+class ServerSetup(NamedTuple):
     """A served app with two models, `text` and `vector`, and a client.
 
     Jobs run only when the test runs them.
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
     home = tmp_path_factory.mktemp("batch") / "home"
     app = create_app(settings_for(home, dataset_roots=(home.parent / "open",), pool="serial"))
     app_state: AppState = app.state.app_state
@@ -74,7 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         Client(url) as client,
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
-        yield Place(app_state, client, http, url)
+        yield ServerSetup(app_state, client, http, url)
 
 
 @pytest.fixture
@@ -85,13 +85,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def run_next(place: Place, stop_flag: StopFlag | None = None) -> str:
+def run_next(server: ServerSetup, stop_flag: StopFlag | None = None) -> str:
     """Run the pending job in this process and return its new status."""
-    job = place.app_state.store.attempts.claim("test", lease_seconds=600)
+    job = server.app_state.store.attempts.claim("test", lease_seconds=600)
     assert job is not None
     return run_attempt(
-        place.app_state.store,
-        place.app_state.home,
+        server.app_state.store,
+        server.app_state.home,
         job.id,
         job.attempt,
         stop_flag=stop_flag,
@@ -100,9 +100,9 @@ def run_next(place: Place, stop_flag: StopFlag | None = None) -> str:
 
 
 def test_a_file_is_uploaded_predicted_and_downloaded(
-    place: Place, file: Path, tmp_path: Path
+    server: ServerSetup, file: Path, tmp_path: Path
 ) -> None:
-    client = place.client
+    client = server.client
     job = client.jobs.predict(
         "text",
         file=file,
@@ -120,14 +120,14 @@ def test_a_file_is_uploaded_predicted_and_downloaded(
         "text:1",
     )
     assert job["spec"]["input"].startswith("upl_")
-    assert str(place.app_state.home.path) not in json.dumps(job)
+    assert str(server.app_state.home.path) not in json.dumps(job)
     with pytest.raises(NotFound, match="it is PENDING"):
         client.jobs.output(job["id"])
-    assert run_next(place) == SUCCEEDED
-    done = client.jobs.get(job["id"])
-    assert done["result"] is not None
+    assert run_next(server) == SUCCEEDED
+    outcome = client.jobs.get(job["id"])
+    assert outcome["result"] is not None
     assert {
-        name: done["result"][name]
+        name: outcome["result"][name]
         for name in ("output", "model", "rows", "answered", "skipped", "parts")
     } == {
         "output": f"/v1/jobs/{job['id']}/output",
@@ -137,35 +137,35 @@ def test_a_file_is_uploaded_predicted_and_downloaded(
         "skipped": 0,
         "parts": 5,
     }
-    assert (done["progress"]["phase"], done["progress"]["done"]) == ("PUBLISHING", 30)
+    assert (outcome["progress"]["phase"], outcome["progress"]["done"]) == ("PUBLISHING", 30)
     listed = client.jobs.output(job["id"])
     assert [part["file"] for part in listed["parts"]] == [f"part-0000{i}.parquet" for i in range(5)]
-    found = pads.dataset(
+    result = pads.dataset(
         client.jobs.download(job["id"], tmp_path / "answers"), format="parquet"
     ).to_table()
-    predictor = place.app_state.model_cache.get(ModelTarget("default", "text")).predictor
+    predictor = server.app_state.model_cache.get(ModelTarget("default", "text")).predictor
     assert isinstance(predictor, Predictor)
     expected = predictor.scored_labels(predictor.predict(TEXTS, 2))
-    assert found.column("labels").to_pylist() == [[one.label for one in row] for row in expected]
-    assert found.column("scores").to_pylist() == [[one.score for one in row] for row in expected]
-    assert found.column("id").to_pylist() == [f"k{i}" for i in range(30)]
-    assert found.column("exact").to_pylist() == [True] * 30
+    assert result.column("labels").to_pylist() == [[one.label for one in row] for row in expected]
+    assert result.column("scores").to_pylist() == [[one.score for one in row] for row in expected]
+    assert result.column("id").to_pylist() == [f"k{i}" for i in range(30)]
+    assert result.column("exact").to_pylist() == [True] * 30
     assert (tmp_path / "answers" / MANIFEST).is_file()
     assert client.jobs.timeline(job["id"])["classes"] == 5
-    folder = place.app_state.home.run(job["id"])
+    folder = server.app_state.home.run(job["id"])
     # Only the answers are kept.
     assert not list(folder.glob("part-*")) + list(folder.glob("input*"))
 
 
-def test_only_output_files_of_the_job_are_served(place: Place, file: Path) -> None:
-    job = place.client.jobs.predict("text", file=file, format="parquet")
-    assert run_next(place) == SUCCEEDED
+def test_only_output_files_of_the_job_are_served(server: ServerSetup, file: Path) -> None:
+    job = server.client.jobs.predict("text", file=file, format="parquet")
+    assert run_next(server) == SUCCEEDED
     base = f"/v1/jobs/{job['id']}/output"
-    part = place.client.jobs.output(job["id"])["parts"][0]
-    whole = place.http.get(f"{base}/{part['file']}")
+    part = server.client.jobs.output(job["id"])["parts"][0]
+    whole = server.http.get(f"{base}/{part['file']}")
     assert hashlib.sha256(whole.content).hexdigest() == part["sha256"]
     assert whole.headers["content-type"] == "application/vnd.apache.parquet"
-    piece = place.http.get(f"{base}/{part['file']}", headers={"Range": "bytes=4-9"})
+    piece = server.http.get(f"{base}/{part['file']}", headers={"Range": "bytes=4-9"})
     assert (piece.status_code, piece.content) == (206, whole.content[4:10])
     for name in (
         "run.json",
@@ -175,33 +175,33 @@ def test_only_output_files_of_the_job_are_served(place: Place, file: Path) -> No
         "part-00000.parquet%00",
         "..%2f..%2fxcray.db",
     ):
-        assert place.http.get(f"{base}/{name}").status_code == 404, name
-    assert place.http.get(f"{base}/{MANIFEST}").json()["answered"] == 30
+        assert server.http.get(f"{base}/{name}").status_code == 404, name
+    assert server.http.get(f"{base}/{MANIFEST}").json()["answered"] == 30
 
 
-def test_deleting_the_job_removes_its_answers(place: Place, file: Path) -> None:
-    job = place.client.jobs.predict("text", file=file, format="parquet")
-    run_next(place)
-    assert place.client.jobs.output(job["id"])
-    place.client.jobs.delete(job["id"])
-    assert not place.app_state.home.run(job["id"]).exists()
+def test_deleting_the_job_removes_its_answers(server: ServerSetup, file: Path) -> None:
+    job = server.client.jobs.predict("text", file=file, format="parquet")
+    run_next(server)
+    assert server.client.jobs.output(job["id"])
+    server.client.jobs.delete(job["id"])
+    assert not server.app_state.home.run(job["id"]).exists()
     with pytest.raises(NotFound):
-        place.client.jobs.output(job["id"])
+        server.client.jobs.output(job["id"])
 
 
-def test_a_server_path_must_be_below_an_allowed_root(place: Place, file: Path) -> None:
-    root = place.app_state.home.path.parent / "open"
+def test_a_server_path_must_be_below_an_allowed_root(server: ServerSetup, file: Path) -> None:
+    root = server.app_state.home.path.parent / "open"
     root.mkdir(exist_ok=True)
     (root / "in.parquet").write_bytes(file.read_bytes())
-    job = place.client.jobs.predict(
+    job = server.client.jobs.predict(
         "text@latest", path=str(root / "in.parquet"), format="parquet", top_k=1
     )
     assert job["spec"]["input"] == str(root / "in.parquet")
-    assert run_next(place) == SUCCEEDED
+    assert run_next(server) == SUCCEEDED
     assert (root / "in.parquet").is_file()  # outside the home, so it is not deleted
     for path in (str(file), f"{root}/../home/xcray.db", "/etc/passwd"):
         with pytest.raises(Refused, match="not allowed"):
-            place.client.jobs.predict("text", path=path, format="parquet")
+            server.client.jobs.predict("text", path=path, format="parquet")
 
 
 @pytest.mark.parametrize(
@@ -215,81 +215,90 @@ def test_a_server_path_must_be_below_an_allowed_root(place: Place, file: Path) -
     ],
 )
 def test_an_invalid_request_is_refused_and_keeps_the_upload(
-    place: Place, file: Path, changes: dict[str, Any], error: type[Exception], code: str
+    server: ServerSetup, file: Path, changes: dict[str, Any], error: type[Exception], code: str
 ) -> None:
-    uploads = place.app_state.home.path / "uploads"
-    runs = set(place.app_state.home.runs.iterdir())
+    uploads = server.app_state.home.path / "uploads"
+    runs = set(server.app_state.home.runs.iterdir())
     before = len(list(uploads.iterdir()))
     with pytest.raises(error) as raised:
-        place.client.jobs.predict("text", **{"file": file, "format": "parquet", **changes})
+        server.client.jobs.predict("text", **{"file": file, "format": "parquet", **changes})
     assert raised.value.code == code  # type: ignore[attr-defined]
     assert len(list(uploads.iterdir())) == before + 1
-    assert set(place.app_state.home.runs.iterdir()) == runs
+    assert set(server.app_state.home.runs.iterdir()) == runs
 
 
-def test_exactly_one_input_and_an_existing_model_are_required(place: Place, file: Path) -> None:
+def test_exactly_one_input_and_an_existing_model_are_required(
+    server: ServerSetup, file: Path
+) -> None:
     with pytest.raises(InputError, match="give either a file"):
-        place.client.jobs.predict("text", format="parquet")
-    neither = place.http.post("/v1/models/text:batchPredict", json={"format": "parquet"})
+        server.client.jobs.predict("text", format="parquet")
+    neither = server.http.post("/v1/models/text:batchPredict", json={"format": "parquet"})
     assert (neither.status_code, neither.json()["code"]) == (422, "INPUT")
-    gone = place.http.post(
+    gone = server.http.post(
         "/v1/models/text:batchPredict", json={"format": "parquet", "upload": "upl_gone"}
     )
     assert gone.status_code == 404
     with pytest.raises(NotFound):
-        place.client.jobs.predict("nobody", file=file, format="parquet")
-    assert "BatchRequest" in place.http.get("/openapi.json").json()["components"]["schemas"]
+        server.client.jobs.predict("nobody", file=file, format="parquet")
+    assert "BatchRequest" in server.http.get("/openapi.json").json()["components"]["schemas"]
 
 
-def test_two_requests_with_one_key_are_one_job_and_one_upload(place: Place, file: Path) -> None:
+def test_two_requests_with_one_key_are_one_job_and_one_upload(
+    server: ServerSetup, file: Path
+) -> None:
     headers = {"Content-Type": "application/octet-stream"}
-    upload = place.http.post("/v1/uploads", content=file.read_bytes(), headers=headers).json()["id"]
+    upload = server.http.post("/v1/uploads", content=file.read_bytes(), headers=headers).json()[
+        "id"
+    ]
     body = {"format": "parquet", "upload": upload}
 
-    def asked(**more: Any) -> httpx.Response:
-        return place.http.post(
+    def submit_batch(**more: Any) -> httpx.Response:
+        return server.http.post(
             "/v1/models/text:batchPredict",
             json={**body, **more},
             headers={"Idempotency-Key": upload},
         )
 
-    first, second, other = asked(), asked(), asked(top_k=3)
+    first, second, other = submit_batch(), submit_batch(), submit_batch(top_k=3)
     assert (first.status_code, second.status_code, other.status_code) == (201, 200, 409)
     assert first.json() == second.json()
     # The upload was consumed by the first request.
-    assert place.http.post("/v1/models/text:batchPredict", json=body).status_code == 404
-    assert run_next(place) == SUCCEEDED
+    assert server.http.post("/v1/models/text:batchPredict", json=body).status_code == 404
+    assert run_next(server) == SUCCEEDED
 
 
 def test_label_sets_are_resolved_when_the_job_is_submitted(
-    place: Place, file: Path, tmp_path: Path
+    server: ServerSetup, file: Path, tmp_path: Path
 ) -> None:
-    sets = place.app_state.registry.label_sets("text")
+    sets = server.app_state.registry.label_sets("text")
     sets.put("files", ["csv", "json"])
-    job = place.client.jobs.predict("text", file=file, format="parquet", allow=["set:files"])
+    job = server.client.jobs.predict("text", file=file, format="parquet", allow=["set:files"])
     sets.put("files", ["io"])
-    assert run_next(place) == SUCCEEDED
-    found = pads.dataset(
-        place.client.jobs.download(job["id"], tmp_path / "out"), format="parquet"
+    assert run_next(server) == SUCCEEDED
+    result = pads.dataset(
+        server.client.jobs.download(job["id"], tmp_path / "out"), format="parquet"
     ).to_table()
-    assert {label for row in found.column("labels").to_pylist() for label in row} == {"csv", "json"}
+    assert {label for row in result.column("labels").to_pylist() for label in row} == {
+        "csv",
+        "json",
+    }
 
 
 def test_a_bad_row_fails_the_job_with_its_line_or_is_skipped_and_counted(
-    place: Place, tmp_path: Path
+    server: ServerSetup, tmp_path: Path
 ) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "csv"}\n{"text": 3}\n{"text": "json"}\n')
-    job = place.client.jobs.predict("text", file=path, format="jsonl")
-    assert run_next(place) == FAILED
-    failed = place.client.jobs.get(job["id"])
+    job = server.client.jobs.predict("text", file=path, format="jsonl")
+    assert run_next(server) == FAILED
+    failed = server.client.jobs.get(job["id"])
     assert (failed["reason"], failed["message"]) == (
         "FIELD_TYPE",
         "input.jsonl:2: field 'text' is not a string",
     )
-    job = place.client.jobs.predict("text", file=path, format="jsonl", on_error="skip")
-    assert run_next(place) == SUCCEEDED
-    result = place.client.jobs.get(job["id"])["result"]
+    job = server.client.jobs.predict("text", file=path, format="jsonl", on_error="skip")
+    assert run_next(server) == SUCCEEDED
+    result = server.client.jobs.get(job["id"])["result"]
     assert result is not None
     assert (result["answered"], result["skipped"], result["skipped_reasons"][0]["line"]) == (
         2,
@@ -298,15 +307,15 @@ def test_a_bad_row_fails_the_job_with_its_line_or_is_skipped_and_counted(
     )
 
 
-def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callable[[], None]:
+def stop_after(server: ServerSetup, job_id: str, parts: int, flag: StopFlag) -> Callable[[], None]:
     """Return a function that stops a job once it has `parts` finished parts.
 
     It returns after the job's monitor has set the flag.
     """
 
     def look() -> None:
-        if len(list(place.app_state.home.run(job_id).glob("part-*.parquet"))) >= parts:
-            place.app_state.store.jobs.request_stop(job_id)
+        if len(list(server.app_state.home.run(job_id).glob("part-*.parquet"))) >= parts:
+            server.app_state.store.jobs.request_stop(job_id)
             ends = time.monotonic() + PATIENCE
             while not flag.is_set():
                 assert time.monotonic() < ends, "the monitor did not receive the stop"
@@ -316,18 +325,18 @@ def stop_after(place: Place, job_id: str, parts: int, flag: StopFlag) -> Callabl
 
 
 def test_a_stopped_resumed_and_crashed_job_gives_the_same_bytes(
-    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: ServerSetup, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A stopped, resumed and crashed job gives the same bytes as an undisturbed one.
 
     The first attempt is stopped by the user, the second crashes right after the rename, the third
     only records the result.
     """
-    whole = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
-    assert run_next(place) == SUCCEEDED
-    job = place.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
+    whole = server.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
+    assert run_next(server) == SUCCEEDED
+    job = server.client.jobs.predict("text", file=file, format="parquet", part_rows=3)
     flag, commit = StopFlag(), "xcray.batch.output.OutputParts.commit"
-    look = stop_after(place, job["id"], 4, flag)
+    look = stop_after(server, job["id"], 4, flag)
     original = OutputParts.commit
 
     def watched(self: OutputParts, part: Any) -> None:
@@ -335,11 +344,11 @@ def test_a_stopped_resumed_and_crashed_job_gives_the_same_bytes(
         look()
 
     monkeypatch.setattr(commit, watched)
-    assert run_next(place, stop_flag=flag) == STOPPED
-    kept = len(list(place.app_state.home.run(job["id"]).glob("part-*.parquet")))
-    assert 4 <= kept < 10
+    assert run_next(server, stop_flag=flag) == STOPPED
+    selection = len(list(server.app_state.home.run(job["id"]).glob("part-*.parquet")))
+    assert 4 <= selection < 10
     monkeypatch.setattr(commit, original)
-    assert place.client.jobs.resume(job["id"])["status"] == PENDING
+    assert server.client.jobs.resume(job["id"])["status"] == PENDING
 
     class Crash(BaseException):
         """Simulates the death of the process."""
@@ -350,27 +359,27 @@ def test_a_stopped_resumed_and_crashed_job_gives_the_same_bytes(
     with monkeypatch.context() as dying:
         dying.setattr("xcray.jobs.runner.batch_job.job_result", die)
         with pytest.raises(Crash):
-            run_next(place)
-    place.app_state.store.attempts.mark_lost(job["id"], 2)
-    assert place.client.jobs.get(job["id"])["status"] == PENDING
-    assert run_next(place) == SUCCEEDED
-    done = place.client.jobs.get(job["id"])
-    assert done["result"] is not None
-    assert (done["attempt"], done["result"]["report"]["rows_kept"]) == (3, 3 * kept)
+            run_next(server)
+    server.app_state.store.attempts.mark_lost(job["id"], 2)
+    assert server.client.jobs.get(job["id"])["status"] == PENDING
+    assert run_next(server) == SUCCEEDED
+    outcome = server.client.jobs.get(job["id"])
+    assert outcome["result"] is not None
+    assert (outcome["attempt"], outcome["result"]["report"]["rows_kept"]) == (3, 3 * selection)
     parts = [
-        [part["sha256"] for part in place.client.jobs.output(one)["parts"]]
+        [part["sha256"] for part in server.client.jobs.output(one)["parts"]]
         for one in (whole["id"], job["id"])
     ]
     assert parts[0] == parts[1]
 
 
 def test_a_fenced_attempt_publishes_nothing(
-    place: Place, file: Path, monkeypatch: pytest.MonkeyPatch
+    server: ServerSetup, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt that was replaced without noticing it publishes nothing after its last row."""
     job, store = (
-        place.client.jobs.predict("text", file=file, format="parquet", part_rows=3),
-        place.app_state.store,
+        server.client.jobs.predict("text", file=file, format="parquet", part_rows=3),
+        server.app_state.store,
     )
     assert store.attempts.claim("test", lease_seconds=60) is not None
 
@@ -389,41 +398,41 @@ def test_a_fenced_attempt_publishes_nothing(
         assert (
             run_attempt(
                 store,
-                place.app_state.home,
+                server.app_state.home,
                 job["id"],
                 1,
                 options=replace(QUICK, heartbeat_seconds=60.0),
             )
             == "FENCED"
         )
-    assert not (place.app_state.home.run(job["id"]) / "output").exists()
-    assert run_attempt(store, place.app_state.home, job["id"], 2, options=QUICK) == SUCCEEDED
-    done = store.jobs.get(job["id"])
-    assert done.result is not None
-    assert done.result["report"]["rows_kept"] == 30
+    assert not (server.app_state.home.run(job["id"]) / "output").exists()
+    assert run_attempt(store, server.app_state.home, job["id"], 2, options=QUICK) == SUCCEEDED
+    outcome = store.jobs.get(job["id"])
+    assert outcome.result is not None
+    assert outcome.result["report"]["rows_kept"] == 30
 
 
 def test_a_changed_file_fails_the_download_and_leaves_nothing(
-    place: Place, file: Path, tmp_path: Path
+    server: ServerSetup, file: Path, tmp_path: Path
 ) -> None:
-    job = place.client.jobs.predict("text", file=file, format="parquet")
-    run_next(place)
-    part = place.app_state.home.run(job["id"]) / "output" / "part-00000.parquet"
+    job = server.client.jobs.predict("text", file=file, format="parquet")
+    run_next(server)
+    part = server.app_state.home.run(job["id"]) / "output" / "part-00000.parquet"
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     with pytest.raises(Corrupt, match="download it again"):
-        place.client.jobs.download(job["id"], tmp_path / "out")
+        server.client.jobs.download(job["id"], tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
     (tmp_path / "there").mkdir()
     with pytest.raises(Conflict):
-        place.client.jobs.download(job["id"], tmp_path / "there")
+        server.client.jobs.download(job["id"], tmp_path / "there")
 
 
-def test_a_job_of_an_unknown_kind_waits_for_a_newer_runner(place: Place) -> None:
-    store = place.app_state.store
+def test_a_job_of_an_unknown_kind_waits_for_a_newer_runner(server: ServerSetup) -> None:
+    store = server.app_state.store
     with pytest.raises(ParameterError, match="one of train, predict"):
         store.jobs.submit(JobSubmission({}, name="x", kind="dream"))
     job, _ = store.jobs.submit(JobSubmission({}, name="x", kind=PREDICT))
-    with closing(sqlite3.connect(place.app_state.home.path / "xcray.db")) as database:
+    with closing(sqlite3.connect(server.app_state.home.path / "xcray.db")) as database:
         database.execute("UPDATE jobs SET kind = 'dream' WHERE id = ?", (job.id,))
         database.commit()
     assert store.attempts.claim("test", lease_seconds=60) is None
@@ -436,7 +445,7 @@ def test_a_job_of_an_unknown_kind_waits_for_a_newer_runner(place: Place) -> None
             sa.update(JOBS).where(JOBS.c.id == job.id).values(status=RUNNING, attempt=1)
         )
     # A runner that gets the unknown job fails it and reports the reason.
-    assert run_attempt(store, place.app_state.home, job.id, 1, options=QUICK) == FAILED
+    assert run_attempt(store, server.app_state.home, job.id, 1, options=QUICK) == FAILED
     assert store.jobs.get(job.id).reason == "KIND"
     store.jobs.delete(job.id)
 
@@ -445,12 +454,12 @@ def test_a_job_of_an_unknown_kind_waits_for_a_newer_runner(place: Place) -> None
 
 
 def test_the_command_line_predicts_in_the_local_process(
-    place: Place, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: ServerSetup, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(place.app_state.registry.resolve("text:1"))
+    model = str(server.app_state.registry.resolve("text:1"))
     out = tmp_path / "out"
-    place.app_state.registry.label_sets("text").put("net", ["socket", "io"])
-    asked = [
+    server.app_state.registry.label_sets("text").put("net", ["socket", "io"])
+    requests = [
         "predict-batch",
         model,
         str(file),
@@ -464,23 +473,23 @@ def test_the_command_line_predicts_in_the_local_process(
         "--id-column",
         "key",
     ]
-    assert main([*asked, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["output"], said["answered"]) == (str(out), 30)
-    found = pads.dataset(out, format="parquet").to_table()
-    assert {label for row in found.column("labels").to_pylist() for label in row} == {
+    assert main([*requests, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["output"], document["answered"]) == (str(out), 30)
+    result = pads.dataset(out, format="parquet").to_table()
+    assert {label for row in result.column("labels").to_pylist() for label in row} == {
         "socket",
         "io",
     }
     assert not (tmp_path / "out.run").exists()
-    assert main(asked) == 1
+    assert main(requests) == 1
     assert "exists already" in capsys.readouterr().err
     assert main(["predict-batch", model, str(tmp_path / "rows.dat"), str(tmp_path / "b")]) == 2
     assert "does not determine a format" in capsys.readouterr().err
 
 
 def test_the_command_line_predicts_on_a_server(
-    place: Place,
+    server: ServerSetup,
     file: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -491,13 +500,13 @@ def test_the_command_line_predicts_on_a_server(
 
     original = Jobs.predict
 
-    def submitted(self: Jobs, *given: Any, **more: Any) -> Any:
-        job = original(self, *given, **more)
-        run_next(place)
+    def submitted(self: Jobs, *inputs: Any, **more: Any) -> Any:
+        job = original(self, *inputs, **more)
+        run_next(server)
         return job
 
     monkeypatch.setattr(Jobs, "predict", submitted)
-    there = ["--server", place.url]
+    there = ["--server", server.url]
     assert main(["predict-batch", "text", str(file), str(tmp_path / "out"), *there]) == 0
     shown = capsys.readouterr()
     assert "30 rows predicted, 1 files" in shown.out

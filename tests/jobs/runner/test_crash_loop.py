@@ -217,7 +217,7 @@ def test_a_suspended_runner_is_replaced_and_killed(
     supervisor.stop()
 
 
-TOLD = """
+REPORTED = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 print("ready", flush=True)
@@ -229,7 +229,7 @@ def test_runners_release_their_jobs_when_the_service_ends(
     store: JobStore, home: Home, poison: Callable[[str, str], None]
 ) -> None:
     job_id = submit(store)
-    poison(job_id, TOLD)
+    poison(job_id, REPORTED)
     launcher = ProcessLauncher(home)
     job = store.attempts.claim("test", lease_seconds=60)
     assert job is not None
@@ -241,10 +241,10 @@ def test_runners_release_their_jobs_when_the_service_ends(
 
 
 def test_processes_of_other_launchers_are_not_terminated(home: Home) -> None:
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as unrelated:
         ProcessLauncher(home).terminate(RunnerId("job_x", 1))
-        assert stranger.poll() is None
-        os.kill(stranger.pid, signal.SIGKILL)
+        assert unrelated.poll() is None
+        os.kill(unrelated.pid, signal.SIGKILL)
 
 
 def test_a_tenant_runs_no_more_than_its_keys_and_the_operator_allow(store: JobStore) -> None:

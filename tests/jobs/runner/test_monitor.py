@@ -64,7 +64,7 @@ def claimed(store: JobStore, **limits: Any) -> Job:
     return job
 
 
-class Ends:
+class ExitRecorder:
     """Replaces the exit of the process: records the exit codes and lets the training give up."""
 
     def __init__(self, begun: Callable[[], object] = lambda: None) -> None:
@@ -77,7 +77,7 @@ class Ends:
         self.codes.append(code)
         self.came.set()
 
-    def deaf(self, *_: Any, **__: Any) -> TrainResult:
+    def train_ignoring_stop(self, *_: Any, **__: Any) -> TrainResult:
         """Run a training that ignores the stop flag, as a compiled kernel does."""
         self.begun()
         assert self.came.wait(SOON), "the process was not ended"
@@ -105,13 +105,13 @@ def test_a_training_that_ignores_the_stop_is_ended_with_its_process(
     store: JobStore, home: Home
 ) -> None:
     job = claimed(store)
-    ends = Ends(begun=lambda: store.jobs.request_stop(job.id))
+    ends = ExitRecorder(begun=lambda: store.jobs.request_stop(job.id))
     run_attempt(
         store,
         home,
         job.id,
         1,
-        train_function=ends.deaf,
+        train_function=ends.train_ignoring_stop,
         options=replace(QUICK, exit_process=ends, stop_grace_seconds=0.1),
     )
     assert store.jobs.get(job.id).status == STOPPED
@@ -124,14 +124,14 @@ def test_a_training_that_ignores_the_stop_is_ended_with_its_process(
 def test_a_training_that_ignores_the_stop_releases_its_job_at_sigterm(
     store: JobStore, home: Home
 ) -> None:
-    job, ends, flag = claimed(store), Ends(), StopFlag()
+    job, ends, flag = claimed(store), ExitRecorder(), StopFlag()
     flag.set()
     run_attempt(
         store,
         home,
         job.id,
         1,
-        train_function=ends.deaf,
+        train_function=ends.train_ignoring_stop,
         stop_flag=flag,
         options=replace(
             QUICK, exit_process=ends, stop_grace_seconds=0.05, release_grace_seconds=0.1
@@ -144,7 +144,7 @@ def test_a_training_that_ignores_the_stop_releases_its_job_at_sigterm(
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, deaf: bool) -> None:
-    job, ends = claimed(store, timeout_seconds=3000.0), Ends()
+    job, ends = claimed(store, timeout_seconds=3000.0), ExitRecorder()
     # An earlier attempt used most of the time.
     store.attempts.heartbeat(job.id, 1, lease_seconds=60, ran_seconds=2999.9)
     store.attempts.release(job.id, 1)
@@ -155,7 +155,7 @@ def test_running_time_is_limited_over_all_attempts(store: JobStore, home: Home, 
         home,
         job.id,
         2,
-        train_function=ends.deaf if deaf else attentive,
+        train_function=ends.train_ignoring_stop if deaf else attentive,
         options=replace(QUICK, **ending),
     )
     failed = store.jobs.get(job.id)
@@ -208,7 +208,7 @@ def test_a_stop_counts_until_publishing_begins(
     )
     assert Registry(home.models).names() == []
 
-    late, ends, real = claimed(store), Ends(), Registry.publish
+    late, ends, real = claimed(store), ExitRecorder(), Registry.publish
 
     def slowly(self: Registry, name: str, staged: Path) -> int:
         store.jobs.request_stop(late.id)
@@ -225,12 +225,12 @@ def test_a_stop_counts_until_publishing_begins(
 def test_a_fenced_attempt_that_publishes_reports_nothing_and_is_ended(
     store: JobStore, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, ends = claimed(store), Ends()
+    job, ends = claimed(store), ExitRecorder()
 
     def stuck(self: Publisher, *_: Any) -> None:
         store.attempts.mark_lost(job.id, 1, max_attempts=9)
         store.attempts.claim("test", lease_seconds=60)
-        ends.deaf()
+        ends.train_ignoring_stop()
 
     monkeypatch.setattr(Publisher, "publish", stuck)
     assert (
@@ -258,13 +258,13 @@ def test_a_suspended_training_checks_its_lease_before_it_continues(
     job, after = claimed(store), []
 
     def training(spec: Any, *, progress: Callable[[Progress], None], **more: Any) -> TrainResult:
-        told = Progress("TRAINING", 1, 2, 0.1, 1.0, 1.0, "")
-        progress(told)
+        report = Progress("TRAINING", 1, 2, 0.1, 1.0, 1.0, "")
+        progress(report)
         store.attempts.mark_lost(job.id, 1, max_attempts=9)
         store.attempts.claim("test", lease_seconds=60)
         now = time.monotonic
         monkeypatch.setattr(time, "monotonic", lambda: now() + 601.0)
-        progress(told)
+        progress(report)
         after.append("went on")
         return good(spec, **more)
 
@@ -378,12 +378,12 @@ def test_a_truncated_log_keeps_head_and_tail_and_reports_the_removed_bytes(tmp_p
             left_out += truncate_log(path, 10_000)
     text = path.read_text()
     assert len(text) <= 10_000
-    kept = text.splitlines(keepends=True)
-    at = next(i for i, line in enumerate(kept) if line.startswith("---"))
-    assert kept[:at] == lines[:at]
-    assert kept[at + 1 :] == lines[-(len(kept) - at - 1) :]
-    assert kept[at] == f"--- {left_out} bytes of this log were left out here ---\n"
-    assert left_out == len("".join(lines)) - len(text) + len(kept[at])
+    selection = text.splitlines(keepends=True)
+    at = next(i for i, line in enumerate(selection) if line.startswith("---"))
+    assert selection[:at] == lines[:at]
+    assert selection[at + 1 :] == lines[-(len(selection) - at - 1) :]
+    assert selection[at] == f"--- {left_out} bytes of this log were left out here ---\n"
+    assert left_out == len("".join(lines)) - len(text) + len(selection[at])
 
 
 def test_small_and_missing_logs_are_not_changed(tmp_path: Path) -> None:

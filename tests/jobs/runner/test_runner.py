@@ -114,17 +114,17 @@ def raising(error):
 
 def test_a_training_is_published_and_the_job_has_its_result(store, home, registry, job):
     assert run_attempt(store, home, job.id, 1, train_function=good, options=QUICK) == SUCCEEDED
-    done = store.jobs.get(job.id)
+    outcome = store.jobs.get(job.id)
     described = registry.describe("pydocs", 1)
-    assert (done.status, done.phase) == (SUCCEEDED, "TRAINING")
-    assert done.result == {
+    assert (outcome.status, outcome.phase) == (SUCCEEDED, "TRAINING")
+    assert outcome.result == {
         "model": "pydocs",
         "version": 1,
         "sha256": described.sha256,
         "measures": {"P@1": 0.5},
         "report": {"seconds": {"TRAINING": 0.1}},
     }
-    assert done.progress["eta"] is None  # JSON has no NaN
+    assert outcome.progress["eta"] is None  # JSON has no NaN
     assert [e.data["phase"] for e in store.jobs.list_events(job.id) if e.kind == "phase"] == [
         "LOADING",
         "TRAINING",
@@ -133,19 +133,19 @@ def test_a_training_is_published_and_the_job_has_its_result(store, home, registr
 
 
 def test_the_training_gets_its_spec_run_folder_and_job_id(store, home, job):
-    seen = {}
+    entries = {}
 
     def training(spec, **more):
-        seen.update(more, spec=spec)
+        entries.update(more, spec=spec)
         return good(spec, **more)
 
     run_attempt(store, home, job.id, 1, train_function=training, options=QUICK)
-    assert (seen["spec"].dataset, seen["spec"].name, seen["spec"].pool) == (
+    assert (entries["spec"].dataset, entries["spec"].name, entries["spec"].pool) == (
         "/nowhere",
         "pydocs",
         "threads",
     )
-    assert (seen["run_dir"], seen["job"], seen["spec"].ray_address) == (
+    assert (entries["run_dir"], entries["job"], entries["spec"].ray_address) == (
         home.run(job.id),
         job.id,
         None,
@@ -183,8 +183,8 @@ def test_a_partial_model_is_published_and_marked_in_the_result(store, home, job)
         "most_rows_missing": 3,
     }
 
-    def in_time(spec, **given):
-        result = good(spec, **given)
+    def in_time(spec, **inputs):
+        result = good(spec, **inputs)
         return result._replace(report={**result.report, "partial": lacks})
 
     assert run_attempt(store, home, job.id, 1, train_function=in_time, options=QUICK) == SUCCEEDED
@@ -247,8 +247,8 @@ def test_every_epoch_is_recorded_once(store, home, job):
         return good(spec, progress=progress, **more)
 
     run_reporting_often(store, home, job, training)
-    told = [e.data for e in store.jobs.list_events(job.id) if e.kind == "epoch"]
-    assert told == [
+    reports = [e.data for e in store.jobs.list_events(job.id) if e.kind == "epoch"]
+    assert reports == [
         {"epoch": epoch, "objective": 1.0 / epoch, "held_out": None} for epoch in range(1, 41)
     ]
     assert "figures" not in store.jobs.get(job.id).progress  # the last phase has no figures
@@ -547,8 +547,8 @@ def test_an_attempt_fenced_while_it_publishes_leaves_its_version_to_the_next(
     second[0].join(300)
     assert ends == [SUCCEEDED]
     assert registry.versions("pydocs") == [1]
-    done = store.jobs.get(job.id)
-    assert (done.attempt, done.result["version"]) == (2, 1)
+    outcome = store.jobs.get(job.id)
+    assert (outcome.attempt, outcome.result["version"]) == (2, 1)
 
 
 def test_the_marker_is_not_part_of_the_model(store, home, registry, job):

@@ -66,8 +66,8 @@ def test_tenants_take_turns_within_a_priority(store):
 def test_the_tenant_with_fewer_running_jobs_comes_first(store):
     for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
         submit(store, name, tenant=tenant)
-    held = [claim(store).name for _ in range(2)]
-    assert held == ["a1", "b1"]
+    items = [claim(store).name for _ in range(2)]
+    assert items == ["a1", "b1"]
     a = store.jobs.list_page(JobFilter("a", status=RUNNING))[0][0]
     store.attempts.finish(a.id, 1, SUCCEEDED, result={})
     assert [claim(store).name for _ in range(3)] == ["a2", "b2", "a3"]
@@ -117,43 +117,43 @@ def test_a_paused_job_does_not_block_others(store, clock):
 
 
 def test_lists_are_filtered_by_all_given_criteria(store, clock):
-    made = [
+    results = [
         submit(store, "a", model="m", dataset_id="ds_1", priority=1),
         submit(store, "b", model="m", dataset_id="ds_2"),
         submit(store, "a", model="n", kind="predict"),
     ]
     clock.seconds += 10
-    made.append(submit(store, "a", model="m", dataset_id="ds_1"))
+    results.append(submit(store, "a", model="m", dataset_id="ds_1"))
     other = submit(store, "a", tenant="other", model="m")
 
-    def found(**wish):
-        return [made.index(job) for job in store.jobs.list_page(JobFilter(**wish))[0]]
+    def indices_of(**wish):
+        return [results.index(job) for job in store.jobs.list_page(JobFilter(**wish))[0]]
 
-    assert found(name="a") == [3, 2, 0]
-    assert found(model="m") == [3, 1, 0]
-    assert found(model="m", name="a") == [3, 0]
-    assert found(dataset_id="ds_2") == [1]
-    assert found(kind="predict") == [2]
-    assert found(priority=1) == [0]
-    assert found(created_after=BEGINNING + 10) == [3]
-    assert found(created_before=BEGINNING + 10) == [2, 1, 0]
-    assert found(created_after=BEGINNING, created_before=BEGINNING + 0.001, model="n") == [2]
-    assert found(status=RUNNING) == found(name="nobody") == []
+    assert indices_of(name="a") == [3, 2, 0]
+    assert indices_of(model="m") == [3, 1, 0]
+    assert indices_of(model="m", name="a") == [3, 0]
+    assert indices_of(dataset_id="ds_2") == [1]
+    assert indices_of(kind="predict") == [2]
+    assert indices_of(priority=1) == [0]
+    assert indices_of(created_after=BEGINNING + 10) == [3]
+    assert indices_of(created_before=BEGINNING + 10) == [2, 1, 0]
+    assert indices_of(created_after=BEGINNING, created_before=BEGINNING + 0.001, model="n") == [2]
+    assert indices_of(status=RUNNING) == indices_of(name="nobody") == []
     assert [job.id for job in store.jobs.list_page(JobFilter(None))[0]] == [
         other.id,
-        *(job.id for job in reversed(made)),
+        *(job.id for job in reversed(results)),
     ]
 
 
 def test_pages_of_a_filter_hold_each_job_once(store):
-    wanted = [submit(store, "even" if number % 2 == 0 else "odd") for number in range(11)][::2]
-    seen, token = [], None
+    expected = [submit(store, "even" if number % 2 == 0 else "odd") for number in range(11)][::2]
+    values, token = [], None
     while True:
         page, token = store.jobs.list_page(JobFilter(name="even"), limit=2, page_token=token)
-        seen += page
+        values += page
         if token is None:
             break
-    assert seen == wanted[::-1]
+    assert values == expected[::-1]
 
 
 # --- time limits
@@ -315,11 +315,11 @@ def test_stopping_many_jobs_treats_each_like_a_single_stop(store):
     assert store.jobs.get(other.id, "other").status == PENDING
     stopped, alone = store.jobs.get(jobs[1].id), submit(store)
     alone = store.jobs.request_stop(alone.id)
-    told = [
+    reports = [
         [(event.seq, event.kind, event.data) for event in store.jobs.list_events(job.id)]
         for job in (stopped, alone)
     ]
-    assert told[0] == told[1]
+    assert reports[0] == reports[1]
     assert (stopped.events, stopped.finished) == (alone.events, alone.finished)
     assert store.jobs.resume(stopped.id).status == PENDING
     ended = [

@@ -42,7 +42,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self.opened()
         self.model = {}
         self.turns = {}
-        self.seen = {}
+        self.history_lengths = {}
         self.numbers = itertools.count()
 
     def opened(self):
@@ -66,7 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
             "number": next(self.numbers),
             "results": 0,
         }
-        self.seen[job.id] = 0
+        self.history_lengths[job.id] = 0
         return job.id
 
     @rule(lease=st.sampled_from([5.0, 50.0]), most=st.sampled_from([None, 1]))
@@ -158,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.jobs.delete(job_id, mine["tenant"])
             return
         self.store.jobs.delete(job_id, mine["tenant"])
-        del self.model[job_id], self.seen[job_id]
+        del self.model[job_id], self.history_lengths[job_id]
         with pytest.raises(NotFound):
             self.store.jobs.get(job_id, mine["tenant"])
 
@@ -235,8 +235,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert walk[0] == PENDING
             assert walk[-1] == self.model[job_id]["status"]
             assert all(new in TRANSITIONS[old] for old, new in itertools.pairwise(walk))
-            assert len(walk) >= self.seen[job_id]  # the history only grows
-            self.seen[job_id] = len(walk)
+            assert len(walk) >= self.history_lengths[job_id]  # the history only grows
+            self.history_lengths[job_id] = len(walk)
 
 
 def play(empty_store, examples, steps=30):

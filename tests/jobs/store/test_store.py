@@ -179,11 +179,11 @@ def test_a_claimed_job_runs_in_a_new_attempt(store, clock):
 def test_a_finished_job_keeps_its_result(store):
     submit(store)
     job = claim(store)
-    done = store.attempts.finish(
+    outcome = store.attempts.finish(
         job.id, 1, SUCCEEDED, result={"version": 1, "measures": {"P@1": 0.5}}
     )
-    assert store.jobs.get(job.id) == done
-    assert (done.status, done.result["measures"], done.finished) == (
+    assert store.jobs.get(job.id) == outcome
+    assert (outcome.status, outcome.result["measures"], outcome.finished) == (
         SUCCEEDED,
         {"P@1": 0.5},
         "2023-11-14T22:13:20.000Z",
@@ -302,11 +302,11 @@ def test_the_history_of_a_job_stays_bounded_while_it_runs(store, short_history, 
     assert most <= 50 + 25 + 2
     store.attempts.finish(job.id, 1, SUCCEEDED, result={})
     events = store.jobs.list_events(job.id, limit=1000)
-    kept = [e.data["done"] for e in events if e.kind == kind]
-    assert 25 <= len(kept) <= 51
-    assert (kept[0], kept[-1]) == (0, total - 1)
+    selection = [e.data["done"] for e in events if e.kind == kind]
+    assert 25 <= len(selection) <= 51
+    assert (selection[0], selection[-1]) == (0, total - 1)
     # The remaining events are spread evenly over the job.
-    assert max(after - before for before, after in itertools.pairwise(kept)) <= 3 * total / 50
+    assert max(after - before for before, after in itertools.pairwise(selection)) <= 3 * total / 50
     assert [e.data["status"] for e in events if e.kind == "status"] == [PENDING, RUNNING, SUCCEEDED]
 
 
@@ -342,9 +342,9 @@ def test_a_waiting_job_stops_at_once(store):
 def test_a_running_job_receives_the_stop_with_its_heartbeat(store):
     submit(store)
     job = claim(store)
-    asked = store.jobs.request_stop(job.id)
-    assert (asked.status, asked.stop_requested) == (RUNNING, True)
-    assert store.jobs.request_stop(job.id) == asked
+    request = store.jobs.request_stop(job.id)
+    assert (request.status, request.stop_requested) == (RUNNING, True)
+    assert store.jobs.request_stop(job.id) == request
     assert [e.kind for e in store.jobs.list_events(job.id)].count("stop") == 1
     assert store.attempts.heartbeat(job.id, 1, lease_seconds=9) is True
     assert store.attempts.finish(job.id, 1, STOPPED).stop_requested is False
@@ -353,8 +353,8 @@ def test_a_running_job_receives_the_stop_with_its_heartbeat(store):
 def test_a_stop_does_not_change_an_ended_job(store):
     submit(store)
     job = claim(store)
-    done = store.attempts.finish(job.id, 1, SUCCEEDED, result={})
-    assert store.jobs.request_stop(job.id) == done
+    outcome = store.attempts.finish(job.id, 1, SUCCEEDED, result={})
+    assert store.jobs.request_stop(job.id) == outcome
 
 
 def test_resume_queues_a_stopped_or_failed_job_again(store):

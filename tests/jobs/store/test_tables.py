@@ -70,21 +70,21 @@ def test_a_change_of_a_data_set_increments_its_version(store):
 
 def test_concurrent_requests_with_one_key_are_one_data_set(store):
     with ThreadPoolExecutor(10) as pool:
-        made = list(
+        results = list(
             pool.map(
                 lambda n: store.datasets.add("a", f"/d/{n}", idempotency_key="k", digest="d"),
                 range(10),
             )
         )
-    assert len({record.id for record in made}) == 1
-    assert store.datasets.find_by_key("default", "k", "d") == made[0]
+    assert len({record.id for record in results}) == 1
+    assert store.datasets.find_by_key("default", "k", "d") == results[0]
     assert store.datasets.find_by_key("other", "k", "d") is None
     assert store.datasets.find_by_key("default", None, None) is None
     with pytest.raises(Conflict, match="another body"):
         store.datasets.add("a", "/d", idempotency_key="k", digest="e")
     assert (
         store.datasets.add("a", "/d", tenant="other", idempotency_key="k", digest="e").id
-        != made[0].id
+        != results[0].id
     )
 
 
@@ -185,7 +185,7 @@ def test_the_audit_log_is_listed_newest_first_and_trimmed_at_its_old_end(store):
 
 def ours(store):
     """Return the counters of these tests; the store itself counts status changes of jobs."""
-    return [found for found in store.counters.list_all() if found[0].startswith("my_")]
+    return [result for result in store.counters.list_all() if result[0].startswith("my_")]
 
 
 def test_concurrent_increments_add_up_by_name_and_labels(store):

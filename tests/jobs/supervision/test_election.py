@@ -96,47 +96,47 @@ def test_a_leader_that_releases_is_replaced_at_once(stores: list[JobStore], cloc
 def test_a_leader_without_the_store_steps_down_before_it_can_be_replaced(
     stores: list[JobStore], clock: Clock
 ) -> None:
-    class Away:
+    class FailingStore:
         """A store that becomes unavailable."""
 
         def __init__(self) -> None:
-            self.there = True
+            self.available = True
 
         def try_acquire(self, *_: Any) -> int:
-            if not self.there:
+            if not self.available:
                 raise Unavailable("no connection")
             return 7
 
         def release(self, *_: Any) -> None:
             raise Unavailable("no connection")
 
-    store = Away()
+    store = FailingStore()
     post = LeaderElection(store, "maintenance", "me", LEASE, clock)
     assert post.acquire_or_renew()
-    store.there = False
+    store.available = False
     clock.seconds += LEASE / 2
     assert post.acquire_or_renew()
     clock.seconds += LEASE / 4
     assert not post.acquire_or_renew()
-    store.there = True
+    store.available = True
     clock.seconds += LEASE
     assert post.acquire_or_renew()
-    store.there = False
+    store.available = False
     post.release()  # logs the failure and raises nothing
 
 
 STUB = """
 import json, pathlib, sys, time
-asked = pathlib.Path(sys.argv[1])
-waits = (asked.parent / "wait").exists()  # looked at first: whoever sees that it has begun may take the word away
-asked.with_name(asked.name.replace("request", "begun")).touch()
+request = pathlib.Path(sys.argv[1])
+waits = (request.parent / "wait").exists()  # read first: the test can remove the file after the start
+request.with_name(request.name.replace("request", "begun")).touch()
 if waits:
     time.sleep(600)
-asked.with_name(asked.name.replace("request", "outcome")).write_text('{"stats": {"by": "%s"}}' % asked.name)
+request.with_name(request.name.replace("request", "outcome")).write_text('{"stats": {"by": "%s"}}' % request.name)
 """
 
 
-class House:
+class MaintenanceProcess:
     """The maintenance loop and the data set builder of one process of a home."""
 
     def __init__(
@@ -156,13 +156,13 @@ class House:
         self.swept += 1
 
 
-async def until(wish: Callable[[], Any], *turn: House) -> None:
+async def until(wish: Callable[[], Any], *turn: MaintenanceProcess) -> None:
     """Run the maintenance loops of the processes until a condition is true."""
     deadline = time.monotonic() + PATIENCE
     while not wish():
         assert time.monotonic() < deadline, "the condition did not become true in time"
-        for house in turn:
-            await house.keeper.tick()
+        for process in turn:
+            await process.keeper.tick()
         await asyncio.sleep(0.02)
 
 
@@ -178,7 +178,7 @@ def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
 ) -> None:
     async def story() -> None:
         first, second = (
-            House(home, store, post, stub)
+            MaintenanceProcess(home, store, post, stub)
             for store, post in zip(stores, posts(stores, clock), strict=True)
         )
         record, _ = second.builder.accept("default", "a", "pydocs", {}, {}, move_sources=True)
@@ -204,8 +204,8 @@ def test_a_build_passes_to_the_next_leader_and_the_old_outcome_is_dropped(
         assert stores[1].datasets.get(record.id).status == READY
         await first.keeper.tick()
         assert first.builder._tasks == {}  # its child process was ended
-        for house in (first, second):
-            await house.keeper.close()
+        for process in (first, second):
+            await process.keeper.close()
 
     asyncio.run(story())
 
@@ -214,15 +214,15 @@ def test_a_single_process_resumes_builds_and_sweeps(
     stores: list[JobStore], home: Home, stub: Path
 ) -> None:
     async def story() -> None:
-        before = House(home, stores[0], AlwaysLeader(), stub)
+        before = MaintenanceProcess(home, stores[0], AlwaysLeader(), stub)
         # the process ends here, before the build
         record, _ = before.builder.accept("default", "a", "pydocs", {}, {}, move_sources=True)
         (home.path / "uploads" / ".upl_half.part").mkdir()
-        house = House(home, stores[1], AlwaysLeader(), stub, alone=True)
-        await until(lambda: stores[1].datasets.get(record.id).status == READY, house)
-        await until(lambda: house.swept == 1, house)
+        process = MaintenanceProcess(home, stores[1], AlwaysLeader(), stub, alone=True)
+        await until(lambda: stores[1].datasets.get(record.id).status == READY, process)
+        await until(lambda: process.swept == 1, process)
         assert not list((home.path / "uploads").iterdir())
-        await house.keeper.close()
+        await process.keeper.close()
 
     asyncio.run(story())
 

@@ -56,7 +56,7 @@ def job(store: JobStore, home: Home, status: str) -> str:
     return job_id
 
 
-def there(home: Home) -> set[str]:
+def scanned_files(home: Home) -> set[str]:
     """Return all files in the folders that retention scans."""
     roots = (home.runs, home.logs, home.datasets, home.models)
     return {
@@ -78,11 +78,11 @@ def test_old_jobs_are_deleted_with_their_files(
     clock.ahead = 31 * DAY_SECONDS
     young = job(store, home, FAILED)
     waiting = job(store, home, PENDING)
-    before = there(home)
+    before = scanned_files(home)
     Retention(store, home, RetentionLimits(), clock).sweep()
     with pytest.raises(NotFound):
         store.jobs.get(old)
-    assert before - there(home) == {path for path in before if old in path}
+    assert before - scanned_files(home) == {path for path in before if old in path}
     assert {store.jobs.get(each).status for each in (young, waiting)} == {FAILED, PENDING}
 
 
@@ -101,7 +101,7 @@ def test_the_oldest_ended_jobs_are_deleted_when_there_are_too_many(
         True,
         True,
     ]
-    assert {path.split("/")[1].split(".")[0] for path in there(home)} == {running, *ids[3:]}
+    assert {path.split("/")[1].split(".")[0] for path in scanned_files(home)} == {running, *ids[3:]}
     assert retention.sweep() == []
 
 
@@ -117,11 +117,15 @@ def test_a_published_job_keeps_its_timeline_and_output(
     gone = retention.sweep()
     assert {each.path for each in gone} == of(done, "part-1.arrow", "publish")
     assert sum(each.n_bytes for each in gone) == 20
-    left = {path for path in there(home) if path.startswith("runs/") and not path.endswith(".lock")}
-    kept = {"part-1.arrow", "timeline.arrow", "publish/outcome.json"}
-    assert left == of(done, "timeline.arrow", "output/part-0.parquet") | of(failed, *kept) | of(
-        running, *kept
-    )
+    left = {
+        path
+        for path in scanned_files(home)
+        if path.startswith("runs/") and not path.endswith(".lock")
+    }
+    selection = {"part-1.arrow", "timeline.arrow", "publish/outcome.json"}
+    assert left == of(done, "timeline.arrow", "output/part-0.parquet") | of(
+        failed, *selection
+    ) | of(running, *selection)
 
 
 def test_orphans_are_deleted_after_a_day_and_other_files_never(
@@ -187,16 +191,18 @@ def test_a_job_resumed_during_a_sweep_keeps_its_files(
 def test_the_command_lists_with_dry_run_and_deletes_without(
     store: JobStore, home: Home, clock: WallClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = job(store, home, SUCCEEDED)
-    for path in (home.run(done), *home.run(done).iterdir()):
+    outcome = job(store, home, SUCCEEDED)
+    for path in (home.run(outcome), *home.run(outcome).iterdir()):
         os.utime(path, (time.time() - 2 * DAY_SECONDS,) * 2)
-    before = there(home)
+    before = scanned_files(home)
     for how, expected in (
         (["--dry-run"], before),
-        ([], before - of(done, "part-1.arrow", "publish/outcome.json")),
+        ([], before - of(outcome, "part-1.arrow", "publish/outcome.json")),
     ):
         assert main(["store", "sweep", "--home", str(home.path), "--json", *how]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["removed"], told["files"], told["bytes"]) == (not how, 2, 20)
-        assert {thing["path"] for thing in told["things"]} == of(done, "part-1.arrow", "publish")
-        assert there(home) == expected
+        document = json.loads(capsys.readouterr().out)
+        assert (document["removed"], document["files"], document["bytes"]) == (not how, 2, 20)
+        assert {thing["path"] for thing in document["things"]} == of(
+            outcome, "part-1.arrow", "publish"
+        )
+        assert scanned_files(home) == expected

@@ -63,10 +63,10 @@ def launcher():
 @pytest.fixture
 def supervise(store, launcher):
     """Return a function that makes supervisors; they are stopped after the test."""
-    made = []
+    results = []
 
     def make(**options):
-        made.append(
+        results.append(
             Supervisor(
                 options.pop("store", store),
                 options.pop("launcher", launcher),
@@ -74,10 +74,10 @@ def supervise(store, launcher):
                 options=SupervisorOptions(**options),
             )
         )
-        return made[-1]
+        return results[-1]
 
     yield make
-    for supervisor in made:
+    for supervisor in results:
         supervisor.stop()
 
 
@@ -92,23 +92,23 @@ def test_jobs_are_launched_up_to_the_cap_and_the_next_when_one_ends(store, launc
     ids = [submit(store) for _ in range(3)]
     supervisor = supervise(max_running=2)
     supervisor.step()
-    until(lambda: len(launcher.asked) == 2)
+    until(lambda: len(launcher.launched) == 2)
     supervisor.step()
-    assert set(launcher.asked) == {(ids[0], 1), (ids[1], 1)}  # two launch threads: any order
-    assert len(launcher.asked) == 2
+    assert set(launcher.launched) == {(ids[0], 1), (ids[1], 1)}  # two launch threads: any order
+    assert len(launcher.launched) == 2
     store.attempts.finish(ids[0], 1, SUCCEEDED, result={})
     supervisor.step()
-    until(lambda: launcher.asked[2:] == [(ids[2], 1)])
+    until(lambda: launcher.launched[2:] == [(ids[2], 1)])
 
 
 def test_nothing_is_launched_on_a_full_disk(store, launcher, supervise):
     job, space = submit(store), SimpleNamespace(left=False)
     supervisor = supervise(has_space=lambda: space.left)
     supervisor.step()
-    assert (launcher.asked, store.jobs.get(job).status) == ([], PENDING)
+    assert (launcher.launched, store.jobs.get(job).status) == ([], PENDING)
     space.left = True
     supervisor.step()
-    until(lambda: launcher.asked == [(job, 1)])
+    until(lambda: launcher.launched == [(job, 1)])
 
 
 def test_two_supervisors_share_one_cap_and_launch_no_job_twice(
@@ -129,12 +129,12 @@ def test_two_supervisors_share_one_cap_and_launch_no_job_twice(
         running = store.attempts.list_running()
         most = max(most, len(running))
         for job in running:
-            if (job.id, job.attempt) in launcher.asked:
+            if (job.id, job.attempt) in launcher.launched:
                 store.attempts.finish(job.id, job.attempt, SUCCEEDED, result={})
     for supervisor in pair:
         supervisor.stop()
     other.close()
-    assert sorted(launcher.asked) == sorted((job_id, 1) for job_id in ids)
+    assert sorted(launcher.launched) == sorted((job_id, 1) for job_id in ids)
     assert most <= 3
 
 
@@ -194,11 +194,11 @@ def test_a_runner_that_exits_silently_is_detected_before_its_lease_ends(store, l
     job_id = submit(store)
     supervisor = supervise(max_attempts=2, max_launch_attempts=2)
     supervisor.step()
-    launcher.gone = [RunnerId(job_id, 1)]
+    launcher.exited = [RunnerId(job_id, 1)]
     supervisor.step()
-    until(lambda: (job_id, 2) in launcher.asked)
+    until(lambda: (job_id, 2) in launcher.launched)
     # The exit of the old runner does not affect the new one.
-    launcher.gone = [
+    launcher.exited = [
         RunnerId(job_id, 1),
         RunnerId(job_id, 2),
     ]
@@ -211,7 +211,7 @@ def test_the_exit_of_a_succeeded_runner_changes_nothing(store, launcher, supervi
     supervisor = supervise()
     supervisor.step()
     store.attempts.finish(job_id, 1, SUCCEEDED, result={})
-    launcher.gone = [RunnerId(job_id, 1)]
+    launcher.exited = [RunnerId(job_id, 1)]
     supervisor.step()
     assert store.jobs.get(job_id).status == SUCCEEDED
 
@@ -227,7 +227,7 @@ def test_the_supervisor_thread_survives_errors(store, launcher, supervise, monke
     supervisor = supervise(tick_seconds=0.01)
     supervisor.start()
     job_id = submit(store)
-    until(lambda: (job_id, 1) in launcher.asked)
+    until(lambda: (job_id, 1) in launcher.launched)
     assert "locked" in caplog.text
     assert "odd" in caplog.text
 
@@ -370,13 +370,13 @@ def test_jobs_run_on_ray_under_readable_names_and_this_process_is_not_a_driver(
         )
         info = cluster.info()
         client = JobSubmissionClient(info.dashboard, headers=info.headers)
-        seen = {
+        entries = {
             details.submission_id: details
             for details in client.list_jobs()
             if details.submission_id
         }
         last = str(job.attempt)  # a slow dashboard can cost an attempt
-        assert seen[f"xcray-a-{good}-a{last}"].metadata == {
+        assert entries[f"xcray-a-{good}-a{last}"].metadata == {
             "job": good,
             "name": "a",
             "attempt": last,

@@ -26,14 +26,14 @@ def main() -> int:
         http = stack.enter_context(client_of(create_app(settings_for(home))))
         for format in sys.argv[1:] or FAMILIES:
             family = FAMILIES[format]
-            sent = [send(http, format, case) for case in family.BAD if case.over_http]
-            for each in sent:
+            messages = [send(http, format, case) for case in family.BAD if case.over_http]
+            for each in messages:
                 n += 1
-                found = faults(http, each, home)
-                wrong += bool(found)
-                for fault in found:
+                result = faults(http, each, home)
+                wrong += bool(result)
+                for fault in result:
                     print(f"{format} {each.case.id}: {fault}")
-            print(f"{format}: {len(sent)} rows", flush=True)
+            print(f"{format}: {len(messages)} rows", flush=True)
         left = len(left_of(home))
     print(
         json.dumps(

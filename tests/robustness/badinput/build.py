@@ -41,7 +41,7 @@ def refused(format: str, case: Bad, folder: Path) -> None:
     assert sorted(folder.iterdir()) == before, "nothing is published or left behind"
     if case.test is None and not case.more:
         report = check(format, sources["train"], options.read)
-        assert case.code in [found["code"] for found in report.errors], (
+        assert case.code in [result["code"] for result in report.errors], (
             "the check finds what the build refuses"
         )
         assert not report.is_readable
@@ -50,10 +50,10 @@ def refused(format: str, case: Bad, folder: Path) -> None:
 def understood(format: str, case: Good, folder: Path) -> None:
     """Assert that the data set has the rows, labels and warnings of the case."""
     sources, options = laid_out(case, format, folder)
-    made = build(format, sources, folder / "out", options)
-    X, Y = made.train.X.to_scipy().toarray(), made.train.Y.to_scipy().toarray().astype(int)
+    result = build(format, sources, folder / "out", options)
+    X, Y = result.train.X.to_scipy().toarray(), result.train.Y.to_scipy().toarray().astype(int)
     assert case.X is None or np.array_equal(X, np.array(case.X, np.float32))
     assert case.Y is None or Y.tolist() == case.Y
-    assert case.labels is None or made.label_names.to_pylist() == case.labels
-    warnings = made.manifest["source"]["parts"]["train"]["warnings"]
+    assert case.labels is None or result.label_names.to_pylist() == case.labels
+    warnings = result.manifest["source"]["parts"]["train"]["warnings"]
     assert case.warnings is None or warnings == case.warnings

@@ -99,14 +99,14 @@ def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
 
     file: the name of the first file.
     """
-    wanted: dict[str, Any] = {"code": case.code}
+    fields: dict[str, Any] = {"code": case.code}
     place = {"line": case.line, "column": case.column, "row": case.row, "value": case.value}
-    wanted |= {name: value for name, value in place.items() if value is not None}
+    fields |= {name: value for name, value in place.items() if value is not None}
     if file is not None:
-        wanted["file"] = case.file or file
+        fields["file"] = case.file or file
     out = [
         f"{name} is {problem.get(name)!r}, not {value!r}"
-        for name, value in wanted.items()
+        for name, value in fields.items()
         if problem.get(name) != value
     ]
     message, hint = str(problem.get("message", "")), str(problem.get("hint", ""))
@@ -121,7 +121,7 @@ def wrong(case: Bad, problem: Mapping[str, Any], file: str | None) -> list[str]:
     )
 
 
-def shown(error: DataError) -> str:
+def error_text(error: DataError) -> str:
     """Return all text of an error."""
     return str(error) + json.dumps(error.as_dict())
 

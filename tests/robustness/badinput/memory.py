@@ -116,9 +116,9 @@ WARM = (
 def main() -> int:
     """Make the files and read them; return 1 if one has an unexpected result."""
     folder, wrong = Path(sys.argv[1]), 0
-    for name, (_, file, made, _, _) in CASES.items():
+    for name, (_, file, result, _, _) in CASES.items():
         (folder / name).mkdir()
-        (folder / name / file).write_bytes(made())
+        (folder / name / file).write_bytes(result())
     # Read one good file per format: its kernels are compiled before memory is limited.
     for (
         file,
@@ -135,15 +135,15 @@ def main() -> int:
         base, started = reset(), time.monotonic()
         try:
             report = check(format, folder / name / file, ReadOptions.from_dict(options))
-            found = str(report.errors[0]["code"]) if report.errors else ""
+            output = str(report.errors[0]["code"]) if report.errors else ""
         except XcrayError as error:
-            found = str(error.code)
-        wrong += found != code
-        told = {"id": name, "bytes": (folder / name / file).stat().st_size, "code": found}
+            output = str(error.code)
+        wrong += output != code
+        fields = {"id": name, "bytes": (folder / name / file).stat().st_size, "code": output}
         print(
             json.dumps(
                 {
-                    **told,
+                    **fields,
                     "grown_mb": round((peak() - base) / 2**20, 1),
                     "seconds": round(time.monotonic() - started, 2),
                 }

@@ -185,7 +185,7 @@ BAD = [
     ),
     Bad("P10-negative", rows(indices=[[0, -2], [1]]), "INDEX_RANGE", row=0, value="-2"),
     Bad(
-        "P10-told",
+        "P10-n-features",
         rows(),
         "INDEX_RANGE",
         row=0,
@@ -197,7 +197,7 @@ BAD = [
     Bad("P10-twice", rows(indices=[[2, 2], [1]]), "DUP_INDEX", row=0, value="2"),
     Bad("P10-label", rows(labels=[[0], [-1]]), "LABEL_RANGE", row=1, value="-1"),
     Bad(
-        "P10-label-told",
+        "P10-n-labels",
         rows(labels=[[0], [2]]),
         "LABEL_RANGE",
         row=1,

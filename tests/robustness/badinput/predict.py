@@ -177,7 +177,7 @@ CASES = [
         PREDICT,
     ),
     Case("J24 text for vectors", body({"text": "a"}), 422, "NO_TEXT"),
-    Case("J25 unknown", body({"text": "a"}), 404, "NOT_FOUND", "/v1/models/nobody:predict"),
+    Case("J25 unknown", body({"text": "a"}), 404, "NOT_FOUND", "/v1/models/missing:predict"),
     Case("J25 unknown version", body({"text": "a"}), 404, "NOT_FOUND", "/v1/models/text:9:predict"),
     Case(
         "J25 unknown alias", body({"text": "a"}), 404, "NOT_FOUND", "/v1/models/text@prod:predict"

@@ -142,7 +142,7 @@ GOOD = [
     Good("S33", b"0\t1:1\t2:2 \r\n1 1:3", [[1, 2], [3, 0]], [[1, 0], [0, 1]]),
     Good("S34", b"\xef\xbb\xbf0 1:1\n", [[1]], [[1]]),
     Good("S41-after-a-blank", b"# head\n0 1:1 # 2:3\n1 1:2 #x\n", [[1], [2]], [[1, 0], [0, 1]]),
-    Good("S46-told", b"0 1:1\n", [[1, 0, 0]], [[1]], options={"n_features": 3}),
+    Good("S46-n-features", b"0 1:1\n", [[1, 0, 0]], [[1]], options={"n_features": 3}),
     Good(
         "S47-rows",
         b"0,1\n0,2\n",

@@ -48,7 +48,7 @@ FILES = (
 )
 
 
-def main(given: list[str]) -> int:
+def main(values: list[str]) -> int:
     """Run the command; return 0 if every promise was kept, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.faults", description=__doc__)
     parser.add_argument("row", help="F1 to F30, all, chaos, or table")
@@ -71,7 +71,7 @@ def main(given: list[str]) -> int:
     parser.add_argument(
         "--store", choices=("postgres", "sqlite"), default="postgres", help="chaos: which store"
     )
-    chosen = parser.parse_args(given)
+    chosen = parser.parse_args(values)
     if chosen.row == "table":
         print(table.markdown(table.read(chosen.files)))
         return 0
@@ -82,12 +82,14 @@ def main(given: list[str]) -> int:
             f"there is no row {chosen.row}: use one of {', '.join(each.number for each in in_order())}, all, chaos, table"
         )
     if chosen.json is not None:
-        given[given.index("--json") + 1 if "--json" in given else -1] = str(chosen.json.absolute())
+        values[values.index("--json") + 1 if "--json" in values else -1] = str(
+            chosen.json.absolute()
+        )
         chosen.json = chosen.json.absolute()
-    enter(given, chosen.plain)
+    enter(values, chosen.plain)
     if chosen.row == "chaos":
-        return told(chaos.play(chosen.minutes, chosen.seed, chosen.store), chosen.json)
-    return told(play(ROWS[chosen.row], chosen), chosen.json)
+        return write_figures(chaos.play(chosen.minutes, chosen.seed, chosen.store), chosen.json)
+    return write_figures(play(ROWS[chosen.row], chosen), chosen.json)
 
 
 def play(row: Row, chosen: Any) -> Figures:
@@ -110,7 +112,7 @@ def play(row: Row, chosen: Any) -> Figures:
     return here.figures
 
 
-def told(figures: Figures, to: Path | None) -> int:
+def write_figures(figures: Figures, to: Path | None) -> int:
     """Print the figures, as JSON in the last line, and return the exit status."""
     for sentence in figures.broken:
         print(f"{figures.row} BROKEN {sentence}")
@@ -128,12 +130,12 @@ def everything(chosen: Any) -> int:
     """
     began, ending = time.monotonic(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
-    wanted = set(chosen.only.split(",")) if chosen.only else set(ROWS)
-    rows = [each for each in in_order() if each.number in wanted]
+    expected = set(chosen.only.split(",")) if chosen.only else set(ROWS)
+    rows = [each for each in in_order() if each.number in expected]
     with ThreadPoolExecutor(chosen.at_once) as pool:
         lines = [
             each
-            for each in pool.map(lambda row: _alone(row, chosen, ending), rows)
+            for each in pool.map(lambda row: _run_in_subprocess(row, chosen, ending), rows)
             if each is not None
         ]
     if chosen.json is not None:
@@ -157,7 +159,7 @@ def everything(chosen: Any) -> int:
     return 1 if bad or left else 0
 
 
-def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | None:
+def _run_in_subprocess(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | None:
     """Play one row in its own process within its time limit and return its figures.
 
     Returns None if the row was not started.
@@ -178,8 +180,8 @@ def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | N
     began = time.monotonic()
     limit = row.limit * max(1.0, chosen.runs / RUNS_OF_LIMIT)
     with (
-        tempfile.TemporaryFile("w+") as told,
-        subprocess.Popen(words, cwd=ROOT, stdout=told) as process,
+        tempfile.TemporaryFile("w+") as report,
+        subprocess.Popen(words, cwd=ROOT, stdout=report) as process,
     ):
         while process.poll() is None and time.monotonic() - began < limit and not ending.is_set():
             time.sleep(0.1)
@@ -190,19 +192,19 @@ def _alone(row: Row, chosen: Any, ending: threading.Event) -> dict[str, Any] | N
             except subprocess.TimeoutExpired:
                 process.kill()
         process.wait()
-        told.seek(0)
-        output = told.read()
+        report.seek(0)
+        output = report.read()
     figures = _last(output) or _silent(row, process.returncode, time.monotonic() - began)
-    said = "kept" if figures["ok"] else f"BROKEN: {figures['broken']}"
-    print(f"{row.number:4s} {figures['seconds']:6.1f} s  {said}", flush=True)
+    message = "kept" if figures["ok"] else f"BROKEN: {figures['broken']}"
+    print(f"{row.number:4s} {figures['seconds']:6.1f} s  {message}", flush=True)
     return figures
 
 
 def _last(output: str) -> dict[str, Any] | None:
     """Return the figures that a row printed at its end, or None if it printed none."""
     with contextlib.suppress(ValueError):
-        found = json.loads((output.splitlines() or [""])[-1])
-        return found if isinstance(found, dict) else None
+        document = json.loads((output.splitlines() or [""])[-1])
+        return document if isinstance(document, dict) else None
     return None
 
 

@@ -158,13 +158,13 @@ def _anyone(
         api = mine.choice(cast.apis)
         with httpx.Client(base_url=api.url, trust_env=False, timeout=60) as http:
             try:
-                found = ask(http)
+                response = ask(http)
             except httpx.TransportError:
                 cast.count(f"{what}_broken_connections")
                 raise
-            if found.status_code == 503:
+            if response.status_code == 503:
                 cast.count(f"{what}_503")
-            return found
+            return response
 
     return again(once, 180)
 
@@ -174,7 +174,7 @@ def _submits(cast: Cast, mine: random.Random) -> None:
     key, slow = f"key-{mine.getrandbits(60):x}", mine.random() < 0.3
     body = {"dataset": cast.middle, **SLOW} if slow else {"dataset": cast.small, **QUICK}
     body |= {"model": f"m{mine.randrange(3)}"}
-    found = ok(
+    document = ok(
         _anyone(
             cast,
             mine,
@@ -182,11 +182,11 @@ def _submits(cast: Cast, mine: random.Random) -> None:
             "submit",
         )
     )
-    cast.here.ledger.acknowledged("job", found["id"], key=key)
+    cast.here.ledger.acknowledged("job", document["id"], key=key)
     cast.count("submitted")
     if mine.random() < 0.1:
-        ok(_anyone(cast, mine, lambda http: http.post(f"/v1/jobs/{found['id']}/stop"), "stop"))
-        cast.here.ledger.acknowledged("stop", found["id"])
+        ok(_anyone(cast, mine, lambda http: http.post(f"/v1/jobs/{document['id']}/stop"), "stop"))
+        cast.here.ledger.acknowledged("stop", document["id"])
         cast.count("stopped")
     while not cast.ending.wait(0.5):
         page = ok(_anyone(cast, mine, lambda http: http.get("/v1/jobs?limit=50"), "list"))["jobs"]
@@ -197,11 +197,11 @@ def _submits(cast: Cast, mine: random.Random) -> None:
 def _predicts(cast: Cast, mine: random.Random) -> None:
     """Request a prediction and check it."""
     began = time.monotonic()
-    found = ok(
+    body = ok(
         _anyone(cast, mine, lambda http: http.post("/v1/models/docs:predict", json=TEXT), "predict")
     )
     with cast.lock:
-        cast.here.figures.expect(found["predictions"] == cast.answer, "a prediction is another one")
+        cast.here.figures.expect(body["predictions"] == cast.answer, "a prediction is another one")
         cast.tally["predicted"] += 1
         cast.paces.append(time.monotonic() - began)
     cast.ending.wait(0.05)
@@ -218,7 +218,7 @@ def _uploads(cast: Cast, mine: random.Random) -> None:
         f"up-{mine.getrandbits(60):x}",
     )
     headers = {**OCTETS, "Idempotency-Key": key}
-    found = ok(
+    body = ok(
         _anyone(
             cast,
             mine,
@@ -226,7 +226,7 @@ def _uploads(cast: Cast, mine: random.Random) -> None:
             "upload",
         )
     )
-    cast.here.ledger.acknowledged("dataset", found["id"])
+    cast.here.ledger.acknowledged("dataset", body["id"])
     cast.count("uploaded")
     cast.ending.wait(2.0)
 
@@ -239,9 +239,9 @@ def _kills(cast: Cast, until_when: float) -> None:
         act = mine.choices(
             (_kill_process, _kill_attempt, _stop_database, _restart_database), (5, 4, 1, 1)
         )[0]
-        said = act(cast)
-        if said:
-            cast.count(said)
+        output = act(cast)
+        if output:
+            cast.count(output)
             figures.runs += 1
 
 
@@ -299,16 +299,16 @@ def _drain(cast: Cast) -> dict[str, Any]:
     cast.apis[0].ready()
     began = time.monotonic()
     for job in cast.here.ledger.ids("job"):
-        found = ended(http, job, 600)
+        record = ended(http, job, 600)
         wished = job in cast.here.ledger.ids("stop")
         if (
-            found["status"] != SUCCEEDED
+            record["status"] != SUCCEEDED
             and not wished
-            and found["reason"] not in ("LOST", "CRASH_LOOP")
+            and record["reason"] not in ("LOST", "CRASH_LOOP")
         ):
-            figures.fault(f"{job} is {found['status']} {found['reason']}: {found['message']}")
-        cast.tally[found["status"].lower()] += 1
-        cast.tally["attempts"] += found["attempt"]
+            figures.fault(f"{job} is {record['status']} {record['reason']}: {record['message']}")
+        cast.tally[record["status"].lower()] += 1
+        cast.tally["attempts"] += record["attempt"]
     for data in cast.here.ledger.ids("dataset"):
         until(
             lambda data=data: (

@@ -71,9 +71,9 @@ def check(
 def _still(look: Callable[[], list[str]], seconds: float) -> list[str]:
     """Return the items that are still there after `seconds`; return at once if there are none."""
     deadline = time.monotonic() + seconds
-    while (found := look()) and time.monotonic() < deadline:
+    while (result := look()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return found
+    return result
 
 
 def all_jobs(store: JobStore, tenant: str = "default") -> list[Job]:

@@ -60,8 +60,8 @@ def service_killed(stage: Stage) -> None:
     service = Service(stage)
     service.up()
     data = dataset(service.http, stage.ledger)
-    wanted = 40 if stage.small else 200 * stage.runs
-    left, lock = iter(range(wanted)), threading.Lock()
+    expected = 40 if stage.small else 200 * stage.runs
+    left, lock = iter(range(expected)), threading.Lock()
     done = threading.Event()
 
     def client() -> None:
@@ -85,9 +85,11 @@ def service_killed(stage: Stage) -> None:
         with stage.figures.recovering():
             service.up()
         stage.figures.runs += 1
-        seen = len(stage.ledger.ids("job"))
+        values = len(stage.ledger.ids("job"))
         until(
-            lambda seen=seen: done.is_set() or len(stage.ledger.ids("job")) > seen,
+            lambda observations=values: (
+                done.is_set() or len(stage.ledger.ids("job")) > observations
+            ),
             "a client is answered between two kills",
         )
         # On machines where a start takes long, five kills are enough.
@@ -100,16 +102,16 @@ def service_killed(stage: Stage) -> None:
         with stage.figures.recovering():
             service.up()
         stage.figures.runs += 1
-    stage.figures.facts["submitted"] = wanted
+    stage.figures.facts["submitted"] = expected
     store = store_of(service.home)
-    stage.figures.expect(len(stage.ledger.ids("job")) == wanted, "a client gave up")
+    stage.figures.expect(len(stage.ledger.ids("job")) == expected, "a client gave up")
     there = (
         len(store.jobs.list_page(limit=1000)[0])
-        if wanted < 1000
+        if expected < 1000
         else sum(store.jobs.count().values())
     )
-    if there > wanted:
-        stage.figures.double(f"{there} jobs for {wanted} keys")
+    if there > expected:
+        stage.figures.double(f"{there} jobs for {expected} keys")
     store.close()
     stop_all(stage, service)
     drained(stage, service)
@@ -299,8 +301,8 @@ def slow_clients(stage: Stage) -> None:
     service = Service(stage, body_idle_timeout_seconds=3.0)
     service.up()
     data = dataset(service.http, stage.ledger)
-    done = ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))
-    assert done["status"] == SUCCEEDED, done
+    job = ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))
+    assert job["status"] == SUCCEEDED, job
     before = _paces(service, 100)
     idle = [
         socket.create_connection(("127.0.0.1", service.port))
@@ -440,13 +442,13 @@ def many_jobs(stage: Stage) -> None:
     until(lambda: ok(service.http.get("/v1/jobs"))["jobs"][0]["status"] in TERMINAL, "the first")
     store = store_of(service.home)
     spec = store.jobs.list_page()[0][0].spec
-    wanted, resident = (500 if stage.small else 10_000), _resident(service)
+    expected, resident = (500 if stage.small else 10_000), _resident(service)
     before = [
         store.jobs.submit(JobSubmission(spec, name="m", priority=-1))
-        for _ in range(max(0, wanted - 500))
+        for _ in range(max(0, expected - 500))
     ]
     paces = []
-    for number in range(min(wanted, 500)):
+    for number in range(min(expected, 500)):
         began = time.perf_counter()
         submit(service.http, stage.ledger, data, "m", f"many{number}", priority=-1)
         paces.append(time.perf_counter() - began)
@@ -465,14 +467,14 @@ def many_jobs(stage: Stage) -> None:
     with stage.figures.recovering():
         service.up()
     stage.figures.expect(
-        store.jobs.count()[PENDING] >= wanted * 0.9, f"after the restart {store.jobs.count()}"
+        store.jobs.count()[PENDING] >= expected * 0.9, f"after the restart {store.jobs.count()}"
     )
     began = time.monotonic()
     while ok(service.http.post("/v1/jobs:stop", json={}))["more"]:
         continue
     stop_all(stage, service)
     stage.figures.facts["stop_all_s"] = round(time.monotonic() - began, 1)
-    stage.figures.runs += wanted
+    stage.figures.runs += expected
     store.close()
     drained(stage, service)
 
@@ -503,14 +505,14 @@ def few_descriptors(stage: Stage) -> None:
         limits = resource.prlimit(service.pid, resource.RLIMIT_NOFILE)
         # Only the soft limit is lowered: a lowered hard limit cannot be raised again.
         resource.prlimit(service.pid, resource.RLIMIT_NOFILE, (before + 20, limits[1]))
-        held = []
+        items = []
         with contextlib.suppress(OSError):
-            held.extend(
+            items.extend(
                 socket.create_connection(("127.0.0.1", service.port), timeout=2) for _ in range(100)
             )
         time.sleep(1.0)
         stage.figures.expect(service.alive, "the service ended without file descriptors")
-        for connection in held:
+        for connection in items:
             connection.close()
         with stage.figures.recovering():
             until(
@@ -554,13 +556,14 @@ def readiness(stage: Stage) -> None:
         ended(service.http, submit(service.http, stage.ledger, data, "m", "k"))["status"]
         == SUCCEEDED
     )
-    told = until(
-        lambda: (found := ok(service.http.get("/readyz"))).get("degraded") and found,
+    response = until(
+        lambda: (reply := ok(service.http.get("/readyz"))).get("degraded") and reply,
         "Ray is away",
         60,
     )
     stage.figures.expect(
-        told["ready"] and told["degraded"] == ["RAY"], f"with Ray away /readyz said {told}"
+        response["ready"] and response["degraded"] == ["RAY"],
+        f"with Ray away /readyz said {response}",
     )
     missing = service.http.post(
         "/v1/models/none:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
@@ -625,12 +628,12 @@ def _without_store(stage: Stage, service: Service, strict: Service, server: Post
         service.http.get("/readyz", timeout=60).status_code == 200,
         "predictions work, but the service is not ready",
     )
-    found = until(
+    response = until(
         lambda: "STORE" in (r := strict.http.get("/readyz", timeout=60)).json()["reasons"] and r,
         "not ready",
         60,
     )
-    stage.figures.expect(found.status_code == 503, f"without a store: {found.text}")
+    stage.figures.expect(response.status_code == 503, f"without a store: {response.text}")
     stage.figures.expect(
         _health(service) == _health(strict) == 200, "liveness depends on the store"
     )

@@ -41,12 +41,12 @@ def disk_full(stage: Stage) -> None:
         service = Service(stage, home=disk / "home", disk_reserve_bytes=20_000_000)
         service.up()
         data = dataset(service.http, stage.ledger, **MIDDLE)
-        done = ended(service.http, submit(service.http, stage.ledger, data, "m", "before", **SLOW))
-        assert done["status"] == SUCCEEDED, done
+        job = ended(service.http, submit(service.http, stage.ledger, data, "m", "before", **SLOW))
+        assert job["status"] == SUCCEEDED, job
         for turn in range(min(stage.runs, 2)):
             _below_reserve(stage, service, disk, data, turn)
             _to_the_brim(stage, service, disk, data, turn)
-            _while_training(stage, service, disk, data, done["result"]["sha256"], turn)
+            _while_training(stage, service, disk, data, job["result"]["sha256"], turn)
         drained(stage, service)
 
 
@@ -119,9 +119,10 @@ def _to_the_brim(stage: Stage, service: Service, disk: Path, data: str, turn: in
         "refused" if all(a.is_error for a in answers) else "some fitted"
     )
     for path in ("/v1/jobs", "/v1/datasets", "/v1/models", "/healthz"):
-        found = service.http.get(path)
+        response = service.http.get(path)
         stage.figures.expect(
-            found.status_code == 200, f"GET {path} on a full disk was answered {found.status_code}"
+            response.status_code == 200,
+            f"GET {path} on a full disk was answered {response.status_code}",
         )
     predicted = service.http.post(
         "/v1/models/m:predict", json={"instances": [{"indices": [1], "values": [1.0]}]}
@@ -157,8 +158,8 @@ def _while_training(
     ballast = _fill(disk, 0)
 
     def met() -> Any:
-        found = ok(service.http.get(f"/v1/jobs/{job}"))
-        return (found["status"] != "RUNNING" or found["attempt"] > 1) and found
+        response = ok(service.http.get(f"/v1/jobs/{job}"))
+        return (response["status"] != "RUNNING" or response["attempt"] > 1) and response
 
     try:
         state = until(met, "the training meets the full disk", 5 if stage.small else 20)
@@ -172,12 +173,12 @@ def _while_training(
         service.ready()
 
         def over() -> Any:
-            found = ok(service.http.get(f"/v1/jobs/{job}"))
+            reply = ok(service.http.get(f"/v1/jobs/{job}"))
             stage.figures.expect(
-                found["status"] != "FAILED",
-                f"a training failed on a full disk: {found['reason']}: {found['message']}",
+                reply["status"] != "FAILED",
+                f"a training failed on a full disk: {reply['reason']}: {reply['message']}",
             )
-            return found["status"] in (SUCCEEDED, "FAILED") and found
+            return reply["status"] in (SUCCEEDED, "FAILED") and reply
 
         done = until(over, "the training ends well once there is space")
     stage.figures.expect(
@@ -294,9 +295,9 @@ def _crash(stage: Stage, verb: str, what: str, calls: tuple[str, ...], most: int
     verbs.VERBS[verb].prepare(beginning)
     do = verbs.VERBS[verb].do
     rehearsal = _copy(beginning, "rehearsal")
-    found = strace.counts(lambda: do(rehearsal), stage.folder / "calls", calls)
+    result = strace.counts(lambda: do(rehearsal), stage.folder / "calls", calls)
     shutil.rmtree(rehearsal)
-    for call, count in found.items():
+    for call, count in result.items():
         for when in stage.random.sample(range(1, count + 1), min(count, most)):
             folder = _copy(beginning, f"{call}-{when}")
             # The lambda is called at once, so it sees the current loop variables.
@@ -353,7 +354,7 @@ def sync_fails(stage: Stage) -> None:
 
 def _each_call(stage: Stage, what: str, calls: tuple[str, ...]) -> None:
     """Crash all verbs; the small form uses few verbs and few calls."""
-    if not strace.there():
+    if not strace.is_available():
         raise PermissionError(
             "F12 and F13 need strace (apt-get install strace), and the right to trace"
         )

@@ -73,7 +73,7 @@ class Lab:
             table.filter(pc.equal(table.column("outcome"), LOST)).column("seconds").to_pylist()
         )
 
-    def lost(self, name: str) -> float:
+    def lost_seconds(self, name: str) -> float:
         """Return the seconds of work that were lost with workers."""
         return float(sum(self.batches_lost(name)))
 
@@ -92,7 +92,7 @@ class Killer:
         self._at: float | None = None
         self._next = 0.0  # time of the next check
         self._before: set[int] = set()
-        self.done = False
+        self.triggered = False
 
     def __call__(self, progress: Progress) -> None:
         """Handle a progress report of the training."""
@@ -100,11 +100,11 @@ class Killer:
             self._at is None
             and progress.phase == "TRAINING"
             and progress.total
-            and progress.done >= self._share * progress.total
+            and progress.triggered >= self._share * progress.total
         ):
             self._before = self._pids()
             if self._before:
-                self._at, self.done = time.monotonic(), True
+                self._at, self.triggered = time.monotonic(), True
                 self._act(self._stage.random.choice(sorted(self._before)))
         # Dead workers do not answer, so frequent queries would delay the training.
         elif self._before and time.monotonic() >= self._next:
@@ -117,19 +117,21 @@ class Killer:
         """Return the process ids of the workers that answer within `ANSWER_SECONDS`."""
         import ray
 
-        asked = []
+        requests = []
         for name in ray.util.list_named_actors():
             if name.startswith(self._prefix):
                 # The actor can be dead or not started yet.
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                    asked.append(ray.get_actor(name).pid.remote())
-        found = set()
+                    requests.append(ray.get_actor(name).pid.remote())
+        results = set()
         for reference in (
-            ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)[0] if asked else ()
+            ray.wait(requests, num_returns=len(requests), timeout=ANSWER_SECONDS)[0]
+            if requests
+            else ()
         ):
             with contextlib.suppress(ray.exceptions.RayError):
-                found.add(int(ray.get(reference)))
-        return found
+                results.add(int(ray.get(reference)))
+        return results
 
 
 def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
@@ -142,13 +144,13 @@ def _workers_killed(stage: Stage, how: dict[str, Any], **sizes: int) -> None:
     with local_ray(num_cpus=2, object_store_memory=STORE):
         for turn in range(min(stage.runs, 3)):
             killer = Killer(stage, f"k{turn}", (0.1, 0.5, 0.9)[turn % 3], kill)
-            found = lab.train(f"k{turn}", how, "ray", 2, killer)
-            stage.figures.expect(killer.done, "the training ended before a worker was killed")
+            result = lab.train(f"k{turn}", how, "ray", 2, killer)
+            stage.figures.expect(killer.triggered, "the training ended before a worker was killed")
             stage.figures.expect(
-                found.sha256 == sha, "after a killed worker the model has other bits"
+                result.sha256 == sha, "after a killed worker the model has other bits"
             )
             stage.figures.redone.append(
-                lab.lost(f"k{turn}") / max(float(found.report["core_seconds"]), 1e-9)
+                lab.lost_seconds(f"k{turn}") / max(float(result.report["core_seconds"]), 1e-9)
             )
             stage.figures.runs += 1
 
@@ -205,12 +207,12 @@ def one_more_node(address: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def named(roots: list[int], word: str) -> list[int]:
     """Return the descendants of `roots` whose program name contains `word`."""
-    found = []
+    results = []
     for process in find_descendants(roots):
         with contextlib.suppress(OSError):
             if word in Path(os.readlink(PROC / str(process.pid) / "exe")).name:
-                found.append(process.pid)
-    return found
+                results.append(process.pid)
+    return results
 
 
 @row(
@@ -231,15 +233,15 @@ def raylet_killed(stage: Stage) -> None:
                     stage,
                     f"n{turn}",
                     0.3,
-                    lambda _, found=raylets: [kill(pid) for pid in found] and None,
+                    lambda _, output=raylets: [kill(pid) for pid in output] and None,
                 )
-                found = lab.train(f"n{turn}", PPD, "ray", 3, killer)
-                stage.figures.expect(killer.done and bool(raylets), "no raylet was killed")
+                result = lab.train(f"n{turn}", PPD, "ray", 3, killer)
+                stage.figures.expect(killer.triggered and bool(raylets), "no raylet was killed")
                 stage.figures.expect(
-                    found.sha256 == sha, "after a dead node the model has other bits"
+                    result.sha256 == sha, "after a dead node the model has other bits"
                 )
                 stage.figures.redone.append(
-                    lab.lost(f"n{turn}") / max(float(found.report["core_seconds"]), 1e-9)
+                    lab.lost_seconds(f"n{turn}") / max(float(result.report["core_seconds"]), 1e-9)
                 )
                 stage.figures.runs += 1
     stage.figures.note(
@@ -306,11 +308,11 @@ def store_full(stage: Stage) -> None:
     plain = time.monotonic() - began
     with local_ray(num_cpus=2, object_store_memory=STORE):
         began = time.monotonic()
-        found = lab.train("full", how, "ray", 2)
-        taken = time.monotonic() - began
-    stage.figures.expect(found.sha256 == sha, "with a full object store the model has other bits")
+        result = lab.train("full", how, "ray", 2)
+        seconds = time.monotonic() - began
+    stage.figures.expect(result.sha256 == sha, "with a full object store the model has other bits")
     stage.figures.facts |= {
-        "slower": f"{taken / plain:.1f} x",
+        "slower": f"{seconds / plain:.1f} x",
         "weights_mb": round(20_000 * 3000 * 4 / 1e6),
         "store_mb": STORE >> 20,
     }
@@ -337,12 +339,15 @@ def messages_lost(stage: Stage) -> None:
         environment({"RAY_testing_rpc_failure": json.dumps(loss)}),
         local_ray(num_cpus=2, object_store_memory=STORE),
     ):
-        found = lab.train("lossy", PPD, "ray", 2)
-    stage.figures.expect(found.sha256 == sha, "with lost messages the model has other bits")
-    lost = lab.batches_lost("lossy")
-    stage.figures.expect(bool(lost), "no message was lost that mattered")
-    stage.figures.facts |= {"batches_lost": len(lost), "seconds_of_work_lost": round(sum(lost), 1)}
+        result = lab.train("lossy", PPD, "ray", 2)
+    stage.figures.expect(result.sha256 == sha, "with lost messages the model has other bits")
+    lost_seconds = lab.batches_lost("lossy")
+    stage.figures.expect(bool(lost_seconds), "no message was lost that mattered")
+    stage.figures.facts |= {
+        "batches_lost": len(lost_seconds),
+        "seconds_of_work_lost": round(sum(lost_seconds), 1),
+    }
     stage.figures.note(
         "a lost message costs a worker, which is replaced; five for each place end the attempt as WORKERS_LOST"
     )
-    stage.figures.runs += len(lost)
+    stage.figures.runs += len(lost_seconds)

@@ -35,9 +35,9 @@ def working(stage: Stage, **settings: Any) -> tuple[Service, str, str]:
     service = Service(stage, **settings)
     service.up()
     data = dataset(service.http, stage.ledger, **MIDDLE)
-    done = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
-    assert done["status"] == SUCCEEDED, done
-    return service, data, done["result"]["sha256"]
+    job = ended(service.http, submit(service.http, stage.ledger, data, "plain", "plain", **SLOW))
+    assert job["status"] == SUCCEEDED, job
+    return service, data, job["result"]["sha256"]
 
 
 def drained(stage: Stage, service: Service, **how: Any) -> None:
@@ -69,9 +69,9 @@ def on_again(service: Service, job: str, attempt: int) -> dict[str, Any]:
     """Wait until a later attempt of a job trains or the job has ended; return the job."""
 
     def look() -> Any:
-        found = ok(service.http.get(f"/v1/jobs/{job}"))
-        later = found["attempt"] > attempt and found["phase"] not in ("QUEUED", "STARTING")
-        return (later or found["status"] in TERMINAL) and found
+        response = ok(service.http.get(f"/v1/jobs/{job}"))
+        later = response["attempt"] > attempt and response["phase"] not in ("QUEUED", "STARTING")
+        return (later or response["status"] in TERMINAL) and response
 
     return until(look, f"the attempt after {attempt} of {job}")
 
@@ -106,10 +106,10 @@ def runner_killed(stage: Stage) -> None:
                 service.kill()
                 service.up()
             on_again(service, job, attempt)
-        done = ended(service.http, job)
-        same_model(stage, done, sha)
+        outcome = ended(service.http, job)
+        same_model(stage, outcome, sha)
         stage.figures.expect(
-            done["attempt"] == attempt + 1, f"{done['attempt']} attempts for one kill"
+            outcome["attempt"] == attempt + 1, f"{outcome['attempt']} attempts for one kill"
         )
         spent = ok(service.http.get(f"/v1/jobs/{job}/timeline"))["core_seconds"]
         stage.figures.redone.append(min(1.0, lost / spent))
@@ -131,14 +131,14 @@ def stopped(stage: Stage) -> None:
         kill(pid, signal.SIGSTOP)
         with stage.figures.recovering():
             on_again(service, job, attempt)
-        done = ended(service.http, job)
+        outcome = ended(service.http, job)
         kill(pid, signal.SIGCONT)
         until(
             lambda pid=pid: pid not in attempts(service.home.path).values(),
             "the end of the one that woke",
             60,
         )
-        same_model(stage, done, sha)
+        same_model(stage, outcome, sha)
         same_model(stage, ok(service.http.get(f"/v1/jobs/{job}")), sha)
         stage.figures.runs += 1
     # It takes one busy timeout; tests/jobs/store/test_store.py has a test with a shorter timeout.
@@ -177,10 +177,10 @@ def _stopped_writer(stage: Stage, service: Service) -> None:
         )
         asker.start()
         while asker.is_alive():
-            found = service.http.get(f"/v1/jobs/{job}", timeout=30)
+            response = service.http.get(f"/v1/jobs/{job}", timeout=30)
             stage.figures.expect(
-                found.status_code == 200,
-                f"a read was answered {found.status_code} while a writer was stopped",
+                response.status_code == 200,
+                f"a read was answered {response.status_code} while a writer was stopped",
             )
             time.sleep(0.2)
         asker.join()
@@ -227,12 +227,12 @@ def asked_to_end(stage: Stage) -> None:
         stage.figures.runs += 1
     upload = _in_flight(stage, service)
     service.up()
-    made = ok(
+    response = ok(
         service.http.post(
             "/v1/datasets", json={"name": "sent", "format": "jsonl", "uploads": {"train": upload}}
         )
     )
-    stage.ledger.acknowledged("dataset", settled(service.http, made["id"]))
+    stage.ledger.acknowledged("dataset", settled(service.http, response["id"]))
     job, attempt, pid = hit(stage, service, data, "both", 0.5)
     service.signal(signal.SIGTERM)
     service.kill()
@@ -247,22 +247,22 @@ def _in_flight(stage: Stage, service: Service) -> str:
 
     The upload is completed, and /readyz reports not ready at once.
     """
-    told, sent = threading.Event(), threading.Event()
+    report, messages = threading.Event(), threading.Event()
     half = b"".join(
         b'{"text": "row %d of a file", "labels": ["a", "b%d"]}\n' % (i, i % 7) for i in range(2000)
     )
 
     def blocks() -> Any:
         yield half
-        sent.set()
-        assert told.wait(30)
+        messages.set()
+        assert report.wait(30)
         yield half
 
     answers: list[httpx.Response] = []
     how = {"content": blocks(), "headers": {"Content-Type": "application/octet-stream"}}
     asker = threading.Thread(target=lambda: answers.append(service.http.post("/v1/uploads", **how)))
     asker.start()
-    assert sent.wait(30)
+    assert messages.wait(30)
     time.sleep(0.2)
     service.signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -270,7 +270,7 @@ def _in_flight(stage: Stage, service: Service) -> str:
     stage.figures.expect(
         ready.status_code == 503, f"readiness said {ready.status_code} after SIGTERM"
     )
-    told.set()
+    report.set()
     asker.join(60)
     stage.figures.expect(
         bool(answers) and answers[0].status_code == 201, f"an upload in flight got {answers}"
@@ -336,10 +336,10 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
         moment,
         pause=0.01,
     )
-    asked = time.monotonic()
+    start = time.monotonic()
     ok(service.http.post(f"/v1/jobs/{job}/stop"))
     stage.figures.facts["ack_ms_max"] = max(
-        round(1000 * (time.monotonic() - asked)), stage.figures.facts.get("ack_ms_max", 0)
+        round(1000 * (time.monotonic() - start)), stage.figures.facts.get("ack_ms_max", 0)
     )
     again = ok(service.http.post(f"/v1/jobs/{job}/stop"))
     stage.ledger.acknowledged("stop", job)
@@ -347,18 +347,18 @@ def _stop_at(stage: Stage, service: Service, data: str, moment: str, name: str) 
         stage.figures.expect(
             again["status"] == state["status"], f"stopping an ended job made it {again['status']}"
         )
-    done = ended(service.http, job)
+    outcome = ended(service.http, job)
     if moment == "queued":
         stage.figures.expect(
-            (done["status"], done["attempt"]) == (STOPPED, 0),
-            f"a queued job became {done['status']}",
+            (outcome["status"], outcome["attempt"]) == (STOPPED, 0),
+            f"a queued job became {outcome['status']}",
         )
     stage.figures.expect(
-        done["status"] in (STOPPED, SUCCEEDED),
-        f"a stopped job became {done['status']}: {done['message']}",
+        outcome["status"] in (STOPPED, SUCCEEDED),
+        f"a stopped job became {outcome['status']}: {outcome['message']}",
     )
     until(lambda: not attempts(service.home.path, job), f"the end of the process of {job}")
-    stage.figures.recovery.append(time.monotonic() - asked)
+    stage.figures.recovery.append(time.monotonic() - start)
     if blocker is not None:
         ok(service.http.post(f"/v1/jobs/{blocker}/stop"))
         ended(service.http, blocker)
@@ -466,12 +466,13 @@ def poison(stage: Stage) -> None:
     for kind in kinds:
         service_job = _poisoned(stage, service, data, kind, marks)
         neighbour = submit(service.http, stage.ledger, data, "neighbour", f"n-{kind}")
-        beside = ended(service.http, neighbour)
+        neighbour_job = ended(service.http, neighbour)
         stage.figures.expect(
-            beside["status"] == SUCCEEDED, f"the job next to {kind} is {beside['status']}"
+            neighbour_job["status"] == SUCCEEDED,
+            f"the job next to {kind} is {neighbour_job['status']}",
         )
         began = time.monotonic()
-        done = ended(service.http, service_job)
+        job = ended(service.http, service_job)
         if kind == "hang":  # three times the start limit of a runner
             stage.figures.facts["a_hang_given_up_after_s"] = round(time.monotonic() - began)
         else:
@@ -481,15 +482,15 @@ def poison(stage: Stage) -> None:
             ("CRASH_LOOP", "OUT_OF_MEMORY", "INTERNAL") if kind == "memory" else ("CRASH_LOOP",)
         )
         stage.figures.expect(
-            done["status"] == FAILED and done["reason"] in reasons,
-            f"{kind} ended as {done['status']} {done['reason']}",
+            job["status"] == FAILED and job["reason"] in reasons,
+            f"{kind} ended as {job['status']} {job['reason']}",
         )
         stage.figures.expect(
-            done["attempt"] == 3 or done["reason"] != "CRASH_LOOP",
-            f"{kind} had {done['attempt']} attempts as {done['reason']}",
+            job["attempt"] == 3 or job["reason"] != "CRASH_LOOP",
+            f"{kind} had {job['attempt']} attempts as {job['reason']}",
         )
         if kind == "memory":
-            stage.figures.facts["out_of_memory_ended_as"] = done["reason"]
+            stage.figures.facts["out_of_memory_ended_as"] = job["reason"]
         log = service.home.log(service_job)
         stage.figures.expect(
             log.stat().st_size <= 1.1 * LOG_BYTES,

@@ -45,18 +45,18 @@ def swapped(stage: Stage) -> None:
         with httpx.Client(base_url=service.url, trust_env=False, timeout=PATIENCE) as http:
             while not ending.is_set():
                 try:
-                    found = _ask(http, "docs@prod")
+                    result = _ask(http, "docs@prod")
                 except AssertionError as error:
                     errors.append(str(error))
                     continue
                 replies[0] += 1
-                same = whole[found["model"]["version"]]
-                if (found["model"]["sha256"], found["predictions"]) != (
+                same = whole[result["model"]["version"]]
+                if (result["model"]["sha256"], result["predictions"]) != (
                     same["model"]["sha256"],
                     same["predictions"],
                 ):
                     stage.figures.fault(
-                        f"a reply says version {found['model']['version']} and is not its answer"
+                        f"a reply says version {result['model']['version']} and is not its answer"
                     )
 
     clients = [threading.Thread(target=client) for _ in range(4)]

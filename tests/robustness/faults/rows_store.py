@@ -85,10 +85,10 @@ def clocks(stage: Stage) -> None:
                 each.attempts.expire() == [], "a jump of the clock took a job from its runner"
             )
         three.attempts.heartbeat(first.id, 1, lease_seconds=60)
-        done = three.attempts.finish(first.id, 1, STOPPED)
+        outcome = three.attempts.finish(first.id, 1, STOPPED)
         stage.figures.expect(
-            str(done.finished) >= str(done.started) >= done.created,
-            f"a duration is negative: {done}",
+            str(outcome.finished) >= str(outcome.started) >= outcome.created,
+            f"a duration is negative: {outcome}",
         )
         other = one.attempts.claim("me", lease_seconds=60)
         stage.figures.expect(
@@ -122,11 +122,13 @@ def _jumping_service(stage: Stage) -> None:
         job = submit(service.http, stage.ledger, data, "m", f"j{turn}", **SLOW)
         at_share(service.http, job, 0.3)
         file.write_text(jump)
-        done = ended(service.http, job)
-        same_model(stage, done, sha)
-        stage.figures.expect(done["attempt"] == 1, f"a clock that jumped by {jump} cost an attempt")
+        outcome = ended(service.http, job)
+        same_model(stage, outcome, sha)
         stage.figures.expect(
-            done["finished"] >= done["started"] >= done["created"],
+            outcome["attempt"] == 1, f"a clock that jumped by {jump} cost an attempt"
+        )
+        stage.figures.expect(
+            outcome["finished"] >= outcome["started"] >= outcome["created"],
             f"after {jump} a duration is negative",
         )
         file.write_text("+0")
@@ -208,22 +210,22 @@ def replicas(stage: Stage) -> None:
     for each in runners:
         each.start()
     data = dataset(apis[0].http, stage.ledger)
-    wanted = 4 if stage.small else 4 * stage.runs
+    expected = 4 if stage.small else 4 * stage.runs
     answers = Counter[int]()
     jobs = []
-    for number in range(wanted):
+    for number in range(expected):
         job = submit(apis[number % 2].http, stage.ledger, data, f"m{number % 3}", f"k{number}")
-        found = apis[1 - number % 2].http.get(f"/v1/jobs/{job}")
-        answers[found.status_code] += 1
+        response = apis[1 - number % 2].http.get(f"/v1/jobs/{job}")
+        answers[response.status_code] += 1
         jobs.append(job)
     for number, job in enumerate(jobs):
-        done = ended(apis[number % 2].http, job)
+        outcome = ended(apis[number % 2].http, job)
         stage.figures.expect(
-            (done["status"], done["attempt"]) == (SUCCEEDED, 1),
-            f"{job} is {done['status']} in attempt {done['attempt']}",
+            (outcome["status"], outcome["attempt"]) == (SUCCEEDED, 1),
+            f"{job} is {outcome['status']} in attempt {outcome['attempt']}",
         )
     stage.figures.expect(set(answers) == {200}, f"the other replica answered {dict(answers)}")
-    stage.figures.runs += wanted
+    stage.figures.runs += expected
     _end(stage, home, url, [*apis, *runners])
 
 
@@ -282,10 +284,10 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
         env=environment(stage.folder),
     )
     assert writer.stdout is not None
-    told = [writer.stdout.readline().strip()]
+    reports = [writer.stdout.readline().strip()]
     timer = threading.Timer(stage.random.uniform(0.05, 0.4), writer.kill)
     timer.start()
-    told += [line.strip() for line in writer.stdout if line.endswith("\n")]
+    reports += [line.strip() for line in writer.stdout if line.endswith("\n")]
     writer.wait()
     writer.stdout.close()
     with stage.figures.recovering():
@@ -296,11 +298,11 @@ def _killed_commit(stage: Stage, url: str, turn: int) -> None:
             if str(job.idempotency_key).startswith(f"{turn}-")
         }
     store.close()
-    for job in set(told) - there:
+    for job in set(reports) - there:
         stage.figures.lose(f"{job} was acknowledged and is gone")
     stage.figures.expect(
-        len(there - set(told)) <= 1,
-        f"{len(there - set(told))} jobs were stored and not acknowledged",
+        len(there - set(reports)) <= 1,
+        f"{len(there - set(reports))} jobs were stored and not acknowledged",
     )
     with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as raw:
         stage.figures.expect(
@@ -324,13 +326,15 @@ def _backup(stage: Stage) -> None:
     before = [writer.stdout.readline().strip() for _ in range(50)]
     copy = stage.folder / "copy.db"
     words = [*MAIN, "store", "backup", str(copy), "--home", str(home)]
-    done = subprocess.run(
+    process = subprocess.run(
         words, capture_output=True, text=True, env=environment(stage.folder), cwd=stage.folder
     )
     writer.kill()
     writer.wait()
     writer.stdout.close()
-    if not stage.figures.expect(done.returncode == 0, f"a backup under load: {done.stderr[-300:]}"):
+    if not stage.figures.expect(
+        process.returncode == 0, f"a backup under load: {process.stderr[-300:]}"
+    ):
         return
     restored = JobStore(f"sqlite:///{copy}")
     there = {job.id for job in invariants.all_jobs(restored)}
@@ -342,12 +346,12 @@ def _backup(stage: Stage) -> None:
 
 def _upgrade_killed(stage: Stage) -> None:
     """Kill an upgrade at each system call; the steps must be complete and no job lost."""
-    if not strace.there():
+    if not strace.is_available():
         stage.figures.note("no upgrade was killed: it needs strace")
         return
     beginning, steps = stage.place("before"), release(stage.folder / "steps", *ADDED)
     store = JobStore(f"sqlite:///{beginning / 'xcray.db'}")
-    told = {store.jobs.submit(JobSubmission({"n": n}, name="old"))[0].id for n in range(30)}
+    reports = {store.jobs.submit(JobSubmission({"n": n}, name="old"))[0].id for n in range(30)}
     store.close()
 
     def upgrade(folder: Path) -> None:
@@ -356,8 +360,8 @@ def _upgrade_killed(stage: Stage) -> None:
     upgrade(stage.place("compiled"))  # compiles the bytecode of the steps before calls are counted
     rehearsal = stage.folder / "rehearsal"
     shutil.copytree(beginning, rehearsal)
-    found = strace.counts(lambda: upgrade(rehearsal), stage.folder / "calls")
-    for call, count in found.items():
+    result = strace.counts(lambda: upgrade(rehearsal), stage.folder / "calls")
+    for call, count in result.items():
         for when in stage.random.sample(
             range(1, count + 1), min(count, 4 if stage.small else 4 * stage.runs)
         ):
@@ -369,7 +373,7 @@ def _upgrade_killed(stage: Stage) -> None:
             store = JobStore(f"sqlite:///{folder / 'xcray.db'}")
             there = {job.id for job in invariants.all_jobs(store)}
             store.close()
-            for job in told - there:
+            for job in reports - there:
                 stage.figures.lose(f"{job} is gone after an upgrade killed at {call} {when}")
             stage.figures.runs += 1
             shutil.rmtree(folder)
@@ -437,16 +441,16 @@ def _answers_without(stage: Stage, service: Service, data: str, seconds: float, 
         alive = service.http.get("/healthz", timeout=patience)
         stage.figures.expect(alive.status_code == 200, f"/healthz said {alive.status_code}")
         body = {"dataset": data, "model": "m", **SLOW}
-        asked = time.monotonic()
+        start = time.monotonic()
         refused = service.http.post(
             "/v1/jobs", json=body, headers={"Idempotency-Key": f"away{turn}"}, timeout=patience
         )
         stage.figures.facts["refused_after_s"] = round(
-            max(time.monotonic() - asked, stage.figures.facts.get("refused_after_s", 0)), 1
+            max(time.monotonic() - start, stage.figures.facts.get("refused_after_s", 0)), 1
         )
-        told = refused.status_code == 503 and "retry-after" in refused.headers
+        report = refused.status_code == 503 and "retry-after" in refused.headers
         stage.figures.expect(
-            told, f"a submit was answered {refused.status_code} {refused.text[:200]}"
+            report, f"a submit was answered {refused.status_code} {refused.text[:200]}"
         )
         predicted = service.http.post(
             "/v1/models/plain:predict",

@@ -20,7 +20,7 @@ from xcray.cli.terminal.processes import PROC, list_processes
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 
-KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")
+INHERITED_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONHASHSEED", "VIRTUAL_ENV")
 QUIET: Final = {
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -39,13 +39,13 @@ def environment(folder: Path, more: Mapping[str, Any] | None = None) -> dict[str
 
     more: settings by their lower-case names, passed as XCRAY_NAME.
     """
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    given = {
+    entries = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    by_name = {
         name if name.isupper() else f"XCRAY_{name.upper()}": str(value)
         for name, value in (more or {}).items()
     }
-    paths = os.pathsep.join(path for path in (given.pop("PYTHONPATH", None), str(ROOT)) if path)
-    return {**kept, **QUIET, "PYTHONPATH": paths, "TMPDIR": str(folder), **given}
+    paths = os.pathsep.join(path for path in (by_name.pop("PYTHONPATH", None), str(ROOT)) if path)
+    return {**entries, **QUIET, "PYTHONPATH": paths, "TMPDIR": str(folder), **by_name}
 
 
 class Process:
@@ -160,7 +160,7 @@ def attempts(home: Path, job: str | None = None) -> dict[str, int]:
 
     job: return those of one job only.
     """
-    found = {}
+    results = {}
     for process in list_processes():
         with suppress(OSError):
             words = (
@@ -172,8 +172,8 @@ def attempts(home: Path, job: str | None = None) -> dict[str, int]:
             if "xcray.jobs.runner.main" in words and str(home) in words and "--job" in words:
                 mine = words[words.index("--job") + 1]
                 if job in (None, mine):
-                    found[f"{mine} a{words[words.index('--attempt') + 1]}"] = process.pid
-    return found
+                    results[f"{mine} a{words[words.index('--attempt') + 1]}"] = process.pid
+    return results
 
 
 def store_of(home: Path | Home, url: str | None = None) -> JobStore:

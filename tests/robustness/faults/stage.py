@@ -52,7 +52,7 @@ PR_SET_PDEATHSIG: Final = 1
 LAST_WORDS: Final = 30.0  # seconds from SIGTERM to SIGKILL
 
 
-class AskedToEnd(Exception):
+class Terminated(Exception):
     """SIGTERM was received: the row ends and reports its figures so far."""
 
 
@@ -93,7 +93,7 @@ def enter(
             with _swept_folder() as folder:
                 sys.exit(_inside(["unshare", *words], {**environment, FOLDER: str(folder)}))
         os.environ[INSIDE] = PLAIN
-    signal.signal(signal.SIGTERM, _asked)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     if namespaces():
         _loopback_up()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "shm", "/dev/shm"], check=True)
@@ -148,10 +148,10 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _asked(_number: int, _frame: Any) -> None:
+def _on_sigterm(_number: int, _frame: Any) -> None:
     """Handle the first SIGTERM; ignore later ones."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise AskedToEnd("it was terminated before it was done")
+    raise Terminated("it was terminated before it was done")
 
 
 def namespaces() -> bool:
@@ -205,13 +205,13 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
     Raises PermissionError where mounting is not allowed.
     """
     path.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
+    process = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "faults", str(path)],
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        raise PermissionError(done.stderr.strip())
+    if process.returncode:
+        raise PermissionError(process.stderr.strip())
     try:
         yield path
     finally:
@@ -224,11 +224,11 @@ def until(check: Callable[[], Any], what: str, seconds: float = 600.0, pause: fl
     Raises TimeoutError with `what` after `seconds`, a limit that only detects hangs.
     """
     deadline = time.monotonic() + seconds
-    while not (found := check()):
+    while not (result := check()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:.0f} s: {what}")
         time.sleep(pause)
-    return found
+    return result
 
 
 def free_port() -> int:

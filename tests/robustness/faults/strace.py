@@ -28,7 +28,7 @@ PR_SET_PTRACER: Final = 0x59616D61
 LINE: Final = re.compile(r"^(?:\d+ +)?([a-z0-9_]+)\(")
 
 
-def there() -> bool:
+def is_available() -> bool:
     """Return whether strace is installed and can trace."""
     if shutil.which("strace") is None:
         return False
@@ -44,11 +44,11 @@ def counts(do: Callable[[], None], log: Path, calls: Sequence[str] = CALLS) -> C
     """
     if code := _traced(do, ["-o", str(log), "-e", f"trace={','.join(calls)}"]):
         raise RuntimeError(f"undisturbed, it ended with {code}")
-    found = Counter(
+    tally = Counter(
         match[1] for line in log.read_text().splitlines() if (match := LINE.match(line))
     )
     log.unlink()
-    return Counter({call: found[call] for call in calls if found[call]})
+    return Counter({call: tally[call] for call in calls if tally[call]})
 
 
 def inject(do: Callable[[], None], call: str, what: str, when: int) -> int:

@@ -29,9 +29,9 @@ def read(files: Iterable[Path]) -> list[dict[str, Any]]:
         for line in path.read_text().splitlines()
         if line.startswith("{")
     ]
-    found = {each["row"]: each for each in lines if "row" in each}
+    results = {each["row"]: each for each in lines if "row" in each}
     return sorted(
-        found.values(),
+        results.values(),
         key=lambda each: int(each["row"].lstrip("F") or 0) if each["row"][1:].isdecimal() else 99,
     )
 
@@ -72,7 +72,7 @@ def _commit() -> str:
     """Return the commit and its date, and whether the tree was changed since."""
     git = ["git", "-C", str(ROOT)]
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             [*git, "log", "-1", "--format=%h of %cs"], capture_output=True, text=True, check=True
         ).stdout.strip()
         changed = subprocess.run(
@@ -80,7 +80,7 @@ def _commit() -> str:
         ).returncode
     except (OSError, subprocess.CalledProcessError):
         return "a tree without git"
-    return f"commit {found}{', with changes' if changed else ''}"
+    return f"commit {process}{', with changes' if changed else ''}"
 
 
 def _line(each: dict[str, Any]) -> str:

@@ -122,10 +122,10 @@ def _parts_do(folder: Path) -> None:
 
 
 def _parts_state(folder: Path) -> str:
-    found = _parts(folder)
-    missing = found.missing.tolist()
-    if found.damaged:
-        return f"a damaged part is in sight: {found.damaged}"
+    result = _parts(folder)
+    missing = result.missing.tolist()
+    if result.damaged:
+        return f"a damaged part is in sight: {result.damaged}"
     return "old" if missing == [2, 3] else "new" if missing == [] else f"missing {missing}"
 
 
@@ -145,11 +145,11 @@ def _checkpoint(folder: Path, value: float) -> None:
 
 
 def _checkpoint_state(folder: Path) -> str:
-    told = read_json(folder / "checkpoint.json")
-    values = read_arrays(folder / told["file"], told["digest"])["w"]
+    document = read_json(folder / "checkpoint.json")
+    values = read_arrays(folder / document["file"], document["digest"])["w"]
     return (
-        {1.0: "old", 2.0: "new"}[told["value"]]
-        if (values == told["value"]).all()
+        {1.0: "old", 2.0: "new"}[document["value"]]
+        if (values == document["value"]).all()
         else "values of another checkpoint"
     )
 

@@ -37,16 +37,16 @@ def dataset(http: httpx.Client, ledger: Ledger, name: str = "small", **options: 
         "format": "synthetic",
         "options": {"test_fraction": 0.2, "synthetic": {**TINY, **options}},
     }
-    made = ok(http.post("/v1/datasets", json=body))
-    ledger.acknowledged("dataset", made["id"])
-    return settled(http, made["id"])
+    document = ok(http.post("/v1/datasets", json=body))
+    ledger.acknowledged("dataset", document["id"])
+    return settled(http, document["id"])
 
 
 def settled(http: httpx.Client, dataset_id: str) -> str:
     """Wait until a data set is READY and return its id."""
     state = until(
         lambda: (
-            (found := ok(http.get(f"/v1/datasets/{dataset_id}")))["status"] != "BUILDING" and found
+            (body := ok(http.get(f"/v1/datasets/{dataset_id}")))["status"] != "BUILDING" and body
         ),
         "data set",
     )
@@ -57,9 +57,9 @@ def settled(http: httpx.Client, dataset_id: str) -> str:
 def submit(http: httpx.Client, ledger: Ledger, data: str, model: str, key: str, **more: Any) -> str:
     """Submit a job, with retries, record it in the ledger and return its id."""
     body = {**QUICK, "dataset": data, "model": model, **more}
-    found = ok(again(lambda: http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key})))
-    ledger.acknowledged("job", found["id"], key=key)
-    return str(found["id"])
+    document = ok(again(lambda: http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key})))
+    ledger.acknowledged("job", document["id"], key=key)
+    return str(document["id"])
 
 
 def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Response:
@@ -70,14 +70,14 @@ def again(ask: Any, seconds: float = 600.0, pause: float = 0.05) -> httpx.Respon
     deadline = time.monotonic() + seconds
     while True:
         try:
-            found: httpx.Response = ask()
-            if found.status_code not in (502, 503, 504):
-                return found
+            response: httpx.Response = ask()
+            if response.status_code not in (502, 503, 504):
+                return response
         except RETRIES:
-            found = None  # type: ignore[assignment]
+            response = None  # type: ignore[assignment]
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"no answer within {seconds:.0f} s: {found.text if found is not None else 'no connection'}"
+                f"no answer within {seconds:.0f} s: {response.text if response is not None else 'no connection'}"
             )
         time.sleep(pause)
 
@@ -94,8 +94,7 @@ def ended(http: httpx.Client, job: str, seconds: float = 900.0) -> dict[str, Any
     """Wait until a job has ended and return it."""
     return until(
         lambda: (
-            (found := ok(again(lambda: http.get(f"/v1/jobs/{job}"))))["status"] in TERMINAL
-            and found
+            (body := ok(again(lambda: http.get(f"/v1/jobs/{job}"))))["status"] in TERMINAL and body
         ),
         f"the end of {job}",
         seconds,
@@ -106,15 +105,17 @@ def at_share(http: httpx.Client, job: str, share: float) -> dict[str, Any]:
     """Wait until a share of a job's labels is done or the job has ended; return the job."""
 
     def look() -> Any:
-        found = ok(http.get(f"/v1/jobs/{job}"))
-        told = found["progress"]
+        body = ok(http.get(f"/v1/jobs/{job}"))
+        report = body["progress"]
         reached = (
-            told.get("phase") == "TRAINING"
-            and told.get("total")
-            and told["done"] >= share * told["total"]
+            report.get("phase") == "TRAINING"
+            and report.get("total")
+            and report["done"] >= share * report["total"]
         )
         return (
-            reached or found["status"] in TERMINAL or told.get("phase") in ("MERGING", "EVALUATING")
-        ) and found
+            reached
+            or body["status"] in TERMINAL
+            or report.get("phase") in ("MERGING", "EVALUATING")
+        ) and body
 
     return until(look, f"{share:.0%} of {job}", pause=0.02)

@@ -25,12 +25,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--target", action="append", help="one target (default: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.child:
-        try_inputs(given.target[0], given.inputs, given.seed, Path(given.child))
+    inputs = parser.parse_args(arguments)
+    if inputs.child:
+        try_inputs(inputs.target[0], inputs.inputs, inputs.seed, Path(inputs.child))
         return 0
-    names = given.target or list(importlib.import_module("tests.robustness.fuzz.targets").TARGETS)
-    failed = [name for name in names if run_child(name, given.inputs, given.seed)]
+    names = inputs.target or list(importlib.import_module("tests.robustness.fuzz.targets").TARGETS)
+    failed = [name for name in names if run_child(name, inputs.inputs, inputs.seed)]
     return int(bool(failed))
 
 
@@ -72,8 +72,8 @@ def try_inputs(name: str, inputs: int, seed: int, work: Path) -> None:
         derandomize=False,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    given = hypothesis.given(mutated(target.seeds, target.words))
-    hypothesis.seed(seed)(settings(given(attempt)))()
+    value = hypothesis.given(mutated(target.seeds, target.words))
+    hypothesis.seed(seed)(settings(value(attempt)))()
 
 
 if __name__ == "__main__":

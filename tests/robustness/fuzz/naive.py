@@ -123,10 +123,10 @@ def jsonl(data: bytes) -> list[Any]:
     for line in lines_of(data):
         if line.strip():
             try:
-                found = json.loads(line, object_pairs_hook=_once, parse_constant=_no)
+                document = json.loads(line, object_pairs_hook=_once, parse_constant=_no)
             except (ValueError, RecursionError):
                 raise Refused("JSON") from None
-            out.append(_document(found))
+            out.append(_document(document))
     return _some(out)
 
 
@@ -142,18 +142,18 @@ def _no(name: str) -> Any:
     raise Refused(name)
 
 
-def _document(found: Any) -> Any:
+def _document(result: Any) -> Any:
     """Return the text and labels of a document.
 
     The text must not be blank. Labels are a list of strings and integers, or one string.
     """
     if (
-        not isinstance(found, dict)
-        or not isinstance(found.get("text"), str)
-        or not found["text"].strip()
+        not isinstance(result, dict)
+        or not isinstance(result.get("text"), str)
+        or not result["text"].strip()
     ):
         raise Refused("text")
-    labels = found.get("labels")
+    labels = result.get("labels")
     if isinstance(labels, str):
         labels = labels.split("|") if labels.strip() else []
     if not isinstance(labels, list) or any(type(label) not in (str, int) for label in labels):
@@ -161,7 +161,7 @@ def _document(found: Any) -> Any:
     names = [unicodedata.normalize("NFC", str(label)).strip() for label in labels]
     if "" in names or any(0xD800 <= ord(c) < 0xE000 for name in names for c in name):
         raise Refused("a label")
-    return found["text"], tuple(dict.fromkeys(names))
+    return result["text"], tuple(dict.fromkeys(names))
 
 
 def csv(data: bytes, delimiter: str = ",", quoted: bool = True) -> list[Any]:

@@ -64,20 +64,20 @@ def compared(
 ) -> str:
     """Return the code of the refusal, or "accepted" if the reference reader gives the same."""
     try:
-        found = read()
+        result = read()
     except XcrayError as error:
-        _check_told(error)
+        _check_error(error)
         return str(error.code)
     try:
         expected = plain()
     except naive.Refused as error:
-        raise Differs(f"accepted, though {error}: {str(found)[:300]}") from None
-    if not same(found, expected):
-        raise Differs(f"read as {str(found)[:300]}, it is {str(expected)[:300]}")
+        raise Differs(f"accepted, though {error}: {str(result)[:300]}") from None
+    if not same(result, expected):
+        raise Differs(f"read as {str(result)[:300]}, it is {str(expected)[:300]}")
     return "accepted"
 
 
-def _check_told(error: XcrayError) -> None:
+def _check_error(error: XcrayError) -> None:
     """Check that an error is valid JSON, printable and short."""
     text = json.dumps(error.as_dict(), allow_nan=False)
     text.encode("utf-8")
@@ -169,20 +169,20 @@ def run_parquet(data: bytes, folder: Path) -> str:
     return compared(read, plain, _same_rows)
 
 
-def _same_rows(found: list[Any], rows: list[dict[str, Any]]) -> bool:
+def _same_rows(results: list[Any], rows: list[dict[str, Any]]) -> bool:
     """Return whether the rows of the reader are those of Arrow."""
-    if len(found) != len(rows):
+    if len(results) != len(rows):
         return False
-    for one, row in zip(found, rows, strict=True):
+    for one, row in zip(results, rows, strict=True):
         if isinstance(one[0], str):
             if one[0] != row["text"]:
                 return False
             continue
         indices = row.get("indices", range(len(row["values"])))
-        wanted = {j: float(np.float32(v)) for j, v in zip(indices, row["values"], strict=True)}
+        entries = {j: float(np.float32(v)) for j, v in zip(indices, row["values"], strict=True)}
         if "indices" not in row:
-            wanted = {j: v for j, v in wanted.items() if v}
-        if one[0] != wanted:
+            entries = {j: v for j, v in entries.items() if v}
+        if one[0] != entries:
             return False
     return True
 
@@ -199,57 +199,57 @@ def run_predict(data: bytes, folder: Path) -> str:
     """
     fast = quick.decode_fast(data, 64)
     try:
-        asked = quick.to_query(parse_body(PredictRequest, data))
+        request = quick.to_query(parse_body(PredictRequest, data))
     except InputError as error:
-        _check_told(error)
+        _check_error(error)
         if fast is not None:
             raise Differs(f"the quick reader took what is {error.code}") from None
         return str(error.code)
-    if fast is not None and not _same_ask(fast, asked):
+    if fast is not None and not _same_query(fast, request):
         raise Differs("the quick reader understood it differently")
     try:
-        rows = to_rows(MODEL, asked.instances)
-        again = to_csr(MODEL, asked.instances)
+        rows = to_rows(MODEL, request.instances)
+        again = to_csr(MODEL, request.instances)
     except InputError as error:
-        _check_told(error)
+        _check_error(error)
         return str(error.code)
     if isinstance(rows, list):
         raise Differs("texts for a model that takes none")
-    for i, instance in enumerate(json.loads(data, parse_int=_whole)["instances"]):
+    for i, instance in enumerate(json.loads(data, parse_int=_bounded_int)["instances"]):
         values = np.float32(instance["values"])
         pairs = zip(instance.get("indices", range(len(values))), values.tolist(), strict=True)
-        wanted = {j: v for j, v in pairs if v or "indices" in instance}
+        entries = {j: v for j, v in pairs if v or "indices" in instance}
         for X in (rows, again):
-            indices, got = X.row(i)
-            if dict(zip(indices.tolist(), got.tolist(), strict=True)) != wanted:
-                raise Differs(f"instance {i} became {indices.tolist()} {got.tolist()}")
+            indices, actual = X.row(i)
+            if dict(zip(indices.tolist(), actual.tolist(), strict=True)) != entries:
+                raise Differs(f"instance {i} became {indices.tolist()} {actual.tolist()}")
     return "accepted"
 
 
-def _whole(digits: str) -> int:
+def _bounded_int(digits: str) -> int:
     """Return an integer; 300 digits are enough to compare a very long one."""
     return int(digits[:300])
 
 
-def _same_ask(one: quick.PredictQuery, other: quick.PredictQuery) -> bool:
+def _same_query(one: quick.PredictQuery, other: quick.PredictQuery) -> bool:
     """Return whether two decoders gave the same query."""
 
-    def told(ask: quick.PredictQuery) -> Any:
+    def query_content(ask: quick.PredictQuery) -> Any:
         return [[each.text, each.indices, each.values] for each in ask.instances], tuple(ask[1:])
 
-    return bool(told(one) == told(other))
+    return bool(query_content(one) == query_content(other))
 
 
 def run_oip(data: bytes, folder: Path) -> str:
     """Decode an infer request: two bytes for the length of its JSON (65,535: all), the body."""
-    told = int.from_bytes(data[:2], "big")
+    report = int.from_bytes(data[:2], "big")
     try:
-        asked = decode.decode_request(
-            data[2:], None if told == 65_535 else told, "vector", SETTINGS
+        request = decode.decode_request(
+            data[2:], None if report == 65_535 else report, "vector", SETTINGS
         )
-        rows = asked.rows.to_rows(MODEL)
+        rows = request.rows.to_rows(MODEL)
     except InputError as error:
-        _check_told(error)
+        _check_error(error)
         return str(error.code)
     if not isinstance(rows, list):
         sound = np.isfinite(rows.data).all() and all(
@@ -268,12 +268,12 @@ def run_npy(data: bytes, folder: Path) -> str:
     path = folder / "weights.npy"
     path.write_bytes(data)
     try:
-        found = check_weights(read_weights(path), 3)
+        result = check_weights(read_weights(path), 3)
     except XcrayError as error:
-        _check_told(error)
+        _check_error(error)
         return str(error.code)
-    if found.shape != (3,) or not all(math.isfinite(w) and w > 0 for w in found.tolist()):
-        raise Differs(f"weights {found!r}")
+    if result.shape != (3,) or not all(math.isfinite(w) and w > 0 for w in result.tolist()):
+        raise Differs(f"weights {result!r}")
     return "accepted"
 
 
@@ -284,13 +284,13 @@ def run_lists(data: bytes, folder: Path) -> str:
     out = []
     for read in (LabelNames.read, RowSplit):
         try:
-            found = read(path)
+            result = read(path)
         except XcrayError as error:
-            _check_told(error)
+            _check_error(error)
             out.append(str(error.code))
             continue
         out.append("accepted")
-        if isinstance(found, LabelNames) and found.names != [
+        if isinstance(result, LabelNames) and result.names != [
             line.strip() for line in naive.lines_of(data)
         ]:
             raise Differs("names")

@@ -40,7 +40,7 @@ class Service(NamedTuple):
     data: str
 
 
-def made(home: Path) -> FastAPI:
+def stub_app(home: Path) -> FastAPI:
     """Return an app with a stub that builds data sets at once."""
     home.parent.mkdir(parents=True, exist_ok=True)
     stub = home.parent / "stub.py"
@@ -50,7 +50,7 @@ def made(home: Path) -> FastAPI:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    app = made(tmp_path / "home")
+    app = stub_app(tmp_path / "home")
     app_state: AppState = app.state.app_state
     data = app_state.store.datasets.add("news", str(tmp_path / "nowhere"), stats={"n_labels": 4}).id
     with client_of(app) as http:
@@ -197,8 +197,8 @@ def test_a_current_etag_gets_not_modified(service: Service) -> None:
     ):
         first = service.http.get(path)
         etag = first.headers["etag"]
-        for given in (etag, f'"other", {etag}', f"W/{etag}", "*"):
-            again = service.http.get(path, headers={"If-None-Match": given})
+        for inputs in (etag, f'"other", {etag}', f"W/{etag}", "*"):
+            again = service.http.get(path, headers={"If-None-Match": inputs})
             assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag), (
                 path
             )
@@ -207,23 +207,23 @@ def test_a_current_etag_gets_not_modified(service: Service) -> None:
 
 def test_an_etag_changes_with_the_visible_state(service: Service) -> None:
     path = f"/v1/jobs/{submit(service).json()['id']}"
-    seen = [service.http.get(path).headers["etag"]]
+    values = [service.http.get(path).headers["etag"]]
     job = service.app_state.store.attempts.claim("me", lease_seconds=3600)
     assert job is not None
-    seen.append(service.http.get(path).headers["etag"])
+    values.append(service.http.get(path).headers["etag"])
     service.app_state.store.attempts.heartbeat(job.id, job.attempt, lease_seconds=3600)
-    assert service.http.get(path).headers["etag"] == seen[-1]
+    assert service.http.get(path).headers["etag"] == values[-1]
     service.app_state.store.attempts.append_event(
         job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1}
     )
-    seen.append(service.http.get(path).headers["etag"])
+    values.append(service.http.get(path).headers["etag"])
     service.http.post(f"{path}/stop")
-    seen.append(service.http.get(path).headers["etag"])
+    values.append(service.http.get(path).headers["etag"])
     service.app_state.store.attempts.finish(
         job.id, job.attempt, FAILED, reason="MEMORY", message="too large"
     )
-    seen.append(service.http.get(path).headers["etag"])
-    assert len(set(seen)) == len(seen)
+    values.append(service.http.get(path).headers["etag"])
+    assert len(set(values)) == len(values)
 
 
 def test_jobs_change_only_if_the_etag_matches(service: Service) -> None:
@@ -316,13 +316,13 @@ def test_one_of_several_changes_with_the_same_etag_succeeds(service: Service) ->
     service.http.put(path, json={"labels": ["csv"]})
     headers = {"If-Match": service.http.get(path).headers["etag"]}
     with ThreadPoolExecutor(8) as threads:
-        found = threads.map(
+        response = threads.map(
             lambda n: (
                 service.http.put(path, json={"labels": [f"{n}"]}, headers=headers).status_code
             ),
             range(16),
         )
-    assert sorted(found) == [200] + [412] * 15
+    assert sorted(response) == [200] + [412] * 15
 
 
 def test_data_sets_are_deleted_only_if_the_etag_matches(service: Service) -> None:
@@ -405,16 +405,16 @@ def test_pages_stay_correct_while_jobs_are_added(service: Service) -> None:
         submit(service, name=f"{n}", model="even" if n % 2 == 0 else "odd").json()["id"]
         for n in range(12)
     ]
-    seen, token = [], ""
+    values, token = [], ""
     for _ in range(10):
         page = service.http.get(f"/v1/jobs?model=even&limit=2{token}").json()
-        seen += [job["name"] for job in page["jobs"]]
+        values += [job["name"] for job in page["jobs"]]
         submit(service, name="late", model="even")  # newer than the page, so it is not listed
         if page["next_page_token"] is None:
             break
         token = f"&page_token={page['next_page_token']}"
         service.http.post(f"/v1/jobs/{ids[8]}/stop")
-    assert seen == ["10", "8", "6", "4", "2", "0"]
+    assert values == ["10", "8", "6", "4", "2", "0"]
 
 
 def test_list_entries_match_the_response_models(service: Service) -> None:
@@ -425,9 +425,9 @@ def test_list_entries_match_the_response_models(service: Service) -> None:
     service.app_state.store.attempts.append_event(
         job.id, job.attempt, "progress", {"phase": "TRAINING", "done": 1, "rate": 0.5}
     )
-    for found in service.http.get("/v1/jobs").json()["jobs"]:
-        assert JobView.model_validate(found, strict=True).model_dump(mode="json") == found
-        assert found == service.http.get(f"/v1/jobs/{found['id']}").json()
+    for result in service.http.get("/v1/jobs").json()["jobs"]:
+        assert JobView.model_validate(result, strict=True).model_dump(mode="json") == result
+        assert result == service.http.get(f"/v1/jobs/{result['id']}").json()
     assert set(job_fields(job)) == set(JobView.model_fields)
     assert str(service.app_state.home.path) not in json.dumps(job_fields(job))
     record = service.app_state.store.datasets.get(service.data)
@@ -436,9 +436,11 @@ def test_list_entries_match_the_response_models(service: Service) -> None:
 
 def test_limits_of_a_job_are_kept(service: Service) -> None:
     before = time.time()
-    found = submit(service, timeout_seconds=60, expires_seconds=600.5, max_attempts=2).json()
-    assert (found["timeout_seconds"], found["max_attempts"]) == (60, 2)
-    assert before + 600 < datetime.fromisoformat(found["expires"]).timestamp() < time.time() + 601
+    document = submit(service, timeout_seconds=60, expires_seconds=600.5, max_attempts=2).json()
+    assert (document["timeout_seconds"], document["max_attempts"]) == (60, 2)
+    assert (
+        before + 600 < datetime.fromisoformat(document["expires"]).timestamp() < time.time() + 601
+    )
     for wrong in (
         {"timeout_seconds": 0},
         {"expires_seconds": -1},
@@ -513,7 +515,7 @@ def events_of(answer: httpx.Response) -> list[tuple[int, str]]:
 
 
 def test_a_stream_continues_after_a_restart_and_at_another_replica(tmp_path: Path) -> None:
-    first = made(tmp_path / "home")
+    first = stub_app(tmp_path / "home")
     with client_of(first) as http:
         store = first.state.app_state.store
         data = store.datasets.add("news", "nowhere").id
@@ -527,22 +529,22 @@ def test_a_stream_continues_after_a_restart_and_at_another_replica(tmp_path: Pat
                 "no",
                 "no-store, no-transform",
             )
-            seen = []
+            values = []
             for line in stream.iter_lines():
                 if line.startswith("id: "):
-                    seen.append(int(line.removeprefix("id: ")))
-                if len(seen) == 3:
+                    values.append(int(line.removeprefix("id: ")))
+                if len(values) == 3:
                     break
-    with client_of(made(tmp_path / "home")) as http:
+    with client_of(stub_app(tmp_path / "home")) as http:
         second = http
         store = made_store(tmp_path / "home")
         store.attempts.finish(job.id, job.attempt, FAILED, reason="MEMORY", message="too large")
         rest = events_of(
-            second.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(seen[-1])})
+            second.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(values[-1])})
         )
         everything = events_of(second.get(f"/v1/jobs/{job_id}/events"))
         store.close()
-    assert [*seen, *(number for number, _ in rest)] == [number for number, _ in everything]
+    assert [*values, *(number for number, _ in rest)] == [number for number, _ in everything]
     assert rest[-1][1] == "status"
 
 

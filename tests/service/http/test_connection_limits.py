@@ -36,7 +36,7 @@ def status(answer: bytes) -> int:
 def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[int, int]:
     """Send pieces until the peer closes; return the bytes sent and the status of the reply."""
     parts = httpx.URL(url)
-    sent, answer = 0, b""
+    messages, answer = 0, b""
     with socket.socket() as connection:
         # Otherwise the system chooses a buffer of megabytes.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_HEADER_BYTES_READ)
@@ -44,17 +44,17 @@ def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[
         connection.connect((parts.host, parts.port or 80))
         try:
             connection.sendall(begin)
-            while sent < most:
+            while messages < most:
                 connection.sendall(piece)
-                sent += len(piece)
+                messages += len(piece)
         except OSError:
-            most = sent
+            most = messages
         try:
             while chunk := connection.recv(4096):
                 answer += chunk
         except OSError:
-            return sent, status(answer)
-    return sent, status(answer)
+            return messages, status(answer)
+    return messages, status(answer)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def sent_until_closed(url: str, begin: bytes, piece: bytes, most: int) -> tuple[
     ids=["one header", "many headers", "path", "chunk extension", "trailer"],
 )
 def test_endless_requests_are_refused_early(url: str, begin: bytes, piece: bytes) -> None:
-    sent, found = sent_until_closed(url, begin, piece, 100 * MAX_HEADER_BYTES_READ)
+    messages, result = sent_until_closed(url, begin, piece, 100 * MAX_HEADER_BYTES_READ)
     # Bytes in the buffers of the system count as sent.
-    assert sent < 50 * MAX_HEADER_BYTES_READ
-    assert found in (0, 400, 404, 414, 431)
+    assert messages < 50 * MAX_HEADER_BYTES_READ
+    assert result in (0, 400, 404, 414, 431)
     assert httpx.get(f"{url}/healthz", trust_env=False, timeout=PATIENCE).status_code == 200
 
 
-def test_a_long_request_target_is_told_as_one(url: str) -> None:
+def test_a_long_request_target_is_reported_as_such(url: str) -> None:
     target = b"/" + b"a" * (MAX_HEADER_BYTES_READ + 10)
     assert status(raw(url, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)) == 431
     assert status(raw(url, b"no HTTP\r\n\r\n")) == 400

@@ -32,7 +32,7 @@ from xcray.service.app import create_app
 from xcray.service.http.strict_json import HUGE_INTEGER, BadJSON, loads
 
 
-class Place(NamedTuple):
+class ServerSetup(NamedTuple):
     """A served app and its home."""
 
     http: httpx.Client
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSetup]:
     home = tmp_path_factory.mktemp("json") / "home"
     app = create_app(
         settings_for(home, predict_body_bytes=1_000_000, max_instances=64, max_top_k=100)
@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         registry.publish(name, home / staged)
     damage(registry.resolve("broken"))
     with client_of(app) as http:
-        yield Place(http, home)
+        yield ServerSetup(http, home)
 
 
 def damage(model: Path) -> None:
@@ -65,8 +65,8 @@ def damage(model: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_bad_input_is_refused_and_the_error_names_the_fix(place: Place, case: Case) -> None:
-    answer = place.http.post(case.path, content=case.content, headers=case.headers)
+def test_bad_input_is_refused_and_the_error_names_the_fix(server: ServerSetup, case: Case) -> None:
+    answer = server.http.post(case.path, content=case.content, headers=case.headers)
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (case.status, case.code), problem
     assert answer.headers["content-type"] == "application/problem+json"
@@ -74,7 +74,7 @@ def test_bad_input_is_refused_and_the_error_names_the_fix(place: Place, case: Ca
     assert problem["request_id"] == answer.headers["x-request-id"]
     assert len(problem["detail"]) > 10
     assert "\n" not in problem["detail"]
-    assert str(place.home) not in answer.text
+    assert str(server.home) not in answer.text
     assert "Traceback" not in answer.text
     assert "input" not in problem
     assert len(answer.content) < 2_500
@@ -82,9 +82,11 @@ def test_bad_input_is_refused_and_the_error_names_the_fix(place: Place, case: Ca
         assert int(answer.headers["retry-after"]) > 0
 
 
-def test_errors_have_their_locations(place: Place) -> None:
+def test_errors_have_their_locations(server: ServerSetup) -> None:
     def problem(content: bytes) -> dict[str, Any]:
-        return dict(place.http.post(VECTOR, content=content, headers={"Content-Type": JSON}).json())
+        return dict(
+            server.http.post(VECTOR, content=content, headers={"Content-Type": JSON}).json()
+        )
 
     cut = problem(b'{"instances":\n [}')
     assert (cut["line"], cut["column"]) == (2, 3)
@@ -102,58 +104,58 @@ def test_errors_have_their_locations(place: Place) -> None:
     assert third["loc"] == "instances[1]"
 
 
-def test_responses_contain_nothing_of_the_body(place: Place) -> None:
+def test_responses_contain_nothing_of_the_body(server: ServerSetup) -> None:
     for case in CASES:
         # The name of an unknown field is part of its location.
         if MARK.encode() in case.content and case.code != "UNKNOWN_FIELD":
-            answer = place.http.post(case.path, content=case.content, headers=case.headers)
+            answer = server.http.post(case.path, content=case.content, headers=case.headers)
             assert MARK not in answer.text
 
 
-def test_at_most_twenty_errors_are_listed_and_one_per_list(place: Place) -> None:
+def test_at_most_twenty_errors_are_listed_and_one_per_list(server: ServerSetup) -> None:
     bad = {"indices": [True] * 1000, "values": ["x"] * 1000, **{f"x{i}": 1 for i in range(50)}}
-    answer = place.http.post(VECTOR, json={"instances": [bad] * 30}).json()
+    answer = server.http.post(VECTOR, json={"instances": [bad] * 30}).json()
     assert (len(answer["errors"]), answer["count"]) == (20, 52)
     assert answer["errors"][0]["loc"] == "instances[0].indices[0]"
 
 
 @pytest.mark.parametrize(("method", "path", "status"), METHODS)
-def test_j28_methods_and_paths(place: Place, method: str, path: str, status: int) -> None:
-    answer = place.http.request(method, path)
+def test_j28_methods_and_paths(server: ServerSetup, method: str, path: str, status: int) -> None:
+    answer = server.http.request(method, path)
     assert answer.status_code == status
     assert status == 404 or answer.headers["allow"]
 
 
 @pytest.mark.parametrize(("request_bytes", "statuses"), FRAMES.values(), ids=list(FRAMES))
-def test_j27_framing(place: Place, request_bytes: bytes, statuses: set[int]) -> None:
-    answer = raw(str(place.http.base_url), request_bytes)
+def test_j27_framing(server: ServerSetup, request_bytes: bytes, statuses: set[int]) -> None:
+    answer = raw(str(server.http.base_url), request_bytes)
     assert int(answer.split(b" ")[1]) in statuses, answer[:300]
-    assert place.http.get("/healthz").status_code == 200
+    assert server.http.get("/healthz").status_code == 200
 
 
-def test_j23_a_body_without_length_is_limited_while_it_is_received(place: Place) -> None:
+def test_j23_a_body_without_length_is_limited_while_it_is_received(server: ServerSetup) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(64):
             yield b" " * 65_536
 
-    answer = place.http.post(PREDICT, content=endless(), headers={"Content-Type": JSON})
+    answer = server.http.post(PREDICT, content=endless(), headers={"Content-Type": JSON})
     assert (answer.status_code, answer.json()["code"]) == (413, "BODY_TOO_LARGE")
 
 
-def test_valid_input_is_answered(place: Place) -> None:
-    asked = {"instances": [{"text": "read a csv \U0001f600 file"}, {"text": ""}], "top_k": 100}
-    texts = place.http.post(PREDICT, json=asked).json()
+def test_valid_input_is_answered(server: ServerSetup) -> None:
+    request = {"instances": [{"text": "read a csv \U0001f600 file"}, {"text": ""}], "top_k": 100}
+    texts = server.http.post(PREDICT, json=request).json()
     assert [sorted(one["labels"]) for one in texts["predictions"]] == [sorted(LABELS)] * 2
     assert all(one["scores"] == sorted(one["scores"], reverse=True) for one in texts["predictions"])
-    in_order = place.http.post(
+    in_order = server.http.post(
         VECTOR, content=row("[1, 3]", "[1, -0.5e0]"), headers={"Content-Type": JSON}
     ).json()
-    other_order = place.http.post(
+    other_order = server.http.post(
         VECTOR,
         content=row("[3, 1]", "[-0.5, 1.0]"),
         headers={"Content-Type": f"{JSON}; charset=UTF-8"},
     )
-    dense = place.http.post(
+    dense = server.http.post(
         VECTOR, json={"instances": [{"values": [0, 1.0, 0, -0.5, 0, 0]}]}
     ).json()
     assert in_order == other_order.json() == dense
@@ -173,15 +175,15 @@ WORST = {
 
 
 @pytest.mark.parametrize("worst", sorted(WORST))
-def test_the_most_expensive_bodies_are_refused(place: Place, worst: str) -> None:
+def test_the_most_expensive_bodies_are_refused(server: ServerSetup, worst: str) -> None:
     assert 500_000 < len(WORST[worst]) <= 1_000_000
-    answer = place.http.post(VECTOR, content=WORST[worst], headers={"Content-Type": JSON})
+    answer = server.http.post(VECTOR, content=WORST[worst], headers={"Content-Type": JSON})
     assert answer.status_code in (400, 422), answer.text[:200]
     assert len(answer.content) < 100_000
 
 
 def test_a_large_body_is_parsed_off_the_event_loop(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    server: ServerSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parser blocks until other requests have been answered."""
     reached, go_on = threading.Event(), threading.Event()
@@ -193,13 +195,15 @@ def test_a_large_body_is_parsed_off_the_event_loop(
 
     monkeypatch.setattr("xcray.service.http.body.loads", slow)
     how = {"content": WORST["objects"], "headers": {"Content-Type": JSON}}
-    sender = threading.Thread(target=place.http.post, args=(VECTOR,), kwargs=how)
+    sender = threading.Thread(target=server.http.post, args=(VECTOR,), kwargs=how)
     sender.start()
     try:
         assert reached.wait(60)
         for _ in range(3):
             assert (
-                httpx.get(f"{place.http.base_url}/healthz", trust_env=False, timeout=60).status_code
+                httpx.get(
+                    f"{server.http.base_url}/healthz", trust_env=False, timeout=60
+                ).status_code
                 == 200
             )
         assert sender.is_alive()

@@ -58,8 +58,8 @@ def test_a_token_bucket_holds_one_minute_and_fills_evenly() -> None:
     assert bucket.take(1, 1.0) == 0.0
     assert bucket.take(1, 1.5) == pytest.approx(0.5)
     # one hour with ten requests per second
-    taken = sum(bucket.take(1, 2.0 + second / 10) == 0.0 for second in range(36_000))
-    assert taken == pytest.approx(3600, abs=2)
+    selection = sum(bucket.take(1, 2.0 + second / 10) == 0.0 for second in range(36_000))
+    assert selection == pytest.approx(3600, abs=2)
 
 
 def test_a_bucket_can_be_overdrawn_once() -> None:
@@ -124,12 +124,12 @@ def test_request_slots_and_memory_are_released(tmp_path: Path) -> None:
 
 def test_accounts_are_bounded(tmp_path: Path) -> None:
     room = limiter(Clock(), tmp_path)
-    held = room.admit(ANONYMOUS, "first")
+    state = room.admit(ANONYMOUS, "first")
     for number in range(MAX_ACCOUNTS + 50):
         room.admit(ANONYMOUS, f"address {number}").close()
     assert len(room._accounts) == MAX_ACCOUNTS
     assert "first" in room._accounts  # its request is still running
-    held.close()
+    state.close()
 
 
 def test_failed_keys_are_limited_per_network_in_bounded_memory() -> None:
@@ -157,23 +157,27 @@ def test_wrong_keys_are_slowed_down_and_valid_ones_are_not(
     app = create_app(settings_for(own_home, failed_keys_per_minute=3))
     clock = Clock()
     monkeypatch.setattr(FailedKeys.__init__, "__defaults__", (clock,))
-    made = create_token()
-    app.state.app_state.store.keys.add("default", "n", ["admin"], made.digest, key_id=made.key_id)
+    credential = create_token()
+    app.state.app_state.store.keys.add(
+        "default", "n", ["admin"], credential.digest, key_id=credential.key_id
+    )
 
     async def ask_with(token: str) -> tuple[int, str, str]:
-        told = await ask(app, "GET", "/v1/jobs", headers={"authorization": f"Bearer {token}"})
-        return told.status, told.code, told.headers.get("retry-after", "")
+        response = await ask(app, "GET", "/v1/jobs", headers={"authorization": f"Bearer {token}"})
+        return response.status, response.code, response.headers.get("retry-after", "")
 
-    async def asked() -> None:
+    async def send_requests() -> None:
         for _ in range(3):
             assert await ask_with(create_token().token) == (401, "UNAUTHORISED", "")
         assert await ask_with(create_token().token) == (429, "FAILED_KEYS", "20")
-        assert (await ask_with(made.token))[0] == 200  # the same address, not in the cache before
+        assert (await ask_with(credential.token))[
+            0
+        ] == 200  # the same address, not in the cache before
         assert (await ask(app, "GET", "/v1/jobs")).code == "FAILED_KEYS"  # without any key
         clock.seconds += 20
         assert (await ask_with(create_token().token))[0] == 401
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
     figures = app.state.app_state.metrics.render().decode()
     assert 'xcray_http_rejected_requests_total{code="FAILED_KEYS"} 2.0' in figures
 
@@ -182,30 +186,30 @@ def test_a_key_with_limits_gets_them_in_headers(own_home: Path) -> None:
     app = create_app(settings_for(own_home))
     (bounds,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
     bounds.now = Clock()
-    made = create_token()
+    token = create_token()
     limits = {"requests_per_minute": 3, "instances_per_minute": 4}
     app.state.app_state.store.keys.add(
-        "default", "n", ["admin"], made.digest, key_id=made.key_id, limits=limits
+        "default", "n", ["admin"], token.digest, key_id=token.key_id, limits=limits
     )
-    own = {"authorization": f"Bearer {made.token}"}
+    own = {"authorization": f"Bearer {token.token}"}
     body = json.dumps({"instances": [{"text": "a"}] * 5}).encode()
 
-    async def asked() -> None:
-        told = await ask(app, "GET", "/v1/jobs", headers=own)
-        assert told.headers["ratelimit-policy"] == '"requests";q=3;w=60'
-        assert told.headers["ratelimit"].startswith('"requests";r=2;t=')
+    async def send_requests() -> None:
+        response = await ask(app, "GET", "/v1/jobs", headers=own)
+        assert response.headers["ratelimit-policy"] == '"requests";q=3;w=60'
+        assert response.headers["ratelimit"].startswith('"requests";r=2;t=')
         # The request takes five instances at once; later requests wait until they are paid for.
         for status, code in (
             (404, "NOT_FOUND"),
             (429, "RATE_LIMIT"),
         ):
-            told = await ask(app, "POST", "/v1/models/none:predict", headers=own, body=body)
-            assert (told.status, told.code) == (status, code)
-        told = await ask(app, "GET", "/v1/jobs", headers=own)
-        assert (told.status, told.code) == (429, "RATE_LIMIT")
-        assert int(told.headers["retry-after"]) == 20
+            response = await ask(app, "POST", "/v1/models/none:predict", headers=own, body=body)
+            assert (response.status, response.code) == (status, code)
+        response = await ask(app, "GET", "/v1/jobs", headers=own)
+        assert (response.status, response.code) == (429, "RATE_LIMIT")
+        assert int(response.headers["retry-after"]) == 20
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
 
 
 # Connections
@@ -266,8 +270,8 @@ BEGINNINGS = {
 def test_stalled_requests_are_cut_off(slow: str, begun: str) -> None:
     with closing(connected(slow)) as connection:
         connection.sendall(BEGINNINGS[begun])
-        said = until_closed(connection)
-    assert b"408" in said
+        output = until_closed(connection)
+    assert b"408" in output
     answered(slow)
 
 
@@ -281,8 +285,8 @@ def test_stalled_requests_are_cut_off(slow: str, begun: str) -> None:
 def test_single_bytes_do_not_keep_a_connection_open(slow: str, head: bytes, own_home: Path) -> None:
     with closing(connected(slow)) as connection:
         connection.sendall(head)
-        said: list[bytes] = []
-        reader = threading.Thread(target=lambda: said.append(until_closed(connection)))
+        messages: list[bytes] = []
+        reader = threading.Thread(target=lambda: messages.append(until_closed(connection)))
         reader.start()
         for _ in range(int(PATIENCE / 0.05)):
             if not reader.is_alive():
@@ -293,7 +297,7 @@ def test_single_bytes_do_not_keep_a_connection_open(slow: str, head: bytes, own_
                 break
             time.sleep(0.05)
         reader.join(PATIENCE)
-    assert b"408" in said[0]
+    assert b"408" in messages[0]
     wait_for(lambda: not list((own_home / "uploads").iterdir()))
 
 
@@ -368,22 +372,22 @@ def test_few_large_bodies_are_decoded_at_once(
     app = create_app(settings_for(own_home, max_body_memory_bytes=most))
     (bounds,) = [each.kwargs["limits"] for each in app.user_middleware if "limits" in each.kwargs]
     body = json.dumps({"instances": [{"values": [0.5] * 20_000}]}).encode()
-    held: list[int] = []
+    items: list[int] = []
 
     def decode(data: bytes, max_instances: int) -> Any:
-        held.append(bounds.held_bytes)
+        items.append(bounds.held_bytes)
         return decode_fast(data, max_instances)
 
     monkeypatch.setattr(fast_decode, "decode_fast", decode)
 
-    async def asked() -> list[int]:
-        asked = [ask(app, "POST", "/v1/models/none:predict", body=body) for _ in range(60)]
-        return [told.status for told in await asyncio.gather(*asked)]
+    async def send_requests() -> list[int]:
+        requests = [ask(app, "POST", "/v1/models/none:predict", body=body) for _ in range(60)]
+        return [report.status for report in await asyncio.gather(*requests)]
 
-    statuses = asyncio.run(asked())
+    statuses = asyncio.run(send_requests())
     assert set(statuses) <= {404, 503}
-    assert statuses.count(404) == len(held) > 2
-    assert 1_000_000 < max(held) <= most
+    assert statuses.count(404) == len(items) > 2
+    assert 1_000_000 < max(items) <= most
     assert bounds.held_bytes == 0
 
 
@@ -445,7 +449,7 @@ def http(app: FastAPI) -> Iterator[httpx.Client]:
         yield client
 
 
-def there(home: Path) -> list[str]:
+def upload_names(home: Path) -> list[str]:
     """Return the names in the folder of uploads."""
     return sorted(path.name for path in (home / "uploads").iterdir())
 
@@ -459,11 +463,11 @@ def test_an_interrupted_upload_leaves_nothing(
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
     connection = socket.create_connection((parts.host, parts.port or 80))
     connection.sendall(head.encode() + b"x" * int(100_000 * share))
-    wait_for(lambda: len(there(own_home)) == 1)  # it is being received under a hidden name
-    assert there(own_home)[0].startswith(".")
+    wait_for(lambda: len(upload_names(own_home)) == 1)  # it is being received under a hidden name
+    assert upload_names(own_home)[0].startswith(".")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
     connection.close()
-    wait_for(lambda: not there(own_home))
+    wait_for(lambda: not upload_names(own_home))
     assert http.get("/v1/datasets").json()["datasets"] == []
     assert http.post("/v1/uploads", content=b"whole", headers=OCTETS).status_code == 201
 
@@ -478,7 +482,7 @@ def test_an_upload_that_differs_from_its_declaration_leaves_nothing(
     # no Content-Length
     blocks = http.post("/v1/uploads", content=iter([b"x" * 50_000] * 5), headers=OCTETS)
     assert blocks.status_code == 413
-    assert there(own_home) == []
+    assert upload_names(own_home) == []
 
 
 def test_a_repeated_upload_is_the_same_upload(
@@ -491,7 +495,7 @@ def test_a_repeated_upload_is_the_same_upload(
     assert http.post("/v1/uploads", content=b"one", headers=OCTETS).json()["id"] != first["id"]
     other = http.post("/v1/uploads", content=b"two", headers=again)
     assert (other.status_code, other.json()["code"]) == (409, "IDEMPOTENCY_MISMATCH")
-    assert len(there(own_home)) == 2
+    assert len(upload_names(own_home)) == 2
     answers = []
     threads = [
         threading.Thread(
@@ -506,7 +510,7 @@ def test_a_repeated_upload_is_the_same_upload(
     for thread in threads:
         thread.join()
     assert len({answer.json()["id"] for answer in answers}) == 1
-    assert len(there(own_home)) == 3
+    assert len(upload_names(own_home)) == 3
 
 
 def test_the_total_of_uploads_of_a_tenant_is_bounded(
@@ -521,15 +525,15 @@ def test_the_total_of_uploads_of_a_tenant_is_bounded(
         answer = http.post("/v1/uploads", content=content, headers=OCTETS)
         assert (answer.status_code, answer.json()["code"]) == (507, "UPLOAD_QUOTA")
         assert "250,000" in answer.json()["detail"]
-    assert there(own_home) == [first]
+    assert upload_names(own_home) == [first]
     parts = httpx.URL(str(http.base_url))
     head = b"POST /v1/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 40000\r\n\r\n"
     with closing(socket.create_connection((parts.host, parts.port or 80))) as half:
         half.sendall(head)
-        wait_for(lambda: len(there(own_home)) == 2)
+        wait_for(lambda: len(upload_names(own_home)) == 2)
         # 40,000 bytes are reserved for the other upload.
         assert http.post("/v1/uploads", content=b"x" * 20_000, headers=OCTETS).status_code == 507
-    wait_for(lambda: there(own_home) == [first])
+    wait_for(lambda: upload_names(own_home) == [first])
     app.state.app_state.uploads.remove(first)
     assert http.post("/v1/uploads", content=b"x" * 60_000, headers=OCTETS).status_code == 201
 
@@ -538,31 +542,33 @@ def test_data_sets_of_a_tenant_are_counted(own_home: Path) -> None:
     app = create_app(settings_for(own_home, tenant_datasets=1))
     app.state.app_state.store.datasets.add("a", "/none")
 
-    async def asked() -> None:
-        told = await ask(app, "POST", "/v1/datasets", body=b'{"name": "b", "format": "synthetic"}')
-        assert (told.status, told.code) == (507, "DATASET_QUOTA")
+    async def send_requests() -> None:
+        response = await ask(
+            app, "POST", "/v1/datasets", body=b'{"name": "b", "format": "synthetic"}'
+        )
+        assert (response.status, response.code) == (507, "DATASET_QUOTA")
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
     assert len(app.state.app_state.store.datasets.list_page()[0]) == 1
 
 
 def test_pending_jobs_are_bounded_per_key(own_home: Path, tmp_path: Path) -> None:
     app = create_app(settings_for(own_home), check_spec=lambda spec: spec)
     store = app.state.app_state.store
-    made = create_token()
+    token = create_token()
     store.keys.add(
-        "default", "n", ["submit"], made.digest, key_id=made.key_id, limits={"max_queued": 1}
+        "default", "n", ["submit"], token.digest, key_id=token.key_id, limits={"max_queued": 1}
     )
     store.datasets.add("docs", str(tmp_path))
 
-    async def asked() -> None:
+    async def send_requests() -> None:
         for status in (201, 429):
-            headers = {"authorization": f"Bearer {made.token}"}
-            told = await ask(
+            headers = {"authorization": f"Bearer {token.token}"}
+            response = await ask(
                 app, "POST", "/v1/jobs", headers=headers, body=b'{"dataset": "docs", "model": "m"}'
             )
-            assert told.status == status, told
-        assert (told.code, "retry-after" in told.headers) == ("QUOTA", True)
+            assert response.status == status, response
+        assert (response.code, "retry-after" in response.headers) == ("QUOTA", True)
 
-    asyncio.run(asked())
-    assert [job.key_id for job in store.jobs.list_page()[0]] == [made.key_id]
+    asyncio.run(send_requests())
+    assert [job.key_id for job in store.jobs.list_page()[0]] == [token.key_id]

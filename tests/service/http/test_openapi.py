@@ -37,9 +37,9 @@ predict_predict
 @pytest.fixture(scope="module")
 def description(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     app = create_app(settings_for(tmp_path_factory.mktemp("described") / "home"))
-    found: dict[str, Any] = app.openapi()
+    result: dict[str, Any] = app.openapi()
     app.state.app_state.store.close()
-    return found
+    return result
 
 
 def operations(description: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -53,11 +53,11 @@ def test_operation_names_are_stable(description: dict[str, Any]) -> None:
 
 
 def test_tables_contain_existing_operations_only(description: dict[str, Any]) -> None:
-    found = operations(description)
-    assert set(EXTRA_STATUSES) <= set(found)
+    result = operations(description)
+    assert set(EXTRA_STATUSES) <= set(result)
     for link in LINKS:
-        links = found[link.source]["responses"][str(link.status)]["links"]
-        parameters = {parameter["name"] for parameter in found[link.target].get("parameters", [])}
+        links = result[link.source]["responses"][str(link.status)]["links"]
+        parameters = {parameter["name"] for parameter in result[link.target].get("parameters", [])}
         assert set(links[link.target]["parameters"]) <= parameters, link
 
 
@@ -84,9 +84,9 @@ def test_every_reference_resolves(description: dict[str, Any]) -> None:
     def walk(value: Any) -> None:
         if isinstance(value, dict):
             if isinstance(reference := value.get("$ref"), str):
-                found: Any = description
+                result: Any = description
                 for part in reference.removeprefix("#/").split("/"):
-                    found = found[part]
+                    result = result[part]
             for entry in value.values():
                 walk(entry)
         elif isinstance(value, list):
@@ -97,8 +97,8 @@ def test_every_reference_resolves(description: dict[str, Any]) -> None:
 
 
 def schema_of(description: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = description["components"]["schemas"][name]["properties"]
-    return found
+    result: dict[str, Any] = description["components"]["schemas"][name]["properties"]
+    return result
 
 
 def test_names_of_the_description_are_those_that_the_service_takes() -> None:
@@ -125,12 +125,12 @@ def test_rules_that_the_service_checks_itself_are_described(description: dict[st
     for operation in operations(description).values():
         for parameter in operation.get("parameters", []):
             assert {"type": "null"} not in parameter["schema"].get("anyOf", []), parameter
-    found = {
+    results = {
         (parameter["in"], parameter["name"].lower())
         for operation in operations(description).values()
         for parameter in operation.get("parameters", [])
     }
-    assert set(PARAMETER_SCHEMAS) <= found
+    assert set(PARAMETER_SCHEMAS) <= results
 
 
 def test_limits_of_integers_are_described_and_whole_floats_are_integers(
@@ -138,21 +138,21 @@ def test_limits_of_integers_are_described_and_whole_floats_are_integers(
 ) -> None:
     workers = schema_of(description, "JobRequest")["workers"]
     assert (workers["type"], workers["minimum"], workers["maximum"]) == ("integer", 0, 100_000)
-    asked = {"dataset": "d", "model": "m"}
+    request = {"dataset": "d", "model": "m"}
     for value in (3, 3.0):
-        taken = JobRequest.model_validate({**asked, "workers": value, "ks": [value]})
-        assert (repr(taken.workers), repr(taken.ks)) == ("3", "[3]")
+        selection = JobRequest.model_validate({**request, "workers": value, "ks": [value]})
+        assert (repr(selection.workers), repr(selection.ks)) == ("3", "[3]")
     for wrong in (3.5, "3", True, 1e6, -1.0):
         with pytest.raises(ValidationError):
-            JobRequest.model_validate({**asked, "workers": wrong})
+            JobRequest.model_validate({**request, "workers": wrong})
     assert repr(AliasRequest.model_validate({"version": 1, "shadow": 2.0}).shadow) == "2"
 
 
 def test_the_description_is_served(tmp_path: Path) -> None:
     with client_of(create_app(settings_for(tmp_path / "home"))) as http:
-        found = http.get("/openapi.json").json()
-        assert found["openapi"].startswith("3.1")
-        assert set(found["components"]["securitySchemes"]) == {"bearer"}
+        body = http.get("/openapi.json").json()
+        assert body["openapi"].startswith("3.1")
+        assert set(body["components"]["securitySchemes"]) == {"bearer"}
 
 
 def test_wrong_methods_get_the_allowed_ones(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_wrong_methods_get_the_allowed_ones(tmp_path: Path) -> None:
 def test_the_service_conforms_to_its_description(tmp_path: Path) -> None:
     """The service conforms to its description in some hundred requests with a fixed seed."""
     with service(tmp_path) as (description, url, known):
-        found = explore(description, url, known, examples=3, seed=7, whole=False)
-    assert found.requests > 200
-    assert found.statuses["2xx"] > 30
-    assert found.statuses["5xx"] == 0
-    assert not found.failures
+        result = explore(description, url, known, examples=3, seed=7, whole=False)
+    assert result.requests > 200
+    assert result.statuses["2xx"] > 30
+    assert result.statuses["5xx"] == 0
+    assert not result.failures

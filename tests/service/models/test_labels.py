@@ -29,10 +29,10 @@ def test_labels_and_solvers_are_resources(tmp_path: Path) -> None:
         second = client._connection.request("GET", "/v1/models/text/labels", query=query)
         assert [page["labels"][0]["number"] for page in (first, second)] == [0, 1]
         assert [each["label"] for each in client.models.labels("text", contains="B C")] == ["a/b c"]
-        found = client.models.label(f"text:{version}", "a/b c", features=3, similar=2)
-        assert found["model"] == {"name": "text", "version": version, "sha256": model.sha256}
+        result = client.models.label(f"text:{version}", "a/b c", features=3, similar=2)
+        assert result["model"] == {"name": "text", "version": version, "sha256": model.sha256}
         expected = label_details(model, "a/b c", 3, 2)
-        assert {name: value for name, value in found.items() if name != "model"} == expected
+        assert {name: value for name, value in result.items() if name != "model"} == expected
         with pytest.raises(NotFound, match="did you mean"):
             client.models.label("text", f"{LABELS[0]}s")
         with pytest.raises(NotFound, match="did you mean 'text'"):
@@ -53,10 +53,10 @@ def test_head_answers_like_get_without_the_body(tmp_path: Path) -> None:
     app.state.app_state.registry.publish("text", tmp_path / "model")
     with serving(app) as url:
         for path in ("/healthz", "/v1/models/text", "/v1/solvers", "/openapi.json", "/v1/none"):
-            got, head = httpx.get(url + path), httpx.head(url + path)
-            assert (head.status_code, head.content) == (got.status_code, b""), path
-            assert head.headers["content-length"] == got.headers["content-length"], path
-            assert head.headers.get("etag") == got.headers.get("etag"), path
+            response, head = httpx.get(url + path), httpx.head(url + path)
+            assert (head.status_code, head.content) == (response.status_code, b""), path
+            assert head.headers["content-length"] == response.headers["content-length"], path
+            assert head.headers.get("etag") == response.headers.get("etag"), path
         assert httpx.head(f"{url}/v1/models/text:predict").status_code == 405
 
 

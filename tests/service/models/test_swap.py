@@ -61,7 +61,7 @@ class CacheSetup(NamedTuple):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[CacheSetup]:
+def cache_setup(tmp_path: Path) -> Iterator[CacheSetup]:
     registry, clock, opened, gate = Registry(tmp_path / "models"), Clock(), [], threading.Event()
     gate.set()
 
@@ -107,46 +107,46 @@ def damage(registry: Registry, version: int, file: str = "bias.arrow") -> Callab
 
 
 def test_the_old_version_is_used_until_the_new_one_is_loaded(
-    place: CacheSetup, tmp_path: Path
+    cache_setup: CacheSetup, tmp_path: Path
 ) -> None:
-    assert place.cache.get(target("docs")).version == 2
-    place.gate.clear()
-    publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    assert [place.cache.get(target("docs")).version for _ in range(5)] == [2] * 5
-    assert place.opened == [2]
-    place.gate.set()
-    settle(place.cache)
-    assert place.cache.get(target("docs")).version == 3
-    assert place.opened == [2, 3]
+    assert cache_setup.cache.get(target("docs")).version == 2
+    cache_setup.gate.clear()
+    publish(cache_setup.registry, "docs", tmp_path / "m3", seed=3)
+    assert [cache_setup.cache.get(target("docs")).version for _ in range(5)] == [2] * 5
+    assert cache_setup.opened == [2]
+    cache_setup.gate.set()
+    settle(cache_setup.cache)
+    assert cache_setup.cache.get(target("docs")).version == 3
+    assert cache_setup.opened == [2, 3]
 
 
 def test_requests_wait_for_the_new_version_after_the_time_limit(
-    place: CacheSetup, tmp_path: Path
+    cache_setup: CacheSetup, tmp_path: Path
 ) -> None:
-    place.cache.get(target("docs"))
-    place.gate.clear()
-    publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    assert place.cache.get(target("docs")).version == 2
-    place.clock.now = 60.5
+    cache_setup.cache.get(target("docs"))
+    cache_setup.gate.clear()
+    publish(cache_setup.registry, "docs", tmp_path / "m3", seed=3)
+    assert cache_setup.cache.get(target("docs")).version == 2
+    cache_setup.clock.now = 60.5
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(place.cache.get, target("docs"))
+        late = pool.submit(cache_setup.cache.get, target("docs"))
         assert not late.done()
-        place.gate.set()
+        cache_setup.gate.set()
         assert late.result(300).version == 3
 
 
-def test_a_poll_swaps_versions_without_requests(place: CacheSetup, tmp_path: Path) -> None:
+def test_a_poll_swaps_versions_without_requests(cache_setup: CacheSetup, tmp_path: Path) -> None:
     """A change by another replica is applied before the first request needs it."""
-    place.registry.aliases.set("docs", "prod", 1)
-    assert place.cache.get(target("docs@prod")).version == 1
-    Registry(place.registry.root).aliases.set("docs", "prod", 2)
-    place.cache.poll()
-    settle(place.cache)
-    assert place.opened == [1, 2]
-    assert place.cache.get(target("docs@prod")).version == 2
+    cache_setup.registry.aliases.set("docs", "prod", 1)
+    assert cache_setup.cache.get(target("docs@prod")).version == 1
+    Registry(cache_setup.registry.root).aliases.set("docs", "prod", 2)
+    cache_setup.cache.poll()
+    settle(cache_setup.cache)
+    assert cache_setup.opened == [1, 2]
+    assert cache_setup.cache.get(target("docs@prod")).version == 2
 
 
-def test_a_replaced_version_is_unmapped(place: CacheSetup, tmp_path: Path) -> None:
+def test_a_replaced_version_is_unmapped(cache_setup: CacheSetup, tmp_path: Path) -> None:
     """A version stays mapped while a request holds it, then its pages are released.
 
     The kernel's list of mapped pages is checked.
@@ -155,128 +155,128 @@ def test_a_replaced_version_is_unmapped(place: CacheSetup, tmp_path: Path) -> No
     def mapped(version: int) -> bool:
         return f"docs/versions/{version}/" in Path("/proc/self/maps").read_text()
 
-    place.registry.aliases.set("docs", "prod", 1)
-    held = place.cache.get(target("docs@prod"))
-    gone = weakref.ref(held)
+    cache_setup.registry.aliases.set("docs", "prod", 1)
+    entry = cache_setup.cache.get(target("docs@prod"))
+    gone = weakref.ref(entry)
     assert mapped(1)
-    place.registry.aliases.set("docs", "prod", 2)
-    place.cache.refresh_name("default", "docs")
-    settle(place.cache)
-    assert place.cache.get(target("docs@prod")).version == 2
-    place.clock.now = 4.0
-    place.cache.poll()
+    cache_setup.registry.aliases.set("docs", "prod", 2)
+    cache_setup.cache.refresh_name("default", "docs")
+    settle(cache_setup.cache)
+    assert cache_setup.cache.get(target("docs@prod")).version == 2
+    cache_setup.clock.now = 4.0
+    cache_setup.cache.poll()
     # The old version is kept for a moment, so that a rollback is quick.
-    assert place.cache.loaded_versions("default") == {
+    assert cache_setup.cache.loaded_versions("default") == {
         ("docs", 1),
         ("docs", 2),
     }
-    place.clock.now = 10.0
-    place.cache.poll()
-    assert place.cache.loaded_versions("default") == {("docs", 2)}
+    cache_setup.clock.now = 10.0
+    cache_setup.cache.poll()
+    assert cache_setup.cache.loaded_versions("default") == {("docs", 2)}
     # Requests that still use the version can finish.
-    assert held.predictor.predict(["a csv file"], 1).labels.shape == (
+    assert entry.predictor.predict(["a csv file"], 1).labels.shape == (
         1,
         1,
     )
     assert mapped(1)
-    del held
+    del entry
     gc.collect()
     assert gone() is None
     assert not mapped(1)
     assert mapped(2)
 
 
-def test_an_immediate_rollback_loads_nothing(place: CacheSetup) -> None:
-    place.registry.aliases.set("docs", "prod", 1)
+def test_an_immediate_rollback_loads_nothing(cache_setup: CacheSetup) -> None:
+    cache_setup.registry.aliases.set("docs", "prod", 1)
     for version in (1, 2, 1, 2, 1):
-        place.registry.aliases.set("docs", "prod", version)
-        place.cache.refresh_name("default", "docs")
-        settle(place.cache)
-        assert place.cache.get(target("docs@prod")).version == version
-    assert sorted(place.opened) == [1, 2]
+        cache_setup.registry.aliases.set("docs", "prod", version)
+        cache_setup.cache.refresh_name("default", "docs")
+        settle(cache_setup.cache)
+        assert cache_setup.cache.get(target("docs@prod")).version == version
+    assert sorted(cache_setup.opened) == [1, 2]
 
 
-def test_deleting_the_active_version_fails_no_request(place: CacheSetup) -> None:
-    held = place.cache.get(target("docs"))
-    place.registry.delete("docs", 2)
-    place.cache.refresh_name("default", "docs")
-    assert held.predictor.predict(["a csv file"], 4).labels.shape == (1, 4)
-    settle(place.cache)
-    assert place.cache.get(target("docs")).version == 1
-    place.cache.poll()
-    assert place.cache.loaded_versions("default") == {("docs", 1)}
+def test_deleting_the_active_version_fails_no_request(cache_setup: CacheSetup) -> None:
+    entry = cache_setup.cache.get(target("docs"))
+    cache_setup.registry.delete("docs", 2)
+    cache_setup.cache.refresh_name("default", "docs")
+    assert entry.predictor.predict(["a csv file"], 4).labels.shape == (1, 4)
+    settle(cache_setup.cache)
+    assert cache_setup.cache.get(target("docs")).version == 1
+    cache_setup.cache.poll()
+    assert cache_setup.cache.loaded_versions("default") == {("docs", 1)}
     with pytest.raises(NotFound):
-        place.cache.get(target("docs:2"))
+        cache_setup.cache.get(target("docs:2"))
 
 
-def test_a_corrupt_version_is_not_activated(place: CacheSetup, tmp_path: Path) -> None:
-    place.cache.get(target("docs"))
-    place.cache.check()
-    publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    repair = damage(place.registry, 3)
+def test_a_corrupt_version_is_not_activated(cache_setup: CacheSetup, tmp_path: Path) -> None:
+    cache_setup.cache.get(target("docs"))
+    cache_setup.cache.check()
+    publish(cache_setup.registry, "docs", tmp_path / "m3", seed=3)
+    repair = damage(cache_setup.registry, 3)
     for _ in range(3):
-        assert place.cache.get(target("docs")).version == 2
-        settle(place.cache)
-    place.clock.now = 1000.0  # requests do not wait for a version that cannot be loaded
-    assert place.cache.get(target("docs")).version == 2
-    settle(place.cache)
-    states = {state.version: state for state in place.cache.states("default", "docs")}
+        assert cache_setup.cache.get(target("docs")).version == 2
+        settle(cache_setup.cache)
+    cache_setup.clock.now = 1000.0  # requests do not wait for a version that cannot be loaded
+    assert cache_setup.cache.get(target("docs")).version == 2
+    settle(cache_setup.cache)
+    states = {state.version: state for state in cache_setup.cache.states("default", "docs")}
     assert states[3].state == "CORRUPT"
     assert "bias.arrow" in states[3].reason
-    assert Registry(place.registry.root).corrupt.versions("docs").keys() == {3}
+    assert Registry(cache_setup.registry.root).corrupt.versions("docs").keys() == {3}
     with pytest.raises(Unavailable, match="version 3 of model docs can't be loaded"):
-        place.cache.check()
+        cache_setup.cache.check()
     with pytest.raises(Corrupt):
-        place.cache.get(target("docs:3"))
+        cache_setup.cache.get(target("docs:3"))
     repair()
-    place.clock.now += 10 * FIRST_RETRY_SECONDS
-    place.cache.poll()
-    settle(place.cache)
-    assert place.cache.get(target("docs")).version == 3
-    place.cache.check()
-    assert place.registry.corrupt.versions("docs") == {}
+    cache_setup.clock.now += 10 * FIRST_RETRY_SECONDS
+    cache_setup.cache.poll()
+    settle(cache_setup.cache)
+    assert cache_setup.cache.get(target("docs")).version == 3
+    cache_setup.cache.check()
+    assert cache_setup.registry.corrupt.versions("docs") == {}
 
 
-def test_a_new_process_uses_an_earlier_version(place: CacheSetup, tmp_path: Path) -> None:
+def test_a_new_process_uses_an_earlier_version(cache_setup: CacheSetup, tmp_path: Path) -> None:
     """A process without history uses a version that the alias pointed to before."""
-    publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    place.registry.aliases.set("docs", "prod", 1)
-    place.registry.aliases.set("docs", "prod", 3)
-    damage(place.registry, 3)
-    assert place.cache.get(target("docs@prod")).version == 1
-    assert place.cache.get(target("docs")).version == 2
+    publish(cache_setup.registry, "docs", tmp_path / "m3", seed=3)
+    cache_setup.registry.aliases.set("docs", "prod", 1)
+    cache_setup.registry.aliases.set("docs", "prod", 3)
+    damage(cache_setup.registry, 3)
+    assert cache_setup.cache.get(target("docs@prod")).version == 1
+    assert cache_setup.cache.get(target("docs")).version == 2
     with pytest.raises(Unavailable):
-        place.cache.check()
-    damage(place.registry, 1)
-    damage(place.registry, 2)
-    fresh = ModelCache(lambda tenant: place.registry, Metrics(), 4)
+        cache_setup.cache.check()
+    damage(cache_setup.registry, 1)
+    damage(cache_setup.registry, 2)
+    fresh = ModelCache(lambda tenant: cache_setup.registry, Metrics(), 4)
     with pytest.raises(Corrupt, match="version 3 of model docs can't be loaded"):
         fresh.get(target("docs"))
     fresh.close()
 
 
-def test_an_unreadable_registry_does_not_affect_loaded_models(place: CacheSetup) -> None:
-    path = place.registry.root / "docs" / "aliases.json"
-    place.registry.aliases.set("docs", "prod", 1)
-    assert place.cache.get(target("docs@prod")).version == 1
+def test_an_unreadable_registry_does_not_affect_loaded_models(cache_setup: CacheSetup) -> None:
+    path = cache_setup.registry.root / "docs" / "aliases.json"
+    cache_setup.registry.aliases.set("docs", "prod", 1)
+    assert cache_setup.cache.get(target("docs@prod")).version == 1
     whole = path.read_text()
     path.write_text("{")
-    assert place.cache.get(target("docs@prod")).version == 1
+    assert cache_setup.cache.get(target("docs@prod")).version == 1
     with pytest.raises(Unavailable, match=r"can.t be updated"):
-        place.cache.check()
+        cache_setup.cache.check()
     with pytest.raises(Corrupt) as caught:
-        place.cache.get(target("docs@beta"))
+        cache_setup.cache.get(target("docs@beta"))
     assert caught.value.code == "REGISTRY"
     path.write_text(whole)
-    place.cache.poll()
-    place.cache.check()
+    cache_setup.cache.poll()
+    cache_setup.cache.check()
 
 
 def test_a_hanging_file_system_does_not_affect_loaded_models(
-    place: CacheSetup, monkeypatch: pytest.MonkeyPatch
+    cache_setup: CacheSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def find(reference: str) -> int:
-        return (await place.cache.find(target(reference))).version
+        return (await cache_setup.cache.find(target(reference))).version
 
     assert asyncio.run(find("docs")) == 2
     monkeypatch.setattr("xcray.model.registry.SETTLE_SECONDS", -1e9)
@@ -292,9 +292,11 @@ def test_a_hanging_file_system_does_not_affect_loaded_models(
     assert caught.value.code == "REGISTRY"
 
 
-def test_unreadable_files_are_not_an_internal_error(place: CacheSetup, tmp_path: Path) -> None:
+def test_unreadable_files_are_not_an_internal_error(
+    cache_setup: CacheSetup, tmp_path: Path
+) -> None:
     """System errors and unexpected errors affect only the version."""
-    place.cache.get(target("docs"))
+    cache_setup.cache.get(target("docs"))
     for number, error in enumerate(
         (PermissionError(13, "no"), MemoryError(), RuntimeError("unforeseen")), 3
     ):
@@ -302,56 +304,58 @@ def test_unreadable_files_are_not_an_internal_error(place: CacheSetup, tmp_path:
         def refuse(path: Path, error: Exception = error) -> Predictor:
             raise error
 
-        place.cache._loader.opener = refuse
-        publish(place.registry, "docs", tmp_path / f"m{number}", seed=number)
-        place.cache.get(target("docs"))
-        settle(place.cache)
-        assert place.cache.get(target("docs")).version == 2
+        cache_setup.cache._loader.opener = refuse
+        publish(cache_setup.registry, "docs", tmp_path / f"m{number}", seed=number)
+        cache_setup.cache.get(target("docs"))
+        settle(cache_setup.cache)
+        assert cache_setup.cache.get(target("docs")).version == 2
         with pytest.raises(Corrupt) as caught:
-            place.cache.get(target(f"docs:{number}"))
+            cache_setup.cache.get(target(f"docs:{number}"))
         assert caught.value.code == "UNREADABLE"
-    assert place.registry.corrupt.versions("docs") == {}  # its files can be intact
+    assert cache_setup.registry.corrupt.versions("docs") == {}  # its files can be intact
 
 
-def test_splits_select_by_key_and_skip_corrupt_versions(place: CacheSetup, tmp_path: Path) -> None:
+def test_splits_select_by_key_and_skip_corrupt_versions(
+    cache_setup: CacheSetup, tmp_path: Path
+) -> None:
     route = TrafficSplit.from_weights([(1, 0.7), (2, 0.3)])
-    place.registry.aliases.set_split("docs", "prod", route)
+    cache_setup.registry.aliases.set_split("docs", "prod", route)
     keys = [f"k{i}" for i in range(300)]
     expected = [
         route.shares[pick_version(route.shares, hash_point("docs@prod", key))].version
         for key in keys
     ]
     for _ in range(2):
-        assert [place.cache.get(target("docs@prod", key)).version for key in keys] == expected
-    publish(place.registry, "docs", tmp_path / "m3", seed=3)
-    damage(place.registry, 3)
-    place.registry.aliases.set_split(
+        assert [cache_setup.cache.get(target("docs@prod", key)).version for key in keys] == expected
+    publish(cache_setup.registry, "docs", tmp_path / "m3", seed=3)
+    damage(cache_setup.registry, 3)
+    cache_setup.registry.aliases.set_split(
         "docs", "prod", TrafficSplit.from_weights([(1, 0.5), (3, 0.5)])
     )
-    place.cache.refresh_name("default", "docs")
-    settle(place.cache)
-    assert {place.cache.get(target("docs@prod", key)).version for key in keys} == {1}
+    cache_setup.cache.refresh_name("default", "docs")
+    settle(cache_setup.cache)
+    assert {cache_setup.cache.get(target("docs@prod", key)).version for key in keys} == {1}
     with pytest.raises(Unavailable):
-        place.cache.check()
+        cache_setup.cache.check()
 
 
-def test_a_version_moved_to_another_number_is_detected(place: CacheSetup) -> None:
+def test_a_version_moved_to_another_number_is_detected(cache_setup: CacheSetup) -> None:
     """Both are complete models with valid checksums, but published under other numbers."""
-    versions = place.registry.root / "docs" / "versions"
+    versions = cache_setup.registry.root / "docs" / "versions"
     os.rename(versions / "1", versions / "x")
     os.rename(versions / "2", versions / "1")
     os.rename(versions / "x", versions / "2")
     for version in (1, 2):
         with pytest.raises(Corrupt):
-            place.cache.get(target(f"docs:{version}"))
-    assert "the model differs" in place.registry.corrupt.versions("docs")[1]
+            cache_setup.cache.get(target(f"docs:{version}"))
+    assert "the model differs" in cache_setup.registry.corrupt.versions("docs")[1]
 
 
-def test_loads_are_pinned_in_every_process(place: CacheSetup, tmp_path: Path) -> None:
+def test_loads_are_pinned_in_every_process(cache_setup: CacheSetup, tmp_path: Path) -> None:
     for name in "abcd":
-        publish(place.registry, name, tmp_path / name)
-    other = ModelCache(lambda tenant: place.registry, Metrics(), 2, unload_delay_seconds=0.0)
-    assert place.cache.load("default", "docs").version == 2
+        publish(cache_setup.registry, name, tmp_path / name)
+    other = ModelCache(lambda tenant: cache_setup.registry, Metrics(), 2, unload_delay_seconds=0.0)
+    assert cache_setup.cache.load("default", "docs").version == 2
     other.poll()
     assert other.loaded_versions("default") == {("docs", 2)}
     for name in "abcd":
@@ -364,17 +368,17 @@ def test_loads_are_pinned_in_every_process(place: CacheSetup, tmp_path: Path) ->
         other.load("default", "b")
     assert caught.value.code == "MODELS_LOADED"
     other.poll()
-    place.cache.unload("default", "docs")
-    assert place.cache.loaded_versions("default") == set()
+    cache_setup.cache.unload("default", "docs")
+    assert cache_setup.cache.loaded_versions("default") == set()
     other.poll()
     assert other.loaded_versions("default") == {("a", 1)}
-    place.cache.load("default", "docs")
-    place.cache.unload("default", "docs:2")  # the current version of `docs`
-    assert place.cache.loaded_versions("default") == set()
-    assert place.registry.pins.read("docs")[0] == []
+    cache_setup.cache.load("default", "docs")
+    cache_setup.cache.unload("default", "docs:2")  # the current version of `docs`
+    assert cache_setup.cache.loaded_versions("default") == set()
+    assert cache_setup.registry.pins.read("docs")[0] == []
     assert other.get(target("docs")).version == 2  # the next request loads it again
     with pytest.raises(NotFound):
-        place.cache.load("default", "nothing")
+        cache_setup.cache.load("default", "nothing")
     other.close()
 
 
@@ -414,7 +418,7 @@ def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) ->
         assert published(number) == number
     registry.aliases.set("docs", "prod", 1)
     done = threading.Event()
-    seen: set[int] = set()
+    values: set[int] = set()
 
     def ask(reference: str) -> int:
         with httpx.Client(base_url=url, trust_env=False, timeout=600) as http:
@@ -428,7 +432,7 @@ def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) ->
                 assert {
                     label.split("-")[0] for one in reply["predictions"] for label in one["labels"]
                 } == {f"v{version}"}
-                seen.add(version)
+                values.add(version)
                 count += 1
             return count
 
@@ -450,7 +454,7 @@ def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) ->
                 ends = time.monotonic() + 600.0
                 while (
                     number % 3 == 0
-                    and number not in seen
+                    and number not in values
                     and not any(each.done() for each in asking)
                 ):
                     assert time.monotonic() < ends, "the published version is not picked up"
@@ -459,7 +463,7 @@ def test_swaps_under_load_mix_no_versions_and_fail_no_request(tmp_path: Path) ->
             done.set()
         counts = [each.result() for each in asking]
     assert min(counts) > 0
-    assert len(seen) > SWAPS // 4
+    assert len(values) > SWAPS // 4
     assert "docs/versions/3/" not in Path("/proc/self/maps").read_text()
 
 

@@ -78,15 +78,15 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[JobStore]:
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return the samples of an exposition: (name, labels) -> value."""
-    found = text_string_to_metric_families(text.decode())
+    result = text_string_to_metric_families(text.decode())
     return {
         (each.name, tuple(sorted(each.labels.items()))): each.value
-        for family in found
+        for family in result
         for each in family.samples
     }
 
 
-def shown(store: JobStore) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def store_metrics(store: JobStore) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return the current metrics of a store."""
     return samples(Metrics(StoreCollector(store.statistics.read, timeout=300.0)).render())
 
@@ -138,28 +138,28 @@ def test_waits_ends_and_losses_are_counted_in_the_transaction_of_the_change(
 ) -> None:
     job, _ = store.jobs.submit(JobSubmission({"a": 1}, name="x"))
     clock.now += 7.0
-    assert shown(store)["xcray_jobs_oldest_pending_seconds", ()] == 7.0
+    assert store_metrics(store)["xcray_jobs_oldest_pending_seconds", ()] == 7.0
     store.attempts.claim("me", lease_seconds=10.0)
     store.attempts.mark_lost(job.id, 1)
     clock.now += 400.0
     again = store.attempts.claim("me", lease_seconds=10.0)
     assert again is not None
     store.attempts.finish(job.id, again.attempt, FAILED, reason="SOME_READERS_CODE", message="no")
-    found = shown(store)
-    assert found["xcray_job_queue_wait_seconds_bucket", (("le", "10.0"),)] == 1
-    assert found["xcray_job_queue_wait_seconds_bucket", (("le", "900.0"),)] == 2
-    assert found["xcray_job_queue_wait_seconds_count", ()] == 2
-    assert found["xcray_job_queue_wait_seconds_sum", ()] == 407.0
-    assert found["xcray_job_attempts_lost_total", ()] == 1
+    result = store_metrics(store)
+    assert result["xcray_job_queue_wait_seconds_bucket", (("le", "10.0"),)] == 1
+    assert result["xcray_job_queue_wait_seconds_bucket", (("le", "900.0"),)] == 2
+    assert result["xcray_job_queue_wait_seconds_count", ()] == 2
+    assert result["xcray_job_queue_wait_seconds_sum", ()] == 407.0
+    assert result["xcray_job_attempts_lost_total", ()] == 1
     assert (
-        found[
+        result[
             "xcray_jobs_completed_total",
             (("kind", "train"), ("reason", "INPUT"), ("status", "FAILED")),
         ]
         == 1
     )
-    assert found["xcray_jobs", (("status", "FAILED"),)] == 1
-    assert found["xcray_jobs_oldest_pending_seconds", ()] == 0
+    assert result["xcray_jobs", (("status", "FAILED"),)] == 1
+    assert result["xcray_jobs_oldest_pending_seconds", ()] == 0
 
 
 def test_a_clock_that_jumps_back_gives_no_negative_wait(store: JobStore, clock: Clock) -> None:
@@ -167,7 +167,7 @@ def test_a_clock_that_jumps_back_gives_no_negative_wait(store: JobStore, clock: 
     clock.now -= 3600.0
     assert store.statistics.read().longest_wait <= 0.0
     store.attempts.claim("me", lease_seconds=10.0)
-    assert shown(store)["xcray_job_queue_wait_seconds_sum", ()] == 0.0
+    assert store_metrics(store)["xcray_job_queue_wait_seconds_sum", ()] == 0.0
 
 
 def test_buckets_and_classes_of_reasons() -> None:
@@ -189,18 +189,18 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
     job, _ = store.jobs.submit(JobSubmission({"a": 1}, name="x"))
     store.attempts.claim("me", lease_seconds=10.0)
     tally = AttemptMetrics()
-    told = {
+    fields = {
         "workers": 4,
         "workers_wanted": 6,
         "busy_share": 0.5,
         "largest_gap": 0.01,
         "object_store_bytes": 7,
     }
-    told |= {"counted": {"classes_solved": 10.0}}
-    tally.update(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=told))
+    fields |= {"counted": {"classes_solved": 10.0}}
+    tally.update(Progress("TRAINING", 1, 2, 1.0, 1.0, None, "", vitals=fields))
     # The reply was lost, so the increments stay pending.
     store.attempts.append_event(
-        job.id, 1, "progress", {"vitals": told, "eta": 90.0}, increments=tally.pending()
+        job.id, 1, "progress", {"vitals": fields, "eta": 90.0}, increments=tally.pending()
     )
     news = tally.pending()
     tally.acknowledge(news)
@@ -215,10 +215,10 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
             1.0,
             None,
             "",
-            vitals={**told, "counted": {"classes_solved": 12.0, "worker_seconds": 3.0}},
+            vitals={**fields, "counted": {"classes_solved": 12.0, "worker_seconds": 3.0}},
         )
     )
-    assert shown(store)["xcray_jobs_remaining_seconds", ()] == 90.0
+    assert store_metrics(store)["xcray_jobs_remaining_seconds", ()] == 90.0
     lost = {
         "batches_lost": 2.0,
         "seconds_lost": 0.5,
@@ -226,30 +226,33 @@ def test_metrics_of_attempts_are_counted_once_and_shown_while_they_run(store: Jo
         "nodes_lost": 1,
         "batches_copied": 3.0,
     }
-    tally.update(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**told, "counted": lost}))
+    tally.update(Progress("TRAINING", 2, 2, 1.0, 1.0, None, "", vitals={**fields, "counted": lost}))
     store.attempts.append_event(
         job.id, 1, "phase", {"phase": "MERGING"}, increments=tally.pending()
     )
-    found = shown(store)
-    assert found["xcray_classes_solved_total", ()] == 12.0
-    assert found["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
-    assert found["xcray_batches_total", (("outcome", "lost"),)] == 2.0
-    assert found["xcray_worker_seconds_wasted_total", (("outcome", "lost"),)] == 0.5
+    result = store_metrics(store)
+    assert result["xcray_classes_solved_total", ()] == 12.0
+    assert result["xcray_worker_seconds_total", (("kind", "train"),)] == 3.0
+    assert result["xcray_batches_total", (("outcome", "lost"),)] == 2.0
+    assert result["xcray_worker_seconds_wasted_total", (("outcome", "lost"),)] == 0.5
     assert [
-        found[f"xcray_{name}_total", ()]
+        result[f"xcray_{name}_total", ()]
         for name in ("batches_speculative", "workers_lost", "nodes_lost")
     ] == [3.0, 1.0, 1.0]
     assert (
-        found["xcray_workers", ()],
-        found["xcray_workers_desired", ()],
-        found["xcray_workers_busy_share", ()],
+        result["xcray_workers", ()],
+        result["xcray_workers_desired", ()],
+        result["xcray_workers_busy_share", ()],
     ) == (4, 6, 0.5)
-    assert (found["xcray_max_relative_duality_gap", ()], found["xcray_object_store_bytes", ()]) == (
+    assert (
+        result["xcray_max_relative_duality_gap", ()],
+        result["xcray_object_store_bytes", ()],
+    ) == (
         0.01,
         7,
     )
     store.attempts.finish(job.id, 1, SUCCEEDED)
-    assert shown(store)["xcray_workers", ()] == 0
+    assert store_metrics(store)["xcray_workers", ()] == 0
 
 
 def test_a_training_fills_the_metrics(tmp_path: Path, tiny: Any) -> None:
@@ -270,17 +273,17 @@ def test_a_training_fills_the_metrics(tmp_path: Path, tiny: Any) -> None:
     assert (
         run_attempt(store, home, job.id, 1, options=MonitorOptions(lease_seconds=60.0)) == SUCCEEDED
     )
-    found = shown(store)
-    told = [
+    result = store_metrics(store)
+    reports = [
         event.data["vitals"]
         for event in store.jobs.list_events(job.id)
         if event.kind == "progress" and "vitals" in event.data
     ]
     store.close()
-    assert found["xcray_classes_solved_total", ()] == tiny.n_labels
-    assert found["xcray_batches_total", (("outcome", "done"),)] > 0
-    assert found["xcray_worker_seconds_total", (("kind", "train"),)] > 0
-    assert all(each["workers_wanted"] == 2 for each in told)
+    assert result["xcray_classes_solved_total", ()] == tiny.n_labels
+    assert result["xcray_batches_total", (("outcome", "done"),)] > 0
+    assert result["xcray_worker_seconds_total", (("kind", "train"),)] > 0
+    assert all(each["workers_wanted"] == 2 for each in reports)
 
 
 def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> None:
@@ -288,7 +291,7 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
     store.attempts.claim("me", lease_seconds=10.0)
     store.attempts.finish(job.id, 1, SUCCEEDED)
     store.jobs.submit(JobSubmission({"a": 1}, name="x", tenant="t0"))
-    before = set(shown(store))
+    before = set(store_metrics(store))
     with store._database.write() as connection:
         row = dict(
             connection.execute(sa.select(JOBS).where(JOBS.c.status == "PENDING")).mappings().one()
@@ -299,9 +302,9 @@ def test_as_many_series_for_ten_thousand_jobs_as_for_one(store: JobStore) -> Non
             for i in range(10_000)
         ]
         connection.execute(sa.insert(JOBS), more)
-    found = shown(store)
-    assert set(found) == before
-    assert found["xcray_jobs", (("status", "PENDING"),)] == 10_001
+    result = store_metrics(store)
+    assert set(result) == before
+    assert result["xcray_jobs", (("status", "PENDING"),)] == 10_001
     with store._database.read() as connection:
         # The events were not scanned.
         assert connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar() < 10
@@ -325,10 +328,10 @@ def test_run_metrics_cover_the_last_half_minute() -> None:
     for begin, seconds, outcome in ((0.0, 10.0, DONE), (0.0, 5.0, LOST), (90.0, 10.0, DONE)):
         vitals.add_span(Span("w", task, begin, seconds, outcome))
     vitals.add_span(Span("w", Task(1, (), 0.0, 2, copy=True), 95.0, 0.0, DUPLICATE))
-    told = vitals.snapshot()
+    report = vitals.snapshot()
     # seconds 70 to 100, two workers
-    assert told["busy_share"] == pytest.approx(10.0 / (2 * 30.0), abs=1e-4)
-    assert told["counted"] == {  # lost work does not count as worker seconds
+    assert report["busy_share"] == pytest.approx(10.0 / (2 * 30.0), abs=1e-4)
+    assert report["counted"] == {  # lost work does not count as worker seconds
         "worker_seconds": 20.0,
         "seconds_lost": 5.0,
         "seconds_duplicate": 0.0,
@@ -337,10 +340,14 @@ def test_run_metrics_cover_the_last_half_minute() -> None:
         "batches_duplicate": 1.0,
         "batches_copied": 1.0,
     }
-    assert (told["workers"], told["workers_wanted"], told["object_store_bytes"]) == (2, 4, 100)
-    told = vitals.snapshot()
-    assert (told["workers"], told["object_store_bytes"]) == (3, 200)
-    assert (told["counted"]["workers_lost"], told["counted"]["nodes_lost"]) == (1, 1)
+    assert (report["workers"], report["workers_wanted"], report["object_store_bytes"]) == (
+        2,
+        4,
+        100,
+    )
+    report = vitals.snapshot()
+    assert (report["workers"], report["object_store_bytes"]) == (3, 200)
+    assert (report["counted"]["workers_lost"], report["counted"]["nodes_lost"]) == (1, 1)
     vitals.set_worker_source(lambda: WorkerStatus(2, 2))
     # an earlier attempt did 5 epochs; then back from 6 to 4, and forward again
     for epoch in (5, 6, 4, 7):
@@ -350,35 +357,35 @@ def test_run_metrics_cover_the_last_half_minute() -> None:
 
 
 def test_a_store_that_hangs_delays_no_scrape() -> None:
-    held = threading.Event()
+    event = threading.Event()
 
     def hang() -> Any:
-        held.wait(300)
+        event.wait(300)
         raise InputError("too late")
 
     before = set(threading.enumerate())
     gauges = Metrics(StoreCollector(hang, timeout=0.01))
     for _ in range(3):
-        found = samples(gauges.render())
-        assert found["xcray_store_metrics_age_seconds", ()] == float("inf")
-        assert not any(name.startswith("xcray_jobs") for name, _ in found)
+        result = samples(gauges.render())
+        assert result["xcray_store_metrics_age_seconds", ()] == float("inf")
+        assert not any(name.startswith("xcray_jobs") for name, _ in result)
     # one thread is waiting, not three
     assert (
         sum(thread.name == "xcray-store-metrics" for thread in set(threading.enumerate()) - before)
         == 1
     )
-    held.set()
+    event.set()
 
 
 def test_a_background_probe_caches_its_result_and_reports_its_age() -> None:
-    clock, asked = Clock(), list[int]()
-    question = BackgroundProbe("xcray-test", lambda: asked.append(1) or len(asked), clock)
+    clock, request = Clock(), list[int]()
+    question = BackgroundProbe("xcray-test", lambda: request.append(1) or len(request), clock)
     assert question.get(2.0, 10.0).value == 1
     clock.now += 1.0
     assert question.get(2.0, 10.0) == (1, None, 1.0, 0.0)
     clock.now += 2.0
     assert question.get(2.0, 10.0).value == 2
-    assert len(asked) == 2
+    assert len(request) == 2
 
 
 def test_the_number_of_rejection_codes_is_bounded() -> None:
@@ -407,23 +414,23 @@ def test_a_prediction_changes_its_metrics(tmp_path: Path) -> None:
             413,
             415,
         )
-        found = samples(http.get("/metrics").content)
+        result = samples(http.get("/metrics").content)
     assert (
-        found["xcray_predict_instances_total", ()]
-        == found["xcray_predict_certified_instances_total", ()]
+        result["xcray_predict_instances_total", ()]
+        == result["xcray_predict_certified_instances_total", ()]
         == 2 * len(TEXTS)
     )
-    assert found["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
-    assert found["xcray_predict_duration_seconds_count", ()] == 2
+    assert result["xcray_predict_labels_scored_total", ()] >= len(TEXTS)
+    assert result["xcray_predict_duration_seconds_count", ()] == 2
     # The first request loaded the model, the second did not.
-    assert found["xcray_model_cache_requests_total", (("result", "miss"),)] == 1
-    assert found["xcray_model_cache_requests_total", (("result", "hit"),)] == 1
-    assert found["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
-    assert found["xcray_http_requests_in_progress", ()] == 1  # the request for the metrics
-    assert found["xcray_store_transaction_duration_seconds_count", (("mode", "read"),)] > 0
-    assert found["xcray_disk_free_bytes", ()] > 0
-    assert found["xcray_readiness_check_failing", (("check", "DRAINING"),)] == 0
-    assert ("process_resident_memory_bytes", ()) in found or sys.platform != "linux"
+    assert result["xcray_model_cache_requests_total", (("result", "miss"),)] == 1
+    assert result["xcray_model_cache_requests_total", (("result", "hit"),)] == 1
+    assert result["xcray_model_loads_total", (("outcome", "loaded"),)] == 1
+    assert result["xcray_http_requests_in_progress", ()] == 1  # the request for the metrics
+    assert result["xcray_store_transaction_duration_seconds_count", (("mode", "read"),)] > 0
+    assert result["xcray_disk_free_bytes", ()] > 0
+    assert result["xcray_readiness_check_failing", (("check", "DRAINING"),)] == 0
+    assert ("process_resident_memory_bytes", ()) in result or sys.platform != "linux"
 
 
 # Logs

@@ -38,27 +38,29 @@ class Clock:
         return self.now
 
 
-def told(http: httpx.Client) -> dict[str, Any]:
+def read_readiness(http: httpx.Client) -> dict[str, Any]:
     """Return the body of /readyz after checking its status."""
     answer = http.get("/readyz")
-    found = dict(answer.json())
-    assert answer.status_code == (200 if found["ready"] else 503)
-    assert found["ready"] == (not found["reasons"])
-    return found
+    result = dict(answer.json())
+    assert answer.status_code == (200 if result["ready"] else 503)
+    assert result["ready"] == (not result["reasons"])
+    return result
 
 
-def eventually(http: httpx.Client, **wanted: Any) -> None:
+def eventually(http: httpx.Client, **expected: Any) -> None:
     """Wait until /readyz has these values."""
     ends = time.monotonic() + PATIENCE
-    while not all((found := told(http))[name] == value for name, value in wanted.items()):
-        assert time.monotonic() < ends, found
+    while not all(
+        (result := read_readiness(http))[name] == value for name, value in expected.items()
+    ):
+        assert time.monotonic() < ends, result
         time.sleep(0.02)
 
 
 def test_a_hanging_check_counts_as_failed_and_delays_nothing() -> None:
-    clock, held, draining = Clock(), threading.Event(), [False]
+    clock, state, draining = Clock(), threading.Event(), [False]
     readiness = Readiness(
-        {"STORE": lambda: held.wait(PATIENCE) and None},
+        {"STORE": lambda: state.wait(PATIENCE) and None},
         {"RAY": lambda: None},
         lambda: draining[0],
         clock,
@@ -69,7 +71,7 @@ def test_a_hanging_check_counts_as_failed_and_delays_nothing() -> None:
         clock.now += HANG_SECONDS
         assert asyncio.run(readiness.refresh()).reasons == ["STORE"]
     assert sum(thread.name == "xcray-check-STORE" for thread in threading.enumerate()) == 1
-    held.set()
+    state.set()
     while readiness.status().reasons:
         threading.Event().wait(0.01)
     draining[0] = True
@@ -103,18 +105,18 @@ def test_a_slow_check_keeps_its_last_result_for_a_while() -> None:
 
 def test_a_hanging_store_affects_readiness_but_not_liveness(tmp_path: Path) -> None:
     app = create_app(settings_for(tmp_path / "home", keys_grace_seconds=0.0))
-    store, held = app.state.app_state.store, threading.Event()
+    store, state = app.state.app_state.store, threading.Event()
     with client_of(app) as http:
-        assert told(http) == {"ready": True, "reasons": [], "degraded": []}
+        assert read_readiness(http) == {"ready": True, "reasons": [], "degraded": []}
         app.state.app_state.readiness.timeout = 0.05
         ping, read_statistics = store.ping, store.statistics.read
-        store.ping = store.statistics.read = lambda: held.wait(PATIENCE) and None
+        store.ping = store.statistics.read = lambda: state.wait(PATIENCE) and None
         # The presence of runners is unknown, too.
         eventually(http, reasons=["STORE"], degraded=["RUNNER"])
         assert http.get("/healthz").json()["status"] == "ok"
         assert http.get("/metrics").status_code == 200
         store.ping, store.statistics.read = ping, read_statistics
-        held.set()
+        state.set()
         eventually(http, ready=True, degraded=[])
 
 
@@ -132,9 +134,9 @@ def test_a_store_upgraded_by_another_release(tmp_path: Path, grace: float) -> No
 
     with client_of(app) as http:
         as_it_was = {"ready": True, "reasons": [], "degraded": []}
-        assert told(http) == as_it_was
+        assert read_readiness(http) == as_it_was
         at("9999", HEAD)  # an addition is compatible
-        assert told(http) == as_it_was
+        assert read_readiness(http) == as_it_was
         # During the grace period, predictions are answered for cached keys.
         for another in (
             "9999",
@@ -226,6 +228,6 @@ def test_data_sets_without_a_builder(tmp_path: Path) -> None:
     with client_of(app) as http:
         folder = tmp_path / "home" / "builds" / "ds_old"
         folder.mkdir()
-        assert told(http)["degraded"] == []
+        assert read_readiness(http)["degraded"] == []
         os.utime(folder, (1.0, 1.0))
-        assert told(http) == {"ready": True, "reasons": [], "degraded": ["BUILDER"]}
+        assert read_readiness(http) == {"ready": True, "reasons": [], "degraded": ["BUILDER"]}

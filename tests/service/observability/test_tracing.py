@@ -43,8 +43,8 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 def named(exporter: InMemorySpanExporter, name: str) -> Any:
     """Return the only span of a name."""
-    (found,) = [each for each in exporter.get_finished_spans() if each.name == name]
-    return found
+    (result,) = [each for each in exporter.get_finished_spans() if each.name == name]
+    return result
 
 
 def ready_dataset(store: JobStore, home: Path) -> str:
@@ -90,11 +90,11 @@ def test_tracing_without_the_extra_logs_the_extra(
 
 
 def test_spans_go_to_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    got: list[tuple[str, bytes]] = []
+    results: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            got.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            results.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.end_headers()
 
@@ -112,7 +112,7 @@ def test_spans_go_to_the_endpoint_of_the_environment(monkeypatch: pytest.MonkeyP
             assert tracing.current_trace_id()
         tracing.disable_tracing()
         collector.shutdown()
-    ((path, body),) = got
+    ((path, body),) = results
     assert path == "/v1/traces"
     assert all(word in body for word in (b"hello", b"xcray.job_id", b"job_1", b"mine"))
 
@@ -169,12 +169,12 @@ def test_a_job_is_one_trace_from_its_submission_to_its_phases(
     home = Home(tmp_path / "home")
     store = JobStore(home.store_url)
     app = create_app(settings_for(home.path), store=store, check_spec=lambda spec: spec)
-    asked = {"dataset": ready_dataset(store, home.path), "model": "m"}
+    request = {"dataset": ready_dataset(store, home.path), "model": "m"}
     with client_of(app) as http:
-        made = _submit(http, asked)
+        result = _submit(http, request)
         # its trace context is not part of the compared body
-        assert _submit(http, asked)["id"] == made["id"]
-        assert "traceparent" not in made["spec"]
+        assert _submit(http, request)["id"] == result["id"]
+        assert "traceparent" not in result["spec"]
     # The service and its tracing have ended; the runner is another process.
     later = InMemorySpanExporter()
     assert tracing.enable_tracing("test", SimpleSpanProcessor(later))
@@ -212,14 +212,14 @@ def test_a_job_is_one_trace_from_its_submission_to_its_phases(
 def test_errors_are_recorded_by_type_without_their_message(spans: InMemorySpanExporter) -> None:
     with pytest.raises(ValueError, match="secret"), tracing.span("x"):
         raise ValueError("a secret")
-    found = named(spans, "x")
-    assert not found.status.is_ok
-    assert found.attributes["error.type"] == "ValueError"
-    assert "secret" not in found.to_json()
+    result = named(spans, "x")
+    assert not result.status.is_ok
+    assert result.attributes["error.type"] == "ValueError"
+    assert "secret" not in result.to_json()
 
 
-def _submit(http: httpx.Client, asked: dict[str, Any]) -> dict[str, Any]:
+def _submit(http: httpx.Client, options: dict[str, Any]) -> dict[str, Any]:
     """Submit a job and return it."""
-    made = http.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "k"})
-    assert made.status_code in (200, 201), made.text
-    return dict(made.json())
+    response = http.post("/v1/jobs", json=options, headers={"Idempotency-Key": "k"})
+    assert response.status_code in (200, 201), response.text
+    return dict(response.json())

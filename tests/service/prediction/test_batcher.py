@@ -38,15 +38,15 @@ class Model:
         self.go.set()
         self.wait_for_calls = threading.Semaphore(0)
 
-    def __call__(self, given: list[Any]) -> list[Any]:
-        self.calls.append(list(given))
+    def __call__(self, values: list[Any]) -> list[Any]:
+        self.calls.append(list(values))
         self.threads.append(threading.current_thread() is not threading.main_thread())
         self.wait_for_calls.release()
         assert self.go.wait(30)
-        self.clock.now += self.row_seconds * len(given)
-        if "bad" in given:
+        self.clock.now += self.row_seconds * len(values)
+        if "bad" in values:
             raise ValueError("bad row")
-        return [f"answer to {each}" for each in given]
+        return [f"answer to {each}" for each in values]
 
 
 def run(
@@ -94,10 +94,10 @@ def test_items_of_one_loop_iteration_are_one_call_per_kind() -> None:
         await batcher.submit("a", "warm", model)
         await batcher.submit("b", "warm", model)
         kinds = ["a", "b", "a", "a", "b"]
-        found = await asyncio.gather(
+        result = await asyncio.gather(
             *(batcher.submit(kind, f"{kind}{i}", model) for i, kind in enumerate(kinds))
         )
-        assert found == [f"answer to {kind}{i}" for i, kind in enumerate(kinds)]
+        assert result == [f"answer to {kind}{i}" for i, kind in enumerate(kinds)]
 
     assert run(story).calls[2:] == [["a0", "a2", "a3"], ["b1", "b4"]]
 
@@ -181,12 +181,12 @@ def test_cheap_items_do_not_wait_for_a_busy_thread() -> None:
 def test_an_error_affects_only_its_request() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         await batcher.submit("k", "warm", model)
-        found = await asyncio.gather(
+        result = await asyncio.gather(
             *(batcher.submit("k", each, model) for each in ("a", "bad", "c")),
             return_exceptions=True,
         )
-        assert [str(each) for each in found] == ["answer to a", "bad row", "answer to c"]
-        assert isinstance(found[1], ValueError)
+        assert [str(each) for each in result] == ["answer to a", "bad row", "answer to c"]
+        assert isinstance(result[1], ValueError)
 
     assert run(story).calls[1:] == [["a", "bad", "c"], ["a"], ["bad"], ["c"]]
 
@@ -194,7 +194,7 @@ def test_an_error_affects_only_its_request() -> None:
 def test_too_few_results_are_an_error() -> None:
     async def story(batcher: Batcher, model: Model) -> None:
         with pytest.raises(RuntimeError, match="0 results for 1 work items"):
-            await batcher.submit("k", 1, lambda given: [])
+            await batcher.submit("k", 1, lambda inputs: [])
 
     run(story)
 

@@ -43,10 +43,10 @@ def plain(ask: quick.PredictQuery) -> list[Any]:
 
 def agree(body: bytes) -> bool:
     """Return whether the fast decoder accepted the body; if so, the strict result must be equal."""
-    found = quick.decode_fast(body, MOST)
-    if found is not None:
-        assert plain(found) == plain(strictly(body))
-    return found is not None
+    result = quick.decode_fast(body, MOST)
+    if result is not None:
+        assert plain(result) == plain(strictly(body))
+    return result is not None
 
 
 texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
@@ -204,9 +204,9 @@ def test_ordinary_requests_are_decoded_fast() -> None:
 
 def ask(*rows: dict[str, Any]) -> list[quick.InstanceLike]:
     """Return instances as decoded by the fast decoder."""
-    found = quick.decode_fast(json.dumps({"instances": rows}).encode(), MOST)
-    assert found is not None
-    return list(found.instances)
+    result = quick.decode_fast(json.dumps({"instances": rows}).encode(), MOST)
+    assert result is not None
+    return list(result.instances)
 
 
 def test_rows_converted_together_equal_rows_converted_one_by_one(tmp_path: Any) -> None:
@@ -224,9 +224,9 @@ def test_rows_converted_together_equal_rows_converted_one_by_one(tmp_path: Any) 
         [good[1], good[1]],
         [*good, {"values": [0, 1, 0, 0, 2, 0]}],
     ):
-        found, expected = to_rows(model, ask(*rows)), to_csr(model, ask(*rows))
-        assert isinstance(found, CSR)
-        for one, other in zip(found, expected, strict=True):
+        result, expected = to_rows(model, ask(*rows)), to_csr(model, ask(*rows))
+        assert isinstance(result, CSR)
+        for one, other in zip(result, expected, strict=True):
             assert np.array_equal(one, other)
             assert np.asarray(one).dtype == np.asarray(other).dtype
 

@@ -82,7 +82,7 @@ class Service(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def model_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = tmp_path_factory.mktemp("inference") / "home"
     app = create_app(settings_for(home, max_instances=8))
     app_state: AppState = app.state.app_state
@@ -142,65 +142,67 @@ def elements(datatype: str, data: bytes) -> list[Any]:
 
 
 def v1(
-    place: Service, model: str, instances: list[dict[str, Any]], **more: Any
+    model_service: Service, model: str, instances: list[dict[str, Any]], **more: Any
 ) -> list[dict[str, Any]]:
-    answer = place.http.post(f"/v1/models/{model}:predict", json={"instances": instances, **more})
+    answer = model_service.http.post(
+        f"/v1/models/{model}:predict", json={"instances": instances, **more}
+    )
     assert answer.status_code == 200, answer.text
     return list(answer.json()["predictions"])
 
 
-def same(found: dict[str, Any], predictions: list[dict[str, Any]]) -> None:
+def same(fields: dict[str, Any], predictions: list[dict[str, Any]]) -> None:
     """Check for equal labels and bit-identical scores."""
-    assert found["labels"] == [one["labels"] for one in predictions]
-    assert found["scores"] == [one["scores"] for one in predictions]
+    assert fields["labels"] == [one["labels"] for one in predictions]
+    assert fields["scores"] == [one["scores"] for one in predictions]
 
 
-def test_health_and_metadata(place: Service) -> None:
-    assert place.http.get("/v2/health/live").json() == {"live": True}
-    assert place.http.get("/v2/health/ready").json() == {"live": True, "ready": True}
-    server = place.http.get("/v2").json()
+def test_health_and_metadata(model_service: Service) -> None:
+    assert model_service.http.get("/v2/health/live").json() == {"live": True}
+    assert model_service.http.get("/v2/health/ready").json() == {"live": True, "ready": True}
+    server = model_service.http.get("/v2").json()
     jsonschema.validate(server, SERVER)
     assert server["extensions"] == ["binary_tensor_data", "model_repository"]
     for path, versions in (("docs", ["1", "2"]), ("docs/versions/1", ["1", "2"]), ("plain", ["1"])):
-        found = place.http.get(f"/v2/models/{path}").json()
-        jsonschema.validate(found, MODEL)
-        assert found["versions"] == versions
-        assert {tensor["datatype"] for tensor in (*found["inputs"], *found["outputs"])} <= DATATYPES
-        assert ("text" in [tensor["name"] for tensor in found["inputs"]]) == path.startswith("docs")
-        assert place.http.get(f"/v2/models/{path}/ready").json() == {
+        body = model_service.http.get(f"/v2/models/{path}").json()
+        jsonschema.validate(body, MODEL)
+        assert body["versions"] == versions
+        assert {tensor["datatype"] for tensor in (*body["inputs"], *body["outputs"])} <= DATATYPES
+        assert ("text" in [tensor["name"] for tensor in body["inputs"]]) == path.startswith("docs")
+        assert model_service.http.get(f"/v2/models/{path}/ready").json() == {
             "name": path.partition("/")[0],
             "ready": True,
         }
 
 
-def test_readiness_follows_the_service(place: Service) -> None:
-    place.app_state.draining = True
+def test_readiness_follows_the_service(model_service: Service) -> None:
+    model_service.app_state.draining = True
     try:
-        answer = place.http.get("/v2/health/ready")
+        answer = model_service.http.get("/v2/health/ready")
         assert (answer.status_code, answer.json()) == (503, {"live": True, "ready": False})
-        assert place.http.get("/v2/health/live").status_code == 200
+        assert model_service.http.get("/v2/health/live").status_code == 200
     finally:
-        place.app_state.draining = False
+        model_service.app_state.draining = False
 
 
-def test_texts_give_the_results_of_v1(place: Service) -> None:
+def test_texts_give_the_results_of_v1(model_service: Service) -> None:
     body = {"id": "42", "inputs": [text(*TEXTS)], "parameters": {"top_k": 3}}
-    answer = place.http.post(INFER, json=body)
+    answer = model_service.http.post(INFER, json=body)
     assert (answer.json()["id"], answer.json()["model_name"], answer.json()["model_version"]) == (
         "42",
         "docs",
         "2",
     )
-    found = outputs_of(answer)
-    same(found, v1(place, "docs", [{"text": each} for each in TEXTS], top_k=3))
-    model = place.app_state.model_cache.get(target("docs")).predictor.model
-    assert [[model.label_name(j) for j in row] for row in found["label_ids"]] == found["labels"]
-    older = outputs_of(place.http.post("/v2/models/docs/versions/1/infer", json=body))
-    same(older, v1(place, "docs:1", [{"text": each} for each in TEXTS], top_k=3))
+    result = outputs_of(answer)
+    same(result, v1(model_service, "docs", [{"text": each} for each in TEXTS], top_k=3))
+    model = model_service.app_state.model_cache.get(target("docs")).predictor.model
+    assert [[model.label_name(j) for j in row] for row in result["label_ids"]] == result["labels"]
+    older = outputs_of(model_service.http.post("/v2/models/docs/versions/1/infer", json=body))
+    same(older, v1(model_service, "docs:1", [{"text": each} for each in TEXTS], top_k=3))
     column = {**text(*TEXTS), "shape": [len(TEXTS), 1]}
-    assert outputs_of(place.http.post(INFER, json={**body, "inputs": [column]})) == found
+    assert outputs_of(model_service.http.post(INFER, json={**body, "inputs": [column]})) == result
     nested = {**column, "data": [[each] for each in TEXTS]}
-    assert outputs_of(place.http.post(INFER, json={**body, "inputs": [nested]})) == found
+    assert outputs_of(model_service.http.post(INFER, json={**body, "inputs": [nested]})) == result
 
 
 def target(reference: str) -> Any:
@@ -209,29 +211,35 @@ def target(reference: str) -> Any:
     return ModelTarget("default", reference)
 
 
-def test_rows_give_the_results_of_v1(place: Service) -> None:
+def test_rows_give_the_results_of_v1(model_service: Service) -> None:
     instances = [
         {"indices": [4, 0, 2], "values": [0.1, 1.5, -2.0]},
         {"indices": [], "values": []},
         {"indices": [5], "values": [3.25]},
     ]
-    expected = v1(place, "plain", instances)
+    expected = v1(model_service, "plain", instances)
     inputs = sparse([0, 3, 3, 4], [4, 0, 2, 5], [0.1, 1.5, -2.0, 3.25])
-    same(outputs_of(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected)
     same(
-        outputs_of(place.http.post("/v2/models/plain/infer", json={"inputs": inputs[::-1]})),
+        outputs_of(model_service.http.post("/v2/models/plain/infer", json={"inputs": inputs})),
+        expected,
+    )
+    same(
+        outputs_of(
+            model_service.http.post("/v2/models/plain/infer", json={"inputs": inputs[::-1]})
+        ),
         expected,
     )
     dense = [[1.5, 0, -2.0, 0, 0.1, 0], [0] * 6, [0, 0, 0, 0, 0, 3.25]]
-    expected = v1(place, "plain", [{"values": row} for row in dense])
+    expected = v1(model_service, "plain", [{"values": row} for row in dense])
     for data in (dense, [value for row in dense for value in row]):
         inputs = [{"name": "dense", "datatype": "FP32", "shape": [3, 6], "data": data}]
         same(
-            outputs_of(place.http.post("/v2/models/plain/infer", json={"inputs": inputs})), expected
+            outputs_of(model_service.http.post("/v2/models/plain/infer", json={"inputs": inputs})),
+            expected,
         )
 
 
-def test_filters_and_outputs(place: Service) -> None:
+def test_filters_and_outputs(model_service: Service) -> None:
     texts = [{"text": each} for each in TEXTS]
     for options in (
         {"allow": ["csv", "io"]},
@@ -242,16 +250,16 @@ def test_filters_and_outputs(place: Service) -> None:
         listed = {
             name: [value] if isinstance(value, str) else value for name, value in options.items()
         }
-        found = outputs_of(
-            place.http.post(INFER, json={"inputs": [text(*TEXTS)], "parameters": options})
+        response = outputs_of(
+            model_service.http.post(INFER, json={"inputs": [text(*TEXTS)], "parameters": options})
         )
-        same(found, v1(place, "docs", texts, **listed))
+        same(response, v1(model_service, "docs", texts, **listed))
     for outputs in (["scores"], ["exact", "labels"], []):
         body = {"inputs": [text(*TEXTS)], "outputs": [{"name": name} for name in outputs]}
-        found = outputs_of(place.http.post(INFER, json=body))
-        assert [*found] == outputs
-        assert found.get("exact", [True]) == [True] * len(found.get("exact", [True]))
-    refused = place.http.post(
+        response = outputs_of(model_service.http.post(INFER, json=body))
+        assert [*response] == outputs
+        assert response.get("exact", [True]) == [True] * len(response.get("exact", [True]))
+    refused = model_service.http.post(
         INFER, json={"inputs": [text("a")], "outputs": [{"name": "probabilities"}]}
     )
     assert (refused.status_code, refused.json()["code"]) == (400, "NOT_CALIBRATED")
@@ -277,14 +285,14 @@ def without_data(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if name != "data"} for each in tensors]
 
 
-def test_binary_tensors(place: Service) -> None:
+def test_binary_tensors(model_service: Service) -> None:
     strings = b"".join(struct.pack("<I", len(each)) + each for each in (t.encode() for t in TEXTS))
     body, headers = binary(
         without_data([text(*TEXTS)]), [strings], parameters={"binary_data_output": True, "top_k": 2}
     )
-    answer = place.http.post(INFER, content=body, headers=headers)
+    answer = model_service.http.post(INFER, content=body, headers=headers)
     assert answer.headers["content-type"] == "application/octet-stream"
-    same(outputs_of(answer), v1(place, "docs", [{"text": each} for each in TEXTS], top_k=2))
+    same(outputs_of(answer), v1(model_service, "docs", [{"text": each} for each in TEXTS], top_k=2))
 
     inputs = sparse([0, 2, 3], [4, 0, 5], [0.1, 1.5, 3.25])
     tensors = [
@@ -297,10 +305,12 @@ def test_binary_tensors(place: Service) -> None:
         {"name": "exact", "parameters": {"binary_data": True}},
     ]
     body, headers = binary(without_data(inputs), tensors, outputs=outputs)
-    found = outputs_of(place.http.post("/v2/models/plain/infer", content=body, headers=headers))
+    response = outputs_of(
+        model_service.http.post("/v2/models/plain/infer", content=body, headers=headers)
+    )
     rows = [{"indices": [4, 0], "values": [0.1, 1.5]}, {"indices": [5], "values": [3.25]}]
-    same(found, v1(place, "plain", rows))
-    assert found["exact"] == [True, True]
+    same(response, v1(model_service, "plain", rows))
+    assert response["exact"] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -346,15 +356,17 @@ def test_binary_tensors(place: Service) -> None:
         ),
     ],
 )
-def test_wrong_tensors_are_refused(place: Service, inputs: list[dict[str, Any]], code: str) -> None:
-    answer = place.http.post("/v2/models/plain/infer", json={"inputs": inputs})
+def test_wrong_tensors_are_refused(
+    model_service: Service, inputs: list[dict[str, Any]], code: str
+) -> None:
+    answer = model_service.http.post("/v2/models/plain/infer", json={"inputs": inputs})
     jsonschema.validate(answer.json(), ERROR)
     assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
     assert answer.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told_length", "code"),
+    ("sizes", "declared_length", "code"),
     [
         ([4], None, "JSON_INVALID"),  # without the header, the whole body is JSON
         ([4], "9999", "TENSOR_SIZE"),
@@ -367,18 +379,18 @@ def test_wrong_tensors_are_refused(place: Service, inputs: list[dict[str, Any]],
     ],
 )
 def test_wrong_binary_sizes_are_refused(
-    place: Service, sizes: list[int], told_length: str | None, code: str
+    model_service: Service, sizes: list[int], declared_length: str | None, code: str
 ) -> None:
     head = {
         "inputs": [{**without_data([text("a")])[0], "parameters": {"binary_data_size": sizes[0]}}]
     }
     body = json.dumps(head).encode()
     headers = {"Content-Type": "application/octet-stream"}
-    if told_length is not None:
+    if declared_length is not None:
         headers["Inference-Header-Content-Length"] = (
-            str(len(body)) if told_length == "right" else told_length
+            str(len(body)) if declared_length == "right" else declared_length
         )
-    answer = place.http.post(INFER, content=body + b"\0\0\0\0", headers=headers)
+    answer = model_service.http.post(INFER, content=body + b"\0\0\0\0", headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
 
 
@@ -394,19 +406,19 @@ def test_wrong_binary_sizes_are_refused(
         (b"\x01\0\0\0\xff", "ENCODING"),
     ],
 )
-def test_wrong_strings_are_refused(place: Service, tensor: bytes, code: str) -> None:
+def test_wrong_strings_are_refused(model_service: Service, tensor: bytes, code: str) -> None:
     body, headers = binary(without_data([text("a")]), [tensor])
-    answer = place.http.post(INFER, content=body, headers=headers)
+    answer = model_service.http.post(INFER, content=body, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, code), answer.text
 
 
-def test_binary_numbers_must_be_finite(place: Service) -> None:
+def test_binary_numbers_must_be_finite(model_service: Service) -> None:
     tensors = [
         np.array(data, dtype).tobytes()
         for data, dtype in (([0, 1], "<i8"), ([1], "<i4"), ([np.nan], "<f4"))
     ]
     body, headers = binary(without_data(sparse([0, 1], [1], [1.0])), tensors)
-    answer = place.http.post("/v2/models/plain/infer", content=body, headers=headers)
+    answer = model_service.http.post("/v2/models/plain/infer", content=body, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, "NOT_FINITE")
 
 
@@ -425,9 +437,9 @@ def test_binary_numbers_must_be_finite(place: Service) -> None:
     ],
 )
 def test_errors_have_the_form_of_the_protocol(
-    place: Service, path: str, body: dict[str, Any], status: int, code: str
+    model_service: Service, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
-    answer = place.http.post(path, json=body)
+    answer = model_service.http.post(path, json=body)
     jsonschema.validate(answer.json(), ERROR)
     assert (answer.status_code, answer.json()["code"], answer.json()["status"]) == (
         status,
@@ -436,46 +448,50 @@ def test_errors_have_the_form_of_the_protocol(
     ), answer.text
 
 
-def test_bodies_are_bounded(place: Service) -> None:
-    huge = place.app_state.settings.predict_body_bytes + 1
-    answer = place.http.post(
+def test_bodies_are_bounded(model_service: Service) -> None:
+    huge = model_service.app_state.settings.predict_body_bytes + 1
+    answer = model_service.http.post(
         INFER, content=b" " * huge, headers={"Content-Type": "application/json"}
     )
     assert (answer.status_code, "error" in answer.json()) == (413, True)
     assert (
-        place.http.post(INFER, content=b"{}", headers={"Content-Type": "text/plain"}).status_code
+        model_service.http.post(
+            INFER, content=b"{}", headers={"Content-Type": "text/plain"}
+        ).status_code
         == 415
     )
 
 
-def test_the_model_repository(place: Service) -> None:
+def test_the_model_repository(model_service: Service) -> None:
     def index(**body: Any) -> dict[tuple[str, str], str]:
-        found = place.http.post("/v2/repository/index", json=body).json()
-        jsonschema.validate(found, INDEX)
-        return {(one["name"], one["version"]): one["state"] for one in found}
+        document = model_service.http.post("/v2/repository/index", json=body).json()
+        jsonschema.validate(document, INDEX)
+        return {(one["name"], one["version"]): one["state"] for one in document}
 
-    def done(verb: str, name: str, body: Any = None) -> int:
-        return place.http.post(f"/v2/repository/models/{name}/{verb}", json=body).status_code
+    def repository_status(verb: str, name: str, body: Any = None) -> int:
+        return model_service.http.post(
+            f"/v2/repository/models/{name}/{verb}", json=body
+        ).status_code
 
-    assert done("unload", "docs") == done("unload", "plain") == 200
+    assert repository_status("unload", "docs") == repository_status("unload", "plain") == 200
     everything = {("docs", "1"), ("docs", "2"), ("plain", "1")}
     assert index() == dict.fromkeys(everything, "UNAVAILABLE")
-    assert done("load", "docs") == 200
+    assert repository_status("load", "docs") == 200
     assert index(ready=True) == {("docs", "2"): "READY"}
-    assert done("load", "docs", {"parameters": {"version": "1"}}) == 200
+    assert repository_status("load", "docs", {"parameters": {"version": "1"}}) == 200
     assert index(ready=True) == {("docs", "1"): "READY", ("docs", "2"): "READY"}
-    assert done("unload", "docs", {"parameters": {"version": "2"}}) == 200
+    assert repository_status("unload", "docs", {"parameters": {"version": "2"}}) == 200
     assert index(ready=True) == {("docs", "1"): "READY"}
-    assert place.http.post(INFER, json={"inputs": [text("a")]}).status_code == 200
+    assert model_service.http.post(INFER, json={"inputs": [text("a")]}).status_code == 200
     assert (
-        done("load", "none")
-        == done("unload", "none")
-        == done("unload", "docs", {"parameters": {"version": "7"}})
+        repository_status("load", "none")
+        == repository_status("unload", "none")
+        == repository_status("unload", "docs", {"parameters": {"version": "7"}})
         == 404
     )
     assert (
-        done("load", "docs", {"parameters": {"version": "x"}})
-        == done("load", "docs", {"parameters": {"config": "{}"}})
+        repository_status("load", "docs", {"parameters": {"version": "x"}})
+        == repository_status("load", "docs", {"parameters": {"config": "{}"}})
         == 400
     )
-    assert place.http.post("/v2/repository/index").status_code == 200
+    assert model_service.http.post("/v2/repository/index").status_code == 200

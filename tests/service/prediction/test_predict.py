@@ -47,7 +47,7 @@ class Service(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def model_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     home = tmp_path_factory.mktemp("predict") / "home"
     app = create_app(settings_for(home))
     app_state: AppState = app.state.app_state
@@ -62,11 +62,13 @@ def target(reference: str) -> ModelTarget:
     return ModelTarget("default", reference)
 
 
-def answers(place: Service, **more: Any) -> list[dict[str, Any]]:
+def answers(model_service: Service, **more: Any) -> list[dict[str, Any]]:
     """Return the predictions of all texts."""
-    found = place.http.post(PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more})
-    assert found.status_code == 200, found.text
-    return list(found.json()["predictions"])
+    response = model_service.http.post(
+        PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more}
+    )
+    assert response.status_code == 200, response.text
+    return list(response.json()["predictions"])
 
 
 @pytest.mark.parametrize(
@@ -79,28 +81,28 @@ def answers(place: Service, **more: Any) -> list[dict[str, Any]]:
         {"allow": ["csv", "io"], "deadline_ms": 1000, "certificate": True},
     ],
 )
-def test_replies_conform_to_their_description(place: Service, more: dict[str, Any]) -> None:
+def test_replies_conform_to_their_description(model_service: Service, more: dict[str, Any]) -> None:
     """The encoded bytes match the schema, and the values are those of the predictor."""
-    answer = place.http.post(
+    answer = model_service.http.post(
         PREDICT, json={"instances": [{"text": text} for text in TEXTS], **more}
     )
     reply = PredictReply.model_validate(answer.json(), strict=True, extra="forbid")
     assert reply.model_dump(exclude_unset=True, mode="json") == answer.json()
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-content-type-options"] == "nosniff"
-    among = place.predictor.filter(more.get("allow"))
-    found = place.predictor.search(list(TEXTS), more.get("top_k", 5), allow=among)
-    assert [one.scores for one in reply.predictions] == found.scores.tolist()
+    among = model_service.predictor.filter(more.get("allow"))
+    prediction = model_service.predictor.search(list(TEXTS), more.get("top_k", 5), allow=among)
+    assert [one.scores for one in reply.predictions] == prediction.scores.tolist()
     assert [one.labels for one in reply.predictions] == [
-        [LABELS[j] for j in row] for row in found.labels
+        [LABELS[j] for j in row] for row in prediction.labels
     ]
     for i, one in enumerate(reply.predictions):
         assert (one.certificate is not None) == ("certificate" in more)
         if one.certificate is not None:
-            assert one.certificate.exact is bool(found.exact[i])
+            assert one.certificate.exact is bool(prediction.exact[i])
 
 
-def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Service) -> None:
+def test_labels_are_allowed_and_denied_by_name_and_by_set(model_service: Service) -> None:
     for more, expected in (
         ({"allow": ["io", "csv"]}, {"io", "csv"}),
         ({"deny": ["io"]}, {"csv", "json", "socket"}),
@@ -108,14 +110,14 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Service) -> Non
         ({"allow": ["set:files", "io"], "deny": ["csv"]}, {"json", "io"}),
     ):
         for _ in range(2):  # the second time from the cache
-            assert [set(one["labels"]) for one in answers(place, top_k=100, **more)] == [
+            assert [set(one["labels"]) for one in answers(model_service, top_k=100, **more)] == [
                 expected
             ] * len(TEXTS)
-    place.app_state.registry.label_sets("docs").put("files", ["socket"])
-    assert {label for one in answers(place, allow=["set:files"]) for label in one["labels"]} == {
-        "socket"
-    }
-    place.app_state.registry.label_sets("docs").put("files", ["csv", "json", "gone"])
+    model_service.app_state.registry.label_sets("docs").put("files", ["socket"])
+    assert {
+        label for one in answers(model_service, allow=["set:files"]) for label in one["labels"]
+    } == {"socket"}
+    model_service.app_state.registry.label_sets("docs").put("files", ["csv", "json", "gone"])
 
 
 @pytest.mark.parametrize(
@@ -136,26 +138,31 @@ def test_labels_are_allowed_and_denied_by_name_and_by_set(place: Service) -> Non
     ],
 )
 def test_impossible_options_are_refused(
-    place: Service, more: dict[str, Any], status: int, code: str
+    model_service: Service, more: dict[str, Any], status: int, code: str
 ) -> None:
-    answer = place.http.post(PREDICT, json={"instances": [{"text": "a"}], **more})
+    answer = model_service.http.post(PREDICT, json={"instances": [{"text": "a"}], **more})
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     if code == "NOT_CALIBRATED":
         assert "calibrate" in answer.json()["detail"]
 
 
-def test_concurrent_requests_get_their_own_answers(place: Service) -> None:
+def test_concurrent_requests_get_their_own_answers(model_service: Service) -> None:
     """Concurrent requests differ in the number of labels and rows, with and without batching."""
-    asked = [
+    requests = [
         {"instances": [{"text": text}] * (1 + i % 3), "top_k": 1 + i % 4}
         for i, text in enumerate(TEXTS * 30)
     ]
-    expected = {text: place.predictor.predict([text], 4).scores[0].tolist() for text in TEXTS}
+    expected = {
+        text: model_service.predictor.predict([text], 4).scores[0].tolist() for text in TEXTS
+    }
     with ThreadPoolExecutor(16) as pool:
-        found = list(
-            pool.map(lambda body: place.http.post(PREDICT, json=body).json()["predictions"], asked)
+        document = list(
+            pool.map(
+                lambda body: model_service.http.post(PREDICT, json=body).json()["predictions"],
+                requests,
+            )
         )
-    for body, predictions in zip(asked, found, strict=True):
+    for body, predictions in zip(requests, document, strict=True):
         scores = expected[str(body["instances"][0]["text"])][: body["top_k"]]  # type: ignore[index]
         assert [one["scores"] for one in predictions] == [scores] * len(body["instances"])  # type: ignore[arg-type]
 
@@ -174,12 +181,12 @@ def test_sparse_rows_of_several_requests_are_joined(tmp_path: Path) -> None:
     app.state.app_state.registry.publish("rows", tmp_path / "staged")
     with client_of(app) as http, ThreadPoolExecutor(16) as pool:
         path = "/v1/models/rows:predict"
-        found = list(
+        body = list(
             pool.map(
                 lambda one: http.post(path, json={"instances": one, "top_k": 3}).json(), bodies
             )
         )
-    assert [reply["predictions"][0]["scores"] for reply in found] == expected
+    assert [reply["predictions"][0]["scores"] for reply in body] == expected
 
 
 def test_the_fast_path_and_the_route_give_the_same_replies(

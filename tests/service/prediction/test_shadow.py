@@ -37,7 +37,7 @@ class Service(NamedTuple):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Service]:
+def model_service(tmp_path: Path) -> Iterator[Service]:
     app = create_app(settings_for(tmp_path / "home"))
     app_state: AppState = app.state.app_state
     for version in (1, 2):
@@ -49,28 +49,28 @@ def place(tmp_path: Path) -> Iterator[Service]:
         yield Service(http, app_state)
 
 
-def shadow_view(place: Service) -> Any:
+def shadow_view(model_service: Service) -> Any:
     """Return the shadow view after all copies are computed.
 
     A copy is queued just after its reply was sent, so by the time a later request is answered.
     """
-    place.http.get("/v1/models/docs")
-    place.app_state.shadows.wait_until_idle()
-    return place.http.get("/v1/models/docs/aliases/prod/shadow").json()
+    model_service.http.get("/v1/models/docs")
+    model_service.app_state.shadows.wait_until_idle()
+    return model_service.http.get("/v1/models/docs/aliases/prod/shadow").json()
 
 
-def n_dropped(place: Service) -> float:
+def n_dropped(model_service: Service) -> float:
     """Return the number of copies that were dropped since the last flush."""
-    sums = dict(place.app_state.shadows._sums)
+    sums = dict(model_service.app_state.shadows._sums)
     return sum(value for counter, value in sums.items() if counter.name.endswith("dropped"))
 
 
-def test_the_agreement_is_that_of_both_predictors(place: Service) -> None:
+def test_the_agreement_is_that_of_both_predictors(model_service: Service) -> None:
     for _ in range(3):
-        assert place.http.post(PREDICT, json=BODY).json()["model"]["version"] == 1
-    view = shadow_view(place)
+        assert model_service.http.post(PREDICT, json=BODY).json()["model"]["version"] == 1
+    view = shadow_view(model_service)
     ours, theirs = (
-        Predictor(Model.open(place.app_state.registry.resolve(f"docs:{version}")))
+        Predictor(Model.open(model_service.app_state.registry.resolve(f"docs:{version}")))
         for version in (1, 2)
     )
     a, b = ours.predict(list(TEXTS), 2).labels, theirs.predict(list(TEXTS), 2).labels
@@ -87,15 +87,15 @@ def test_the_agreement_is_that_of_both_predictors(place: Service) -> None:
     )
     assert pair["answer_ms"] > 0
     assert pair["shadow_ms"] > 0
-    metrics = place.http.get("/metrics").text
+    metrics = model_service.http.get("/metrics").text
     assert "xcray_predict_shadowed_total" in metrics
     assert "docs" not in metrics
 
 
-def test_statistics_are_stored_for_all_processes(place: Service) -> None:
-    place.http.post(PREDICT, json=BODY)
-    shadow_view(place)
-    again = JobStore(place.app_state.settings.store_url)
+def test_statistics_are_stored_for_all_processes(model_service: Service) -> None:
+    model_service.http.post(PREDICT, json=BODY)
+    shadow_view(model_service)
+    again = JobStore(model_service.app_state.settings.store_url)
     assert [
         sums["rows"] for sums in shadow_statistics(again.counters, "default", "docs@prod").values()
     ] == [4.0]
@@ -103,17 +103,17 @@ def test_statistics_are_stored_for_all_processes(place: Service) -> None:
     again.close()
 
 
-def test_a_failing_shadow_does_not_affect_the_reply(place: Service, tmp_path: Path) -> None:
+def test_a_failing_shadow_does_not_affect_the_reply(model_service: Service, tmp_path: Path) -> None:
     """The shadow does not read text, so every copy fails."""
     plain_model(tmp_path / "plain")
-    place.app_state.registry.publish("docs", tmp_path / "plain")
-    place.app_state.registry.aliases.set_split(
+    model_service.app_state.registry.publish("docs", tmp_path / "plain")
+    model_service.app_state.registry.aliases.set_split(
         "docs", "prod", TrafficSplit.from_weights([(1, 1.0)], (3, 1.0))
     )
-    place.app_state.model_cache.refresh_name("default", "docs")
-    place.app_state.model_cache._switch._pool.submit(lambda: None).result(300)
-    assert place.http.post(PREDICT, json=BODY).status_code == 200
-    (pair,) = shadow_view(place)["pairs"]
+    model_service.app_state.model_cache.refresh_name("default", "docs")
+    model_service.app_state.model_cache._switch._pool.submit(lambda: None).result(300)
+    assert model_service.http.post(PREDICT, json=BODY).status_code == 200
+    (pair,) = shadow_view(model_service)["pairs"]
     assert (pair["shadow"], pair["failed"], pair["requests"], pair["top1_agreement"]) == (
         3,
         1,
@@ -123,7 +123,7 @@ def test_a_failing_shadow_does_not_affect_the_reply(place: Service, tmp_path: Pa
 
 
 def test_a_hanging_shadow_delays_no_reply_and_drops_copies(
-    place: Service, monkeypatch: pytest.MonkeyPatch
+    model_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go = threading.Event(), threading.Event()
     compared = ShadowRunner._compare
@@ -135,51 +135,52 @@ def test_a_hanging_shadow_delays_no_reply_and_drops_copies(
 
     monkeypatch.setattr(ShadowRunner, "_compare", slow)
     try:
-        assert place.http.post(PREDICT, json=BODY).status_code == 200
+        assert model_service.http.post(PREDICT, json=BODY).status_code == 200
         assert reached.wait(300)  # the reply came before the shadow was computed
         for _ in range(MAX_WAITING + 5):
-            assert place.http.post(PREDICT, json=BODY).status_code == 200
+            assert model_service.http.post(PREDICT, json=BODY).status_code == 200
         # The last copy is submitted after its reply.
         deadline = time.monotonic() + 300
-        while n_dropped(place) < 6 and time.monotonic() < deadline:
+        while n_dropped(model_service) < 6 and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
         go.set()
-    (pair,) = shadow_view(place)["pairs"]
+    (pair,) = shadow_view(model_service)["pairs"]
     assert (pair["requests"], pair["dropped"]) == (MAX_WAITING, 6)
 
 
 def test_copies_are_submitted_after_the_reply(
-    place: Service, monkeypatch: pytest.MonkeyPatch
+    model_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last byte is passed to the server before the copy is submitted."""
     order: list[str] = []
     send = _SendWithHeaders.__call__
 
-    async def sent(self: _SendWithHeaders, message: Any) -> None:
+    async def record_send(self: _SendWithHeaders, message: Any) -> None:
         await send(self, message)
         order.append(message["type"])
 
-    monkeypatch.setattr(_SendWithHeaders, "__call__", sent)
+    monkeypatch.setattr(_SendWithHeaders, "__call__", record_send)
     monkeypatch.setattr(ShadowRunner, "submit", lambda self, copy: order.append("copy"))
-    assert place.http.post(PREDICT, json=BODY).status_code == 200
-    assert place.http.get("/healthz").status_code == 200
+    assert model_service.http.post(PREDICT, json=BODY).status_code == 200
+    assert model_service.http.get("/healthz").status_code == 200
     assert order[:3] == ["http.response.start", "http.response.body", "copy"]
 
 
-def test_a_share_gets_copies_by_key(place: Service) -> None:
+def test_a_share_gets_copies_by_key(model_service: Service) -> None:
     """The hash differs from that of the split: a tenth of the copies is not the canary's tenth."""
     route = TrafficSplit.from_weights([(1, 1.0)], (2, 0.25))
-    place.app_state.registry.aliases.set_split("docs", "prod", route)
-    place.app_state.model_cache.refresh_name("default", "docs")
+    model_service.app_state.registry.aliases.set_split("docs", "prod", route)
+    model_service.app_state.model_cache.refresh_name("default", "docs")
     keys = [f"k{i}" for i in range(60)]
     for key in keys:
         assert (
-            place.http.post(PREDICT, json=BODY, headers={"X-Routing-Key": key}).status_code == 200
+            model_service.http.post(PREDICT, json=BODY, headers={"X-Routing-Key": key}).status_code
+            == 200
         )
     expected = sum(hash_point("shadow docs@prod", key) < 0.25 for key in keys)
     assert 0 < expected < 60
-    assert shadow_view(place)["pairs"][0]["requests"] == expected
+    assert shadow_view(model_service)["pairs"][0]["requests"] == expected
 
 
 def test_statistics_are_kept_while_the_store_is_unavailable(tmp_path: Path) -> None:

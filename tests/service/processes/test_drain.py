@@ -39,20 +39,20 @@ def until(look: Any, seconds: float = PATIENCE) -> Any:
     """Wait until `look` returns a true value and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if found := look():
-            return found
+        if result := look():
+            return result
         time.sleep(0.05)
     raise AssertionError("the condition did not become true in time")
 
 
-class Crowd:
+class RequestLoop:
     """Clients that send requests continuously; each connection is used for several requests.
 
-    `told` counts the results.
+    `counts` has the results.
     """
 
     def __init__(self, url: str) -> None:
-        self.told: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.ending = threading.Event()
         self._url = url
         self._threads = [threading.Thread(target=self._ask) for _ in range(3)]
@@ -72,16 +72,18 @@ class Crowd:
         with httpx.Client(base_url=self._url, trust_env=False, timeout=PATIENCE) as http:
             while not self.ending.is_set():
                 try:
-                    self.told[str(http.post("/v1/models/docs:predict", json=BODY).status_code)] += 1
+                    self.counts[
+                        str(http.post("/v1/models/docs:predict", json=BODY).status_code)
+                    ] += 1
                 except httpx.ConnectError:
                     # The listener is closed. Another replica can take the request: it was not sent.
-                    self.told["refused"] += 1
+                    self.counts["refused"] += 1
                     return
                 except httpx.HTTPError as error:
-                    self.told[type(error).__name__] += 1
+                    self.counts[type(error).__name__] += 1
 
 
-def asked(url: str, path: str) -> httpx.Response:
+def get_once(url: str, path: str) -> httpx.Response:
     """Request a path on a new connection."""
     return httpx.get(f"{url}{path}", trust_env=False, timeout=PATIENCE)
 
@@ -147,31 +149,35 @@ def test_sigterm_fails_no_accepted_request(tmp_path: Path, workers: int) -> None
                 and json.loads((home / "serve.json").read_text())["url"]
             )
         )
-        until(lambda: asked(url, "/readyz").json()["ready"])
-        crowd = Crowd(url)
-        crowd.start()
+        until(lambda: get_once(url, "/readyz").json()["ready"])
+        clients = RequestLoop(url)
+        clients.start()
         with contextlib.closing(slow_upload(url)) as upload:
-            until(lambda: crowd.told["200"] >= 20)
+            until(lambda: clients.counts["200"] >= 20)
             process.send_signal(signal.SIGTERM)
-            unready = until(lambda: (answer := asked(url, "/readyz")).status_code == 503 and answer)
+            unready = until(
+                lambda: (answer := get_once(url, "/readyz")).status_code == 503 and answer
+            )
             # MODELS can follow: a second worker may still load models.
             assert unready.json()["reasons"][0] == "DRAINING"
             assert unready.headers["connection"] == "close"
             # it is alive, so that it is not restarted
-            assert asked(url, "/healthz").status_code == 200
-            at_signal = crowd.told["200"]
-            until(lambda: crowd.told["200"] > at_signal)  # requests are still answered
+            assert get_once(url, "/healthz").status_code == 200
+            at_signal = clients.counts["200"]
+            until(lambda: clients.counts["200"] > at_signal)  # requests are still answered
             process.send_signal(signal.SIGTERM)  # the load balancer has noticed: the drain can end
             # New connections are refused while the upload is still incomplete.
-            until(lambda: crowd.told["refused"])
+            until(lambda: clients.counts["refused"])
             upload.sendall(b"x" * 500)
             assert upload.recv(65_536).startswith(b"HTTP/1.1 201")
         assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
-        crowd.stop()
+        clients.stop()
     finally:
         process.kill()
         process.wait()
-    assert {"200", "refused"} <= set(crowd.told) <= {"200", "refused"} | may_be_reset(), crowd.told
+    assert {"200", "refused"} <= set(clients.counts) <= {"200", "refused"} | may_be_reset(), (
+        clients.counts
+    )
     assert not (home / "serve.json").exists()
 
 
@@ -242,14 +248,14 @@ def test_a_listener_that_stops_accepting_returns_waiting_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         with socket.create_connection(address, timeout=PATIENCE) as early:
-            held = stop_accepting(listener)
-            assert held or may_be_reset()
+            state = stop_accepting(listener)
+            assert state or may_be_reset()
             with socket.socket() as late:
                 late.settimeout(0.3)
-                if held:
+                if state:
                     with pytest.raises(TimeoutError):
                         late.connect(address)
-            taken, _ = listener.accept()
-            with taken:
+            selection, _ = listener.accept()
+            with selection:
                 early.sendall(b"x")
-                assert taken.recv(1) == b"x"
+                assert selection.recv(1) == b"x"

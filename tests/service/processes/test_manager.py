@@ -39,15 +39,15 @@ pytestmark = pytest.mark.drill
 PATIENCE = 600.0
 
 
-class Puppet:
+class SimulatedWorker:
     """A simulated worker controlled by the test."""
 
     def __init__(self, place: int, pid: int) -> None:
-        self.place = place
+        self.position = place
         self.pid = pid
         self.exit: int | None = None
         self.answers = False
-        self.heard: list[int] = []
+        self.signals: list[int] = []
 
     def poll(self) -> int | None:
         return self.exit
@@ -56,7 +56,7 @@ class Puppet:
         return self.answers
 
     def signal(self, number: int) -> None:
-        self.heard.append(number)
+        self.signals.append(number)
 
     def close(self) -> None:
         """Close nothing."""
@@ -71,25 +71,25 @@ class Stage:
         self.buried = []
         self.keeper = WorkerManager(count, self.spawn, lambda: self.now, self.buried.append)
 
-    all: list[Puppet]
+    all: list[SimulatedWorker]
     buried: list[WorkerHandle]
 
     def spawn(self, place: int) -> WorkerHandle:
-        self.all.append(Puppet(place, 100 + len(self.all)))
+        self.all.append(SimulatedWorker(place, 100 + len(self.all)))
         return self.all[-1]
 
     def step(self, now: float) -> list[int]:
         """Advance the clock and return the slots of the workers started by this step."""
         before, self.now = len(self.all), now
         self.keeper.poll_workers()
-        return [each.place for each in self.all[before:]]
+        return [each.position for each in self.all[before:]]
 
 
 def test_a_worker_is_restarted_at_once_and_then_with_growing_delays() -> None:
     stage = Stage(2)
     assert stage.step(0.0) == [0, 1]
-    for puppet in stage.all:
-        puppet.answers = True
+    for worker in stage.all:
+        worker.answers = True
     assert stage.step(1.0) == []
     assert (stage.keeper.ready_count, stage.keeper.failed_at_start) == (2, False)
     waits, now = [], 100.0
@@ -116,7 +116,7 @@ def test_no_worker_is_started_while_stopping() -> None:
     stage.step(0.0)
     stage.keeper.is_stopping = True
     stage.keeper.signal(signal.SIGTERM)
-    assert [each.heard for each in stage.all] == [[signal.SIGTERM]] * 2
+    assert [each.signals for each in stage.all] == [[signal.SIGTERM]] * 2
     stage.all[0].exit = 0
     assert stage.step(1.0) == []
     assert not stage.keeper.has_ended
@@ -143,16 +143,16 @@ def test_missing_workers_are_reported() -> None:
 
 def test_an_address_is_reserved_for_the_workers_that_share_it(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    with reserve_address(settings) as held:
-        port = held.getsockname()[1]
-        with listen(settings, reserved=held) as one, listen(settings, reserved=held) as two:
+    with reserve_address(settings) as state:
+        port = state.getsockname()[1]
+        with listen(settings, reserved=state) as one, listen(settings, reserved=state) as two:
             for listener in (one, two):
                 listener.listen()
                 assert listener.getsockname()[1] == port
-            taken = settings_for(tmp_path, port=port)
+            selection = settings_for(tmp_path, port=port)
             for attempt in (listen, reserve_address):
                 with pytest.raises(Conflict, match="--port 0"):
-                    attempt(taken)
+                    attempt(selection)
             with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE):
                 assert one.family == socket.AF_INET
 
@@ -190,8 +190,8 @@ def eventually(look: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """Wait until `look` returns a true value and return it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if found := look():
-            return found
+        if result := look():
+            return result
         time.sleep(0.05)
     raise AssertionError("the condition did not become true in time")
 
@@ -207,11 +207,11 @@ serve(Settings(home=Path(sys.argv[1]), port=0, disk_reserve_bytes=0, workers=2))
 
 def children(pid: int) -> list[int]:
     """Return the processes whose parent is `pid`."""
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (stat := read(entry / "stat")):
-            found += [int(entry.name)] if int(stat.rpartition(")")[2].split()[1]) == pid else []
-    return sorted(found)
+            results += [int(entry.name)] if int(stat.rpartition(")")[2].split()[1]) == pid else []
+    return sorted(results)
 
 
 def read(path: Path) -> str:
@@ -230,17 +230,17 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-c", SERVE, str(home)], stderr=log, stdout=log)
         try:
-            told = eventually(
+            report = eventually(
                 lambda: (
                     (home / "serve.json").is_file()
                     and json.loads((home / "serve.json").read_text())
                 )
             )
-            assert (told["pid"], told["workers"], told["alive"]) == (process.pid, 2, 2)
+            assert (report["pid"], report["workers"], report["alive"]) == (process.pid, 2, 2)
 
             def ask() -> httpx.Response:
                 return httpx.post(
-                    f"{told['url']}/v1/models/docs:predict",
+                    f"{report['url']}/v1/models/docs:predict",
                     json=body,
                     trust_env=False,
                     timeout=PATIENCE,
@@ -257,14 +257,14 @@ def test_two_workers_serve_restart_one_and_drain(tmp_path: Path) -> None:
             eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
             eventually(
                 lambda: (
-                    httpx.get(f"{told['url']}/readyz", trust_env=False, timeout=PATIENCE).json()[
+                    httpx.get(f"{report['url']}/readyz", trust_env=False, timeout=PATIENCE).json()[
                         "degraded"
                     ]
                     == []
                 )
             )
             assert ask().status_code == 200
-            figures = httpx.get(f"{told['url']}/metrics", trust_env=False, timeout=PATIENCE).text
+            figures = httpx.get(f"{report['url']}/metrics", trust_env=False, timeout=PATIENCE).text
             # The sum over all workers, including the dead one.
             assert "xcray_predict_instances_total 25.0" in figures
             publish(registry, "docs", tmp_path / "again", seed=1)
@@ -299,17 +299,17 @@ def test_a_truncated_model_ends_its_workers_and_the_service_answers_again(tmp_pa
                 body = {"instances": [{"text": "read a csv file"}], "top_k": 1}
                 address = f"{url}/v1/models/{name}:predict"
                 try:
-                    told = httpx.post(address, json=body, trust_env=False, timeout=PATIENCE)
+                    response = httpx.post(address, json=body, trust_env=False, timeout=PATIENCE)
                 except httpx.TransportError:
                     return 0, ""
-                return told.status_code, told.text
+                return response.status_code, response.text
 
             assert {ask(name)[0] for name in ("docs", "other") for _ in range(24)} == {200}
             workers = children(process.pid)
             for path in registry.resolve("docs").rglob("*.arrow"):
                 os.truncate(path, 0)
             eventually(lambda: ask("docs") and not set(workers) & set(children(process.pid)))
-            refused = eventually(lambda: (told := ask("docs"))[0] == 503 and told[1])
+            refused = eventually(lambda: (reply := ask("docs"))[0] == 503 and reply[1])
             assert "docs" in refused
             assert process.poll() is None
             eventually(lambda: json.loads((home / "serve.json").read_text())["alive"] == 2)
@@ -348,18 +348,18 @@ def test_a_runner_lowers_the_priority_of_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The priority of the session is lowered, too: the kernel may schedule by session."""
-    heard: list[int] = []
-    monkeypatch.setattr("xcray.jobs.runner.main.os.nice", heard.append)
+    reports: list[int] = []
+    monkeypatch.setattr("xcray.jobs.runner.main.os.nice", reports.append)
     group = tmp_path / "autogroup"
     lower_priority(10, group)
     assert not group.exists()  # no autogroup on this system: nothing is written
     group.write_text("/autogroup-1 nice 0")
     lower_priority(10, group)
-    assert (heard, group.read_text()) == ([10, 10], "10")
+    assert (reports, group.read_text()) == ([10, 10], "10")
     lower_priority(0, group)
     assert group.read_text() == "10"
     lower_priority(5, tmp_path)  # not writable: ignored
-    assert heard == [10, 10, 0, 5]
+    assert reports == [10, 10, 0, 5]
 
 
 def test_workers_are_a_setting() -> None:
@@ -376,15 +376,15 @@ def test_threads_share_the_memory_of_the_allocator() -> None:
     program = (
         "import ctypes, sys, threading\n"
         "from xcray.system.malloc import limit_arenas\n"
-        "told = limit_arenas()\n"
+        "limited = limit_arenas()\n"
         "barrier = threading.Barrier(8)\n"
         "def work():\n"
-        "    held = [bytes(1000) for _ in range(1000)]\n"
+        "    blocks = [bytes(1000) for _ in range(1000)]\n"
         "    barrier.wait()\n"
         "threads = [threading.Thread(target=work) for _ in range(8)]\n"
         "[each.start() for each in threads]; [each.join() for each in threads]\n"
-        "print(told, flush=True)\n"
-        "if told: ctypes.CDLL(None).malloc_stats()\n"
+        "print(limited, flush=True)\n"
+        "if limited: ctypes.CDLL(None).malloc_stats()\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],
@@ -393,5 +393,5 @@ def test_threads_share_the_memory_of_the_allocator() -> None:
         check=True,
         timeout=PATIENCE,
     )
-    told = ended.stdout.strip() == "True"
-    assert ended.stderr.count("Arena ") <= (2 if told else 0)
+    report = ended.stdout.strip() == "True"
+    assert ended.stderr.count("Arena ") <= (2 if report else 0)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support.postgres import unhurried
-from tests.support.service_processes import PATIENCE, process, told, until
+from tests.support.service_processes import PATIENCE, process, read_process_facts, until
 from xcray.jobs.home import Home
 from xcray.jobs.states import SUCCEEDED, TERMINAL
 from xcray.jobs.store.job_store import JobStore
@@ -29,20 +29,20 @@ DATA = {
 }
 
 
-def built(http: httpx.Client, home: Path) -> str:
+def build_dataset(http: httpx.Client, home: Path) -> str:
     """Build a data set and return its id."""
-    made: str = http.post("/v1/datasets", json=DATA).json()["id"]
-    until(lambda: http.get(f"/v1/datasets/{made}").json()["status"] == "READY", home)
-    return made
+    body: str = http.post("/v1/datasets", json=DATA).json()["id"]
+    until(lambda: http.get(f"/v1/datasets/{body}").json()["status"] == "READY", home)
+    return body
 
 
 def trained(http: httpx.Client, home: Path, data: str) -> dict[str, Any]:
     """Run a training job and return the ended job."""
     job = http.post("/v1/jobs", json={"dataset": data, "model": "m", "pool": "serial"}).json()["id"]
-    found: dict[str, Any] = until(
+    body: dict[str, Any] = until(
         lambda: (job_ := http.get(f"/v1/jobs/{job}").json())["status"] in TERMINAL and job_, home
     )
-    return found
+    return body
 
 
 def client(url: str) -> httpx.Client:
@@ -53,15 +53,15 @@ def client(url: str) -> httpx.Client:
 def refused(home: Path, *words: str) -> str:
     """Run a command that must be refused and return its error output."""
     environment = {**os.environ, "XCRAY_HOME": str(home), "XCRAY_PORT": "0"}
-    done = subprocess.run(
+    completion = subprocess.run(
         [sys.executable, "-m", "xcray", *words, "--json"],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    return done.stderr
+    assert completion.returncode == 1
+    return completion.stderr
 
 
 def test_on_sqlite_one_process_serves_and_one_runs_jobs(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_on_sqlite_one_process_serves_and_one_runs_jobs(tmp_path: Path) -> None:
         process(home, "serve", "--no-runner", lease="600") as api,
         process(home, "runner", lease="600") as runner,
     ):
-        facts = told(home, api, "serve"), told(home, runner, "runner")
+        facts = read_process_facts(home, api, "serve"), read_process_facts(home, runner, "runner")
         with client(facts[0]["url"]) as http, client(facts[1]["url"]) as health:
-            assert trained(http, home, built(http, home))["status"] == SUCCEEDED
+            assert trained(http, home, build_dataset(http, home))["status"] == SUCCEEDED
             assert (health.get("/healthz").status_code, health.get("/readyz").status_code) == (
                 200,
                 200,
@@ -96,19 +96,22 @@ def test_on_postgresql_replicas_share_a_home_and_a_killed_leader_is_replaced(
     After the maintenance leader is killed, the other replica builds data sets and runs maintenance.
     """
     home, url = tmp_path / "home", unhurried(postgres.emptied())
-    with ExitStack() as held:
-        first = held.enter_context(process(home, "serve", "--no-runner", store=url))
-        told(home, first, "serve")  # the first process creates the tables
-        apis = [first, held.enter_context(process(home, "serve", "--no-runner", store=url))]
-        runners = [held.enter_context(process(home, "runner", store=url)) for _ in range(2)]
-        https = [held.enter_context(client(told(home, api, "serve")["url"])) for api in apis]
+    with ExitStack() as stack:
+        first = stack.enter_context(process(home, "serve", "--no-runner", store=url))
+        read_process_facts(home, first, "serve")  # the first process creates the tables
+        apis = [first, stack.enter_context(process(home, "serve", "--no-runner", store=url))]
+        runners = [stack.enter_context(process(home, "runner", store=url)) for _ in range(2)]
+        https = [
+            stack.enter_context(client(read_process_facts(home, api, "serve")["url"]))
+            for api in apis
+        ]
         for runner in runners:
-            told(home, runner, "runner")
-        built(https[0], home)
+            read_process_facts(home, runner, "runner")
+        build_dataset(https[0], home)
         keeper = keeper_of(url)
         dead = next(runner for runner in runners if f":{runner.pid}:" in keeper)
         dead.kill()
-        assert trained(https[1], home, built(https[1], home))["status"] == SUCCEEDED
+        assert trained(https[1], home, build_dataset(https[1], home))["status"] == SUCCEEDED
         assert keeper_of(url) != keeper
         assert len(https[0].get("/v1/models/m").json()["versions"]) == 1
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.live_service import publish
 from tests.support.next_release import ADDED, NextStep, program, release, run_next, upgrade_to
-from tests.support.service_processes import PATIENCE, process, told, until
+from tests.support.service_processes import PATIENCE, process, read_process_facts, until
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict
 from xcray.jobs.database.schema import HEAD
@@ -43,17 +43,17 @@ ROWS = {"instances": [{"text": "read rows of a csv file"}]}
 
 def upgraded_by_the_next_program(following: Path, home: Path, store: str | None) -> dict[str, Any]:
     """Run `xcray store upgrade` of a release and return its report."""
-    place = {"XCRAY_HOME": str(home), **({"XCRAY_STORE": store} if store else {})}
-    done = run_next(following, "-m", "xcray", "store", "upgrade", "--json", **place)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    home_and_store = {"XCRAY_HOME": str(home), **({"XCRAY_STORE": store} if store else {})}
+    completion = run_next(following, "-m", "xcray", "store", "upgrade", "--json", **home_and_store)
+    assert completion.returncode == 0, completion.stderr
+    return dict(json.loads(completion.stdout))
 
 
 class Clients:
     """Threads that send requests continuously; `heard` counts results by path and status."""
 
     def __init__(self, url: str, token: str) -> None:
-        self.heard: Counter[tuple[str, int]] = Counter()
+        self.counts: Counter[tuple[str, int]] = Counter()
         self.http = httpx.Client(
             base_url=url,
             trust_env=False,
@@ -74,7 +74,7 @@ class Clients:
                 status = self.http.request(method, path, json=body).status_code
             except httpx.HTTPError:
                 status = 0
-            self.heard[path, status] += 1
+            self.counts[path, status] += 1
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -94,22 +94,22 @@ class Clients:
 
     def more(self, path: str, n: int, home: Path) -> None:
         """Wait until a path has been answered `n` more times."""
-        before = self.heard[path, 200]
-        until(lambda: self.heard[path, 200] >= before + n, home)
+        before = self.counts[path, 200]
+        until(lambda: self.counts[path, 200] >= before + n, home)
 
     def failed(self) -> dict[tuple[str, int], int]:
         """Return the answers that were not 200."""
-        return {what: n for what, n in self.heard.items() if what[1] != 200}
+        return {what: n for what, n in self.counts.items() if what[1] != 200}
 
 
 def train(http: httpx.Client, data: str, n: int) -> list[str]:
     """Submit jobs and return their ids."""
-    asked = [
+    requests = [
         http.post("/v1/jobs", json={"dataset": data, "model": f"t{i}", "pool": "serial"})
         for i in range(n)
     ]
-    assert [each.status_code for each in asked] == [201] * n, asked[-1].text
-    return [each.json()["id"] for each in asked]
+    assert [each.status_code for each in requests] == [201] * n, requests[-1].text
+    return [each.json()["id"] for each in requests]
 
 
 def ended(store: JobStore, jobs: list[str], home: Path) -> list[tuple[str, int]]:
@@ -119,7 +119,7 @@ def ended(store: JobStore, jobs: list[str], home: Path) -> list[tuple[str, int]]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str | None]:
+def home_and_store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str | None]:
     home = tmp_path / "home"
     publish(Registry(Home(home).models), "m", tmp_path / "staged")
     return home, None if request.param == "sqlite" else request.getfixturevalue(
@@ -128,27 +128,31 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str | N
 
 
 def test_a_schema_is_upgraded_while_programs_serve_and_train(
-    place: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
+    home_and_store: tuple[Path, str | None], tmp_path: Path, tiny: Dataset
 ) -> None:
-    home, address = place
+    home, address = home_and_store
     following = program(tmp_path / "following", *ADDED)
     after = release(tmp_path / "after", *ADDED, CONTRACT)
-    store, made, data = JobStore(address or Home(home).store_url), create_token(), new_id("ds")
-    store.keys.add("default", "clients", ["admin"], made.digest, key_id=made.key_id)
+    store, result, data = JobStore(address or Home(home).store_url), create_token(), new_id("ds")
+    store.keys.add("default", "clients", ["admin"], result.digest, key_id=result.key_id)
     shutil.copytree(tiny.path, Home(home).dataset(data))
     store.datasets.add("tiny", str(Home(home).dataset(data)), dataset_id=data)
     with (
         process(home, "serve", store=address, lease="600") as serve,
-        closing(Clients(told(home, serve, "serve")["url"], made.token)) as clients,
+        closing(Clients(read_process_facts(home, serve, "serve")["url"], result.token)) as clients,
     ):
         until(lambda: clients.http.get("/readyz").status_code == 200, home)
         with clients.asking():
             jobs = train(clients.http, data, 2)
             until(lambda: store.jobs.get(jobs[0]).status == RUNNING, home)
             clients.more("/v1/models/m:predict", 5, home)
-            found = upgraded_by_the_next_program(following, home, address)
-            assert (found["before"], found["revision"], found["oldest"]) == (HEAD, FOLLOWING, HEAD)
-            assert found["programs"][HEAD] >= 1  # the programs were running during the upgrade
+            output = upgraded_by_the_next_program(following, home, address)
+            assert (output["before"], output["revision"], output["oldest"]) == (
+                HEAD,
+                FOLLOWING,
+                HEAD,
+            )
+            assert output["programs"][HEAD] >= 1  # the programs were running during the upgrade
             assert ended(store, jobs, home) == [(SUCCEEDED, 1)] * 2
             clients.more("/v1/models/m:predict", 5, home)
             with pytest.raises(Conflict, match="roll out the release between first") as caught:
@@ -180,5 +184,7 @@ def _only_predictions(clients: Clients, home: Path) -> None:
         clients.http.post("/v1/jobs", json={"dataset": "ds_1", "model": "m"}),
     ):
         assert (answer.status_code, answer.json().get("code")) == (503, "SCHEMA_NEWER"), answer.text
-    stranger = {"Authorization": f"Bearer {create_token().token}"}
-    assert clients.http.post("/v1/models/m:predict", json=ROWS, headers=stranger).status_code == 503
+    unknown_key = {"Authorization": f"Bearer {create_token().token}"}
+    assert (
+        clients.http.post("/v1/models/m:predict", json=ROWS, headers=unknown_key).status_code == 503
+    )

@@ -38,9 +38,9 @@ def test_tokens_made_by_helm_are_valid_keys() -> None:
     assert 43 * 5.954 >= 256  # bits of 43 characters out of 62
     for seed in range(2000):
         token = sprig(seed)
-        made = import_token(f"{token}\n")
-        assert parse_token(token) == (made.key_id, made.digest)
-        assert made.token == token
+        credential = import_token(f"{token}\n")
+        assert parse_token(token) == (credential.key_id, credential.digest)
+        assert credential.token == token
     assert all(import_token(each.token) == each for each in (create_token() for _ in range(2000)))
 
 
@@ -67,7 +67,7 @@ def test_weak_secrets_are_refused_and_not_repeated(secret: str) -> None:
     assert len(secret) < 3 or secret not in str(caught.value)
 
 
-class Place:
+class KeyFileSetup:
     """A new store and files with secrets."""
 
     def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,9 +96,9 @@ class Place:
             *more,
         ]
         assert main(["keys", "create", *how]) == code
-        told = self.capsys.readouterr()
-        assert token.rpartition("_")[2] not in told.out + told.err
-        return json.loads(told.err if code else told.out)  # type: ignore[no-any-return]
+        output = self.capsys.readouterr()
+        assert token.rpartition("_")[2] not in output.out + output.err
+        return json.loads(output.err if code else output.out)  # type: ignore[no-any-return]
 
     def store(self) -> JobStore:
         """Open the store."""
@@ -106,59 +106,59 @@ class Place:
 
 
 @pytest.fixture
-def place(
+def setup(
     store_url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Iterator[Place]:
+) -> Iterator[KeyFileSetup]:
     monkeypatch.setenv("XCRAY_STORE", store_url)
     monkeypatch.setenv("XCRAY_STORE_UPGRADE", "false")  # as in the pods of the chart
     # The hook has no home and needs none.
     monkeypatch.setenv("XCRAY_HOME", str(tmp_path / "read" / "only"))
     assert main(["store", "upgrade"]) == 0
     capsys.readouterr()
-    yield Place(store_url, tmp_path, capsys)
+    yield KeyFileSetup(store_url, tmp_path, capsys)
     assert not (tmp_path / "read").exists()
 
 
 def test_a_hook_imports_the_key_of_a_secret_into_a_new_store_once(
-    place: Place,
+    setup: KeyFileSetup,
 ) -> None:
     token = sprig(7)
-    first = place.create(token, "--if-absent")
-    again = place.create(token, "--if-absent")
+    first = setup.create(token, "--if-absent")
+    again = setup.create(token, "--if-absent")
     assert (first["new"], again["new"]) == (True, False)
     assert first["id"] == again["id"] == f"key_{token[4:24]}"
     assert "key" not in first
-    store = place.store()
+    store = setup.store()
     assert [key.digest for key in store.keys.list_all()] == [secret_digest(token[25:])]
     assert [
         (entry.action, entry.subject, entry.detail["by"]) for entry in store.audit.list_page()[0]
     ] == [("key.create", first["id"], "command line")]
     assert token[25:] not in str(store.audit.list_page())
     store.close()
-    assert place.create(token, code=1)["code"] == "KEY_TAKEN"
+    assert setup.create(token, code=1)["code"] == "KEY_TAKEN"
     # the same id with another secret
-    assert place.create(token[:25] + sprig(8)[25:], "--if-absent", code=1)["code"] == "KEY_TAKEN"
+    assert setup.create(token[:25] + sprig(8)[25:], "--if-absent", code=1)["code"] == "KEY_TAKEN"
 
 
-def test_a_revoked_key_stays_revoked_when_the_hook_runs_again(place: Place) -> None:
-    key_id = str(place.create(sprig(7), "--if-absent")["id"])
+def test_a_revoked_key_stays_revoked_when_the_hook_runs_again(setup: KeyFileSetup) -> None:
+    key_id = str(setup.create(sprig(7), "--if-absent")["id"])
     assert main(["keys", "revoke", key_id]) == 0
-    place.capsys.readouterr()
+    setup.capsys.readouterr()
     how = [
         "--scopes",
         "admin",
         "--name",
         "bootstrap",
         "--secret-file",
-        str(place.file(sprig(7))),
+        str(setup.file(sprig(7))),
         "--if-absent",
     ]
     assert main(["keys", "create", *how]) == 0
-    assert "is not changed" in place.capsys.readouterr().err
-    store = place.store()
+    assert "is not changed" in setup.capsys.readouterr().err
+    store = setup.store()
     assert store.keys.list_all()[0].revoked is not None
     assert [entry.action for entry in store.audit.list_page()[0]] == ["key.revoke", "key.create"]
     store.close()
@@ -190,62 +190,62 @@ def test_the_hook_does_not_change_a_store_that_was_not_upgraded(
 
 
 def test_rotation_by_file_expires_older_keys_of_the_same_name_only(
-    place: Place,
+    setup: KeyFileSetup,
 ) -> None:
-    old = place.create(sprig(1), "--if-absent", "--older-expire", "24h")
-    other = place.create(sprig(2), name="ci")
-    new = place.create(sprig(3), "--if-absent", "--older-expire", "24h")
+    old = setup.create(sprig(1), "--if-absent", "--older-expire", "24h")
+    other = setup.create(sprig(2), name="ci")
+    new = setup.create(sprig(3), "--if-absent", "--older-expire", "24h")
     assert (old["retired"], new["retired"]) == ([], [old["id"]])
-    store = place.store()
+    store = setup.store()
     ends = {key.id: key.expires for key in store.keys.list_all()}
     assert ends[str(other["id"])] is ends[str(new["id"])] is None
     assert ends[str(old["id"])] is not None
     store.close()
     # The hook runs again: the grace period is not extended.
-    assert place.create(sprig(3), "--if-absent", "--older-expire", "48h")["retired"] == []
+    assert setup.create(sprig(3), "--if-absent", "--older-expire", "48h")["retired"] == []
     # An older key never ends a newer one.
-    assert place.create(sprig(1), "--if-absent", "--older-expire", "1s")["retired"] == []
-    store = place.store()
+    assert setup.create(sprig(1), "--if-absent", "--older-expire", "1s")["retired"] == []
+    store = setup.store()
     assert {key.id: key.expires for key in store.keys.list_all()} == ends
     assert [entry.action for entry in store.audit.list_page()[0]].count("key.retire") == 1
     store.close()
 
 
-def test_a_revoked_key_does_not_expire_others(place: Place) -> None:
-    first = place.create(sprig(1))
-    dead = place.create(sprig(2))
+def test_a_revoked_key_does_not_expire_others(setup: KeyFileSetup) -> None:
+    first = setup.create(sprig(1))
+    dead = setup.create(sprig(2))
     assert main(["keys", "revoke", str(dead["id"])]) == 0
-    place.capsys.readouterr()
-    assert place.create(sprig(2), "--if-absent", "--older-expire", "1h")["retired"] == []
-    store = place.store()
+    setup.capsys.readouterr()
+    assert setup.create(sprig(2), "--if-absent", "--older-expire", "1h")["retired"] == []
+    store = setup.store()
     assert next(key.expires for key in store.keys.list_all() if key.id == first["id"]) is None
     store.close()
 
 
-def test_a_key_stored_under_another_name_expires_no_keys(place: Place) -> None:
+def test_a_key_stored_under_another_name_expires_no_keys(setup: KeyFileSetup) -> None:
     """Two releases share a store and used one name for their keys.
 
     Neither may end the other's key.
     """
-    first = place.create(sprig(1), "--if-absent", name="chart")
-    place.create(sprig(2), "--if-absent", name="chart")
+    first = setup.create(sprig(1), "--if-absent", name="chart")
+    setup.create(sprig(2), "--if-absent", name="chart")
     assert (
-        place.create(sprig(2), "--if-absent", "--older-expire", "1h", name="chart ml/two")[
+        setup.create(sprig(2), "--if-absent", "--older-expire", "1h", name="chart ml/two")[
             "retired"
         ]
         == []
     )
-    store = place.store()
+    store = setup.store()
     assert {key.expires for key in store.keys.list_all()} == {None}
     store.close()
-    third = place.create(sprig(3), "--if-absent", "--older-expire", "1h", name="chart ml/two")
+    third = setup.create(sprig(3), "--if-absent", "--older-expire", "1h", name="chart ml/two")
     # The older keys have another name: an operator must revoke them.
     assert (third["new"], third["retired"]) == (
         True,
         [],
     )
     assert (
-        place.create(sprig(4), "--if-absent", "--older-expire", "1h", name="chart")["retired"][0]
+        setup.create(sprig(4), "--if-absent", "--older-expire", "1h", name="chart")["retired"][0]
         == first["id"]
     )
 
@@ -298,9 +298,9 @@ def test_a_secret_is_created_without_a_store_and_readable_by_its_owner_only(
     assert TOKEN_PATTERN.fullmatch(capsys.readouterr().out.strip())
     file = tmp_path / "key"
     assert main(["keys", "secret", str(file)]) == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert import_token(file.read_text()).token[25:] not in told.out + told.err
+    assert import_token(file.read_text()).token[25:] not in output.out + output.err
     before = file.read_text()
     assert main(["keys", "secret", str(file)]) == 1
     assert file.read_text() == before

@@ -46,14 +46,16 @@ from xcray.service.settings import Settings, check_address
 
 
 def test_a_token_has_256_bits_that_its_record_does_not_contain() -> None:
-    made = create_token()
-    assert TOKEN_PATTERN.fullmatch(made.token)
-    assert parse_token(made.token) == (made.key_id, made.digest)
+    token = create_token()
+    assert TOKEN_PATTERN.fullmatch(token.token)
+    assert parse_token(token.token) == (token.key_id, token.digest)
     secret = (
-        made.token.rsplit("_", 1)[1] if made.token.count("_") == 2 else made.token.split("_", 2)[2]
+        token.token.rsplit("_", 1)[1]
+        if token.token.count("_") == 2
+        else token.token.split("_", 2)[2]
     )
     assert len(secret) * 6 >= 256
-    assert secret not in made.digest
+    assert secret not in token.digest
     assert len({create_token().token for _ in range(100)}) == 100
 
 
@@ -112,30 +114,30 @@ class Keys:
 
     def __init__(self) -> None:
         self.records: dict[str, Key] = {}
-        self.asked = self.touched = 0
-        self.away = False
+        self.n_queries = self.touched = 0
+        self.unavailable = False
 
     def add(
         self, scopes: tuple[str, ...] = ("read",), expires: float | None = None, **limits: int
     ) -> NewToken:
         """Add a key and return its token."""
-        made = create_token()
-        self.records[made.digest] = Key(
-            made.key_id, "mine", "n", scopes, made.digest, "", expires, None, None, dict(limits)
+        token = create_token()
+        self.records[token.digest] = Key(
+            token.key_id, "mine", "n", scopes, token.digest, "", expires, None, None, dict(limits)
         )
-        return made
+        return token
 
     def find(self, digest: str) -> Key | None:
         """Implement `JobStore.find_key`."""
-        self.asked += 1
-        if self.away:
+        self.n_queries += 1
+        if self.unavailable:
             raise Unavailable("the store is away")
         return self.records.get(digest)
 
     def has_any(self) -> bool:
         """Implement `JobStore.has_keys`."""
-        self.asked += 1
-        if self.away:
+        self.n_queries += 1
+        if self.unavailable:
             raise Unavailable("the store is away")
         return bool(self.records)
 
@@ -152,39 +154,39 @@ def request_with(*values: str) -> Request:
     )
 
 
-class Place:
+class AuthenticatorSetup:
     """An authenticator with its store of keys and its clock."""
 
     def __init__(self, **how: Any) -> None:
         self.keys = Keys()
         self.clock = Clock()
-        self.who = Authenticator(self.keys, clock=self.clock, wall_clock=self.clock, **how)
+        self.identify = Authenticator(self.keys, clock=self.clock, wall_clock=self.clock, **how)
 
     async def ask(self, token: str) -> Caller:
         """Authenticate a request with this token."""
-        found = await self.who(request_with(f"Bearer {token}"))
+        result = await self.identify(request_with(f"Bearer {token}"))
         await asyncio.sleep(0)
-        return found
+        return result
 
 
-def run(test: Callable[[Place], Any], **how: Any) -> None:
+def run(test: Callable[[AuthenticatorSetup], Any], **how: Any) -> None:
     async def begun() -> None:
-        await test(Place(**how))
+        await test(AuthenticatorSetup(**how))
 
     asyncio.run(begun())
 
 
 def test_a_key_is_looked_up_once_while_it_is_fresh() -> None:
-    async def test(place: Place) -> None:
-        made = place.keys.add(("submit",), requests_per_minute=7)
-        first = await place.ask(made.token)
-        asked = place.keys.asked
+    async def test(setup: AuthenticatorSetup) -> None:
+        credential = setup.keys.add(("submit",), requests_per_minute=7)
+        first = await setup.ask(credential.token)
+        request = setup.keys.n_queries
         for _ in range(50):
-            assert await place.ask(made.token) is first
-        assert place.keys.asked == asked
+            assert await setup.ask(credential.token) is first
+        assert setup.keys.n_queries == request
         assert (first.tenant, first.key_id, first.limits.requests_per_minute) == (
             "mine",
-            made.key_id,
+            credential.key_id,
             7,
         )
         assert first.has_scope("read")
@@ -196,29 +198,29 @@ def test_a_key_is_looked_up_once_while_it_is_fresh() -> None:
 
 
 def test_wrong_keys_do_not_displace_valid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(place: Place) -> None:
-        made = place.keys.add()
-        await place.ask(made.token)
+    async def test(setup: AuthenticatorSetup) -> None:
+        credential = setup.keys.add()
+        await setup.ask(credential.token)
         for _ in range(20):
             with pytest.raises(Unauthorised):
-                await place.ask(create_token().token)
-        asked = place.keys.asked
-        await place.ask(made.token)
-        assert place.keys.asked == asked
-        assert len(place.who._lookups) == 8
+                await setup.ask(create_token().token)
+        request = setup.keys.n_queries
+        await setup.ask(credential.token)
+        assert setup.keys.n_queries == request
+        assert len(setup.identify._lookups) == 8
 
     monkeypatch.setattr(auth, "MAX_CACHED_KEYS", 8)
     run(test)
 
 
 def test_a_revoked_key_is_refused_within_five_seconds() -> None:
-    async def test(place: Place) -> None:
-        made = place.keys.add()
-        await place.ask(made.token)
-        place.keys.records[made.digest].revoked = "now"
-        place.clock.seconds += EXPIRY_SECONDS
+    async def test(setup: AuthenticatorSetup) -> None:
+        credential = setup.keys.add()
+        await setup.ask(credential.token)
+        setup.keys.records[credential.digest].revoked = "now"
+        setup.clock.seconds += EXPIRY_SECONDS
         with pytest.raises(Unauthorised, match="revoked"):
-            await place.ask(made.token)
+            await setup.ask(credential.token)
 
     assert EXPIRY_SECONDS <= 5.0
     run(test)
@@ -228,19 +230,19 @@ def test_all_replicas_refuse_a_revoked_key(tmp_path: Path) -> None:
     """Two services on one store refuse a revoked key within the expiry time of their caches."""
     url = f"sqlite:///{tmp_path / 'xcray.db'}"
     stores = [JobStore(url), JobStore(url)]
-    made = create_token()
-    stores[0].keys.add("default", "n", ["read"], made.digest, key_id=made.key_id)
+    token = create_token()
+    stores[0].keys.add("default", "n", ["read"], token.digest, key_id=token.key_id)
     clock = Clock()
 
     async def test() -> None:
         replicas = [Authenticator(store.keys, clock=clock) for store in stores]
         for who in replicas:
-            assert (await who(request_with(f"Bearer {made.token}"))).key_id == made.key_id
-        stores[0].keys.revoke(made.key_id)
+            assert (await who(request_with(f"Bearer {token.token}"))).key_id == token.key_id
+        stores[0].keys.revoke(token.key_id)
         clock.seconds += EXPIRY_SECONDS
         for who in replicas:
             with pytest.raises(Unauthorised, match="revoked"):
-                await who(request_with(f"Bearer {made.token}"))
+                await who(request_with(f"Bearer {token.token}"))
 
     asyncio.run(test())
     for store in stores:
@@ -248,107 +250,109 @@ def test_all_replicas_refuse_a_revoked_key(tmp_path: Path) -> None:
 
 
 def test_stale_entries_are_refreshed_in_the_background() -> None:
-    async def test(place: Place) -> None:
-        made = place.keys.add()
-        await place.ask(made.token)
-        place.keys.records[made.digest].revoked = "now"
-        place.clock.seconds += REFRESH_SECONDS
-        await place.ask(made.token)  # still cached; starts a refresh in the background
-        while place.who._pending:
+    async def test(setup: AuthenticatorSetup) -> None:
+        credential = setup.keys.add()
+        await setup.ask(credential.token)
+        setup.keys.records[credential.digest].revoked = "now"
+        setup.clock.seconds += REFRESH_SECONDS
+        await setup.ask(credential.token)  # still cached; starts a refresh in the background
+        while setup.identify._pending:
             await asyncio.sleep(0.001)
         with pytest.raises(Unauthorised, match="revoked"):
-            await place.ask(made.token)
+            await setup.ask(credential.token)
 
     run(test)
 
 
 def test_a_cached_key_is_refused_when_it_expires() -> None:
-    async def test(place: Place) -> None:
-        made = place.keys.add(expires=place.clock.seconds + 1)
-        await place.ask(made.token)
-        place.clock.seconds += 1
+    async def test(setup: AuthenticatorSetup) -> None:
+        credential = setup.keys.add(expires=setup.clock.seconds + 1)
+        await setup.ask(credential.token)
+        setup.clock.seconds += 1
         with pytest.raises(Unauthorised, match="expired"):
-            await place.ask(made.token)
+            await setup.ask(credential.token)
 
     run(test)
 
 
 def test_cached_keys_work_for_a_limited_time_without_the_store() -> None:
-    async def test(place: Place) -> None:
-        made, other = place.keys.add(), place.keys.add()
-        await place.ask(made.token)
-        place.keys.away = True
-        place.clock.seconds += EXPIRY_SECONDS + 9
-        assert (await place.ask(made.token)).key_id == made.key_id
+    async def test(setup: AuthenticatorSetup) -> None:
+        result, other = setup.keys.add(), setup.keys.add()
+        await setup.ask(result.token)
+        setup.keys.unavailable = True
+        setup.clock.seconds += EXPIRY_SECONDS + 9
+        assert (await setup.ask(result.token)).key_id == result.key_id
         with pytest.raises(Unavailable):
-            await place.ask(other.token)  # never looked up before
-        place.clock.seconds += 1
+            await setup.ask(other.token)  # never looked up before
+        setup.clock.seconds += 1
         with pytest.raises(Unavailable):
-            await place.ask(made.token)
+            await setup.ask(result.token)
 
     run(test, grace_seconds=10.0)
 
 
 def test_requests_without_a_key_are_accepted_until_the_first_key_exists() -> None:
-    async def test(place: Place) -> None:
-        assert await place.who(request_with()) is ANONYMOUS
-        assert place.who.peek(request_with()) is ANONYMOUS
-        made = place.keys.add()
-        place.clock.seconds += REFRESH_SECONDS
+    async def test(setup: AuthenticatorSetup) -> None:
+        assert await setup.identify(request_with()) is ANONYMOUS
+        assert setup.identify.peek(request_with()) is ANONYMOUS
+        credential = setup.keys.add()
+        setup.clock.seconds += REFRESH_SECONDS
         with pytest.raises(Unauthorised, match="xcray keys create"):
-            await place.who(request_with())
-        assert place.who.peek(request_with()) is None
-        place.keys.records[made.digest].revoked = "now"
-        place.clock.seconds += EXPIRY_SECONDS
+            await setup.identify(request_with())
+        assert setup.identify.peek(request_with()) is None
+        setup.keys.records[credential.digest].revoked = "now"
+        setup.clock.seconds += EXPIRY_SECONDS
         with pytest.raises(Unauthorised):
-            await place.who(request_with())
+            await setup.identify(request_with())
 
     run(test)
 
 
 def test_a_public_address_accepts_no_request_without_a_key() -> None:
-    async def test(place: Place) -> None:
+    async def test(setup: AuthenticatorSetup) -> None:
         with pytest.raises(Unauthorised):
-            await place.who(request_with())
-        assert place.who.peek(request_with()) is None
+            await setup.identify(request_with())
+        assert setup.identify.peek(request_with()) is None
 
     run(test, admits_everyone=False)
 
 
 def test_invalid_keys_are_refused_with_the_same_message() -> None:
-    async def test(place: Place) -> None:
-        made, other = place.keys.add(), place.keys.add()
-        swapped = f"{made.token[:24]}{other.token[24:]}"  # the id of one, the secret of another
-        said = set()
-        for given in (
+    async def test(setup: AuthenticatorSetup) -> None:
+        result, other = setup.keys.add(), setup.keys.add()
+        swapped = f"{result.token[:24]}{other.token[24:]}"  # the id of one, the secret of another
+        messages = set()
+        for inputs in (
             f"Bearer {create_token().token}",
             f"Bearer {swapped}",
-            f"Bearer {made.token[:-1]}",
+            f"Bearer {result.token[:-1]}",
             "Bearer ",
         ):
             with pytest.raises(Unauthorised) as caught:
-                await place.who(request_with(given))
-            said.add(caught.value.message)
-        assert len(said) == 1
+                await setup.identify(request_with(inputs))
+            messages.add(caught.value.message)
+        assert len(messages) == 1
         for wrong in (
             ("Basic YTpi",),
-            (f"Bearer {made.token}", f"Bearer {made.token}"),
+            (f"Bearer {result.token}", f"Bearer {result.token}"),
             (f"Bearer {'x' * 300}",),
         ):
             with pytest.raises(Unauthorised):
-                await place.who(request_with(*wrong))
-        assert (await place.who(request_with(f"bearer {made.token}"))).key_id == made.key_id
+                await setup.identify(request_with(*wrong))
+        assert (
+            await setup.identify(request_with(f"bearer {result.token}"))
+        ).key_id == result.key_id
 
     run(test)
 
 
 def test_the_last_use_is_recorded_at_intervals() -> None:
-    async def test(place: Place) -> None:
-        made = place.keys.add()
+    async def test(setup: AuthenticatorSetup) -> None:
+        credential = setup.keys.add()
         for _ in range(20):
-            await place.ask(made.token)
-            place.clock.seconds += EXPIRY_SECONDS
-        assert place.keys.touched == -(-int(20 * EXPIRY_SECONDS) // int(TOUCH_SECONDS))
+            await setup.ask(credential.token)
+            setup.clock.seconds += EXPIRY_SECONDS
+        assert setup.keys.touched == -(-int(20 * EXPIRY_SECONDS) // int(TOUCH_SECONDS))
 
     run(test)
 
@@ -379,7 +383,7 @@ def http(key: str, app: FastAPI) -> Iterator[httpx.Client]:
 def test_commands_create_list_and_revoke_keys(
     key: str, own_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = [
+    results = [
         "keys",
         "create",
         "--scopes",
@@ -391,9 +395,9 @@ def test_commands_create_list_and_revoke_keys(
         "--expires",
         "90d",
     ]
-    assert main([*made, "--limit", "requests_per_minute=600", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["tenant"], told["scopes"], told["limits"]) == (
+    assert main([*results, "--limit", "requests_per_minute=600", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["tenant"], document["scopes"], document["limits"]) == (
         "t",
         ["predict", "submit"],
         {"requests_per_minute": 600},
@@ -401,12 +405,12 @@ def test_commands_create_list_and_revoke_keys(
     assert main(["keys", "list", "--json"]) == 0
     shown = capsys.readouterr().out
     assert [each["name"] for each in json.loads(shown)["keys"]] == ["ops", "ci"]
-    assert told["key"].split("_", 2)[2] not in shown
-    assert main(["keys", "revoke", told["id"], "--json"]) == 0
+    assert document["key"].split("_", 2)[2] not in shown
+    assert main(["keys", "revoke", document["id"], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["revoked"]
     store = own_home / "xcray.db"
     assert all(
-        told["key"].split("_", 2)[2].encode() not in path.read_bytes()
+        document["key"].split("_", 2)[2].encode() not in path.read_bytes()
         for path in own_home.glob(f"{store.name}*")
     )
     for wrong in (
@@ -419,28 +423,28 @@ def test_commands_create_list_and_revoke_keys(
 
 
 def test_routes_create_list_and_revoke_keys(http: httpx.Client, app: FastAPI) -> None:
-    asked = {
+    request = {
         "name": "ci",
         "scopes": ["submit"],
         "tenant": "t",
         "expires_seconds": 3600,
         "limits": {"max_queued": 3},
     }
-    made = http.post("/v1/keys", json=asked)
-    assert made.status_code == 201
-    found = made.json()
-    assert made.headers["location"] == f"/v1/keys/{found['id']}"
-    own = {"Authorization": f"Bearer {found['key']}"}
+    response = http.post("/v1/keys", json=request)
+    assert response.status_code == 201
+    document = response.json()
+    assert response.headers["location"] == f"/v1/keys/{document['id']}"
+    own = {"Authorization": f"Bearer {document['key']}"}
     assert http.get("/v1/jobs", headers=own).status_code == 200
     assert http.get("/v1/keys", headers=own).json()["code"] == "FORBIDDEN"
-    assert http.post("/v1/keys", json=asked, headers=own).status_code == 403
+    assert http.post("/v1/keys", json=request, headers=own).status_code == 403
     shown = http.get("/v1/keys").json()["keys"]
     assert [each["name"] for each in shown] == ["ops", "ci"]
     assert not any("key" in each or "digest" in each for each in shown)
     assert [each["name"] for each in http.get("/v1/keys?tenant=t").json()["keys"]] == ["ci"]
-    assert http.delete(f"/v1/keys/{found['id']}").status_code == 204
+    assert http.delete(f"/v1/keys/{document['id']}").status_code == 204
     assert http.delete("/v1/keys/key_none").status_code == 404
-    assert http.post("/v1/keys", json={**asked, "limits": {"speed": 1}}).json()["code"] == "LIMIT"
+    assert http.post("/v1/keys", json={**request, "limits": {"speed": 1}}).json()["code"] == "LIMIT"
     until_refused(http, own)
 
 
@@ -458,11 +462,11 @@ def until_refused(http: httpx.Client, own: dict[str, str]) -> None:
 
 
 def test_only_admin_keys_can_access_any_tenant(http: httpx.Client, app: FastAPI) -> None:
-    made = create_token()
+    token = create_token()
     store: JobStore = app.state.app_state.store
-    store.keys.add("t", "n", ["submit"], made.digest, key_id=made.key_id)
+    store.keys.add("t", "n", ["submit"], token.digest, key_id=token.key_id)
     job, _ = store.jobs.submit(JobSubmission({}, name="n", tenant="t"))
-    own = {"Authorization": f"Bearer {made.token}"}
+    own = {"Authorization": f"Bearer {token.token}"}
     assert http.get(f"/v1/jobs/{job.id}").status_code == 404
     assert http.get(f"/v1/jobs/{job.id}?tenant=t").status_code == 200
     assert http.get(f"/v1/jobs/{job.id}?tenant=t", headers=own).status_code == 200
@@ -542,13 +546,13 @@ def test_clients_take_the_key_from_argument_file_or_environment(
     key: str, http: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(http.base_url)
-    with Client(url) as stranger, pytest.raises(XcrayError) as caught:
-        list(stranger.jobs.list())
+    with Client(url) as anonymous, pytest.raises(XcrayError) as caught:
+        list(anonymous.jobs.list())
     assert caught.value.code == "UNAUTHORISED"
     file = tmp_path / "key"
     file.write_text(f"{key}\n")
-    with Client(url, key=key) as given:
-        assert list(given.jobs.list()) == []
+    with Client(url, key=key) as inputs:
+        assert list(inputs.jobs.list()) == []
     monkeypatch.setenv("XCRAY_KEY_FILE", str(file))
     with Client(url) as from_file:
         assert list(from_file.jobs.list()) == []
@@ -562,7 +566,7 @@ def test_clients_take_the_key_from_argument_file_or_environment(
 
 def test_public_addresses_need_a_key_and_tls() -> None:
     public = {"host": "0.0.0.0"}
-    for given, has_keys, code in (
+    for inputs, has_keys, code in (
         ({}, False, "PUBLIC_ADDRESS"),
         ({}, True, "PLAIN_HTTP"),
         ({"behind_proxy": True}, False, "PUBLIC_ADDRESS"),
@@ -570,7 +574,7 @@ def test_public_addresses_need_a_key_and_tls() -> None:
         ({"tls_certfile": Path("c"), "tls_keyfile": Path("k")}, True, None),
         ({"tls_certfile": Path("c")}, True, "TLS"),
     ):
-        settings = Settings(**{**public, **given})
+        settings = Settings(**{**public, **inputs})
         assert not settings.admits_everyone
         if code is None:
             check_address(settings, lambda has=has_keys: has)  # type: ignore[misc]

@@ -40,14 +40,14 @@ class Watch:
     """
 
     def __init__(self, root: int) -> None:
-        self.seen: set[bytes] = set()
+        self.texts: set[bytes] = set()
         self.pids: set[int] = set()
         self._root = root
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._ended.wait(0.02):
             family = {self._root} | self.pids
             for entry in Path("/proc").iterdir():
@@ -57,7 +57,7 @@ class Watch:
                     parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
                     if parent in family or int(entry.name) in family:
                         self.pids.add(int(entry.name))
-                        self.seen |= {
+                        self.texts |= {
                             (entry / "cmdline").read_bytes(),
                             (entry / "environ").read_bytes(),
                         }
@@ -68,7 +68,7 @@ class Watch:
         """Stop and return all recorded bytes."""
         self._ended.set()
         self._thread.join(PATIENCE)
-        return self.seen
+        return self.texts
 
 
 @pytest.mark.drill
@@ -97,11 +97,11 @@ def test_keys_and_tokens_do_not_leak(
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE)
-        seen = watch.end()
+        values = watch.end()
     assert len(watch.pids) >= 3, "the service, a build and a runner"
     places = {str(path): path.read_bytes() for path in own_home.rglob("*") if path.is_file()}
     places |= {"log": log.read_bytes(), "replies": b"".join(replies)} | {
-        f"process {n}": told for n, told in enumerate(seen)
+        f"process {n}": report for n, report in enumerate(values)
     }
     assert len(places) > 20
     for secret in (CANARY, key, key.split("_", 2)[2]):
@@ -147,15 +147,15 @@ def work(url: str, key: str) -> list[bytes]:
     return replies
 
 
-def settled(look: Any, wanted: str) -> None:
+def settled(look: Any, expected: str) -> None:
     """Wait until `look` returns the wanted status."""
     for _ in range(20 * PATIENCE):
-        found = look()
-        if found == wanted:
+        result = look()
+        if result == expected:
             return
-        assert found not in ("FAILED", "STOPPED"), found
+        assert result not in ("FAILED", "STOPPED"), result
         time.sleep(0.05)
-    raise AssertionError(f"never {wanted}")
+    raise AssertionError(f"never {expected}")
 
 
 def test_the_ray_token_is_sent_in_a_header_only(
@@ -164,14 +164,14 @@ def test_the_ray_token_is_sent_in_a_header_only(
     token = tmp_path / "token"
     token.write_text(CANARY)
     info = ClusterInfo("127.0.0.1:1", "http://127.0.0.1:2", token, 0)
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     class Dashboard:
         """The part of Ray's job client that the launcher uses."""
 
         def submit_job(self, **how: Any) -> None:
             """Record the arguments of a submission."""
-            asked.append(how)
+            requests.append(how)
 
     class Joined:
         """A cluster that is available."""
@@ -186,7 +186,7 @@ def test_the_ray_token_is_sent_in_a_header_only(
     job: Job | None = store.attempts.claim("me", lease_seconds=10)
     assert job is not None
     RayJobLauncher(Home(own_home), Joined()).launch(job)  # type: ignore[arg-type]  # the one method that launching needs
-    assert CANARY not in json.dumps(asked, default=str)
+    assert CANARY not in json.dumps(requests, default=str)
     assert CANARY not in json.dumps(vars(job), default=str) + repr(info)
     assert CANARY in info.headers.popitem()[1]
     store.close()

@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.live_service import publish, settings_for
-from tests.support.raw_requests import Told, ask, operations
+from tests.support.raw_requests import RawResponse, ask, operations
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.store.tokens import NewToken, create_token
@@ -100,7 +100,7 @@ NO_KEY: Final = ("none", "wrong", "revoked", "expired")
 WITH_KEY: Final = ("read", "predict", "submit", "admin")
 
 
-class Place:
+class AppSetup:
     """An app with one key per scope and a key of another tenant."""
 
     def __init__(self, home: Path, **changes: Any) -> None:
@@ -117,11 +117,11 @@ class Place:
 
     def key(self, scopes: list[str], tenant: str = "default", expires: float | None = None) -> str:
         """Create a key and return its token."""
-        made: NewToken = create_token()
-        self.store.keys.add(tenant, "n", scopes, made.digest, key_id=made.key_id, expires=expires)
-        return made.token
+        token: NewToken = create_token()
+        self.store.keys.add(tenant, "n", scopes, token.digest, key_id=token.key_id, expires=expires)
+        return token.token
 
-    async def ask(self, role: str, method: str, path: str, **how: Any) -> Told:
+    async def ask(self, role: str, method: str, path: str, **how: Any) -> RawResponse:
         """Send a request with one of these keys."""
         headers = {} if role == "none" else {"authorization": f"Bearer {self.tokens[role]}"}
         return await ask(
@@ -130,16 +130,16 @@ class Place:
 
 
 @pytest.fixture
-def place(own_home: Path) -> Place:
-    return Place(own_home)
+def app_setup(own_home: Path) -> AppSetup:
+    return AppSetup(own_home)
 
 
-def test_every_route_is_in_the_table(place: Place) -> None:
-    found = {f"{method} {template}" for method, template in operations(place.app)}
-    assert found == set(NEEDS)
+def test_every_route_is_in_the_table(app_setup: AppSetup) -> None:
+    results = {f"{method} {template}" for method, template in operations(app_setup.app)}
+    assert results == set(NEEDS)
 
 
-def test_every_route_requires_its_scope(place: Place) -> None:
+def test_every_route_requires_its_scope(app_setup: AppSetup) -> None:
     async def matrix() -> int:
         cells = 0
         for operation, needed in NEEDS.items():
@@ -147,21 +147,24 @@ def test_every_route_requires_its_scope(place: Place) -> None:
             path = filled(template, "none")
             for role in (*NO_KEY, *WITH_KEY):
                 body = b"{}" if method in ("POST", "PUT") else b""
-                told = await place.ask(role, method, path, body=body)
-                assert told.status < 500 or told.status == 503, (operation, role, told)
+                response = await app_setup.ask(role, method, path, body=body)
+                assert response.status < 500 or response.status == 503, (operation, role, response)
                 if needed == "open":
-                    assert told.status not in (401, 403), (operation, role, told)
+                    assert response.status not in (401, 403), (operation, role, response)
                 elif role in NO_KEY:
-                    assert (told.status, told.code or "UNAUTHORISED") == (401, "UNAUTHORISED"), (
+                    assert (response.status, response.code or "UNAUTHORISED") == (
+                        401,
+                        "UNAUTHORISED",
+                    ), (
                         operation,
                         role,
-                        told,
+                        response,
                     )
-                    assert told.headers["www-authenticate"].startswith("Bearer")
+                    assert response.headers["www-authenticate"].startswith("Bearer")
                 elif role in MAY[needed]:
-                    assert told.status not in (401, 403), (operation, role, told)
+                    assert response.status not in (401, 403), (operation, role, response)
                 else:
-                    assert told.status == 403, (operation, role, told)
+                    assert response.status == 403, (operation, role, response)
                 cells += 1
         return cells
 
@@ -186,12 +189,12 @@ def filled(template: str, what: str) -> str:
     return template.replace("{version}", "1")
 
 
-def test_resources_of_another_tenant_are_not_found(place: Place, tmp_path: Path) -> None:
-    job, _ = place.store.jobs.submit(JobSubmission({}, name="n"))
-    data = place.store.datasets.add("docs", str(tmp_path / "none"), status="READY")
-    publish(place.app_state.registry_of("default"), "docs", tmp_path / "staged")
-    place.app_state.registry_of("default").label_sets("docs").put("mine", ["csv"])
-    place.app_state.registry_of("default").aliases.set("docs", "prod", 1)
+def test_resources_of_another_tenant_are_not_found(app_setup: AppSetup, tmp_path: Path) -> None:
+    job, _ = app_setup.store.jobs.submit(JobSubmission({}, name="n"))
+    data = app_setup.store.datasets.add("docs", str(tmp_path / "none"), status="READY")
+    publish(app_setup.app_state.registry_of("default"), "docs", tmp_path / "staged")
+    app_setup.app_state.registry_of("default").label_sets("docs").put("mine", ["csv"])
+    app_setup.app_state.registry_of("default").aliases.set("docs", "prod", 1)
     real = {
         "job_id": job.id,
         "dataset_id": data.id,
@@ -201,10 +204,10 @@ def test_resources_of_another_tenant_are_not_found(place: Place, tmp_path: Path)
         "set": "mine",
     }
 
-    async def asked() -> int:
+    async def send_requests() -> int:
         octets = {"content-type": "application/octet-stream"}
         upload = json.loads(
-            (await place.ask("submit", "POST", "/v1/uploads", body=b"x", headers=octets)).body
+            (await app_setup.ask("submit", "POST", "/v1/uploads", body=b"x", headers=octets)).body
         )["id"]
         cells = 0
         bodies = {
@@ -234,39 +237,43 @@ def test_resources_of_another_tenant_are_not_found(place: Place, tmp_path: Path)
                 if "/label-sets/" in path
                 else None,
             )
-            told = await place.ask(
+            response = await app_setup.ask(
                 "other",
                 method,
                 path,
                 body=json.dumps(body or {}).encode() if method != "GET" else b"",
             )
-            assert told.status == 404, (operation, told)
-            assert str(tmp_path).encode() not in told.body
+            assert response.status == 404, (operation, response)
+            assert str(tmp_path).encode() not in response.body
             cells += 1
         for body in (
             {"name": "a", "format": "jsonl", "uploads": {"train": upload}},
             {"dataset": data.id, "model": "m"},
         ):
             path = "/v1/datasets" if "uploads" in body else "/v1/jobs"
-            told = await place.ask("other", "POST", path, body=json.dumps(body).encode())
-            assert told.status == 404, (path, told)
+            response = await app_setup.ask("other", "POST", path, body=json.dumps(body).encode())
+            assert response.status == 404, (path, response)
         for path, key in (
             ("/v1/jobs", "jobs"),
             ("/v1/datasets", "datasets"),
             ("/v1/models", "models"),
         ):
-            assert json.loads((await place.ask("other", "GET", path)).body)[key] == []
+            assert json.loads((await app_setup.ask("other", "GET", path)).body)[key] == []
         return cells
 
-    assert asyncio.run(asked()) >= 30
-    assert place.store.jobs.get(job.id).status == "PENDING"
-    assert place.app_state.registry_of("default").versions("docs") == [1]
-    assert place.app_state.registry_of("default").aliases.of("docs")["prod"] == 1
-    assert place.app_state.registry_of("default").label_sets("docs").get("mine").labels == ("csv",)
+    assert asyncio.run(send_requests()) >= 30
+    assert app_setup.store.jobs.get(job.id).status == "PENDING"
+    assert app_setup.app_state.registry_of("default").versions("docs") == [1]
+    assert app_setup.app_state.registry_of("default").aliases.of("docs")["prod"] == 1
+    assert app_setup.app_state.registry_of("default").label_sets("docs").get("mine").labels == (
+        "csv",
+    )
 
 
-def test_every_changing_route_has_an_audit_action(place: Place) -> None:
-    unsafe = {operation for operation in operations(place.app) if operation[0] not in SAFE_METHODS}
+def test_every_changing_route_has_an_audit_action(app_setup: AppSetup) -> None:
+    unsafe = {
+        operation for operation in operations(app_setup.app) if operation[0] not in SAFE_METHODS
+    }
     assert unsafe - set(ACTIONS) == set(), "name what it does in xcray/service/http/audit.py"
     assert set(ACTIONS) - unsafe == set()
 
@@ -373,29 +380,31 @@ IN_BODIES: Final = (
 )
 
 
-def test_no_name_leaves_the_home(place: Place, tmp_path: Path, own_home: Path) -> None:
+def test_no_name_leaves_the_home(app_setup: AppSetup, tmp_path: Path, own_home: Path) -> None:
     assert len(CLIMBING) >= 40
-    publish(place.app_state.registry_of("default"), "docs", tmp_path / "staged")
+    publish(app_setup.app_state.registry_of("default"), "docs", tmp_path / "staged")
     before = tree(tmp_path)
 
     async def climb() -> None:
         for name in CLIMBING:
             for method, template in NAMED:
                 body = b'{"version": 1, "labels": ["csv"]}' if method == "PUT" else b""
-                told = await place.ask("admin", method, template.format(name), body=body)
-                assert 400 <= told.status < 500 or harmless(told, template, name), (
+                response = await app_setup.ask("admin", method, template.format(name), body=body)
+                assert 400 <= response.status < 500 or harmless(response, template, name), (
                     method,
                     template,
                     name,
-                    told,
+                    response,
                 )
-            for path, made in IN_BODIES:
-                told = await place.ask("admin", "POST", path, body=json.dumps(made(name)).encode())
-                assert 400 <= told.status < 500, (path, name, told)
-            told = await place.ask(
+            for path, result in IN_BODIES:
+                response = await app_setup.ask(
+                    "admin", "POST", path, body=json.dumps(result(name)).encode()
+                )
+                assert 400 <= response.status < 500, (path, name, response)
+            response = await app_setup.ask(
                 "admin", "GET", "/v1/jobs", query=f"tenant={name}".replace("\x00", "%00")
             )
-            assert told.status < 500, (name, told)
+            assert response.status < 500, (name, response)
 
     asyncio.run(climb())
     assert {
@@ -403,12 +412,14 @@ def test_no_name_leaves_the_home(place: Place, tmp_path: Path, own_home: Path) -
     } == set()
 
 
-def harmless(told: Told, template: str, name: str) -> bool:
+def harmless(report: RawResponse, template: str, name: str) -> bool:
     """Return whether a successful answer comes from another route.
 
     Some names change the path before routing; the answer then is that of the other route.
     """
-    return told.status == 200 and "/" in template.format(name).removeprefix(template.split("{")[0])
+    return report.status == 200 and "/" in template.format(name).removeprefix(
+        template.split("{")[0]
+    )
 
 
 def tree(root: Path) -> set[str]:
@@ -419,62 +430,66 @@ def tree(root: Path) -> set[str]:
 # Browsers (T15)
 
 
-def test_other_origins_get_no_cors_headers(place: Place) -> None:
-    async def asked() -> None:
+def test_other_origins_get_no_cors_headers(app_setup: AppSetup) -> None:
+    async def send_requests() -> None:
         origin = {"origin": "https://page.example", "access-control-request-method": "DELETE"}
         for role in ("none", "admin"):
-            told = await place.ask(role, "OPTIONS", "/v1/jobs", headers=origin)
-            assert told.status in (401, 405)
-            assert not [name for name in told.headers if name.startswith("access-control")]
+            response = await app_setup.ask(role, "OPTIONS", "/v1/jobs", headers=origin)
+            assert response.status in (401, 405)
+            assert not [name for name in response.headers if name.startswith("access-control")]
         for method in ("POST", "PUT", "DELETE", "PATCH"):
-            told = await place.ask("admin", method, "/v1/jobs/job_x", headers=origin)
-            assert (told.status, told.code) == (403, "ORIGIN")
+            response = await app_setup.ask("admin", method, "/v1/jobs/job_x", headers=origin)
+            assert (response.status, response.code) == (403, "ORIGIN")
         for bad in (
             "http://[",
             "null",
             "https://127.0.0.1.evil.example",
             "https://evil.example:80@127.0.0.1",
         ):
-            told = await place.ask("admin", "DELETE", "/v1/jobs/job_x", headers={"origin": bad})
-            assert (told.status, told.code) == (403, "ORIGIN"), bad
+            response = await app_setup.ask(
+                "admin", "DELETE", "/v1/jobs/job_x", headers={"origin": bad}
+            )
+            assert (response.status, response.code) == (403, "ORIGIN"), bad
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
 
 
 def test_listed_origins_can_send_requests_with_a_key(own_home: Path) -> None:
-    place = Place(own_home, cors_origins=("https://ok.example",))
+    app_setup = AppSetup(own_home, cors_origins=("https://ok.example",))
 
-    async def asked() -> None:
+    async def send_requests() -> None:
         for origin, allowed in (
             ("https://ok.example", True),
             ("https://OK.example", False),
             ("https://ok.example.evil", False),
         ):
-            for wanted in ("GET", "POST", "PUT", "DELETE"):
-                headers = {"origin": origin, "access-control-request-method": wanted}
-                told = await place.ask("none", "OPTIONS", "/v1/jobs", headers=headers)
-                assert (told.status == 204) is allowed, (origin, told)
-                assert told.headers.get("access-control-allow-origin") == (
+            for expected in ("GET", "POST", "PUT", "DELETE"):
+                headers = {"origin": origin, "access-control-request-method": expected}
+                response = await app_setup.ask("none", "OPTIONS", "/v1/jobs", headers=headers)
+                assert (response.status == 204) is allowed, (origin, response)
+                assert response.headers.get("access-control-allow-origin") == (
                     origin if allowed else None
                 )
-                assert "access-control-allow-credentials" not in told.headers
-                assert "origin" in told.headers["vary"].lower()
-            told = await place.ask("admin", "DELETE", "/v1/jobs/job_x", headers={"origin": origin})
-            assert told.status == (404 if allowed else 403)
+                assert "access-control-allow-credentials" not in response.headers
+                assert "origin" in response.headers["vary"].lower()
+            response = await app_setup.ask(
+                "admin", "DELETE", "/v1/jobs/job_x", headers={"origin": origin}
+            )
+            assert response.status == (404 if allowed else 403)
             assert (
-                await place.ask("none", "GET", "/v1/jobs", headers={"origin": origin})
+                await app_setup.ask("none", "GET", "/v1/jobs", headers={"origin": origin})
             ).status == 401
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
     for wrong in ("*", "https://*", "ok.example", "https://ok.example/path"):
         with pytest.raises(ValueError, match="origin"):
             settings_for(own_home, cors_origins=(wrong,))
 
 
 def test_every_reply_has_security_headers(own_home: Path) -> None:
-    place = Place(own_home, behind_proxy=True)
+    app_setup = AppSetup(own_home, behind_proxy=True)
 
-    async def asked() -> None:
+    async def send_requests() -> None:
         for role, path in (
             ("none", "/"),
             ("none", "/v1/jobs"),
@@ -482,7 +497,7 @@ def test_every_reply_has_security_headers(own_home: Path) -> None:
             ("admin", "/v1/nope"),
             ("none", "/healthz"),
         ):
-            headers = (await place.ask(role, "GET", path)).headers
+            headers = (await app_setup.ask(role, "GET", path)).headers
             assert headers["x-content-type-options"] == "nosniff"
             assert "frame-ancestors 'none'" in headers["content-security-policy"]
             assert headers["referrer-policy"] == "no-referrer"
@@ -490,40 +505,41 @@ def test_every_reply_has_security_headers(own_home: Path) -> None:
             assert headers["strict-transport-security"].startswith("max-age=")
             assert headers["cache-control"] == "no-store"
 
-    asyncio.run(asked())
-    plain = Place(own_home.parent / "plain")
+    asyncio.run(send_requests())
+    plain = AppSetup(own_home.parent / "plain")
     assert (
         "strict-transport-security" not in asyncio.run(plain.ask("none", "GET", "/healthz")).headers
     )
 
 
-def test_keys_in_urls_are_refused(place: Place) -> None:
-    async def asked() -> None:
+def test_keys_in_urls_are_refused(app_setup: AppSetup) -> None:
+    async def send_requests() -> None:
         for name in ("token", "key", "api_key", "access_token"):
-            told = await place.ask(
-                "none", "GET", "/v1/jobs", query=f"{name}={place.tokens['admin']}"
+            response = await app_setup.ask(
+                "none", "GET", "/v1/jobs", query=f"{name}={app_setup.tokens['admin']}"
             )
-            assert (told.status, told.code) == (400, "KEY_IN_URL")
-            assert place.tokens["admin"].encode() not in told.body
+            assert (response.status, response.code) == (400, "KEY_IN_URL")
+            assert app_setup.tokens["admin"].encode() not in response.body
         assert (
-            await place.ask("admin", "GET", "/v1/jobs", query="page_token=x")
+            await app_setup.ask("admin", "GET", "/v1/jobs", query="page_token=x")
         ).code != "KEY_IN_URL"
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
 
 
-def test_requests_without_a_valid_key_get_few_details(place: Place) -> None:
-    async def asked() -> None:
-        await place.ask("admin", "GET", "/v1/jobs")
+def test_requests_without_a_valid_key_get_few_details(app_setup: AppSetup) -> None:
+    async def send_requests() -> None:
+        await app_setup.ask("admin", "GET", "/v1/jobs")
         for role, version in (("none", False), ("admin", True), ("revoked", False)):
             assert (
-                json.loads((await place.ask(role, "GET", "/healthz")).body)["version"] is not None
+                json.loads((await app_setup.ask(role, "GET", "/healthz")).body)["version"]
+                is not None
             ) is version
-        place.app_state.draining = True
-        assert json.loads((await place.ask("admin", "GET", "/readyz")).body)["reasons"]
-        assert json.loads((await place.ask("none", "GET", "/readyz")).body)["reasons"] == []
+        app_setup.app_state.draining = True
+        assert json.loads((await app_setup.ask("admin", "GET", "/readyz")).body)["reasons"]
+        assert json.loads((await app_setup.ask("none", "GET", "/readyz")).body)["reasons"] == []
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())
 
 
 # Logs and replies (T13, T16)
@@ -541,14 +557,14 @@ HOSTILE: Final = (
 )
 
 
-def test_each_log_event_is_one_readable_line(place: Place) -> None:
+def test_each_log_event_is_one_readable_line(app_setup: AppSetup) -> None:
     stream = io.StringIO()
     configure_logging(stream, "info")
 
-    async def asked() -> int:
+    async def send_requests() -> int:
         for text in HOSTILE:
-            await place.ask("admin", "GET", f"/v1/models/{text}")
-            await place.ask(
+            await app_setup.ask("admin", "GET", f"/v1/models/{text}")
+            await app_setup.ask(
                 "none",
                 "GET",
                 f"/{text}",
@@ -560,7 +576,7 @@ def test_each_log_event_is_one_readable_line(place: Place) -> None:
         return 2 * len(HOSTILE)
 
     try:
-        count = asyncio.run(asked())
+        count = asyncio.run(send_requests())
     finally:
         configure_logging(None, "warning")
     lines = stream.getvalue().split("\n")
@@ -568,18 +584,18 @@ def test_each_log_event_is_one_readable_line(place: Place) -> None:
     entries = [json.loads(line) for line in lines]
     assert [entry["event"] for entry in entries].count("request") == count
     assert all(line.isascii() and line.isprintable() and len(line) < 4000 for line in lines)
-    assert not any(token in stream.getvalue() for token in place.tokens.values())
+    assert not any(token in stream.getvalue() for token in app_setup.tokens.values())
 
 
 def test_replies_contain_no_details_of_the_server(
-    place: Place, own_home: Path, monkeypatch: pytest.MonkeyPatch
+    app_setup: AppSetup, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError(
-            f"{own_home}/xcray.db: SELECT secret FROM keys; {place.tokens['admin']} {socket.gethostname()}"
+            f"{own_home}/xcray.db: SELECT secret FROM keys; {app_setup.tokens['admin']} {socket.gethostname()}"
         )
 
-    monkeypatch.setattr(place.store.jobs, "get", broken)
+    monkeypatch.setattr(app_setup.store.jobs, "get", broken)
     secrets = [
         str(own_home),
         "SELECT",
@@ -587,22 +603,22 @@ def test_replies_contain_no_details_of_the_server(
         "RuntimeError",
         "sqlite",
         'File "',
-        *place.tokens.values(),
+        *app_setup.tokens.values(),
     ]
     # Word boundaries: a short host name also occurs in random ids.
     host = re.compile(rf"\b{re.escape(socket.gethostname())}\b")
 
-    async def asked() -> None:
-        told = await place.ask("admin", "GET", "/v1/jobs/job_x")
-        assert (told.status, told.code) == (500, "INTERNAL")
-        replies = [told]
+    async def send_requests() -> None:
+        response = await app_setup.ask("admin", "GET", "/v1/jobs/job_x")
+        assert (response.status, response.code) == (500, "INTERNAL")
+        replies = [response]
         for operation in NEEDS:
             method, template = operation.split(" ")
             if template in ("/", "/docs", "/metrics", "/openapi.json", "/static/{name}"):
                 continue
             bodies = (b"",) if method == "GET" else (b"{", b"[]", b"\xff", b"{}")
             replies += [
-                await place.ask("admin", method, filled(template, "none"), body=body)
+                await app_setup.ask("admin", method, filled(template, "none"), body=body)
                 for body in bodies
             ]
         for reply in replies:
@@ -611,4 +627,4 @@ def test_replies_contain_no_details_of_the_server(
             assert not host.search(text), text[:300]
             assert "server" not in reply.headers
 
-    asyncio.run(asked())
+    asyncio.run(send_requests())

@@ -60,13 +60,15 @@ def plain(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture(scope="module")
-def made(data: Dataset, plain: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def calibrated(data: Dataset, plain: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Return `plain` with calibrated probabilities."""
     return calibrate(plain.path, data.path, tmp_path_factory.mktemp("made") / "model")
 
 
-def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, made: Model) -> None:
-    before, after = Predictor(plain), Predictor(Model.open(made.path, verify=True))
+def test_answers_keep_every_bit_and_their_order(
+    data: Dataset, plain: Model, calibrated: Model
+) -> None:
+    before, after = Predictor(plain), Predictor(Model.open(calibrated.path, verify=True))
     assert data.test is not None
     for k in (1, 5, 100):
         one, two = before.predict(data.test.X, k), after.predict(data.test.X, k)
@@ -76,7 +78,7 @@ def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, mad
         assert calibrated_values.shape == two.scores.shape
         assert ((calibrated_values > 0) & (calibrated_values < 1)).all()
     assert {
-        name: value for name, value in made.measures.items() if not name.startswith("ECE")
+        name: value for name, value in calibrated.measures.items() if not name.startswith("ECE")
     } == plain.measures
     assert (
         before.evaluate(data.test.X, data.test.Y)["P@3"]
@@ -84,10 +86,12 @@ def test_answers_keep_every_bit_and_their_order(data: Dataset, plain: Model, mad
     )
 
 
-def test_the_report_uses_only_rows_without_influence_on_the_fit(data: Dataset, made: Model) -> None:
+def test_the_report_uses_only_rows_without_influence_on_the_fit(
+    data: Dataset, calibrated: Model
+) -> None:
     assert data.test is not None
     rows, left_out, side = split_rows(data.test.X, data.train.X, 0)
-    facts, predictor = made.calibration_facts, Predictor(made)
+    facts, predictor = calibrated.calibration_facts, Predictor(calibrated)
     assert facts["rows"] == {
         "fitted": int(side.sum()),
         "measured": int((~side).sum()),
@@ -102,7 +106,7 @@ def test_the_report_uses_only_rows_without_influence_on_the_fit(data: Dataset, m
     for k in (1, 3, 5):
         own = facts["report"][str(k)]
         expected = naive.ece(predicted[:, :k].ravel().tolist(), right[:, :k].ravel().tolist(), 15)
-        assert own["ece"] == made.measures[f"ECE@{k}"] == pytest.approx(expected, abs=1e-9)
+        assert own["ece"] == calibrated.measures[f"ECE@{k}"] == pytest.approx(expected, abs=1e-9)
         assert own["ece"] < 0.5 * own["ece_sigmoid"]
         assert own["ece"] < 4 * own["floor"]
         assert own["brier"] < min(own["brier_sigmoid"], own["brier_constant"])
@@ -110,55 +114,55 @@ def test_the_report_uses_only_rows_without_influence_on_the_fit(data: Dataset, m
 
 
 def test_the_new_model_shares_files_and_has_a_hash_of_its_own(
-    plain: Model, made: Model, data: Dataset, tmp_path: Path
+    plain: Model, calibrated: Model, data: Dataset, tmp_path: Path
 ) -> None:
     shared = set(plain.manifest["files"]) - {"card.md"}
     assert {"weights.arrow", "labels.arrow"} < shared
     for name in shared:
-        assert (made.path / name).stat().st_ino == (plain.path / name).stat().st_ino
-    assert set(made.manifest["files"]) == {*plain.manifest["files"], CALIBRATION}
-    assert made.manifest["files"] == file_digests(made.path, skip=["manifest.json"])
-    assert made.calibration_facts["model"] == plain.sha256 != made.sha256
-    assert made.calibration is not None
+        assert (calibrated.path / name).stat().st_ino == (plain.path / name).stat().st_ino
+    assert set(calibrated.manifest["files"]) == {*plain.manifest["files"], CALIBRATION}
+    assert calibrated.manifest["files"] == file_digests(calibrated.path, skip=["manifest.json"])
+    assert calibrated.calibration_facts["model"] == plain.sha256 != calibrated.sha256
+    assert calibrated.calibration is not None
     assert plain.calibration_facts == {}
-    other = calibrate(made.path, data.path, tmp_path / "other", seed=5)
+    other = calibrate(calibrated.path, data.path, tmp_path / "other", seed=5)
     assert other.calibration_facts["model"] == plain.sha256
-    assert other.sha256 not in (made.sha256, plain.sha256)
+    assert other.sha256 not in (calibrated.sha256, plain.sha256)
     again = calibrate(other.path, data.path, tmp_path / "again")
-    assert (again.sha256, again.measures) == (made.sha256, made.measures)
-    card = (made.path / "card.md").read_text()
+    assert (again.sha256, again.measures) == (calibrated.sha256, calibrated.measures)
+    card = (calibrated.path / "card.md").read_text()
     assert "## Probabilities" in card
     assert "## Probabilities" not in (plain.path / "card.md").read_text()
-    assert f"{100 * made.measures['ECE@1']:.2f} %" in card
+    assert f"{100 * calibrated.measures['ECE@1']:.2f} %" in card
 
 
 def test_training_with_calibrate_gives_the_same_model(
-    data: Dataset, plain: Model, made: Model, tmp_path: Path
+    data: Dataset, plain: Model, calibrated: Model, tmp_path: Path
 ) -> None:
     result = trained(data, tmp_path, calibrate=True)
-    assert result.sha256 == made.sha256
-    assert result.measures == made.measures
+    assert result.sha256 == calibrated.sha256
+    assert result.measures == calibrated.measures
     assert "CALIBRATING" in result.report["seconds"]
-    found = Model.open(result.model_path, verify=True)
-    assert found.calibration_facts["report"] == made.calibration_facts["report"]
+    output = Model.open(result.model_path, verify=True)
+    assert output.calibration_facts["report"] == calibrated.calibration_facts["report"]
 
 
 def test_files_are_copied_where_they_can_not_be_linked(
-    plain: Model, made: Model, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Model, calibrated: Model, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(source: Any, target: Any) -> None:
         raise OSError(errno.EXDEV, "another file system")
 
     monkeypatch.setattr(os, "link", refuse)
     copied = calibrate(plain.path, data.path, tmp_path / "model")
-    assert copied.sha256 == made.sha256
+    assert copied.sha256 == calibrated.sha256
     assert (copied.path / "weights.arrow").stat().st_ino != (
         plain.path / "weights.arrow"
     ).stat().st_ino
     Model.open(copied.path, verify=True)
 
 
-def test_damage_is_detected(made: Model, data: Dataset, plain: Model, tmp_path: Path) -> None:
+def test_damage_is_detected(calibrated: Model, data: Dataset, plain: Model, tmp_path: Path) -> None:
     path = calibrate(plain.path, data.path, tmp_path / "model").path
     content = bytearray((path / CALIBRATION).read_bytes())
     content[len(content) // 2] ^= 1
@@ -169,7 +173,7 @@ def test_damage_is_detected(made: Model, data: Dataset, plain: Model, tmp_path: 
     with pytest.raises(Corrupt, match=f"{CALIBRATION} is missing"):
         Model.open(path, verify=False)
     with pytest.raises(Conflict, match="exists already"):
-        calibrate(plain.path, data.path, made.path)
+        calibrate(plain.path, data.path, calibrated.path)
 
 
 # Only held-out rows are used.
@@ -185,13 +189,13 @@ def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
         order = np.argsort(-scores, axis=1, kind="stable")
         return TopK(order.astype(np.int32), np.take_along_axis(scores, order, axis=1))
 
-    seen = csr_from(np.concatenate([X[:300], rng.normal(size=(50, 4)).astype(np.float32)]))
-    first, facts = fit_calibration(query, csr_from(X), pattern_from(Y), counts, seen)
+    values = csr_from(np.concatenate([X[:300], rng.normal(size=(50, 4)).astype(np.float32)]))
+    first, facts = fit_calibration(query, csr_from(X), pattern_from(Y), counts, values)
     assert facts["rows"]["left_out"] == 300
     assert facts["rows"]["fitted"] + facts["rows"]["measured"] == 600
     lies = Y.copy()
     lies[:300] = 1 - lies[:300]
-    second, same = fit_calibration(query, csr_from(X), pattern_from(lies), counts, seen)
+    second, same = fit_calibration(query, csr_from(X), pattern_from(lies), counts, values)
     assert second.sha256 == first.sha256  # labels of left-out rows have no effect
     assert same["report"] == facts["report"]
     third, _ = fit_calibration(query, csr_from(X), pattern_from(lies), counts, None)
@@ -201,8 +205,8 @@ def test_rows_of_the_training_are_left_out(rng: np.random.Generator) -> None:
 def test_copies_of_a_row_stay_on_one_side(rng: np.random.Generator) -> None:
     rows = rng.normal(size=(200, 6)).astype(np.float32)
     X = csr_from(rows[np.concatenate([np.arange(200), rng.integers(0, 200, size=300)])])
-    kept, left_out, side = split_rows(X, None, 4)
-    assert (kept.tolist(), left_out) == (list(range(500)), 0)
+    selection, left_out, side = split_rows(X, None, 4)
+    assert (selection.tolist(), left_out) == (list(range(500)), 0)
     dense = X.to_scipy().toarray()
     for i in range(200):
         assert len(set(side[(dense == rows[i]).all(axis=1)].tolist())) == 1
@@ -220,12 +224,12 @@ def test_what_was_trained_on_is_refused(data: Dataset, plain: Model, tmp_path: P
     with pytest.raises(InputError, match="no rows in part 'test'") as caught:
         calibrate(plain.path, later.path, tmp_path / "out")
     assert caught.value.code == "NO_HELD_OUT"
-    found = calibrate(plain.path, later.path, tmp_path / "out", part="train")
-    assert (found.calibration_facts["part"], found.calibration_facts["dataset_hash"]) == (
+    result = calibrate(plain.path, later.path, tmp_path / "out", part="train")
+    assert (result.calibration_facts["part"], result.calibration_facts["dataset_hash"]) == (
         "train",
         later.content_hash,
     )
-    counts = [bin_["most"] for bin_ in found.calibration_facts["bins"]]
+    counts = [bin_["most"] for bin_ in result.calibration_facts["bins"]]
     # Counts of the training data, not of the data set for calibration.
     assert counts[-1] == data.label_counts.max()
     other = build(
@@ -265,8 +269,8 @@ def test_the_memory_of_calibration_is_estimated(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert data.test is not None
-    wanted = calibration_fit.calibration_bytes(data)
-    assert wanted == calibration_fit.BYTES_PER_CANDIDATE * 30 * data.test.n_rows
+    expected = calibration_fit.calibration_bytes(data)
+    assert expected == calibration_fit.BYTES_PER_CANDIDATE * 30 * data.test.n_rows
     with monkeypatch.context() as patch:
         patch.setattr(calibration_fit, "BYTES_PER_CANDIDATE", 10_000)
         plain, more = (
@@ -289,34 +293,36 @@ def test_the_memory_of_calibration_is_estimated(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 2 * wanted
+    assert peak < 2 * expected
 
 
 def test_other_names_keep_probabilities_other_labels_do_not(
-    made: Model, plain: Model, tmp_path: Path
+    calibrated: Model, plain: Model, tmp_path: Path
 ) -> None:
-    first = made.label_name(0)
-    renamed = Model.open(rename_labels(made.path, tmp_path / "renamed", {first: "new"}).model_path)
+    first = calibrated.label_name(0)
+    renamed = Model.open(
+        rename_labels(calibrated.path, tmp_path / "renamed", {first: "new"}).model_path
+    )
     assert renamed.calibration is not None
-    assert made.calibration is not None
-    assert renamed.calibration.sha256 == made.calibration.sha256
-    assert renamed.measures == made.measures
+    assert calibrated.calibration is not None
+    assert renamed.calibration.sha256 == calibrated.calibration.sha256
+    assert renamed.measures == calibrated.measures
     # The hash of the uncalibrated model under its new names.
     assert renamed.calibration_facts["model"] not in (
         plain.sha256,
         renamed.sha256,
     )
-    fewer = Model.open(remove_labels(made.path, tmp_path / "fewer", [first]).model_path)
+    fewer = Model.open(remove_labels(calibrated.path, tmp_path / "fewer", [first]).model_path)
     assert (fewer.calibration, fewer.calibration_facts) == (None, {})
     assert not [name for name in fewer.measures if name.startswith("ECE")]
 
 
-def test_the_report_draws_it(plain: Model, made: Model, tmp_path: Path) -> None:
-    found = draw_report(made.path, tmp_path / "report")
-    assert min(png_size(tmp_path / "report" / found["pictures"]["calibration"])) >= 300
-    assert found["calibration"] == made.calibration_facts
+def test_the_report_draws_it(plain: Model, calibrated: Model, tmp_path: Path) -> None:
+    report = draw_report(calibrated.path, tmp_path / "report")
+    assert min(png_size(tmp_path / "report" / report["pictures"]["calibration"])) >= 300
+    assert report["calibration"] == calibrated.calibration_facts
     assert "calibration" not in summarize_model(plain)
-    for one in found["calibration"]["report"].values():
+    for one in report["calibration"]["report"].values():
         for groups, error in (("groups", "ece"), ("groups_sigmoid", "ece_sigmoid")):
             count, mean, true = np.array(one[groups]).T
             assert (count * np.abs(mean - true)).sum() / count.sum() == pytest.approx(one[error])
@@ -326,7 +332,11 @@ def test_the_report_draws_it(plain: Model, made: Model, tmp_path: Path) -> None:
 
 
 def test_from_the_command_line(
-    plain: Model, made: Model, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: Model,
+    calibrated: Model,
+    data: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def run(*arguments: Any) -> tuple[int, str]:
         code = cli.main([str(argument) for argument in arguments])
@@ -335,7 +345,7 @@ def test_from_the_command_line(
     code, output = run("calibrate", plain.path, data.path, "-o", tmp_path / "new")
     assert code == 0
     assert "ECE of sigmoid(score)" in output
-    assert Model.open(tmp_path / "new").sha256 == made.sha256
+    assert Model.open(tmp_path / "new").sha256 == calibrated.sha256
     code, output = run(
         "calibrate",
         plain.path,
@@ -374,7 +384,7 @@ def test_from_the_command_line(
     assert shown["calibrated"].startswith("ECE @1")
     rows = tmp_path / "rows.txt"
     rows.write_text("0 3:1 7:0.5\n0 9:1\n")
-    asked = (
+    requests = (
         "predict",
         tmp_path / "new",
         "--file",
@@ -385,13 +395,13 @@ def test_from_the_command_line(
         "--certificate",
         "--json",
     )
-    found = json.loads(run(*asked)[1])["predictions"]
-    assert all(0 < one["probability"] < 1 for answer in found for one in answer["labels"])
-    assert all(answer["certificate"]["exact"] for answer in found)
-    assert found[0]["labels"][0]["score"] >= found[0]["labels"][1]["score"]
-    best = found[0]["labels"][0]["label"]
-    without = json.loads(run(*asked, "--deny", best)[1])["predictions"]
-    assert without[0]["labels"][0]["label"] == found[0]["labels"][1]["label"]
+    document = json.loads(run(*requests)[1])["predictions"]
+    assert all(0 < one["probability"] < 1 for answer in document for one in answer["labels"])
+    assert all(answer["certificate"]["exact"] for answer in document)
+    assert document[0]["labels"][0]["score"] >= document[0]["labels"][1]["score"]
+    best = document[0]["labels"][0]["label"]
+    without = json.loads(run(*requests, "--deny", best)[1])["predictions"]
+    assert without[0]["labels"][0]["label"] == document[0]["labels"][1]["label"]
     assert run("predict", plain.path, "--file", rows, "--probabilities")[0] == 2
     lines = run(
         "predict",

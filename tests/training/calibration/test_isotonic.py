@@ -74,10 +74,10 @@ def calibration(**changes: Any) -> Calibration:
 @settings(max_examples=150, deadline=None)
 def test_ece_is_the_naive_one_in_any_order(pairs: list[tuple[float, bool]], n_bins: int) -> None:
     predicted, right = sigmoid([score for score, _ in pairs]), np.array([r for _, r in pairs])
-    found = metrics.ece(predicted, right, n_bins)
-    assert found == pytest.approx(naive.ece(predicted.tolist(), right.tolist(), n_bins), abs=1e-12)
+    result = metrics.ece(predicted, right, n_bins)
+    assert result == pytest.approx(naive.ece(predicted.tolist(), right.tolist(), n_bins), abs=1e-12)
     order = np.random.default_rng(len(pairs)).permutation(len(predicted))
-    assert metrics.ece(predicted[order], right[order], n_bins) == pytest.approx(found, abs=1e-12)
+    assert metrics.ece(predicted[order], right[order], n_bins) == pytest.approx(result, abs=1e-12)
     groups = metrics.reliability(predicted, right, n_bins)
     assert groups.counts.sum() == len(predicted)
     assert (np.diff(groups.predicted) > 0).all()
@@ -169,28 +169,28 @@ def test_thin_bins_are_merged(rng: np.random.Generator) -> None:
 
 def test_effects_that_are_not_in_the_data_are_not_fitted(rng: np.random.Generator) -> None:
     answers, counts, truth = simulated(rng, 4000)
-    found = fit_curves(answers, counts)
-    assert (found.n_bins, len(found.places)) == (1, 0)
-    assert np.abs(found.estimate(answers.labels, answers.scores) - truth).mean() < 0.02
+    result = fit_curves(answers, counts)
+    assert (result.n_bins, len(result.places)) == (1, 0)
+    assert np.abs(result.estimate(answers.labels, answers.scores) - truth).mean() < 0.02
 
 
 def test_frequency_and_place_are_found(rng: np.random.Generator) -> None:
     answers, counts, truth = simulated(rng, 6000, by_bin=1.5, by_place=-1.5)
-    found = fit_curves(answers, counts)
-    assert found.n_bins >= 2
-    assert found.places[:2].tolist() == [1, 2]
+    result = fit_curves(answers, counts)
+    assert result.n_bins >= 2
+    assert result.places[:2].tolist() == [1, 2]
     fresh, _, true = simulated(rng, 4000, by_bin=1.5, by_place=-1.5)
-    predicted = found.estimate(fresh.labels, fresh.scores)
+    predicted = result.estimate(fresh.labels, fresh.scores)
     assert np.abs(predicted - true).mean() < 0.03
     assert metrics.ece(predicted[:, :1], fresh.correct[:, :1]) < 2.5 * metrics.ece_floor(
         predicted[:, :1]
     )
-    plain = fit_curves_of(answers, np.zeros_like(found.bins), ())
+    plain = fit_curves_of(answers, np.zeros_like(result.bins), ())
     assert (
         metrics.brier(predicted, fresh.correct)
         < metrics.brier(plain.estimate(fresh.labels, fresh.scores), fresh.correct) - 0.005
     )
-    assert np.abs(truth - found.estimate(answers.labels, answers.scores)).mean() < 0.03
+    assert np.abs(truth - result.estimate(answers.labels, answers.scores)).mean() < 0.03
 
 
 def test_the_choice_of_curves_is_deterministic(rng: np.random.Generator) -> None:
@@ -216,43 +216,43 @@ def test_too_few_right_answers(rng: np.random.Generator) -> None:
 
 
 def test_estimate_uses_the_curve_of_bin_and_rank(rng: np.random.Generator) -> None:
-    found = calibration()
-    assert (found.find_problem(4), found.n_bins) == (None, 2)
+    result = calibration()
+    assert (result.find_problem(4), result.n_bins) == (None, 2)
     labels = rng.integers(0, 4, size=(50, 3))
     scores = rng.normal(scale=2, size=(50, 3))
     for filtered in (False, True):
-        predicted = found.estimate(labels, scores, filtered=filtered)
+        predicted = result.estimate(labels, scores, filtered=filtered)
         for i, j in np.ndindex(labels.shape):
             group = 0 if filtered else 1 if j == 0 else 2
-            lo, hi = found.starts[2 * group + found.bins[labels[i, j]] :][:2]
+            lo, hi = result.starts[2 * group + result.bins[labels[i, j]] :][:2]
             expected = naive.read(
-                found.scores[lo:hi].tolist(), found.probabilities[lo:hi].tolist(), scores[i, j]
+                result.scores[lo:hi].tolist(), result.probabilities[lo:hi].tolist(), scores[i, j]
             )
             assert predicted[i, j] == pytest.approx(expected, abs=1e-12)
-    assert found.estimate(np.zeros((0, 5), int), np.zeros((0, 5))).shape == (0, 5)
+    assert result.estimate(np.zeros((0, 5), int), np.zeros((0, 5))).shape == (0, 5)
     with pytest.raises(ShapeMismatch, match="rows x ranks"):
-        found.estimate(labels[0], scores[0])
+        result.estimate(labels[0], scores[0])
 
 
 def test_a_probability_does_not_depend_on_k(
     rng: np.random.Generator,
 ) -> None:
     answers, counts, _ = simulated(rng, 500, by_place=1.0)
-    found = fit_curves(answers, counts)
-    whole = found.estimate(answers.labels, answers.scores)
+    result = fit_curves(answers, counts)
+    whole = result.estimate(answers.labels, answers.scores)
     for k in (1, 3):
         np.testing.assert_array_equal(
-            found.estimate(answers.labels[:, :k], answers.scores[:, :k]), whole[:, :k]
+            result.estimate(answers.labels[:, :k], answers.scores[:, :k]), whole[:, :k]
         )
 
 
 def test_a_higher_score_is_never_less_likely(rng: np.random.Generator) -> None:
     answers, counts, _ = simulated(rng, 1000, by_bin=1.0, by_place=1.0)
-    found, scores = fit_curves(answers, counts), np.linspace(-5, 5, 400)[:, None]
+    result, scores = fit_curves(answers, counts), np.linspace(-5, 5, 400)[:, None]
     for label in (0, 150):
         for place in (0, 1, 5):
             rows = np.full((400, place + 1), label)
-            predicted = found.estimate(rows, np.repeat(scores, place + 1, axis=1))[:, place]
+            predicted = result.estimate(rows, np.repeat(scores, place + 1, axis=1))[:, place]
             assert (np.diff(predicted) >= 0).all()
 
 
@@ -261,12 +261,12 @@ def test_a_higher_score_is_never_less_likely(rng: np.random.Generator) -> None:
 
 def test_there_and_back(tmp_path: Any) -> None:
     calibration().save(tmp_path / CALIBRATION)
-    found = Calibration.load(tmp_path / CALIBRATION, 4)
-    assert found.sha256 == calibration().sha256
-    assert found.sha256 != calibration(probabilities=np.linspace(0, 0, 11)).sha256
+    result = Calibration.load(tmp_path / CALIBRATION, 4)
+    assert result.sha256 == calibration().sha256
+    assert result.sha256 != calibration(probabilities=np.linspace(0, 0, 11)).sha256
     for name, values in calibration()._asdict().items():
-        np.testing.assert_array_equal(getattr(found, name), values)
-    assert not found.scores.flags.writeable
+        np.testing.assert_array_equal(getattr(result, name), values)
+    assert not result.scores.flags.writeable
 
 
 @pytest.mark.parametrize(

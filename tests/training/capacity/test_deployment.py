@@ -53,7 +53,7 @@ def sized(dataset: Dataset, options: DeploymentOptions, core_hours: float = 2.0)
     """Return the deployment size for a training of `core_hours`."""
     labels = frozen(np.arange(dataset.n_labels), np.int32)
 
-    def found(workers: int) -> Estimate:
+    def estimate_with(workers: int) -> Estimate:
         spec = TrainSpec(str(dataset.path), memory_limit="4GiB")
         solver = make_solver("ppdsparse", {})
         own = estimate(spec, dataset, solver, labels, workers=workers, probe_seconds=0.0)
@@ -61,7 +61,7 @@ def sized(dataset: Dataset, options: DeploymentOptions, core_hours: float = 2.0)
         return own._replace(core_seconds=seconds, seconds=seconds / workers)
 
     exact = Range(1.0, 1.0, 1.0)
-    return build_size(dataset, options, found, "a test", exact, exact)
+    return build_size(dataset, options, estimate_with, "a test", exact, exact)
 
 
 def test_methods_are_chosen_as_in_the_solver(tmp_path: Path) -> None:
@@ -98,18 +98,18 @@ def test_a_plan_predicts_the_training(middle: Dataset, trained: Path) -> None:
 
     Parts, model and data take about the planned space.
     """
-    found = size_from_dataset(middle.path, ONE_POD, seconds=600.0)
-    assert int(found.known.split()[0]) <= middle.n_labels
+    result = size_from_dataset(middle.path, ONE_POD, seconds=600.0)
+    assert int(result.known.split()[0]) <= middle.n_labels
     model = Model.open(trained / "model")
     parts = sum(path.stat().st_size for path in (trained / "run").glob("part-*.arrow"))
-    assert found.weights.low == pytest.approx(found.weights.high)
-    assert found.training.weights == pytest.approx(model.nnz, abs=1)
-    assert found.training.model == pytest.approx(model.n_bytes, rel=0.3)
-    assert found.training.parts == pytest.approx(parts, rel=0.3)
-    assert 0 < found.core_hours.low < found.core_hours.value < found.core_hours.high
-    assert found.disk["data"] == sum(p.stat().st_size for p in middle.path.rglob("*.arrow"))
-    assert found.disk["models"] == 3 * found.training.model
-    assert found.home > 1.25 * sum(found.disk.values())
+    assert result.weights.low == pytest.approx(result.weights.high)
+    assert result.training.weights == pytest.approx(model.nnz, abs=1)
+    assert result.training.model == pytest.approx(model.n_bytes, rel=0.3)
+    assert result.training.parts == pytest.approx(parts, rel=0.3)
+    assert 0 < result.core_hours.low < result.core_hours.value < result.core_hours.high
+    assert result.disk["data"] == sum(p.stat().st_size for p in middle.path.rglob("*.arrow"))
+    assert result.disk["models"] == 3 * result.training.model
+    assert result.home > 1.25 * sum(result.disk.values())
 
 
 def test_more_of_anything_needs_no_less(tiny: Dataset) -> None:
@@ -128,25 +128,25 @@ def test_more_of_anything_needs_no_less(tiny: Dataset) -> None:
 def test_the_number_of_worker_pods_follows_from_the_hours(tiny: Dataset) -> None:
     """Two core hours run on pods of four cores with a utilisation of 90 %."""
     for hours, pods in ((None, 1), (4.0, 1), (0.5, 2), (0.1, 6), (0.01, 56)):
-        found = sized(tiny, DeploymentOptions(hours=hours))
-        assert found.pods["worker"].number == pods
-        assert found.training.workers == 4 * pods
-        assert hours is None or found.hours <= hours
+        result = sized(tiny, DeploymentOptions(hours=hours))
+        assert result.pods["worker"].number == pods
+        assert result.training.workers == 4 * pods
+        assert hours is None or result.hours <= hours
     assert sized(tiny, DeploymentOptions(cluster=False, hours=0.01)).training.workers == 4
 
 
 @pytest.mark.parametrize("solver", ["dismec", "l2svm"])
 def test_other_solvers_have_a_size_too(solver: str, tiny: Dataset) -> None:
-    found = size_from_dataset(tiny.path, DeploymentOptions(), solver, seconds=0.2)
-    assert found.core_hours.value > 0
-    assert found.training.worker > 0
+    result = size_from_dataset(tiny.path, DeploymentOptions(), solver, seconds=0.2)
+    assert result.core_hours.value > 0
+    assert result.training.worker > 0
 
 
 @pytest.mark.parametrize("solver", ["dsmlr", "lbfgs", "lc"])
 def test_joint_solvers_are_estimated_by_their_passes(solver: str, tiny: Dataset) -> None:
-    found = size_from_dataset(tiny.path, ONE_POD, solver, seconds=0.2)
-    assert found.core_hours.low < found.core_hours.value < found.core_hours.high
-    assert found.training.worker > 0
+    result = size_from_dataset(tiny.path, ONE_POD, solver, seconds=0.2)
+    assert result.core_hours.low < result.core_hours.value < result.core_hours.high
+    assert result.training.worker > 0
 
 
 def test_invalid_options_are_refused_with_a_fix(tiny: Dataset, tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_invalid_options_are_refused_with_a_fix(tiny: Dataset, tmp_path: Path) -
 def test_the_command_prints_text_or_json(tiny: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
     at = ["plan", str(tiny.path), "--seconds", "0.5"]
     assert main([*at, "--hours", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "core hours" in told
-    assert "labels solved here" in told
+    output = capsys.readouterr().out
+    assert "core hours" in output
+    assert "labels solved here" in output
     assert main([*at, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["training"]["weights"] > 0
-    assert set(found["pods"]) == {"api", "runner", "head", "worker"}
+    document = json.loads(capsys.readouterr().out)
+    assert document["training"]["weights"] > 0
+    assert set(document["pods"]) == {"api", "runner", "head", "worker"}
     assert main([*at, "--mode", "serving"]) == 2
     assert main([*at, "--json", "--values"]) == 2
     assert main([*at, "--param", "nothing=1"]) == 2
@@ -189,20 +189,20 @@ def test_serving_a_model_is_estimated_from_its_files(
     model = Model.open(trained / "model")
     at = ["plan", "--serve", str(trained / "model")]
     assert main([*at, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["load"]["weights"] == model.nnz
-    assert found["model"] == pytest.approx(model.n_bytes, rel=0.3)
-    assert found["memory"] == found["process"] + found["model"] + found["plain"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["load"]["weights"] == model.nnz
+    assert document["model"] == pytest.approx(model.n_bytes, rel=0.3)
+    assert document["memory"] == document["process"] + document["model"] + document["plain"]
     dense = Predictor(model).index.dense
-    assert found["plain"] == (0 if dense is None else 4 * model.n_labels * model.n_features)
+    assert document["plain"] == (0 if dense is None else 4 * model.n_labels * model.n_features)
     assert main([*at, "--query-rows", "10"]) == 0
     assert "10 rows over HTTP" in capsys.readouterr().out
 
 
-def unknown_keys(given: Any, known: Any, path: str = "") -> list[str]:
+def unknown_keys(inputs: Any, known: Any, path: str = "") -> list[str]:
     """Return the keys that the chart's values.yaml does not have."""
     out = []
-    for key, value in given.items():
+    for key, value in inputs.items():
         if key not in known:
             out.append(f"{path}{key}")
         elif isinstance(value, dict):
@@ -228,12 +228,12 @@ def test_the_chart_accepts_the_printed_values(
     objects = helm.template_values({**values, **more})
     if mode == "cluster":
         (ray,) = [each for each in objects if each["kind"] == "RayCluster"]
-        wanted = values["ray"]["workerDefaults"]
+        expected = values["ray"]["workerDefaults"]
         group = ray["spec"]["workerGroupSpecs"][0]
-        assert group["maxReplicas"] == wanted["maxReplicas"]
+        assert group["maxReplicas"] == expected["maxReplicas"]
         assert (
             group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"]
-            == wanted["memory"]
+            == expected["memory"]
         )
     (claim,) = [each for each in objects if each["kind"] == "PersistentVolumeClaim"]
     assert claim["spec"]["resources"]["requests"]["storage"] == values["storage"]["home"]["size"]

@@ -57,17 +57,19 @@ def spec(dataset: Dataset, **changes: Any) -> TrainSpec:
     return TrainSpec(**{"dataset": str(dataset.path), "pool": "serial", **changes})
 
 
-def held(value: Any, given: set[int]) -> int:
+def array_bytes(value: Any, values: set[int]) -> int:
     """Return the bytes of all arrays in nested tuples and objects.
 
-    Arrays whose data lie at `given` addresses are not counted.
+    Arrays whose data lie at an address in `values` are not counted.
     """
     if isinstance(value, np.ndarray):
-        return 0 if value.__array_interface__["data"][0] in given else value.nbytes
+        return 0 if value.__array_interface__["data"][0] in values else value.nbytes
     if isinstance(value, tuple):
-        return sum(held(each, given) for each in value)
+        return sum(array_bytes(each, values) for each in value)
     return (
-        sum(held(each, given) for each in vars(value).values()) if hasattr(value, "__dict__") else 0
+        sum(array_bytes(each, values) for each in vars(value).values())
+        if hasattr(value, "__dict__")
+        else 0
     )
 
 
@@ -77,14 +79,14 @@ def held(value: Any, given: set[int]) -> int:
 def test_a_worker_holds_the_estimated_bytes(middle: Dataset, name: str) -> None:
     """The formula, fitted on synthetic problems, matches the arrays of a real worker."""
     solver, train_part = make_solver(name, {}), middle.train
-    given = {
+    values = {
         a.__array_interface__["data"][0]
         for m in (train_part.X, train_part.XT, train_part.YT)
         for a in m[:-1]
     }
     local = solver.load(train_part.X, train_part.XT, train_part.YT)
     foreseen, reserved = worker_bytes(solver, train_part, 0)
-    assert foreseen + reserved == pytest.approx(held(local, given), rel=0.05, abs=1 << 16)
+    assert foreseen + reserved == pytest.approx(array_bytes(local, values), rel=0.05, abs=1 << 16)
     sizes = train_part.X.n_rows + middle.n_features + middle.n_labels
     assert foreseen < 200 * sizes + (1 << 20)  # O(N + D), independent of the entries of X
 
@@ -98,15 +100,15 @@ def test_entries_of_labels_are_counted(middle: Dataset) -> None:
 def test_a_probe_estimates_the_weights(middle: Dataset, tmp_path: Path) -> None:
     """Weights, model and parts are estimated within 40 %, and the report compares all figures."""
     # A long limit, because a short probe would end too early on a slow machine.
-    found = estimate_training(spec(middle), probe_seconds=600.0)
-    assert found.probed >= 20
+    result = estimate_training(spec(middle), probe_seconds=600.0)
+    assert result.probed >= 20
     report = train(spec(middle), run_dir=tmp_path / "run", out=tmp_path / "model").report
     estimated, compared = report["preflight"]["estimate"], report["preflight"]["compared"]
     model = Model.open(tmp_path / "model")
     assert compared["weights"]["actual"] == model.nnz
-    assert found.weights == pytest.approx(model.nnz, rel=0.35)
-    assert found.model == pytest.approx(model.n_bytes, rel=0.4)
-    assert found.parts == pytest.approx(compared["parts"]["actual"], rel=0.4)
+    assert result.weights == pytest.approx(model.nnz, rel=0.35)
+    assert result.model == pytest.approx(model.n_bytes, rel=0.4)
+    assert result.parts == pytest.approx(compared["parts"]["actual"], rel=0.4)
     assert {"weights", "model", "parts", "seconds", "core_seconds", "memory"} <= set(compared)
     assert all(row["estimated"] == estimated[name] for name, row in compared.items())
     assert compared["parts"]["actual"] == sum(
@@ -150,19 +152,24 @@ def test_places_of_workers(middle: Dataset) -> None:
             probe_seconds=0.0,
         )
 
-    here, own, beside, away = (
+    here, own, next_to, away = (
         of(pool="threads"),
         of(pool="ray"),
         of(pool="ray", ray_address="127.0.0.1:6379"),
         of(pool="ray", ray_address="ray://head.example:10001"),
     )
-    assert [e.place for e in (here, own, beside, away)] == ["here", "beside", "beside", "elsewhere"]
+    assert [e.place for e in (here, own, next_to, away)] == [
+        "here",
+        "beside",
+        "beside",
+        "elsewhere",
+    ]
     assert here.memory == here.driver + 3 * here.worker
     assert own.driver == here.driver + preflight.RAY_DRIVER_BYTES
     assert (
         own.memory == own.driver + 3 * (own.worker + preflight.PROCESS_BYTES) + preflight.RAY_BYTES
     )
-    assert beside.memory == own.memory - preflight.RAY_BYTES
+    assert next_to.memory == own.memory - preflight.RAY_BYTES
     assert away.memory == away.driver
 
 
@@ -181,35 +188,35 @@ def test_too_little_memory_is_refused_with_figures(middle: Dataset, tmp_path: Pa
 def test_a_limit_of_address_space_counts_what_is_only_reserved(
     middle: Dataset, tmp_path: Path
 ) -> None:
-    found = estimate_training(spec(middle), probe_seconds=0.0)._replace(
+    result = estimate_training(spec(middle), probe_seconds=0.0)._replace(
         reserved=10**9, mapped=10**8
     )
-    for limit, wanted in (
+    for limit, expected in (
         ("machine", 0),
         ("cgroup", 0),
         ("RLIMIT_DATA", 10**9),
         ("RLIMIT_AS", 10**9 + 10**8),
     ):
-        check_fits(found, {limit: found.memory + wanted}, tmp_path, tmp_path)
+        check_fits(result, {limit: result.memory + expected}, tmp_path, tmp_path)
         with pytest.raises(Refused, match=limit):
-            check_fits(found, {limit: found.memory + wanted - 1}, tmp_path, tmp_path)
+            check_fits(result, {limit: result.memory + expected - 1}, tmp_path, tmp_path)
 
 
 def test_too_little_disk_is_refused_before_and_during_the_training(
     middle: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = estimate_training(spec(middle), probe_seconds=0.0)
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk))
-    check_fits(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
+    result = estimate_training(spec(middle), probe_seconds=0.0)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, result.disk))
+    check_fits(result, {}, tmp_path / "run" / "deep", tmp_path / "model")
     monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, found.disk - 1)
+        preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, result.disk - 1)
     )
     with pytest.raises(
         Refused, match="free some space, choose another disk, or make the model smaller"
     ) as caught:
-        check_fits(found, {}, tmp_path / "run" / "deep", tmp_path / "model")
+        check_fits(result, {}, tmp_path / "run" / "deep", tmp_path / "model")
     assert caught.value.code == "DISK"
-    assert caught.value.details == {"needed": found.disk, "available": found.disk - 1}
+    assert caught.value.details == {"needed": result.disk, "available": result.disk - 1}
 
 
 def test_the_needed_disk_follows_the_weights_of_finished_labels(
@@ -221,8 +228,8 @@ def test_the_needed_disk_follows_the_weights_of_finished_labels(
     labels = frozen(np.arange(0, K, 2), np.int32)
     rows = frozen(np.tile(np.arange(D), len(labels)), np.int32)
     W = preflight.csr(np.arange(len(labels) + 1) * D, rows, np.ones(len(rows)), D)
-    found = estimate_training(spec(middle), probe_seconds=0.0)
-    watched = ResourceMonitor(found, np.ones(K), parts, tmp_path / "run", tmp_path / "model")
+    result = estimate_training(spec(middle), probe_seconds=0.0)
+    watched = ResourceMonitor(result, np.ones(K), parts, tmp_path / "run", tmp_path / "model")
     monkeypatch.setattr(monitor, "POLL_SECONDS", -1.0)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1000))
     watched.poll()  # no label is finished yet
@@ -379,17 +386,17 @@ def test_without_proc_something_is_known_or_nothing_is_refused(
 
 def test_footprint_of_this_process() -> None:
     before = memory.process_memory()
-    kept = np.ones(8 << 20)  # 64 MiB, more than an allocator keeps of freed memory
+    selection = np.ones(8 << 20)  # 64 MiB, more than an allocator keeps of freed memory
     after = memory.process_memory()
     assert before is not None
     assert after is not None
-    assert after.anonymous - before.anonymous >= 0.9 * kept.nbytes
+    assert after.anonymous - before.anonymous >= 0.9 * selection.nbytes
     # Pages of mapped files can be dropped during the measurement.
     for grown in (
         after.own - before.own,
         after.resident - before.resident,
     ):
-        assert grown >= 0.5 * kept.nbytes
+        assert grown >= 0.5 * selection.nbytes
 
 
 @pytest.mark.parametrize(
@@ -423,7 +430,7 @@ def test_sizes_for_people() -> None:
 
 def test_the_command_line_estimates_and_refuses(middle: Dataset, tmp_path: Path) -> None:
     runner = CliRunner()
-    asked = [
+    requests = [
         "train",
         str(middle.path),
         "--estimate",
@@ -432,11 +439,11 @@ def test_the_command_line_estimates_and_refuses(middle: Dataset, tmp_path: Path)
         "--pool",
         "serial",
     ]
-    result = runner.invoke(app, [*asked, "--json"])
+    result = runner.invoke(app, [*requests, "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["estimate"]["workers"] == 1
-    assert "disk for the model" in runner.invoke(app, asked).stdout
-    refused = runner.invoke(app, [*asked, "--memory-limit", "1MB"])
+    assert "disk for the model" in runner.invoke(app, requests).stdout
+    refused = runner.invoke(app, [*requests, "--memory-limit", "1MB"])
     assert isinstance(refused.exception, Refused)
     assert list(tmp_path.iterdir()) == []
 

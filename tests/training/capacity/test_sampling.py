@@ -23,7 +23,7 @@ def costs_of(n: int = 3000) -> Float64:
     return np.asarray(0.001 * (n / np.arange(1, n + 1)) ** 0.8)
 
 
-def drawn(costs: Float64, truth: Float64, seconds: float, seed: int) -> Sample:
+def draw_sample(costs: Float64, truth: Float64, seconds: float, seed: int) -> Sample:
     """Draw a sample on a clock that advances by the true costs of the labels."""
     at = [0.0]
 
@@ -48,25 +48,25 @@ def test_strata_part_the_labels_by_cost() -> None:
 
 def test_a_sample_of_all_labels_is_exact() -> None:
     costs = costs_of(200)
-    sample = drawn(costs, 2.0 * costs, 1e9, 0)
+    sample = draw_sample(costs, 2.0 * costs, 1e9, 0)
     assert sample.n_labels == 200
-    found = estimate_total(sample)
-    assert found == pytest.approx((2.0 * costs.sum(),) * 3)
+    result = estimate_total(sample)
+    assert result == pytest.approx((2.0 * costs.sum(),) * 3)
     noisy = estimate_total(sample, floor=0.1)
-    assert noisy.low < found.low <= found.high < noisy.high
+    assert noisy.low < result.low <= result.high < noisy.high
     assert estimate_total(sample, 1).value == pytest.approx(200)
 
 
 def test_the_range_has_the_coverage_of_ninety_percent() -> None:
     """Costs differ from the guess by a factor per label, one for large costs and one for all."""
-    rng, costs, held, widths = np.random.default_rng(1), costs_of(), 0, []
+    rng, costs, state, widths = np.random.default_rng(1), costs_of(), 0, []
     for seed in range(150):
         truth = 3.0 * costs**1.1 * rng.lognormal(0.0, 0.6, len(costs))
-        sample = drawn(costs, truth, 0.08 * truth.sum(), seed)
-        found = estimate_total(sample)
-        held += found.low <= truth.sum() <= found.high
-        widths.append(found.high / found.low)
-    assert 0.82 * 150 <= held
+        sample = draw_sample(costs, truth, 0.08 * truth.sum(), seed)
+        result = estimate_total(sample)
+        state += result.low <= truth.sum() <= result.high
+        widths.append(result.high / result.low)
+    assert 0.82 * 150 <= state
     assert np.median(widths) < 1.5  # and the range is narrow enough to be useful
 
 
@@ -75,18 +75,18 @@ def test_more_time_narrows_the_range() -> None:
     truth = costs * rng.lognormal(0.0, 0.8, len(costs))
     widths = []
     for share in (0.02, 0.2, 0.7):
-        found = estimate_total(drawn(costs, truth, share * truth.sum(), 3))
-        widths.append(found.high / found.low)
+        result = estimate_total(draw_sample(costs, truth, share * truth.sum(), 3))
+        widths.append(result.high / result.low)
     assert widths == sorted(widths, reverse=True)
 
 
 def test_strata_too_dear_to_be_drawn_widen_the_range() -> None:
     costs = np.array([0.01] * 50 + [100.0] * 2)
-    sample = drawn(costs, costs, 1.0, 0)
+    sample = draw_sample(costs, costs, 1.0, 0)
     assert max(each.expected for each in sample.draws) < 1.0
-    found = estimate_total(sample)
-    assert found.high / found.low > 1.5
-    assert found.value == pytest.approx(costs.sum())
+    result = estimate_total(sample)
+    assert result.high / result.low > 1.5
+    assert result.value == pytest.approx(costs.sum())
 
 
 def test_an_empty_sample_is_refused() -> None:

@@ -89,7 +89,7 @@ def solved_alike(a: Model, i: Any, b: Model, j: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def complete_model(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Return the model of all 40 labels."""
     return trained(tiny, tmp_path_factory.mktemp("whole"))
 
@@ -103,15 +103,17 @@ def some(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.mark.parametrize("how", [SERIAL, EditOptions(workers=3)], ids=["serial", "threads"])
 def test_adding_the_missing_labels_gives_the_whole_model(
-    tiny: Dataset, whole: Model, some: Model, tmp_path: Path, how: EditOptions
+    tiny: Dataset, complete_model: Model, some: Model, tmp_path: Path, how: EditOptions
 ) -> None:
     result = add_labels(some.path, tiny.path, tmp_path / "new", options=how)
     new, names = Model.open(result.model_path), [str(k) for k in range(30, 40) if k != EMPTY]
-    expected = remove_labels(whole.path, tmp_path / "expected", [str(EMPTY)], dataset=tiny.path)
+    expected = remove_labels(
+        complete_model.path, tmp_path / "expected", [str(EMPTY)], dataset=tiny.path
+    )
     assert new.sha256 == result.sha256 == expected.sha256
     assert new.measures == expected.measures
     assert same_labels(new, range(30), some, range(30))
-    assert solved_alike(new, range(30, 39), whole, [int(name) for name in names])
+    assert solved_alike(new, range(30, 39), complete_model, [int(name) for name in names])
     assert new.provenance == [
         {
             "operation": "add",
@@ -136,18 +138,18 @@ def test_adding_the_missing_labels_gives_the_whole_model(
     )
     assert 0.0 < result.report["largest_gap"] <= 0.01
     assert tiny.test is not None
-    seen = int((tiny.label_counts[tiny.test.Y.indices] > 0).sum())
-    assert sum(group["true"] for group in result.report["by_frequency"]["labels"]) == seen
+    present = int((tiny.label_counts[tiny.test.Y.indices] > 0).sum())
+    assert sum(group["true"] for group in result.report["by_frequency"]["labels"]) == present
 
 
 def test_adding_named_labels_appends_them_in_the_order_given(
-    tiny: Dataset, whole: Model, some: Model, tmp_path: Path
+    tiny: Dataset, complete_model: Model, some: Model, tmp_path: Path
 ) -> None:
     new = Model.open(
         add_labels(some.path, tiny.path, tmp_path / "new", ["37", "31"], SERIAL).model_path
     )
     assert new.label_names.to_pylist()[30:] == ["37", "31"]
-    assert solved_alike(new, [30, 31], whole, [37, 31])
+    assert solved_alike(new, [30, 31], complete_model, [37, 31])
     assert same_labels(new, range(30), some, range(30))
 
 
@@ -165,44 +167,48 @@ def test_labels_without_a_training_row_are_not_added(
     ]
 
 
-def test_removing_keeps_every_other_byte(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+def test_removing_keeps_every_other_byte(
+    tiny: Dataset, complete_model: Model, tmp_path: Path
+) -> None:
     gone = [0, 7, 8, 39]
     left = [k for k in range(40) if k not in gone]
-    result = remove_labels(whole.path, tmp_path / "new", [str(k) for k in gone])
+    result = remove_labels(complete_model.path, tmp_path / "new", [str(k) for k in gone])
     new = Model.open(result.model_path)
     assert new.label_names.to_pylist() == [str(k) for k in left]
-    assert same_labels(new, range(36), whole, left)
+    assert same_labels(new, range(36), complete_model, left)
     assert new.measures == {}  # measures of 40 labels are not valid for 36
-    assert new.manifest["dataset_hash"] == whole.manifest["dataset_hash"]
+    assert new.manifest["dataset_hash"] == complete_model.manifest["dataset_hash"]
     measured = remove_labels(
-        whole.path, tmp_path / "measured", [str(k) for k in gone], dataset=tiny.path
+        complete_model.path, tmp_path / "measured", [str(k) for k in gone], dataset=tiny.path
     )
     assert measured.sha256 == result.sha256  # measures are not part of the content
     # The removed labels still count as true labels of the test rows.
-    assert 0.2 < measured.measures["P@1"] < whole.measures["P@1"]
+    assert 0.2 < measured.measures["P@1"] < complete_model.measures["P@1"]
 
 
-def test_removing_and_adding_again_comes_back(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+def test_removing_and_adding_again_comes_back(
+    tiny: Dataset, complete_model: Model, tmp_path: Path
+) -> None:
     names = ["35", "36", "39"]
-    less = remove_labels(whole.path, tmp_path / "less", names)
+    less = remove_labels(complete_model.path, tmp_path / "less", names)
     again = Model.open(add_labels(less.model_path, tiny.path, tmp_path / "again", names).model_path)
     assert solved_alike(
-        again, [*range(35), 35, 36, 37, 38, 39], whole, [*range(35), 37, 38, 35, 36, 39]
+        again, [*range(35), 35, 36, 37, 38, 39], complete_model, [*range(35), 37, 38, 35, 36, 39]
     )
     assert [step["operation"] for step in again.provenance] == ["remove", "add"]
-    assert [step["parent"] for step in again.provenance] == [whole.sha256, less.sha256]
+    assert [step["parent"] for step in again.provenance] == [complete_model.sha256, less.sha256]
 
 
 def test_retraining_on_the_same_rows_changes_no_byte(
-    tiny: Dataset, whole: Model, tmp_path: Path
+    tiny: Dataset, complete_model: Model, tmp_path: Path
 ) -> None:
-    result = retrain_labels(whole.path, tiny.path, tmp_path / "new", ["3", "17"], SERIAL)
-    assert result.sha256 == whole.sha256
-    assert solved_alike(Model.open(result.model_path), range(40), whole, range(40))
+    result = retrain_labels(complete_model.path, tiny.path, tmp_path / "new", ["3", "17"], SERIAL)
+    assert result.sha256 == complete_model.sha256
+    assert solved_alike(Model.open(result.model_path), range(40), complete_model, range(40))
 
 
 def test_retraining_on_other_rows_changes_those_labels_alone(
-    tiny: Dataset, whole: Model, tmp_path: Path
+    tiny: Dataset, complete_model: Model, tmp_path: Path
 ) -> None:
     # Other numbers, because labels are found by name.
     order = [
@@ -213,19 +219,23 @@ def test_retraining_on_other_rows_changes_those_labels_alone(
     ]
     data = with_labels(tiny, [(str(k), [k]) for k in order], tmp_path / "data", rows=200)
     new = Model.open(
-        retrain_labels(whole.path, data.path, tmp_path / "new", ["3", "1"], SERIAL).model_path
+        retrain_labels(
+            complete_model.path, data.path, tmp_path / "new", ["3", "1"], SERIAL
+        ).model_path
     )
     fresh = trained(data, tmp_path)
     rest = [k for k in range(40) if k not in (1, 3)]
-    assert new.label_names.equals(whole.label_names)
-    assert same_labels(new, rest, whole, rest)
+    assert new.label_names.equals(complete_model.label_names)
+    assert same_labels(new, rest, complete_model, rest)
     assert solved_alike(new, [3, 1], fresh, [1, 2])
-    assert not solved_alike(new, [3], whole, [3])
+    assert not solved_alike(new, [3], complete_model, [3])
     assert new.manifest["dataset_hash"] == data.content_hash
-    assert new.measures.keys() == whole.measures.keys()
+    assert new.measures.keys() == complete_model.measures.keys()
 
 
-def test_merging_trains_on_the_rows_of_all(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+def test_merging_trains_on_the_rows_of_all(
+    tiny: Dataset, complete_model: Model, tmp_path: Path
+) -> None:
     merged = with_labels(
         tiny,
         [("both" if k == 4 else str(k), [4, 39, 20] if k == 4 else [k]) for k in range(39)],
@@ -234,37 +244,44 @@ def test_merging_trains_on_the_rows_of_all(tiny: Dataset, whole: Model, tmp_path
     fresh = trained(merged, tmp_path)
     new = Model.open(
         merge_labels(
-            whole.path, tiny.path, tmp_path / "new", ["4", "39", "20"], "both", SERIAL
+            complete_model.path, tiny.path, tmp_path / "new", ["4", "39", "20"], "both", SERIAL
         ).model_path
     )
     left = [k for k in range(40) if k not in (39, 20)]
     assert new.label_names.to_pylist() == ["both" if k == 4 else str(k) for k in left]
     assert solved_alike(new, [4], fresh, [4])
     rest = [i for i in range(38) if i != 4]
-    assert same_labels(new, rest, whole, [left[i] for i in rest])
+    assert same_labels(new, rest, complete_model, [left[i] for i in rest])
     assert new.provenance[0]["into"] == "both"
 
 
 def test_a_merged_label_can_keep_a_name_of_the_group(
-    tiny: Dataset, whole: Model, tmp_path: Path
+    tiny: Dataset, complete_model: Model, tmp_path: Path
 ) -> None:
     names = [str(k) for k in range(40)]
     every = Model.open(
         merge_labels(
-            whole.path, tiny.path, tmp_path / "new", ["1", *names[:1], *names[2:]], "0", SERIAL
+            complete_model.path,
+            tiny.path,
+            tmp_path / "new",
+            ["1", *names[:1], *names[2:]],
+            "0",
+            SERIAL,
         ).model_path
     )
     assert every.label_names.to_pylist() == ["0"]
     assert every.measures["P@1"] == 1.0  # all labels in one, which every test row has
 
 
-def test_renaming_changes_names_alone(whole: Model, tmp_path: Path) -> None:
-    result = rename_labels(whole.path, tmp_path / "new", {"3": "three", "1": "2", "2": "1"})
+def test_renaming_changes_names_alone(complete_model: Model, tmp_path: Path) -> None:
+    result = rename_labels(
+        complete_model.path, tmp_path / "new", {"3": "three", "1": "2", "2": "1"}
+    )
     new = Model.open(result.model_path)
     assert new.label_names.to_pylist()[:4] == ["0", "2", "1", "three"]
-    assert same_labels(new, range(40), whole, range(40))
-    assert new.measures == whole.measures
-    assert new.sha256 != whole.sha256
+    assert same_labels(new, range(40), complete_model, range(40))
+    assert new.measures == complete_model.measures
+    assert new.sha256 != complete_model.sha256
 
 
 def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_path: Path) -> None:
@@ -278,14 +295,14 @@ def test_the_same_change_gives_the_same_bytes(tiny: Dataset, some: Model, tmp_pa
 def test_labels_of_an_unknown_solver_can_be_removed_and_renamed(
     some: Model, tmp_path: Path
 ) -> None:
-    kept = {
+    fields = {
         "params": {"depth": 3},
         "solver": "forest",
         "dataset_hash": "0" * 64,
         "feature_names": some.feature_names,
     }
     model = write_model(
-        tmp_path / "model", W=some.W, b=some.b, label_names=some.label_names, **kept
+        tmp_path / "model", W=some.W, b=some.b, label_names=some.label_names, **fields
     )
     less = remove_labels(model.path, tmp_path / "less", ["3"])
     new = Model.open(rename_labels(less.model_path, tmp_path / "new", {"4": "four"}).model_path)
@@ -299,9 +316,9 @@ def test_labels_of_an_unknown_solver_can_be_removed_and_renamed(
 def test_a_model_without_a_class_report_stays_without(
     tiny: Dataset, some: Model, tmp_path: Path
 ) -> None:
-    kept = {name: some.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")}
+    entries = {name: some.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")}
     names = {"label_names": some.label_names, "feature_names": some.feature_names}
-    bare = write_model(tmp_path / "bare", W=some.W, b=some.b, **names, **kept)
+    bare = write_model(tmp_path / "bare", W=some.W, b=some.b, **names, **entries)
     new = Model.open(add_labels(bare.path, tiny.path, tmp_path / "new", ["39"], SERIAL).model_path)
     assert new.classes is None
     assert new.n_labels == 31
@@ -416,9 +433,9 @@ def test_bad_input_names_the_fix_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_to_add(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
+def test_nothing_to_add(tiny: Dataset, complete_model: Model, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to add"):
-        add_labels(whole.path, tiny.path, tmp_path / "out")
+        add_labels(complete_model.path, tiny.path, tmp_path / "out")
 
 
 def test_a_label_without_rows_can_not_be_trained(
@@ -440,14 +457,14 @@ def test_a_label_without_rows_can_not_be_trained(
 
 def test_a_name_of_several_labels_is_not_guessed(some: Model, tmp_path: Path) -> None:
     names = ["twice", "twice", *map(str, range(28))]
-    kept = {name: some.manifest[name] for name in ("solver", "params", "dataset_hash")}
+    entries = {name: some.manifest[name] for name in ("solver", "params", "dataset_hash")}
     model = write_model(
         tmp_path / "model",
         W=some.W,
         b=some.b,
         label_names=names,
         feature_names=some.feature_names,
-        **kept,
+        **entries,
     )
     with pytest.raises(InputError, match="several labels 'twice'"):
         remove_labels(model.path, tmp_path / "out", ["twice"])
@@ -510,14 +527,15 @@ def test_a_stopped_edit_is_resumed(tiny: Dataset, some: Model, tmp_path: Path) -
             some.path, tiny.path, tmp_path / "out", options=replace(first, progress=look, stop=stop)
         )
     assert not (tmp_path / "out").exists()
-    kept = steps[-1].done
+    selection = steps[-1].done
     steps.clear()
-    whole = add_labels(
+    complete_model = add_labels(
         some.path, tiny.path, tmp_path / "out", options=replace(first, progress=steps.append)
     )
-    assert kept <= min(step.done for step in steps if step.phase == "TRAINING" and step.done)
+    assert selection <= min(step.done for step in steps if step.phase == "TRAINING" and step.done)
     assert (
-        whole.sha256 == add_labels(some.path, tiny.path, tmp_path / "again", options=SERIAL).sha256
+        complete_model.sha256
+        == add_labels(some.path, tiny.path, tmp_path / "again", options=SERIAL).sha256
     )
 
 
@@ -532,15 +550,15 @@ def test_a_stop_leaves_nothing(tiny: Dataset, some: Model, tmp_path: Path) -> No
     assert Model.open(some.path).sha256 == some.sha256
 
 
-def test_the_card_lists_the_history(tiny: Dataset, whole: Model, tmp_path: Path) -> None:
-    less = remove_labels(whole.path, tmp_path / "less", ["3"])
+def test_the_card_lists_the_history(tiny: Dataset, complete_model: Model, tmp_path: Path) -> None:
+    less = remove_labels(complete_model.path, tmp_path / "less", ["3"])
     model = merge_labels(
         less.model_path, tiny.path, tmp_path / "model", ["1", "2"], "one|two", SERIAL
     ).model_path
     card = (model / "card.md").read_text()
-    assert f"1. remove 1 label (`3`), from `{whole.sha256[:16]}`" in card
+    assert f"1. remove 1 label (`3`), from `{complete_model.sha256[:16]}`" in card
     assert (
         f"2. merge 2 labels (`1`, `2`) into `one\\|two`, from `{less.sha256[:16]}`, on data `{tiny.content_hash[:16]}`"
         in card
     )
-    assert "History" not in (whole.path / "card.md").read_text()
+    assert "History" not in (complete_model.path / "card.md").read_text()

@@ -142,11 +142,11 @@ def test_measures_by_frequency_add_up_to_the_total(trained: TrainResult, tiny: D
 def test_the_report_has_pictures_a_page_and_its_figures(
     trained: TrainResult, tiny: Dataset, tmp_path: Path
 ) -> None:
-    found = draw_report(trained.model_path, tmp_path / "out")
-    assert found == json.loads((tmp_path / "out" / "report.json").read_text())
-    assert (set(found["pictures"]), found["left_out"]) == (PICTURES, {})
+    report = draw_report(trained.model_path, tmp_path / "out")
+    assert report == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (set(report["pictures"]), report["left_out"]) == (PICTURES, {})
     page = (tmp_path / "out" / "report.md").read_text()
-    for file in found["pictures"].values():
+    for file in report["pictures"].values():
         assert f"]({file})" in page
         assert min(png_size(tmp_path / "out" / file)) >= 300
     assert page.startswith(f"# {tiny.name}\n")
@@ -155,14 +155,14 @@ def test_the_report_has_pictures_a_page_and_its_figures(
         "| P | " + " | ".join(f"{100 * trained.measures[f'P@{k}']:.2f}" for k in (1, 3, 5)) in page
     )
     classes = Model.open(trained.model_path).classes
-    assert found["classes"]["seconds"]["max"] == pytest.approx(
+    assert report["classes"]["seconds"]["max"] == pytest.approx(
         max(classes.column("seconds").to_pylist())
     )
-    assert [each["seconds"] for each in found["dearest"]] == sorted(
-        (each["seconds"] for each in found["dearest"]), reverse=True
+    assert [each["seconds"] for each in report["dearest"]] == sorted(
+        (each["seconds"] for each in report["dearest"]), reverse=True
     )
-    assert found["loosest"][0]["relative_gap"] == pytest.approx(trained.report["largest_gap"])
-    assert found["timeline"]["classes"] == tiny.n_labels
+    assert report["loosest"][0]["relative_gap"] == pytest.approx(trained.report["largest_gap"])
+    assert report["timeline"]["classes"] == tiny.n_labels
 
 
 def test_scaling_needs_the_same_training(
@@ -171,10 +171,10 @@ def test_scaling_needs_the_same_training(
     one = train(
         TrainSpec(str(tiny.path), pool="serial"), run_dir=tmp_path / "run", out=tmp_path / "one"
     )
-    found = draw_report(trained.model_path, tmp_path / "out", [one.model_path])
-    assert [point[0] for point in found["scaling"]] == [1, 2]
-    assert found["scaling"][0][1] == one.report["makespan"]
-    assert (tmp_path / "out" / found["pictures"]["scaling"]).is_file()
+    report = draw_report(trained.model_path, tmp_path / "out", [one.model_path])
+    assert [point[0] for point in report["scaling"]] == [1, 2]
+    assert report["scaling"][0][1] == one.report["makespan"]
+    assert (tmp_path / "out" / report["pictures"]["scaling"]).is_file()
     other = train(
         TrainSpec(str(tiny.path), pool="serial", params={"C": 2.0}),
         run_dir=tmp_path / "r2",
@@ -187,9 +187,9 @@ def test_scaling_needs_the_same_training(
 
 def test_missing_parts_of_a_bare_model_are_reported(tmp_path: Path) -> None:
     text_model(tmp_path / "bare")
-    found = draw_report(tmp_path / "bare", tmp_path / "out")
-    assert found["pictures"] == {}
-    assert set(found["left_out"]) == PICTURES
+    report = draw_report(tmp_path / "bare", tmp_path / "out")
+    assert report["pictures"] == {}
+    assert set(report["left_out"]) == PICTURES
     assert "no timeline.arrow" in (tmp_path / "out" / "report.md").read_text()
     with pytest.raises(NotFound):
         draw_report(tmp_path / "nothing", tmp_path / "other")

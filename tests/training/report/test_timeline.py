@@ -64,13 +64,13 @@ def test_a_document_by_hand():
         batch("w-2", 2.5, 0.5, "duplicate", task=2),
         batch("w-2", 1.0, 1.0, task=3, attempt_of_run=2),
     ]
-    found = timeline_document(table(*rows))
-    assert found["attempts"] == [
+    result = timeline_document(table(*rows))
+    assert result["attempts"] == [
         {"attempt_of_run": 1, "begins": 0.0, "first": 0.5, "span": 2.5, "workers": 2},
         {"attempt_of_run": 2, "begins": 2.5, "first": 1.0, "span": 1.0, "workers": 1},
     ]
     none = {"duplicate": 0, "lost": 0, "stopped": 0}
-    assert found["workers"] == [
+    assert result["workers"] == [
         {
             "worker": "w-2",
             "node": "",
@@ -91,37 +91,37 @@ def test_a_document_by_hand():
             **none,
         },
     ]
-    assert [(e["worker"], e["started"], e["ended"]) for e in found["batches"][:2]] == [
+    assert [(e["worker"], e["started"], e["ended"]) for e in result["batches"][:2]] == [
         ("w-10", 0.5, 1.5),
         ("w-2", 0.5, 2.5),
     ]
-    assert (found["classes"], found["batches_total"], found["thinned"]) == (25, 4, False)
-    assert (found["makespan"], found["core_seconds"]) == (3.5, 4.0)
-    assert found["busy_share"] == pytest.approx(4.5 / (2 * 2.5 + 1.0))
+    assert (result["classes"], result["batches_total"], result["thinned"]) == (25, 4, False)
+    assert (result["makespan"], result["core_seconds"]) == (3.5, 4.0)
+    assert result["busy_share"] == pytest.approx(4.5 / (2 * 2.5 + 1.0))
 
 
 @pytest.mark.parametrize("limit", [10_000, 300, 60, 12, 3])
 def test_thinned_documents_are_bounded_and_their_sums_exact(rng, limit):
     whole = busy_run(rng, 6, 60)
-    found = timeline_document(whole, limit)
-    assert set(found["batches"][0]) == ENTRY
-    assert len(found["batches"]) <= limit
-    assert found["thinned"] == (limit < whole.num_rows)
+    result = timeline_document(whole, limit)
+    assert set(result["batches"][0]) == ENTRY
+    assert len(result["batches"]) <= limit
+    assert result["thinned"] == (limit < whole.num_rows)
     assert all(
         e["started"] <= e["ended"] and e["seconds"] <= e["ended"] - e["started"] + 1e-9
-        for e in found["batches"]
+        for e in result["batches"]
     )
     if limit >= 36:  # attempts x workers x outcomes: no combination is left out
         for name in ("seconds", "classes", "cost"):
-            assert sum(e[name] for e in found["batches"]) == pytest.approx(
+            assert sum(e[name] for e in result["batches"]) == pytest.approx(
                 sum(whole.column(name).to_pylist())
             )
         for outcome in ("done", "duplicate", "lost"):
-            several = sum(e["batches"] for e in found["batches"] if e["outcome"] == outcome)
+            several = sum(e["batches"] for e in result["batches"] if e["outcome"] == outcome)
             assert several == whole.column("outcome").to_pylist().count(outcome)
     if 300 >= limit >= 60:
-        assert len(found["batches"]) > limit / 8
-    json.dumps(found, allow_nan=False)
+        assert len(result["batches"]) > limit / 8
+    json.dumps(result, allow_nan=False)
 
 
 def test_distant_batches_are_separate_entries():
@@ -129,10 +129,10 @@ def test_distant_batches_are_separate_entries():
         batch(started=100.0 + t, seconds=1.0) for t in range(10)
     ]
     rows.insert(5, batch(started=4.9, seconds=0.1, outcome="lost"))
-    found = timeline_document(table(*rows), limit=10)
-    assert len(found["batches"]) <= 10
-    assert not [e for e in found["batches"] if e["started"] < 50 < e["ended"]]
-    assert [e["batches"] for e in found["batches"] if e["outcome"] == "lost"] == [1]
+    result = timeline_document(table(*rows), limit=10)
+    assert len(result["batches"]) <= 10
+    assert not [e for e in result["batches"] if e["started"] < 50 < e["ended"]]
+    assert [e["batches"] for e in result["batches"] if e["outcome"] == "lost"] == [1]
 
 
 def test_former_and_missing_timelines(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.rotation_toy import Ran, Toy, ToyWork, plan_of, trained
+from tests.support.rotation_toy import Toy, ToyWork, TrainingRun, plan_of, trained
 from xcray.solvers import make_solver
 from xcray.system.cores import available_cores
 from xcray.training import TrainSpec
@@ -33,7 +33,7 @@ class Moving(SerialGroup):
         self._began = self._names[:began]
         self.going: dict[str, float] = {}
         self.room: list[str] = []
-        self.told: list[str] = []
+        self.changes: list[str] = []
 
     def _start(self, workers: tuple[str, ...]) -> None:
         """Start only the first `began` workers at the beginning."""
@@ -50,16 +50,16 @@ class Moving(SerialGroup):
         came = [worker for worker in self.room if worker not in self._live]
         if came:
             self._start(tuple(came))
-            self.told.append(f"came {' '.join(came)}")
+            self.changes.append(f"came {' '.join(came)}")
         return came
 
     def release(self, *workers: str) -> None:
         """Release workers and record their names."""
         super().release(*workers)
-        self.told.append(f"left {' '.join(workers)}")
+        self.changes.append(f"left {' '.join(workers)}")
 
 
-class Tell:
+class EpochAction:
     """Runs an action once at an epoch; records notes, and the workers active after it."""
 
     def __init__(self, epoch: float, act: Any) -> None:
@@ -68,7 +68,7 @@ class Tell:
         self.notes = list[str]()
         self.workers = set[str]()
 
-    def tell(self, standing: Any) -> None:
+    def on_progress(self, standing: Any) -> None:
         """Record the note of a `RunProgress`, and run the action when it is due."""
         self.notes += [standing.note] if standing.note else []
         if self._act is not None and standing.done >= self._epoch:
@@ -81,111 +81,118 @@ class Tell:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     """Return the training by one worker."""
     return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
 
 
-def run(folder: Any, team: Moving, tell: Tell, order: str = "ring", **changes: Any) -> Ran:
-    """Run a training in which the action of `tell` happens."""
+def run(
+    folder: Any, team: Moving, action: EpochAction, order: str = "ring", **changes: Any
+) -> TrainingRun:
+    """Run a training in which the action of `action` runs."""
     plan = plan_of(order=order, **changes)
     return trained(
-        folder, team, work=ToyWork(), plan=plan, on_progress=tell.tell, record=tell.record
+        folder,
+        team,
+        work=ToyWork(),
+        plan=plan,
+        on_progress=action.on_progress,
+        record=action.record,
     )
 
 
 @pytest.mark.parametrize("order", ["ring", "sync"])
 @pytest.mark.parametrize("seconds", [inf, 1e6, NOW], ids=["whenever", "later", "now"])
 def test_a_draining_node_is_left_with_a_checkpoint_and_no_bit_changes(
-    alone, tmp_path, order, seconds
+    reference, tmp_path, order, seconds
 ):
     """The node is left at the end of an interval, or in the middle if the end would be too late.
 
     Nothing counts as lost.
     """
     team = Moving(ToyWork(), 3)
-    tell = Tell(2.3, lambda: team.going.update({"worker-1": seconds}))
-    ran = run(tmp_path, team, tell, order)
-    assert ran.bits == alone.bits
-    assert team.told == ["left worker-1"]
-    assert tell.notes == ["left before their node goes: worker-1"]
-    assert ran.told.lost == 0
-    assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
+    action = EpochAction(2.3, lambda: team.going.update({"worker-1": seconds}))
+    result = run(tmp_path, team, action, order)
+    assert result.bits == reference.bits
+    assert team.changes == ["left worker-1"]
+    assert action.notes == ["left before their node goes: worker-1"]
+    assert result.outcome.lost == 0
+    assert [entry["epoch"] for entry in result.outcome.history] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_node_lost_before_the_first_sync_point_restarts_the_training(alone, tmp_path):
+def test_a_node_lost_before_the_first_sync_point_restarts_the_training(reference, tmp_path):
     team = Moving(ToyWork(), 2)
-    tell = Tell(0.3, lambda: team.going.update({"worker-0": NOW}))
-    assert run(tmp_path, team, tell).bits == alone.bits
-    assert team.told == ["left worker-0"]
+    action = EpochAction(0.3, lambda: team.going.update({"worker-0": NOW}))
+    assert run(tmp_path, team, action).bits == reference.bits
+    assert team.changes == ["left worker-0"]
 
 
-def test_workers_continue_if_all_nodes_are_draining(alone, tmp_path):
+def test_workers_continue_if_all_nodes_are_draining(reference, tmp_path):
     """Finished work is durable, because a checkpoint is written before one is due."""
-    team, seen = Moving(ToyWork(), 2), list[str]()
-    tell = Tell(2.0, lambda: team.going.update({"worker-0": NOW, "worker-1": NOW}))
-    inner = tell.tell
+    team, values = Moving(ToyWork(), 2), list[str]()
+    action = EpochAction(2.0, lambda: team.going.update({"worker-0": NOW, "worker-1": NOW}))
+    inner = action.on_progress
 
     def look(standing: Any) -> None:
         inner(standing)
-        seen.extend(path.name for path in tmp_path.glob("rest-[0-9]*[0-9]"))
+        values.extend(path.name for path in tmp_path.glob("rest-[0-9]*[0-9]"))
 
-    tell.tell = look  # type: ignore[method-assign]
-    assert run(tmp_path, team, tell).bits == alone.bits
-    assert team.told == []
-    assert "rest-000003" in seen
+    action.on_progress = look  # type: ignore[method-assign]
+    assert run(tmp_path, team, action).bits == reference.bits
+    assert team.changes == []
+    assert "rest-000003" in values
 
 
-def test_no_worker_leaves_without_checkpoints(alone, tmp_path):
+def test_no_worker_leaves_without_checkpoints(reference, tmp_path):
     team = Moving(ToyWork(), 2)
-    tell = Tell(2.0, lambda: team.going.update({"worker-0": NOW}))
-    assert run(tmp_path, team, tell, checkpoint_seconds=math.inf).bits == alone.bits
-    assert team.told == []
+    action = EpochAction(2.0, lambda: team.going.update({"worker-0": NOW}))
+    assert run(tmp_path, team, action, checkpoint_seconds=math.inf).bits == reference.bits
+    assert team.changes == []
 
 
 @pytest.mark.parametrize("order", ["ring", "sync"])
-def test_a_late_worker_gets_shards_at_the_next_sync_point(alone, tmp_path, order):
+def test_a_late_worker_gets_shards_at_the_next_sync_point(reference, tmp_path, order):
     team = Moving(ToyWork(), 4, began=2)
-    tell = Tell(2.0, lambda: team.room.extend(["worker-2", "worker-3"]))
-    ran = run(tmp_path, team, tell, order)
-    assert ran.bits == alone.bits
-    assert team.told == ["came worker-2 worker-3"]
-    assert tell.notes == ["worker-2, worker-3 joined"]
-    assert {"worker-2", "worker-3"} <= tell.workers
-    assert ran.told.moved >= 2
+    action = EpochAction(2.0, lambda: team.room.extend(["worker-2", "worker-3"]))
+    result = run(tmp_path, team, action, order)
+    assert result.bits == reference.bits
+    assert team.changes == ["came worker-2 worker-3"]
+    assert action.notes == ["worker-2, worker-3 joined"]
+    assert {"worker-2", "worker-3"} <= action.workers
+    assert result.outcome.moved >= 2
 
 
-def test_one_node_leaves_and_another_joins(alone, tmp_path):
+def test_one_node_leaves_and_another_joins(reference, tmp_path):
     """The name of a worker that left is used again on another node."""
     team = Moving(ToyWork(), 2)
 
     def act() -> None:
         team.going["worker-1"] = inf
 
-    tell = Tell(2.0, act)
-    inner = tell.tell
+    action = EpochAction(2.0, act)
+    inner = action.on_progress
 
     def back(standing: Any) -> None:
         inner(standing)
-        if team.told == ["left worker-1"] and standing.done >= 4.0:
+        if team.changes == ["left worker-1"] and standing.done >= 4.0:
             team.going.clear()
             team.room = ["worker-1"]
-            tell.workers.clear()
+            action.workers.clear()
 
-    tell.tell = back  # type: ignore[method-assign]
-    assert run(tmp_path, team, tell).bits == alone.bits
-    assert team.told == ["left worker-1", "came worker-1"]
-    assert "worker-1" in tell.workers
+    action.on_progress = back  # type: ignore[method-assign]
+    assert run(tmp_path, team, action).bits == reference.bits
+    assert team.changes == ["left worker-1", "came worker-1"]
+    assert "worker-1" in action.workers
 
 
 def test_seconds_of_training_count_once_if_workers_leave(tmp_path):
     """The seconds in a checkpoint are those of earlier attempts, not of the current one."""
     team, began = Moving(ToyWork(Toy(pause=0.01)), 2), time.monotonic()
-    tell = Tell(4.3, lambda: team.going.update({"worker-1": NOW}))
-    ran = trained(tmp_path, team, work=ToyWork(Toy(pause=0.01)), on_progress=tell.tell)
+    action = EpochAction(4.3, lambda: team.going.update({"worker-1": NOW}))
+    result = trained(tmp_path, team, work=ToyWork(Toy(pause=0.01)), on_progress=action.on_progress)
     took = time.monotonic() - began
-    seconds = [entry["seconds"] for entry in ran.told.history]
-    assert team.told == ["left worker-1"]
+    seconds = [entry["seconds"] for entry in result.outcome.history]
+    assert team.changes == ["left worker-1"]
     assert seconds == sorted(seconds)
     assert seconds[3] > 0.1
     assert seconds[-1] <= took + 0.001
@@ -196,8 +203,8 @@ def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_pat
 
     No cluster is queried for an estimate.
     """
-    asked = list[str]()
-    monkeypatch.setattr(ray_nodes, "cluster_cores_at", lambda address: asked.append(address) or 6)
+    request = list[str]()
+    monkeypatch.setattr(ray_nodes, "cluster_cores_at", lambda address: request.append(address) or 6)
     spec = TrainSpec(str(tiny.path), solver="dsmlr", pool="ray", ray_address="10.0.0.1:6379")
 
     def workers(spec: TrainSpec, **more: Any) -> int:
@@ -209,11 +216,11 @@ def test_without_a_number_the_processors_of_a_joined_cluster_count(tiny, tmp_pat
 
     assert workers(spec) == 6
     assert workers(replace(spec, params={"shards": 4})) == 4
-    assert asked == ["10.0.0.1:6379"] * 2
+    assert request == ["10.0.0.1:6379"] * 2
     assert workers(replace(spec, workers=3)) == 3
     assert (
         workers(spec, cluster=False)
         == workers(replace(spec, ray_address=None))
         == min(available_cores(), 2 * available_cores())
     )
-    assert len(asked) == 2
+    assert len(request) == 2

@@ -80,10 +80,10 @@ def team(request):
     team.close()
 
 
-def save(kept, team, number, note=None):
+def save(selection, team, number, note=None):
     """Write a checkpoint of random blocks."""
     blocks = [(HOMES[j * len(HOMES) // BLOCKS], team.put(block(j, number))) for j in range(BLOCKS)]
-    kept.write(team, number, note or {"epoch": number}, blocks, HOMES)
+    selection.write(team, number, note or {"epoch": number}, blocks, HOMES)
 
 
 def opened(tmp_path, **changes):
@@ -98,11 +98,11 @@ def test_arrays_come_back_as_they_were(tmp_path):
         "none": np.zeros((0, 4), np.float64),
     }
     digest = write_arrays(tmp_path / "x.arrow", arrays)
-    found = read_arrays(tmp_path / "x.arrow", digest)
-    assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
+    result = read_arrays(tmp_path / "x.arrow", digest)
+    assert {name: (array.dtype, array.tolist()) for name, array in result.items()} == {
         name: (array.dtype, array.tolist()) for name, array in arrays.items()
     }
-    assert not found["a"].flags.writeable
+    assert not result["a"].flags.writeable
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "text"])
@@ -122,24 +122,24 @@ def test_a_damaged_file_is_corrupt(tmp_path, harm):
 
 def test_blocks_are_packed_and_unpacked():
     was = block(2)
-    found = arrays_to_block(block_to_arrays(was))
-    assert (found.lo, found.hi, len(found.state)) == (6, 9, 2)
+    result = arrays_to_block(block_to_arrays(was))
+    assert (result.lo, result.hi, len(result.state)) == (6, 9, 2)
     assert all(
         np.array_equal(a, b)
-        for a, b in zip((was.W, *was.state), (found.W, *found.state), strict=True)
+        for a, b in zip((was.W, *was.state), (result.W, *result.state), strict=True)
     )
 
 
 def test_what_is_saved_is_loaded(team, tmp_path):
-    kept = opened(tmp_path)
-    assert kept.newest() is None
-    save(kept, team, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
+    checkpoints = opened(tmp_path)
+    assert checkpoints.newest() is None
+    save(checkpoints, team, 1, {"epoch": 7, "history": [{"objective": 0.1}]})
     for life in team._live.values():  # changes after the checkpoint do not count
         for shard in life.state._locals.values():
             shard.b = shard.b + 1.0
-    found = opened(tmp_path).newest()
-    assert found.note == {"epoch": 7, "history": [{"objective": 0.1}]}
-    blocks = kept.load(team, found, HOMES, BLOCKS)
+    result = opened(tmp_path).newest()
+    assert result.note == {"epoch": 7, "history": [{"objective": 0.1}]}
+    blocks = checkpoints.load(team, result, HOMES, BLOCKS)
     assert [worker for worker, _ in blocks] == ["worker-0", "worker-0", "worker-0", "worker-1"]
     for j, (_, handle) in enumerate(blocks):
         assert np.array_equal(team.fetch(handle).W, block(j, 1).W)
@@ -150,27 +150,27 @@ def test_what_is_saved_is_loaded(team, tmp_path):
 
 
 def test_the_state_of_a_block_is_loaded_with_the_block(team, tmp_path):
-    kept = opened(tmp_path)
-    save(kept, team, 1)
-    found = kept.load(team, kept.newest(), HOMES, 3)
-    assert [worker for worker, _ in found] == ["worker-0", "worker-0", "worker-1", "worker-0"]
+    checkpoints = opened(tmp_path)
+    save(checkpoints, team, 1)
+    result = checkpoints.load(team, checkpoints.newest(), HOMES, 3)
+    assert [worker for worker, _ in result] == ["worker-0", "worker-0", "worker-1", "worker-0"]
 
 
 def test_older_checkpoints_are_removed_when_newer_ones_are_durable(team, tmp_path):
-    kept = opened(tmp_path)
+    checkpoints = opened(tmp_path)
     for number in range(1, 5):
-        save(kept, team, number)
+        save(checkpoints, team, number)
     names = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert names == [f"rest-{number:06d}" for number in range(5 - N_KEPT, 5)] + ["run.json"]
-    kept.clear()
-    assert kept.newest() is None
+    checkpoints.clear()
+    assert checkpoints.newest() is None
 
 
 @pytest.mark.parametrize("name", ["rest.json", "block-00002.arrow", "shard-00001.arrow"])
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp_path, name):
-    kept = opened(tmp_path)
-    save(kept, team, 1)
-    save(kept, team, 2)
+    checkpoints = opened(tmp_path)
+    save(checkpoints, team, 1)
+    save(checkpoints, team, 2)
     path = tmp_path / "kept" / "rest-000002" / name
     content = path.read_bytes()
     path.write_bytes(
@@ -178,25 +178,25 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(team, tmp
         if name == "rest.json"
         else content[:-200] + bytes(200)
     )
-    kept = opened(tmp_path)
-    found = kept.newest()
+    checkpoints = opened(tmp_path)
+    result = checkpoints.newest()
     if name != "rest.json":
         with pytest.raises(Corrupt, match=name):
-            kept.load(team, found, HOMES, BLOCKS)
-        kept.set_aside(found)
-        found = kept.newest()
-    assert found.note == {"epoch": 1}
-    assert kept.damaged == ["rest-000002"]
+            checkpoints.load(team, result, HOMES, BLOCKS)
+        checkpoints.set_aside(result)
+        result = checkpoints.newest()
+    assert result.note == {"epoch": 1}
+    assert checkpoints.damaged == ["rest-000002"]
     assert (tmp_path / "kept" / "rest-000002.damaged").is_dir()
-    assert len(kept.load(team, found, HOMES, BLOCKS)) == BLOCKS
+    assert len(checkpoints.load(team, result, HOMES, BLOCKS)) == BLOCKS
 
 
 def test_an_interrupted_checkpoint_is_not_used(team, tmp_path):
-    kept = opened(tmp_path)
-    save(kept, team, 1)
+    checkpoints = opened(tmp_path)
+    save(checkpoints, team, 1)
     team.simulate_loss("worker-1")
     with pytest.raises(WorkerLost, match="worker-1"):
-        kept.write(
+        checkpoints.write(
             team,
             2,
             {},
@@ -234,6 +234,6 @@ def test_time_decides_when_the_next_is_due(tmp_path):
 
 
 def test_numbers_of_a_note_come_back_with_all_their_digits(team, tmp_path):
-    kept = opened(tmp_path)
-    save(kept, team, 1, {"history": [0.1 + 0.2]})
-    assert kept.newest().note == {"history": [0.1 + 0.2]}
+    checkpoints = opened(tmp_path)
+    save(checkpoints, team, 1, {"history": [0.1 + 0.2]})
+    assert checkpoints.newest().note == {"history": [0.1 + 0.2]}

@@ -32,30 +32,32 @@ def objective(model: Model, X: CSR, Y: Pattern, bias: float = 1.0) -> float:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny, tmp_path_factory) -> Model:
+def reference(tiny, tmp_path_factory) -> Model:
     """Return the training by one worker in this thread."""
     return trained_dsmlr(tiny, tmp_path_factory.mktemp("alone"))
 
 
-def test_the_reported_objective_is_that_of_the_model(tiny, alone):
-    assert alone.told.objective == pytest.approx(
-        objective(alone, tiny.train.X, tiny.train.Y), rel=1e-5
+def test_the_reported_objective_is_that_of_the_model(tiny, reference):
+    assert reference.outcome.objective == pytest.approx(
+        objective(reference, tiny.train.X, tiny.train.Y), rel=1e-5
     )
-    falls = [entry["objective"] for entry in alone.told.history]
+    falls = [entry["objective"] for entry in reference.outcome.history]
     assert falls == sorted(falls, reverse=True)
     assert falls[-1] < 0.9 * np.log(tiny.n_labels)
 
 
-def test_metrics_of_held_out_rows_are_true(tiny, alone):
+def test_metrics_of_held_out_rows_are_true(tiny, reference):
     """The held-out metrics match those of all test rows that have labels."""
     X, Y = tiny.test.X, tiny.test.Y
-    scores = X.to_scipy().astype(np.float64) @ alone.W.T + alone.bias
+    scores = X.to_scipy().astype(np.float64) @ reference.W.T + reference.bias
     best = np.argsort(-scores, axis=1, kind="stable")[:, :5].astype(np.int32)
     top = TopK(frozen(best, np.int32), frozen(np.take_along_axis(scores, best, 1), np.float64))
-    newest = alone.told.history[-1]
+    newest = reference.outcome.history[-1]
     for k in (1, 3, 5):
         assert newest[f"P@{k}"] == pytest.approx(precision_at_k(top, Y, k), abs=1e-9)
-    plain = objective(alone, X, Y) - 0.5 * LAM * float((alone.W**2).sum() + (alone.bias**2).sum())
+    plain = objective(reference, X, Y) - 0.5 * LAM * float(
+        (reference.W**2).sum() + (reference.bias**2).sum()
+    )
     assert newest["held_out"] == pytest.approx(plain, rel=1e-5)
 
 
@@ -63,40 +65,42 @@ def test_metrics_of_held_out_rows_are_true(tiny, alone):
     ("team", "workers", "order"),
     [("serial", 2, "sync"), ("threads", 2, "ring"), ("threads", 3, "sync")],
 )
-def test_bits_depend_on_grid_data_and_seed_alone(tiny, alone, tmp_path, team, workers, order):
+def test_bits_depend_on_grid_data_and_seed_alone(tiny, reference, tmp_path, team, workers, order):
     assert (
         trained_dsmlr(tiny, tmp_path, team, workers, order=order).block.digest()
-        == alone.block.digest()
+        == reference.block.digest()
     )
 
 
-def test_rows_from_the_driver_are_those_of_the_directory(tiny, alone, tmp_path):
+def test_rows_from_the_driver_are_those_of_the_directory(tiny, reference, tmp_path):
     assert (
         trained_dsmlr(tiny, tmp_path, "threads", 2, directory=False).block.digest()
-        == alone.block.digest()
+        == reference.block.digest()
     )
 
 
-def test_another_seed_is_another_run(tiny, alone, tmp_path):
-    assert trained_dsmlr(tiny, tmp_path, seed=1).block.digest() != alone.block.digest()
+def test_another_seed_is_another_run(tiny, reference, tmp_path):
+    assert trained_dsmlr(tiny, tmp_path, seed=1).block.digest() != reference.block.digest()
 
 
-def test_a_stop_and_a_resume_change_no_bit(tiny, alone, tmp_path):
+def test_a_stop_and_a_resume_change_no_bit(tiny, reference, tmp_path):
     stop = StopFlag()
 
-    def tell(standing):
+    def on_progress(standing):
         if standing.done > 2.3:
             stop.set()
 
     with pytest.raises(Stopped):
-        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=tell)
-    assert trained_dsmlr(tiny, tmp_path, "serial", 3).block.digest() == alone.block.digest()
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=on_progress)
+    assert trained_dsmlr(tiny, tmp_path, "serial", 3).block.digest() == reference.block.digest()
 
 
 @pytest.fixture(scope="module")
 def long(tiny, tmp_path_factory) -> float:
     """Return the objective after 20 epochs of stochastic steps, with a sync point after each."""
-    return trained_dsmlr(tiny, tmp_path_factory.mktemp("long"), epochs=20, history=0).told.objective
+    return trained_dsmlr(
+        tiny, tmp_path_factory.mktemp("long"), epochs=20, history=0
+    ).outcome.objective
 
 
 MERGED, TWO = ({"passes": passes, "sync_every": 4} for passes in (1, 2))
@@ -112,9 +116,9 @@ def test_other_orders_and_sweeps_per_epoch_reach_the_same_objective(tiny, long, 
 
     Between sync points, b of the merged form is one sweep behind.
     """
-    found = trained_dsmlr(tiny, tmp_path, "threads", 2, epochs=20, history=0, **changes).told
-    assert found.objective == pytest.approx(long, rel=0.01)
-    assert len(found.history) <= 20 / changes.get("sync_every", 1)
+    result = trained_dsmlr(tiny, tmp_path, "threads", 2, epochs=20, history=0, **changes).outcome
+    assert result.objective == pytest.approx(long, rel=0.01)
+    assert len(result.history) <= 20 / changes.get("sync_every", 1)
 
 
 def test_the_merged_form_differs_and_takes_fewer_sweeps(tiny, tmp_path):
@@ -122,7 +126,7 @@ def test_the_merged_form_differs_and_takes_fewer_sweeps(tiny, tmp_path):
     objectives = [
         trained_dsmlr(
             tiny, tmp_path / str(how["passes"]), epochs=4, history=0, record=spans.append, **how
-        ).told.objective
+        ).outcome.objective
         for spans, how in ((merged, MERGED), (two, TWO))
     ]
     assert objectives[0] != objectives[1]
@@ -140,13 +144,13 @@ def finished(tiny, tmp_path_factory) -> Model:
 
 
 def test_exact_gradients_take_over_and_the_reported_objective_is_true(tiny, finished, long):
-    assert [entry["epoch"] for entry in finished.told.history if "length" in entry] == list(
+    assert [entry["epoch"] for entry in finished.outcome.history if "length" in entry] == list(
         range(3, 10)
     )
-    assert finished.told.objective == pytest.approx(
+    assert finished.outcome.objective == pytest.approx(
         objective(finished, tiny.train.X, tiny.train.Y), rel=1e-5
     )
-    assert finished.told.objective < long * 1.001
+    assert finished.outcome.objective < long * 1.001
 
 
 @pytest.mark.parametrize(
@@ -165,12 +169,12 @@ def test_exact_gradients_have_the_same_bits_on_any_workers(
 def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished, tmp_path, epoch):
     stop = StopFlag()
 
-    def tell(standing):
+    def on_progress(standing):
         if standing.done > epoch:
             stop.set()
 
     with pytest.raises(Stopped):
-        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=tell, **EXACT)
+        trained_dsmlr(tiny, tmp_path, "threads", 2, stop=stop, on_progress=on_progress, **EXACT)
     assert (
         trained_dsmlr(tiny, tmp_path, "serial", 2, **EXACT).block.digest()
         == finished.block.digest()
@@ -185,14 +189,14 @@ def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypa
         lambda real=time.monotonic: real() + jump[0],
     )
 
-    def tell(standing):
+    def on_progress(standing):
         if standing.done > 5.2:
             jump[0] = 1e6
 
-    model = trained_dsmlr(tiny, tmp_path, on_progress=tell, max_seconds=1e5, **EXACT)
-    assert model.told.epochs == 5
-    assert model.told.objective == finished.told.history[4]["objective"]
-    assert model.told.objective == pytest.approx(
+    model = trained_dsmlr(tiny, tmp_path, on_progress=on_progress, max_seconds=1e5, **EXACT)
+    assert model.outcome.epochs == 5
+    assert model.outcome.objective == finished.outcome.history[4]["objective"]
+    assert model.outcome.objective == pytest.approx(
         objective(model, tiny.train.X, tiny.train.Y), rel=1e-5
     )
 
@@ -203,7 +207,7 @@ def test_dense_rows_rotate_with_the_same_bits(tiny, tmp_path, rng):
     one = trained_dsmlr(tiny, tmp_path / "1", directory=False, X=X)
     two = trained_dsmlr(tiny, tmp_path / "2", "threads", 2, directory=False, X=X, order="sync")
     assert one.block.digest() == two.block.digest()
-    assert one.told.objective == pytest.approx(objective(one, X, tiny.train.Y), rel=1e-5)
+    assert one.outcome.objective == pytest.approx(objective(one, X, tiny.train.Y), rel=1e-5)
 
 
 def test_shards_are_all_rows_with_labels_once(tiny):
@@ -214,7 +218,7 @@ def test_shards_are_all_rows_with_labels_once(tiny):
     labelled = np.flatnonzero(np.diff(train.Y.indptr) > 0)
     assert np.array_equal(np.sort(np.concatenate([shard.rows for shard, _ in cuts])), labelled)
     assert sum(shard.weights.sum() for shard, _ in cuts) == pytest.approx(1.0)
-    assert sum(seen.weights.sum() for _, seen in cuts) == pytest.approx(1.0)
+    assert sum(values.weights.sum() for _, values in cuts) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("watch", [0, 7, 10**6])
@@ -223,13 +227,13 @@ def test_some_or_no_rows_are_held_out(tiny, watch):
     rows = make_shard_source(
         train.X, train.Y, None, (test.X, test.Y), grid=GRID, seed=3, bias=0.0, max_held_out=watch
     )
-    seen = [rows.cut_shard(shard)[1] for shard in range(GRID.shards)]
+    values = [rows.cut_shard(shard)[1] for shard in range(GRID.shards)]
     if not watch:
-        assert seen == [None] * GRID.shards
+        assert values == [None] * GRID.shards
         return
-    numbers = np.concatenate([each.rows for each in seen])
+    numbers = np.concatenate([each.rows for each in values])
     assert len(set(numbers.tolist())) == len(numbers) <= min(test.n_rows, watch + GRID.shards)
-    assert sum(each.weights.sum() for each in seen) == pytest.approx(1.0)
+    assert sum(each.weights.sum() for each in values) == pytest.approx(1.0)
 
 
 def test_a_directory_of_other_content_is_not_taken(tiny):

@@ -26,7 +26,7 @@ VERBS = ("update", "sum", "update", "sum")
 TEAMS = {"serial": SerialGroup, "threads": ThreadGroup}
 
 
-class Hand:
+class OrderSensitiveWorker:
     """A worker whose results depend on the order of passes.
 
     A shard depends on the order of its blocks, and a block on the order of its shards.
@@ -34,22 +34,22 @@ class Hand:
 
     def __init__(self, stopped: Any) -> None:
         self._stopped = stopped
-        self.kept = dict[int, float]()
+        self.states = dict[int, float]()
 
     def pass_block(
         self, block: np.ndarray, shards: tuple[int, ...], step: Step, owned: bool
     ) -> tuple[np.ndarray | None, list[Any]]:
         """Change the block in an update sweep, and the shards in a sum sweep."""
-        told, after = [], block if owned else block.copy()
+        report, after = [], block if owned else block.copy()
         for shard in shards:
-            b = self.kept.get(shard, 1.0 + shard)
+            b = self.states.get(shard, 1.0 + shard)
             if step.kind == "update":
                 after *= 0.75
                 after += b * step.rate
             else:
-                self.kept[shard] = 0.5 * b + float(after.sum())
-            told.append((shard, PassMetrics(float(after @ after), None), 0.25))
-        return after if step.kind == "update" else None, told
+                self.states[shard] = 0.5 * b + float(after.sum())
+            report.append((shard, PassMetrics(float(after @ after), None), 0.25))
+        return after if step.kind == "update" else None, report
 
     def long(self) -> tuple[None, None]:
         """Work until a stop is requested."""
@@ -58,25 +58,25 @@ class Hand:
             if self._stopped():
                 raise Stopped("as asked")
             time.sleep(0.002)
-        raise AssertionError("nobody told it to stop")
+        raise AssertionError("it was not stopped")
 
     def hello(self) -> tuple[None, str]:
         """Return a greeting."""
         return None, "hello"
 
 
-class Slow(Hand):
+class Slow(OrderSensitiveWorker):
     """A worker whose passes last until they are stopped, except the first three."""
 
-    seen = 0
+    n_passes = 0
 
     def pass_block(self, *args: Any) -> tuple[Any, Any]:
         """Pass three blocks as `Hand` does, then work until a stop is requested."""
-        self.seen += 1
-        return super().pass_block(*args) if self.seen <= 3 else self.long()
+        self.n_passes += 1
+        return super().pass_block(*args) if self.n_passes <= 3 else self.long()
 
 
-class Broken(Hand):
+class Broken(OrderSensitiveWorker):
     """A worker whose passes fail."""
 
     def pass_block(self, *args: Any) -> tuple[Any, Any]:
@@ -87,10 +87,10 @@ class Broken(Hand):
 class Work:
     """Creates workers of one kind."""
 
-    def __init__(self, kind: type[Hand] = Hand) -> None:
+    def __init__(self, kind: type[OrderSensitiveWorker] = OrderSensitiveWorker) -> None:
         self._kind = kind
 
-    def create_worker(self, worker: str, stopped: Any) -> Hand:
+    def create_worker(self, worker: str, stopped: Any) -> OrderSensitiveWorker:
         """Return a worker without the state of any shard."""
         return self._kind(stopped)
 
@@ -98,7 +98,7 @@ class Work:
         """Do nothing: there are no kernels to compile."""
 
 
-def opened(kind: str, workers: int, hand: type[Hand] = Hand) -> Any:
+def opened(kind: str, workers: int, hand: type[OrderSensitiveWorker] = OrderSensitiveWorker) -> Any:
     """Return an open worker group."""
     team = TEAMS[kind](Work(hand), workers)
     team.open()
@@ -135,16 +135,16 @@ def naive() -> bytes:
     first.
     """
     W = [np.full(3, 1.0 + j, np.float32) for j in range(BLOCKS)]
-    kept = {shard: 1.0 + shard for shard in range(SHARDS)}
+    entries = {shard: 1.0 + shard for shard in range(SHARDS)}
     for verb in VERBS:
         for t in range(SHARDS):
             for j in range(BLOCKS):
                 shard = (j * SHARDS // BLOCKS + t) % SHARDS
                 if verb == "update":
                     W[j] *= 0.75
-                    W[j] += kept[shard] * 0.5
+                    W[j] += entries[shard] * 0.5
                 else:
-                    kept[shard] = 0.5 * kept[shard] + float(W[j].sum())
+                    entries[shard] = 0.5 * entries[shard] + float(W[j].sum())
     return b"".join(each.tobytes() for each in W)
 
 
@@ -239,12 +239,14 @@ def test_a_lost_worker_is_reported_with_its_passes():
 def test_objects_lost_with_a_node_are_a_loss():
     team = opened("serial", 2)
     blocks = start(team)
-    made = call(team, to("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False))
+    result = call(
+        team, to("worker-1", "pass_block", blocks[3], (4,), Step("update", 1, 1.0), False)
+    )
     team.simulate_loss("worker-1", with_objects=True)
     team.wait(0.0)
     team.replace("worker-1")
     with pytest.raises(WorkerLost) as raised:
-        turn(team, blocks=[*blocks[:3], made.ref, *blocks[4:]])
+        turn(team, blocks=[*blocks[:3], result.ref, *blocks[4:]])
     assert raised.value.workers == ()
 
 
@@ -274,10 +276,10 @@ def test_shards_move_when_a_worker_is_slow_and_come_back_when_it_is_not():
     speeds.update({"a": 1.0, "b": 1.0}, crew)
     assert speeds.better_assignment(even, costs, 10) is None
     speeds.update({"a": 1.0, "b": 1 / 9}, crew)  # the estimated speed of b is now a third
-    found = speeds.better_assignment(even, costs, 10)
-    assert found == ("a",) * 6 + ("b",) * 2
+    result = speeds.better_assignment(even, costs, 10)
+    assert result == ("a",) * 6 + ("b",) * 2
     speeds.update({"a": 1.0, "b": 1e-6}, crew)
-    assert speeds.better_assignment(found, costs, 10) == ("a",) * 8
+    assert speeds.better_assignment(result, costs, 10) == ("a",) * 8
     for _ in range(12):
         speeds.update({"a": 1.0}, crew)
     assert speeds.better_assignment(("a",) * 8, costs, 10) == even

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.rotation_toy import GRID, LABELS, Ran, Toy, ToyWork, plan_of, trained
+from tests.support.rotation_toy import GRID, LABELS, Toy, ToyWork, TrainingRun, plan_of, trained
 from xcray.errors import Conflict, DataError, Refused, Stopped, Unavailable
 from xcray.training.rotation import trainer as descents
 from xcray.workers.local_group import SerialGroup, ThreadGroup
@@ -24,47 +24,50 @@ ORDERS = ("sync", "ring")
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Ran:
+def reference(tmp_path_factory) -> TrainingRun:
     """Return the training by one worker in this thread."""
     return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
 
 
-def test_blocks_are_delivered_in_order_with_their_counts(alone):
-    ends = [(block.lo, block.hi) for block in alone.blocks]
+def test_blocks_are_delivered_in_order_with_their_counts(reference):
+    ends = [(block.lo, block.hi) for block in reference.blocks]
     assert (ends[0][0], ends[-1][1]) == (0, LABELS)
     assert all(earlier[1] == later[0] for earlier, later in pairwise(ends))
-    assert [n for block in alone.blocks for n in block.positives] == list(range(LABELS))
-    assert alone.told.reason == "all epochs are done"
-    assert alone.told.epochs == 6
+    assert [n for block in reference.blocks for n in block.positives] == list(range(LABELS))
+    assert reference.outcome.reason == "all epochs are done"
+    assert reference.outcome.epochs == 6
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 6])
 @pytest.mark.parametrize("team", ["serial", "threads"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_bits_do_not_depend_on_workers_or_the_barrier(alone, tmp_path, team, workers, order):
-    ran = trained(tmp_path, team, workers, plan=plan_of(order=order))
-    assert ran.bits == alone.bits
-    assert [entry["objective"] for entry in ran.told.history] == [
-        entry["objective"] for entry in alone.told.history
+def test_the_bits_do_not_depend_on_workers_or_the_barrier(
+    reference, tmp_path, team, workers, order
+):
+    result = trained(tmp_path, team, workers, plan=plan_of(order=order))
+    assert result.bits == reference.bits
+    assert [entry["objective"] for entry in result.outcome.history] == [
+        entry["objective"] for entry in reference.outcome.history
     ]
 
 
-def test_workers_that_do_not_see_the_data_get_it_from_the_driver(alone, tmp_path):
-    assert trained(tmp_path, "threads", 2, ToyWork(seen=False)).bits == alone.bits
+def test_workers_that_do_not_see_the_data_get_it_from_the_driver(reference, tmp_path):
+    assert trained(tmp_path, "threads", 2, ToyWork(data_visible=False)).bits == reference.bits
 
 
-def test_shards_that_move_at_every_sync_point_change_no_bit(alone, tmp_path, monkeypatch):
+def test_shards_that_move_at_every_sync_point_change_no_bit(reference, tmp_path, monkeypatch):
     turns = iter(range(100))
 
     def speeds(paces, costs):
         return {"worker-0": 1.0, "worker-1": (512.0, 1 / 512)[next(turns) % 2]}
 
     monkeypatch.setattr(descents, "measured_speeds", speeds)
-    ran = trained(tmp_path, "threads", 2, plan=plan_of(checkpoint_seconds=0.0))
-    assert ran.told.moved >= 5
-    assert ran.bits == alone.bits
+    result = trained(tmp_path, "threads", 2, plan=plan_of(checkpoint_seconds=0.0))
+    assert result.outcome.moved >= 5
+    assert result.bits == reference.bits
     assert (
-        trained(tmp_path / "fixed", "threads", 2, plan=plan_of(move_shards=False)).told.moved == 0
+        trained(tmp_path / "fixed", "threads", 2, plan=plan_of(move_shards=False)).outcome.moved
+        == 0
     )
 
 
@@ -73,69 +76,70 @@ def test_shards_that_move_at_every_sync_point_change_no_bit(alone, tmp_path, mon
 def test_nomad_passes_every_cell_once_per_sweep(tmp_path, order, hybrid):
     """The toy solver asserts that no block passes a shard twice in a sweep."""
     spans = []
-    ran = trained(
+    result = trained(
         tmp_path,
         "threads",
         3,
         plan=plan_of(order=order, hybrid=hybrid, seed=5),
         record=spans.append,
     )
-    assert [block.lo for block in ran.blocks] == [
+    assert [block.lo for block in result.blocks] == [
         LABELS * j // GRID.blocks for j in range(GRID.blocks)
     ]
     assert len({span.task.id for span in spans}) == len(spans)
     assert {span.outcome for span in spans} == {DONE}
 
 
-def test_the_history_has_each_sync_point(alone):
-    epochs = [entry["epoch"] for entry in alone.told.history]
+def test_the_history_has_each_sync_point(reference):
+    epochs = [entry["epoch"] for entry in reference.outcome.history]
     assert epochs == [1, 2, 3, 4, 5, 6]
-    newest = alone.told.history[-1]
-    squared = sum(float((block.W.astype(np.float64) ** 2).sum()) for block in alone.blocks)
+    newest = reference.outcome.history[-1]
+    squared = sum(float((block.W.astype(np.float64) ** 2).sum()) for block in reference.blocks)
     losses = newest["objective"] - 0.5 * Toy().lam * squared
     assert losses > 0.0
     assert newest["held_out"] == 0.125 * GRID.shards
     # The toy predicts the first of three rows wrongly.
     assert (newest["P@1"], newest["P@2"]) == pytest.approx((2 / 3, 1 / 3))
     assert 0.0 < newest["macro-F1"] < newest["micro-F1"] == 2 / 3
-    assert alone.told.objective == newest["objective"]
+    assert reference.outcome.objective == newest["objective"]
     assert all(
-        earlier["seconds"] <= later["seconds"] for earlier, later in pairwise(alone.told.history)
+        earlier["seconds"] <= later["seconds"]
+        for earlier, later in pairwise(reference.outcome.history)
     )
 
 
 def test_without_held_out_rows_there_are_no_held_out_metrics(tmp_path):
-    told = trained(tmp_path, plan=plan_of(truth=None)).told
-    assert set(told.history[0]) == {"epoch", "seconds", "rate", "back", "objective"}
+    result = trained(tmp_path, plan=plan_of(truth=None)).outcome
+    assert set(result.history[0]) == {"epoch", "seconds", "rate", "back", "objective"}
 
 
 def test_longer_intervals_have_fewer_sync_points(tmp_path):
-    told = trained(tmp_path, plan=plan_of(sync_every=4)).told
-    assert [entry["epoch"] for entry in told.history] == [4, 6]
+    result = trained(tmp_path, plan=plan_of(sync_every=4)).outcome
+    assert [entry["epoch"] for entry in result.history] == [4, 6]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_a_rollback_continues_from_the_sync_point_before(alone, tmp_path, seconds):
+def test_a_rollback_continues_from_the_sync_point_before(reference, tmp_path, seconds):
     """A rollback at sync point 3 continues from sync point 2 with half the rate.
 
     It makes no difference whether sync point 2 has a checkpoint.
     """
     work = ToyWork(Toy(back=(3, 4)))
-    ran = trained(tmp_path, "threads", 2, work, plan_of(checkpoint_seconds=seconds))
-    assert [(entry["epoch"], entry["rate"], entry["back"]) for entry in ran.told.history] == [
+    result = trained(tmp_path, "threads", 2, work, plan_of(checkpoint_seconds=seconds))
+    assert [(entry["epoch"], entry["rate"], entry["back"]) for entry in result.outcome.history] == [
         *((1, 1.0, False), (2, 1.0, False), (3, 1.0, True), (3, 0.5, True)),
         *((3, 0.25, False), (4, 0.25, False), (5, 0.25, False), (6, 0.25, False)),
     ]
-    assert [entry["objective"] for entry in ran.told.history[:3]] == [
-        entry["objective"] for entry in alone.told.history[:3]
+    assert [entry["objective"] for entry in result.outcome.history[:3]] == [
+        entry["objective"] for entry in reference.outcome.history[:3]
     ]
-    assert ran.bits != alone.bits
-    assert ran.bits == trained(tmp_path / "again", "serial", 3, work).bits
+    assert result.bits != reference.bits
+    assert result.bits == trained(tmp_path / "again", "serial", 3, work).bits
 
 
-def test_a_rollback_from_the_first_sync_point_is_the_start(alone, tmp_path):
-    ran = trained(tmp_path, work=ToyWork(Toy(back=(1,))))
-    assert [entry["epoch"] for entry in ran.told.history] == [1, 1, 2, 3, 4, 5, 6]
+def test_a_rollback_from_the_first_sync_point_is_the_start(reference, tmp_path):
+    result = trained(tmp_path, work=ToyWork(Toy(back=(1,))))
+    assert [entry["epoch"] for entry in result.outcome.history] == [1, 1, 2, 3, 4, 5, 6]
 
 
 def test_rollbacks_are_limited(tmp_path):
@@ -143,23 +147,23 @@ def test_rollbacks_are_limited(tmp_path):
 
     This happens with data that are not finite.
     """
-    told = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).told
-    assert (told.epochs, len(told.history)) == (1, 1 + descents.MAX_ROLLBACKS)
-    assert told.reason.startswith("it went back 25 times")
-    assert told.objective == told.history[0]["objective"]
+    result = trained(tmp_path, work=ToyWork(Toy(back=tuple(range(2, 1000))))).outcome
+    assert (result.epochs, len(result.history)) == (1, 1 + descents.MAX_ROLLBACKS)
+    assert result.reason.startswith("it went back 25 times")
+    assert result.objective == result.history[0]["objective"]
 
 
 DRIVER = """
 import sys, time
 from pathlib import Path
 from tests.support.rotation_toy import Toy, ToyWork, plan_of, trained
-def tell(standing):
+def on_progress(standing):
     time.sleep(600 if standing.newest.get("epoch", 0) >= 5 else 0)  # the test can be slow to kill it
-trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), on_progress=tell)
+trained(Path(sys.argv[1]), "threads", 2, ToyWork(Toy(pause=0.05)), plan_of(checkpoint_seconds=0.0), on_progress=on_progress)
 """
 
 
-def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(alone, tmp_path):
+def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(reference, tmp_path):
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3]
     )
@@ -171,11 +175,11 @@ def test_kill_minus_nine_of_the_driver_and_a_resume_change_no_bit(alone, tmp_pat
     driver.kill()
     driver.wait()
     began = []
-    ran = trained(
+    result = trained(
         tmp_path, on_progress=lambda standing: began.append(standing.newest.get("epoch", 0))
     )
     assert began[0] >= 2
-    assert ran.bits == alone.bits
+    assert result.bits == reference.bits
 
 
 class Halt:
@@ -185,7 +189,7 @@ class Halt:
         self.stop = StopFlag()
         self._rests = rests
 
-    def tell(self, standing) -> None:
+    def on_progress(self, standing) -> None:
         """Set the stop flag if a `RunProgress` is far enough."""
         done = standing.newest.get("epoch", 0)
         if done == self._rests and standing.done > done:
@@ -198,40 +202,42 @@ def stopped_at(
     """Run a training that is stopped in the middle of an interval."""
     halt = Halt(rests)
     with pytest.raises(Stopped):
-        trained(folder, team, 2, work, plan_of(**changes), stop=halt.stop, on_progress=halt.tell)
+        trained(
+            folder, team, 2, work, plan_of(**changes), stop=halt.stop, on_progress=halt.on_progress
+        )
 
 
 @pytest.mark.parametrize("rests", range(6))
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(alone, tmp_path, rests, seconds):
+def test_a_stop_at_any_sync_point_and_a_resume_change_no_bit(reference, tmp_path, rests, seconds):
     """A stop saves the last sync point, even if no checkpoint is due."""
     stopped_at(tmp_path, rests, checkpoint_seconds=seconds)
     entries = []
-    ran = trained(
+    result = trained(
         tmp_path,
         "threads",
         3,
         on_progress=lambda standing: entries.append(standing.newest.get("epoch", 0)),
     )
     assert entries[0] >= rests
-    assert ran.bits == alone.bits
-    assert [each["objective"] for each in ran.told.history] == [
-        each["objective"] for each in alone.told.history
+    assert result.bits == reference.bits
+    assert [each["objective"] for each in result.outcome.history] == [
+        each["objective"] for each in reference.outcome.history
     ]
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.4])
-def test_a_progress_callback_can_stop_the_training(alone, tmp_path, ahead):
+def test_a_progress_callback_can_stop_the_training(reference, tmp_path, ahead):
     """The callback can stop at a sync point or in an interval; the last sync point is saved."""
 
-    def tell(standing):
+    def on_progress(standing):
         if standing.newest.get("epoch") == 2 and standing.done >= 2 + ahead:
             raise Stopped("enough")
 
     with pytest.raises(Stopped, match="enough"):
-        trained(tmp_path, "threads", 2, on_progress=tell)
+        trained(tmp_path, "threads", 2, on_progress=on_progress)
     assert (tmp_path / "rest-000002").is_dir()
-    assert trained(tmp_path).bits == alone.bits
+    assert trained(tmp_path).bits == reference.bits
 
 
 def test_a_stop_after_a_rollback_is_resumed_the_same(tmp_path):
@@ -254,49 +260,49 @@ def test_a_stop_is_detected_within_a_pass(tmp_path):
     ]
 
 
-def test_a_finished_run_reports_again_and_delivers_nothing(alone, tmp_path):
+def test_a_finished_run_reports_again_and_delivers_nothing(reference, tmp_path):
     first = trained(tmp_path)
     again = trained(tmp_path)
-    assert again.told == first.told
+    assert again.outcome == first.outcome
     assert again.blocks == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["descent.json", "run.json"]
 
 
-def test_a_stop_while_blocks_are_delivered_delivers_all_of_them_next_time(alone, tmp_path):
-    stop, found = StopFlag(), []
+def test_a_stop_while_blocks_are_delivered_delivers_all_of_them_next_time(reference, tmp_path):
+    stop, result = StopFlag(), []
 
     def deliver(block):
-        found.append(block)
+        result.append(block)
         stop.set()
 
     with pytest.raises(Stopped):
         trained(tmp_path, stop=stop, deliver=deliver)
-    assert len(found) == 1
-    assert trained(tmp_path).bits == alone.bits
+    assert len(result) == 1
+    assert trained(tmp_path).bits == reference.bits
 
 
-def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(alone, tmp_path):
+def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(reference, tmp_path):
     stopped_at(tmp_path, 4, checkpoint_seconds=0.0)
     path = tmp_path / "rest-000004" / "block-00001.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     notes = []
-    ran = trained(tmp_path, on_progress=lambda standing: notes.append(standing.note))
-    assert ran.bits == alone.bits
-    assert ran.told.damaged == ["rest-000004"]
+    result = trained(tmp_path, on_progress=lambda standing: notes.append(standing.note))
+    assert result.bits == reference.bits
+    assert result.outcome.damaged == ["rest-000004"]
     assert [note for note in notes if note] == [
         "rest-000004/block-00001.arrow is not what was written; going on from the checkpoint before"
     ]
 
 
-def test_training_restarts_if_all_checkpoints_are_damaged(alone, tmp_path):
+def test_training_restarts_if_all_checkpoints_are_damaged(reference, tmp_path):
     stopped_at(tmp_path, 2, checkpoint_seconds=0.0)
     for path in tmp_path.glob("rest-*/rest.json"):
         path.write_bytes(b"{}")
-    ran = trained(tmp_path)
-    assert ran.bits == alone.bits
-    assert sorted(ran.told.damaged) == ["rest-000001", "rest-000002"]
+    result = trained(tmp_path)
+    assert result.bits == reference.bits
+    assert sorted(result.outcome.damaged) == ["rest-000001", "rest-000002"]
 
 
 def test_the_directory_of_another_run_is_refused(tmp_path):
@@ -308,52 +314,52 @@ def test_the_directory_of_another_run_is_refused(tmp_path):
 class Lossy:
     """Loses workers of a local group in the middle of the intervals after given epochs."""
 
-    def __init__(self, team, losses: dict[int, str], things: bool) -> None:
+    def __init__(self, team, losses: dict[int, str], with_objects: bool) -> None:
         self.team = team
         self.notes = []
         self._losses = dict(losses)
-        self._things = things
+        self._with_objects = with_objects
 
-    def tell(self, standing) -> None:
+    def on_progress(self, standing) -> None:
         """Record the note of a `RunProgress`, and lose a worker when one is due."""
         self.notes += [standing.note] if standing.note else []
         done = standing.newest.get("epoch", 0)
         if done in self._losses and done + 0.2 < standing.done < done + 0.9:
-            self.team.simulate_loss(self._losses.pop(done), with_objects=self._things)
+            self.team.simulate_loss(self._losses.pop(done), with_objects=self._with_objects)
 
 
-@pytest.mark.parametrize("things", [False, True], ids=["worker", "node"])
+@pytest.mark.parametrize("with_objects", [False, True], ids=["worker", "node"])
 @pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["checkpoints", "none"])
-def test_losses_change_no_bit(alone, tmp_path, seconds, things):
+def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
     """The training restarts without a checkpoint, and continues from one if it exists."""
     work, spans = ToyWork(Toy(pause=0.002)), []
-    lossy = Lossy(ThreadGroup(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, things)
-    ran = trained(
+    lossy = Lossy(ThreadGroup(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, with_objects)
+    result = trained(
         tmp_path,
         lossy.team,
         work=work,
         plan=plan_of(checkpoint_seconds=seconds),
-        on_progress=lossy.tell,
+        on_progress=lossy.on_progress,
         record=spans.append,
     )
-    assert ran.bits == alone.bits
-    assert ran.told.lost >= 3
-    assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
+    assert result.bits == reference.bits
+    assert result.outcome.lost >= 3
+    assert [entry["epoch"] for entry in result.outcome.history] == [1, 2, 3, 4, 5, 6]
     assert "worker-1 was lost: going on from the last checkpoint" in lossy.notes
     assert LOST in {span.outcome for span in spans}
 
 
-def test_a_worker_lost_while_blocks_are_delivered(alone, tmp_path):
-    work, found = ToyWork(), []
+def test_a_worker_lost_while_blocks_are_delivered(reference, tmp_path):
+    work, result = ToyWork(), []
     team = SerialGroup(work, 2)
 
     def deliver(block):
-        found.append(block)
-        if len(found) == 2:
+        result.append(block)
+        if len(result) == 2:
             team.simulate_loss("worker-1", with_objects=True)
 
-    told = trained(tmp_path, team, work=work, deliver=deliver).told
-    assert Ran(told, found).bits == alone.bits
+    outcome = trained(tmp_path, team, work=work, deliver=deliver).outcome
+    assert TrainingRun(outcome, result).bits == reference.bits
 
 
 class Never(SerialGroup):
@@ -366,10 +372,13 @@ class Never(SerialGroup):
         super().replace(*lost, at_once=at_once)
 
 
-def test_others_do_the_work_of_workers_without_replacement(alone, tmp_path):
+def test_others_do_the_work_of_workers_without_replacement(reference, tmp_path):
     work = ToyWork()
-    lossy = Lossy(Never(work, 3), {1: "worker-1", 3: "worker-0"}, things=True)
-    assert trained(tmp_path, lossy.team, work=work, on_progress=lossy.tell).bits == alone.bits
+    lossy = Lossy(Never(work, 3), {1: "worker-1", 3: "worker-0"}, with_objects=True)
+    assert (
+        trained(tmp_path, lossy.team, work=work, on_progress=lossy.on_progress).bits
+        == reference.bits
+    )
     assert lossy.notes == [
         "worker-1 was lost: going on from the last checkpoint",
         "worker-0 was lost: going on from the last checkpoint",
@@ -398,7 +407,9 @@ def test_errors_of_a_solver_are_raised(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rests", [1, 3])
-def test_the_last_sync_point_is_delivered_when_the_time_is_up(alone, tmp_path, rests, monkeypatch):
+def test_the_last_sync_point_is_delivered_when_the_time_is_up(
+    reference, tmp_path, rests, monkeypatch
+):
     """The clock of the loop jumps after the given number of sync points."""
     jump = [0.0]
     monkeypatch.setattr(
@@ -406,18 +417,18 @@ def test_the_last_sync_point_is_delivered_when_the_time_is_up(alone, tmp_path, r
         lambda real=descents.time.monotonic: real() + jump[0],
     )
 
-    def tell(standing):
+    def on_progress(standing):
         if standing.newest.get("epoch", 0) == rests and standing.done > rests:
             jump[0] = 1e6
 
-    ran = trained(tmp_path, plan=plan_of(max_seconds=1e5), on_progress=tell)
-    assert (ran.told.epochs, len(ran.told.history), ran.told.reason) == (
+    result = trained(tmp_path, plan=plan_of(max_seconds=1e5), on_progress=on_progress)
+    assert (result.outcome.epochs, len(result.outcome.history), result.outcome.reason) == (
         rests,
         rests,
         "the time of 100000 s was up",
     )
-    assert ran.told.objective == alone.told.history[rests - 1]["objective"]
-    assert len(ran.blocks) == GRID.blocks
+    assert result.outcome.objective == reference.outcome.history[rests - 1]["objective"]
+    assert len(result.blocks) == GRID.blocks
 
 
 def test_no_time_at_all_is_refused(tmp_path):
@@ -426,11 +437,11 @@ def test_no_time_at_all_is_refused(tmp_path):
 
 
 def test_progress_ascends_to_its_end(tmp_path):
-    seen = []
-    trained(tmp_path, on_progress=seen.append)
-    assert all(earlier.done <= later.done for earlier, later in pairwise(seen))
-    assert (seen[-1].done, seen[-1].total, seen[-1].eta) == (6.0, 6, 0.0)
-    assert {standing.newest.get("epoch") for standing in seen} == {None, 1, 2, 3, 4, 5, 6}
+    values = []
+    trained(tmp_path, on_progress=values.append)
+    assert all(earlier.done <= later.done for earlier, later in pairwise(values))
+    assert (values[-1].done, values[-1].total, values[-1].eta) == (6.0, 6, 0.0)
+    assert {standing.newest.get("epoch") for standing in values} == {None, 1, 2, 3, 4, 5, 6}
 
 
 def test_nonfinite_numbers_are_stored_as_none(tmp_path, monkeypatch):
@@ -438,10 +449,10 @@ def test_nonfinite_numbers_are_stored_as_none(tmp_path, monkeypatch):
     real = Toy._closed
 
     def diverged(self, local, step):
-        found = real(self, local, step)
-        return found if found is None else found._replace(loss=math.inf)
+        output = real(self, local, step)
+        return output if output is None else output._replace(loss=math.inf)
 
     monkeypatch.setattr(Toy, "_closed", diverged)
-    told = trained(tmp_path).told
-    assert told.objective is None
-    assert [entry["objective"] for entry in told.history] == [None] * 6
+    result = trained(tmp_path).outcome
+    assert result.objective is None
+    assert [entry["objective"] for entry in result.history] == [None] * 6

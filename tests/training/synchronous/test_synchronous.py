@@ -25,10 +25,10 @@ each_solver = pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
 def test_optimum_is_the_naive_twins(solver, sparse):
     X, Y, c = problem()
-    found = train(solver, (X, Y, c), 2, sparse)
-    W = weights(found)
-    assert found.reason == "the gradient is small"
-    assert found.last.objective == pytest.approx(naive.objective(W, X, Y, c, LAM), rel=1e-12)
+    result = train(solver, (X, Y, c), 2, sparse)
+    W = weights(result)
+    assert result.reason == "the gradient is small"
+    assert result.last.objective == pytest.approx(naive.objective(W, X, Y, c, LAM), rel=1e-12)
     assert np.linalg.norm(naive.gradient(W, X, Y, c, LAM)) < 1e-6
     assert W == pytest.approx(naive.solve(X, Y, c, LAM), abs=1e-5)
 
@@ -92,8 +92,8 @@ def test_a_constant_feature_becomes_the_bias(solver):
     value = 2.0
     rows = (np.column_stack([X, np.full(len(X), value)]), Y, c)
     solver = type(solver)(lam=LAM, bias=value, tolerance=1e-7)
-    found = train(solver, rows, 2)
-    W, blocks = weights(found), list(solver.blocks(found, np.arange(Y.shape[1])))
+    result = train(solver, rows, 2)
+    W, blocks = weights(result), list(solver.blocks(result, np.arange(Y.shape[1])))
     rows_of_W = np.concatenate([block.W.to_scipy().toarray() for block in blocks])
     bias = np.concatenate([block.bias for block in blocks])
     assert X @ rows_of_W.T + bias == pytest.approx(rows[0] @ W, abs=1e-5)
@@ -112,9 +112,9 @@ def test_a_constant_feature_becomes_the_bias(solver):
 def test_small_weights_are_dropped(solver):
     rows = problem(7)
     solver = type(solver)(lam=LAM, prune=0.2)
-    found = train(solver, rows)
-    W = weights(found).T
-    (block,) = solver.blocks(found, np.ones(5, np.int64))
+    result = train(solver, rows)
+    W = weights(result).T
+    (block,) = solver.blocks(result, np.ones(5, np.int64))
     stays = np.abs(W) > 0.2
     assert block.W.to_scipy().toarray() == pytest.approx(np.where(stays, W, 0.0), abs=1e-6)
     assert block.records["nnz"].tolist() == stays.sum(axis=1).tolist()
@@ -125,38 +125,38 @@ def test_small_weights_are_dropped(solver):
 @each_solver
 def test_the_objective_never_rises_and_is_that_of_the_weights(solver):
     X, Y, c = problem(8)
-    heard = []
+    reports = []
 
-    def tell(told, parts):
+    def on_round(output, parts):
         W = np.concatenate([part.W for part in parts()], axis=1)
-        heard.append((told.objective, naive.objective(W, X, Y, c, LAM), told.number))
+        reports.append((output.objective, naive.objective(W, X, Y, c, LAM), output.number))
         return False
 
-    found = train(solver, (X, Y, c), 2, on_round=tell)
-    told, true, numbers = np.array(heard).T
-    assert told == pytest.approx(true, rel=1e-12)
-    assert (np.diff(told) <= 1e-14).all()
-    assert numbers.tolist() == list(range(1, found.last.number + 1))
-    assert told[0] < np.log(5)
+    result = train(solver, (X, Y, c), 2, on_round=on_round)
+    report, true, numbers = np.array(reports).T
+    assert report == pytest.approx(true, rel=1e-12)
+    assert (np.diff(report) <= 1e-14).all()
+    assert numbers.tolist() == list(range(1, result.last.number + 1))
+    assert report[0] < np.log(5)
 
 
 @each_solver
 def test_held_out_rows_are_evaluated(solver):
     X, Y, c = problem(9)
-    held = problem(10, n=31)
+    state = problem(10, n=31)
     solver = type(solver)(lam=LAM, eval_every=2)
-    heard = []
+    reports = []
 
-    def tell(told, parts):
-        heard.append((told, np.concatenate([part.W for part in parts()], axis=1)))
-        return told.number == 4
+    def on_round(report, parts):
+        reports.append((report, np.concatenate([part.W for part in parts()], axis=1)))
+        return report.number == 4
 
-    found = train(solver, (X, Y, c), 3, watched=held, on_round=tell)
-    assert found.reason == "stopped by the caller"
-    assert [told.held_out is None for told, _ in heard] == [True, False, True, False]
-    watched, W = heard[-1][0].held_out, heard[-1][1]
-    scores = held[0] @ W
-    assert watched.loss == pytest.approx(naive.objective(W, *held, 0.0), rel=1e-12)
+    result = train(solver, (X, Y, c), 3, watched=state, on_round=on_round)
+    assert result.reason == "stopped by the caller"
+    assert [output.held_out is None for output, _ in reports] == [True, False, True, False]
+    watched, W = reports[-1][0].held_out, reports[-1][1]
+    scores = state[0] @ W
+    assert watched.loss == pytest.approx(naive.objective(W, *state, 0.0), rel=1e-12)
     assert watched.rows.tolist() == list(range(31))
     assert watched.labels.tolist() == np.argsort(-scores, axis=1, kind="stable").tolist()
     assert watched.scores == pytest.approx(-np.sort(-scores, axis=1), abs=1e-12)
@@ -176,12 +176,12 @@ def test_a_training_resumes_from_stored_weights(solver):
 def test_a_stop_is_detected_inside_and_between_calls(solver):
     rows = problem(12)
     for patience in (0, 7, 40):
-        asked = iter(range(10**6))
+        request = iter(range(10**6))
         work = roundwork.work_of(solver, rows, 2)
         team = SerialGroup(work, 2)
         team.open()
         rounds = SynchronousCalls(
-            team, lambda patience=patience, asked=asked: next(asked) > patience
+            team, lambda patience=patience, query=request: next(query) > patience
         )
         with pytest.raises(Stopped):
             solver.train(rounds, 8, 5)
@@ -197,30 +197,30 @@ def test_parameters_have_ranges(solver, wrong):
         type(solver)(**wrong)
 
 
-class Hand:
+class CountingWorker:
     """A worker that returns its name and the number of its calls."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
-        self.asked = 0
+        self.n_calls = 0
 
     def say(self, *things):
-        self.asked += 1
-        return [self.worker, *things], (self.worker, self.asked)
+        self.n_calls += 1
+        return [self.worker, *things], (self.worker, self.n_calls)
 
     def fail(self):
         raise ParameterError("no")
 
 
-class Hands:
+class CountingWorkerSpec:
     """Creates workers and records their names."""
 
     def __init__(self) -> None:
-        self.made: list[str] = []
+        self.workers: list[str] = []
 
     def create_worker(self, worker, stopped):
-        self.made.append(worker)
-        return Hand(worker)
+        self.workers.append(worker)
+        return CountingWorker(worker)
 
     def warm_up(self):
         """Do nothing: there are no kernels to compile."""
@@ -228,17 +228,17 @@ class Hands:
 
 @pytest.mark.parametrize("kind", [SerialGroup, ThreadGroup])
 def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
-    team = kind(Hands(), 3)
+    team = kind(CountingWorkerSpec(), 3)
     team.open()
     try:
         rounds = SynchronousCalls(team)
-        answers = rounds.call_each(Hand.say, ["a", "b", "c"], rounds.put("all"))
+        answers = rounds.call_each(CountingWorker.say, ["a", "b", "c"], rounds.put("all"))
         assert rounds.size == 3
-        assert [told[0] for _, told in answers] == ["worker-0", "worker-1", "worker-2"]
+        assert [report[0] for _, report in answers] == ["worker-0", "worker-1", "worker-2"]
         assert [rounds.fetch(handle) for handle, _ in answers] == [
             [f"worker-{i}", own, "all"] for i, own in enumerate("abc")
         ]
-        again = rounds.call_each(Hand.say, [handle for handle, _ in answers])
+        again = rounds.call_each(CountingWorker.say, [handle for handle, _ in answers])
         assert rounds.fetch(again[1][0]) == ["worker-1", ["worker-1", "b", "all"]]
         assert set(rounds.seconds) == set(team.workers)
     finally:
@@ -246,40 +246,46 @@ def test_answers_are_in_worker_order_and_each_gets_its_own(kind):
 
 
 def test_a_lost_worker_is_replaced_and_called_again():
-    hands = Hands()
+    hands = CountingWorkerSpec()
     team = Losing(hands, 3, {"worker-1": 2})
     team.open()
     rounds = SynchronousCalls(team)
-    answers = rounds.call(Hand.say, 7)
-    assert [told for _, told in answers] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
-    assert hands.made.count("worker-1") == 3
+    answers = rounds.call(CountingWorker.say, 7)
+    assert [report for _, report in answers] == [("worker-0", 1), ("worker-1", 1), ("worker-2", 1)]
+    assert hands.workers.count("worker-1") == 3
     assert rounds.lost == 2
 
 
 def test_a_worker_lost_between_two_rounds_is_replaced_before_the_next():
-    team = SerialGroup(Hands(), 2)
+    team = SerialGroup(CountingWorkerSpec(), 2)
     team.open()
     rounds = SynchronousCalls(team)
-    rounds.call(Hand.say)
+    rounds.call(CountingWorker.say)
     team.simulate_loss("worker-0")
-    assert [told for _, told in rounds.call(Hand.say)] == [("worker-0", 1), ("worker-1", 2)]
+    assert [report for _, report in rounds.call(CountingWorker.say)] == [
+        ("worker-0", 1),
+        ("worker-1", 2),
+    ]
 
 
 def test_repeated_losses_end_the_round():
-    team = Losing(Hands(), 2, {"worker-0": 1000}, every=1)
+    team = Losing(CountingWorkerSpec(), 2, {"worker-0": 1000}, every=1)
     team.open()
     with pytest.raises(Unavailable, match="were lost in one round"):
-        SynchronousCalls(team).call(Hand.say)
+        SynchronousCalls(team).call(CountingWorker.say)
     assert team.left["worker-0"] == 1000 - (MAX_LOSSES_PER_WORKER * 2 + 1)
 
 
 def test_errors_of_a_call_end_only_its_round():
-    team = SerialGroup(Hands(), 2)
+    team = SerialGroup(CountingWorkerSpec(), 2)
     team.open()
     rounds = SynchronousCalls(team)
     with pytest.raises(ParameterError, match="no"):
-        rounds.call(Hand.fail)
-    assert [told for _, told in rounds.call(Hand.say)] == [("worker-0", 1), ("worker-1", 1)]
+        rounds.call(CountingWorker.fail)
+    assert [report for _, report in rounds.call(CountingWorker.say)] == [
+        ("worker-0", 1),
+        ("worker-1", 1),
+    ]
 
 
 @each_solver
@@ -288,9 +294,9 @@ def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
     work = roundwork.work_of(solver, rows, 2)
     team = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
     team.open()
-    found = solver.train(SynchronousCalls(team), 8, 5)
+    result = solver.train(SynchronousCalls(team), 8, 5)
     assert team.left == {"worker-0": 0, "worker-1": 0}
-    assert weights(found).tobytes() == weights(train(solver, rows, 2)).tobytes()
+    assert weights(result).tobytes() == weights(train(solver, rows, 2)).tobytes()
 
 
 class Losing(SerialGroup):

@@ -34,7 +34,7 @@ def spec_of(data: Dataset, grid: Any = None, **more: Any) -> TuneSpec:
 
 
 @pytest.fixture(scope="module")
-def done(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+def tuning_result(tiny: Dataset, tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
     """Return a finished search."""
     folder = tmp_path_factory.mktemp("path")
     return tune(spec_of(tiny), run_dir=folder / "run", out=folder / "out")
@@ -86,18 +86,18 @@ def test_repeated_values_are_one_point_and_keys_are_of_values() -> None:
 
 
 def test_points_are_solved_on_one_part_and_measured_on_the_other(
-    tiny: Dataset, done: TuneResult, tmp_path: Path
+    tiny: Dataset, tuning_result: TuneResult, tmp_path: Path
 ) -> None:
-    held = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    holdout = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
     mask = HashSplit(0.2, 0).mask(0, tiny.train.n_rows)
-    assert held.test is not None
-    for split, chosen in ((held.train, ~mask), (held.test, mask)):
+    assert holdout.test is not None
+    for split, chosen in ((holdout.train, ~mask), (holdout.test, mask)):
         rows = take_rows(tiny.train.X, np.flatnonzero(chosen))
         assert all(a.tobytes() == b.tobytes() for a, b in zip(split.X[:3], rows[:3], strict=True))
     assert 0.1 < mask.mean() < 0.3
-    for point in done.points:
+    for point in tuning_result.points:
         params = point["params"]
-        spec = TrainSpec(str(held.path), pool="serial", params=params)
+        spec = TrainSpec(str(holdout.path), pool="serial", params=params)
         alone = train(
             spec,
             run_dir=tmp_path / params_key(params) / "run",
@@ -111,47 +111,51 @@ def test_points_are_solved_on_one_part_and_measured_on_the_other(
 
 
 def test_the_best_point_makes_the_final_model(
-    tiny: Dataset, done: TuneResult, tmp_path: Path
+    tiny: Dataset, tuning_result: TuneResult, tmp_path: Path
 ) -> None:
-    best = max(point["measures"]["P@1"] for point in done.points)
-    (chosen,) = [point for point in done.points if point["chosen"]]
+    best = max(point["measures"]["P@1"] for point in tuning_result.points)
+    (chosen,) = [point for point in tuning_result.points if point["chosen"]]
     assert chosen["measures"]["P@1"] == best
-    assert chosen["params"] == done.chosen
+    assert chosen["params"] == tuning_result.chosen
     alone = train(
-        TrainSpec(str(tiny.path), pool="serial", params=done.chosen),
+        TrainSpec(str(tiny.path), pool="serial", params=tuning_result.chosen),
         run_dir=tmp_path / "run",
         out=tmp_path / "model",
     )
-    model = Model.open(done.model.model_path)
-    assert model.path == done.path / "model"
-    assert model.sha256 == done.model.sha256 == alone.sha256
+    model = Model.open(tuning_result.model.model_path)
+    assert model.path == tuning_result.path / "model"
+    assert model.sha256 == tuning_result.model.sha256 == alone.sha256
     assert model.measures == alone.measures
     assert [point["params"] for point in model.manifest["report"]["path"]["points"]] == [
-        point["params"] for point in done.points
+        point["params"] for point in tuning_result.points
     ]
 
 
-def test_all_points_are_reported(done: TuneResult) -> None:
-    report = read_json(done.path / "path.json")
-    assert report["points"] == done.points
+def test_all_points_are_reported(tuning_result: TuneResult) -> None:
+    report = read_json(tuning_result.path / "path.json")
+    assert report["points"] == tuning_result.points
     assert [report[name] for name in ("select", "holdout", "seed", "warm", "chosen")] == [
         "P@1",
         0.2,
         0,
         True,
-        done.chosen,
+        tuning_result.chosen,
     ]
     assert (report["model"], report["grid"]) == (
-        done.model.sha256,
+        tuning_result.model.sha256,
         {"lam": [0.1, 0.01], "C": [1.0]},
     )
-    table = read_table(done.path / "path.arrow")
-    assert table.num_rows == len(done.points) == 2
+    table = read_table(tuning_result.path / "path.arrow")
+    assert table.num_rows == len(tuning_result.points) == 2
     assert table.column("chosen").to_pylist().count(True) == 1
     assert {"lam", "C", "P@1", "P@5", "nnz", "seconds", "core_seconds", "certified", "warm"} <= set(
         table.column_names
     )
-    assert sorted(path.name for path in done.path.iterdir()) == ["model", "path.arrow", "path.json"]
+    assert sorted(path.name for path in tuning_result.path.iterdir()) == [
+        "model",
+        "path.arrow",
+        "path.json",
+    ]
 
 
 def test_equal_measures_take_the_sparser() -> None:
@@ -163,7 +167,7 @@ def test_equal_measures_take_the_sparser() -> None:
 
 
 def test_a_stopped_search_keeps_its_points_and_is_resumed(
-    tiny: Dataset, done: TuneResult, tmp_path: Path
+    tiny: Dataset, tuning_result: TuneResult, tmp_path: Path
 ) -> None:
     stop = StopFlag()
 
@@ -175,17 +179,17 @@ def test_a_stopped_search_keeps_its_points_and_is_resumed(
         tune(
             spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=look, stop=stop
         )
-    kept = {
+    entries = {
         path.parent.name: path.stat().st_mtime_ns
         for path in (tmp_path / "run" / "points").glob("*/result.json")
     }
-    assert len(kept) == 1
+    assert len(entries) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     steps_seen: list[Progress] = []
     result = tune(
         spec_of(tiny), run_dir=tmp_path / "run", out=tmp_path / "out", progress=steps_seen.append
     )
-    for name, when in kept.items():
+    for name, when in entries.items():
         assert (tmp_path / "run" / "points" / name / "result.json").stat().st_mtime_ns == when
     timeless = [
         {name: value for name, value in point.items() if "seconds" not in name}
@@ -193,9 +197,9 @@ def test_a_stopped_search_keeps_its_points_and_is_resumed(
     ]
     assert timeless == [
         {name: value for name, value in point.items() if "seconds" not in name}
-        for point in done.points
+        for point in tuning_result.points
     ]
-    assert result.model.sha256 == done.model.sha256
+    assert result.model.sha256 == tuning_result.model.sha256
     steps = [step for step in steps_seen if step.phase == "POINTS"]
     assert all(a.done <= b.done for a, b in pairwise(steps))
     assert {step.total for step in steps[1:]} == {2 * tiny.n_labels}
@@ -203,8 +207,8 @@ def test_a_stopped_search_keeps_its_points_and_is_resumed(
 
 def test_a_wider_grid_solves_only_the_new_points(tiny: Dataset, tmp_path: Path) -> None:
     first = tune(spec_of(tiny, {"C": [1]}), run_dir=tmp_path / "run", out=tmp_path / "first")
-    found = list((tmp_path / "run" / "points").glob("*/result.json"))
-    before = found[0].stat().st_mtime_ns
+    results = list((tmp_path / "run" / "points").glob("*/result.json"))
+    before = results[0].stat().st_mtime_ns
     second = tune(
         spec_of(tiny, {"C": [1, 3], "lam": [0.01]}),
         run_dir=tmp_path / "run",
@@ -212,27 +216,29 @@ def test_a_wider_grid_solves_only_the_new_points(tiny: Dataset, tmp_path: Path) 
     )
     assert len(first.points) == 1
     assert len(second.points) == 2
-    assert found[0].stat().st_mtime_ns == before
+    assert results[0].stat().st_mtime_ns == before
     with pytest.raises(Conflict, match="another search"):
         tune(spec_of(tiny, {"C": [1]}, seed=1), run_dir=tmp_path / "run", out=tmp_path / "third")
 
 
-def test_threads_give_the_same_points(tiny: Dataset, done: TuneResult, tmp_path: Path) -> None:
+def test_threads_give_the_same_points(
+    tiny: Dataset, tuning_result: TuneResult, tmp_path: Path
+) -> None:
     spec = TuneSpec(TrainSpec(str(tiny.path), pool="threads", workers=3), GRID)
     result = tune(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     assert [point["measures"] for point in result.points] == [
-        point["measures"] for point in done.points
+        point["measures"] for point in tuning_result.points
     ]
-    assert result.model.sha256 == done.model.sha256
+    assert result.model.sha256 == tuning_result.model.sha256
 
 
 def test_each_point_starts_from_the_duals_of_its_neighbour(
     tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
+    values: list[Any] = []
     whole = PPDSparseSolver.solve
 
-    def seen(
+    def recording_solve(
         self: Any,
         local: Any,
         labels: Any,
@@ -240,10 +246,10 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
         start: Any = None,
         keep_duals: bool = False,
     ) -> Any:
-        given.append((self.lam, labels, start, keep_duals))
+        values.append((self.lam, labels, start, keep_duals))
         return whole(self, local, labels, stopped, start=start, keep_duals=keep_duals)
 
-    monkeypatch.setattr(PPDSparseSolver, "solve", seen)
+    monkeypatch.setattr(PPDSparseSolver, "solve", recording_solve)
     bench = evaluate.PointEvaluator(
         spec_of(tiny).train,
         evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held"),
@@ -257,7 +263,7 @@ def test_each_point_starts_from_the_duals_of_its_neighbour(
     assert duals.shape == (tiny.n_labels, bench.data.train.n_rows)
     assert bench.evaluate(second, first)["start"] == first.params
     cold, warm = [
-        [one for one in given if one[0] == point.params["lam"]] for point in (first, second)
+        [one for one in values if one[0] == point.params["lam"]] for point in (first, second)
     ]
     assert all(start is None and keep for _, _, start, keep in cold)
     assert sum(len(labels) for _, labels, _, _ in warm) == tiny.n_labels
@@ -284,11 +290,11 @@ def test_on_ray_points_are_cold(tiny: Dataset, tmp_path: Path) -> None:
 
 def test_cold_points_depend_on_no_other(tiny: Dataset, tmp_path: Path) -> None:
     cold = tune(spec_of(tiny, warm=False), run_dir=tmp_path / "run", out=tmp_path / "out")
-    held = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
+    holdout = evaluate.hold_out(tiny, 0.2, 0, tmp_path / "held")
     for point in cold.points:
         folder = tmp_path / params_key(point["params"])
         alone = train(
-            TrainSpec(str(held.path), pool="serial", params=point["params"]),
+            TrainSpec(str(holdout.path), pool="serial", params=point["params"]),
             run_dir=folder / "run",
             out=folder / "model",
         )

@@ -17,7 +17,7 @@ from xcray.service.datasets.statistics import statistics
 COLOURS = ["red", "green", "blue", "black", "white", "grey"]
 
 
-def built(place: Path, train: list[tuple[str, str]], test: list[tuple[str, str]]) -> Dataset:
+def build_rows(place: Path, train: list[tuple[str, str]], test: list[tuple[str, str]]) -> Dataset:
     """Build a data set of (text, label) rows."""
     for name, rows in (("train", train), ("test", test)):
         lines = (json.dumps({"text": text, "labels": [label]}) + "\n" for text, label in rows)
@@ -33,10 +33,10 @@ def codes(warnings: list[dict[str, Any]]) -> list[str]:
 
 def test_names_that_are_lists_of_labels() -> None:
     pairs = [f"{a}, {b}" for a in COLOURS for b in COLOURS if a != b]
-    found = separator_warning(pairs)
-    assert found is not None
-    assert found.code == "LABEL_SEPARATOR"
-    assert "30 of 30 label names contain ',' and have only 6 different parts" in found.message
+    result = separator_warning(pairs)
+    assert result is not None
+    assert result.code == "LABEL_SEPARATOR"
+    assert "30 of 30 label names contain ',' and have only 6 different parts" in result.message
     assert separator_warning([pair.replace(", ", "|") for pair in pairs]) is not None
 
 
@@ -60,7 +60,7 @@ def test_data_without_faults_has_no_warning(tiny: Dataset) -> None:
 def test_each_fault_has_its_warning(tmp_path: Path) -> None:
     train = [(f"apple pear plum {i}", COLOURS[i % 2]) for i in range(20)]
     test = [("apple pear plum 1", "red")] * 5 + [("x y", "unheard")] * 3 + [("zzz", "unknown")] * 6
-    data = built(tmp_path, train, test)
+    data = build_rows(tmp_path, train, test)
     assert codes(data_warnings(data)) == ["UNSEEN_LABELS", "EMPTY_ROWS", "COPIED_ROWS"]
     assert codes(data_warnings(data, copies=False)) == ["UNSEEN_LABELS", "EMPTY_ROWS"]
     unseen, empty, copied = (each["message"] for each in data_warnings(data))

@@ -89,18 +89,18 @@ def test_repeats_and_unreadable_files_are_counted(corpus):
 
 
 def test_rare_labels_go_and_documents_without_labels_too(tmp_path):
-    found = list(
+    results = list(
         documents([tree(tmp_path, SOURCES)], PydocsParams(min_label_documents=2, min_words=3))
     )
-    times = Counter(label for document in found for label in document.labels)
+    times = Counter(label for document in results for label in document.labels)
     assert times == {"pack": 5, "pack.Ridge": 2}
 
 
 def test_packages_choose(tmp_path):
-    found = read_corpus(
+    result = read_corpus(
         [tree(tmp_path, SOURCES)], PydocsParams(packages=("again",), min_label_documents=1)
     )
-    assert [document.id for document in found.documents] == ["again:same"]
+    assert [document.id for document in result.documents] == ["again:same"]
 
 
 def test_reading_runs_nothing(tmp_path):
@@ -170,12 +170,12 @@ def test_documents_are_distinct_and_in_a_fixed_order(standard_library):
 
 
 def test_the_demo_question_meets_the_words_of_its_answer(standard_library):
-    found = standard_library.documents
+    result = standard_library.documents
     pipeline, X = TextPipeline.fit_transform(
-        (document.text for document in found), pydocs.TEXT_PARAMS
+        (document.text for document in result), pydocs.TEXT_PARAMS
     )
     query = pipeline.transform(["read rows of a csv file into dictionaries"])
     scores = (X.to_scipy() @ query.to_scipy().T).toarray().ravel()
-    nearest = [found[i] for i in scores.argsort()[::-1][:5]]
+    nearest = [result[i] for i in scores.argsort()[::-1][:5]]
     assert "csv" in nearest[0].labels
     assert any("csv.DictReader" in document.labels for document in nearest)

@@ -59,8 +59,8 @@ def test_text_goes_through_the_pipeline_as_it_is(old: Dataset, tmp_path: Path) -
     assert new.text.fingerprint == old.text.fingerprint
     assert new.feature_names.equals(old.feature_names)
     rows = old.text.transform([text for text, _ in NEW])
-    for found, expected in zip(new.train.X[:3], rows[:3], strict=True):
-        assert found.tobytes() == expected.tobytes()
+    for result, expected in zip(new.train.X[:3], rows[:3], strict=True):
+        assert result.tobytes() == expected.tobytes()
     assert new.label_names.to_pylist() == ["bird", "fruit", "tool"]
     assert new.manifest["source"]["like"] == "old"
     assert new.manifest["source"]["parts"]["train"]["warnings"]["rows_without_features"] == 1
@@ -126,9 +126,9 @@ def test_what_does_not_fit_is_said(old: Dataset, tiny: Dataset, tmp_path: Path) 
         ("synthetic", {}, options(tiny.path), ParameterError, "synthetic.features=200"),
         ("jsonl", texts, options(tmp_path / "nothing"), NotFound, "manifest.json"),
     ]
-    for format, source, given, error, message in cases:
+    for format, source, inputs, error, message in cases:
         with pytest.raises(error, match=message):
-            build(format, source, tmp_path / "out", given)
+            build(format, source, tmp_path / "out", inputs)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "manifest.json").write_text("{}")
     with pytest.raises(Corrupt, match="not a model or data set"):

@@ -42,7 +42,9 @@ FEW = settings(
 )
 
 
-def made(folder: Path, name: str, format: str, data: bytes, options: Mapping[str, Any]) -> Dataset:
+def build_file(
+    folder: Path, name: str, format: str, data: bytes, options: Mapping[str, Any]
+) -> Dataset:
     """Build the data set of a file."""
     path = folder / f"{name}.{format}"
     path.write_bytes(data)
@@ -86,10 +88,10 @@ def test_features(rows: list[tuple[set[int], dict[int, float]]]) -> None:
         "dense": ("parquet", written({"values": list(dense), "labels": lists["labels"]}), widths),
     }
     # In svmlight and XC an empty line is not a row: use only rows that all formats can express.
-    said = all(labels or features for labels, features in rows)
+    output = all(labels or features for labels, features in rows)
     with TemporaryDirectory() as folder:
-        kept = {name: file for name, file in files.items() if said or file[0] == "parquet"}
-        sets = [made(Path(folder), name, *file) for name, file in kept.items()]
+        entries = {name: file for name, file in files.items() if output or file[0] == "parquet"}
+        sets = [build_file(Path(folder), name, *file) for name, file in entries.items()]
         assert len({each.content_hash for each in sets}) == 1
         assert np.array_equal(sets[0].train.X.to_scipy().toarray(), dense)
         assert [set(row.nonzero()[0]) for row in sets[0].train.Y.to_scipy().toarray()] == [
@@ -135,7 +137,7 @@ def test_documents(documents: list[tuple[str, list[str]]]) -> None:
         ),
     }
     with TemporaryDirectory() as folder:
-        sets = [made(Path(folder), name, *file, {}) for name, file in files.items()]
+        sets = [build_file(Path(folder), name, *file, {}) for name, file in files.items()]
         assert len({each.content_hash for each in sets}) == 1
         assert set(sets[0].label_names.to_pylist()) == {
             label for _, labels in rows for label in labels

@@ -71,11 +71,11 @@ def test_training_feels_them(data, weighted, tmp_path, pool):
 
 
 def test_held_out_rows_keep_theirs(weighted, tmp_path):
-    held = hold_out(weighted, 0.25, 3, tmp_path / "held")
-    assert held.train.weights.shape == (held.train.n_rows,)
-    kept = set(held.train.weights.tolist())
-    assert kept < set(weighted.train.weights.tolist())
-    assert hold_out(weighted, 0.25, 3, tmp_path / "held").content_hash == held.content_hash
+    holdout = hold_out(weighted, 0.25, 3, tmp_path / "held")
+    assert holdout.train.weights.shape == (holdout.train.n_rows,)
+    selection = set(holdout.train.weights.tolist())
+    assert selection < set(weighted.train.weights.tolist())
+    assert hold_out(weighted, 0.25, 3, tmp_path / "held").content_hash == holdout.content_hash
 
 
 def test_a_solver_without_weights_refuses_them(weighted, tmp_path):

@@ -82,10 +82,10 @@ def test_every_shape_gives_the_bits_of_the_lists(
     X = rows(7, n_features, share)
     one, two = SearchIndex.build(W, b, dense=True), SearchIndex.build(W, b, dense=False)
     for k in (1, 5, 400):
-        found, expected = one.query(X, k, threads=2), two.query(X, k)
-        np.testing.assert_array_equal(found.labels, expected.labels)
-        np.testing.assert_array_equal(found.scores.view(np.int64), expected.scores.view(np.int64))
-        assert found.exact.all()
+        result, expected = one.query(X, k, threads=2), two.query(X, k)
+        np.testing.assert_array_equal(result.labels, expected.labels)
+        np.testing.assert_array_equal(result.scores.view(np.int64), expected.scores.view(np.int64))
+        assert result.exact.all()
     for index in (one, two):
         values = LogPartition(index).compute(X, threads=2)
         np.testing.assert_allclose(
@@ -140,12 +140,12 @@ def test_from_the_file_to_the_reply(n_labels: int, n_features: int, tmp_path: Pa
             "/v1/models/dense:predict", json={"instances": instances, "probabilities": True}
         )
         assert reply.status_code == 200, reply.text
-    found = reply.json()["predictions"]
-    assert [one["labels"] for one in found] == [
+    result = reply.json()["predictions"]
+    assert [one["labels"] for one in result] == [
         [f"c{j}" for j in row] for row in expected.labels.tolist()
     ]
-    assert [one["scores"] for one in found] == expected.scores.tolist()
-    assert [one["probabilities"] for one in found] == predictor.probabilities(answer).tolist()
+    assert [one["scores"] for one in result] == expected.scores.tolist()
+    assert [one["probabilities"] for one in result] == predictor.probabilities(answer).tolist()
 
 
 def test_one_signature_each() -> None:

@@ -21,11 +21,11 @@ VALUES = st.sampled_from(
 BIASES = st.sampled_from([0.0, -0.0, 1.0, -1.0, -1.0, 0.25, TINY, -3e38])
 
 
-def same(found: TopK, expected: TopK) -> None:
+def same(result: TopK, expected: TopK) -> None:
     """Check for equal labels and equal bits, including the sign of zero."""
-    np.testing.assert_array_equal(found.labels, expected.labels)
+    np.testing.assert_array_equal(result.labels, expected.labels)
     np.testing.assert_array_equal(
-        found.scores.view(np.int64), np.ascontiguousarray(expected.scores).view(np.int64)
+        result.scores.view(np.int64), np.ascontiguousarray(expected.scores).view(np.int64)
     )
 
 
@@ -122,10 +122,10 @@ def test_answers_do_not_depend_on_threads_or_batches(rng: np.random.Generator, r
     index = InvertedIndex.build(W, rng.normal(size=300).astype(np.float32))
     alone = [index.query(csr_from(X.to_scipy()[i]), 7) for i in range(rows)]
     for threads in (1, 2, 5):
-        found = index.query(X, 7, threads=threads)
-        assert found.labels.shape == (rows, 7)
+        answer = index.query(X, 7, threads=threads)
+        assert answer.labels.shape == (rows, 7)
         for i in range(rows):
-            same(TopK(found.labels[i : i + 1], found.scores[i : i + 1]), alone[i])
+            same(TopK(answer.labels[i : i + 1], answer.scores[i : i + 1]), alone[i])
 
 
 def test_scores_and_ranks_of_single_labels_are_those_of_the_search(

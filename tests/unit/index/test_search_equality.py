@@ -17,14 +17,14 @@ from benchmarks.search.cases import (
     TINY,
     Case,
     biases,
-    drawn,
     learned,
+    random_matrix,
     spread_out,
     trained,
     unit,
 )
 from benchmarks.search.equality import (
-    Asked,
+    SearchArguments,
     bits,
     check,
     differences,
@@ -63,7 +63,7 @@ BIASES = st.sampled_from([0.0, -0.0, 1.0, -1.0, -1.0, 0.25, TINY, -3e38, 1e30])
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Case, Asked]:
+def problems(draw: st.DrawFn) -> tuple[Case, SearchArguments]:
     """Draw small queries, weights and biases, k, a filter or none, a deadline or none."""
     n, n_features, n_labels = (
         draw(st.integers(0, 4)),
@@ -79,36 +79,36 @@ def problems(draw: st.DrawFn) -> tuple[Case, Asked]:
 
     b = np.array(draw(st.lists(BIASES, min_size=n_labels, max_size=n_labels)), np.float32)
     allowed = draw(st.none() | st.sets(st.integers(0, n_labels - 1), min_size=1).map(sorted))
-    asked = Asked(
+    request = SearchArguments(
         draw(st.integers(1, 14)),
         allowed,
         draw(st.integers(1, 2)),
         draw(st.sampled_from([None, None, 0.0, 1.0])),
     )
-    return Case(matrix(n_labels), b, matrix(n)), asked
+    return Case(matrix(n_labels), b, matrix(n)), request
 
 
 @settings(max_examples=600, deadline=None, derandomize=True)
 @given(problems())
-def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, Asked]) -> None:
-    case, asked = problem
-    answer = asked.of(searcher(case.W, case.b), case.X, case.W.n_rows)
-    judge = differences if asked.deadline_ms is None else dishonest
-    assert judge(answer, naive.all_scores(case.X, case.W, case.b), asked) == []
+def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, SearchArguments]) -> None:
+    case, request = problem
+    answer = request.of(searcher(case.W, case.b), case.X, case.W.n_rows)
+    judge = differences if request.deadline_ms is None else dishonest
+    assert judge(answer, naive.all_scores(case.X, case.W, case.b), request) == []
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_small_searches_among_many_labels_are_brute_force_to_the_bit(
-    problem: tuple[Case, Asked], seed: int
+    problem: tuple[Case, SearchArguments], seed: int
 ) -> None:
-    (small, asked), rng = problem, np.random.default_rng(seed)
+    (small, request), rng = problem, np.random.default_rng(seed)
     case = spread_out(small, rng)
-    some = None if asked.allowed is None else np.flatnonzero(rng.random(case.W.n_rows) < 0.5)
-    asked = asked._replace(allowed=some)
-    answer = asked.of(searcher(case.W, case.b), case.X, case.W.n_rows)
-    judge = differences if asked.deadline_ms is None else dishonest
-    assert judge(answer, naive.all_scores(case.X, case.W, case.b), asked) == []
+    some = None if request.allowed is None else np.flatnonzero(rng.random(case.W.n_rows) < 0.5)
+    request = request._replace(allowed=some)
+    answer = request.of(searcher(case.W, case.b), case.X, case.W.n_rows)
+    judge = differences if request.deadline_ms is None else dishonest
+    assert judge(answer, naive.all_scores(case.X, case.W, case.b), request) == []
 
 
 ONCE = {"trained", "alike", *LARGE, *(FAMILIES.keys() - NARROW.keys())}
@@ -125,10 +125,10 @@ def test_each_family_of_hard_cases_is_searched_exactly(name: str) -> None:
 
 
 def test_many_counts_what_it_compared() -> None:
-    found = many(200, seed=3, families=("ties", "dense"))
-    assert found["queries"] == sum(found["families"].values()) >= 200
-    assert found["mismatches"] == 0
-    assert found["wrong"] == []
+    result = many(200, seed=3, families=("ties", "dense"))
+    assert result["queries"] == sum(result["families"].values()) >= 200
+    assert result["mismatches"] == 0
+    assert result["wrong"] == []
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,9 @@ def scores(model: Case) -> Any:
 
 @pytest.mark.parametrize("k", [1, 2, 5, 10, 33, 64, 99, 100, 101])
 def test_every_k_gives_the_head_of_the_whole_ranking(model: Case, scores: Any, k: int) -> None:
-    assert differences(searcher(model.W, model.b).query(model.X, k), scores, Asked(k)) == []
+    assert (
+        differences(searcher(model.W, model.b).query(model.X, k), scores, SearchArguments(k)) == []
+    )
 
 
 @pytest.mark.parametrize("k", [1, 5, 100])
@@ -168,9 +170,9 @@ def test_a_batch_of_many_calls_of_a_kernel_is_its_rows_in_order(model: Case) -> 
     )
     whole = index.query(model.X, 5)
     for threads in (1, 2, 4):
-        found = index.query(csr_from(model.X.to_scipy()[order]), 5, threads=threads)
-        assert same(found.top, TopK(whole.labels[order], whole.scores[order]))
-        assert np.array_equal(bits(found.bound_gap), bits(whole.bound_gap[order]))
+        answer = index.query(csr_from(model.X.to_scipy()[order]), 5, threads=threads)
+        assert same(answer.top, TopK(whole.labels[order], whole.scores[order]))
+        assert np.array_equal(bits(answer.bound_gap), bits(whole.bound_gap[order]))
 
 
 def test_callers_at_the_same_time_do_not_disturb_each_other(model: Case) -> None:
@@ -202,19 +204,19 @@ def test_a_view_of_rows_is_searched_as_itself(model: Case) -> None:
 def test_rows_after_hard_rows_are_searched_as_if_alone() -> None:
     """Working memory of one query must not affect the next: dense, empty, huge and tiny rows."""
     rng = np.random.default_rng(23)
-    W = drawn(rng, 3_000, 200, 12, learned, skew=1.0)
+    W = random_matrix(rng, 3_000, 200, 12, learned, skew=1.0)
     b = biases(rng, 3_000)
     kinds = [
         np.ones((1, 200)),
         np.zeros((1, 200)),
         np.full((1, 200), 1e30),
         -np.ones((1, 200)),
-        unit(drawn(rng, 1, 200, 12)).to_scipy().toarray(),
+        unit(random_matrix(rng, 1, 200, 12)).to_scipy().toarray(),
     ]
     X = csr_from(np.concatenate([kinds[at] for at in rng.integers(0, 5, 80)]).astype(np.float32))
     scores, index = naive.all_scores(X, W, b), searcher(W, b)
     for k in (5, 100, 1):
-        assert differences(index.query(X, k), scores, Asked(k)) == []
+        assert differences(index.query(X, k), scores, SearchArguments(k)) == []
 
 
 @pytest.mark.parametrize("deadline_ms", [0.0, 0.001, 0.02, 0.2, 5.0, 1e6])
@@ -223,18 +225,20 @@ def test_a_deadline_leaves_scores_exact_and_the_gap_valid(
     model: Case, scores: Any, k: int, deadline_ms: float
 ) -> None:
     """A search stopped at any time returns k labels, their exact scores, and a valid gap."""
-    asked = Asked(k, None, 1, deadline_ms)
-    answer = asked.of(searcher(model.W, model.b), model.X, model.W.n_rows)
+    request = SearchArguments(k, None, 1, deadline_ms)
+    answer = request.of(searcher(model.W, model.b), model.X, model.W.n_rows)
     assert answer.labels.shape == (model.X.n_rows, k)
-    assert (differences if deadline_ms == 1e6 else dishonest)(answer, scores, asked) == []
+    assert (differences if deadline_ms == 1e6 else dishonest)(answer, scores, request) == []
 
 
 def test_a_deadline_keeps_to_the_filter(model: Case, scores: Any) -> None:
     best = np.unique(naive.best(scores, 3).labels)
     for allowed in (best, np.setdiff1d(np.arange(model.W.n_rows), best), best[:2]):
-        asked = Asked(5, allowed, 1, 0.0)
+        request = SearchArguments(5, allowed, 1, 0.0)
         assert (
-            dishonest(asked.of(searcher(model.W, model.b), model.X, model.W.n_rows), scores, asked)
+            dishonest(
+                request.of(searcher(model.W, model.b), model.X, model.W.n_rows), scores, request
+            )
             == []
         )
 
@@ -248,7 +252,11 @@ def test_filters_of_any_size_leave_the_order_of_the_rest(
     index = searcher(model.W, model.b)
     for k in (1, 5, 100):
         assert (
-            differences(Asked(k, allowed).of(index, model.X, n_labels), scores, Asked(k, allowed))
+            differences(
+                SearchArguments(k, allowed).of(index, model.X, n_labels),
+                scores,
+                SearchArguments(k, allowed),
+            )
             == []
         )
         denied = index.query(
@@ -262,11 +270,11 @@ def test_filters_of_any_size_leave_the_order_of_the_rest(
 def test_denying_the_best_repeatedly_gives_the_ranking(model: Case) -> None:
     index, X = searcher(model.W, model.b), csr_from(model.X.to_scipy()[:1])
     ranking = index.query(X, 40).labels[0].tolist()
-    found: list[int] = []
-    while len(found) < 40:
-        among = LabelFilter.of(model.W.n_rows, deny=found) if found else None
-        found.append(int(index.query(X, 1, label_filter=among).labels[0, 0]))
-    assert found == ranking
+    results: list[int] = []
+    while len(results) < 40:
+        among = LabelFilter.of(model.W.n_rows, deny=results) if results else None
+        results.append(int(index.query(X, 1, label_filter=among).labels[0, 0]))
+    assert results == ranking
 
 
 def test_no_rows_give_an_empty_answer(model: Case) -> None:
@@ -342,20 +350,26 @@ def spoilt(answer: SearchResult, **parts: Any) -> SearchResult:
         ({"scores": lambda row: np.nextafter(row, np.inf)}, "score"),
         ({"exact": lambda _: False}, "not exact"),
         ({"bound_gap": lambda gap: np.nextafter(gap, np.inf)}, "above the truth"),
-        ({"bound_gap": lambda _: np.nan}, "no number"),
+        ({"bound_gap": lambda _: np.nan}, "NaN"),
         ({"bound_gap": lambda _: -0.5}, "negative gap"),
         ({"labels_scored": lambda _: 4}, "fewer labels scored"),
     ],
 )
 def test_the_judge_finds_what_is_wrong(parts: dict[str, Any], says: str) -> None:
     rng = np.random.default_rng(2)
-    W, b, X = drawn(rng, 3_000, 100, 10, learned), biases(rng, 3_000), unit(drawn(rng, 4, 100, 10))
+    W, b, X = (
+        random_matrix(rng, 3_000, 100, 10, learned),
+        biases(rng, 3_000),
+        unit(random_matrix(rng, 4, 100, 10)),
+    )
     scores = naive.all_scores(X, W, b)
     top = InvertedIndex.build(W, b).query(X, 5)
     gap = top.scores[:, -1] - naive.best_other(scores, top.labels)
     good = SearchResult(*top, np.full(4, True), np.full(4, 3000), np.zeros(4, np.int64), gap)
-    assert differences(good, scores, Asked(5)) == []
-    assert any(says in line for line in differences(spoilt(good, **parts), scores, Asked(5)))
+    assert differences(good, scores, SearchArguments(5)) == []
+    assert any(
+        says in line for line in differences(spoilt(good, **parts), scores, SearchArguments(5))
+    )
 
 
 def test_the_judge_sees_the_sign_of_zero() -> None:

@@ -28,7 +28,7 @@ print(json.dumps([value, sum(fingerprints.stats.cache_hits.values())]))
 
 def run_fingerprints(folder: Path) -> tuple[int, int]:
     """Return a hash and the number of cached kernels loaded, from the package in `folder`."""
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CALLS],
         env={**os.environ, "PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")},
         cwd=folder,
@@ -37,8 +37,8 @@ def run_fingerprints(folder: Path) -> tuple[int, int]:
         timeout=300,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    value, hits = json.loads(ran.stdout)
+    assert process.returncode == 0, process.stderr
+    value, hits = json.loads(process.stdout)
     return value, hits
 
 

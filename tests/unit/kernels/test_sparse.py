@@ -26,15 +26,15 @@ def matrix(n: int, d: int, seed: int = 0) -> Any:
     return out
 
 
-def same(found: CSR | Pattern, expected: Any) -> None:
+def same(result: CSR | Pattern, expected: Any) -> None:
     expected = expected.tocsr()
     expected.sort_indices()
-    assert found.shape == expected.shape
-    assert found.indptr.tolist() == expected.indptr.tolist()
-    assert found.indices.tolist() == expected.indices.tolist()
-    if isinstance(found, CSR):
-        assert found.data.tolist() == expected.data.tolist()
-    assert all(not a.flags.writeable for a in found if isinstance(a, np.ndarray))
+    assert result.shape == expected.shape
+    assert result.indptr.tolist() == expected.indptr.tolist()
+    assert result.indices.tolist() == expected.indices.tolist()
+    if isinstance(result, CSR):
+        assert result.data.tolist() == expected.data.tolist()
+    assert all(not a.flags.writeable for a in result if isinstance(a, np.ndarray))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -62,10 +62,10 @@ def dense(rows: list[list[int]]) -> Any:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_row_norms(shape: tuple[int, int]) -> None:
     A = matrix(*shape)
-    found = sparse.row_norms_sq(csr_from(A))
-    assert found.dtype == np.float64
+    result = sparse.row_norms_sq(csr_from(A))
+    assert result.dtype == np.float64
     assert (
-        found.tolist() == np.asarray(A.astype(np.float64).multiply(A).sum(axis=1)).ravel().tolist()
+        result.tolist() == np.asarray(A.astype(np.float64).multiply(A).sum(axis=1)).ravel().tolist()
     )
 
 
@@ -76,8 +76,8 @@ def test_take_rows(rows: list[int]) -> None:
         sparse.take_rows(csr_from(A), np.array(rows, np.int64)),
         A[rows] if rows else sp.csr_matrix((0, 4)),
     )
-    taken = sparse.take_pattern_rows(pattern_from(A), np.array(rows, np.int64))
-    assert [taken.row(i).tolist() for i in range(len(rows))] == [
+    selection = sparse.take_pattern_rows(pattern_from(A), np.array(rows, np.int64))
+    assert [selection.row(i).tolist() for i in range(len(rows))] == [
         A[i].indices.tolist() for i in rows
     ]
 

@@ -27,8 +27,8 @@ def block(n_features: int, n_labels: int, seed: int = 0) -> Any:
     return W
 
 
-def same(found: tuple[CSR, Any], W: Any, prune: float, keep: int) -> None:
-    rows, lost = found
+def same(result: tuple[CSR, Any], W: Any, prune: float, keep: int) -> None:
+    rows, lost = result
     features, weights, dropped = naive.sparse_rows(W, prune, keep)
     assert rows.shape == W.T.shape
     assert [rows.row(j)[0].tolist() for j in range(rows.n_rows)] == features

@@ -11,8 +11,8 @@ from benchmarks.soak import corruption
 
 
 def test_no_damage_is_undetected(tmp_path: Path) -> None:
-    found = corruption.run(tmp_path, 300, seed=1)
-    assert found["unseen"] == {}
+    result = corruption.run(tmp_path, 300, seed=1)
+    assert result["unseen"] == {}
     kinds = {
         "truncated",
         "lengthened",
@@ -23,10 +23,10 @@ def test_no_damage_is_undetected(tmp_path: Path) -> None:
         "another model's",
         "NaN",
     }
-    assert kinds | {"wrong version", "wrong shape", "flip"} == set(found["damages"])
-    assert found["damages"]["flip"] == 300
+    assert kinds | {"wrong version", "wrong shape", "flip"} == set(result["damages"])
+    assert result["damages"]["flip"] == 300
 
 
 def test_an_undamaged_model_counts_as_undetected(tmp_path: Path) -> None:
     """An undamaged model counts as undetected damage, so the count above can be nonzero."""
-    assert not corruption.seen(corruption.small_model(tmp_path / "model", 1))
+    assert not corruption.detects_damage(corruption.small_model(tmp_path / "model", 1))

@@ -67,8 +67,8 @@ def registry(tmp_path: Path) -> Registry:
 def test_there_and_back(registry: Registry) -> None:
     sets = registry.label_sets("docs")
     assert sets.names() == []
-    kept = sets.put("safe", ["csv", "io", "csv", "gone"])
-    assert (kept.name, kept.labels) == ("safe", ("csv", "io", "gone"))
+    selection = sets.put("safe", ["csv", "io", "csv", "gone"])
+    assert (selection.name, selection.labels) == ("safe", ("csv", "io", "gone"))
     sets.put("all", iter(["json"]))
     assert sets.names() == ["all", "safe"]
     assert (
@@ -80,10 +80,10 @@ def test_there_and_back(registry: Registry) -> None:
     assert sets.names() == ["all"]
     with pytest.raises(NotFound, match="no label set 'safe'; there are: all"):
         sets.get("safe")
-    told = [
+    report = [
         (line["action"], line.get("set"), line.get("labels")) for line in registry.history("docs")
     ][1:]
-    assert told == [
+    assert report == [
         ("set_labels", "safe", 3),
         ("set_labels", "all", 1),
         ("set_labels", "safe", 1),
@@ -129,8 +129,8 @@ def test_invalid_lists_of_names(registry: Registry) -> None:
     ):
         with pytest.raises(ParameterError, match=says):
             sets.put("safe", wrong)
-    with pytest.raises(NotFound, match="no model 'nobody'"):
-        registry.label_sets("nobody").put("safe", ["csv"])
+    with pytest.raises(NotFound, match="no model 'missing'"):
+        registry.label_sets("missing").put("safe", ["csv"])
     assert sets.names() == []
     sets.put("safe", ["csv"])
     path = registry.root / "docs" / "sets" / "safe.json"
@@ -163,17 +163,17 @@ def test_readers_see_whole_sets_while_they_change(registry: Registry) -> None:
 
 
 def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Generator) -> None:
-    kept = {"good": ["music", "art", "unheard of"], "bad": ["law"]}
+    fields = {"good": ["music", "art", "unheard of"], "bad": ["law"]}
 
     def sets(name: str) -> list[str]:
-        if name not in kept:
+        if name not in fields:
             raise NotFound(f"no {name}")
-        return kept[name]
+        return fields[name]
 
-    def numbers(*asked: Any) -> list[int]:
-        found = predictor.filter(*asked, sets=sets)
-        assert found is not None
-        return found.labels.tolist()
+    def numbers(*query: Any) -> list[int]:
+        result = predictor.filter(*query, sets=sets)
+        assert result is not None
+        return result.labels.tolist()
 
     everything = list(range(len(NAMES)))
     assert predictor.filter(None, None, sets=sets) is None
@@ -190,12 +190,12 @@ def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Gen
     ]
     assert numbers(np.array([3, 1, 3])) == [1, 3]
     assert numbers(None, []) == everything
-    kept["odd"] = ["math"]
+    fields["odd"] = ["math"]
     assert numbers(["set:odd"]) == [7]  # now a set has this name
     plain = predictor.filter(["set:odd"])
     assert plain is not None
     assert plain.labels.tolist() == [1]
-    assert predictor.unknown_labels(kept["good"]) == ["unheard of"]
+    assert predictor.unknown_labels(fields["good"]) == ["unheard of"]
     ready = LabelFilter.of(len(NAMES), [1, 2])
     assert predictor.filter(ready) is ready
     rows = rng.normal(size=(20, 5)).astype(np.float32)
@@ -210,8 +210,8 @@ def test_filters_by_number_name_and_set(predictor: Predictor, rng: np.random.Gen
 
 def test_invalid_filters_are_refused(predictor: Predictor) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (["nobody"], NotFound, "no label 'nobody'"),
-        (["set:nobody"], NotFound, "no label and no set 'set:nobody'"),
+        (["missing"], NotFound, "no label 'missing'"),
+        (["set:missing"], NotFound, "no label and no set 'set:missing'"),
         (["set:UP/.."], NotFound, "no label and no set"),
         ([8], NotFound, "are 0 to 7"),
         ([-1], NotFound, "are 0 to 7"),
@@ -221,9 +221,9 @@ def test_invalid_filters_are_refused(predictor: Predictor) -> None:
         ("art", ParameterError, r"\['art'\]"),
         ([], ParameterError, "no label is allowed"),
     ]
-    for asked, kind, says in wrong:
+    for request, kind, says in wrong:
         with pytest.raises(kind, match=says):
-            predictor.filter(asked)
+            predictor.filter(request)
     with pytest.raises(ParameterError, match="no label is allowed"):
         predictor.filter(["law"], ["law"])
     with pytest.raises(ParameterError, match=r"a LabelFilter can.t be combined"):
@@ -231,23 +231,23 @@ def test_invalid_filters_are_refused(predictor: Predictor) -> None:
 
 
 def test_recent_filters_are_cached(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = ["music"]
-    first = predictor.filter(["law", "set:s"], [2], sets=lambda _: kept)
-    assert predictor.filter(("set:s", "law"), [2], sets=lambda _: list(kept)) is first
-    kept.append("math")
-    second = predictor.filter(["law", "set:s"], [2], sets=lambda _: kept)
+    selection = ["music"]
+    first = predictor.filter(["law", "set:s"], [2], sets=lambda _: selection)
+    assert predictor.filter(("set:s", "law"), [2], sets=lambda _: list(selection)) is first
+    selection.append("math")
+    second = predictor.filter(["law", "set:s"], [2], sets=lambda _: selection)
     assert first is not None
     assert second is not None
     assert (first.labels.tolist(), second.labels.tolist()) == ([4], [4, 7])
     for number in range(MAX_FILTERS):
         predictor.filter([number % 8], [] if number < 8 else None)
     # Old filters are evicted; the cache does not grow.
-    assert predictor.filter(["law", "set:s"], [2], sets=lambda _: kept) is not second
+    assert predictor.filter(["law", "set:s"], [2], sets=lambda _: selection) is not second
 
 
 def test_positions_of_many_names(predictor: Predictor) -> None:
-    found = positions_by_name(predictor.model, {"art", "math", "nobody", ""})
-    assert {name: at.tolist() for name, at in found.items()} == {
+    result = positions_by_name(predictor.model, {"art", "math", "missing", ""})
+    assert {name: at.tolist() for name, at in result.items()} == {
         "": [6],
         "art": [0, 3],
         "math": [7],
@@ -255,7 +255,7 @@ def test_positions_of_many_names(predictor: Predictor) -> None:
     assert (
         positions_by_name(predictor.model, [])
         == {}
-        == positions_by_name(predictor.model, ["nobody"])
+        == positions_by_name(predictor.model, ["missing"])
     )
 
 
@@ -291,7 +291,7 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         ):
             assert http.put("/v1/models/docs/label-sets/files", json=body).status_code == status
         assert (
-            http.put("/v1/models/nobody/label-sets/files", json={"labels": ["a"]}).status_code
+            http.put("/v1/models/missing/label-sets/files", json={"labels": ["a"]}).status_code
             == 404
         )
         assert http.get("/v1/models/docs/label-sets/none").json()["code"] == "NO_SET"
@@ -303,15 +303,15 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
             assert client.models.get_set("docs", "files", version=1)["version"] == 1
             assert client.models.put_set("docs", "one", ("json",))["labels"] == ["json"]
             client.models.delete_set("docs", "one")
-            found = client.predict("docs", [TEXTS[0]], top_k=4, allow=["set:files"])["predictions"][
-                0
-            ]
-            assert sorted(found["labels"]) == ["csv", "io"]
-            found = client.predict(
+            answer = client.predict("docs", [TEXTS[0]], top_k=4, allow=["set:files"])[
+                "predictions"
+            ][0]
+            assert sorted(answer["labels"]) == ["csv", "io"]
+            answer = client.predict(
                 "docs:1", [TEXTS[0]], top_k=4, deny=["set:files"], certificate=True
             )["predictions"][0]
-            assert found["labels"] == ["json"]
-            assert found["certificate"]["exact"]
+            assert answer["labels"] == ["json"]
+            assert answer["certificate"]["exact"]
             with pytest.raises(NotFound):
                 client.predict("docs", [TEXTS[0]], allow=["set:none"])
 
@@ -321,10 +321,10 @@ def test_over_rest_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
         assert run("models", "label-sets", "put", "docs", "web", "xml", "json")[0] == 0
         assert run("models", "label-sets", "show", "docs", "web")[1].split() == ["xml", "json"]
-        code, told = run("models", "label-sets", "list", "docs", "--json")
-        assert (code, [one["name"] for one in json.loads(told)["sets"]]) == (0, ["files", "web"])
-        told = run("predict", "docs", TEXTS[0], "-k", "4", "--allow", "set:web", "--json")[1]
-        assert sorted(one["label"] for one in json.loads(told)["predictions"][0]["labels"]) == [
+        code, report = run("models", "label-sets", "list", "docs", "--json")
+        assert (code, [one["name"] for one in json.loads(report)["sets"]]) == (0, ["files", "web"])
+        report = run("predict", "docs", TEXTS[0], "-k", "4", "--allow", "set:web", "--json")[1]
+        assert sorted(one["label"] for one in json.loads(report)["predictions"][0]["labels"]) == [
             "json",
             "xml",
         ]

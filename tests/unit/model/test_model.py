@@ -70,11 +70,11 @@ def same_matrix(a: CSR, b: CSR) -> bool:
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
-    given = parts()
-    write_model(tmp_path / "m", **given)
+    inputs = parts()
+    write_model(tmp_path / "m", **inputs)
     model = Model.open(tmp_path / "m")
-    assert same_matrix(model.W, given["W"])
-    assert same_matrix(model.postings, csr_from(given["W"].to_scipy().T.tocsr()))
+    assert same_matrix(model.W, inputs["W"])
+    assert same_matrix(model.postings, csr_from(inputs["W"].to_scipy().T.tocsr()))
     assert model.b.tolist() == [0.5, -1, 0]
     assert model.label_names.to_pylist() == ["csv", "ünï", ""]
     assert model.feature_names.to_pylist() == list("abcd")
@@ -445,15 +445,15 @@ def test_the_difference_between_models(tmp_path: Path) -> None:
             measures={"P@1": 0.75, "P@3": 0.5},
         ),
     )
-    found = diff(a, b)
-    assert (found.added, found.removed, found.identical, found.changed) == (
+    result = diff(a, b)
+    assert (result.added, result.removed, result.identical, result.changed) == (
         ("w",),
         ("z",),
         ("x",),
         ("y",),
     )
-    assert (found.nnz, found.n_features, found.same_content) == ((4, 3), (4, 5), False)
-    assert found.measures == {"P@1": (0.625, 0.75), "P@3": (None, 0.5)}
+    assert (result.nnz, result.n_features, result.same_content) == ((4, 3), (4, 5), False)
+    assert result.measures == {"P@1": (0.625, 0.75), "P@3": (None, 0.5)}
     same = diff(a, a)
     assert (same.identical, same.changed, same.same_content) == (("x", "y", "z"), (), True)
 

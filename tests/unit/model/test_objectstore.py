@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.live_service import text_model
-from tests.support.s3 import BUCKET, KEYS, Door, cut_once, s3
+from tests.support.s3 import BUCKET, KEYS, FaultProxy, cut_once, s3
 from xcray.cli import main as cli
 from xcray.errors import (
     Conflict,
@@ -37,14 +37,14 @@ from xcray.storage.atomic import file_digests
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Door]:
+def server() -> Iterator[FaultProxy]:
     """Start one S3 server for the tests of this file; each test has its own folders."""
-    with s3() as door:
-        yield door
+    with s3() as proxy:
+        yield proxy
 
 
 @pytest.fixture
-def door(server: Door, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+def proxy(server: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """Set the environment of an S3 client.
 
     Parts are small, so that small models are sent in several parts, and retries are fast.
@@ -67,7 +67,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URI of an empty folder."""
     if request.param == "file":
         return f"file://{tmp_path / 'store'}"
-    request.getfixturevalue("door")
+    request.getfixturevalue("proxy")
     return f"s3://{BUCKET}/{request.node.name.translate(str.maketrans('[]', '__'))}"
 
 
@@ -94,15 +94,15 @@ def pushed(uri: str, model: Model, number: int | None = None) -> StoragePath:
 def test_a_pushed_and_pulled_model_has_the_same_bytes(
     uri: str, model: Model, tmp_path: Path
 ) -> None:
-    done = push(model.path, StoragePath.parse(uri) / "news")
-    assert (done.number, done.moved.kept) == (1, 0)
-    assert done.uri == f"{uri}/news/1-{read_manifest(model.path)['seal']}"
+    result = push(model.path, StoragePath.parse(uri) / "news")
+    assert (result.number, result.moved.kept) == (1, 0)
+    assert result.uri == f"{uri}/news/1-{read_manifest(model.path)['seal']}"
     registry = Registry(tmp_path / "models")
     (pulled,) = pull_to_registry(registry, f"{uri}/news", alias=["prod"])
     assert (pulled.name, pulled.number, pulled.sha256) == ("news", 1, model.sha256)
     assert file_digests(pulled.path) == file_digests(model.path)
     assert Model.open(registry.resolve("news@prod")).sha256 == model.sha256
-    assert registry.history("news")[0]["source"] == done.uri
+    assert registry.history("news")[0]["source"] == result.uri
     assert [
         path.name for path in (registry.root / "news").iterdir() if path.name.endswith(".part")
     ] == []
@@ -181,9 +181,9 @@ def test_a_partial_push_is_not_a_model_and_is_completed(
     assert code_of(error) == "HALF_PUSHED"
     with pytest.raises(NotFound, match="no complete model"):
         pull_to_registry(Registry(tmp_path / "models"), f"{uri}/news")
-    done = push(model.path, StoragePath.parse(uri) / "news")
-    assert done.moved.sent == (model.path / "bias.arrow").stat().st_size
-    assert done.number == 1
+    result = push(model.path, StoragePath.parse(uri) / "news")
+    assert result.moved.sent == (model.path / "bias.arrow").stat().st_size
+    assert result.number == 1
 
 
 def test_a_damaged_object_is_refused_by_name_and_sent_again(
@@ -226,18 +226,18 @@ def test_a_damaged_model_is_not_pushed(uri: str, model: Model) -> None:
     assert list_versions(StoragePath.parse(uri) / "news") == []
 
 
-@pytest.mark.parametrize("kept", [0, 300, 700])
+@pytest.mark.parametrize("selection", [0, 300, 700])
 def test_an_interrupted_transfer_is_resumed(
-    uri: str, model: Model, tmp_path: Path, kept: int
+    uri: str, model: Model, tmp_path: Path, selection: int
 ) -> None:
     place = pushed(uri, model)
     manifest = read_manifest(model.path)
     staged = tmp_path / "models" / "news" / f".pull-{manifest['seal'][:32]}.part"
     staged.mkdir(parents=True)
-    (staged / "weights.arrow").write_bytes((model.path / "weights.arrow").read_bytes()[:kept])
+    (staged / "weights.arrow").write_bytes((model.path / "weights.arrow").read_bytes()[:selection])
     (pulled,) = pull_to_registry(Registry(tmp_path / "models"), place.uri)
     assert pulled.moved is not None
-    assert pulled.moved.kept == kept
+    assert pulled.moved.kept == selection
     assert file_digests(pulled.path) == file_digests(model.path)
 
 
@@ -329,15 +329,15 @@ def test_a_disk_that_is_too_small_is_reported_before_the_transfer(
         pull_to_directory(tmp_path / "m", uri)
 
 
-def test_a_broken_connection_is_resumed(door: Door, model: Model, tmp_path: Path) -> None:
+def test_a_broken_connection_is_resumed(proxy: FaultProxy, model: Model, tmp_path: Path) -> None:
     pushed(uri := f"s3://{BUCKET}/cut", model)
-    door.fault = cut_once("weights.arrow", 100)
+    proxy.fault = cut_once("weights.arrow", 100)
     (pulled,) = pull_to_registry(Registry(tmp_path / "models"), uri)
     assert file_digests(pulled.path) == file_digests(model.path)
 
 
 def test_a_storage_outage_is_reported_and_transferred_data_are_kept(
-    door: Door, model: Model, tmp_path: Path
+    proxy: FaultProxy, model: Model, tmp_path: Path
 ) -> None:
     pushed(uri := f"s3://{BUCKET}/gone", model)
 
@@ -346,43 +346,43 @@ def test_a_storage_outage_is_reported_and_transferred_data_are_kept(
             raise ConnectionResetError("no answer")
         return answer
 
-    door.fault = broken
+    proxy.fault = broken
     with pytest.raises(Unavailable) as error:
         pull_to_registry(Registry(tmp_path / "models"), uri)
     assert code_of(error) == "STORAGE_AWAY"
-    door.fault = None
+    proxy.fault = None
     (pulled,) = pull_to_registry(Registry(tmp_path / "models"), uri)
     assert pulled.moved is not None
     assert pulled.moved.kept > 0
 
 
 def test_an_object_replaced_while_it_is_read_is_detected(
-    door: Door, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PIECES_AHEAD", 1)
     place = pushed(uri := f"s3://{BUCKET}/replaced", model)
     weights = place / "weights.arrow"
     other = bytes(reversed(weights.read(1 << 20)))
-    seen: list[str] = []
+    values: list[str] = []
 
     def replacing(environ: dict[str, Any], answer: Any) -> Any:
         if environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith("weights.arrow"):
-            seen.append(environ["PATH_INFO"])
-            if len(seen) == 2:
-                door.client.put_object(
+            values.append(environ["PATH_INFO"])
+            if len(values) == 2:
+                proxy.client.put_object(
                     Bucket=BUCKET, Key=weights.path.partition("/")[2], Body=other
                 )
         return answer
 
-    door.fault = replacing
+    proxy.fault = replacing
     with pytest.raises(Corrupt, match=r"weights\.arrow"):
         pull_to_registry(Registry(tmp_path / "models"), uri)
-    assert len(seen) > 2
+    assert len(values) > 2
     assert Registry(tmp_path / "models").names() == []
 
 
 def test_large_files_are_sent_in_parts(
-    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
     content = os.urandom(12 << 20)
@@ -391,18 +391,19 @@ def test_large_files_are_sent_in_parts(
     place, files = StoragePath.parse(f"s3://{BUCKET}/large"), file_digests(tmp_path / "m")
     transfer.upload_files(tmp_path / "m", files, b"{}", place)
     assert (
-        sum(method == "PUT" and path.endswith("/large/big") for method, path in door.requests) > 1
+        sum(method == "PUT" and path.endswith("/large/big") for method, path in proxy.requests) > 1
     )
-    door.requests.clear()
+    proxy.requests.clear()
     transfer.download_files(place, files, tmp_path / "n")
     assert (
-        sum(method == "GET" and path.endswith("/large/big") for method, path in door.requests) == 12
+        sum(method == "GET" and path.endswith("/large/big") for method, path in proxy.requests)
+        == 12
     )
     assert (tmp_path / "n" / "big").read_bytes() == content
 
 
 def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
-    door: Door, model: Model, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for act in (
         lambda uri: push(model.path, StoragePath.parse(uri) / "news"),
@@ -418,7 +419,7 @@ def test_a_missing_bucket_a_refusal_and_an_outage_are_distinguished(
             b"<Error><Code>AccessDenied</Code><Message>key AKIASECRET may not</Message></Error>"
         ]
 
-    monkeypatch.setattr(door, "_behind", denied)
+    monkeypatch.setattr(proxy, "_behind", denied)
     with pytest.raises(Unavailable, match="denies access") as error:
         model_names(StoragePath.parse(f"s3://{BUCKET}/x"))
     assert code_of(error) == "STORAGE_DENIED"
@@ -450,7 +451,7 @@ def test_an_invalid_uri_is_refused_without_its_secrets(uri: str) -> None:
 
 
 def test_the_commands(
-    door: Door, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    proxy: FaultProxy, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uri, home = f"s3://{BUCKET}/commands", tmp_path / "home"
     assert cli.main(["models", "push", str(model.path), uri, "--json"]) == 0

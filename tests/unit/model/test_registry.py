@@ -104,7 +104,7 @@ def test_a_mapped_model_outlives_its_version(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize(
-    "reference", ["nothing", "nothing:1", "nothing@latest", "news:4", "news:0", "news@nobody"]
+    "reference", ["nothing", "nothing:1", "nothing@latest", "news:4", "news:0", "news@missing"]
 )
 def test_what_is_not_there_is_not_found(registry: Registry, reference: str) -> None:
     with pytest.raises(NotFound):
@@ -252,14 +252,14 @@ def test_processes_that_publish_at_once_get_numbers_of_their_own(tmp_path: Path)
     ]
     outputs = [process.communicate(timeout=600)[0] for process in running]
     assert [process.returncode for process in running] == [0] * 4
-    given = {
+    entries = {
         name: int(number)
         for output in outputs
         for name, number in (line.split() for line in output.splitlines())
     }
     registry = Registry(tmp_path / "registry")
-    assert sorted(given.values()) == list(range(1, 33)) == registry.versions("news")
-    assert registry.aliases.of("news") == {**given, "latest": 32}
+    assert sorted(entries.values()) == list(range(1, 33)) == registry.versions("news")
+    assert registry.aliases.of("news") == {**entries, "latest": 32}
     assert len(registry.history("news")) == 64
     for number in registry.versions("news"):
         Model.open(registry.resolve(f"news:{number}"))
@@ -275,11 +275,11 @@ def test_readers_see_a_whole_model_whatever_changes(registry: Registry, tmp_path
 
     with ThreadPoolExecutor(1) as pool:
         changing = pool.submit(change)
-        seen = []
+        values = []
         while not changing.done():
-            seen.append(bias(registry, "news@champion"))
+            values.append(bias(registry, "news@champion"))
         changing.result()
-    assert set(seen) <= set(np.arange(12.0))
+    assert set(values) <= set(np.arange(12.0))
     assert bias(registry, "news@champion") == 11
 
 

@@ -94,9 +94,9 @@ def test_the_last_version_answers_at_the_very_end() -> None:
 def test_bad_splits_are_refused(
     split: list[tuple[int, float]], shadow: tuple[int, float] | None
 ) -> None:
-    with pytest.raises(ParameterError) as told:
+    with pytest.raises(ParameterError) as error:
         TrafficSplit.from_weights(split, shadow)
-    assert told.value.code == "SPLIT"
+    assert error.value.code == "SPLIT"
 
 
 def test_an_alias_can_refer_to_several_versions(registry: Registry) -> None:

@@ -113,14 +113,14 @@ answers = [predictor.scored_labels(predictor.predict(rows, 2)) for rows in (text
 reason = predictor.explain(texts[0], "csv").as_dict()
 print(json.dumps([answers, reason, sorted(asked), sorted(m for m in sys.modules if m.startswith("xcray."))]))
 """
-    done = bare(code, str(model), json.dumps(TEXTS))
-    assert done.returncode == 0, done.stderr
-    answers, reason, asked, loaded = json.loads(done.stdout)
+    process = bare(code, str(model), json.dumps(TEXTS))
+    assert process.returncode == 0, process.stderr
+    answers, reason, request, loaded = json.loads(process.stdout)
     predictor = Predictor(Model.open(model))
     expected = json.loads(json.dumps(predictor.scored_labels(predictor.predict(TEXTS, 2))))
     assert answers == [expected] * 3
     assert reason == json.loads(json.dumps(predictor.explain(TEXTS[0], "csv").as_dict()))
-    assert set(asked) & set(EXTRAS) <= {"scipy"}  # numba looks for it but does not need it
+    assert set(request) & set(EXTRAS) <= {"scipy"}  # numba looks for it but does not need it
     rooms = {name.split(".")[1] for name in loaded}
     assert not rooms & {"solvers", "train", "execution", "estimators", "jobs", "service", "client"}
 
@@ -140,9 +140,9 @@ codes.append(main(["train", data, "--out", out, "--pool", "threads"]))
 codes.append(main(["predict", out, "read rows", "-k", "1", "--json"]))
 print(codes)
 """
-    done = bare(code, str(tmp_path))
-    assert done.stdout.splitlines()[-1:] == ["[0, 0, 0]"], done.stdout + done.stderr
-    assert '"read"' in done.stdout
+    process = bare(code, str(tmp_path))
+    assert process.stdout.splitlines()[-1:] == ["[0, 0, 0]"], process.stdout + process.stderr
+    assert '"read"' in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ print(codes)
     ],
 )
 def test_a_missing_extra_is_named(code: str, extra: str) -> None:
-    done = bare(code)
-    assert done.returncode == 1
-    assert f"pip install 'xcray[{extra}]'" in done.stderr
+    process = bare(code)
+    assert process.returncode == 1
+    assert f"pip install 'xcray[{extra}]'" in process.stderr
 
 
 def test_every_extra_has_its_modules() -> None:
@@ -170,8 +170,8 @@ def test_every_extra_has_its_modules() -> None:
         "prometheus_client": "prometheus-client",
     }
     for module, extra in EXTRAS.items():
-        wanted = brought.get(module, module.replace("_", "-"))
-        assert wanted in {
+        expected = brought.get(module, module.replace("_", "-"))
+        assert expected in {
             re.split(r"[\[>=<]", line)[0] for line in project["optional-dependencies"][extra]
         }
     assert {re.split(r"[\[>=<]", line)[0] for line in project["dependencies"]} <= CORE
@@ -189,17 +189,17 @@ def test_opening_copies_nothing(model: Path) -> None:
 
 def open_files() -> dict[str, int]:
     """Return how often each file of this process is open or mapped, if the system reports it."""
-    found: dict[str, int] = {}
+    results: dict[str, int] = {}
     for entry in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{entry}")
         except FileNotFoundError:  # the handle of the listing itself
             target = "gone"
-        found[target] = found.get(target, 0) + 1
+        results[target] = results.get(target, 0) + 1
     for line in Path("/proc/self/maps").read_text().splitlines():
         target = line.split(maxsplit=5)[-1]
-        found[target] = found.get(target, 0) + 1
-    return found
+        results[target] = results.get(target, 0) + 1
+    return results
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -218,9 +218,9 @@ def test_a_released_model_leaves_no_file_open_or_mapped(model: Path, verify: boo
     first = use()
     before = resources()
     assert before[0] == {}
-    kept = Predictor(Model.open(model, verify=verify))
+    selection = Predictor(Model.open(model, verify=verify))
     assert resources()[0]  # an open model is visible
-    del kept
+    del selection
     for _ in range(10):
         assert use() == first
     assert resources() == before
@@ -233,7 +233,7 @@ def test_dense_rows_become_sparse_as_scipy_makes_them(kind: Any) -> None:
     dense = np.random.default_rng(3).integers(0, 3, (20, 7)) * 1.5
     dense[[0, 5, 19]] = 0
     for matrix in (dense, dense[:0], dense[:, :0], dense[3:4]):
-        given = (
+        inputs = (
             matrix.tolist()
             if kind is list and matrix.size
             else matrix.astype(np.float64 if kind is list else kind)
@@ -241,13 +241,13 @@ def test_dense_rows_become_sparse_as_scipy_makes_them(kind: Any) -> None:
         theirs = sp.csr_matrix(
             matrix.astype(np.float64 if kind is list else kind), dtype=np.float32
         )
-        for found in (csr_from(given), csr_from(theirs)):
-            assert found.shape == theirs.shape
+        for result in (csr_from(inputs), csr_from(theirs)):
+            assert result.shape == theirs.shape
             for one, other in zip(
-                found[:3], (theirs.indptr, theirs.indices, theirs.data), strict=True
+                result[:3], (theirs.indptr, theirs.indices, theirs.data), strict=True
             ):
                 np.testing.assert_array_equal(one, other)
-        ones = pattern_from(given)
+        ones = pattern_from(inputs)
         np.testing.assert_array_equal(ones.indptr, theirs.indptr)
         np.testing.assert_array_equal(ones.indices, theirs.indices)
     stored_zero = sp.csr_matrix((np.array([0.0, 2.0]), [1, 0], [0, 1, 2]), shape=(2, 2))

@@ -34,8 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def test_details_name_features_and_similar_labels(model: Model) -> None:
-    found = label_details(model, "Bread", n_features=1, n_similar=3)
-    assert found == {
+    result = label_details(model, "Bread", n_features=1, n_similar=3)
+    assert result == {
         "number": 0,
         "label": "Bread",
         "positives": None,

@@ -62,11 +62,11 @@ def test_with_values_the_most_valuable_go_first_whatever_they_cost():
     schedule = LabelScheduler(
         [4, 5, 6, 7], [1.0, 9.0, 1.0, 3.0], values=[2.0, 1.0, 3.0, 2.0], depth=1
     )
-    given, pending = [], schedule.on(Joined("a"))
+    inputs, pending = [], schedule.on(Joined("a"))
     while not isinstance(command := pending.pop(0), Finish):
-        given += command.task.labels
+        inputs += command.task.labels
         pending += schedule.on(Done("a", command.task.id, 5.0))
-    assert given == [6, 7, 4, 5]  # of equal value, the more expensive first
+    assert inputs == [6, 7, 4, 5]  # of equal value, the more expensive first
 
 
 def test_a_joint_solver_has_one_task_with_all_labels_in_order_of_cost():
@@ -80,10 +80,10 @@ def test_a_joint_solver_has_one_task_with_all_labels_in_order_of_cost():
 def test_a_worker_holds_two_batches_while_plenty_is_left_and_one_in_the_tail():
     schedule = LabelScheduler(range(400), [1.0] * 400, batch_seconds=1.0)
     assert len(runs(schedule.on(Joined("a")))) == 1
-    held = [len(runs(schedule.on(Done("a", task_id, 1.0)))) for task_id in range(400)]
-    assert held[0] == 2
-    assert set(held[1:390]) == {1}
-    assert held[-6:].count(0) >= 1
+    items = [len(runs(schedule.on(Done("a", task_id, 1.0)))) for task_id in range(400)]
+    assert items[0] == 2
+    assert set(items[1:390]) == {1}
+    assert items[-6:].count(0) >= 1
 
 
 def test_batches_grow_with_the_measured_rate_and_end_in_single_labels():
@@ -138,13 +138,13 @@ def test_a_loss_counts_only_for_the_running_batch():
     assert len(runs(schedule.on(Done("a", 0, 1.0)))) == 2  # 1 is running, 2 waits
     schedule.on(Joined("b"))
     schedule.on(Lost("a"))
-    given = [
+    values = [
         c.task.id
         for done in (3, 4, 1)
         for c in schedule.on(Done("b", done, 1.0))
         if isinstance(c, Run)
     ]
-    assert given == [1, 2, 5]
+    assert values == [1, 2, 5]
     # 2 was running; this is its first loss.
     assert not any(isinstance(c, Finish) for c in schedule.on(Lost("b")))
 
@@ -223,8 +223,8 @@ def test_a_copy_of_a_lost_worker_costs_nothing_and_can_be_repeated():
 
 def test_a_cancelled_worker_is_free_when_it_reports():
     schedule = LabelScheduler(range(5), [1.0, 1.0, 1.0, 1.0, 10.0], depth=1)
-    given = [runs(schedule.on(Joined(worker), 0.0)) for worker in "abc"]
-    assert given == [[("a", (4,))], [("b", (0,))], [("c", (1,))]]
+    values = [runs(schedule.on(Joined(worker), 0.0)) for worker in "abc"]
+    assert values == [[("a", (4,))], [("b", (0,))], [("c", (1,))]]
     assert runs(schedule.on(Done("b", 1, 1.0), 1.0)) == [("b", (2,))]
     assert runs(schedule.on(Done("b", 3, 1.0), 2.0)) == [("b", (3,))]
     assert runs(schedule.on(Done("b", 4, 1.0), 3.0)) == [("b", (1,))]  # a copy, because c is late
@@ -271,11 +271,11 @@ def test_every_label_is_solved_once_under_random_events(costs, n_workers, by_val
     schedule = LabelScheduler(
         range(len(costs)), costs, values=values, max_attempts=10**9, workers=random.randint(1, 8)
     )
-    held, off, now, commands = {}, set(), 0.0, []
+    entries, off, now, commands = {}, set(), 0.0, []
 
     def join():
         name = f"w{next(names)}"
-        held[name] = {}
+        entries[name] = {}
         return schedule.on(Joined(name), now)
 
     for _ in range(n_workers):
@@ -283,27 +283,27 @@ def test_every_label_is_solved_once_under_random_events(costs, n_workers, by_val
     while not any(isinstance(c, Finish) for c in commands):
         for c in commands:
             if isinstance(c, Run):
-                if c.worker in held:
-                    assert c.task.id not in held[c.worker]
-                    held[c.worker][c.task.id] = c.task
+                if c.worker in entries:
+                    assert c.task.id not in entries[c.worker]
+                    entries[c.worker][c.task.id] = c.task
             else:
                 off.add((c.worker, c.task_id))
-        wanted = [
+        expected = [
             label
-            for w in held
-            for t in held[w].values()
+            for w in entries
+            for t in entries[w].values()
             if schedule.is_expected(w, t.id)
             for label in t.labels
         ]
-        assert all(wanted.count(label) <= 2 for label in wanted)
-        assert not set(wanted) & set(done)
-        assert wanted, "labels are left, workers are there, and nobody works"
+        assert all(expected.count(label) <= 2 for label in expected)
+        assert not set(expected) & set(done)
+        assert expected, "labels and workers are left, and no worker is busy"
         now += random.random() * 3
-        worker, fate = random.choice(sorted(held)), random.random()
+        worker, fate = random.choice(sorted(entries)), random.random()
         if fate < 0.1:
-            del held[worker]
+            del entries[worker]
             commands = schedule.on(random.choice([Lost, Left])(worker), now) + (
-                join() if not held or fate < 0.07 else []
+                join() if not entries or fate < 0.07 else []
             )
         elif fate < 0.15:
             commands = join()
@@ -317,10 +317,10 @@ def test_every_label_is_solved_once_under_random_events(costs, n_workers, by_val
                 ),
                 set(),
             )
-            held = {}
+            entries = {}
             commands = [*join(), *join()]
-        elif held[worker]:
-            task = held[worker].pop(random.choice(sorted(held[worker])))
+        elif entries[worker]:
+            task = entries[worker].pop(random.choice(sorted(entries[worker])))
             if (worker, task.id) in off and random.random() < 0.5:
                 commands = schedule.on(Cancelled(worker, task.id), now)
             else:
@@ -407,11 +407,11 @@ def test_the_fit_reorders_the_remaining_labels():
     terms[:500, 0], terms[500:, 1] = np.linspace(1.0, 2.0, 500), np.linspace(1.0, 2.0, 500)
     truth = terms @ [0.01, 1.0]
     schedule = LabelScheduler(range(1000), terms, [0.01, 0.01], batch_seconds=0.5)
-    given, pending = [], schedule.on(Joined("a"))
+    inputs, pending = [], schedule.on(Joined("a"))
     while not isinstance(command := pending.pop(0), Finish):
-        given += command.task.labels
+        inputs += command.task.labels
         pending += schedule.on(Done("a", command.task.id, truth[list(command.task.labels)].sum()))
-    middle = given[100:500]
+    middle = inputs[100:500]
     assert np.mean(np.array(middle) >= 500) > 0.9
 
 

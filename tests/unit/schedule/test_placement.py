@@ -55,14 +55,14 @@ def test_no_node_is_overfilled_or_opened_without_need(nodes, cpus, memory, count
     need = ResourceRequest(float(cpus), float(memory))
     ours = {node.id: random.randrange(3) for node in nodes if random.random() < 0.3}
     seats = place_workers(nodes, need, count, placed=ours, driver_node=nodes[0].id if nodes else "")
-    rooms, taken = {node.id: free_slots(node, need) for node in nodes}, Counter(seats)
-    assert all(taken[node] <= rooms[node] for node in taken)
+    rooms, selection = {node.id: free_slots(node, need) for node in nodes}, Counter(seats)
+    assert all(selection[node] <= rooms[node] for node in selection)
     assert len(seats) == min(count, sum(rooms.values()))
-    assert sum(taken[node] < rooms[node] for node in taken) <= 1
-    opened = [node for node in taken if not ours.get(node) and node != nodes[0].id]
+    assert sum(selection[node] < rooms[node] for node in selection) <= 1
+    opened = [node for node in selection if not ours.get(node) and node != nodes[0].id]
     known = {node: rooms[node] for node in rooms if ours.get(node) or node == nodes[0].id}
-    assert not opened or all(taken[node] == rooms[node] for node in known)
-    left = len(seats) - sum(taken[node] for node in known)
+    assert not opened or all(selection[node] == rooms[node] for node in known)
+    left = len(seats) - sum(selection[node] for node in known)
     others = sorted((rooms[node] for node in rooms if node not in known), reverse=True)
     fewest = next((n for n in range(len(others) + 1) if sum(others[:n]) >= left), len(others))
     assert len(opened) == fewest
@@ -121,19 +121,19 @@ def test_a_rotation_crosses_each_node_once():
     st.integers(1, 300),
 )
 def test_never_fewer_than_there_are_nor_more_than_have_work(
-    seconds, labels, ready, asked, free, most
+    seconds, labels, ready, query, free, most
 ):
     outlook, thrift = Forecast(seconds, labels, ready, ()), ScalingPolicy(1.0, 60.0)
-    wanted = desired_workers(outlook, WorkerCounts(ready, asked, free), most, thrift)
-    assert wanted >= ready
-    assert wanted <= max(ready, min(most, ready + max(labels, not ready)))
+    expected = desired_workers(outlook, WorkerCounts(ready, query, free), most, thrift)
+    assert expected >= ready
+    assert expected <= max(ready, min(most, ready + max(labels, not ready)))
     more = desired_workers(
-        outlook._replace(seconds=seconds + 1000.0), WorkerCounts(ready, asked, free), most, thrift
+        outlook._replace(seconds=seconds + 1000.0), WorkerCounts(ready, query, free), most, thrift
     )
-    assert more >= wanted
-    if wanted > ready + free and wanted > 1:
+    assert more >= expected
+    if expected > ready + free and expected > 1:
         # A worker that needs a new node has at least a minute of work.
-        assert seconds / wanted >= 60.0
+        assert seconds / expected >= 60.0
 
 
 def test_the_first_worker_is_always_requested_and_late_ones_are_not():
@@ -177,8 +177,8 @@ def test_only_crashed_workers_count_as_failures_of_a_batch():
         for n in range(4):
             (run,) = schedule.on(Joined(f"w{n}"))
             assert isinstance(run, Run)
-            told = schedule.on(Lost(f"w{n}"))
-            failed = next((each.reason for each in told if isinstance(each, Finish)), None)
+            report = schedule.on(Lost(f"w{n}"))
+            failed = next((each.reason for each in report if isinstance(each, Finish)), None)
             if failed is not None:
                 break
             if node_went:

@@ -295,18 +295,18 @@ def test_full_queues_are_skipped_and_the_shortest_is_preferred():
     """
     goals = {}
     for shortest in (False, True):
-        seen = Counter()
+        counts = Counter()
         for seed in range(300):
             nomad = Nomad(
                 homes_of(6, 6), 20, 1, max_in_flight=3, shortest=shortest, seed=seed, nodes=None
             )
-            taken = [
+            selection = [
                 nomad.next_pass(f"w{w}", 0)
                 for w, load in enumerate([3, 2, 1, 1, 2, 1])
                 for _ in range(load)
             ]
-            seen[nomad.complete_pass(taken[-1])[0]] += 1
-        goals[shortest] = seen
+            counts[nomad.complete_pass(selection[-1])[0]] += 1
+        goals[shortest] = counts
     assert set(goals[True]) == {"w2", "w3"}
     assert set(goals[False]) == {"w1", "w2", "w3", "w4"}
     assert all(45 <= count <= 110 for count in goals[False].values())  # 75 each on average
@@ -367,7 +367,7 @@ def test_unknown_events_change_nothing(order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_state_is_json_and_describes_all_passes(order):
     world = World(homes_of(4, 2), 3, 2, order=order)
-    seen = []
+    values = []
     while world.finish is None:
         state = json.loads(json.dumps(world.schedule.state()))
         assert [
@@ -378,9 +378,9 @@ def test_state_is_json_and_describes_all_passes(order):
         assert state["shard_sweeps"] == [
             (len(met) + ahead[s]) // 3 for s, met in enumerate(world.by_shard)
         ]
-        seen.append(state["done_cells"])
+        values.append(state["done_cells"])
         world.run_one(next(worker for worker, queue in world.queues.items() if queue))
-    assert seen == sorted(seen)
+    assert values == sorted(values)
     end = world.schedule.state()
     assert (end["order"], end["done_cells"], end["block_sweeps"], end["shard_sweeps"]) == (
         order,
@@ -437,8 +437,8 @@ def test_check_detects_duplicate_blocks_and_inconsistent_state(order):
     with pytest.raises(AssertionError, match="too many passes"):
         schedule.check()
     schedule = begun()
-    for held in schedule._in_flight.values():
-        held.clear()
+    for state in schedule._in_flight.values():
+        state.clear()
     with pytest.raises(AssertionError, match="nothing is in flight"):
         schedule.check()
     schedule = begun()

@@ -64,11 +64,11 @@ def blocks_of(W, n_blocks):
 
 def test_exponentials_are_accurate_and_bounded():
     values = np.linspace(-120.0, 30.0, 20_001).astype(np.float32)
-    told, powers = values.copy(), np.empty(len(values), np.float32)
-    total = kernel.exponentials(told, np.float32(0.5), powers.view(np.int32), powers)
+    report, powers = values.copy(), np.empty(len(values), np.float32)
+    total = kernel.exponentials(report, np.float32(0.5), powers.view(np.int32), powers)
     true = np.exp(np.clip(values + np.float32(0.5), -87.0, 0.0).astype(np.float64))
-    assert np.max(np.abs(told - true) / true) < 5e-7
-    assert told.max() == 1.0
+    assert np.max(np.abs(report - true) / true) < 5e-7
+    assert report.max() == 1.0
     assert total == pytest.approx(true.sum(), rel=1e-5)
 
 
@@ -111,12 +111,12 @@ def test_a_sum_sweep_makes_b_and_the_loss_exact(dense, n_blocks):
     )
     solver = DSMLRSolver()
     local = solver.make_shard_state(shard(X, Y, c, dense=dense), 3, Grid(1, n_blocks), None)
-    told = [passed(solver, local, block, "sum")[1] for block in blocks_of(W, n_blocks)]
-    assert [each.sweep is None for each in told] == [True] * (n_blocks - 1) + [False]
+    reports = [passed(solver, local, block, "sum")[1] for block in blocks_of(W, n_blocks)]
+    assert [each.sweep is None for each in reports] == [True] * (n_blocks - 1) + [False]
     assert local.rows.b == pytest.approx(-logsumexp(X @ W, axis=1), rel=2e-6)
-    assert told[-1].sweep.shard == 3
-    assert told[-1].sweep.loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-6)
-    assert sum(each.squared for each in told) == pytest.approx((W**2).sum(), rel=1e-12)
+    assert reports[-1].sweep.shard == 3
+    assert reports[-1].sweep.loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-6)
+    assert sum(each.squared for each in reports) == pytest.approx((W**2).sum(), rel=1e-12)
 
 
 def test_sums_that_would_overflow_do_not():
@@ -215,14 +215,14 @@ def test_the_best_labels_of_held_out_rows_are_merged_across_blocks():
     solver = DSMLRSolver()
     local = solver.make_shard_state(shard(X, Y, c), 0, Grid(1, 3), shard(X, Y, c))
     for _ in range(2):  # a sweep leaves no state behind
-        told = [passed(solver, local, block, "observe")[1] for block in blocks_of(W, 3)]
-    found, S = told[-1].sweep, (X @ W).astype(np.float32)
-    assert found.labels.shape == (N, 5)
-    assert found.held_out_loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-5)
+        reports = [passed(solver, local, block, "observe")[1] for block in blocks_of(W, 3)]
+    result, S = reports[-1].sweep, (X @ W).astype(np.float32)
+    assert result.labels.shape == (N, 5)
+    assert result.held_out_loss == pytest.approx(multinomial.objective(W, X, Y, c, 0.0), rel=1e-5)
     for i in range(N):
-        assert found.scores[i] == pytest.approx(np.sort(S[i])[::-1][:5], abs=1e-5)
-        assert (np.diff(found.labels[i])[np.diff(found.scores[i]) == 0.0] > 0).all()
-        assert S[i, found.labels[i]] == pytest.approx(found.scores[i], abs=1e-5)
+        assert result.scores[i] == pytest.approx(np.sort(S[i])[::-1][:5], abs=1e-5)
+        assert (np.diff(result.labels[i])[np.diff(result.scores[i]) == 0.0] > 0).all()
+        assert S[i, result.labels[i]] == pytest.approx(result.scores[i], abs=1e-5)
 
 
 def test_a_block_of_another_owner_is_not_modified():
@@ -271,14 +271,14 @@ def test_rows_without_labels_are_left_out_and_targets_add_up():
     Y = pattern([0, 2, 2, 3, 6], [0, 4, 2, 0, 1, 3], 5)
     weights = np.array([1.0, 9.0, 2.0, 3.0], np.float32)
     total = total_weight(Y, weights)
-    found = make_shard(X, Y, np.arange(4), total=total, weights=weights, bias=0.5)
+    result = make_shard(X, Y, np.arange(4), total=total, weights=weights, bias=0.5)
     assert total == 6.0
-    assert found.rows.tolist() == [0, 2, 3]
-    assert found.weights.tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
-    assert np.asarray(found.targets.to_scipy().sum(axis=1)).ravel().tolist() == pytest.approx(
+    assert result.rows.tolist() == [0, 2, 3]
+    assert result.weights.tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert np.asarray(result.targets.to_scipy().sum(axis=1)).ravel().tolist() == pytest.approx(
         [1.0] * 3
     )
-    assert found.X.to_scipy().toarray().tolist() == [
+    assert result.X.to_scipy().toarray().tolist() == [
         [0, 1, 2, 0.5],
         [6, 7, 8, 0.5],
         [9, 10, 11, 0.5],

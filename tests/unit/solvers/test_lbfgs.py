@@ -64,9 +64,9 @@ def test_the_gradient_bounds_the_distance_to_the_optimum():
     rows = problem(4)
     best = weights(train(LBFGSSolver(lam=LAM, tolerance=1e-10), rows))
     for tolerance in (0.1, 0.01, 0.001):
-        found = train(LBFGSSolver(lam=LAM, tolerance=tolerance), rows)
-        assert np.linalg.norm(weights(found) - best) <= found.last.gradient / LAM
-        assert found.last.gradient <= tolerance * np.linalg.norm(
+        result = train(LBFGSSolver(lam=LAM, tolerance=tolerance), rows)
+        assert np.linalg.norm(weights(result) - best) <= result.last.gradient / LAM
+        assert result.last.gradient <= tolerance * np.linalg.norm(
             naive.gradient(np.zeros_like(best), *rows, LAM)
         )
 
@@ -75,9 +75,9 @@ def test_weights_are_handed_over_in_ranges(monkeypatch):
     rows = problem(5)
     whole = weights(train(LBFGSSolver(lam=LAM), rows))
     monkeypatch.setattr(lbfgs, "PART_WEIGHTS", 17)  # 8 features: at most two labels per part
-    found = train(LBFGSSolver(lam=LAM), rows)
-    assert [(part.lo, part.hi) for part in found.parts()] == [(0, 1), (1, 3), (3, 5)]
-    assert weights(found).tobytes() == whole.tobytes()
+    result = train(LBFGSSolver(lam=LAM), rows)
+    assert [(part.lo, part.hi) for part in result.parts()] == [(0, 1), (1, 3), (3, 5)]
+    assert weights(result).tobytes() == whole.tobytes()
 
 
 def test_without_scipy_it_says_what_to_install(monkeypatch):

@@ -34,7 +34,7 @@ def test_each_class_is_solved_as_if_alone(sparse, cells, monkeypatch):
     monkeypatch.setattr(lc, "MAX_CELLS", cells)
     X, Y, c = rows = problem(0)
     b = np.random.default_rng(0).normal(-1.5, 0.5, len(X))
-    part, told = solve(rows, np.zeros((8, 5)), b, sparse=sparse, inner=1e-9, inner_steps=50)
+    part, report = solve(rows, np.zeros((8, 5)), b, sparse=sparse, inner=1e-9, inner_steps=50)
     for k in range(5):
         best = minimize(
             class_value,
@@ -45,14 +45,14 @@ def test_each_class_is_solved_as_if_alone(sparse, cells, monkeypatch):
         ).x
         assert part.W[:, k] == pytest.approx(best, abs=1e-5)
     G = np.stack([(c * np.exp(b) - c * Y[:, k]) @ X for k in range(5)], axis=1)
-    assert told.gradient == pytest.approx(float((G**2).sum()))
+    assert report.gradient == pytest.approx(float((G**2).sum()))
     S = X @ part.W
-    assert told.sums.max_score + np.log(told.sums.total) == pytest.approx(
+    assert report.sums.max_score + np.log(report.sums.total) == pytest.approx(
         np.log(np.exp(S).sum(axis=1))
     )
-    assert told.sums.linear == pytest.approx(float((c[:, None] * Y * S).sum()))
-    assert told.sums.squared_norm == pytest.approx(float((part.W**2).sum()))
-    assert told.sums.weights == pytest.approx(part.W.sum(axis=1))
+    assert report.sums.linear == pytest.approx(float((c[:, None] * Y * S).sum()))
+    assert report.sums.squared_norm == pytest.approx(float((part.W**2).sum()))
+    assert report.sums.weights == pytest.approx(part.W.sum(axis=1))
 
 
 def test_no_class_ends_above_where_it_began():
@@ -70,10 +70,10 @@ def test_no_class_ends_above_where_it_began():
 def test_steps_that_are_too_long_are_halved_instead_of_overflowing():
     X, Y, c = problem(2)
     rows = (1024.0 * X, Y, c)
-    found = train(LCSolver(lam=1e-3, tolerance=1e-6, max_rounds=2000), rows, 2)
-    W = weights(found)
+    result = train(LCSolver(lam=1e-3, tolerance=1e-6, max_rounds=2000), rows, 2)
+    W = weights(result)
     assert np.isfinite(W).all()
-    assert found.last.objective == pytest.approx(naive.objective(W, *rows, 1e-3), rel=1e-9)
+    assert result.last.objective == pytest.approx(naive.objective(W, *rows, 1e-3), rel=1e-9)
     assert np.linalg.norm(naive.gradient(W, *rows, 1e-3)) <= 2e-6 * np.linalg.norm(
         naive.gradient(0.0 * W, *rows, 1e-3)
     )
@@ -81,16 +81,16 @@ def test_steps_that_are_too_long_are_halved_instead_of_overflowing():
 
 def test_a_step_that_overflows_counts_as_one_that_does_not_fall():
     X, Y, c = problem(3)
-    seen = lc._RowData(work_of(LCSolver(), (X, Y, c), 1)._shards[0])
+    values = lc._RowData(work_of(LCSolver(), (X, Y, c), 1)._shards[0])
     task = poisson._PoissonTask(
-        poisson.PoissonProblem(seen.rows, seen.targets(0, 5), c, np.full(len(X), -1.6), LAM),
+        poisson.PoissonProblem(values.rows, values.targets(0, 5), c, np.full(len(X), -1.6), LAM),
         np.zeros((8, 5)),
         lambda: None,
     )
     going = np.arange(5)
     V = -1e6 * task.gradient(going)
     sizes = task.line_search(
-        going, V, seen.rows.scores(V), np.einsum("jk,jk->k", task.gradient(going), V)
+        going, V, values.rows.scores(V), np.einsum("jk,jk->k", task.gradient(going), V)
     )
     assert (sizes > 0).all()
     assert (sizes < 1e-3).all()
@@ -124,10 +124,10 @@ def test_b_is_shifted_by_the_subtracted_mean():
     W, mean = np.random.default_rng(6).normal(size=(8, 5)), np.random.default_rng(7).normal(size=8)
     b = -np.log(np.exp(X @ W).sum(axis=1))
     hand = work_of(LCSolver(lam=LAM), rows, 1).create_worker("worker-0", lambda: False)
-    moved, told = hand.solve(LabelWeights(0, 5, W), b, mean)
+    moved, report = hand.solve(LabelWeights(0, 5, W), b, mean)
     centred, same = hand.solve(LabelWeights(0, 5, W - mean[:, None]), b + X @ mean, np.zeros(8))
     assert moved.W == pytest.approx(centred.W, abs=1e-12)
-    assert told.gradient == pytest.approx(same.gradient)
-    assert told.gradient == pytest.approx(
+    assert report.gradient == pytest.approx(same.gradient)
+    assert report.gradient == pytest.approx(
         float((naive.gradient(W - mean[:, None], X, Y, c, LAM) ** 2).sum())
     )

@@ -60,10 +60,10 @@ def objectives(
 ) -> tuple[float, float, float]:
     """Return the naive primal of the block's weights, and its reported gap and null objective."""
     rows, labels = dense(X, Y)
-    found = naive.primal(
+    result = naive.primal(
         block.W.to_scipy().toarray().T.astype(float), rows, labels, solver.lam, solver.tau, solver.C
     )
-    return found, float(block.records["gap"].sum()), float(block.records["null"].sum())
+    return result, float(block.records["gap"].sum()), float(block.records["null"].sum())
 
 
 def assert_same(a: SolvedLabels, b: SolvedLabels) -> None:
@@ -86,11 +86,11 @@ def test_objective_and_weights_equal_the_naive_solution(lam, tau, C, single):
     rows, labels = dense(X, Y)
     W, beta = naive.solve(rows, labels, 5, lam, tau, C)
     upper, lower = naive.primal(W, rows, labels, lam, tau, C), naive.dual(beta, rows, lam, tau)
-    found, gap, null = objectives(block, X, Y, solver)
+    result, gap, null = objectives(block, X, Y, solver)
     assert upper - lower <= 1e-3 * null, "the twin itself has not solved it"
-    assert lower - 1e-6 * null <= found <= upper + 2e-5 * null
+    assert lower - 1e-6 * null <= result <= upper + 2e-5 * null
     assert 0.0 <= gap <= 1e-5 * null
-    assert found - gap <= upper + 1e-6 * null
+    assert result - gap <= upper + 1e-6 * null
     distance = np.linalg.norm(
         block.W.to_scipy().toarray().T - W
     )  # the primal is tau-strongly convex
@@ -103,8 +103,8 @@ def test_objective_equals_a_general_solvers(single):
     solver = PDSparseSolver(lam=0.05, eps=1e-6, max_passes=5000)
     rows, labels = dense(X, Y)
     _, best = naive.solve_program(rows, labels, 4, 0.05, 1.0, 1.0)
-    found, gap, null = objectives(solved(solver, X, Y), X, Y, solver)
-    assert found - gap - 1e-5 * null <= best <= found + 1e-5 * null
+    result, gap, null = objectives(solved(solver, X, Y), X, Y, solver)
+    assert result - gap - 1e-5 * null <= best <= result + 1e-5 * null
 
 
 @pytest.mark.parametrize("eps", [0.1, 0.01, 0.001])
@@ -135,10 +135,10 @@ def test_sampled_search_ends_on_the_same_certificate():
     X, Y = problem(5, n=40, d=30, k=15)
     solver = PDSparseSolver(sample=0.5, eps=0.02, max_passes=2000)
     sampled, exact = solved(solver, X, Y), solved(PDSparseSolver(eps=1e-4, max_passes=2000), X, Y)
-    found, gap, null = objectives(sampled, X, Y, solver)
+    result, gap, null = objectives(sampled, X, Y, solver)
     best = objectives(exact, X, Y, solver)[0]
     assert gap <= 0.02 * null
-    assert best - 1e-4 * null <= found <= best + gap + 1e-6 * null
+    assert best - 1e-4 * null <= result <= best + gap + 1e-6 * null
     assert sampled.digest() != exact.digest()
 
 
@@ -207,9 +207,9 @@ def test_projection_equals_the_naive_twins_and_a_general_solvers(seed):
         c = rng.normal(size=p + n) * rng.choice([0.1, 1.0, 5.0]) + rng.normal()
         if rng.random() < 0.3:
             c = np.round(c)  # ties
-        found = c.copy()
-        project(found, p, C, np.empty(p + n))
-        np.testing.assert_allclose(found, naive.project(c, p, C), atol=1e-6)
+        result = c.copy()
+        project(result, p, C, np.empty(p + n))
+        np.testing.assert_allclose(result, naive.project(c, p, C), atol=1e-6)
     best = minimize(
         lambda u: 0.5 * ((u - c) ** 2).sum(),
         np.zeros(p + n),
@@ -222,24 +222,24 @@ def test_projection_equals_the_naive_twins_and_a_general_solvers(seed):
         ],
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    np.testing.assert_allclose(found, best.x, atol=1e-4)
+    np.testing.assert_allclose(result, best.x, atol=1e-4)
 
 
 def test_projection_of_many_meets_its_conditions():
     rng = np.random.default_rng(9)
     c = rng.normal(size=500)
     for C in (0.01, 3.0, 1e9):
-        found = c.copy()
-        project(found, 60, C, np.empty(500))
-        mass = found[:60].sum()
-        assert found.min() >= 0.0
-        assert mass == pytest.approx(found[60:].sum())
+        result = c.copy()
+        project(result, 60, C, np.empty(500))
+        mass = result[:60].sum()
+        assert result.min() >= 0.0
+        assert mass == pytest.approx(result[60:].sum())
         assert mass <= C * (1 + 1e-12)
-        t, h = (c[:60] - found[:60])[found[:60] > 0], (c[60:] - found[60:])[found[60:] > 0]
+        t, h = (c[:60] - result[:60])[result[:60] > 0], (c[60:] - result[60:])[result[60:] > 0]
         assert np.ptp(t) < 1e-9
         assert np.ptp(h) < 1e-9
-        assert (c[:60][found[:60] == 0] <= t[0] + 1e-9).all()
-        assert (c[60:][found[60:] == 0] <= h[0] + 1e-9).all()
+        assert (c[:60][result[:60] == 0] <= t[0] + 1e-9).all()
+        assert (c[60:][result[60:] == 0] <= h[0] + 1e-9).all()
         assert (
             t[0] + h[0] == pytest.approx(0.0, abs=1e-9)
             if mass < 0.999 * C
@@ -249,9 +249,9 @@ def test_projection_of_many_meets_its_conditions():
 
 def test_nothing_violates_means_nothing_moves():
     for c in ([-1.0, 0.5], [-3.0, -2.0, 1.0]):
-        found = np.array(c)
-        project(found, len(c) - 1, 1.0, np.empty(len(c)))
-        assert (found == 0.0).all()
+        result = np.array(c)
+        project(result, len(c) - 1, 1.0, np.empty(len(c)))
+        assert (result == 0.0).all()
 
 
 # ---- awkward data ----
@@ -321,13 +321,13 @@ def test_common_features_of_many_labels_grow_tables():
     """
     X, Y = problem(12, n=150, d=12, k=30, density=0.6, single=True)
     solver = PDSparseSolver(eps=1e-4, max_passes=3000)
-    found, gap, null = objectives(solved(solver, X, Y), X, Y, solver)
+    result, gap, null = objectives(solved(solver, X, Y), X, Y, solver)
     rows, labels = dense(X, Y)
     assert gap <= 1e-4 * null
     W, beta = naive.solve(rows, labels, 30, 0.01, 1.0, 1.0, sweeps=60)
     assert (
         naive.dual(beta, rows, 0.01, 1.0) - 1e-6 * null
-        <= found
+        <= result
         <= naive.primal(W, rows, labels, 0.01, 1.0, 1.0) + gap
     )
 
@@ -337,36 +337,36 @@ def test_common_features_of_many_labels_grow_tables():
 
 def test_growing_matrix_equals_a_dense_one():
     rng = np.random.default_rng(13)
-    table, held = _empty_table(3), np.zeros((3, 200))
+    table, state = _empty_table(3), np.zeros((3, 200))
     for turn in range(300):
         j, n = int(rng.integers(3)), int(rng.integers(1, 6))
         columns = rng.choice(200 if j else 6, n, replace=False).astype(np.int32)
         changes = rng.choice([0.0, 0.5, -0.5, 1.0], n)
         assert growing.has_capacity(table, np.array([j], np.int32), n)
         growing.add(table, j, columns, changes, 0.7, 0.6)
-        held[j, columns] += 0.7 * changes
+        state[j, columns] += 0.7 * changes
         if turn % 100 == 99:
-            check(table, held, 0.6)
+            check(table, state, 0.6)
     growing.clear(table)
     check(table, np.zeros((3, 200)), 0.6)
     growing.add(table, 1, np.arange(50, dtype=np.int32), np.ones(50), 1.0, 0.6)
     check(table, np.stack([np.zeros(200), np.arange(200) < 50, np.zeros(200)]), 0.6)
 
 
-def check(table: growing.DynamicRows, held: np.ndarray, edge: float) -> None:
-    """Check that the table has the entries of `held`, the large ones first, and finds each."""
-    for j in range(len(held)):
+def check(table: growing.DynamicRows, state: np.ndarray, edge: float) -> None:
+    """Check that the table has the entries of `state`, the large ones first, and finds each."""
+    for j in range(len(state)):
         lo, n, strong = table.begin[j], table.size[j], table.n_large[j]
         columns, values = table.columns[lo : lo + n], table.values[lo : lo + n]
         assert len(set(columns.tolist())) == n
-        dense_row = np.zeros(held.shape[1])
+        dense_row = np.zeros(state.shape[1])
         dense_row[columns] = values
-        np.testing.assert_allclose(dense_row, held[j], atol=1e-12)
+        np.testing.assert_allclose(dense_row, state[j], atol=1e-12)
         assert (np.abs(values[:strong]) > edge).all()
         assert (np.abs(values[strong:]) <= edge).all()
-        out = np.zeros(held.shape[1])
-        growing.gather(table, j, np.arange(held.shape[1], dtype=np.int32), 2.0, edge, out)
-        np.testing.assert_allclose(out, 2.0 * naive.soft(held[j], edge), atol=1e-12)
+        out = np.zeros(state.shape[1])
+        growing.gather(table, j, np.arange(state.shape[1], dtype=np.int32), 2.0, edge, out)
+        np.testing.assert_allclose(out, 2.0 * naive.soft(state[j], edge), atol=1e-12)
 
 
 def test_full_pools_are_detected():
@@ -467,8 +467,8 @@ def test_pruning_drops_the_reported_weights():
         solved(PDSparseSolver(tau=2.0), X, Y),
         solved(PDSparseSolver(tau=2.0, prune=0.1), X, Y),
     )
-    kept = np.abs(plain.W.data) > 0.1
-    np.testing.assert_array_equal(np.sort(pruned.W.data), np.sort(plain.W.data[kept]))
+    selection = np.abs(plain.W.data) > 0.1
+    np.testing.assert_array_equal(np.sort(pruned.W.data), np.sort(plain.W.data[selection]))
     np.testing.assert_array_equal(
         pruned.records["nnz"] + pruned.records["pruned"], plain.records["nnz"]
     )
@@ -517,7 +517,7 @@ def test_cost_terms_count_what_they_say():
 
 
 @pytest.mark.parametrize(
-    ("given", "fix"),
+    ("inputs", "fix"),
     [
         ({"lam": -1}, "at least 0"),
         ({"tau": 0}, "greater than 0"),
@@ -526,6 +526,6 @@ def test_cost_terms_count_what_they_say():
         ({"inner": 0.5}, "whole number"),
     ],
 )
-def test_bad_parameters_are_refused(given, fix):
+def test_bad_parameters_are_refused(inputs, fix):
     with pytest.raises(ParameterError, match=fix):
-        PDSparseSolver(**given)
+        PDSparseSolver(**inputs)

@@ -228,7 +228,7 @@ def test_cost_terms_count_what_they_say():
 
 
 @pytest.mark.parametrize(
-    ("given", "fix"),
+    ("inputs", "fix"),
     [
         ({"lam": -1}, "lam must be at least 0.0"),
         ({"C": 0}, "C must be greater than 0.0"),
@@ -240,9 +240,9 @@ def test_cost_terms_count_what_they_say():
         ({"lam": True}, "lam must be a number"),
     ],
 )
-def test_bad_parameters_name_the_fix(given, fix):
+def test_bad_parameters_name_the_fix(inputs, fix):
     with pytest.raises(ParameterError) as caught:
-        make_solver("ppdsparse", given)
+        make_solver("ppdsparse", inputs)
     assert fix in str(caught.value)
 
 

@@ -84,9 +84,9 @@ def test_positives_are_weighted_by_frequency_and_by_propensity():
         solved(PPDSparseSolver(), X, Y),
         solved(PPDSparseSolver(positives="propensity"), X, Y),
     )
-    seen = counts > 0
+    values = counts > 0
     # More expensive positives raise the biases.
-    assert (tail.bias[seen] >= plain.bias[seen] - 0.01).all()
+    assert (tail.bias[values] >= plain.bias[values] - 0.01).all()
 
 
 def test_pruning_drops_small_weights_and_counts_them():

@@ -54,7 +54,7 @@ def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
         "label_names": [f"label-{i}" for i in range(W.n_rows)],
         "feature_names": [f"feature-{j}" for j in range(W.n_cols)],
     }
-    given = {
+    fields = {
         "solver": "ds-mlr",
         "params": {},
         "dataset_hash": "d",
@@ -62,7 +62,7 @@ def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
         **names,
         **more,
     }
-    return write_model(path, W=W, b=np.asarray(b, np.float32), **given)
+    return write_model(path, W=W, b=np.asarray(b, np.float32), **fields)
 
 
 def check(W: CSR, b: Any, X: CSR) -> None:
@@ -70,10 +70,10 @@ def check(W: CSR, b: Any, X: CSR) -> None:
     b = np.asarray(b, np.float32)
     expected = naive.log_normaliser(search.all_scores(X, W, b))
     for dense in (False, True):
-        found = LogPartition(SearchIndex.build(W, b, dense=dense))
-        told = found.compute(X)
-        np.testing.assert_allclose(told, expected, rtol=1e-13, atol=1e-11)
-        np.testing.assert_array_equal(found.compute(X, threads=2), told)
+        result = LogPartition(SearchIndex.build(W, b, dense=dense))
+        answer = result.compute(X)
+        np.testing.assert_allclose(answer, expected, rtol=1e-13, atol=1e-11)
+        np.testing.assert_array_equal(result.compute(X, threads=2), answer)
     np.testing.assert_allclose(by_postings(W, b, X), expected, rtol=1e-13, atol=1e-11)
 
 
@@ -112,8 +112,8 @@ def test_exponentials_are_right_to_the_last_bits() -> None:
         [[0.0, -0.0], -np.logspace(-18, np.log10(708), 4000), -np.linspace(0, 40, 1000)]
     )
     for value in values.tolist():
-        found, expected = kernels.sum_exp(np.array([value]), 0.0), math.exp(value)
-        assert abs(found - expected) <= 2 * math.ulp(expected), value
+        result, expected = kernels.sum_exp(np.array([value]), 0.0), math.exp(value)
+        assert abs(result - expected) <= 2 * math.ulp(expected), value
     assert kernels.sum_exp(np.array([-1e300, -709.0, -np.inf]), 0.0) < 1e-306
 
 
@@ -172,8 +172,8 @@ def test_models_of_very_many_labels() -> None:
     dense[:, 0] = rng.normal(size=n)  # a feature that all labels have
     W, X = csr_from(dense), random(4, 50, 0.3, 1.0, 1)
     b = rng.normal(size=n).astype(np.float32)
-    found = LogPartition(SearchIndex.build(W, b)).compute(X, threads=2)
-    np.testing.assert_allclose(found, naive.log_normaliser(search.all_scores(X, W, b)), rtol=1e-13)
+    answer = LogPartition(SearchIndex.build(W, b)).compute(X, threads=2)
+    np.testing.assert_allclose(answer, naive.log_normaliser(search.all_scores(X, W, b)), rtol=1e-13)
 
 
 @pytest.fixture(scope="module")
@@ -199,16 +199,16 @@ def dense_softmax(predictor: Predictor, rows: CSR) -> Any:
 def test_all_labels_add_up_to_one_and_agree_with_scipy(small: Predictor) -> None:
     assert small.probability_source == "softmax"
     answer = small.search(ROWS, 60, probabilities=True)
-    told = small.probabilities(answer)
-    np.testing.assert_allclose(told.sum(axis=1), 1.0, atol=1e-12)
+    prediction = small.probabilities(answer)
+    np.testing.assert_allclose(prediction.sum(axis=1), 1.0, atol=1e-12)
     np.testing.assert_allclose(
-        told,
+        prediction,
         np.take_along_axis(dense_softmax(small, ROWS), answer.labels.astype(int), 1),
         atol=1e-12,
     )
-    assert (np.diff(told, axis=1) <= 0).all()
+    assert (np.diff(prediction, axis=1) <= 0).all()
     five = small.search(ROWS, 5, probabilities=True)
-    np.testing.assert_array_equal(small.probabilities(five), told[:, :5])
+    np.testing.assert_array_equal(small.probabilities(five), prediction[:, :5])
     np.testing.assert_array_equal(five.scores, small.predict(ROWS, 5).scores)
 
 
@@ -328,11 +328,11 @@ def test_the_link_is_part_of_what_a_model_is(tmp_path: Path) -> None:
 
 
 def test_a_share_is_never_above_one() -> None:
-    told = softmax(
+    report = softmax(
         np.array([[0.0, -800.0], [1e300, -1e300]]),
         np.array([np.nextafter(0.0, -1.0) - 1e-16, 1e300]),
     )
-    assert told.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    assert report.tolist() == [[1.0, 0.0], [1.0, 0.0]]
 
 
 def test_one_signature_each(small: Predictor) -> None:
@@ -364,8 +364,8 @@ def test_the_command_line_prints_probabilities(
     assert (
         cli.main(["predict", str(reader.path), *TEXTS, "-k", "4", "--probabilities", "--json"]) == 0
     )
-    for found in json.loads(capsys.readouterr().out)["predictions"]:
-        assert math.fsum(one["probability"] for one in found["labels"]) == pytest.approx(
+    for result in json.loads(capsys.readouterr().out)["predictions"]:
+        assert math.fsum(one["probability"] for one in result["labels"]) == pytest.approx(
             1.0, abs=1e-12
         )
 
@@ -380,11 +380,11 @@ def test_batch_predictions_include_probabilities(reader: Model, tmp_path: Path) 
         probabilities=True,
         pool="serial",
     )
-    found = predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
-    told = pq.read_table(found.path / "part-00000.parquet").column("probabilities").to_pylist()
+    result = predict_batch(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    report = pq.read_table(result.path / "part-00000.parquet").column("probabilities").to_pylist()
     predictor = Predictor(reader)
     assert (
-        told
+        report
         == predictor.probabilities(predictor.search(list(TEXTS), 4, probabilities=True)).tolist()
     )
 
@@ -401,12 +401,12 @@ def test_the_service_returns_probabilities(
     body = {"instances": [{"text": text} for text in TEXTS], **more}
     with client_of(app) as http:
         plain = http.post("/v1/models/docs:predict", json=body).json()["predictions"]
-        told = http.post("/v1/models/docs:predict", json={**body, "probabilities": True})
-        assert told.status_code == 200, told.text
+        response = http.post("/v1/models/docs:predict", json={**body, "probabilities": True})
+        assert response.status_code == 200, response.text
         assert http.get("/v1/models/docs/versions/1").json()["calibrated"] is True
-    asked = predictor.search(
+    answer = predictor.search(
         list(TEXTS), more.get("top_k", 5), allow=more.get("allow"), probabilities=True
     )
-    found = told.json()["predictions"]
-    assert [one.pop("probabilities") for one in found] == predictor.probabilities(asked).tolist()
-    assert found == plain
+    result = response.json()["predictions"]
+    assert [one.pop("probabilities") for one in result] == predictor.probabilities(answer).tolist()
+    assert result == plain

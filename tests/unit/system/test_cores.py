@@ -16,12 +16,12 @@ HERE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_cpu_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHON_CPU_COUNT", raising=False)
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("output", "expected"),
     [
         ("100000 100000\n", 1),
         ("50000 100000\n", 1),
@@ -33,9 +33,9 @@ def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("100000 0\n", HERE),
     ],
 )
-def test_a_container_limits_the_number_of_cores(tmp_path: Path, said: str, wanted: int) -> None:
-    (tmp_path / "cpu.max").write_text(said)
-    assert available_cores(tmp_path / "cpu.max") == wanted
+def test_a_container_limits_the_number_of_cores(tmp_path: Path, output: str, expected: int) -> None:
+    (tmp_path / "cpu.max").write_text(output)
+    assert available_cores(tmp_path / "cpu.max") == expected
     assert available_cores(tmp_path / "none") == HERE
 
 
@@ -50,8 +50,8 @@ def test_a_number_of_cores_in_the_environment_wins_everywhere(
     assert worker_count(TrainSpec(dataset="data", pool="threads", workers=2)) == 2
 
 
-@pytest.mark.parametrize("said", ["", "default", "0", "-1", "2.5", "many"])
-def test_nonsense_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setenv("PYTHON_CPU_COUNT", said)
+@pytest.mark.parametrize("output", ["", "default", "0", "-1", "2.5", "many"])
+def test_nonsense_counts_as_nothing(monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    monkeypatch.setenv("PYTHON_CPU_COUNT", output)
     assert available_cores() >= 1
     assert available_cores(Path("/nowhere")) == HERE

@@ -39,13 +39,13 @@ PATIENCE = 600.0  # seconds: a slow machine may need to compile kernels
 def cluster() -> Iterator[ClusterInfo]:
     """Yield a local Ray with a dashboard and token authentication."""
     with tempfile.TemporaryDirectory(prefix="xr-") as folder:
-        kept = ManagedLocalRay(
+        selection = ManagedLocalRay(
             folder, num_cpus=2, object_store_memory=100 << 20, grace=10 * PATIENCE
         )
         try:
-            yield kept.ensure(PATIENCE)
+            yield selection.ensure(PATIENCE)
         finally:
-            kept.stop()
+            selection.stop()
 
 
 def ended(client: Any, job: str) -> str:
@@ -108,9 +108,9 @@ def test_serve_answers_with_the_same_bytes(
 ) -> None:
     home = Home(own_home)
     publish(Registry(home.models), "news", tmp_path / "staged")
-    made = create_token()
+    token = create_token()
     with closing(JobStore(home.store_url)) as store:
-        store.keys.add("default", "reader", ["predict"], made.digest, key_id=made.key_id)
+        store.keys.add("default", "reader", ["predict"], token.digest, key_id=token.key_id)
     port = free_port()
     args = {
         "home": str(own_home),
@@ -119,9 +119,9 @@ def test_serve_answers_with_the_same_bytes(
         "allowed_hosts": ["127.0.0.1"],
     }
     body = {"instances": [{"text": "read a csv file"}, {"text": "open a socket"}], "top_k": 3}
-    headers = {"Authorization": f"Bearer {made.token}"}
+    headers = {"Authorization": f"Bearer {token.token}"}
 
-    def asked(client: httpx.Client) -> list[tuple[int, bytes]]:
+    def responses_of(client: httpx.Client) -> list[tuple[int, bytes]]:
         answers = [
             client.post("/v1/models/news:predict", json=body, headers=headers),
             client.post("/v1/models/news:predict", json=body),
@@ -139,7 +139,7 @@ def test_serve_answers_with_the_same_bytes(
         ]
 
     with client_of(create_app(settings_for(**{**args, "home": own_home}))) as client:
-        plain = asked(client)
+        plain = responses_of(client)
     with connect(cluster.address, token_path=cluster.token_path):
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -152,7 +152,7 @@ def test_serve_answers_with_the_same_bytes(
                 while client.get("/readyz").status_code != 200:
                     assert time.monotonic() < until, client.get("/readyz").text
                     time.sleep(0.1)
-                served = asked(client)
+                served = responses_of(client)
         finally:
             serve.shutdown()
     assert [status for status, _ in served] == [200, 401, 404, 422]

@@ -32,7 +32,7 @@ class Dashboard(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.gate.wait(300)
-        self.server.asked.append((self.path, self.headers.get("Authorization")))
+        self.server.requests.append((self.path, self.headers.get("Authorization")))
         status, body = self.server.answers.get(self.path, (404, b"{}"))
         with contextlib.suppress(ConnectionError):  # the client can be gone
             self.send_response(status)
@@ -51,7 +51,7 @@ class Dashboard(http.server.BaseHTTPRequestHandler):
 def dashboard(answers):
     """Yield a dashboard server and its URL."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dashboard) as server:
-        server.answers, server.asked, server.gate = {**answers}, [], threading.Event()
+        server.answers, server.requests, server.gate = {**answers}, [], threading.Event()
         server.gate.set()
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -84,7 +84,7 @@ def submit(store, spec):
 def test_a_healthy_dashboard_receives_the_token():
     with dashboard(WELL) as (server, url):
         check_dashboard(url, {"Authorization": "Bearer t"})
-    assert server.asked == [("/api/version", "Bearer t"), ("/api/gcs_healthz", "Bearer t")]
+    assert server.requests == [("/api/version", "Bearer t"), ("/api/gcs_healthz", "Bearer t")]
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_jobs_on_ray_wait_in_order_while_ray_is_unavailable(store):
     supervisor = Supervisor(store, launcher, SupervisorOptions(max_running=9))
     launcher.pools_away = {"ray"}
     supervisor.step()
-    until(lambda: len(launcher.asked) == 2)
+    until(lambda: len(launcher.launched) == 2)
     supervisor.step()
-    assert sorted(launcher.asked) == sorted([(other, 1), (bare, 1)])
+    assert sorted(launcher.launched) == sorted([(other, 1), (bare, 1)])
     assert [store.jobs.get(each).attempt for each in (first, second)] == [0, 0]
     launcher.pools_away = frozenset()
     supervisor.step()
-    until(lambda: len(launcher.asked) == 4)
+    until(lambda: len(launcher.launched) == 4)
     assert [store.jobs.get(each).status for each in (first, second)] == [RUNNING, RUNNING]
     events = [
         next(
@@ -171,8 +171,8 @@ def test_a_launch_without_a_cluster_returns_the_job_to_its_place(store):
     until(lambda: store.jobs.get(first).status == PENDING, tick=supervisor.step)
     assert store.jobs.get(first).attempt == 1
     launcher.trouble, launcher.pools_away = None, frozenset()
-    until(lambda: len(launcher.asked) == 2, tick=supervisor.step)
-    assert launcher.asked == [(first, 1), (first, 2)]  # at once, before the second job
+    until(lambda: len(launcher.launched) == 2, tick=supervisor.step)
+    assert launcher.launched == [(first, 1), (first, 2)]  # at once, before the second job
     assert store.jobs.get(second).status == PENDING
     supervisor.stop()
 
@@ -187,13 +187,13 @@ def test_losses_with_the_cluster_cost_no_attempt_and_are_limited(store, monkeypa
     launcher.pools_shaken = {"ray"}
     for attempt in range(1, 5):
         supervisor.step()
-        until(lambda attempt=attempt: (job, attempt) in launcher.asked)
-        launcher.gone = [RunnerId(job, attempt)]
+        until(lambda attempt=attempt: (job, attempt) in launcher.launched)
+        launcher.exited = [RunnerId(job, attempt)]
         supervisor._ended_runners += launcher.poll()
         supervisor._handle_exit(job, attempt)
         supervisor._ended_runners.clear()
-        found = store.jobs.get(job)
-        assert (found.status, found.reason) == (PENDING, "LAUNCH")
+        record = store.jobs.get(job)
+        assert (record.status, record.reason) == (PENDING, "LAUNCH")
     supervisor.step()
     assert (
         store.attempts.mark_lost(job, 5, max_attempts=2).status == PENDING
@@ -226,15 +226,15 @@ def test_an_outage_of_an_external_cluster_is_detected_without_a_job(home, monkey
     with dashboard(WELL) as (server, url):
         launcher = RayJobLauncher(home, ExternalRay(url.removeprefix("http://"), url))
 
-        def told(away):
-            return lambda: (launcher.poll(), bool(launcher.unavailable_pools()) == away)[1]
+        def availability_is(unavailable):
+            return lambda: (launcher.poll(), bool(launcher.unavailable_pools()) == unavailable)[1]
 
-        until(told(False))
+        until(availability_is(False))
         assert not launcher.unstable_pools()
         server.answers["/api/gcs_healthz"] = (503, b"")
-        until(told(True))
+        until(availability_is(True))
         server.answers["/api/gcs_healthz"] = (200, b"success")
-        until(told(False))
+        until(availability_is(False))
         # The leases of its jobs have not expired yet.
         assert launcher.unstable_pools() == {"ray"}
         monkeypatch.setattr(launch, "UNSTABLE_SECONDS", 0.0)
@@ -246,8 +246,8 @@ def test_a_job_that_a_new_cluster_does_not_list_has_ended(home, store, monkeypat
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
     submit(store, ON_RAY)
     job = store.attempts.claim("me", lease_seconds=60)
-    taken = {"/api/jobs/": (200, b'{"job_id": "x", "submission_id": "x"}')}
-    with dashboard({**WELL, **taken}) as (server, url):
+    fields = {"/api/jobs/": (200, b'{"job_id": "x", "submission_id": "x"}')}
+    with dashboard({**WELL, **fields}) as (server, url):
         launcher = RayJobLauncher(home, ExternalRay(url.removeprefix("http://"), url))
         launcher.launch(job)
         assert launcher.list_runners() == [RunnerId(job.id, 1)]
@@ -293,13 +293,13 @@ def test_a_submission_is_retried_and_a_lost_answer_is_detected(home, store, monk
         launcher, tries = RayJobLauncher(home, cluster), []
         client = launch._job_client
 
-        def asked(info):
+        def flaky_client(info):
             tries.append(1)
             if len(tries) > 4:
                 server.answers["/api/jobs/"] = takes
             return client(info)
 
-        monkeypatch.setattr(launch, "_job_client", asked)
+        monkeypatch.setattr(launch, "_job_client", flaky_client)
         launcher.launch(first)
         assert len(tries) > 4
         tries.clear()

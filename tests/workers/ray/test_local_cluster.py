@@ -57,7 +57,7 @@ def settings_():
     return {name: value for name, value in os.environ.items() if name != "RAY_CLIENT_MODE"}
 
 
-def gone(pids, seconds=120.0):
+def wait_for_exit(pids, seconds=120.0):
     """Wait for the end of processes and return those that are left."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
@@ -90,7 +90,9 @@ def before():
 @pytest.fixture(scope="module")
 def cluster(directory, before):
     """Yield a cluster that was started for a process which has been killed since."""
-    asker = subprocess.Popen([sys.executable, "-c", ASKER, str(directory)], start_new_session=True)
+    asker = subprocess.Popen(
+        [sys.executable, "-c", QUERY_SCRIPT, str(directory)], start_new_session=True
+    )
     cluster = ManagedLocalRay(directory, **SMALL)
     deadline = time.monotonic() + 300
     while not (directory / "asked").exists():
@@ -103,7 +105,7 @@ def cluster(directory, before):
     cluster.stop()
 
 
-ASKER = """
+QUERY_SCRIPT = """
 import sys, time
 from pathlib import Path
 from xcray.workers.ray.local_cluster import ManagedLocalRay
@@ -220,7 +222,7 @@ def test_stop_ends_everything_it_started_and_nothing_else(cluster, directory, be
         [sys.executable, "-c", "import time; time.sleep(600)  # xcray ray"]
     )
     cluster.stop()
-    assert gone(pids, 10.0) == []
+    assert wait_for_exit(pids, 10.0) == []
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
@@ -239,7 +241,7 @@ def test_a_killed_daemon_ends_its_ray_and_the_next_one_cleans_up(tmp_path):
         first = cluster.ensure()
         pids, root = [first.pid, *descendants(first.pid)], root_of(tmp_path / "ray")
         os.kill(first.pid, signal.SIGKILL)
-        assert gone(pids) == []
+        assert wait_for_exit(pids) == []
         assert cluster.info() is None
         assert root.exists()
         second = cluster.ensure()
@@ -260,7 +262,7 @@ def test_a_node_that_ends_with_status_0_is_noticed_and_replaced(tmp_path):
         agents = [pid for pid in pids if b"dashboard/agent.py" in ray_keeper._command_line(pid)]
         assert len(agents) == 1
         os.kill(agents[0], signal.SIGKILL)
-        assert gone(pids) == []
+        assert wait_for_exit(pids) == []
         assert cluster.info() is None
         with pytest.raises(Unavailable, match="raylet") as caught:
             cluster.check()
@@ -297,14 +299,14 @@ def test_a_closed_ray_is_not_started_by_a_launch_under_way(tmp_path):
 
 def test_an_unused_ray_is_ended(tmp_path, monkeypatch):
     """The daemon ends 100 s of its own clock after the last use, however long it has run."""
-    clock, wanted, turns = [0.0], tmp_path / "wanted", []
+    clock, expected, turns = [0.0], tmp_path / "wanted", []
 
     def sleep(_seconds):
         clock[0] += 40.0
         turns.append(clock[0])
         if len(turns) <= 5:
-            wanted.touch()
-            os.utime(wanted, ns=(len(turns), len(turns)))
+            expected.touch()
+            os.utime(expected, ns=(len(turns), len(turns)))
 
     monkeypatch.setattr(
         ray_keeper, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
@@ -325,7 +327,7 @@ def test_a_ray_that_starts_slowly_is_restarted(monkeypatch, tmp_path):
     from ray._private import node
 
     assert ray_session.SLOW_START_TEXT in inspect.getsource(node.Node.__init__)
-    ended, held = [], list("ab")
+    ended, state = [], list("ab")
 
     class Half:
         """A node whose start fails when some of its processes run."""
@@ -344,7 +346,7 @@ def test_a_ray_that_starts_slowly_is_restarted(monkeypatch, tmp_path):
     assert (caught.value.code, len(ended)) == ("RAY_START", 2 + ray_session.MAX_STARTS)
     with pytest.raises(IndexError):
         # Other errors are not retried.
-        ray_session.retry_slow_start(lambda: held.pop(9))
+        ray_session.retry_slow_start(lambda: state.pop(9))
     monkeypatch.setattr(ray_keeper, "descendants", lambda _pid: [])
     keeper = ray_keeper.LocalRayDaemon(tmp_path, 1, 1, grace=1.0)
     keeper.root.rmdir()
@@ -374,24 +376,24 @@ def test_a_local_ray_ends_with_the_block(before):
         started = set(descendants(os.getpid())) - mine
         root = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
         assert stat.S_IMODE(root.stat().st_mode) == 0o700
-    assert gone(started) == []
+    assert wait_for_exit(started) == []
     assert not root.exists()
     assert settings_() == environment
     assert marks() == before
 
 
 def test_a_free_port_is_given_once_and_outside_the_range_of_the_system(monkeypatch):
-    given = [free_port() for _ in range(20)]
-    assert len(set(given)) == 20
+    values = [free_port() for _ in range(20)]
+    assert len(set(values)) == 20
     ranges = Path("/proc/sys/net/ipv4/ip_local_port_range")
     first, last = map(int, ranges.read_text().split()) if ranges.exists() else (49_152, 65_535)
     # The system's range of ports can be configured to overlap.
     assert (
-        not [port for port in given if first <= port <= last]
+        not [port for port in values if first <= port <= last]
         or first < ray_session.PRIVATE_PORTS[-1]
     )
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port := free_port()))
+    with socket.socket() as selection:
+        selection.bind(("127.0.0.1", port := free_port()))
         monkeypatch.setattr(ray_session, "_PORTS", count(port - ray_session.PRIVATE_PORTS[0]))
         assert free_port() != port
 
@@ -493,14 +495,14 @@ def test_descendants_are_found_over_generations_by_both_methods(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
         deadline = time.monotonic() + 120
-        while len(found := descendants(child.pid)) < 1:
+        while len(result := descendants(child.pid)) < 1:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert child.pid in descendants(os.getpid())
-        assert set(found) < set(descendants(os.getpid()))
-        assert (found[0], child.pid) in processes._processes()
+        assert set(result) < set(descendants(os.getpid()))
+        assert (result[0], child.pid) in processes._processes()
         if shutil.which("ps"):
-            assert (found[0], child.pid) in processes._processes_by_ps()
+            assert (result[0], child.pid) in processes._processes_by_ps()
         else:
             without.say("ps", "the processes of a machine that has no /proc were not listed")
     finally:

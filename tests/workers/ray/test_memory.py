@@ -44,17 +44,17 @@ def test_workers_map_the_data_and_report_their_memory(wide: Dataset) -> None:
         joined = 0
         while joined < 2:
             joined += sum(isinstance(report, Joined) for report in pool.wait(1.0))
-        seen: dict[str, MemoryUsage] = {}
-        while len(seen) < 2:  # each is queried once and replies at any time
-            seen |= pool.memory_usage()
+        entries: dict[str, MemoryUsage] = {}
+        while len(entries) < 2:  # each is queried once and replies at any time
+            entries |= pool.memory_usage()
             pool.wait(0.05)
     finally:
         pool.close()
-    assert set(seen) == {"worker-0", "worker-1"}
+    assert set(entries) == {"worker-0", "worker-1"}
     data = sum(entry["bytes"] for name, entry in wide.manifest["files"].items() if "x_" in name)
     assert data > 120 * MIB
     scratch, _ = worker_bytes(make_solver("ppdsparse", {}), wide.train, 0)
-    for held in seen.values():
-        assert 0 < held.own <= held.proportional <= held.resident
-        assert held.anonymous < PROCESS_BYTES + scratch + data // 2  # without the data
+    for state in entries.values():
+        assert 0 < state.own <= state.proportional <= state.resident
+        assert state.anonymous < PROCESS_BYTES + scratch + data // 2  # without the data
     assert pool.memory_usage() == {}

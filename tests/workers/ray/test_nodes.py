@@ -39,10 +39,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         )
     place = tmp_path_factory.mktemp("nodes") / "found.json"
     words = [*WORDS, "--parts", "kill", "add", "--json", str(place)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(place.read_text())
-    return found
+    process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+    document: dict[str, Any] = json.loads(place.read_text())
+    return document
 
 
 def rows(played: dict[str, Any], part: str) -> list[dict[str, Any]]:
@@ -145,9 +145,9 @@ def plays(pid: int) -> bool:
 
 def folder_of(pid: int) -> Path | None:
     """Return the folder of the simulated cluster that a process is in."""
-    found = [
+    results = [
         each.partition("=")[2]
         for each in environment_of(pid).split("\0")
         if each.startswith("FAULTS_FOLDER=")
     ]
-    return Path(found[0]) if found else None
+    return Path(results[0]) if results else None

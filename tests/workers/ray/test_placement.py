@@ -29,18 +29,18 @@ from xcray.workers.timeline import Timeline, read_streams
 pytestmark = [pytest.mark.ray, pytest.mark.drill]
 LATER_MS = 60_000  # time until a draining node is removed: after the test
 PREEMPTION = 2  # a value of Ray's DrainNodeReason
-KEPT = []  # removed nodes
+REMOVED_NODES = []  # removed nodes
 
 
 @pytest.fixture(scope="module")
 def cluster():
     """Yield two nodes of two CPUs, and a driver's node without CPUs."""
-    with several_nodes(2, 2) as made:
-        yield made
+    with several_nodes(2, 2) as group:
+        yield group
 
 
 @pytest.fixture(autouse=True)
-def whole(cluster):
+def all_nodes(cluster):
     """Add the nodes that the previous test removed, and wait until all CPUs are free."""
     while len(cluster.worker_nodes) < 2:
         cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
@@ -122,20 +122,22 @@ class Run:
     def linger(self, enough) -> None:
         """Hold back results until a condition is met, so that the job lasts until then."""
         ends = time.monotonic() + 300
-        held = self.pool.wait
+        state = self.pool.wait
 
         def wait(seconds: float):
-            found = held(seconds)
+            result = state(seconds)
             if not enough() and time.monotonic() < ends:
-                found = [
-                    each for each in found if not isinstance(each, Result) or kept.append(each)
+                result = [
+                    each
+                    for each in result
+                    if not isinstance(each, Result) or selection.append(each)
                 ]
             else:
-                self.pool.wait = held
-                found = kept + found
-            return found
+                self.pool.wait = state
+                result = selection + result
+            return result
 
-        kept: list[Result] = []
+        selection: list[Result] = []
         self.pool.wait = wait
 
 
@@ -144,22 +146,26 @@ def node_named(cluster, short: str):
 
     Python warns of processes that are still running when their owner is collected.
     """
-    KEPT.append(next(node for node in cluster.worker_nodes if node.node_id.startswith(short)))
-    return KEPT[-1]
+    REMOVED_NODES.append(
+        next(node for node in cluster.worker_nodes if node.node_id.startswith(short))
+    )
+    return REMOVED_NODES[-1]
 
 
 def test_the_head_reports_what_read_gcs_needs(cluster):
     """Private data of Ray has the form that `read_gcs` expects; see also test_ray_interfaces."""
-    told = ray_nodes.read_gcs()
-    alive = {node["NodeID"]: node for node in told.nodes if node["Alive"]}
+    report = ray_nodes.read_gcs()
+    alive = {node["NodeID"]: node for node in report.nodes if node["Alive"]}
     assert len(alive) == 3
-    assert told.draining == {}
-    assert alive.keys() == told.free.keys()
+    assert report.draining == {}
+    assert alive.keys() == report.free.keys()
     assert (
-        sum(free.get("CPU", 0.0) for free in told.free.values()) == 4.0 == ray_nodes.cluster_cores()
+        sum(free.get("CPU", 0.0) for free in report.free.values())
+        == 4.0
+        == ray_nodes.cluster_cores()
     )
     assert all(node.keys() >= {"NodeManagerAddress", "Resources"} for node in alive.values())
-    assert all({"memory", "object_store_memory"} <= free.keys() for free in told.free.values())
+    assert all({"memory", "object_store_memory"} <= free.keys() for free in report.free.values())
 
 
 @pytest.mark.parametrize(("workers", "nodes"), [(2, 1), (4, 2)])
@@ -206,7 +212,7 @@ def test_a_rotation_training_leaves_a_draining_node(cluster, tmp_path):
     Two of four workers are on the node. No bit changes, no worker is lost, and the node's data are
     moved before.
     """
-    work, said, drained, last = (
+    work, output, drained, last = (
         ToyWork(Toy(pause=0.01)),
         list[str](),
         list[str](),
@@ -215,8 +221,8 @@ def test_a_rotation_training_leaves_a_draining_node(cluster, tmp_path):
     alone = rotated(tmp_path / "alone", "serial", 1)
     team = RayWorkerGroup(work, 4, nullcontext(), "round")
 
-    def tell(standing) -> None:
-        said.extend([standing.note] if standing.note else [])
+    def on_progress(standing) -> None:
+        output.extend([standing.note] if standing.note else [])
         if not drained and standing.done > 2.2:
             drained.append(node_named(cluster, team.nodes["worker-0"].split("/")[1]).node_id)
             client = ray._private.worker.global_worker.gcs_client
@@ -226,10 +232,10 @@ def test_a_rotation_training_leaves_a_draining_node(cluster, tmp_path):
             until(lambda: len(team.draining_workers()) == 2)
         last["nodes"] = {team.nodes[worker].split("/")[1] for worker in team.available}
 
-    ran = rotated(tmp_path / "ray", team, work=work, on_progress=tell)
-    assert ran.bits == alone.bits
-    assert ran.told.lost == 0
-    assert said[0].startswith("left before their node goes: worker-")
+    result = rotated(tmp_path / "ray", team, work=work, on_progress=on_progress)
+    assert result.bits == alone.bits
+    assert result.outcome.lost == 0
+    assert output[0].startswith("left before their node goes: worker-")
     assert len(last["nodes"]) == 1
     assert drained[0][:12] not in last["nodes"]
     cluster.remove_node(node_named(cluster, drained[0]), allow_graceful=False)

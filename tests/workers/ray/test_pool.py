@@ -63,7 +63,7 @@ def pool_and_schedule(dataset, workers=2, **parameters):
     )
 
 
-def whole(solver, dataset):
+def solve_all(solver, dataset):
     """Solve all labels in this process."""
     t = dataset.train
     return solver.solve(solver.load(t.X, t.XT, t.YT), np.arange(dataset.n_labels, dtype=np.int32))
@@ -85,7 +85,7 @@ def test_kill_minus_nine_of_a_worker_changes_no_bit(tiny):
     assert len({r.worker for r in results}) >= 2
     assert (
         merge([r.value for r in results], tiny.n_labels, tiny.n_features).digest()
-        == whole(solver, tiny).digest()
+        == solve_all(solver, tiny).digest()
     )
 
 
@@ -104,7 +104,7 @@ def test_a_worker_that_holds_two_batches_solves_one_at_a_time(tiny):
             results += pool.wait(0.5)
     finally:
         pool.close()
-    assert {r.value.digest() for r in results} == {whole(solver, tiny).digest()}
+    assert {r.value.digest() for r in results} == {solve_all(solver, tiny).digest()}
     spans = sorted((r.started, r.started + r.seconds) for r in results)
     assert all(earlier[1] <= later[0] + 1e-3 for earlier, later in pairwise(spans))
 
@@ -116,19 +116,19 @@ def test_a_node_that_does_not_see_the_data_gets_it_from_the_object_store(tiny):
     run_schedule(schedule, pool, commit=results.append, stop=StopFlag(), tick=lambda: None)
     assert (
         merge([r.value for r in results], tiny.n_labels, tiny.n_features).digest()
-        == whole(solver, tiny).digest()
+        == solve_all(solver, tiny).digest()
     )
 
 
 def test_actors_have_readable_names_and_are_gone_after(tiny):
     _, pool, schedule = pool_and_schedule(tiny)
-    seen = []
+    values = []
 
     def commit(_: Result) -> None:
-        seen.extend(ray_module.util.list_named_actors())
+        values.extend(ray_module.util.list_named_actors())
 
     run_schedule(schedule, pool, commit=commit, stop=StopFlag(), tick=lambda: None)
-    assert "xcray:test:worker-0" in seen
+    assert "xcray:test:worker-0" in values
     assert not pool._actors
 
 
@@ -188,42 +188,42 @@ def outlast(pool, worker: str) -> None:
 
     The job lasts until then.
     """
-    wait, kept = pool.wait, []
+    wait, selection = pool.wait, []
 
-    def held(seconds: float):
-        found = wait(seconds)
-        late = [isinstance(each, Result) and each.worker != worker for each in found]
-        kept.extend(each for each, is_late in zip(found, late, strict=True) if is_late)
-        others = [each for each, is_late in zip(found, late, strict=True) if not is_late]
+    def delayed_wait(seconds: float):
+        result = wait(seconds)
+        late = [isinstance(each, Result) and each.worker != worker for each in result]
+        selection.extend(each for each, is_late in zip(result, late, strict=True) if is_late)
+        others = [each for each, is_late in zip(result, late, strict=True) if not is_late]
         if any(isinstance(each, Result) for each in others):
             pool.wait = wait
-            return others + kept
+            return others + selection
         return others
 
-    pool.wait = held
+    pool.wait = delayed_wait
 
 
 @pytest.mark.drill
 def test_workers_join_when_there_is_room_and_leave_on_resize(tiny):
     """One of two CPUs is taken; the second worker joins when it is free again."""
 
-    class Squatter:
+    class CpuHolder:
         """An actor that holds a CPU."""
 
-        def there(self) -> bool:
+        def ready(self) -> bool:
             """Return True as soon as the actor runs."""
             return True
 
     solver, pool, schedule = pool_and_schedule(tiny, workers=2)
-    taken = ray_module.remote(num_cpus=1)(Squatter).remote()
-    ray_module.get(taken.there.remote())
+    selection = ray_module.remote(num_cpus=1)(CpuHolder).remote()
+    ray_module.get(selection.ready.remote())
     results, workers = [], []
 
     def commit(result: Result) -> None:
         results.append(result)
         workers.append(result.worker)
         if len(results) == 1:
-            ray_module.kill(taken)
+            ray_module.kill(selection)
             outlast(pool, "worker-1")
         elif len(set(workers)) == 2 and len(pool._actors) == 2:
             pool.resize(1)
@@ -233,5 +233,5 @@ def test_workers_join_when_there_is_room_and_leave_on_resize(tiny):
     assert set(workers) == {"worker-0", "worker-1"}
     assert (
         merge([r.value for r in results], tiny.n_labels, tiny.n_features).digest()
-        == whole(solver, tiny).digest()
+        == solve_all(solver, tiny).digest()
     )

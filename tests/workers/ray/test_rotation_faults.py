@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 import ray as ray_module
 
-from tests.support.rotation_toy import GRID, Ran, Toy, ToyWork, plan_of, trained, trained_dsmlr
+from tests.support.rotation_toy import (
+    GRID,
+    Toy,
+    ToyWork,
+    TrainingRun,
+    plan_of,
+    trained,
+    trained_dsmlr,
+)
 from xcray.errors import Stopped
 from xcray.system.processes import descendants
 from xcray.workers.pool import StopFlag
@@ -79,7 +87,7 @@ def kill(node: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Ran:
+def reference(tmp_path_factory) -> TrainingRun:
     """Return the training by one worker in this thread."""
     return trained(tmp_path_factory.mktemp("alone"), "serial", 1)
 
@@ -90,13 +98,13 @@ class Fault:
     def __init__(self, rests: int, act) -> None:
         self._rests = rests
         self._act = act
-        self.done = False
+        self.triggered = False
 
-    def tell(self, standing) -> None:
+    def on_progress(self, standing) -> None:
         """Run the action if a `RunProgress` is far enough."""
         done = standing.newest.get("epoch", 0)
-        if not self.done and done >= self._rests and standing.done > done + 0.1:
-            self.done = True
+        if not self.triggered and done >= self._rests and standing.triggered > done + 0.1:
+            self.triggered = True
             self._act()
 
 
@@ -106,16 +114,16 @@ def on_ray(
     """Train on two actors with one fault; return the result and the spans of the workers."""
     team, spans = RayWorkerGroup(work, 2, nullcontext(), job), []
     fault = Fault(rests, lambda: act(team))
-    ran = trained(
+    result = trained(
         folder,
         team,
         work=work,
         plan=plan_of(order=order, checkpoint_seconds=0.0),
-        on_progress=fault.tell,
+        on_progress=fault.on_progress,
         record=spans.append,
     )
-    assert fault.done
-    return ran, spans
+    assert fault.triggered
+    return result, spans
 
 
 def kill_actor(team: RayWorkerGroup) -> None:
@@ -123,10 +131,10 @@ def kill_actor(team: RayWorkerGroup) -> None:
     os.kill(ray_module.get(team._actors["worker-1"].pid.remote()), signal.SIGKILL)
 
 
-def test_kill_minus_nine_of_an_actor_changes_no_bit(cluster, alone, tmp_path):
-    ran, spans = on_ray(tmp_path, 2, kill_actor, "sync")
-    assert ran.bits == alone.bits
-    assert ran.told.lost == 1
+def test_kill_minus_nine_of_an_actor_changes_no_bit(cluster, reference, tmp_path):
+    result, spans = on_ray(tmp_path, 2, kill_actor, "sync")
+    assert result.bits == reference.bits
+    assert result.outcome.lost == 1
     assert [span.worker for span in spans if span.outcome == LOST] == ["worker-1"]
 
 
@@ -147,13 +155,13 @@ def test_dsmlr_has_the_same_bits_after_a_kill_among_exact_gradients(cluster, tin
     """The ring has no barrier, and checkpoints include the L-BFGS state of the blocks."""
     teams, how = Teams("dsmlr"), {"lbfgs_switch_tol": 1e9, "epochs": 6}
     fault = Fault(4, lambda: kill_actor(teams.last))
-    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, on_progress=fault.tell, **how)
-    assert fault.done
-    assert model.told.lost == 1
+    model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, on_progress=fault.on_progress, **how)
+    assert fault.triggered
+    assert model.outcome.lost == 1
     assert model.block.digest() == trained_dsmlr(tiny, tmp_path / "one", **how).block.digest()
 
 
-def test_a_stop_ends_passes_on_ray_and_saves_the_last_sync_point(cluster, alone, tmp_path):
+def test_a_stop_ends_passes_on_ray_and_saves_the_last_sync_point(cluster, reference, tmp_path):
     stop = StopFlag()
     fault = Fault(2, stop.set)
     with pytest.raises(Stopped):
@@ -162,10 +170,10 @@ def test_a_stop_ends_passes_on_ray_and_saves_the_last_sync_point(cluster, alone,
             RayWorkerGroup(WORK, 2, nullcontext(), "stop"),
             work=WORK,
             stop=stop,
-            on_progress=fault.tell,
+            on_progress=fault.on_progress,
         )
     assert [path.name for path in tmp_path.glob("rest-*")] == ["rest-000002"]
-    assert trained(tmp_path, "threads", 3).bits == alone.bits
+    assert trained(tmp_path, "threads", 3).bits == reference.bits
 
 
 def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
@@ -176,61 +184,63 @@ def test_under_nomad_no_block_is_lost_or_doubled(cluster, tiny, tmp_path):
         "order": "uniform",
         "epochs": 12,
         "history": 0,
-        "on_progress": fault.tell,
+        "on_progress": fault.on_progress,
         "record": spans.append,
     }
     model = trained_dsmlr(tiny, tmp_path / "ray", teams, 2, **how)
-    assert fault.done
-    assert model.told.lost == 1
-    assert [entry["epoch"] for entry in model.told.history] == list(range(1, model.told.epochs + 1))
-    assert model.told.objective == pytest.approx(
-        trained_dsmlr(tiny, tmp_path / "one", epochs=12, history=0).told.objective, rel=0.01
+    assert fault.triggered
+    assert model.outcome.lost == 1
+    assert [entry["epoch"] for entry in model.outcome.history] == list(
+        range(1, model.outcome.epochs + 1)
+    )
+    assert model.outcome.objective == pytest.approx(
+        trained_dsmlr(tiny, tmp_path / "one", epochs=12, history=0).outcome.objective, rel=0.01
     )
     # Two sweeps per epoch, one pass per block.
-    assert sum(span.outcome == DONE for span in spans) >= 2 * model.told.epochs * GRID.blocks
+    assert sum(span.outcome == DONE for span in spans) >= 2 * model.outcome.epochs * GRID.blocks
 
 
-def test_nodes_that_do_not_see_the_data_get_it_again_after_a_loss(cluster, alone, tmp_path):
-    ran, _ = on_ray(tmp_path, 1, kill_actor, work=ToyWork(Toy(pause=0.005), seen=False))
-    assert ran.bits == alone.bits
+def test_nodes_that_do_not_see_the_data_get_it_again_after_a_loss(cluster, reference, tmp_path):
+    result, _ = on_ray(tmp_path, 1, kill_actor, work=ToyWork(Toy(pause=0.005), data_visible=False))
+    assert result.bits == reference.bits
 
 
 def squat():
     """Start an actor that holds a CPU of the head, so that a worker uses the other node."""
 
-    class Squatter:
+    class CpuHolder:
         """An actor that holds a CPU."""
 
-        def there(self) -> bool:
+        def ready(self) -> bool:
             """Return True as soon as the actor runs."""
             return True
 
-    squatter = ray_module.remote(num_cpus=1)(Squatter).remote()
-    ray_module.get(squatter.there.remote())
-    return squatter
+    holder = ray_module.remote(num_cpus=1)(CpuHolder).remote()
+    ray_module.get(holder.ready.remote())
+    return holder
 
 
 @pytest.mark.parametrize("order", ["ring", "uniform"])
-def test_a_dead_node_costs_no_block(cluster, alone, tmp_path, order):
+def test_a_dead_node_costs_no_block(cluster, reference, tmp_path, order):
     """Training recovers from a dead node with a worker, its shards, and some blocks.
 
     The head then has room for another worker. In a ring no bit changes; in random order, every
     label is there once.
     """
-    squatter = squat()
+    holder = squat()
     with one_more_node(cluster) as node:
         places = []
 
         def act(team: RayWorkerGroup) -> None:
             places.append(dict(team.nodes))
             kill(node)
-            ray_module.kill(squatter)
+            ray_module.kill(holder)
 
-        ran, _ = on_ray(tmp_path, 2, act, order)
+        result, _ = on_ray(tmp_path, 2, act, order)
     assert len(set(places[0].values())) == 2, "both nodes must have a worker for this to be a test"
-    assert ran.bits == alone.bits or order == "uniform"
-    assert [(block.lo, block.hi) for block in ran.blocks] == [
-        (block.lo, block.hi) for block in alone.blocks
+    assert result.bits == reference.bits or order == "uniform"
+    assert [(block.lo, block.hi) for block in result.blocks] == [
+        (block.lo, block.hi) for block in reference.blocks
     ]
-    assert ran.told.lost >= 1
-    assert [entry["epoch"] for entry in ran.told.history] == [1, 2, 3, 4, 5, 6]
+    assert result.outcome.lost >= 1
+    assert [entry["epoch"] for entry in result.outcome.history] == [1, 2, 3, 4, 5, 6]

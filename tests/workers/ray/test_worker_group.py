@@ -35,15 +35,15 @@ WIDE = 50_000  # features of a block of 1.6 MB
 @pytest.fixture(scope="module")
 def cluster():
     """Yield two nodes of one CPU, and a driver's node without CPUs."""
-    with several_nodes(1, 1) as made:
-        yield made
+    with several_nodes(1, 1) as group:
+        yield group
 
 
 @pytest.fixture
 def team(cluster, request):
     """Yield an open group of two workers, one per node."""
-    with opened(request.node.name[:40]) as made:
-        yield made
+    with opened(request.node.name[:40]) as group:
+        yield group
 
 
 @contextmanager
@@ -72,8 +72,8 @@ def pid_of(team, worker: str) -> int:
 
 def places(handle) -> set[str]:
     """Return the nodes that have a copy of an object, as worker groups name them."""
-    (found,) = ray.experimental.get_object_locations([handle.ref]).values()
-    return {node[:12] for node in found["node_ids"]}
+    (result,) = ray.experimental.get_object_locations([handle.ref]).values()
+    return {node[:12] for node in result["node_ids"]}
 
 
 def node_of(team, worker: str) -> str:
@@ -127,20 +127,20 @@ def test_a_killed_worker_is_one_loss_and_its_results_are_kept(team):
 
     A new worker gets its name.
     """
-    kept = ask(team, "worker-0", "make", 5.0).ref
+    response = ask(team, "worker-0", "make", 5.0).ref
     for verb in ("long", "history"):
         team.submit(to("worker-0", verb))
-    other = team.submit(to("worker-1", "add", kept, 1.0))
+    other = team.submit(to("worker-1", "add", response, 1.0))
     os.kill(pid_of(team, "worker-0"), signal.SIGKILL)
-    found = replies(team, 2)
-    assert [reply for reply in found if isinstance(reply, Lost)] == [Lost("worker-0")]
-    assert [reply.ticket for reply in found if not isinstance(reply, Lost)] == [other]
+    result = replies(team, 2)
+    assert [reply for reply in result if isinstance(reply, Lost)] == [Lost("worker-0")]
+    assert [reply.ticket for reply in result if not isinstance(reply, Lost)] == [other]
     with pytest.raises(ParameterError, match="not replaced"):
         team.submit(to("worker-0", "history"))
     team.replace("worker-0")
     assert ask(team, "worker-0", "history").result == []
-    assert ask(team, "worker-0", "add", kept, 1.0).result == 10.0
-    np.testing.assert_array_equal(team.fetch(kept), np.full(LARGE, 5.0, np.float32))
+    assert ask(team, "worker-0", "add", response, 1.0).result == 10.0
+    np.testing.assert_array_equal(team.fetch(response), np.full(LARGE, 5.0, np.float32))
     assert team.wait(0.1) == []
 
 
@@ -167,12 +167,12 @@ def test_a_silent_worker_is_lost_and_its_late_answer_ignored(cluster, monkeypatc
         team.submit(to("worker-0", "pass_gate", str(tmp_path / "gate")))
         pid = pid_of(team, "worker-0")
         os.kill(pid, signal.SIGSTOP)
-        while not (found := team.wait(0.1)):
+        while not (result := team.wait(0.1)):
             other, _ = team._liveness._pending.get("worker-1", (ray.put(None), 0.0))
             # The other worker has replied before the clock advances.
             assert ray.wait([other], timeout=300)[0]
             ahead[0] += 2000.0
-        assert found == [Lost("worker-0")]
+        assert result == [Lost("worker-0")]
         (tmp_path / "gate").touch()
         team.replace("worker-0")
         if alive(pid):
@@ -202,7 +202,7 @@ def test_objects_of_a_lost_node_are_reported_as_lost(cluster, monkeypatch):
             for node in cluster.worker_nodes
             if node.node_id.startswith(node_of(team, "worker-0"))
         )
-        lost, kept = (
+        lost, selection = (
             ask(team, "worker-0", "make", 1.0).ref,
             ask(team, "worker-1", "make", 2.0).ref,
         )
@@ -210,15 +210,15 @@ def test_objects_of_a_lost_node_are_reported_as_lost(cluster, monkeypatch):
         team.submit(to("worker-0", "long"))
         cluster.remove_node(victim, allow_graceful=False)
         try:
-            ticket = team.submit(to("worker-1", "total", [kept, lost]))
-            found = sorted(replies(team, 2), key=lambda reply: isinstance(reply, Lost))
-            assert found[1] == Lost("worker-0")
-            assert isinstance(found[0], CallFailed)
-            assert (found[0].ticket, found[0].error.code) == (ticket, OBJECT_LOST)
+            ticket = team.submit(to("worker-1", "total", [selection, lost]))
+            results = sorted(replies(team, 2), key=lambda reply: isinstance(reply, Lost))
+            assert results[1] == Lost("worker-0")
+            assert isinstance(results[0], CallFailed)
+            assert (results[0].ticket, results[0].error.code) == (ticket, OBJECT_LOST)
             with pytest.raises(Unavailable, match="last checkpoint") as caught:
                 team.fetch(lost)
             assert caught.value.code == OBJECT_LOST
-            assert ask(team, "worker-1", "total", [kept]).result == 2.0
+            assert ask(team, "worker-1", "total", [selection]).result == 2.0
             with monkeypatch.context() as patch:
                 patch.setenv("XCRAY_RAY_NODE_SECONDS", "1")
                 with pytest.raises(
@@ -237,7 +237,7 @@ def test_objects_of_a_lost_node_are_reported_as_lost(cluster, monkeypatch):
         assert team.available == ("worker-0", "worker-1")
         assert team.nodes["worker-0"] not in before.values()
         assert team.nodes["worker-1"] == before["worker-1"]
-        assert ask(team, "worker-0", "total", [kept]).result == 2.0
+        assert ask(team, "worker-0", "total", [selection]).result == 2.0
 
 
 def test_too_few_cpus_are_reported_and_nothing_is_left(cluster, monkeypatch):
@@ -310,6 +310,6 @@ def test_no_copies_of_blocks_stay_where_they_only_passed(cluster):
 
 def test_workers_report_their_memory(team):
     team.memory_usage()
-    found: dict[str, object] = {}
-    until(lambda: found.update(team.memory_usage()) or set(found) == set(team.workers))
-    assert all(held.anonymous > 10 << 20 for held in found.values())
+    results: dict[str, object] = {}
+    until(lambda: results.update(team.memory_usage()) or set(results) == set(team.workers))
+    assert all(state.anonymous > 10 << 20 for state in results.values())

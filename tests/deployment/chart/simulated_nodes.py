@@ -34,7 +34,7 @@ DONE: Final[dict[str, Any]] = {
 }
 
 
-class Hollow:
+class SimulatedNodes:
     """Nodes, and a thread that updates their objects during the block.
 
     `faults` lists rejected updates; it should be empty.
@@ -45,7 +45,7 @@ class Hollow:
         self.faults = list[str]()
         self._ended = threading.Event()
         self._volumes = set[str]()
-        self._thread = threading.Thread(target=self._speak, daemon=True)
+        self._thread = threading.Thread(target=self._update_loop, daemon=True)
 
     def __enter__(self) -> Self:
         for name, labels in NODES.items():
@@ -87,7 +87,7 @@ class Hollow:
         status = {"status": {"capacity": SIZE, "allocatable": SIZE, "conditions": ready}}
         self.plane.ask("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE).raise_for_status()
 
-    def _speak(self) -> None:
+    def _update_loop(self) -> None:
         """Update the objects every 0.2 s until the block ends."""
         while not self._ended.wait(0.2):
             # The server ends or is slow: retried in the next iteration.
@@ -117,14 +117,14 @@ class Hollow:
         elif status.get("phase") == "Pending" and (
             "kube-scheduler" not in self.plane.has or pod["spec"].get("nodeName")
         ):
-            self._change("PATCH", f"{path}/status", {"status": told(pod)})
+            self._change("PATCH", f"{path}/status", {"status": pod_status(pod)})
 
     def _provide(self, claim: dict[str, Any]) -> None:
         """Create the volume that a claim requests, like a provisioner.
 
         The controller manager binds it.
         """
-        about, wanted = claim["metadata"], claim["spec"]
+        about, expected = claim["metadata"], claim["spec"]
         meant = {
             "kind": "PersistentVolumeClaim",
             "namespace": about["namespace"],
@@ -132,13 +132,13 @@ class Hollow:
             "uid": about["uid"],
         }
         spec = {
-            "capacity": wanted["resources"]["requests"],
-            "accessModes": wanted["accessModes"],
+            "capacity": expected["resources"]["requests"],
+            "accessModes": expected["accessModes"],
             "claimRef": meant,
         }
         spec |= {
             "hostPath": {"path": "/nowhere"},
-            "storageClassName": wanted.get("storageClassName", ""),
+            "storageClassName": expected.get("storageClassName", ""),
         }
         metadata = {"name": f"volume-{about['uid']}"}
         volume = {
@@ -162,7 +162,7 @@ def where(thing: dict[str, Any], many: str) -> str:
     return f"/namespaces/{thing['metadata']['namespace']}/{many}/{thing['metadata']['name']}"
 
 
-def told(pod: dict[str, Any]) -> dict[str, Any]:
+def pod_status(pod: dict[str, Any]) -> dict[str, Any]:
     """Return the status of a pod: succeeded for pods of Jobs and hooks, running for the others."""
     about = pod["metadata"]
     ends = "helm.sh/hook" in about.get("annotations", {}) or any(
