@@ -40,11 +40,13 @@ TEXTS = sorted(
     for folder, patterns in (
         (".", ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml")),
         ("xcray", ("**/*.py", "**/*.html", "**/*.js")),
-        ("docs", ("**/*.md", "*.py")),
+        ("docs", ("**/*.md", "**/*.py")),
         ("examples", ("*.py",)),
         ("helm", ("**/*.md", "**/*.yaml", "**/*.tpl", "**/*.txt")),
         ("deploy", ("**/*.md", "**/*.py", "**/*.yaml")),
         (".ci", ("*",)),
+        ("tests", ("**/*.py",)),
+        ("benchmarks", ("**/*.py",)),
     )
     for pattern in patterns
     for path in (ROOT / folder).glob(pattern)
@@ -80,8 +82,9 @@ def test_no_banned_word_is_used(path: Path) -> None:
 
 
 def test_no_definition_is_named_by_a_participle() -> None:
-    found = {str(path.relative_to(ROOT)): participles(parse(path)) for path in SOURCES}
-    assert {name: places for name, places in found.items() if places} == {}
+    paths = {*SOURCES, *(path for path in TEXTS if path.suffix == ".py")} - ALLOWED
+    names = {str(path.relative_to(ROOT)): participles(parse(path)) for path in paths}
+    assert {path: lines for path, lines in names.items() if lines} == {}
 
 
 def test_class_names_are_unique() -> None:

@@ -79,15 +79,15 @@ class LineReporter(Reporter):
         self._clock = clock
         self._phase = ""
         self._last = float("-inf")
-        self._told_all = False
+        self._complete = False
 
     def __call__(self, step: Any) -> None:
         """Write the step's line if it is due."""
         finished = bool(step.total) and step.done >= step.total
-        waiting = self._told_all or (not finished and self._clock() < self._last + self._every)
+        waiting = self._complete or (not finished and self._clock() < self._last + self._every)
         if step.phase == self._phase and waiting:
             return
-        self._phase, self._last, self._told_all = step.phase, self._clock(), finished
+        self._phase, self._last, self._complete = step.phase, self._clock(), finished
         print(format_progress(step), file=self._stream, flush=True)
 
 
