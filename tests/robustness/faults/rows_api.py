@@ -224,7 +224,7 @@ def _killed_in_the_middle(stage: Stage, service: Service, path: str, body: bytes
 
 @row(
     "F18",
-    "asked twice",
+    "duplicate requests",
     "50 submits of one key at once to two worker processes; the same key with another body; a reply that is lost",
     "tests/jobs/store/test_store.py",
     "tests/service/test_service.py",

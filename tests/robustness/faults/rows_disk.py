@@ -189,7 +189,7 @@ def _while_training(
 
 @row(
     "F10",
-    "harmed files",
+    "damaged files",
     "every file of a model: cut, bits flipped, emptied, zeroed, longer, missing, of another model or version; "
     "parts and checkpoints in the suite",
     "tests/unit/model/test_model.py",
