@@ -12,8 +12,9 @@ from xcray.solvers.solved_labels import SolvedLabels, concatenate
 from xcray.system.memory import MemoryUsage
 from xcray.telemetry.progress import EMPTY
 from xcray.training.block_store import BlockStore
+from xcray.workers.contract import Workers
 from xcray.workers.observer import RunObserver, RunProgress
-from xcray.workers.pool import StopFlag, WorkerStatus
+from xcray.workers.pool import StopFlag
 from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import Span, Timeline
 
@@ -34,20 +35,6 @@ class ProgressFn(Protocol):
         figures: Mapping[str, Any] = EMPTY,
     ) -> None:
         """Report progress."""
-
-
-class Workers(Protocol):
-    """What pools and worker groups have in common for an observer."""
-
-    @property
-    def nodes(self) -> Mapping[str, str]:
-        """Return the node of each worker."""
-
-    def memory_usage(self) -> Mapping[str, MemoryUsage]:
-        """Return the latest memory usage of workers in other processes."""
-
-    def status(self) -> WorkerStatus:
-        """Return the current workers."""
 
 
 @dataclass

@@ -14,7 +14,8 @@ from weakref import WeakSet
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.system.memory import MemoryUsage
-from xcray.workers.pool import StopFlag, WorkerStatus
+from xcray.workers.contract import WorkerStatus
+from xcray.workers.pool import StopFlag
 from xcray.workers.worker_group import (
     CallFailed,
     CallResult,

@@ -14,6 +14,7 @@ from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.events import Joined, Left, Task
 from xcray.solvers.contract import SolverState
 from xcray.system.memory import MemoryUsage
+from xcray.workers.contract import WorkerStatus
 from xcray.workers.pool import (
     Failed,
     Report,
@@ -21,7 +22,6 @@ from xcray.workers.pool import (
     StopFlag,
     TaskCancelled,
     TaskRunner,
-    WorkerStatus,
 )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from xcray.arrays import Int32
 from xcray.schedule.autoscaling import Forecast
 from xcray.schedule.events import Event, Task
-from xcray.system.memory import MemoryUsage
+from xcray.workers.contract import Workers
 
 POOLS: Final = ("serial", "threads", "ray")
 
@@ -98,31 +98,8 @@ class StopFlag:
         return self._event.is_set()
 
 
-class WorkerStatus(NamedTuple):
-    """Workers of a pool or a group.
-
-    desired, present: numbers of workers. lost, nodes_lost: unplanned losses of workers and nodes.
-    stored_bytes: in the object stores of the workers' cluster, None without one.
-    lost_with_nodes: lost workers that went down with their whole node, so they are not the cause.
-    peak: largest number of ready workers, where workers come and go.
-    waiting_for: description of what is waited for; empty if nothing is.
-    """
-
-    desired: int
-    present: int
-    lost: int = 0
-    nodes_lost: int = 0
-    stored_bytes: int | None = None
-    lost_with_nodes: int = 0
-    peak: int = 0
-    waiting_for: str = ""
-
-
-class Pool(Protocol):
-    """Workers that solve tasks, used by one thread; `stop` may be called by other threads.
-
-    Only `wait` blocks.
-    """
+class Pool(Workers, Protocol):
+    """Workers that solve tasks. Only `wait` blocks: `open` returns before the workers are ready."""
 
     def open(self) -> None:
         """Start workers; `wait` reports each as Joined when it is ready.
@@ -145,15 +122,6 @@ class Pool(Protocol):
     def now(self) -> float:
         """Return the seconds since the pool was opened: the clock of `started`."""
 
-    def memory_usage(self) -> dict[str, MemoryUsage]:
-        """Return the latest memory usage of workers in other processes, and request a new one.
-
-        The call does not wait for replies.
-        """
-
-    def status(self) -> WorkerStatus:
-        """Return the current workers. Slow sources are polled every few seconds at most."""
-
     def set_forecast(self, forecast: Forecast) -> int | None:
         """Set the remaining work, before the first `wait` and then a few times per second.
 
@@ -161,15 +129,8 @@ class Pool(Protocol):
         on it.
         """
 
-    @property
-    def nodes(self) -> dict[str, str]:
-        """Address and id of each worker's node, past workers included; empty in this process."""
-
     def wait(self, seconds: float) -> list[Report]:
-        """Return what happened since the last call, after at most about `seconds`; can be empty."""
+        """Return what happened since the last call, after at most about `seconds`; can be empty.
 
-    def stop(self) -> None:
-        """Stop all tasks within a kernel slice; nothing more is reported of them."""
-
-    def close(self) -> None:
-        """End what `open` started; idempotent."""
+        Nothing is reported of tasks that `stop` ended.
+        """

@@ -14,7 +14,7 @@ from xcray.telemetry.progress import (
     WORKER_SECONDS,
     WORKERS_LOST,
 )
-from xcray.workers.pool import WorkerStatus
+from xcray.workers.contract import WorkerStatus
 from xcray.workers.timeline import DONE, OUTCOMES, Span
 
 BATCH_COUNTERS: Final = {outcome: f"batches_{outcome}" for outcome in OUTCOMES}

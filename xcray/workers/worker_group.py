@@ -15,12 +15,11 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from xcray.errors import ParameterError, Stopped, Unavailable
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
-from xcray.system.memory import MemoryUsage
-from xcray.workers.pool import WorkerStatus
+from xcray.workers.contract import Workers
 
 T = TypeVar("T")
 R = TypeVar("R")
-OBJECT_LOST: Final = "THING_LOST"  # code of the Unavailable for a lost object
+OBJECT_LOST: Final = "OBJECT_LOST"  # code of the Unavailable for a lost object
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class CallResult(Generic[T, R]):
 class CallFailed:
     """A method call that raised `error`; its worker goes on with the next call.
 
-    Stopped: the call was interrupted. Unavailable with code THING_LOST: an argument was on a lost
+    Stopped: the call was interrupted. Unavailable with code OBJECT_LOST: an argument was on a lost
     node.
     """
 
@@ -71,12 +70,11 @@ class WorkerFactory(Protocol):
         """Compile or load the kernels."""
 
 
-class WorkerGroup(Protocol):
-    """Workers named `worker-0` and so on, used by one thread; others may only call `stop`.
+class WorkerGroup(Workers, Protocol):
+    """Workers with state, named `worker-0` and so on.
 
-    workers: the names. nodes: worker -> name of its machine, once open. A worker runs its calls one
-    after the other, in submission order. A lost worker is reported once, none of its tickets is
-    reported later, and it gets no calls until it is replaced.
+    A worker runs its calls one after the other, in submission order. A lost worker is reported
+    once, none of its tickets is reported later, and it gets no calls until it is replaced.
     """
 
     @property
@@ -86,10 +84,6 @@ class WorkerGroup(Protocol):
     @property
     def available(self) -> tuple[str, ...]:
         """Workers that can be called, in order."""
-
-    @property
-    def nodes(self) -> dict[str, str]:
-        """Node of each worker."""
 
     def open(self) -> None:
         """Start the workers and wait until all initial ones are ready.
@@ -114,15 +108,6 @@ class WorkerGroup(Protocol):
 
     def fetch(self, handle: ObjectHandle[T]) -> T:
         """Return the object of a handle, read-only. Raises Unavailable (OBJECT_LOST)."""
-
-    def memory_usage(self) -> dict[str, MemoryUsage]:
-        """Return the latest memory usage of workers in other processes, and request a new one.
-
-        The call does not wait for replies.
-        """
-
-    def status(self) -> WorkerStatus:
-        """Return the current workers. Slow sources are polled every few seconds at most."""
 
     def replace(self, *lost: str, at_once: bool = False) -> None:
         """Start new workers in place of lost ones, and wait until they are ready, as `open`.

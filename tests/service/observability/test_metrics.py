@@ -46,7 +46,7 @@ from xcray.telemetry.logging import (
     escape_invisible,
 )
 from xcray.telemetry.progress import Progress
-from xcray.workers.pool import WorkerStatus
+from xcray.workers.contract import WorkerStatus
 from xcray.workers.run_metrics import RunMetrics
 from xcray.workers.timeline import DONE, DUPLICATE, LOST, Span
 

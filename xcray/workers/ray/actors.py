@@ -17,7 +17,8 @@ from xcray.errors import ParameterError, Unavailable, XcrayError
 from xcray.schedule.autoscaling import ScalingPolicy
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.system.memory import MemoryUsage, process_memory
-from xcray.workers.pool import StopFlag, WorkerStatus
+from xcray.workers.contract import WorkerStatus
+from xcray.workers.pool import StopFlag
 from xcray.workers.ray.cluster_state import REFRESH_SECONDS, ClusterView, WorkerLocations
 
 REPLACEMENTS_PER_WORKER: Final = 5  # replacements of lost actors, per worker

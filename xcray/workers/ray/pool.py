@@ -42,7 +42,8 @@ from xcray.schedule.autoscaling import (
 from xcray.schedule.events import Joined, Left, Lost, NodeLost, Task
 from xcray.schedule.placement import ONE_CPU, ResourceRequest, free_slots
 from xcray.schedule.placement_timeouts import AVOID_SECONDS, PlacementWatchdog
-from xcray.workers.pool import Failed, RemoteTaskRunner, Report, Result, TaskCancelled, WorkerStatus
+from xcray.workers.contract import WorkerStatus
+from xcray.workers.pool import Failed, RemoteTaskRunner, Report, Result, TaskCancelled
 from xcray.workers.ray.actors import (
     LivenessProbe,
     RayWorkers,

@@ -26,7 +26,7 @@ from xcray.errors import Unavailable
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost
 from xcray.schedule.placement import ONE_CPU, ResourceRequest, free_slots
-from xcray.workers.pool import WorkerStatus
+from xcray.workers.contract import WorkerStatus
 from xcray.workers.ray.actors import (
     LivenessProbe,
     RayWorkers,
