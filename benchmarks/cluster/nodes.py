@@ -55,7 +55,7 @@ from xcray.training import TrainSpec, train
 from xcray.workers.timeline import DONE, DUPLICATE, LOST, read_streams
 
 PARTS: Final = ("same", "kill", "add", "cut", "mlr", "round", "drain")
-SMALL: Final = {"rows": 6000, "features": 3000, "labels": 3000, "seed": 7}
+SMALL: Final = {"rows": 12_000, "features": 6000, "labels": 6000, "seed": 7}
 TRAINING_SECONDS: Final = 1200.0  # a longer training counts as hung
 RAYS: Final = count()
 GRID: Final = {"shards": 8, "blocks": 8}

@@ -33,7 +33,7 @@ from xcray.data.dataset import Dataset
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.tokenizer import TextParams
 from xcray.errors import EXTRAS
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.storage.arrow import write_matrix
 from xcray.storage.atomic import write_json
 
@@ -64,14 +64,8 @@ def made_up(
     b = rng.normal(size=n_labels) - 3
     write_model(
         path,
-        W=W,
-        b=b,
-        label_names=labels,
-        feature_names=names,
-        solver="made",
-        params={},
-        dataset_hash="0",
-        text=text,
+        ModelContent(W=W, b=b, label_names=labels, feature_names=names, text=text),
+        TrainingRecord(solver="made", params={}, dataset_hash="0"),
     )
     return path
 

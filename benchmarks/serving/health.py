@@ -39,7 +39,7 @@ from benchmarks.common import arguments, in_folder, machine
 from benchmarks.serving.__main__ import service
 from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
-from xcray.model.model import write_model
+from xcray.model.model import ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
 
 FEATURES, LABELS, BYTES, ROWS = 20_000, 4_000, 9_990_000, 1_024
@@ -57,24 +57,11 @@ def publish(home: Path) -> None:
     for name, width, text in (("rows", FEATURES, None), ("texts", pipeline.n_features, pipeline)):
         W = csr_from(rng.normal(size=(LABELS, width)) * (rng.random((LABELS, width)) < 0.005))
         names = text.terms.to_pylist() if text is not None else [str(j) for j in range(width)]
-        about: dict[str, Any] = {
-            "solver": "ppdsparse",
-            "params": {},
-            "dataset_hash": "0" * 64,
-            "seed": 0,
-            "measures": {},
-        }
         labels = [f"a label with a longer name {i}" for i in range(LABELS)]
         b = rng.normal(size=LABELS).astype(np.float32)
-        write_model(
-            home / f"staged-{name}",
-            W=W,
-            b=b,
-            label_names=labels,
-            feature_names=names,
-            text=text,
-            **about,
-        )
+        content = ModelContent(W, b, labels, names, text=text)
+        record = TrainingRecord("ppdsparse", {}, "0" * 64, seed=0)
+        write_model(home / f"staged-{name}", content, record)
         registry.publish(name, home / f"staged-{name}")
 
 

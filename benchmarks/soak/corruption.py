@@ -30,7 +30,7 @@ from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Corrupt, NotFound
 from xcray.model.directory import MANIFEST, seal_manifest
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import file_digests
 
@@ -51,20 +51,9 @@ def small_model(path: Path, seed: int) -> Path:
     pipeline = TextPipeline.fit(TEXTS)
     rng = np.random.default_rng(seed)
     weights = rng.normal(size=(len(LABELS), pipeline.n_features))
-    names: dict[str, Any] = {
-        "dataset_hash": "0" * 64,
-        "label_names": LABELS,
-        "feature_names": pipeline.terms.to_pylist(),
-    }
-    write_model(
-        path,
-        W=csr_from(weights),
-        b=rng.normal(size=len(LABELS)),
-        solver="ppdsparse",
-        params={},
-        text=pipeline,
-        **names,
-    )
+    bias, names = rng.normal(size=len(LABELS)), pipeline.terms.to_pylist()
+    content = ModelContent(csr_from(weights), bias, LABELS, names, text=pipeline)
+    write_model(path, content, TrainingRecord("ppdsparse", {}, "0" * 64))
     return path
 
 

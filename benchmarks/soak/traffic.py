@@ -21,7 +21,7 @@ import numpy as np
 from xcray.arrays import csr_from
 from xcray.client import Client
 from xcray.data.text.pipeline import TextPipeline
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
 
 WORDS: Final = [f"word{i}" for i in range(2000)]
@@ -109,14 +109,10 @@ class Models:
         n_features = self._pipeline.n_features
         weights = rng.normal(size=(LABELS, n_features)) * (rng.random((LABELS, n_features)) < 0.05)
         labels = ["common", *(f"v{number}-{i}" for i in range(1, LABELS))]
-        more: dict[str, Any] = {
-            "dataset_hash": "0" * 64,
-            "text": self._pipeline,
-            "solver": "ppdsparse",
-            "params": {},
-        }
-        names = {"label_names": labels, "feature_names": self._pipeline.terms.to_pylist()}
-        write_model(self._staged, W=csr_from(weights), b=rng.normal(size=LABELS), **names, **more)
+        names = self._pipeline.terms.to_pylist()
+        bias = rng.normal(size=LABELS)
+        content = ModelContent(csr_from(weights), bias, labels, names, text=self._pipeline)
+        write_model(self._staged, content, TrainingRecord("ppdsparse", {}, "0" * 64))
         self.hashes[number] = Model.open(self._staged, verify=False).sha256
         result = self.registry.publish("docs", self._staged)
         assert result == number

@@ -27,7 +27,7 @@ from tests.support.live_service import LABELS, TEXTS, client_of, publish, raw, s
 from xcray.errors import Conflict, ParameterError, Unavailable
 from xcray.jobs.states import SUCCEEDED
 from xcray.model.registry import Registry
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http import auth
 from xcray.service.models.cache import ModelCache, ModelTarget
@@ -73,7 +73,8 @@ READY_STUB = "(folder / 'outcome.json').write_text(json.dumps({'stats': {'n_labe
 def service(tmp_path: Path) -> Iterator[Service]:
     """Yield a service with a stub that builds data sets at once."""
     app = create_app(
-        settings_for(tmp_path / "home"), build_command=build_stub(tmp_path, READY_STUB)
+        settings_for(tmp_path / "home"),
+        parts=AppParts(build_command=build_stub(tmp_path, READY_STUB)),
     )
     with client_of(app) as http:
         yield Service(http, app.state.app_state, app)
@@ -216,7 +217,7 @@ def test_uploads_are_refused_and_leave_nothing(
 ) -> None:
     app = create_app(
         settings_for(tmp_path / "home", upload_bytes=2000),
-        build_command=build_stub(tmp_path, READY_STUB),
+        parts=AppParts(build_command=build_stub(tmp_path, READY_STUB)),
     )
     with client_of(app) as http:
         answer = http.post(f"/v1/datasets?{query}", content=content, headers=headers)
@@ -265,7 +266,7 @@ def test_only_paths_below_an_allowed_root_are_accepted(tmp_path: Path) -> None:
     (root / "link").symlink_to(outside)
     app = create_app(
         settings_for(tmp_path / "home", dataset_roots=(root,)),
-        build_command=build_stub(tmp_path, READY_STUB),
+        parts=AppParts(build_command=build_stub(tmp_path, READY_STUB)),
     )
     with client_of(app) as http:
 
@@ -300,14 +301,16 @@ def test_an_interrupted_upload_leaves_nothing(service: Service) -> None:
 def test_uploads_and_builds_of_a_crashed_service_are_swept_and_resumed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     forever = build_stub(tmp_path, "time.sleep(600)")
-    first = create_app(settings_for(home), build_command=forever)
+    first = create_app(settings_for(home), parts=AppParts(build_command=forever))
     with client_of(first) as http:
         body = http.post(
             "/v1/datasets?name=a&format=jsonl", content=LINES.encode(), headers=OCTETS
         ).json()
     (home / "uploads" / ".upl_half.part").mkdir()
     assert (home / "builds" / body["id"] / "train.jsonl").read_text() == LINES
-    second = create_app(settings_for(home), build_command=build_stub(tmp_path, READY_STUB))
+    second = create_app(
+        settings_for(home), parts=AppParts(build_command=build_stub(tmp_path, READY_STUB))
+    )
     with client_of(second) as http:
         assert settled(http, body["id"])["status"] == "READY"
         # Inputs are deleted after the result is reported.
@@ -329,7 +332,7 @@ def test_a_build_that_dies_is_reported(
 ) -> None:
     app = create_app(
         settings_for(tmp_path / "home", build_seconds=seconds),
-        build_command=build_stub(tmp_path, code),
+        parts=AppParts(build_command=build_stub(tmp_path, code)),
     )
     with client_of(app) as http:
         body = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
@@ -347,7 +350,8 @@ def test_the_memory_of_a_build_is_limited(tmp_path: Path) -> None:
     )
     assert ingest.MAX_ERRORS == 20
     app = create_app(
-        settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000), build_command=limited
+        settings_for(tmp_path / "home", build_memory_bytes=4_000_000_000),
+        parts=AppParts(build_command=limited),
     )
     with client_of(app) as http:
         body = http.post("/v1/datasets", json={"name": "a", "format": "pydocs"}).json()
@@ -357,8 +361,10 @@ def test_the_memory_of_a_build_is_limited(tmp_path: Path) -> None:
 def test_deleting_a_data_set_ends_its_build(tmp_path: Path) -> None:
     app = create_app(
         settings_for(tmp_path / "home"),
-        build_command=build_stub(
-            tmp_path, "(folder / 'pid').write_text(str(os.getpid()))\ntime.sleep(600)"
+        parts=AppParts(
+            build_command=build_stub(
+                tmp_path, "(folder / 'pid').write_text(str(os.getpid()))\ntime.sleep(600)"
+            )
         ),
     )
     with client_of(app) as http:
@@ -754,7 +760,7 @@ def test_too_many_waiting_predictions_are_refused_with_a_retry_time(tmp_path: Pa
         free.wait(PATIENCE)
         raise Unavailable("never mind")
 
-    app = create_app(settings_for(tmp_path / "home", predict_rows=33), opener=slow)
+    app = create_app(settings_for(tmp_path / "home", predict_rows=33), parts=AppParts(opener=slow))
     publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     with client_of(app) as http, ThreadPoolExecutor(40) as pool:
         body = {"instances": [{"text": "a"}]}
@@ -777,7 +783,8 @@ def test_liveness_has_no_dependencies_and_readiness_has_reasons(tmp_path: Path) 
         raise Unavailable("no")
 
     app = create_app(
-        settings_for(tmp_path / "home", keys_grace_seconds=0.0), checks={"RAY": broken}
+        settings_for(tmp_path / "home", keys_grace_seconds=0.0),
+        parts=AppParts(checks={"RAY": broken}),
     )
     with client_of(app) as http:
         assert http.get("/readyz").json() == {"ready": True, "reasons": [], "degraded": ["RAY"]}
@@ -858,7 +865,9 @@ def test_every_route_authenticates(tmp_path: Path) -> None:
     async def no_caller(request: Request) -> auth.Caller:
         return auth.Caller("other", frozenset())
 
-    with client_of(create_app(settings_for(tmp_path / "home"), authenticate=no_caller)) as http:
+    with client_of(
+        create_app(settings_for(tmp_path / "home"), parts=AppParts(authenticate=no_caller))
+    ) as http:
         paths = http.get("/openapi.json").json()["paths"]
         query = 0
         for path, methods in paths.items():
@@ -890,8 +899,7 @@ def test_another_tenant_has_no_access(tmp_path: Path) -> None:
 
     app = create_app(
         settings_for(tmp_path / "home"),
-        authenticate=caller,
-        build_command=build_stub(tmp_path, READY_STUB),
+        parts=AppParts(authenticate=caller, build_command=build_stub(tmp_path, READY_STUB)),
     )
     with client_of(app) as http:
         mine = Service(http, app.state.app_state, app)
@@ -1103,7 +1111,7 @@ def test_a_slow_request_is_answered_after_the_signal(tmp_path: Path) -> None:
         release.wait(PATIENCE)
         raise Unavailable("so slow", code="SLOW")
 
-    app = create_app(settings_for(tmp_path / "home"), opener=slow)
+    app = create_app(settings_for(tmp_path / "home"), parts=AppParts(opener=slow))
     publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     with ThreadPoolExecutor(1) as pool, httpx.Client(trust_env=False, timeout=PATIENCE) as http:
         with serving(app) as url:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from xcray.arrays import csr_from
 from xcray.data.text.pipeline import TextPipeline
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
 from xcray.service.processes.server import Server
 from xcray.service.processes.sockets import listen
@@ -116,16 +116,12 @@ def _write(
     bias = rng.normal(size=len(labels)).astype(np.float32)
     return write_model(
         path,
-        W=csr_from(weights),
-        b=bias,
-        label_names=labels,
-        feature_names=features,
-        solver="ppdsparse",
-        params={},
-        dataset_hash="0" * 64,
-        seed=seed,
-        text=text,
-        measures={"P@1": 0.5},
+        ModelContent(
+            W=csr_from(weights), b=bias, label_names=labels, feature_names=features, text=text
+        ),
+        TrainingRecord(
+            solver="ppdsparse", params={}, dataset_hash="0" * 64, seed=seed, measures={"P@1": 0.5}
+        ),
     )
 
 

@@ -33,7 +33,7 @@ from xcray.errors import Fenced, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http.auth import Caller, Unauthorised, bearer_token
 
@@ -175,10 +175,12 @@ def service(folder: Path) -> Iterator[tuple[dict[str, Any], str, Known]]:
     with closing(JobStore(Home(settings.home).store_url)) as store:
         app = create_app(
             settings,
-            store=store,
-            supervisor=Ender(store),
-            build_command=(sys.executable, str(stub)),
-            authenticate=admin,
+            parts=AppParts(
+                store=store,
+                supervisor=Ender(store),
+                build_command=(sys.executable, str(stub)),
+                authenticate=admin,
+            ),
         )
         yield from _furnished(app, folder)
 

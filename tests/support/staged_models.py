@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.flat_models import write_fields
 from xcray.arrays import csr
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.model.registry import Registry
 
 
@@ -13,7 +14,7 @@ def staged(path: Path, bias: float = 0.0) -> Path:
     """Write a small model directory, ready to be published; models differ by their bias."""
     W = csr([0, 1, 2], [0, 1], [1, 2], 2)
     names = {"label_names": ["a", "b"], "feature_names": ["x", "y"]}
-    write_model(
+    write_fields(
         path,
         W=W,
         b=[bias, 0],

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.flat_models import write_fields
 from xcray.arrays import CSR, csr, frozen
 from xcray.errors import Corrupt, ShapeMismatch
 from xcray.index import packed
 from xcray.index.packed import row_ranges
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.storage.arrow import MatrixWriter, read_csr, write_matrix
 from xcray.training.block_store import BlockStore
@@ -206,10 +207,10 @@ def test_a_partial_model_says_so(tmp_path: Path) -> None:
         "dataset_hash": "d",
     }
     W = csr([0, 0], [], [], 1)
-    assert write_model(tmp_path / "part", W=W, b=[-1], missing=1, **fields).manifest["partial"] == {
-        "missing": 1
-    }
-    assert "partial" not in write_model(tmp_path / "whole", W=W, b=[-1], **fields).manifest
+    assert write_fields(tmp_path / "part", W=W, b=[-1], missing=1, **fields).manifest[
+        "partial"
+    ] == {"missing": 1}
+    assert "partial" not in write_fields(tmp_path / "whole", W=W, b=[-1], **fields).manifest
 
 
 def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(
@@ -225,7 +226,7 @@ def test_a_model_of_mapped_weights_is_the_model_of_those_in_memory(
     }
     about |= {"feature_names": [str(i) for i in range(50)], "dataset_hash": "d"}
     whole, mapped = (
-        write_model(tmp_path / name, W=inputs, **about)
+        write_fields(tmp_path / name, W=inputs, **about)
         for name, inputs in (("a", W), ("b", read_csr(tmp_path / "w.arrow")))
     )
     digests = [
@@ -274,7 +275,7 @@ from xcray.training.block_store import BlockStore
 from xcray.storage.arrow import read_csr
 from xcray.kernels.sparse import transpose
 from xcray.model.directory import Staging
-from xcray.model.model import write_model
+from xcray.model.model import ModelContent, TrainingRecord, write_model
 
 folder, allowed, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
@@ -284,9 +285,9 @@ def merged(run, model, budget, label_names, feature_names):
     with Staging(folder / model, budget) as staging:
         block = parts.merge(staging.weights, budget=budget)
         search = staging.index(block.bias)
-        about = {"solver": "s", "params": {}, "dataset_hash": "d"}
-        about |= {"label_names": label_names, "feature_names": feature_names}
-        return write_model(folder / model, W=search.W, b=search.b, staged=staging, **about).sha256
+        content = ModelContent(search.W, search.b, label_names, feature_names)
+        record = TrainingRecord("s", {}, "d")
+        return write_model(folder / model, content, record, staged=staging).sha256
 
 
 names = [str(i) for i in range(240)], [str(i) for i in range(40_000)]
@@ -340,7 +341,7 @@ def test_three_times_the_allowed_memory_is_merged_and_published(
         "label_names": [str(i) for i in range(n_labels)],
         "feature_names": [str(i) for i in range(n_features)],
     }
-    expected = write_model(
+    expected = write_fields(
         tmp_path / "expected",
         W=W,
         b=-np.arange(n_labels) / 3,

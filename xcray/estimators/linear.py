@@ -17,7 +17,7 @@ from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern
 from xcray.errors import InputError
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
@@ -108,15 +108,21 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names = getattr(self, "feature_names_in_", range(self.n_features_in_))
         write_model(
             path,
-            W=csr_from(self.coef_),
-            b=self.intercept_,
-            label_names=[str(name) for name in self.classes_.tolist()],
-            feature_names=[str(name) for name in names],
-            solver=self.SOLVER,
-            params={name: value for name, value in self.get_params().items() if name != "n_jobs"},
-            dataset_hash="",
-            report={"estimator": facts},
-            link=self.LINK,
+            ModelContent(
+                W=csr_from(self.coef_),
+                b=self.intercept_,
+                label_names=[str(name) for name in self.classes_.tolist()],
+                feature_names=[str(name) for name in names],
+                link=self.LINK,
+            ),
+            TrainingRecord(
+                solver=self.SOLVER,
+                params={
+                    name: value for name, value in self.get_params().items() if name != "n_jobs"
+                },
+                dataset_hash="",
+                report={"estimator": facts},
+            ),
         )
         return Path(path)
 

@@ -182,72 +182,96 @@ def unknown_label(model: Model, name: str, kind: str = "label") -> str:
     return f"the model has no {kind} {excerpt(name)!r}{where}"
 
 
-def write_model(
-    path: str | Path,
-    *,
-    W: CSR,
-    b: Any,
-    label_names: Any,
-    feature_names: Any,
-    solver: str,
-    params: Mapping[str, Any],
-    dataset_hash: str,
-    seed: int | None = None,
-    text: TextPipeline | None = None,
-    measures: Mapping[str, float] | None = None,
-    report: Mapping[str, Any] | None = None,
-    classes: pa.Table | None = None,
-    timeline: pa.Table | None = None,
-    provenance: Sequence[Mapping[str, Any]] = (),
-    missing: int = 0,
-    staged: Staging | None = None,
-    link: str = "identity",
-    calibration: tuple[Calibration, Mapping[str, Any]] | None = None,
-) -> Model:
-    """Publish a model directory at `path` by one rename, and open it.
+@dataclass(frozen=True, eq=False)
+class ModelContent:
+    """What a model predicts with.
 
     W: (K, D) CSR, one row per label, in memory or mapped. It is never copied, and transposed
     within a memory budget. b: (K,) float32; label_names, feature_names: K and D strings (Arrow
-    or a sequence).
-    solver, params, seed, dataset_hash: provenance; measures: fractions by name; report:
-    additional facts of the training such as timings (JSON); classes: one row per label;
-    timeline: one row per batch; provenance: edits of an earlier model that made this one,
-    oldest first (JSON); missing: number of labels that a partial model lacks.
-    link: one of LINKS; calibration: curves from scores to probabilities, and how they were
-    fitted (JSON). The curves and a link other than "identity" are part of the content hash,
-    because they change predictions. Timings, measures and provenance are not.
+    or a sequence). text: the pipeline that makes features from text. link: one of LINKS.
+    calibration: curves from scores to probabilities, and how they were fitted (JSON). The curves
+    and a link other than "identity" are part of the content hash, because they change predictions.
+    """
+
+    W: CSR
+    b: Any
+    label_names: Any
+    feature_names: Any
+    text: TextPipeline | None = None
+    link: str = "identity"
+    calibration: tuple[Calibration, Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRecord:
+    """How a model came about. Only `solver`, `params` and `dataset_hash` are in the content hash.
+
+    measures: fractions by name. report: additional facts of the training such as timings (JSON).
+    classes: one row per label. timeline: one row per batch. provenance: edits of an earlier model
+    that made this one, oldest first (JSON). missing: number of labels that a partial model lacks.
+    """
+
+    solver: str
+    params: Mapping[str, Any]
+    dataset_hash: str
+    seed: int | None = None
+    measures: Mapping[str, float] | None = None
+    report: Mapping[str, Any] | None = None
+    classes: pa.Table | None = None
+    timeline: pa.Table | None = None
+    provenance: Sequence[Mapping[str, Any]] = ()
+    missing: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Return the solver and its parameters as JSON."""
+        return {"solver": self.solver, "params": _to_json(self.params)}
+
+    def manifest_entries(self) -> dict[str, Any]:
+        """Return what a manifest says of the training."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": _versions(),
+            **self.settings(),
+            "dataset_hash": self.dataset_hash,
+            "seed": _to_json(self.seed),
+            "measures": _to_json(self.measures or {}),
+            "report": _to_json(self.report or {}),
+            **({"provenance": _to_json(list(self.provenance))} if self.provenance else {}),
+            **({"partial": {"missing": int(self.missing)}} if self.missing else {}),
+        }
+
+
+def write_model(
+    path: str | Path,
+    content: ModelContent,
+    training: TrainingRecord,
+    *,
+    staged: Staging | None = None,
+) -> Model:
+    """Publish a model directory at `path` by one rename, and open it.
+
     staged: an entered `Staging` of this path whose `index` was called. W and b are the arrays
     of that index and are not written again.
     Raises ShapeMismatch if sizes disagree, Corrupt if a weight is not finite, ParameterError if
     a value is not JSON or the link is unknown, Conflict if `path` exists.
     """
-    settings = {"solver": solver, "params": _to_json(params)}
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": _versions(),
-        **settings,
-        "dataset_hash": dataset_hash,
-        "seed": _to_json(seed),
-        "measures": _to_json(measures or {}),
-        "report": _to_json(report or {}),
-        "link": link,
+    text, calibration = content.text, content.calibration
+    manifest = training.manifest_entries() | {
+        "link": content.link,
         "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}],
         "index": {"lists": LISTS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
-        **({"provenance": _to_json(list(provenance))} if provenance else {}),
-        **({"partial": {"missing": int(missing)}} if missing else {}),
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
-        parts = _build_parts(staging, W, b, label_names, feature_names, text, classes)
-        content = content_hash(
-            parts, {**settings, **_hashed_link(link), "dataset_hash": dataset_hash}
-        )
-        manifest |= {"shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": content}
+        parts = _build_parts(staging, content, training.classes)
+        settings = training.settings() | _hashed_link(content.link)
+        digest = content_hash(parts, {**settings, "dataset_hash": training.dataset_hash})
+        manifest |= {"shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": digest}
         if calibration is not None:
             parts = parts._replace(calibration=calibration[0])
             manifest |= calibration_entries(manifest, *calibration)
-        staging.publish(parts, manifest, timeline)
+        staging.publish(parts, manifest, training.timeline)
     return Model.open(path, verify=False)
 
 
@@ -319,17 +343,11 @@ def _utf8_bytes(names: pa.LargeStringArray) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
 
 
-def _build_parts(
-    staging: Staging,
-    W: CSR,
-    b: Any,
-    label_names: Any,
-    feature_names: Any,
-    text: TextPipeline | None,
-    classes: pa.Table | None,
-) -> ModelParts:
+def _build_parts(staging: Staging, content: ModelContent, classes: pa.Table | None) -> ModelParts:
     """Return the parts of a model after checking their sizes; arrays are written unless staged."""
-    labels, features = _to_arrow_names(label_names), _to_arrow_names(feature_names)
+    W, b, text = content.W, content.b, content.text
+    labels = _to_arrow_names(content.label_names)
+    features = _to_arrow_names(content.feature_names)
     sizes = {
         "biases": (np.size(b), W.n_rows),
         "label names": (len(labels), W.n_rows),
@@ -347,10 +365,7 @@ def _build_parts(
             )
     if not staging.is_indexed:
         # a view of some rows is written as a separate matrix
-        lo, hi = (
-            int(W.indptr[0]),
-            int(W.indptr[-1]),
-        )
+        lo, hi = int(W.indptr[0]), int(W.indptr[-1])
         write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
     index = staging.index(b)
     return ModelParts(index.W, index, index.b, labels, features, text, classes)

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -69,60 +70,90 @@ MODEL_POLL_TICKS = 4  # once per second
 SUMMARY = "Extreme classification: data sets, training jobs, models, exact predictions."
 
 
-def create_app(
-    settings: Settings,
-    *,
-    store: JobStore | None = None,
-    supervisor: JobSupervisor | None = None,
-    registry: Registry | None = None,
-    authenticate: Callable[[Request], Awaitable[auth.Caller]] | None = None,
-    check_spec: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-    opener: Opener = open_predictor,
-    build_command: Sequence[str] = builds.INGEST_COMMAND,
-    checks: Mapping[str, Callable[[], None]] | None = None,
-    leader_eligible: bool = True,
-    exclusive_home: bool = True,
-    all_routes: bool = True,
-) -> FastAPI:
-    """Return the service as an ASGI app.
+@dataclass(frozen=True)
+class AppParts:
+    """Parts of an app that are not made from the settings, for embedding and tests.
 
-    store, registry (of the default tenant): taken from the home if not given; a store created here
-    is closed at the end. supervisor: started and stopped with the app. authenticate: returns the
-    caller of a request; the default checks the keys of the store. check_spec: validates a job's
-    spec and fills in the defaults. opener: loads a predictor from a model directory. build_command:
-    command that runs `ingest`. checks: by reason code, the checks that readiness reports as
-    degraded. leader_eligible: whether this process can run maintenance (build data sets, remove
-    leftovers); on a shared store the eligible processes elect a leader. exclusive_home: whether no
-    other process accepts data for this home. all_routes: all routes, or only those for operators.
-    Raises Conflict if the store is newer than this program.
+    store, registry (of the default tenant): taken from the home if not given; a store created by
+    the app is closed at its end. supervisor: started and stopped with the app. authenticate:
+    returns the caller of a request; the default checks the keys of the store. check_spec: validates
+    a job's spec and fills in the defaults. opener: loads a predictor from a model directory.
+    build_command: command that runs `ingest`. checks: by reason code, the checks that readiness
+    reports as degraded.
     """
-    home = Home(settings.home)
-    job_store = store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
-    metrics = Metrics(
-        StoreCollector(job_store.statistics.read),
-        DiskCollector(home.path, settings.disk_reserve_bytes),
-    )
-    job_store.set_observer(
-        metrics.observe_transaction
-        if not tracing.enable_tracing("xcray")
-        else trace_transactions(metrics.observe_transaction)
-    )
-    registries = Registries(home, registry)
-    leadership = leadership_for(settings, job_store)
-    app_state = AppState(
+
+    store: JobStore | None = None
+    supervisor: JobSupervisor | None = None
+    registry: Registry | None = None
+    authenticate: Callable[[Request], Awaitable[auth.Caller]] | None = None
+    check_spec: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    opener: Opener = open_predictor
+    build_command: Sequence[str] = builds.INGEST_COMMAND
+    checks: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AppRole:
+    """What this process does among the processes of a service.
+
+    leader_eligible: whether it can run maintenance (build data sets, remove leftovers); on a shared
+    store the eligible processes elect a leader. exclusive_home: whether no other process accepts
+    data for this home. all_routes: all routes, or only those for operators.
+    """
+
+    leader_eligible: bool = True
+    exclusive_home: bool = True
+    all_routes: bool = True
+
+
+def create_app(
+    settings: Settings, *, parts: AppParts | None = None, role: AppRole | None = None
+) -> FastAPI:
+    """Return the service as an ASGI app. Raises Conflict if the store is newer than this program.
+
+    parts: by default all are made from the settings. role: by default that of the only process.
+    """
+    parts, role = parts or AppParts(), role or AppRole()
+    home = Home(settings.home)  # creates the folder, in which the store can be
+    store = parts.store or JobStore(settings.store_url, upgrade=settings.store_upgrade)
+    leadership = leadership_for(settings, store)
+    app_state = _create_state(settings, home, store, leadership, parts, role)
+    app_state.checks.setdefault("MODEL", app_state.model_cache.check)
+    app_state.readiness = build_readiness(app_state)
+    app_state.metrics.add_collector(FailingChecksCollector(app_state.readiness.failing_checks))
+    maintenance = None
+    if role.leader_eligible:
+        maintenance = _maintenance_loop(app_state, leadership, role.exclusive_home)
+    lifespan = _lifespan(parts.store is None, maintenance)
+    authenticate = parts.authenticate or _key_authenticator(store.keys, settings)
+    return _build_app(app_state, authenticate, lifespan, role.all_routes)
+
+
+def _create_state(
+    settings: Settings,
+    home: Home,
+    store: JobStore,
+    leadership: Leadership,
+    parts: AppParts,
+    role: AppRole,
+) -> AppState:
+    """Return the state of an app: the parts that were given, and the others from the settings."""
+    metrics = _create_metrics(settings, home, store)
+    registries = Registries(home, parts.registry)
+    return AppState(
         settings=settings,
         home=home,
-        store=job_store,
+        store=store,
         registries=registries,
         uploads=UploadStore(home.path / "uploads", settings),
         builder=builds.Builder(
-            home, job_store.datasets, settings, metrics, build_command, leadership=leadership
+            home, store.datasets, settings, metrics, parts.build_command, leadership=leadership
         ),
         model_cache=ModelCache(
             registries.of,
             metrics,
             settings.models_loaded,
-            opener,
+            parts.opener,
             tenants=registries.tenants,
             swap_timeout_seconds=settings.swap_timeout_seconds,
             unload_delay_seconds=settings.unload_delay_seconds,
@@ -132,23 +163,26 @@ def create_app(
             settings.prediction_threads, settings.predict_rows, settings.predict_batch_ms / 1e3
         ),
         metrics=metrics,
-        check_spec=check_spec or _normalise_spec,
-        supervisor=supervisor,
-        checks=dict(checks or {}),
-        preloading=Preloading(settings.preload if all_routes else ()),
+        check_spec=parts.check_spec or _normalise_spec,
+        supervisor=parts.supervisor,
+        checks=dict(parts.checks),
+        preloading=Preloading(settings.preload if role.all_routes else ()),
         sync_workers=sync_workers(
-            settings, home, registries, metrics, leadership if leader_eligible else None
+            settings, home, registries, metrics, leadership if role.leader_eligible else None
         ),
     )
-    app_state.checks.setdefault("MODEL", app_state.model_cache.check)
-    app_state.readiness = build_readiness(app_state)
-    metrics.add_collector(FailingChecksCollector(app_state.readiness.failing_checks))
-    lifespan = _lifespan(
-        store is None,
-        _maintenance_loop(app_state, leadership, exclusive_home) if leader_eligible else None,
+
+
+def _create_metrics(settings: Settings, home: Home, store: JobStore) -> Metrics:
+    """Return the metrics of an app, which observe the transactions of the store too."""
+    metrics = Metrics(
+        StoreCollector(store.statistics.read),
+        DiskCollector(home.path, settings.disk_reserve_bytes),
     )
-    authenticate = authenticate or _key_authenticator(job_store.keys, settings)
-    return _build_app(app_state, authenticate, lifespan, all_routes)
+    traced = tracing.enable_tracing("xcray")
+    observe = metrics.observe_transaction
+    store.set_observer(trace_transactions(observe) if traced else observe)
+    return metrics
 
 
 def _build_app(

@@ -20,7 +20,7 @@ from ray.serve import Application
 from xcray.errors import Unavailable
 from xcray.jobs.home import DEFAULT_TENANT, Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.app_state import AppState
 from xcray.service.models.cache import ModelTarget
 from xcray.service.observability.request_log import configure_logging
@@ -81,10 +81,8 @@ class Xcray:
         check_address(settings, self._store.keys.has_any)
         self._app = create_app(
             settings,
-            store=self._store,
-            checks=cluster_checks(settings, home),
-            leader_eligible=False,
-            exclusive_home=False,
+            parts=AppParts(store=self._store, checks=cluster_checks(settings, home)),
+            role=AppRole(leader_eligible=False, exclusive_home=False),
         )
         self._app_state: AppState = self._app.state.app_state
 

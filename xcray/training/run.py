@@ -15,7 +15,7 @@ from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
-from xcray.model.model import write_model
+from xcray.model.model import ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.cores import available_cores
@@ -197,26 +197,27 @@ class _TrainingRun:
             block, staging.path, balance(timeline, self.strategy.workers), measures
         )
         shorten_history(report, staging.path)
-        model = write_model(
-            staging.target,
-            staged=staging,
-            W=block.W,
-            b=b,
-            label_names=self.dataset.label_names,
-            feature_names=self.dataset.feature_names,
+        content = ModelContent(
+            block.W,
+            b,
+            self.dataset.label_names,
+            self.dataset.feature_names,
             text=self.dataset.text,
-            solver=self.spec.solver,
-            params=self.solver.as_dict(),
-            dataset_hash=self.dataset.content_hash,
+            link=self.solver.link,
+            calibration=self.calibration,
+        )
+        record = TrainingRecord(
+            self.spec.solver,
+            self.solver.as_dict(),
+            self.dataset.content_hash,
             seed=self.seed,
             measures=measures,
             report=report,
             classes=self.strategy.class_table(block, timeline),
             timeline=normalize_timeline(timeline) if timeline.num_rows else None,
             missing=len(self.parts.missing),
-            link=self.solver.link,
-            calibration=self.calibration,
         )
+        model = write_model(staging.target, content, record, staged=staging)
         return TrainResult(model.path, model.sha256, model.measures, report)
 
     def report_progress(

@@ -19,7 +19,7 @@ from xcray.jobs.states import FAILED, PENDING, RUNNING, STOPPED, SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
 from xcray.jobs.store.jobs import JobSubmission
 from xcray.jobs.supervision.launch import submission_id
-from xcray.model.model import write_model
+from xcray.model.model import ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
 from xcray.training import Progress, TrainResult
 from xcray.workers.pool import StopFlag
@@ -66,13 +66,8 @@ def model_at(out):
     bias = np.zeros(2, np.float32)
     return write_model(
         out,
-        W=eye,
-        b=bias,
-        label_names=["a", "b"],
-        feature_names=["x", "y"],
-        solver="ppdsparse",
-        params={},
-        dataset_hash="0" * 64,
+        ModelContent(W=eye, b=bias, label_names=["a", "b"], feature_names=["x", "y"]),
+        TrainingRecord(solver="ppdsparse", params={}, dataset_hash="0" * 64),
     )
 
 

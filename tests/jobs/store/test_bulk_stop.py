@@ -8,7 +8,7 @@ from tests.support.job_store import claim, submit
 from tests.support.live_service import client_of, settings_for
 from xcray.jobs.states import PENDING, STOPPED
 from xcray.jobs.store.job_store import JobStore
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.routes import jobs
 
 
@@ -18,7 +18,7 @@ def served(tmp_path):
     settings.home.mkdir()
     with (
         closing(JobStore(settings.store_url)) as store,
-        client_of(create_app(settings, store=store)) as http,
+        client_of(create_app(settings, parts=AppParts(store=store))) as http,
     ):
         yield store, http
 

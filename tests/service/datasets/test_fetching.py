@@ -17,7 +17,7 @@ import pytest
 from tests.support.live_service import settings_for
 from tests.support.raw_requests import ask
 from xcray.errors import InputError, Refused, Unavailable, XcrayError
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.datasets.fetching import fetch, is_public
 from xcray.service.settings import Settings
 
@@ -330,7 +330,8 @@ def test_the_route_accepts_listed_files_and_leaves_nothing_of_others(own_home: P
     with files() as server:
         prefix = f"http://localhost:{server.server_port}/sets/"
         app = create_app(
-            settings(own_home, prefix, dataset_uris_private=True), check_spec=lambda spec: spec
+            settings(own_home, prefix, dataset_uris_private=True),
+            parts=AppParts(check_spec=lambda spec: spec),
         )
 
         async def run_requests() -> None:

@@ -19,7 +19,7 @@ from tests.support.live_service import client_of, publish, settings_for
 from xcray.errors import Conflict, NotFound
 from xcray.jobs.states import FAILED
 from xcray.jobs.store.jobs import JobSubmission
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http.etags import counter_etag
 from xcray.service.observability.log_tail import read_from, read_last_lines
@@ -45,7 +45,7 @@ def stub_app(home: Path) -> FastAPI:
     home.parent.mkdir(parents=True, exist_ok=True)
     stub = home.parent / "stub.py"
     stub.write_text(STUB)
-    return create_app(settings_for(home), build_command=(sys.executable, str(stub)))
+    return create_app(settings_for(home), parts=AppParts(build_command=(sys.executable, str(stub))))
 
 
 @pytest.fixture

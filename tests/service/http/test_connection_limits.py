@@ -14,7 +14,7 @@ import pytest
 from tests.support.live_service import client_of, publish, raw, settings_for
 from xcray.errors import Unavailable
 from xcray.jobs.store.tokens import create_token
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.http.connection_limits import MAX_HEADER_BYTES_READ, MAX_PIPELINED_REQUESTS
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
@@ -168,7 +168,7 @@ def test_the_number_of_pipelined_requests_is_bounded(tmp_path: Path) -> None:
         go.wait(2 * PATIENCE)
         raise Unavailable("so slow")
 
-    app = create_app(settings_for(tmp_path / "home"), opener=slow)
+    app = create_app(settings_for(tmp_path / "home"), parts=AppParts(opener=slow))
     publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     body = b'{"instances": [{"text": "a"}]}'
     first = b"POST /v1/models/docs:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

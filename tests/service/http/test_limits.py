@@ -22,7 +22,7 @@ from tests.support.live_service import PATIENCE, client_of, serving, settings_fo
 from tests.support.raw_requests import ask
 from xcray.errors import Unavailable
 from xcray.jobs.store.tokens import KeyLimits, create_token
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.http.auth import ANONYMOUS, Caller
 from xcray.service.http.limits import (
     MAX_ACCOUNTS,
@@ -553,7 +553,7 @@ def test_data_sets_of_a_tenant_are_counted(own_home: Path) -> None:
 
 
 def test_pending_jobs_are_bounded_per_key(own_home: Path, tmp_path: Path) -> None:
-    app = create_app(settings_for(own_home), check_spec=lambda spec: spec)
+    app = create_app(settings_for(own_home), parts=AppParts(check_spec=lambda spec: spec))
     store = app.state.app_state.store
     token = create_token()
     store.keys.add(

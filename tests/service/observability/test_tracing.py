@@ -14,6 +14,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.support.flat_models import write_fields
 from tests.support.live_service import TEXTS, client_of, publish, settings_for
 from xcray.arrays import csr
 from xcray.jobs.home import Home
@@ -22,9 +23,8 @@ from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.runner.monitor import MonitorOptions
 from xcray.jobs.states import SUCCEEDED
 from xcray.jobs.store.job_store import JobStore
-from xcray.model.model import write_model
 from xcray.model.registry import Registry
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.telemetry import tracing
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainResult
@@ -58,7 +58,7 @@ def good(spec: Any, *, out: Path, progress: Any, **_: Any) -> TrainResult:
         progress(Progress(phase, 1, 1, 0.1, 1.0, None, ""))
     eye = csr(np.arange(3), np.arange(2, dtype=np.int32), np.ones(2, np.float32), 2)
     about: dict[str, Any] = {"solver": "ppdsparse", "params": {}, "dataset_hash": "0" * 64}
-    model = write_model(
+    model = write_fields(
         out,
         W=eye,
         b=np.zeros(2, np.float32),
@@ -168,7 +168,9 @@ def test_a_job_is_one_trace_from_its_submission_to_its_phases(
 ) -> None:
     home = Home(tmp_path / "home")
     store = JobStore(home.store_url)
-    app = create_app(settings_for(home.path), store=store, check_spec=lambda spec: spec)
+    app = create_app(
+        settings_for(home.path), parts=AppParts(store=store, check_spec=lambda spec: spec)
+    )
     request = {"dataset": ready_dataset(store, home.path), "model": "m"}
     with client_of(app) as http:
         result = _submit(http, request)

@@ -27,7 +27,7 @@ from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
 from xcray.predict import Predictor
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http import auth
 from xcray.service.models.cache import ModelCache, ModelTarget
@@ -236,7 +236,7 @@ def test_the_fast_path_authenticates(tmp_path: Path) -> None:
     async def authenticate(request: Request) -> auth.Caller:
         return auth.Caller("other", frozenset({"read"}))
 
-    app = create_app(settings_for(tmp_path / "home"), authenticate=authenticate)
+    app = create_app(settings_for(tmp_path / "home"), parts=AppParts(authenticate=authenticate))
     publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     with client_of(app) as http:
         answer = http.post(PREDICT, json={"instances": [{"text": "a"}]})
@@ -259,7 +259,8 @@ def test_a_full_batcher_refuses_at_once_and_recovers(tmp_path: Path) -> None:
         return Slow(Model.open(path))
 
     app = create_app(
-        settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0), opener=open_and_record
+        settings_for(tmp_path / "home", predict_rows=10, predict_batch_ms=0),
+        parts=AppParts(opener=open_and_record),
     )
     publish(app.state.app_state.registry, "docs", tmp_path / "staged")
     body = {"instances": [{"text": "a"}] * 4}

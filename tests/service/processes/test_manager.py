@@ -22,7 +22,7 @@ from xcray.errors import Conflict, Unavailable
 from xcray.jobs.home import Home
 from xcray.jobs.supervision.launch import ProcessLauncher
 from xcray.model.registry import Registry
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.processes.manager import (
     STABLE_SECONDS,
     WorkerHandle,
@@ -168,11 +168,11 @@ def test_only_the_leader_builds_data_sets_of_all_workers(tmp_path: Path) -> None
         "slow = json.loads((folder / 'request.json').read_text())['name'] == 'slow'\n(folder / 'begun').touch()\n"
         "time.sleep(600 if slow else 0)\n(folder / 'outcome.json').write_text('{\"stats\": {}}')\n"
     )
-    how: dict[str, Any] = {"build_command": (sys.executable, str(stub))}
+    parts = AppParts(build_command=(sys.executable, str(stub)))
     settings = settings_for(tmp_path / "home", workers=2)
     with (
-        client_of(create_app(settings, **how)) as leader,
-        client_of(create_app(settings, leader_eligible=False, **how)) as other,
+        client_of(create_app(settings, parts=parts)) as leader,
+        client_of(create_app(settings, parts=parts, role=AppRole(leader_eligible=False))) as other,
     ):
         quick = other.post("/v1/datasets", json={"name": "quick", "format": "pydocs"}).json()["id"]
         eventually(lambda: leader.get(f"/v1/datasets/{quick}").json()["status"] == "READY")

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.flat_models import write_fields
 from xcray.arrays import csr, pattern
 from xcray.data.dataset import Dataset
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, InputError, NotFound, ShapeMismatch, Stopped, XcrayError
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose_pattern
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.edit.apply import EditOptions
@@ -301,7 +302,7 @@ def test_labels_of_an_unknown_solver_can_be_removed_and_renamed(
         "dataset_hash": "0" * 64,
         "feature_names": some.feature_names,
     }
-    model = write_model(
+    model = write_fields(
         tmp_path / "model", W=some.W, b=some.b, label_names=some.label_names, **fields
     )
     less = remove_labels(model.path, tmp_path / "less", ["3"])
@@ -318,7 +319,7 @@ def test_a_model_without_a_class_report_stays_without(
 ) -> None:
     entries = {name: some.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")}
     names = {"label_names": some.label_names, "feature_names": some.feature_names}
-    bare = write_model(tmp_path / "bare", W=some.W, b=some.b, **names, **entries)
+    bare = write_fields(tmp_path / "bare", W=some.W, b=some.b, **names, **entries)
     new = Model.open(add_labels(bare.path, tiny.path, tmp_path / "new", ["39"], SERIAL).model_path)
     assert new.classes is None
     assert new.n_labels == 31
@@ -458,7 +459,7 @@ def test_a_label_without_rows_can_not_be_trained(
 def test_a_name_of_several_labels_is_not_guessed(some: Model, tmp_path: Path) -> None:
     names = ["twice", "twice", *map(str, range(28))]
     entries = {name: some.manifest[name] for name in ("solver", "params", "dataset_hash")}
-    model = write_model(
+    model = write_fields(
         tmp_path / "model",
         W=some.W,
         b=some.b,

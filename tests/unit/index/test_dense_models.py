@@ -12,12 +12,13 @@ from benchmarks.search.cases import FAMILIES, LARGE, NARROW
 from benchmarks.search.equality import by_rows, check
 from tests.naive import normaliser as naive_sum
 from tests.naive import search as naive
+from tests.support.flat_models import write_fields
 from tests.support.live_service import client_of, settings_for
 from xcray.arrays import CSR, csr_from
 from xcray.index.log_partition import LogPartition
 from xcray.index.search import SearchIndex
 from xcray.kernels.search import dense as kernels
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 
@@ -111,7 +112,7 @@ def test_from_the_file_to_the_reply(n_labels: int, n_features: int, tmp_path: Pa
         "label_names": [f"c{i}" for i in range(n_labels)],
         "feature_names": [f"f{j}" for j in range(n_features)],
     }
-    write_model(
+    write_fields(
         tmp_path / "staged",
         W=W,
         b=b,

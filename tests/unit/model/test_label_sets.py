@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from tests.naive import search
+from tests.support.flat_models import write_fields
 from tests.support.live_service import TEXTS, client_of, publish, settings_for
 from xcray.arrays import csr_from
 from xcray.cli import main as cli
 from xcray.client import Client
 from xcray.errors import Corrupt, NotFound, ParameterError
 from xcray.index.filters import LabelFilter
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.predict import Predictor
 from xcray.predict.labels import MAX_FILTERS, positions_by_name
@@ -47,7 +48,7 @@ def predictor(tmp_path: Path, rng: np.random.Generator) -> Predictor:
         "feature_names": list("abcde"),
     }
     return Predictor(
-        write_model(
+        write_fields(
             tmp_path / "model", W=W, b=rng.normal(size=len(NAMES)), label_names=NAMES, **about
         )
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.flat_models import write_fields
 from xcray.arrays import CSR, csr, csr_from, frozen
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import Conflict, Corrupt, NotFound, ParameterError, ShapeMismatch, XcrayError
@@ -20,7 +21,7 @@ from xcray.kernels.sparse import transpose
 from xcray.model import directory
 from xcray.model.diff import diff
 from xcray.model.linked_copy import with_packed_lists
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.storage.arrow import write_matrix, write_table
 from xcray.storage.atomic import file_digests, sha256_file
 
@@ -49,7 +50,7 @@ def text_model(path: Path) -> Model:
     text = TextPipeline.fit(TEXTS)
     W = csr_from(np.linspace(-1, 1, 8 * len(text.terms), dtype=np.float32).reshape(8, -1))
     labels, classes = [f"label-{i}" for i in range(8)], pa.table({"gap": np.arange(8) / 8})
-    return write_model(
+    return write_fields(
         path,
         **parts(
             W=W,
@@ -71,7 +72,7 @@ def same_matrix(a: CSR, b: CSR) -> bool:
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     inputs = parts()
-    write_model(tmp_path / "m", **inputs)
+    write_fields(tmp_path / "m", **inputs)
     model = Model.open(tmp_path / "m")
     assert same_matrix(model.W, inputs["W"])
     assert same_matrix(model.postings, csr_from(inputs["W"].to_scipy().T.tocsr()))
@@ -133,7 +134,7 @@ def test_arrays_are_views_of_the_files(tmp_path: Path) -> None:
         "label_names": [str(i) for i in range(400)],
         "feature_names": [str(i) for i in range(5000)],
     }
-    write_model(tmp_path / "m", **parts(W=csr_from(big), b=np.zeros(400), **names))
+    write_fields(tmp_path / "m", **parts(W=csr_from(big), b=np.zeros(400), **names))
     before = pa.total_allocated_bytes()
     model = Model.open(tmp_path / "m", verify=False)
     assert pa.total_allocated_bytes() - before < 1 << 16
@@ -142,7 +143,7 @@ def test_arrays_are_views_of_the_files(tmp_path: Path) -> None:
 
 
 def test_labels_by_name_and_number(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m", **parts())
+    model = write_fields(tmp_path / "m", **parts())
     assert [model.label_id(label) for label in ("csv", "ünï", "", 2, np.int32(1))] == [
         0,
         1,
@@ -157,7 +158,7 @@ def test_labels_by_name_and_number(tmp_path: Path) -> None:
 
 
 def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
-    first = write_model(tmp_path / "first", **parts()).sha256
+    first = write_fields(tmp_path / "first", **parts()).sha256
     W = parts()["W"]
     padded = CSR(
         W.indptr + 1,
@@ -172,7 +173,7 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
         {"params": {"grow": 3, "C": 1.0}},
     ]
     for i, change in enumerate(same):
-        assert write_model(tmp_path / f"same{i}", **parts(**change)).sha256 == first
+        assert write_fields(tmp_path / f"same{i}", **parts(**change)).sha256 == first
     changes: list[dict[str, Any]] = [
         {"W": csr([0, 2, 2, 4], [0, 2, 1, 3], [0.5, -1, 2, 0.5], 4)},
         {"W": csr([0, 2, 2, 4], [0, 2, 0, 3], [0.5, -1, 2, 0.25], 4)},
@@ -184,7 +185,7 @@ def test_the_content_hash_is_of_content_alone(tmp_path: Path) -> None:
         {"dataset_hash": "e" * 64},
     ]
     hashes = [
-        write_model(tmp_path / f"other{i}", **parts(**change)).sha256
+        write_fields(tmp_path / f"other{i}", **parts(**change)).sha256
         for i, change in enumerate(changes)
     ]
     assert len({first, *hashes}) == 1 + len(changes)
@@ -208,15 +209,15 @@ def test_invalid_models_are_not_written(
     tmp_path: Path, change: dict[str, Any], error: type[XcrayError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        write_model(tmp_path / "m", **parts(**change))
+        write_fields(tmp_path / "m", **parts(**change))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_published_model_is_never_overwritten(tmp_path: Path) -> None:
-    write_model(tmp_path / "m", **parts())
+    write_fields(tmp_path / "m", **parts())
     before = file_digests(tmp_path / "m")
     with pytest.raises(Conflict):
-        write_model(tmp_path / "m", **parts(b=[0, 0, 0]))
+        write_fields(tmp_path / "m", **parts(b=[0, 0, 0]))
     assert file_digests(tmp_path / "m") == before
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
@@ -229,7 +230,7 @@ def test_models_of_edge_sizes(tmp_path: Path) -> None:
             else csr([0] * (shape[0] + 1), [], [], shape[1])
         )
         names = {"label_names": ["l"] * shape[0], "feature_names": ["f"] * shape[1]}
-        write_model(tmp_path / name, **parts(W=W, b=np.zeros(shape[0]), **names))
+        write_fields(tmp_path / name, **parts(W=W, b=np.zeros(shape[0]), **names))
         assert Model.open(tmp_path / name).W.shape == shape
 
 
@@ -280,8 +281,8 @@ def test_every_truncated_or_missing_file_is_detected_without_verifying(tmp_path:
 
 
 def test_files_of_another_model_are_detected(tmp_path: Path) -> None:
-    write_model(tmp_path / "a", **parts())
-    write_model(
+    write_fields(tmp_path / "a", **parts())
+    write_fields(
         tmp_path / "b",
         **parts(
             b=[9, 9, 9],
@@ -333,14 +334,14 @@ def resealed(path: Path, **changes: Any) -> None:
 def test_wrong_claims_about_files_are_refused(
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
-    write_model(tmp_path / "m", **parts())
+    write_fields(tmp_path / "m", **parts())
     resealed(tmp_path / "m", **changes)
     with pytest.raises(Corrupt, match=says):
         Model.open(tmp_path / "m")
 
 
 def test_a_file_outside_of_the_directory_is_refused(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m", **parts())
+    model = write_fields(tmp_path / "m", **parts())
     (tmp_path / "secret").write_text("x")
     entry = {"bytes": 1, "sha256": sha256_file(tmp_path / "secret")}
     resealed(tmp_path / "m", files={**model.manifest["files"], "../secret": entry})
@@ -370,7 +371,7 @@ def test_a_file_outside_of_the_directory_is_refused(tmp_path: Path) -> None:
 def test_invalid_weights_are_refused_despite_valid_checksums(
     tmp_path: Path, W: CSR, says: str
 ) -> None:
-    write_model(tmp_path / "m", **parts())
+    write_fields(tmp_path / "m", **parts())
     write_matrix(tmp_path / "m" / "weights.arrow", W)
     resealed(tmp_path / "m")
     with pytest.raises(Corrupt, match=says):
@@ -387,7 +388,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         ).replace_schema_metadata({"layout": packed.LAYOUT_VERSION}),
     }.items():
         path = tmp_path / name.replace("/", "-")
-        write_model(path, **parts())
+        write_fields(path, **parts())
         write_table(path / name, table)
         resealed(path)
         with pytest.raises(Corrupt, match=name):
@@ -425,17 +426,17 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         'predict(["some text"]',
     ):
         assert words in card
-    write_model(tmp_path / "bare", **parts(measures=None, params={"a|b": "x\ny"}))
+    write_fields(tmp_path / "bare", **parts(measures=None, params={"a|b": "x\ny"}))
     bare = (tmp_path / "bare" / "card.md").read_text()
     assert "(not measured)" in bare
     assert "| a\\|b | x y |" in bare
 
 
 def test_the_difference_between_models(tmp_path: Path) -> None:
-    a = write_model(tmp_path / "a", **parts(label_names=["x", "y", "z"]))
+    a = write_fields(tmp_path / "a", **parts(label_names=["x", "y", "z"]))
     # the same features in another order; x as before, y with another bias, z gone, w new
     W = csr([0, 2, 2, 3], [1, 3, 0], [-1, 0.5, 4], 5)
-    b = write_model(
+    b = write_fields(
         tmp_path / "b",
         **parts(
             W=W,
@@ -460,10 +461,10 @@ def test_the_difference_between_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [[0.5, -1, 2, 0.5], [0.5, 1, 2, 0.25]])
 def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]) -> None:
-    a = write_model(tmp_path / "a", **parts())
-    b = write_model(tmp_path / "b", **parts(W=csr([0, 2, 2, 4], [0, 2, 1, 3], data, 4)))
+    a = write_fields(tmp_path / "a", **parts())
+    b = write_fields(tmp_path / "b", **parts(W=csr([0, 2, 2, 4], [0, 2, 1, 3], data, 4)))
     assert len(diff(a, b).changed) == 1
-    moved = write_model(
+    moved = write_fields(
         tmp_path / "c", **parts(W=csr([0, 2, 2, 4], [0, 3, 1, 3], [0.5, -1, 2, 0.25], 4))
     )
     assert diff(a, moved).changed == ("csv",)
@@ -471,23 +472,23 @@ def test_one_changed_weight_is_a_changed_label(tmp_path: Path, data: list[float]
 
 def test_the_card_reports_the_certificates(tmp_path: Path) -> None:
     report = {"classes": 1200, "classes_certified": 1199, "largest_gap": 0.01234}
-    write_model(tmp_path / "m", **parts(report=report, params={"eps": 0.01}))
+    write_fields(tmp_path / "m", **parts(report=report, params={"eps": 0.01}))
     card = (tmp_path / "m" / "card.md").read_text()
     assert (
         "| classes certified by their duality gap | 1,199 of 1,200 |\n| largest gap | 0.012 of"
         in card
     )
-    write_model(tmp_path / "bare", **parts(params={"eps": 0.01}))
+    write_fields(tmp_path / "bare", **parts(params={"eps": 0.01}))
     assert "certified" not in (tmp_path / "bare" / "card.md").read_text()
 
 
 def test_the_card_of_a_partial_model_says_so(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m", **parts(missing=2))
+    model = write_fields(tmp_path / "m", **parts(missing=2))
     assert model.manifest["partial"] == {"missing": 2}
     card = (tmp_path / "m" / "card.md").read_text()
     assert "A partial model" in card
     assert "before 2 of 3\n> labels" in card
-    whole = write_model(tmp_path / "whole", **parts())
+    whole = write_fields(tmp_path / "whole", **parts())
     assert "partial" not in whole.manifest
     assert "partial" not in (tmp_path / "whole" / "card.md").read_text()
     # The hash covers the content, not the reason for it.
@@ -499,7 +500,7 @@ def first_format(path: Path) -> Path:
 
     It has all weights by feature instead of packed lists.
     """
-    model = write_model(path, **parts())
+    model = write_fields(path, **parts())
     (path / "index/lists.arrow").unlink()
     write_matrix(path / "index/postings.arrow", transpose(model.W))
     resealed(path, schema_version=1, index={"postings": "index/postings.arrow"})
@@ -511,7 +512,7 @@ def test_a_model_of_the_first_format_is_searched_and_upgraded(
 ) -> None:
     old = Model.open(first_format(tmp_path / "old"))
     new = with_packed_lists(old, tmp_path / "new")
-    today = write_model(tmp_path / "today", **parts())
+    today = write_fields(tmp_path / "today", **parts())
     X = csr([0, 2, 3, 3], [0, 2, 3], [1.0, -0.5, 2.0], 4)
     for model in (old, Model.open(new.path)):
         assert model.sha256 == today.sha256

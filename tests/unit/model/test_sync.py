@@ -23,7 +23,7 @@ from xcray.model.objectstore.remote_registry import list_versions, model_names, 
 from xcray.model.objectstore.sync import Follower, Mirror, TenantModels
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
-from xcray.service.app import create_app
+from xcray.service.app import AppRole, create_app
 from xcray.service.settings import Settings
 from xcray.storage.atomic import file_digests
 
@@ -221,7 +221,7 @@ def test_a_service_mirrors_and_another_follows_without_a_restart(
     first = create_app(settings_for(tmp_path / "a", models_mirror=uri))
     second = create_app(
         settings_for(tmp_path / "b", models_follow=uri, models_follow_seconds=1, preload=["news"]),
-        leader_eligible=False,
+        role=AppRole(leader_eligible=False),
     )
     for worker in second.state.app_state.sync_workers:
         worker._seconds = 0.05

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.support.flat_models import write_fields
 from xcray.arrays import csr_from, pattern_from
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import EXTRAS
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.predict import Predictor
 
 ROOT = Path(__file__).parents[3]
@@ -84,7 +85,7 @@ def model(tmp_path: Path) -> Path:
     text = TextPipeline.fit(TEXTS)
     W = csr_from(np.random.default_rng(0).normal(size=(3, text.n_features)).astype(np.float32))
     names = {"label_names": ["csv", "time", "café"], "feature_names": text.terms}
-    write_model(
+    write_fields(
         tmp_path / "model",
         W=W,
         b=[0.1, 0, 0],

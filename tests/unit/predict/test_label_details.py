@@ -7,7 +7,7 @@ import pytest
 
 from xcray.arrays import CSR, csr_from
 from xcray.errors import NotFound, suggestion
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.predict import label_details as under_test
 from xcray.predict.label_details import cosine_similarities, label_details, list_labels
 
@@ -23,13 +23,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """Return a model with known weights and without a class report."""
     return write_model(
         tmp_path_factory.mktemp("model") / "model",
-        W=csr_from(WEIGHTS),
-        b=np.arange(5, dtype=np.float32),
-        label_names=NAMES,
-        feature_names=FEATURES,
-        solver="test",
-        params={},
-        dataset_hash="",
+        ModelContent(
+            W=csr_from(WEIGHTS),
+            b=np.arange(5, dtype=np.float32),
+            label_names=NAMES,
+            feature_names=FEATURES,
+        ),
+        TrainingRecord(solver="test", params={}, dataset_hash=""),
     )
 
 

@@ -12,12 +12,13 @@ import pytest
 import scipy.sparse as sp
 
 from tests.naive import search
+from tests.support.flat_models import write_fields
 from xcray.arrays import TopK, csr, csr_from, pattern_from
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import InputError, NotCalibrated, NotFound, ParameterError, ShapeMismatch
 from xcray.model.calibration import Calibration
 from xcray.model.linked_copy import with_calibration
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.predict import Contribution, Predictor, ScoredLabel, to_arrow
 
 FACTS: dict[str, Any] = {
@@ -41,7 +42,7 @@ def model(path: Path, W: Any, b: Any, **more: Any) -> Model:
         "label_names": [f"label-{i}" for i in range(W.n_rows)],
         "feature_names": [f"feature-{j}" for j in range(W.n_cols)],
     }
-    return write_model(
+    return write_fields(
         path,
         W=W,
         b=b,

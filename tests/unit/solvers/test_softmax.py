@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 
 from tests.naive import normaliser as naive
 from tests.naive import search
+from tests.support.flat_models import write_fields
 from tests.support.live_service import LABELS, TEXTS, client_of, settings_for
 from xcray.arrays import CSR, csr_from
 from xcray.batch import BatchPredictSpec, predict_batch
@@ -28,7 +29,7 @@ from xcray.kernels.search.postings import PostingScratch
 from xcray.kernels.training.sparsify import sparse_rows
 from xcray.model.calibration import Calibration
 from xcray.model.linked_copy import with_calibration
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.service.app import create_app
 
@@ -62,7 +63,7 @@ def model(path: Path, W: CSR, b: Any, **more: Any) -> Model:
         **names,
         **more,
     }
-    return write_model(path, W=W, b=np.asarray(b, np.float32), **fields)
+    return write_fields(path, W=W, b=np.asarray(b, np.float32), **fields)
 
 
 def check(W: CSR, b: Any, X: CSR) -> None:

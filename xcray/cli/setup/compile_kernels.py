@@ -219,7 +219,7 @@ def write_random_model(path: Path, labels: int, link: str) -> Path:
     import numpy as np
 
     from xcray.arrays import csr
-    from xcray.model.model import write_model
+    from xcray.model.model import ModelContent, TrainingRecord, write_model
 
     rng, each = np.random.default_rng(0), 4
     columns = np.arange(labels * each) * 7 % FEATURES
@@ -231,13 +231,13 @@ def write_random_model(path: Path, labels: int, link: str) -> Path:
     )
     write_model(
         path,
-        W=W,
-        b=rng.normal(size=labels),
-        label_names=[str(k) for k in range(labels)],
-        feature_names=[str(j) for j in range(FEATURES)],
-        solver="made up",
-        params={},
-        dataset_hash="0" * 64,
-        link=link,
+        ModelContent(
+            W=W,
+            b=rng.normal(size=labels),
+            label_names=[str(k) for k in range(labels)],
+            feature_names=[str(j) for j in range(FEATURES)],
+            link=link,
+        ),
+        TrainingRecord(solver="made up", params={}, dataset_hash="0" * 64),
     )
     return path

@@ -26,7 +26,7 @@ from fastapi import FastAPI
 from xcray import __version__
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.app_state import AppState, JobSupervisor
 from xcray.service.http.connection_limits import BoundedProtocol, ConnectionLimits
 from xcray.service.observability.request_log import LOGGER, configure_logging
@@ -76,10 +76,8 @@ def serve(
         if settings.workers == 1:
             app = create_app(
                 settings,
-                store=store,
-                supervisor=supervisor,
-                checks=checks,
-                leader_eligible=with_runner,
+                parts=AppParts(store=store, supervisor=supervisor, checks=checks),
+                role=AppRole(leader_eligible=with_runner),
             )
             uvloop.run(
                 Server(app, settings, lambda: _announce(role_lock, url, on_ready)).serve(
@@ -112,11 +110,8 @@ def run_jobs(settings: Settings, *, on_ready: Callable[[str], None] | None = Non
         supervisor, checks = stack.enter_context(supervision(settings, home, store))
         app = create_app(
             settings,
-            store=store,
-            supervisor=supervisor,
-            checks=checks,
-            exclusive_home=False,
-            all_routes=False,
+            parts=AppParts(store=store, supervisor=supervisor, checks=checks),
+            role=AppRole(exclusive_home=False, all_routes=False),
         )
         url = _public_url(settings, address)
         uvloop.run(

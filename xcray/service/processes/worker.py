@@ -22,7 +22,7 @@ import uvloop
 
 from xcray.jobs.home import Home
 from xcray.jobs.store.job_store import JobStore
-from xcray.service.app import create_app
+from xcray.service.app import AppParts, AppRole, create_app
 from xcray.service.observability.request_log import configure_logging
 from xcray.service.processes.manager import check_workers
 from xcray.service.processes.server import Server
@@ -48,7 +48,9 @@ def main() -> int:
             "WORKERS": partial(check_workers, partial(_read_info, Path(config["info_path"]))),
         }
         app = create_app(
-            settings, store=store, checks=checks, leader_eligible=config["leader_eligible"]
+            settings,
+            parts=AppParts(store=store, checks=checks),
+            role=AppRole(leader_eligible=config["leader_eligible"]),
         )
         server = Server(app, settings, _report_ready)
         threading.Thread(

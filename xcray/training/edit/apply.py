@@ -19,7 +19,7 @@ from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_rows
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
-from xcray.model.model import Model, write_model
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.solvers import make_solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import create_staging_directory, discard_directory
@@ -273,28 +273,29 @@ class _EditRun:
         classes = compose_classes(old.classes, table, places)
         report = {**self._make_report(new_block), **summarize_classes(classes)}
         settings = {
-            name: old.manifest[name]
-            for name in ("solver", "params", "seed", "dataset_hash", "link")
+            name: old.manifest[name] for name in ("solver", "params", "seed", "dataset_hash")
         }
         if self.data is not None and new_block is not None:
             settings["dataset_hash"] = self.data.content_hash
-        model = write_model(
-            staging.target,
-            staged=staging,
-            W=W,
-            b=b,
-            label_names=change.names,
-            feature_names=old.feature_names,
+        content = ModelContent(
+            W,
+            b,
+            change.names,
+            old.feature_names,
             text=old.text,
+            link=old.manifest["link"],
+            calibration=self._kept_calibration(),
+        )
+        record = TrainingRecord(
+            **settings,
             measures=measures,
             report=report,
             classes=classes,
             timeline=None if self.timeline is None else normalize_timeline(self.timeline),
             provenance=[*old.provenance, self._provenance_step()],
             missing=count_missing_classes(classes),
-            calibration=self._kept_calibration(),
-            **settings,
         )
+        model = write_model(staging.target, content, record, staged=staging)
         return TrainResult(model.path, model.sha256, measures, report)
 
     def _kept_calibration(self) -> tuple[Calibration, dict[str, Any]] | None:
