@@ -49,6 +49,8 @@ MAX_EXCERPT = 80
 MAX_SENTENCE = 600
 # maximum number of names that are compared with an unknown one (about 0.1 s)
 MAX_COMPARED = 20_000
+# maximum number of names that an error lists
+MAX_LISTED_NAMES = 20
 
 
 class XcrayError(Exception):
@@ -231,6 +233,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if near is None and len(by_key) <= MAX_COMPARED:
         near = next((by_key[each] for each in difflib.get_close_matches(key, by_key, 1)), None)
     return "" if near is None else f"; did you mean {excerpt(near)!r}?"
+
+
+def similar_or_all(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?", or "; there are: a, b" (at most 20) if no name is similar."""
+    names = list(known)
+    listed = ", ".join(excerpt(each) for each in names[:MAX_LISTED_NAMES]) or "none"
+    more = ", ..." if len(names) > MAX_LISTED_NAMES else ""
+    return suggestion(name, names) or f"; there are: {listed}{more}"
 
 
 def _restore(kind: type[XcrayError], args: tuple[Any, ...], state: dict[str, Any]) -> XcrayError:

@@ -22,7 +22,7 @@ from xcray.arrays import CSR, Int64, csr
 from xcray.batch.plan import BatchPlan, Chunk, changed_error, make_input_file, rows_per_part
 from xcray.batch.row_schema import DENSE, SPARSE, TEXT, RowBatch, RowSchema, infer_schema
 from xcray.batch.spec import BatchPredictSpec
-from xcray.batch.tables import DELIMITERS, write_json_lines
+from xcray.batch.tables import DELIMITERS, row_error, write_json_lines
 from xcray.data.readers.blocks import BOM, OPENERS, LineBlock, Source
 from xcray.data.readers.columns import dense_rows, sparse_rows
 from xcray.data.readers.error_log import ErrorCollector
@@ -115,8 +115,7 @@ def plan_lines(
     """
     path, format = Path(spec.input), line_format(spec)
     is_table = spec.format in DELIMITERS
-    if is_table:
-        write_json_lines(path, str(spec.format), unpack_path, tick)
+    header = write_json_lines(path, str(spec.format), unpack_path, tick) if is_table else []
     read_path = unpack_path if is_table else path
     source = Source(read_path, _read_options(spec, width), text=format in ("jsonl", "text"))
     is_packed = path.suffix.lower() in OPENERS
@@ -127,6 +126,8 @@ def plan_lines(
         RowSchema(TEXT if format == "text" else SPARSE),
         None,
     )
+    if header:
+        schema = _text_ids(infer_schema(header, spec, reads_text, source.name))
     n_rows, end = 0, 0
     with open(unpack_path, "wb") if compressed else nullcontext() as spool:
         for block in source.blocks():
@@ -138,7 +139,7 @@ def plan_lines(
             elif block.line == 1 and format == "svmlight":
                 check_svmlight(source, block.data)
             lines = _find_row_lines(block, format, start)
-            if not n_rows and len(lines.starts) and format == "jsonl":
+            if not n_rows and len(lines.starts) and format == "jsonl" and not is_table:
                 schema = _infer_json_schema(source, block, lines, spec, reads_text)
             _add_offsets(offsets, n_rows, block, lines)
             n_rows += len(lines.starts)
@@ -193,7 +194,8 @@ def read_lines(
         if spec.format in ("svmlight", "xc"):
             rows = _parse_features(source, block, spec, width, collector)
         elif line_format(spec) == "jsonl":
-            rows = _parse_json_rows(source, block, lines, plan.schema, width, collector)
+            is_table = spec.format in DELIMITERS
+            rows = _parse_json_rows(source, block, lines, plan.schema, width, is_table, collector)
         else:
             rows = [
                 text
@@ -364,7 +366,11 @@ def _infer_json_schema(
     tally = ErrorCollector(max_errors=1)
     text = _decode_line(source, block, lines, 0, tally) or ""
     first = json_object(source, TextLine(text, int(lines.numbers[0])))
-    schema = infer_schema(list(first), spec, reads_text, source.name)
+    return _text_ids(infer_schema(list(first), spec, reads_text, source.name))
+
+
+def _text_ids(schema: RowSchema) -> RowSchema:
+    """Return the schema with ids as strings, if it has ids."""
     return schema if schema.id is None else schema._replace(id_type="string")
 
 
@@ -374,6 +380,7 @@ def _parse_json_rows(
     row_lines: _RowLines,
     schema: RowSchema,
     width: int,
+    is_table: bool,
     tally: ErrorCollector,
 ) -> RowBatch:
     """Return the rows of JSON objects with their ids, if any."""
@@ -383,6 +390,9 @@ def _parse_json_rows(
         if text is None:
             continue
         line = int(row_lines.numbers[i])
+        if is_table and (error := row_error(source, text, line)) is not None:
+            tally.add(error)
+            continue
         try:
             fields = json_object(source, TextLine(text, line))
             records.append(
@@ -391,8 +401,8 @@ def _parse_json_rows(
                     [_check_field(source, line, fields, name, schema) for name in schema.columns],
                 )
             )
-        except DataError as error:
-            tally.add(error)
+        except DataError as invalid:
+            tally.add(invalid)
     position = {name: column for column, name in enumerate(schema.columns)}
     lines = [line for line, _ in records]
 

@@ -17,10 +17,11 @@ from xcray.batch.parquet import plan_parquet
 from xcray.batch.plan import BatchPlan
 from xcray.batch.row_schema import TEXT
 from xcray.batch.spec import BatchPredictSpec
-from xcray.errors import Conflict, InputError, Stopped, Unavailable, missing_ray
+from xcray.errors import Conflict, InputError, Stopped, Unavailable, XcrayError, missing_ray
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.storage.run_directory import remove_unused
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, ROWS_ANSWERED, Progress
 from xcray.workers.driver import run_schedule
@@ -68,9 +69,14 @@ def predict_batch(
         raise Conflict(
             f"{Path(out).name} exists already; choose another output, or remove it first"
         )
-    run = _BatchRun(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
-    run.predict()
-    return run.publish(Path(out), check)
+    try:
+        run = _BatchRun(spec, Path(run_dir), progress or (lambda _: None), stop or StopFlag(), job)
+        run.predict()
+        return run.publish(Path(out), check)
+    except XcrayError as error:
+        if not isinstance(error, Conflict):  # the directory can belong to another run
+            remove_unused(Path(run_dir))
+        raise
 
 
 class _BatchRun:

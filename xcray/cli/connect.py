@@ -1,4 +1,4 @@
-"""Selection of the server that commands use."""
+"""Selection of the server, and of the Ray cluster, that commands use."""
 
 from __future__ import annotations
 
@@ -66,6 +66,12 @@ def model_client(server: str | None, model: str) -> Iterator[Client]:
                 f"{similar_directory(Path(model), 'manifest.json')}",
                 hint=f"for a model on a server: {error.message}",
             ) from None
+
+
+def check_ray_options(pool: str | None, ray_address: str | None) -> None:
+    """Raise InputError if an address of Ray is given for another pool, which would ignore it."""
+    if ray_address is not None and pool != "ray":
+        raise InputError("--ray-address needs --pool ray", code="USAGE")
 
 
 def make_client(server: str | None) -> Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from xcray.cli.terminal.output import (
     print_error,
     print_line,
 )
+from xcray.cli.terminal.words import in_command_words
 from xcray.cli.training import calibrate, data, labels, plan, report, solvers, train, tune
 from xcray.errors import XcrayError, missing_extra
 
@@ -80,6 +82,9 @@ def root(
     """Extreme classification on Ray: data sets, trainings, models, exact predictions."""
 
 
+command_tree = functools.partial(typer.main.get_command, app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
@@ -110,8 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report_error(problem: dict[str, Any], code: int, arguments: Sequence[str]) -> int:
-    """Write the error as text or JSON and return its exit code."""
-    print_error(problem, "--json" in arguments)
+    """Write the error as text or JSON, in the words of the command, and return its exit code."""
+    found = in_command_words(problem, command_tree(), arguments)
+    print_error(found, "--json" in arguments)
     return code
 
 
@@ -141,7 +147,8 @@ def problem_from(error: Exception) -> tuple[dict[str, Any], int]:
     ):
         return found.as_dict(), exit_code_of(found)
     if isinstance(error, OSError):
-        place = f": {error.filename}" if error.filename else ""
+        file = error.filename2 or error.filename  # of a rename: the name that was asked for
+        place = f": {file}" if file else ""
         return {"code": "SYSTEM", "message": f"{error.strerror or error}{place}"}, FAILURE
     message = f"{type(error).__name__}: {error}"
     return {

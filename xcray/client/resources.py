@@ -22,7 +22,7 @@ from xcray.client.types import (
     TimelineInfo,
     Version,
 )
-from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable
+from xcray.errors import Conflict, Corrupt, InputError, NotFound, Unavailable, excerpt
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -486,6 +486,12 @@ class Models(Resource):
 def quote_reference(model: str) -> str:
     """Quote name, name@alias or name:version as part of a path. Raises InputError if invalid."""
     quote_part(model)
+    name, colon, version = model.partition(":")
+    if colon and not (version.isascii() and version.isdecimal()):
+        raise InputError(
+            f"version {excerpt(version)!r} is not a number; write {excerpt(name)}:1",
+            code="BAD_NAME",
+        )
     return quote(model, safe="@:")
 
 

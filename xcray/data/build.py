@@ -7,9 +7,10 @@ set; after an error nothing is published.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from xcray.data.synthetic import SyntheticParams, generate
 from xcray.data.text.pipeline import TextPipeline
 from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
-from xcray.errors import DataError, ParameterError
+from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
 
 FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "pydocs", "synthetic")
 GENERATED_FORMATS = ("pydocs", "synthetic")
@@ -80,12 +81,13 @@ class BuildOptions:
             for name, value in values.items()
             if name not in own and name not in ("text", "synthetic")
         }
+        _check_nesting(rest)
         text = values.get("text")
         synthetic = dict(values.get("synthetic") or {})
         unknown = sorted(set(synthetic) - set(SyntheticParams.__dataclass_fields__))
         if unknown:
-            known = ", ".join(SyntheticParams.__dataclass_fields__)
-            raise ParameterError(f"synthetic has no parameter {unknown[0]!r}; it has {known}")
+            similar = similar_or_all(unknown[0], SyntheticParams.__dataclass_fields__)
+            raise ParameterError(f"synthetic has no parameter {excerpt(unknown[0])!r}{similar}")
         return cls(
             read=ReadOptions.from_dict(rest),
             text=None if text is None else TextParams.from_dict(dict(text)),
@@ -100,6 +102,16 @@ class BuildOptions:
             if name in values:
                 values[name] = Path(str(values[name])).name
         return values
+
+
+def _check_nesting(names: Iterable[str]) -> None:
+    """Raise ParameterError for an option of `text` or `synthetic` that is not inside of it."""
+    groups: dict[str, type[TextParams | SyntheticParams]]
+    groups = {"text": TextParams, "synthetic": SyntheticParams}
+    own = {each.name for each in fields(ReadOptions)}
+    for name, group in product(sorted(set(names) - own), groups):
+        if name in {each.name for each in fields(groups[group])}:
+            raise ParameterError(f"option {name!r} belongs to {group}: write {group}.{name}")
 
 
 def build(
@@ -121,7 +133,9 @@ def build(
     """
     options = options or BuildOptions()
     if format not in FORMATS:
-        raise ParameterError(f"there is no format {format!r}; the formats are {', '.join(FORMATS)}")
+        raise ParameterError(
+            f"there is no format {excerpt(format)!r}{similar_or_all(format, FORMATS)}"
+        )
     if format not in GENERATED_FORMATS and "train" not in sources:
         raise ParameterError(f"format {format} needs a training file; give sources['train']")
     if set(sources) - {"train", "test"}:

@@ -18,7 +18,7 @@ from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import label_names, parquet_layout, parquet_records, read_parquet
 from xcray.data.readers.records import FORMATS as TEXT_FORMATS
 from xcray.data.readers.records import read_records
-from xcray.errors import DataError, ParameterError
+from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
     options = replace(options or ReadOptions(), skip_bad=False)
     if format not in READERS and format not in TEXT_FORMATS:
         raise ParameterError(
-            f"there is no file format {format!r}; the formats are "
-            f"{', '.join((*READERS, *TEXT_FORMATS))}"
+            f"there is no file format {excerpt(format)!r}"
+            f"{similar_or_all(format, (*READERS, *TEXT_FORMATS))}"
         )
     text = format in TEXT_FORMATS
     collector = ErrorCollector(options.max_errors, skip_bad=True)

@@ -12,6 +12,7 @@ from xcray.storage.atomic import check_name
 
 # The store's URL if it holds a password, because command lines are visible to everybody.
 STORE_VARIABLE: Final = "XCRAY_STORE"
+STORE_FILE: Final = "xcray.db"
 DEFAULT_TENANT = "default"
 ID_PATTERN = re.compile(r"[a-z]{1,8}_[a-z0-9]{1,40}")
 
@@ -100,7 +101,7 @@ class Home:
 
 def store_url_in(folder: Path) -> str:
     """Return the URL of the store in a home directory."""
-    return f"sqlite:///{folder.absolute() / 'xcray.db'}"
+    return f"sqlite:///{folder.absolute() / STORE_FILE}"
 
 
 def check_id(value: str) -> str:

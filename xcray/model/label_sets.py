@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from xcray.errors import Corrupt, NotFound, ParameterError, excerpt
+from xcray.errors import Corrupt, NotFound, ParameterError, excerpt, similar_or_all
 from xcray.storage.atomic import check_name, read_json, sync_path, write_json
 
 SUFFIX: Final = ".json"
@@ -81,8 +81,7 @@ class LabelSets:
             stat = os.stat(path)
         except FileNotFoundError:
             raise NotFound(
-                f"there is no label set {excerpt(name)!r}; there are: "
-                f"{', '.join(self.names()) or 'none'}",
+                f"there is no label set {excerpt(name)!r}{similar_or_all(name, self.names())}",
                 code="NO_SET",
             ) from None
         change_token = (stat.st_ino, stat.st_mtime_ns, stat.st_size)  # a change is a new file

@@ -177,9 +177,9 @@ class Model:
 def unknown_label(model: Model, name: str, kind: str = "label") -> str:
     """Return the message for a label name that a model does not have, with a similar name."""
     known = model.label_names.to_pylist() if model.n_labels <= MAX_SEARCHED_LABELS else ()
-    similar = suggestion(name, known)
-    where = similar or "; the names are in model.label_names and in `xcray labels list`"
-    return f"the model has no {kind} {excerpt(name)!r}{where}"
+    examples = ", ".join(repr(excerpt(each, 40)) for each in model.label_names[:3].to_pylist())
+    similar = suggestion(name, known) or f"; its labels have names like {examples}"
+    return f"the model has no {kind} {excerpt(name)!r}{similar}"
 
 
 @dataclass(frozen=True, eq=False)

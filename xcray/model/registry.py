@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from xcray.errors import Conflict, NotFound, ParameterError, excerpt, suggestion
+from xcray.errors import Conflict, NotFound, ParameterError, excerpt
 from xcray.model.aliases import LATEST, Aliases
 from xcray.model.calibration import CALIBRATION
 from xcray.model.corrupt_marks import CorruptMarks
@@ -172,9 +172,7 @@ class Registry:
                 return name, split
         available = self.aliases.of(name)
         if not available:
-            names = self.names()
-            similar = suggestion(name, names) or f"; there are: {', '.join(names) or 'none'}"
-            raise NotFound(f"there is no model {excerpt(name)!r}{similar}")
+            raise self._files.unknown_model(name)
         raise NotFound(
             f"model {name} has no alias {excerpt(alias)!r}; it has {', '.join(sorted(available))}"
         )

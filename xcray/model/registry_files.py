@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from xcray.errors import NotFound
+from xcray.errors import NotFound, excerpt, similar_or_all
 from xcray.model.directory import MANIFEST
 from xcray.storage.atomic import NAME_PATTERN, check_name, read_json, write_json
 from xcray.system.file_lock import exclusive_lock
@@ -63,9 +63,16 @@ class RegistryFiles:
         """Return the directory of a version. Raises NotFound."""
         path = self.folder(name) / "versions" / str(int(version))
         if not (path / MANIFEST).is_file():
-            known = ", ".join(str(number) for number in self.versions(name)) or "none"
+            known = ", ".join(str(number) for number in self.versions(name))
+            if not known:
+                raise self.unknown_model(name)
             raise NotFound(f"there is no model {name}:{version}; versions: {known}")
         return path
+
+    def unknown_model(self, name: str) -> NotFound:
+        """Return the error for a model that does not exist, with a similar name or all names."""
+        similar = similar_or_all(name, self.names())
+        return NotFound(f"there is no model {excerpt(name)!r}{similar}")
 
     def latest_number(self, name: str) -> int | None:
         """Return the highest version, without reading the manifests of the others."""
@@ -120,9 +127,7 @@ class RegistryFiles:
         """Lock the folder of an existing name against other changes, and yield it."""
         folder = self.folder(name)
         if not folder.is_dir():
-            raise NotFound(
-                f"there is no model {name!r}; there are: {', '.join(self.names()) or 'none'}"
-            )
+            raise self.unknown_model(name)
         if name in self._locked_names():
             yield folder
         else:

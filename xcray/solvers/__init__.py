@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
-from xcray.errors import ParameterError
+from xcray.errors import ParameterError, excerpt, similar_or_all
 from xcray.solvers import parameters
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def solver_class(name: str) -> type[Any]:
     """Return the class of the solver `name`. Raises ParameterError if there is none."""
     if name not in SOLVERS:
         raise ParameterError(
-            f"unknown solver {str(name)[:80]!r}; there are: {', '.join(SOLVERS)}",
+            f"unknown solver {excerpt(str(name))!r}{similar_or_all(str(name), SOLVERS)}",
             code="UNKNOWN_SOLVER",
         )
     return SOLVERS[name]

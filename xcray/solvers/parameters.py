@@ -10,7 +10,7 @@ import math
 from collections.abc import Container, Mapping
 from typing import Any, Final, TypeVar
 
-from xcray.errors import ParameterError, suggestion
+from xcray.errors import ParameterError, excerpt, similar_or_all
 
 P = TypeVar("P")
 
@@ -23,6 +23,8 @@ RENAMED_PARAMETERS: Final[dict[str, tuple[str, dict[Any, Any]]]] = {
     "patience": ("early_stopping_rounds", {}),
     "watch_every": ("eval_every", {}),
 }
+
+_KIND_NAMES: Final[dict[type, str]] = {int: "a whole number", float: "a number"}
 
 
 def parameter(
@@ -80,9 +82,9 @@ def make_parameters(cls: type[P], values: Mapping[str, Any]) -> P:
     values = current_names(values, fields)
     for name in values:
         if name not in fields:
-            hint = suggestion(str(name), fields) or f"; there are: {', '.join(fields)}"
             raise ParameterError(
-                f"unknown parameter {str(name)[:80]!r}{hint}", code="UNKNOWN_PARAMETER"
+                f"unknown parameter {excerpt(str(name))!r}{similar_or_all(str(name), fields)}",
+                code="UNKNOWN_PARAMETER",
             )
     return cls(**{name: _read(fields[name], value) for name, value in values.items()})
 
@@ -128,7 +130,7 @@ def _read(field: dataclasses.Field[Any], value: Any) -> Any:
         return kind(value)
     except ValueError:
         raise ParameterError(
-            f"{field.name} must be a {kind.__name__}, not {value[:80]!r}"
+            f"{field.name} must be {_KIND_NAMES.get(kind, kind.__name__)}, not {value[:80]!r}"
         ) from None
 
 
@@ -143,10 +145,7 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
         return
     kind = (int,) if isinstance(field.default, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise ParameterError(
-            f"{name} must be {'a whole number' if kind == (int,) else 'a number'}, "
-            f"not {str(value)[:80]!r}"
-        )
+        raise ParameterError(f"{name} must be {_KIND_NAMES[kind[-1]]}, not {str(value)[:80]!r}")
     if not math.isfinite(value):
         raise ParameterError(f"{name} must be finite, not {value}")
     _check_range(name, value, about)

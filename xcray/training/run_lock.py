@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from xcray.errors import Conflict, Stopped
+from xcray.storage.run_directory import LOCK_FILE, remove_unused
 from xcray.system.file_lock import wait_for_lock
 from xcray.system.processes import host_name
 from xcray.workers.pool import StopFlag
 
-LOCK_FILE: Final = "lock"
 # The process of an attempt that was ended, on this or another host, can take a moment to exit.
 WAIT_SECONDS: Final = 10.0
 
@@ -24,22 +24,45 @@ def lock_run_directory(run_dir: Path, stop: StopFlag) -> Iterator[None]:
     """Hold the lock of a run directory until the block ends; create the directory if missing.
 
     The kernel releases it when the process dies (see `xcray.system.file_lock`). Waits WAIT_SECONDS
-    for another process. Raises Conflict RUN_DIR_IN_USE, which names the holder, and Stopped if
-    `stop` is set while it waits.
+    for another process. If the block raises before any work is finished, the directory is removed.
+    Raises Conflict RUN_DIR_IN_USE, which names the holder, and Stopped if `stop` is set while it
+    waits.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with open(run_dir / LOCK_FILE, "a+", encoding="utf-8") as lock:
-        if not wait_for_lock(lock, WAIT_SECONDS, on_wait=partial(_raise_if_stopped, stop)):
-            lock.seek(0)
-            raise Conflict(
-                f"another training uses the run directory {run_dir} ({lock.read().strip()})",
-                code="RUN_DIR_IN_USE",
-                hint="wait until it ends, stop it, or use another --run-dir and --out",
-            )
+    with _locked_file(run_dir, stop) as lock:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {host_name()}\n")
         lock.flush()
-        yield
+        try:
+            yield
+        except BaseException:
+            remove_unused(run_dir)
+            raise
+
+
+@contextlib.contextmanager
+def _locked_file(run_dir: Path, stop: StopFlag) -> Iterator[IO[str]]:
+    """Hold the locked file of a run directory. Raises Conflict, Stopped.
+
+    The file is opened again if its holder removed it meanwhile.
+    """
+    while True:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with open(run_dir / LOCK_FILE, "a+", encoding="utf-8") as lock:
+            _wait(lock, run_dir, stop)
+            if os.fstat(lock.fileno()).st_nlink:
+                yield lock
+                return
+
+
+def _wait(lock: IO[str], run_dir: Path, stop: StopFlag) -> None:
+    """Take the lock. Raises Conflict RUN_DIR_IN_USE after WAIT_SECONDS, and Stopped."""
+    if not wait_for_lock(lock, WAIT_SECONDS, on_wait=partial(_raise_if_stopped, stop)):
+        lock.seek(0)
+        raise Conflict(
+            f"another training uses the run directory {run_dir} ({lock.read().strip()})",
+            code="RUN_DIR_IN_USE",
+            hint="wait until it ends, stop it, or use another --run-dir and --out",
+        )
 
 
 def _raise_if_stopped(stop: StopFlag) -> None:

@@ -44,9 +44,11 @@ class Bad(NamedTuple):
     def over_http(self) -> bool:
         """Return whether a client can send the case.
 
-        Clients cannot set server paths or declared sizes, and the server chooses the file names.
+        Clients cannot set server paths or declared sizes. The server chooses the file names, by
+        the content if it is compressed.
         """
-        return not self.name and not CLOSED & set(self.options)
+        is_named = bool(self.name) or self.data.startswith((b"\x1f\x8b", b"\xfd7zXZ"))
+        return not is_named and not CLOSED & set(self.options)
 
 
 class Good(NamedTuple):

@@ -10,25 +10,28 @@ import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_models
+from xcray.errors import InputError
 
 
 def evaluate(
     models: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="MODEL...",
             help="Model directories; all read the same features.",
+            show_default=False,
             autocompletion=complete_models,
         ),
-    ],
+    ] = None,
     dataset: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="DATA",
+            show_default=False,
             help="Data set with the features of the models.",
             autocompletion=complete_datasets,
         ),
-    ],
+    ] = None,
     part: Annotated[
         str | None,
         typer.Option(help="Rows to use: test or train. [default: test rows, if there are any]"),
@@ -58,6 +61,10 @@ def evaluate(
         evaluate_models,
     )
 
+    if not models or dataset is None:
+        raise InputError(
+            "give at least one model and a data set: xcray evaluate MODEL... DATA", code="USAGE"
+        )
     ks = sorted(set(k or (1, 3, 5)))
     options = EvaluationOptions(part, ks, samples, seed, threads)
     document = evaluate_models(models, dataset, options)

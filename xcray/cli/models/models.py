@@ -173,17 +173,26 @@ def alias(
         ),
     ] = None,
     share: Annotated[
-        float, typer.Option(help="Share of the requests that are copied to the shadow.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of the requests that are copied to the shadow. [default: 1]",
+        ),
+    ] = None,
     server: ServerOption = None,
     json: output.JsonOption = False,
 ) -> None:
     """Point an alias to a version, or to several by weight, from the next request on."""
     if (version is None) == (split is None):
         raise InputError("give either VERSION or --split V=W,...", code="USAGE")
+    if share is not None and shadow is None:
+        raise InputError("--share needs --shadow VERSION", code="USAGE")
     weights = {version: 1.0} if version is not None else parse_split(str(split))
     with make_client(server) as client:
-        found = client.models.split_alias(model, alias, weights, shadow=shadow, share=share)
+        found = client.models.split_alias(
+            model, alias, weights, shadow=shadow, share=1.0 if share is None else share
+        )
     if json:
         output.print_json(found)
     else:
@@ -294,7 +303,7 @@ def unload(
 def card(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
     """Show the model card, in Markdown."""
     if is_directory(model, server):
-        text = (Path(model) / "card.md").read_text(encoding="utf-8")
+        text = (open_model(model).path / "card.md").read_text(encoding="utf-8")
     else:
         with make_client(server) as client:
             text = client.models.card(*locate_version(client, model))
@@ -334,7 +343,9 @@ def diff(
     ],
     max_loss: Annotated[
         float | None,
-        typer.Option(help="Exit with 1 if P@1 drops by more than this many points (for CI)."),
+        typer.Option(
+            min=0.0, help="Exit with 1 if P@1 drops by more than this many points (for CI)."
+        ),
     ] = None,
     json: output.JsonOption = False,
 ) -> None:

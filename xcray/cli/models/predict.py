@@ -14,7 +14,7 @@ from xcray.cli.connect import ServerOption, model_client
 from xcray.cli.models.open_model import open_model
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_models
-from xcray.errors import InputError
+from xcray.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from xcray.arrays import CSR
@@ -248,12 +248,13 @@ def read_rows(file: Path, zero_based: bool, model: Model | None) -> CSR:
     from xcray.data.readers.svmlight import read_svmlight
 
     width = None if model is None else model.n_features
-    chunks = [
-        X
-        for X, _ in read_svmlight(
-            file, ReadOptions(zero_based=zero_based, n_features=width), ErrorCollector()
-        )
-    ]
+    options = ReadOptions(zero_based=zero_based, n_features=width)
+    try:
+        chunks = [X for X, _ in read_svmlight(file, options, ErrorCollector())]
+    except DataError as error:
+        if error.code == "FORMAT_MISMATCH":
+            error.hint = "--file reads svmlight; `xcray predict-batch` reads other formats"
+        raise
     lengths = np.concatenate([np.diff(X.indptr) for X in chunks])
     columns, values = (
         np.concatenate([X.indices for X in chunks]),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from xcray.cli.connect import ServerOption, make_client
+from xcray.cli.connect import ServerOption, check_ray_options, make_client, model_client
 from xcray.cli.models.predict import (
     AllowOption,
     DenyOption,
@@ -21,7 +21,7 @@ from xcray.cli.service.jobs import follow_events, print_job
 from xcray.cli.terminal import output
 from xcray.cli.terminal.interrupt import resumable_run
 from xcray.cli.terminal.progress import format_duration
-from xcray.errors import Conflict, InputError
+from xcray.errors import Conflict, InputError, NotFound
 
 
 def predict_batch(
@@ -109,8 +109,11 @@ def predict_batch(
 
     Ctrl-C keeps finished parts; the same command resumes.
     """
+    if not file.exists():
+        raise NotFound(f"there is no file {file}")
     if out.exists():
         raise Conflict(f"{out} exists already; choose another output, or remove it first")
+    check_ray_options(pool, ray_address)
     asked: dict[str, Any] = {
         "allow": allow or None,
         "deny": deny or None,
@@ -179,8 +182,9 @@ def run_remote(
     model: str, file: Path, out: Path, request: dict[str, Any], server: str | None, as_json: bool
 ) -> None:
     """Upload the file, follow the job, download the results. Ctrl-C leaves the job running."""
-    with make_client(server) as client:
+    with model_client(server, model) as client:
         job = client.jobs.predict(model, file=file, **request)
+    with make_client(server) as client:
         if not as_json:
             output.print_note(
                 f"{job['id']}: Ctrl-C leaves it running; "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xcray.cli.service.store import HomeOption, StoreOption
+from xcray.cli.service.store import HomeOption, StoreOption, existing_store
 from xcray.cli.terminal import output
 from xcray.errors import Conflict, InputError, NotFound, excerpt
 
@@ -90,7 +90,7 @@ def create(
             "--if-absent needs --secret-file: a generated key is always new", code="USAGE"
         )
     token = create_token() if secret_file is None else _read_token(secret_file)
-    with _open_store(home, store) as opened:
+    with _open_store(home, store, create=True) as opened:
         key, new = _add_key(opened, token, wanted, if_absent)
         older = (
             grace is not None and key.is_valid(time.time()) and key.name == name
@@ -138,6 +138,8 @@ def secret(
     try:
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as target:
             target.write(token)
+    except FileNotFoundError:
+        raise NotFound(f"there is no folder {file.parent} to write {file.name} to") from None
     except FileExistsError:
         raise Conflict(
             f"{file.name} exists already: choose another file, or remove it", code="EXISTS"
@@ -306,16 +308,19 @@ def _retire(opened: JobStore, keys: list[Key], ends: float) -> list[Key]:
 
 
 @contextmanager
-def _open_store(home: Path | None, store: str | None) -> Iterator[JobStore]:
-    """Open the selected store; in a home directory an empty one is created if missing."""
+def _open_store(
+    home: Path | None, store: str | None, *, create: bool = False
+) -> Iterator[JobStore]:
+    """Open the selected store; create: also an empty one in a home directory without a store."""
     from xcray.cli.service.serve import make_settings
     from xcray.jobs.home import Home as Folder
     from xcray.jobs.store.job_store import JobStore
 
     settings = make_settings({"home": home, "store": store})
-    if settings.store is None:
+    if create and settings.store is None:
         Folder(settings.home)
-    job_store = JobStore(settings.store_url, upgrade=settings.store_upgrade)
+    url = settings.store_url if create else existing_store(settings)
+    job_store = JobStore(url, upgrade=settings.store_upgrade)
     try:
         yield job_store
     finally:

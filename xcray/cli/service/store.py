@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xcray.cli.service.serve import make_settings
 from xcray.cli.terminal import output
+from xcray.errors import NotFound
+
+if TYPE_CHECKING:
+    from xcray.service.settings import Settings
 
 app = typer.Typer(
     name="store", help="The job store: check, upgrade, backup, verify, sweep.", no_args_is_help=True
@@ -38,7 +42,8 @@ def check(
     """
     from xcray.jobs.database.upgrade import inspect_store
 
-    print_facts(inspect_store(resolve_store_url(home, store)), json)
+    url = existing_store(make_settings({"home": home, "store": store}))
+    print_facts(inspect_store(url), json)
 
 
 @app.command()
@@ -66,7 +71,7 @@ def upgrade(
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="File to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
     home: HomeOption = None,
     store: StoreOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing file.")] = False,
@@ -78,7 +83,8 @@ def backup(
     """
     from xcray.jobs.database.backup import back_up
 
-    print_facts(back_up(resolve_store_url(home, store), file, replace=replace), json)
+    url = existing_store(make_settings({"home": home, "store": store}))
+    print_facts(back_up(url, file, replace=replace), json)
 
 
 @app.command()
@@ -100,7 +106,7 @@ def verify(
     from xcray.jobs.supervision.integrity import verify_references
 
     settings = make_settings({"home": home, "store": store})
-    opened = JobStore(settings.store_url, upgrade=False)
+    opened = JobStore(existing_store(settings), upgrade=False)
     try:
         found = verify_references(opened, Folder(settings.home), check_content=check_content)
     finally:
@@ -135,7 +141,7 @@ def sweep(
     from xcray.service.supervision import retention_of
 
     settings = make_settings({"home": home, "store": store})
-    kept = JobStore(settings.store_url)
+    kept = JobStore(existing_store(settings))
     try:
         retention = retention_of(settings, Folder(settings.home), kept)
         things = list(retention.list_removable()) if dry_run else retention.sweep()
@@ -155,6 +161,17 @@ def sweep(
 def resolve_store_url(home: Path | None, store: str | None) -> str:
     """Return the store URL: from the option, XCRAY_STORE, or the home directory."""
     return make_settings({"home": home, "store": store}).store_url
+
+
+def existing_store(settings: Settings) -> str:
+    """Return the URL of the store. Raises NotFound if its home has none: nothing is created."""
+    from xcray.jobs.home import STORE_FILE
+
+    if settings.store is None and not (Path(settings.home) / STORE_FILE).is_file():
+        raise NotFound(
+            f"there is no job store in {settings.home}: give --home, or start `xcray serve` there"
+        )
+    return settings.store_url
 
 
 def print_facts(facts: dict[str, Any], json: bool) -> None:

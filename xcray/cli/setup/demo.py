@@ -23,7 +23,8 @@ from xcray.cli.setup.compile_kernels import PARTS
 from xcray.cli.terminal import output, processes
 from xcray.cli.terminal.progress import format_duration, make_reporter
 from xcray.cli.training.train import print_measures
-from xcray.errors import NotFound, Unavailable, XcrayError
+from xcray.errors import InputError, NotFound, Unavailable, XcrayError, excerpt
+from xcray.jobs.home import Home
 
 if TYPE_CHECKING:
     from xcray.client import Client
@@ -64,7 +65,10 @@ def demo(
     Takes a few minutes on two cores.
     """
     from xcray.client import Client
+    from xcray.workers.pool import POOLS
 
+    if pool not in POOLS:
+        raise InputError(f"--pool must be one of {', '.join(POOLS)}, not {excerpt(pool)!r}")
     started = time.monotonic()
     with (
         interruptible(),
@@ -124,7 +128,7 @@ def demo_home(home: Path | None) -> Iterator[Path]:
 @contextmanager
 def running_service(home: Path, pool: str, quiet: bool) -> Iterator[DemoService]:
     """Run a service on a free port; terminate it with all its descendants at the end."""
-    home.mkdir(parents=True, exist_ok=True)
+    Home(home)
     command = [
         sys.executable,
         "-m",

@@ -10,7 +10,8 @@ import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.training.train import format_percent
-from xcray.errors import InputError
+from xcray.errors import InputError, NotFound, excerpt
+from xcray.storage.atomic import similar_directory
 
 if TYPE_CHECKING:
     from xcray.model.model import Model
@@ -67,11 +68,7 @@ def calibrate(
 
     if (out is None) == (publish is None):
         raise InputError("choose the target: --output DIR or --publish NAME", code="USAGE")
-    source = (
-        Path(model)
-        if (Path(model) / "manifest.json").is_file()
-        else open_registry(home).resolve(model)
-    )
+    source = find_model(model, home)
     if out is not None:
         made, where = make(source, dataset, out, part=part, seed=seed), str(out)
     else:
@@ -85,6 +82,23 @@ def calibrate(
         return
     print_calibration(made.calibration_facts)
     output.print_line(f"model {where}, sha256 {made.sha256[:16]}")
+
+
+def find_model(model: str, home: Path | None) -> Path:
+    """Return a model directory, or the directory of a model in the local registry.
+
+    Raises NotFound, which names both.
+    """
+    if (Path(model) / "manifest.json").is_file():
+        return Path(model)
+    try:
+        return open_registry(home).resolve(model)
+    except NotFound as error:
+        raise NotFound(
+            f"there is no model directory {excerpt(model)}"
+            f"{similar_directory(Path(model), 'manifest.json')}",
+            hint=f"in the local registry: {error.message}",
+        ) from None
 
 
 def open_registry(home: Path | None) -> Registry:

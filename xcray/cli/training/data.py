@@ -102,7 +102,7 @@ def build(
     from xcray.data.build import build as make
 
     *inputs, target = paths
-    sources = input_files(format, inputs, test)
+    sources = input_files(f"data build {format} INPUT DIR", format, inputs, test)
     given = {
         "name": name,
         "test_fraction": test_fraction,
@@ -122,17 +122,17 @@ def build(
     print_dataset(make(format, sources, target, options), json)
 
 
-def input_files(format: str, inputs: list[Path], test: Path | None) -> dict[str, Path]:
-    """Return the input files by part. Raises InputError if there are too many or too few."""
+def input_files(usage: str, format: str, inputs: list[Path], test: Path | None) -> dict[str, Path]:
+    """Return the input files by part.
+
+    usage: the command with one input file. Raises InputError if there are too many or too few.
+    """
     if format in FORMATS_WITHOUT_FILE and (inputs or test):
         raise InputError(
-            f"{format} takes no input file: xcray data build {format} DIR", code="USAGE"
+            f"{format} takes no input file: xcray {usage.replace(' INPUT', '')}", code="USAGE"
         )
     if format not in FORMATS_WITHOUT_FILE and len(inputs) != 1:
-        raise InputError(
-            f"give one input file and a directory: xcray data build {format} INPUT DIR",
-            code="USAGE",
-        )
+        raise InputError(f"give one input file: xcray {usage}", code="USAGE")
     sources = {"train": inputs[0]} if inputs else {}
     return sources if test is None else {**sources, "test": test}
 
@@ -270,7 +270,7 @@ def upload(
     json: output.JsonOption = False,
 ) -> None:
     """Upload a file, build a data set from it on the server, and wait until it is ready."""
-    sources = input_files(format, [file] if file else [], test)
+    sources = input_files(f"data upload {format} INPUT", format, [file] if file else [], test)
     with make_client(server) as client:
         if sources:
             made = client.datasets.upload(

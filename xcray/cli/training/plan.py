@@ -11,7 +11,7 @@ import typer
 from xcray.cli.terminal import output
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.train import ParameterOption, SolverOption
-from xcray.errors import InputError
+from xcray.errors import InputError, excerpt
 
 if TYPE_CHECKING:
     from xcray.training.capacity.serving import ServingLoad
@@ -66,7 +66,9 @@ def plan(
         int, typer.Option(min=1, help="Number of retained versions per model.")
     ] = 3,
     serve: ServeOption = None,
-    query_nnz: Annotated[float, typer.Option(help="Entries per query row, for --serve.")] = 50.0,
+    query_nnz: Annotated[
+        float, typer.Option(min=0.0, help="Entries per query row, for --serve.")
+    ] = 50.0,
     query_rows: Annotated[int, typer.Option(min=1, help="Rows per request, for --serve.")] = 1,
     values: Annotated[
         bool, typer.Option("--values", help="Print values for the Helm chart.")
@@ -86,8 +88,8 @@ def plan(
 
     if mode not in (CLUSTER, ALL_IN_ONE):
         raise InputError(
-            f"--mode is {CLUSTER} or {ALL_IN_ONE}; mode serving trains nothing, "
-            f"its pods are those of api in mode {CLUSTER}",
+            f"--mode must be {CLUSTER} or {ALL_IN_ONE}, not {excerpt(mode)!r}; for pods that only "
+            "predict use --serve MODEL",
             code="USAGE",
         )
     if json and values:

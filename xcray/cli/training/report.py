@@ -10,7 +10,7 @@ import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.training.train import print_measures
-from xcray.errors import NotFound
+from xcray.errors import Conflict, NotFound
 
 PngOption = Annotated[
     Path | None, typer.Option("--png", metavar="FILE", help="Also write a PNG plot.")
@@ -41,6 +41,8 @@ def report(
     """
     from xcray.training.report.render import draw_report
 
+    if out is not None and (out / "manifest.json").exists():
+        raise Conflict(f"{out} is a model or a data set: choose another --out for the report")
     folder = out or model.resolve().with_name(f"{model.resolve().name}.report")
     found = draw_report(model, folder, compare_with or ())
     if json:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xcray.cli.connect import check_ray_options
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_solvers
 from xcray.cli.terminal.interrupt import resumable_run
@@ -150,6 +151,7 @@ def train(
         raise Conflict(
             f"{out} exists already; choose another --out, remove it first, or use --resume"
         )
+    check_ray_options(pool, ray_address)
     from xcray.training import TrainSpec
 
     fields = {

@@ -32,6 +32,7 @@ COMPRESSED_MAGIC = {
     b"\x04\x22\x4d\x18": "lz4",
     b"\x1f\x9d": "compress",
 }
+SUFFIX_OF_KIND = {"gzip": ".gz", "xz": ".xz", "bzip2": ".bz2"}
 ARCHIVE_MAGIC = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
 ARCHIVE_SUFFIXES = (
     ".zip",
@@ -291,6 +292,14 @@ class Source:
         for i, text in enumerate(data.split(b"\n")):
             if len(text) > self.options.max_line_bytes:
                 raise self._too_long_error(line + i)
+
+
+def compressed_suffix(path: Path) -> str:
+    """Return .gz, .xz or .bz2 if a file begins like such a file, else an empty string."""
+    with open(path, "rb") as file:
+        head = file.read(max(map(len, COMPRESSED_MAGIC)))
+    kind = next((kind for magic, kind in COMPRESSED_MAGIC.items() if head.startswith(magic)), "")
+    return SUFFIX_OF_KIND.get(kind, "")
 
 
 def _every_other_zero(head: bytes) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any
 
-from xcray.errors import ParameterError
+from xcray.errors import ParameterError, excerpt, similar_or_all
 
 MIB = 1 << 20
 # largest 0-based index: ids are int32, and the width must fit as well
@@ -130,10 +130,8 @@ class ReadOptions:
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ParameterError(
-                f"there is no reading option {unknown[0]!r}; "
-                f"the options are {', '.join(sorted(known))}"
-            )
+            similar = similar_or_all(unknown[0], sorted(known))
+            raise ParameterError(f"there is no reading option {excerpt(unknown[0])!r}{similar}")
         parsed: dict[str, Any] = {
             name: _sequence(name, value) if name in SEQUENCES else value
             for name, value in values.items()

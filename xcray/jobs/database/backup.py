@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from xcray.errors import Conflict, Corrupt, ParameterError
+from xcray.errors import Conflict, Corrupt, NotFound, ParameterError
 from xcray.jobs.database.compatibility import check_compatibility
 from xcray.jobs.database.engine import SQLITE, Database
 from xcray.storage.atomic import sync_path
@@ -18,8 +18,8 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
 
     Uses SQLite's backup API, so writers continue meanwhile. The file appears once it is complete,
     checked and on disk. Raises ParameterError for another database or an address without a store,
-    Conflict if the file exists and `replace` is false, Corrupt if the copy fails the integrity
-    check.
+    NotFound if the folder does not exist, Conflict if the file exists and `replace` is false,
+    Corrupt if the copy fails the integrity check.
     """
     database = Database(url)
     try:
@@ -34,9 +34,11 @@ def back_up(url: str, path: Path, *, replace: bool = False) -> dict[str, Any]:
                 )
         if path.exists() and not replace:
             raise Conflict(
-                f"{path.name} exists already: choose another file, or allow to replace it",
+                f"{path.name} exists already: choose another file, or replace=true",
                 code="EXISTS",
             )
+        if not path.parent.is_dir():
+            raise NotFound(f"there is no folder {path.parent} to write {path.name} to")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             summary = _copy_database(database, temporary)

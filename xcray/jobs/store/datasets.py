@@ -214,7 +214,7 @@ def _matches(dataset_id: str, tenant: str) -> sa.ColumnElement[bool]:
 
 def _not_found(dataset_id: str) -> NotFound:
     """Return the error for a missing record."""
-    return NotFound(f"there is no data set {dataset_id[:80]!r}: list them with `xcray data list`")
+    return NotFound(f"there is no data set {dataset_id[:80]!r}: GET /v1/datasets lists them")
 
 
 def _to_record(row: sa.RowMapping) -> DatasetRecord:

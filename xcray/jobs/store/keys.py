@@ -129,7 +129,7 @@ class KeyTable:
             )
             row = connection.execute(sa.select(KEYS).where(*conditions)).mappings().first()
         if row is None:
-            raise NotFound(f"there is no key {key_id[:80]!r}: list them with `xcray keys list`")
+            raise NotFound(f"there is no key {key_id[:80]!r}: GET /v1/keys lists them")
         return _to_key(row)
 
     @retry_once

@@ -39,7 +39,7 @@ def find_row(
         query = query.where(JOBS.c.tenant == tenant)
     row = connection.execute(query.with_for_update() if lock else query).mappings().first()
     if row is None:
-        raise NotFound(f"there is no job {job_id[:80]!r}: list them with `xcray jobs list`")
+        raise NotFound(f"there is no job {job_id[:80]!r}: GET /v1/jobs lists them")
     return row
 
 

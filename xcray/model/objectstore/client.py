@@ -86,7 +86,8 @@ class StoragePath(NamedTuple):
         parts = urlsplit(uri)
         if parts.scheme not in SCHEMES:
             raise ParameterError(
-                f"{excerpt(parts.scheme)!r} is not a supported storage: write s3://..., gs://... or file:///...",
+                f"{excerpt(uri)!r} is not a URI of object storage: "
+                "write s3://..., gs://... or file:///...",
                 code="URI",
             )
         if "@" in parts.netloc:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xcray.data.readers.blocks import compressed_suffix
 from xcray.errors import NotFound, Refused, XcrayError
 from xcray.jobs.home import Home
 from xcray.jobs.job import DatasetRecord, new_id
@@ -108,7 +109,7 @@ class Builder:
         staged, folder = self._root / f".{dataset_id}.part", self._root / dataset_id
         staged.mkdir(mode=0o700)
         moved = {
-            part: folder / f"{part}.{format}" if move_sources else path
+            part: folder / f"{part}.{format}{compressed_suffix(path)}" if move_sources else path
             for part, path in sources.items()
         }
         if move_sources:

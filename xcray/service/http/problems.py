@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +29,7 @@ RFC_9110_PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}
 RENAMED_DETAILS = {"status": "state"}  # in a problem document, `status` is the HTTP status
 HTTP_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 MAX_LISTED_ERRORS = 20  # errors of a body in one document
+MAX_CONTEXT = 300  # characters of a list of choices or a pattern
 
 STATUS_OF_CLASS: dict[type[XcrayError], int] = {
     errors.InputError: 422,
@@ -227,14 +228,12 @@ def validation_error(
 ) -> InputError:
     """Return one error for pydantic's errors.
 
-    The message has the first one, `errors` lists at most 20; the input is not repeated. model: of
-    the body, for the known fields in place of an unknown one.
+    The message has the first one, `errors` lists at most 20; the input is not repeated. Unknown
+    fields come first, because a misspelled field leaves its right name missing. model: of the body,
+    for the known fields in place of an unknown one.
     """
-    listed = [_error_entry(item) for item in found[:MAX_LISTED_ERRORS]]
-    for entry, item in zip(listed, found, strict=False):
-        if model is not None and item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
-            name, known = str(item["loc"][0]), list(model.model_fields)
-            entry["message"] += suggestion(name, known) + f"; known fields: {', '.join(known)}"
+    found = sorted(found, key=lambda item: item["type"] != "extra_forbidden")
+    listed = [_error_entry(item, model) for item in found[:MAX_LISTED_ERRORS]]
     first = listed[0]
     place = f"{what}: " if first["loc"] in ("", what) else f"{first['loc']}: "
     return InputError(
@@ -246,20 +245,47 @@ def validation_error(
     )
 
 
-def _error_entry(item: Any) -> dict[str, str]:
+def _error_entry(item: Any, model: type[BaseModel] | None) -> dict[str, str]:
     """Return code, location and message of one of pydantic's errors."""
     loc = [part for part in item["loc"] if part != "body"]
+    loc, known = (loc, []) if model is None else _resolve(model, loc)
     code, sentence = VALIDATION_RULES.get(item["type"], ("TYPE", _type_sentence(str(item["type"]))))
     if code == "TYPE" and not loc:
         code = "BODY_TYPE"
     fields = [part for part in loc if isinstance(part, str)]
     code = FIELD_CODES.get((code, fields[-1]) if fields else ("", ""), code)
-    context = {name: excerpt(str(value)) for name, value in (item.get("ctx") or {}).items()}
+    given = item.get("ctx") or {}
+    context = {name: excerpt(str(value), MAX_CONTEXT) for name, value in given.items()}
+    if item["type"] in ("too_short", "string_too_short") and given.get("min_length") == 1:
+        sentence = "must not be empty"
+    if item["type"] == "extra_forbidden" and known:
+        sentence += suggestion(str(loc[-1]), known) + f"; known fields: {', '.join(known)}"
     try:
         sentence = sentence.format(**context)
     except KeyError:
         sentence = "is out of its range"
     return {"code": code, "loc": _format_loc(loc), "message": sentence}
+
+
+def _resolve(model: type[BaseModel], loc: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    """Return a location without the tags of unions, and the fields known where it ends."""
+    out = list[Any]()
+    fields = dict(model.model_fields)
+    for part in loc[:-1]:
+        if fields and not isinstance(part, int) and part not in fields:
+            continue  # the tag of a union
+        out.append(part)
+        if not isinstance(part, int):
+            fields = _fields_of(fields[part].annotation) if part in fields else {}
+    return [*out, *loc[-1:]], list(fields)
+
+
+def _fields_of(annotation: Any) -> dict[str, Any]:
+    """Return the fields of the model in an annotation such as `list[Model] | None`, or none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return dict(annotation.model_fields)
+    parts = (_fields_of(part) for part in get_args(annotation))
+    return next((fields for fields in parts if fields), {})
 
 
 def _type_sentence(kind: str) -> str:

@@ -19,6 +19,7 @@ from pydantic import Field
 from xcray.batch import BatchPredictSpec, read_manifest
 from xcray.batch.output import MANIFEST
 from xcray.batch.spec import MAX_K, MAX_PART_ROWS, resolve_label_sets
+from xcray.data.readers.blocks import compressed_suffix
 from xcray.errors import NotFound, ParameterError
 from xcray.jobs.job import PREDICT, Job, body_digest, new_id
 from xcray.jobs.runner.batch_job import INPUT_FOLDER, OUTPUT_FOLDER
@@ -271,14 +272,15 @@ def _claim_input(
     upload = app_state.uploads.path(str(body.upload), tenant)
     folder = app_state.home.run(job_id) / INPUT_FOLDER
     folder.parent.mkdir(mode=0o700)
+    name = f"input.{body.format}{compressed_suffix(upload)}"  # readers know compression by name
     os.rename(upload.parent, folder)
     try:
-        os.rename(folder / upload.name, folder / f"input.{body.format}")
+        os.rename(folder / upload.name, folder / name)
         sync_path(folder)
-        yield folder / f"input.{body.format}"
+        yield folder / name
     except BaseException:
         with suppress(OSError):
-            os.rename(folder / f"input.{body.format}", folder / upload.name)
+            os.rename(folder / name, folder / upload.name)
             os.rename(folder, upload.parent)
             folder.parent.rmdir()
         raise

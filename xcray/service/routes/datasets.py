@@ -218,7 +218,7 @@ def find_ready(app_state: AppState, tenant: str, reference: str) -> DatasetRecor
         similar = suggestion(reference, [record.name for record in records])
         raise NotFound(
             f"there is no data set {excerpt(reference)!r}"
-            f"{similar or ': list them with `xcray data list`'}"
+            f"{similar or ': GET /v1/datasets lists them'}"
         )
     ready = [record for record in candidates if record.status == building.READY]
     record = (ready or candidates)[0]

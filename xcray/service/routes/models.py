@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from xcray.errors import Corrupt, NotFound, ParameterError
+from xcray.errors import Corrupt, NotFound, ParameterError, excerpt, similar_or_all
 from xcray.model.card import render_card as card_of
 from xcray.model.directory import read_manifest
 from xcray.model.label_sets import StoredLabelSet
@@ -291,7 +291,7 @@ def _require_model(registry: Registry, name: str) -> str:
     """Return a name after checking that it has a version. Raises NotFound."""
     if not registry.versions(name):
         raise NotFound(
-            f"there is no model {name!r}; available: {', '.join(registry.names()) or 'none'}"
+            f"there is no model {excerpt(name)!r}{similar_or_all(name, registry.names())}"
         )
     return name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from xcray.errors import NotFound, excerpt, suggestion
+from xcray.errors import NotFound, excerpt, similar_or_all
 from xcray.service.http.auth import Reader
 from xcray.service.http.etags import NOT_MODIFIED, IfNoneMatch, reply
 from xcray.service.schemas import SolverPage, SolverView
@@ -26,6 +26,6 @@ def show(
 ) -> Response:
     """Return one solver with its parameters."""
     if solver not in SOLVERS:
-        similar = suggestion(solver, SOLVERS) or f"; there are: {', '.join(SOLVERS)}"
+        similar = similar_or_all(solver, SOLVERS)
         raise NotFound(f"there is no solver {excerpt(solver)!r}{similar}")
     return reply(request, SolverView(**describe_solver(solver)))

@@ -90,7 +90,7 @@ def retrain_labels(
     old, data = _open_inputs(model, dataset, out)
     model_names, data_names = _NameIndex(old), _NameIndex(data)
     if not labels:
-        raise InputError("name at least one label to train again")
+        raise InputError("name at least one label to train again in `labels`")
     rows, trains = np.arange(old.n_labels), np.full(old.n_labels, -1)
     for name in _check_distinct(labels):
         k, d = model_names.find(name), data_names.find(name)
@@ -230,7 +230,8 @@ class _NameIndex:
     def find(self, name: str) -> int:
         """Return the number of a label. Raises NotFound, and InputError for an ambiguous name."""
         if name not in self.ids:
-            hint = suggestion(name, self.ids) or "; the names are in its labels.arrow"
+            examples = ", ".join(repr(excerpt(each, 40)) for each in self.names[:3])
+            hint = suggestion(name, self.ids) or f"; its labels have names like {examples}"
             raise NotFound(f"{self.owner_name} has no label {excerpt(name)!r}{hint}")
         if len(self.ids) < len(self.names) and self.names.count(name) > 1:
             raise InputError(

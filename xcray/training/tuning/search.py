@@ -147,9 +147,11 @@ class _TuneRun:
     def run(self, out: Path) -> TuneResult:
         """Evaluate the points, choose one, and train the final model."""
         points = plan_points(self.spec.grid)
+        data = Dataset.open(self.spec.train.dataset)
+        self._check_measure(data)
         self._report_progress(points, 0, 0, 0)
         held_data = hold_out(
-            Dataset.open(self.spec.train.dataset),
+            data,
             self.spec.holdout,
             self.spec.seed,
             self.run_dir / "held",
@@ -170,6 +172,14 @@ class _TuneRun:
             results.append(evaluator.evaluate(point, start, tick))
             evaluator.remove_duals(points, point.number)
         return self._finish(out, results)
+
+    def _check_measure(self, data: Dataset) -> None:
+        """Raise ParameterError if the measure to choose by needs more labels than there are."""
+        if int(self.spec.select.partition("@")[2]) > data.n_labels:
+            raise ParameterError(
+                f"select is {self.spec.select!r}, and data set {data.name} has "
+                f"{data.n_labels} labels: choose a smaller k"
+            )
 
     def _finish(self, out: Path, results: list[dict[str, Any]]) -> TuneResult:
         """Train the final model on all training rows, with every point in its report."""

@@ -1,0 +1,22 @@
+"""Run directories: which of their files are no finished work."""
+
+from __future__ import annotations
+
+import contextlib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+LOCK_FILE: Final = "lock"
+# files of a run before its first finished part
+UNFINISHED_FILES: Final = (LOCK_FILE, "run.json", "timeline-*.arrows", "input.unpacked")
+
+
+def remove_unused(run_dir: Path) -> None:
+    """Remove a run directory that holds no finished work, so that a failed start leaves nothing."""
+    with contextlib.suppress(OSError):
+        files = list(run_dir.iterdir())
+        if all(any(fnmatch(file.name, name) for name in UNFINISHED_FILES) for file in files):
+            for file in files:
+                file.unlink()
+            run_dir.rmdir()
