@@ -97,7 +97,7 @@ def test_wrong_input_is_explained(
         (["evaluate", tiny.path, tiny.path], "a data set, not a model", "xcray train"),
         (["train", model, "--out", tmp_path / "n"], "is a model, not a data set", "trained on"),
         (["data", "build", "jsonl", letters, tmp_path / "d"], "has a term", "two letters"),
-        (["labels", "show", model, "nothing at all"], "no label", "xcray labels list"),
+        (["labels", "show", model, "nothing at all"], "no label", "its labels have names like"),
     ]
     for words, *parts in cases:
         assert run(*words) == 2, words

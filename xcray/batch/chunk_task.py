@@ -31,6 +31,7 @@ from xcray.index.search_result import SearchResult
 from xcray.model.model import Model
 from xcray.predict import Predictor
 from xcray.predict.arrow import to_arrow
+from xcray.predict.input_warnings import InputCounts, count_inputs
 from xcray.workers.pool import StopFlag
 
 ROWS_PER_STEP: Final = 256  # rows between two checks of the stop flag
@@ -141,6 +142,7 @@ class ChunkTask:
         spec, timer = self.spec, _PhaseTimer()
         tally = ErrorCollector(MAX_REASONS, spec.on_error == "skip")
         ids, answers = list[pa.Array](), list[SearchResult]()
+        counts = InputCounts()
         for rows in timer.iterate("reading", self._read_rows(chunk, state, tally)):
             for step in _split_steps(rows):
                 if stopped():
@@ -149,6 +151,7 @@ class ChunkTask:
                     )
                 with timer("features"):
                     X = state.predictor.features(step.rows)
+                    counts = self._count(chunk, counts, step, X, state)
                 with timer("search"):
                     answers.append(
                         state.predictor.search(
@@ -167,6 +170,7 @@ class ChunkTask:
                 "rows": sum(map(len, ids)),
                 "skipped": tally.n_bad,
                 "skipped_reasons": reasons,
+                "inputs": counts._asdict(),
             }
             table = (
                 self._to_table(state, ids, answers) if ids else self._output_schema().empty_table()
@@ -183,6 +187,16 @@ class ChunkTask:
             tally.n_bad,
             tuple(timer.seconds[name] for name in PHASES),
         )
+
+    def _count(
+        self, chunk: Chunk, counts: InputCounts, step: RowBatch, X: CSR, state: ChunkState
+    ) -> InputCounts:
+        """Add rows to the counts of a chunk; words are counted at the start of the first chunk."""
+        has_words = chunk.number == 0 and not counts.rows
+        new = count_inputs(step.rows, X, state.predictor.model.text if has_words else None)
+        if has_words:
+            return new
+        return counts._replace(rows=counts.rows + new.rows, empty=counts.empty + new.empty)
 
     def _read_rows(
         self, chunk: Chunk, state: ChunkState, tally: ErrorCollector

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from xcray.batch.chunk_task import FACTS_KEY, MAX_REASONS, AnswerPart
 from xcray.batch.plan import BatchPlan
 from xcray.errors import Conflict, Corrupt
+from xcray.predict.input_warnings import InputCounts, input_warnings
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -47,7 +48,7 @@ PART_PATTERN: Final = re.compile(r"part-(\d{5,})-([0-9a-f]{32})\.parquet")
 
 
 class CommittedPart(NamedTuple):
-    """A committed part: file, size, SHA-256, answered and skipped rows, and the first reasons."""
+    """A committed part: file, size, SHA-256, answered and skipped rows, first reasons, counts."""
 
     path: Path
     n_bytes: int
@@ -55,6 +56,7 @@ class CommittedPart(NamedTuple):
     rows: int
     skipped: int
     reasons: tuple[dict[str, Any], ...]
+    inputs: InputCounts
 
 
 class OutputParts:
@@ -153,10 +155,19 @@ class OutputParts:
             "skipped_reasons": [
                 reason for _, part in sorted(self._committed.items()) for reason in part.reasons
             ][:MAX_REASONS],
+            "warnings": self._warnings(),
             "columns": {field.name: str(field.type) for field in schema},
             "parts": parts,
             **entries,
         }
+
+    def _warnings(self) -> list[dict[str, Any]]:
+        """Return the warnings about the rows of all parts; the first one has counted words."""
+        counts = [part.inputs for part in self._committed.values()]
+        total = self._committed[0].inputs._replace(
+            rows=sum(each.rows for each in counts), empty=sum(each.empty for each in counts)
+        )
+        return input_warnings(total)
 
 
 def read_manifest(path: Path, verify: bool = False) -> dict[str, Any]:
@@ -226,7 +237,13 @@ def _read_committed(path: Path, digest: str) -> CommittedPart:
         facts = json.loads(pq.read_schema(path).metadata[FACTS_KEY])
         reasons = tuple(facts["skipped_reasons"])
         return CommittedPart(
-            path, path.stat().st_size, digest, int(facts["rows"]), int(facts["skipped"]), reasons
+            path,
+            path.stat().st_size,
+            digest,
+            int(facts["rows"]),
+            int(facts["skipped"]),
+            reasons,
+            InputCounts(**facts["inputs"]),
         )
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise Corrupt(

@@ -82,7 +82,7 @@ def root(
     """Extreme classification on Ray: data sets, trainings, models, exact predictions."""
 
 
-command_tree = functools.partial(typer.main.get_command, app)
+command_tree = functools.cache(functools.partial(typer.main.get_command, app))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

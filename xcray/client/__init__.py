@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
-from urllib.parse import quote
 
 import httpx
 
 from xcray.client.connection import Connection
-from xcray.client.resources import Datasets, Jobs, Models, quote_part
+from xcray.client.resources import Datasets, Jobs, Models, quote_reference
 from xcray.client.types import ExplanationInfo, Predictions, SolverInfo
 
 __all__ = ["Client"]
@@ -95,7 +94,10 @@ class Client:
         return cast(
             Predictions,
             self._connection.request(
-                "POST", f"/v1/models/{_reference(model)}:predict", body=body, is_repeatable=True
+                "POST",
+                f"/v1/models/{quote_reference(model)}:predict",
+                body=body,
+                is_repeatable=True,
             ),
         )
 
@@ -112,7 +114,10 @@ class Client:
         return cast(
             ExplanationInfo,
             self._connection.request(
-                "POST", f"/v1/models/{_reference(model)}:explain", body=body, is_repeatable=True
+                "POST",
+                f"/v1/models/{quote_reference(model)}:explain",
+                body=body,
+                is_repeatable=True,
             ),
         )
 
@@ -123,12 +128,6 @@ class Client:
     def health(self) -> dict[str, Any]:
         """Return the liveness status and the version of xcray."""
         return cast("dict[str, Any]", self._connection.request("GET", "/healthz"))
-
-
-def _reference(model: str) -> str:
-    """Quote name, name@alias or name:version as part of a path."""
-    quote_part(model)
-    return quote(model, safe="@:")
 
 
 def _instance(instance: Instance) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ DEFAULT_PARTS_SHARE: Final = 0.5
 UNSEEN_SHARE: Final = 0.5
 EMPTY_SHARE: Final = 0.05
 COPIED_SHARE: Final = 0.05
+FEWER_FEATURES: Final = 0.5  # features per test text, as a share of those per training text
 
 
 class DataWarning(NamedTuple):
@@ -32,13 +33,14 @@ def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
     """Return the warnings about a data set as dictionaries with code and message.
 
     LABEL_SEPARATOR: label names look like lists of labels. UNSEEN_LABELS: most test labels do not
-    occur in training. EMPTY_ROWS: rows without features, which the bias alone answers. COPIED_ROWS:
-    test rows that equal training rows in all features (one pass over all features; not if `copies`
-    is False).
+    occur in training. EMPTY_ROWS: rows without features, which the bias alone answers.
+    UNKNOWN_WORDS: test texts have far fewer features than training texts. COPIED_ROWS: test rows
+    that equal training rows in all features (one pass over all features; not if `copies` is False).
     """
     names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
     found = [separator_warning(names), _unseen_labels(data)]
     found += [_empty_rows(data, part) for part in data.splits]
+    found += [_unknown_words(data)]
     found += [_copied_rows(data)] if copies else []
     return [each._asdict() for each in found if each is not None]
 
@@ -95,6 +97,23 @@ def _empty_rows(data: Dataset, part: str) -> DataWarning | None:
         "EMPTY_ROWS",
         f"{empty:,} of {n_rows:,} {part} rows have no feature, so the bias alone answers them: "
         f"{cause}",
+    )
+
+
+def _unknown_words(data: Dataset) -> DataWarning | None:
+    """Return a warning if test texts have far fewer features than training texts."""
+    if data.test is None or data.text is None or not data.test.n_rows or not data.train.n_rows:
+        return None
+    test, train = (
+        split.X.nnz / max(1, np.count_nonzero(np.diff(split.X.indptr)))
+        for split in (data.test, data.train)
+    )
+    if not test or test >= FEWER_FEATURES * train:
+        return None
+    return DataWarning(
+        "UNKNOWN_WORDS",
+        f"test texts have {test:.1f} features each, training texts {train:.1f}: many words of the "
+        "test texts do not occur in training: check that both are of the same kind and language",
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcray.arrays import CSR, Float32, TopK
+from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped
 from xcray.index.search import SearchIndex
@@ -348,6 +349,7 @@ class _TrainingRun:
                 "name": self.dataset.name,
                 "rows": self.dataset.train.n_rows,
                 "held_out": test.n_rows if test else 0,
+                "warnings": data_warnings(self.dataset, copies=False),
             },
             "pool": self.spec.pool,
             "workers": self.strategy.workers,

@@ -173,7 +173,7 @@ def test_changes_to_missing_versions_are_refused(registry: Registry) -> None:
         registry.aliases.delete("news", "champion")
     with pytest.raises(NotFound, match="no model 'nothing'"):
         registry.aliases.delete("nothing", "champion")
-    with pytest.raises(NotFound, match="nothing:1"):
+    with pytest.raises(NotFound, match="no model 'nothing'"):
         registry.delete("nothing", 1)
     assert Registry(registry.root / "empty").names() == []
 

@@ -103,30 +103,44 @@ def predict(
     options = PredictOptions(
         k, allow or None, deny or None, deadline_ms, probabilities, certificate
     )
+    warnings: list[dict[str, Any]] = []
     if is_directory(model, server):
-        answers = predict_local(model, text, file, zero_based, options)
+        answers = predict_local(model, text, file, zero_based, options, warnings)
     else:
         answers = predict_remote(model, text, file, zero_based, options, server)
     if json:
-        output.print_json({"model": model, "predictions": list(answers)})
+        document = {"model": model, "predictions": list(answers)}
+        output.print_json({**document, **({"warnings": warnings} if warnings else {})})
         return
     for answer in answers:
         print_prediction(answer)
+    output.print_warnings(warnings)
 
 
 def predict_local(
-    model: str, text: list[str] | None, file: Path | None, zero_based: bool, options: PredictOptions
+    model: str,
+    text: list[str] | None,
+    file: Path | None,
+    zero_based: bool,
+    options: PredictOptions,
+    warnings: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    """Yield predictions of a model directory; label sets are available inside a registry."""
+    """Yield predictions of a model directory; label sets are available inside a registry.
+
+    warnings: receives warnings about the inputs.
+    """
     from xcray.predict import Predictor
+    from xcray.predict.input_warnings import count_inputs, input_warnings
 
     opened = open_model(model)
     predictor = Predictor(opened)
     rows: Any = read_texts(text) if file is None else read_rows(file, zero_based, opened)
     names = rows if isinstance(rows, list) else [f"row {i + 1}" for i in range(rows.n_rows)]
     among = predictor.filter(options.allow, options.deny, sets=find_label_sets(Path(model)))
+    X = predictor.features(rows)
+    warnings += input_warnings(count_inputs(rows, X, opened.text))
     answer = predictor.search(
-        rows,
+        X,
         options.k,
         deadline_ms=options.deadline_ms,
         allow=among,

@@ -213,6 +213,7 @@ def print_result(out: Path, result: dict[str, Any], as_json: bool) -> None:
         return
     for reason in result["skipped_reasons"]:
         output.print_note(f"skipped: {reason['message']}")
+    output.print_warnings(result.get("warnings", ()))
     skipped = f", {result['skipped']:,} skipped" if result["skipped"] else ""
     parts = result["parts"] if isinstance(result["parts"], int) else len(result["parts"])
     report = result["report"]

@@ -306,6 +306,7 @@ def print_job(job: Mapping[str, Any]) -> None:
         output.print_line(format_partial(result["partial"]))
     if result.get("measures"):
         print_measures(result["measures"])
+    output.print_warnings([*result.get("data_warnings", ()), *result.get("warnings", ())])
 
 
 @app.command()

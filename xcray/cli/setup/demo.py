@@ -24,7 +24,6 @@ from xcray.cli.terminal import output, processes
 from xcray.cli.terminal.progress import format_duration, make_reporter
 from xcray.cli.training.train import print_measures
 from xcray.errors import InputError, NotFound, Unavailable, XcrayError, excerpt
-from xcray.jobs.home import Home
 
 if TYPE_CHECKING:
     from xcray.client import Client
@@ -128,6 +127,8 @@ def demo_home(home: Path | None) -> Iterator[Path]:
 @contextmanager
 def running_service(home: Path, pool: str, quiet: bool) -> Iterator[DemoService]:
     """Run a service on a free port; terminate it with all its descendants at the end."""
+    from xcray.jobs.home import Home
+
     Home(home)
     command = [
         sys.executable,

@@ -11,7 +11,6 @@ import typer
 from xcray.cli.terminal import output
 from xcray.cli.training.train import format_percent
 from xcray.errors import InputError, NotFound, excerpt
-from xcray.storage.atomic import similar_directory
 
 if TYPE_CHECKING:
     from xcray.model.model import Model
@@ -89,6 +88,8 @@ def find_model(model: str, home: Path | None) -> Path:
 
     Raises NotFound, which names both.
     """
+    from xcray.storage.atomic import similar_directory
+
     if (Path(model) / "manifest.json").is_file():
         return Path(model)
     try:

@@ -18,7 +18,10 @@ from xcray.jobs.runner.monitor import AttemptMonitor
 
 INPUT_FOLDER: Final = "input"
 OUTPUT_FOLDER: Final = "output"
-RESULT_KEYS: Final = ("rows", "answered", "skipped", "skipped_reasons", "columns", "report")
+RESULT_KEYS: Final = (
+    *("rows", "answered", "skipped", "skipped_reasons"),
+    *("warnings", "columns", "report"),
+)
 
 
 def find_published(folder: Path) -> dict[str, Any] | None:

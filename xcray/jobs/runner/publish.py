@@ -102,10 +102,14 @@ class Publisher:
     def _job_result(self, outcome: Outcome, version: int) -> dict[str, Any]:
         """Return the result for the job's record.
 
-        It has `partial` if the training ran out of time.
+        It has `partial` if the training ran out of time, and `data_warnings` if the data look
+        wrong.
         """
         partial = {name: outcome.report[name] for name in ("partial",) if name in outcome.report}
-        return {"model": self._name, "version": version, **partial, **outcome._asdict()}
+        found = outcome.report.get("data", {}).get("warnings")
+        warnings = {"data_warnings": found} if found else {}
+        result = {"model": self._name, "version": version, **partial, **warnings}
+        return {**result, **outcome._asdict()}
 
     @contextlib.contextmanager
     def _publish_lock(self) -> Iterator[None]:

@@ -108,7 +108,9 @@ class JobView(View):
     objective and held_out loss.
 
     If the time limit max_seconds was reached, `result.partial` has the numbers of finished and
-    missing labels and the share of positives that are covered.
+    missing labels and the share of positives that are covered. `result.data_warnings` of a training
+    and `result.warnings` of a batch prediction are lists of `code` and `message`: what looks wrong
+    in the data.
     """
 
     id: str

@@ -159,6 +159,8 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         ms = f"{1e3 * training['core_seconds'] / max(n_labels, 1):.2f} ms per class"
         took = f"in {training['makespan']:,.1f} s by {training['workers']} workers"
         lines.append(f"{training['core_seconds']:,.1f} core seconds ({ms}) {took}.")
+    warnings = training.get("data", {}).get("warnings", ())
+    lines += [f"Warning {each['code']}: {each['message']}." for each in warnings]
     lines += [f"No picture {name}: {reason}." for name, reason in report["left_out"].items()]
     table = _measures_table(report["measures"]) or "Not measured: the data have no held-out part."
     pictures = "\n\n".join(

@@ -1,0 +1,73 @@
+"""Warnings about rows that a model can hardly answer: no features, or mostly unknown words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from xcray.arrays import CSR
+from xcray.data.text.pipeline import TextPipeline, count_empty_rows
+from xcray.data.text.tokenizer import make_tokenizer
+from xcray.errors import excerpt
+
+UNKNOWN_SHARE: Final = 0.5  # share of unknown words from which a warning is given
+MAX_TEXTS: Final = 256  # texts whose words are looked up
+MAX_WORDS: Final = 5  # unknown words in a message
+
+
+class InputCounts(NamedTuple):
+    """Counts of rows: all, and those without a feature.
+
+    words: distinct words of the first MAX_TEXTS texts; unknown: those outside the vocabulary, and
+    `examples` of them.
+    """
+
+    rows: int = 0
+    empty: int = 0
+    words: int = 0
+    unknown: int = 0
+    examples: tuple[str, ...] = ()
+
+
+def count_inputs(rows: Any, X: CSR, text: TextPipeline | None) -> InputCounts:
+    """Count rows without a feature, and unknown words.
+
+    rows: what was encoded as X (n x D), a list of texts or feature rows. text: of the model.
+    """
+    empty = count_empty_rows(X)
+    if text is None or not isinstance(rows, list):
+        return InputCounts(X.n_rows, empty)
+    words = _words(rows[:MAX_TEXTS], text)
+    known = pc.is_in(pa.array(words, pa.large_string()), value_set=text.terms).to_pylist()
+    unknown = [word for word, is_known in zip(words, known, strict=True) if not is_known]
+    return InputCounts(X.n_rows, empty, len(words), len(unknown), tuple(unknown[:MAX_WORDS]))
+
+
+def input_warnings(counts: InputCounts) -> list[dict[str, Any]]:
+    """Return warnings with a code and a message: EMPTY_ROWS, UNKNOWN_WORDS."""
+    out = []
+    if counts.empty:
+        message = (
+            f"{counts.empty:,} of {counts.rows:,} rows have no feature (an empty text, or only "
+            "unknown words), so the bias alone answers them: check the input"
+        )
+        out.append({"code": "EMPTY_ROWS", "message": message})
+    if counts.unknown > UNKNOWN_SHARE * counts.words:
+        shown = ", ".join(repr(excerpt(word, 40)) for word in counts.examples)
+        message = (
+            f"{counts.unknown:,} of {counts.words:,} words are not in the vocabulary of the model, "
+            f"like {shown}: check that the texts are of the kind that it was trained on"
+        )
+        out.append({"code": "UNKNOWN_WORDS", "message": message})
+    return out
+
+
+def _words(texts: Sequence[str], text: TextPipeline) -> list[str]:
+    """Return the distinct words of texts in order, without n-grams."""
+    split = make_tokenizer(replace(text.params, ngram_max=1))
+    found: Iterable[str] = (word for each in texts for word in split(each))
+    return list(dict.fromkeys(found))
