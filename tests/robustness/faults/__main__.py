@@ -51,7 +51,7 @@ FILES = (
 def main(values: list[str]) -> int:
     """Run the command; return 0 if every promise was kept, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.robustness.faults", description=__doc__)
-    parser.add_argument("row", help="F1 to F30, all, chaos, or table")
+    parser.add_argument("row", help="F1 to F31, all, chaos, or table")
     parser.add_argument("files", nargs="*", type=Path, help="table: what --json wrote")
     parser.add_argument("--runs", type=int, default=5, help="how often a fault is injected")
     parser.add_argument("--seed", type=int, default=0)

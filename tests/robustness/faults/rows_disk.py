@@ -28,7 +28,8 @@ from xcray.model.registry import Registry
     "the disk is full",
     "the home on a small tmpfs, filled below the reserve and to the last page, during uploads, submits, a training",
     "tests/service/test_service.py",
-    "tests/jobs/runner/test_batch_jobs.py",
+    "tests/jobs/runner/test_runner.py",
+    "tests/jobs/database/test_faults.py",
 )
 def disk_full(stage: Stage) -> None:
     if not namespaces():

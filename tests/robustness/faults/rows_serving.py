@@ -1,7 +1,8 @@
-"""Rows about models that change during predictions."""
+"""Rows about models that change or are damaged during predictions."""
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -10,7 +11,7 @@ import httpx
 from tests.robustness.faults.catalogue import row
 from tests.robustness.faults.rows_runners import drained
 from tests.robustness.faults.service import PATIENCE, Service
-from tests.robustness.faults.stage import Stage
+from tests.robustness.faults.stage import Stage, until
 from tests.robustness.faults.work import ok
 from tests.support.live_service import text_model
 from xcray.model.registry import Registry
@@ -77,10 +78,56 @@ def swapped(stage: Stage) -> None:
     drained(stage, service)
 
 
-def _publish(stage: Stage, registry: Registry, seed: int) -> int:
+@row(
+    "F31",
+    "the files of a loaded model are truncated",
+    "every array of a loaded model is cut to 0 bytes in place, which ends each process that reads it "
+    "(SIGBUS); a service with two workers must refuse this model and answer for the others",
+    "tests/service/processes/test_manager.py",
+)
+def truncated(stage: Stage) -> None:
+    service = Service(stage, words=("--workers", "2"))
+    registry = Registry(service.home.models)
+    _publish(stage, registry, 0, "other")
+    service.up()
+    for turn in range(stage.runs):
+        name = f"docs{turn}"
+        _publish(stage, registry, 1, name)
+        loaded = {_status(service.http, each) for each in (name, "other") for _ in range(24)}
+        stage.figures.expect(loaded == {200}, f"before the fault: {loaded}")
+        for path in registry.resolve(name).rglob("*.arrow"):
+            os.truncate(path, 0)
+        with stage.figures.recovering():
+            _await_status(service.http, name, 503)
+            _await_status(service.http, "other", 200)
+        stage.figures.expect(service.alive, "the process manager ended")
+        stage.figures.runs += 1
+    drained(stage, service)
+
+
+def _await_status(http: httpx.Client, name: str, status: int) -> None:
+    """Wait until enough predictions to reach both workers have this status."""
+    until(
+        lambda: {_status(http, name) for _ in range(16)} == {status},
+        f"predictions of {name} have status {status}",
+        60,
+    )
+
+
+def _status(http: httpx.Client, name: str) -> int:
+    """Return the status of one prediction, on a connection of its own; 0 if it broke."""
+    body = {"instances": [{"text": TEXT}], "top_k": 3}
+    address = f"{str(http.base_url).rstrip('/')}/v1/models/{name}:predict"
+    try:
+        return httpx.post(address, json=body, trust_env=False, timeout=PATIENCE).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def _publish(stage: Stage, registry: Registry, seed: int, name: str = "docs") -> int:
     """Publish a version with random weights."""
     text_model(stage.folder / f"staged-{seed}", seed=seed)
-    return registry.publish("docs", stage.folder / f"staged-{seed}")
+    return registry.publish(name, stage.folder / f"staged-{seed}")
 
 
 def _ask(http: httpx.Client, reference: str) -> dict[str, Any]:
