@@ -30,6 +30,8 @@ def test_lists_of_label_names_are_labels() -> None:
     assert (same.coef_ != model.coef_).nnz == 0
     with pytest.raises(ValueError, match="one list of labels for each row"):
         PPDSparse().fit(X, LISTS[:3])
+    with pytest.raises(ValueError, match=r"Y\[1\] is 3: give a list of label names for each row"):
+        PPDSparse().fit(X, [["csv"], 3, *LISTS[2:]])
 
 
 @pytest.mark.parametrize("y", [LISTS, INDICATOR, CLASSES, CLASSES.astype(str)])

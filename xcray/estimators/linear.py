@@ -14,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
-from xcray.errors import InputError
+from xcray.errors import InputError, excerpt
 from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
@@ -260,10 +260,19 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def is_label_lists(Y: Any) -> bool:
-    """Return whether Y is a list of lists, tuples or sets of label names."""
+    """Return whether Y is a list of lists, tuples or sets of label names.
+
+    Raises ValueError if only some rows are lists.
+    """
     if not isinstance(Y, (list, tuple)) or not Y:
         return False
-    if not all(isinstance(own, (list, tuple, set, frozenset)) for own in Y):
+    other = [i for i, own in enumerate(Y) if not isinstance(own, (list, tuple, set, frozenset))]
+    if 0 < len(other) < len(Y):
+        raise ValueError(
+            f"Y[{other[0]}] is {excerpt(repr(Y[other[0]]))}: "
+            "give a list of label names for each row"
+        )
+    if other:
         return False
     return all(isinstance(name, str) for own in Y for name in own)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
-from xcray.errors import ParameterError, excerpt, similar_or_all
+from xcray.errors import ParameterError, excerpt, suggestion
 from xcray.solvers import parameters
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def solver_class(name: str) -> type[Any]:
     """Return the class of the solver `name`. Raises ParameterError if there is none."""
     if name not in SOLVERS:
         raise ParameterError(
-            f"unknown solver {excerpt(str(name))!r}{similar_or_all(str(name), SOLVERS)}",
+            f"unknown solver {excerpt(str(name))!r}{suggestion(str(name), SOLVERS)}; "
+            f"there are: {', '.join(SOLVERS)}",
             code="UNKNOWN_SOLVER",
         )
     return SOLVERS[name]

@@ -484,6 +484,7 @@ def test_the_command_line_predicts_in_the_local_process(
     assert not (tmp_path / "out.run").exists()
     assert main(requests) == 1
     assert "exists already" in capsys.readouterr().err
+    (tmp_path / "rows.dat").write_text("rows\n")
     assert main(["predict-batch", model, str(tmp_path / "rows.dat"), str(tmp_path / "b")]) == 2
     assert "does not determine a format" in capsys.readouterr().err
 

@@ -136,7 +136,7 @@ def test_keys_are_listed_touched_and_revoked(store, clock):
         lambda: store.keys.revoke("key_none"),
         lambda: store.keys.revoke(other.id, "acme"),
     ):
-        with pytest.raises(NotFound, match="xcray keys list"):
+        with pytest.raises(NotFound, match="GET /v1/keys"):
             call()
     assert store.keys.find("3").revoked is None
 

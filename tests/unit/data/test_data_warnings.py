@@ -12,7 +12,13 @@ from xcray.cli.main import main
 from xcray.data.build import BuildOptions, build
 from xcray.data.data_warnings import data_warnings, separator_warning
 from xcray.data.dataset import Dataset
+from xcray.jobs.runner.publish import Outcome, Publisher
+from xcray.model.model import Model
+from xcray.model.registry import Registry
 from xcray.service.datasets.statistics import statistics
+from xcray.training import TrainSpec
+from xcray.training import train as train_model
+from xcray.training.report.render import summarize_model, to_markdown
 
 COLOURS = ["red", "green", "blue", "black", "white", "grey"]
 
@@ -68,6 +74,31 @@ def test_each_fault_has_its_warning(tmp_path: Path) -> None:
     assert empty.startswith("9 of 14 test rows have no feature")
     assert copied.startswith("5 of 14 test rows equal a training row")
     assert statistics(data)["warnings"] == data_warnings(data)
+
+
+def test_texts_of_another_kind_have_a_warning(tmp_path: Path) -> None:
+    train = [(f"apple pear plum grape {i}", COLOURS[i % 2]) for i in range(20)]
+    data = built(tmp_path, train, [("apple und birne oder traube", "red")] * 5)
+    [found] = data_warnings(data)
+    assert found["code"] == "UNKNOWN_WORDS"
+    assert found["message"].startswith("test texts have 1.0 features each, training texts 4.")
+
+
+def test_warnings_are_kept_in_the_report_and_the_job(tmp_path: Path) -> None:
+    train = [(f"apple pear plum grape {i}", COLOURS[i % 2]) for i in range(20)]
+    data = built(tmp_path, train, [("apple und birne oder traube", "red")] * 5)
+    spec = TrainSpec(str(data.path), pool="serial")
+    trained = train_model(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    [found] = trained.report["data"]["warnings"]
+    assert found["code"] == "UNKNOWN_WORDS"
+    page = to_markdown(
+        {**summarize_model(Model.open(trained.model_path)), "left_out": {}, "pictures": {}}
+    )
+    assert f"Warning UNKNOWN_WORDS: {found['message']}." in page
+    publisher = Publisher(tmp_path / "publish", Registry(tmp_path / "models"), "job_a", "m")
+    outcome = Outcome(trained.sha256, trained.measures, trained.report)
+    result = publisher.publish(trained.model_path, outcome, 1, lambda: None)
+    assert result["data_warnings"] == [found]
 
 
 def test_commands_print_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,11 +228,12 @@ def validation_error(
 ) -> InputError:
     """Return one error for pydantic's errors.
 
-    The message has the first one, `errors` lists at most 20; the input is not repeated. Unknown
-    fields come first, because a misspelled field leaves its right name missing. model: of the body,
-    for the known fields in place of an unknown one.
+    The message has the first one, `errors` lists at most 20; the input is not repeated. If a
+    field is missing, unknown ones come first, because a misspelled field leaves its right name
+    missing. model: of the body, for the known fields in place of an unknown one.
     """
-    found = sorted(found, key=lambda item: item["type"] != "extra_forbidden")
+    if any(item["type"] == "missing" for item in found):
+        found = sorted(found, key=lambda item: item["type"] != "extra_forbidden")
     listed = [_error_entry(item, model) for item in found[:MAX_LISTED_ERRORS]]
     first = listed[0]
     place = f"{what}: " if first["loc"] in ("", what) else f"{first['loc']}: "

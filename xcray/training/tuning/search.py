@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, ParameterError, Stopped
+from xcray.errors import Conflict, ParameterError, Stopped, XcrayError
 from xcray.solvers import make_solver
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
@@ -27,6 +27,7 @@ from xcray.storage.atomic import (
     publish_directory,
     write_json,
 )
+from xcray.storage.run_directory import remove_unused
 from xcray.telemetry.progress import Progress
 from xcray.training.run import TrainResult, train
 from xcray.training.spec import TrainSpec
@@ -130,7 +131,12 @@ def tune(
             f"{Path(out).name} exists already; "
             "choose another path for the results, or remove it first"
         )
-    return _TuneRun(spec, Path(run_dir), progress, stop or StopFlag(), job).run(Path(out))
+    try:
+        return _TuneRun(spec, Path(run_dir), progress, stop or StopFlag(), job).run(Path(out))
+    except XcrayError as error:
+        if not isinstance(error, Conflict):  # the directory can belong to another search
+            remove_unused(Path(run_dir))
+        raise
 
 
 @dataclass
