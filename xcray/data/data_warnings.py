@@ -105,7 +105,7 @@ def _unknown_words(data: Dataset) -> DataWarning | None:
     if data.test is None or data.text is None or not data.test.n_rows or not data.train.n_rows:
         return None
     test, train = (
-        split.X.nnz / max(1, np.count_nonzero(np.diff(split.X.indptr)))
+        split.X.nnz / max(1, int(np.count_nonzero(np.diff(split.X.indptr))))
         for split in (data.test, data.train)
     )
     if not test or test >= FEWER_FEATURES * train:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 
 from xcray import __version__
 from xcray.errors import XcrayError
@@ -33,6 +33,7 @@ from xcray.service.http.audit import Auditor
 from xcray.service.http.edge import EdgeMiddleware
 from xcray.service.http.head import HeadMiddleware
 from xcray.service.http.limits import Limiter
+from xcray.service.http.query import refuse_unknown_parameters
 from xcray.service.http.request_tracing import TracingMiddleware, trace_transactions
 from xcray.service.maintenance import MaintenanceLoop
 from xcray.service.models.cache import ModelCache, Opener, open_predictor
@@ -229,7 +230,10 @@ def _build_app(
         if all_routes
         else (health,)
     ):
-        app.include_router(module.router)
+        # Probes and clients of the Open Inference Protocol may send parameters of their own.
+        strict = module not in (inference, health)
+        checks = [Depends(refuse_unknown_parameters)] if strict else []
+        app.include_router(module.router, dependencies=checks)
     app.include_router(health.pages)
     openapi.install_openapi(app)
     return app

@@ -71,6 +71,14 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
         *("POST", "/v1/jobs", {"dataset": "x", "model": "m", "solver": "ppdspars"}, 404),
         *("NOT_FOUND", ("GET /v1/datasets lists them",)),
     ),
+    (
+        *("GET", "/v1/jobs?stauts=FAILED", None, 422, "UNKNOWN_FIELD"),
+        ("unknown query parameter 'stauts'; did you mean 'status'",),
+    ),
+    (
+        *("GET", "/v1/models?x=1", None, 422, "UNKNOWN_FIELD"),
+        ("unknown query parameter 'x'; there are: none",),
+    ),
     # unknown names, in words of the API
     ("GET", "/v1/models/doc", None, 404, "NOT_FOUND", ("did you mean 'docs'",)),
     ("PUT", "/v1/models/none/aliases/a", {"version": 1}, 404, "NOT_FOUND", ("no model 'none'",)),

@@ -78,7 +78,7 @@ def test_each_fault_has_its_warning(tmp_path: Path) -> None:
 
 def test_texts_of_another_kind_have_a_warning(tmp_path: Path) -> None:
     train = [(f"apple pear plum grape {i}", COLOURS[i % 2]) for i in range(20)]
-    data = built(tmp_path, train, [("apple und birne oder traube", "red")] * 5)
+    data = build_rows(tmp_path, train, [("apple und birne oder traube", "red")] * 5)
     [found] = data_warnings(data)
     assert found["code"] == "UNKNOWN_WORDS"
     assert found["message"].startswith("test texts have 1.0 features each, training texts 4.")
@@ -86,7 +86,7 @@ def test_texts_of_another_kind_have_a_warning(tmp_path: Path) -> None:
 
 def test_warnings_are_kept_in_the_report_and_the_job(tmp_path: Path) -> None:
     train = [(f"apple pear plum grape {i}", COLOURS[i % 2]) for i in range(20)]
-    data = built(tmp_path, train, [("apple und birne oder traube", "red")] * 5)
+    data = build_rows(tmp_path, train, [("apple und birne oder traube", "red")] * 5)
     spec = TrainSpec(str(data.path), pool="serial")
     trained = train_model(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     [found] = trained.report["data"]["warnings"]
