@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
-from xcray.errors import Conflict, Stopped
+from xcray.errors import Conflict, Refused, Stopped
 from xcray.model.model import Model
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -20,6 +21,7 @@ from xcray.storage.atomic import (
     publish_directory,
     write_bytes,
 )
+from xcray.storage.run_directory import remove_unused
 from xcray.telemetry.progress import Progress
 from xcray.training import TrainSpec, run_lock, train
 from xcray.training.run_lock import lock_run_directory
@@ -113,3 +115,33 @@ def test_an_incomplete_model_is_written_again_by_resume(
     assert json.loads(capsys.readouterr().out)["sha256"] == before
     assert Model.open(tmp_path / "m").sha256 == before
     assert len(list(tmp_path.glob("m.damaged-*"))) == 1
+
+
+def test_a_run_without_finished_work_leaves_no_directory(tmp_path: Path) -> None:
+    def fail_after(*files: str) -> None:
+        with lock_run_directory(tmp_path / "run", StopFlag()):
+            for name in files:
+                (tmp_path / "run" / name).touch()
+            raise Refused("it does not fit")
+
+    for files, is_kept in (((), False), (("run.json",), False), (("part-a.arrow",), True)):
+        with pytest.raises(Refused):
+            fail_after(*files)
+        assert (tmp_path / "run").exists() == is_kept
+
+
+def test_a_lock_file_that_was_removed_by_its_holder_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = []
+
+    def wait(lock: IO[str], *_: Any, **__: Any) -> bool:
+        waited.append(lock)
+        if len(waited) == 1:  # the holder fails while this process waits
+            remove_unused(tmp_path / "run")
+        return True
+
+    monkeypatch.setattr(run_lock, "wait_for_lock", wait)
+    with lock_run_directory(tmp_path / "run", StopFlag()):
+        assert (tmp_path / "run" / "lock").read_text().startswith("process ")
+    assert len(waited) == 2
