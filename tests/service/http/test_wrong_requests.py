@@ -80,6 +80,10 @@ CASES: list[tuple[str, str, Any, int, str, tuple[str, ...]]] = [
         ("unknown query parameter 'x'; there are: none",),
     ),
     # unknown names, in words of the API
+    (
+        *("POST", "/v1/models/docs:x:predict", {}, 404, "NO_SUCH_PATH"),
+        ("name:3 (a version number)", ":predict, :explain"),
+    ),
     ("GET", "/v1/models/doc", None, 404, "NOT_FOUND", ("did you mean 'docs'",)),
     ("PUT", "/v1/models/none/aliases/a", {"version": 1}, 404, "NOT_FOUND", ("no model 'none'",)),
     ("GET", "/v1/models/docs/label-sets/a", None, 404, "NO_SET", ("there are: none",)),

@@ -107,7 +107,7 @@ def predict(
     if is_directory(model, server):
         answers = predict_local(model, text, file, zero_based, options, warnings)
     else:
-        answers = predict_remote(model, text, file, zero_based, options, server)
+        answers = predict_remote(model, text, file, zero_based, options, warnings, server)
     if json:
         document = {"model": model, "predictions": list(answers)}
         output.print_json({**document, **({"warnings": warnings} if warnings else {})})
@@ -204,11 +204,19 @@ def predict_remote(
     file: Path | None,
     zero_based: bool,
     options: PredictOptions,
+    warnings: list[dict[str, Any]],
     server: str | None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield predictions of a server, one batch of instances per request."""
+    """Yield predictions of a server, one batch of instances per request.
+
+    warnings: receives a warning about empty texts; the vocabulary is known to the server only.
+    """
     if file is None:
         texts = read_texts(text)
+        if empty := sum(not each.strip() for each in texts):
+            from xcray.predict.input_warnings import InputCounts, input_warnings
+
+            warnings += input_warnings(InputCounts(len(texts), empty))
         named = [(each, {"text": each}) for each in texts]
     else:
         named = [

@@ -8,6 +8,7 @@ contain tracebacks, server paths or SQL.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, get_args
@@ -76,6 +77,11 @@ DETAIL_OF_STATUS = {
     405: "this path does not support this method; see /docs",
     413: "the body is too large",
 }
+MODEL_PATH = re.compile(r"/v1/models/[^/]*[:@]")
+MODEL_PATH_DETAIL = (
+    "unknown path; a model is name, name:3 (a version number) or name@alias, and :predict, "
+    ":explain, :batchPredict, :load or :unload can follow"
+)
 
 # pydantic's error type -> (code, message); fields in braces come from the error's context
 VALIDATION_RULES = {
@@ -325,6 +331,8 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     kind = errors.NotFound if status == 404 else InputError
     headers = {"Allow": ", ".join(_allowed_methods(request))} if status == 405 else {}
     detail = DETAIL_OF_STATUS.get(status, reason_phrase(status).lower())
+    if status == 404 and MODEL_PATH.match(request.url.path):
+        detail = MODEL_PATH_DETAIL
     found = problem_document(
         status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers
     )
