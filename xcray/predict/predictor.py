@@ -146,8 +146,8 @@ class Predictor:
         """Raise NotCalibrated, with a fix, if this model has scores but no probabilities."""
         if self.probability_source is None:
             raise NotCalibrated(
-                "this model has scores but no probabilities: train with calibrate=true, or "
-                "calibrate it with the command `xcray calibrate`; held-out rows are needed"
+                "this model has scores but no probabilities: train with calibrate=true, or run "
+                "`xcray calibrate MODEL DATASET -o NEW`; held-out rows are needed"
             )
 
     def probabilities(self, top: TopK | SearchResult, *, filtered: bool = False) -> Float64:

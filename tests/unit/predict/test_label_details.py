@@ -71,7 +71,7 @@ def test_lists_are_paged_and_searched(model: Model) -> None:
 def test_unknown_names_get_a_similar_one(model: Model) -> None:
     with pytest.raises(NotFound, match="no label 'vine'; did you mean 'wine'"):
         label_details(model, "vine")
-    with pytest.raises(NotFound, match="the names are in"):
+    with pytest.raises(NotFound, match="its labels have names like 'Bread'"):
         label_details(model, "xylophone")
     assert suggestion(" BEER", NAMES) == "; did you mean 'beer'?"
     assert suggestion("", NAMES) == ""
