@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from xcray.data.dataset import Dataset
+from xcray.data.feature_scales import feature_scales, mean_squares
 from xcray.kernels.fingerprint import fingerprints
 
 SEPARATORS: Final = (",", ";", "|", "\t", "/", " ")
@@ -33,12 +34,13 @@ def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
     """Return the warnings about a data set as dictionaries with code and message.
 
     LABEL_SEPARATOR: label names look like lists of labels. UNSEEN_LABELS: most test labels do not
-    occur in training. EMPTY_ROWS: rows without features, which the bias alone answers.
-    UNKNOWN_WORDS: test texts have far fewer features than training texts. COPIED_ROWS: test rows
-    that equal training rows in all features (one pass over all features; not if `copies` is False).
+    occur in training. LARGE_FEATURES: features whose values hide all others. EMPTY_ROWS: rows
+    without features, which the bias alone answers. UNKNOWN_WORDS: test texts have far fewer
+    features than training texts. COPIED_ROWS: test rows that equal training rows in all features
+    (one pass over all features; not if `copies` is False).
     """
     names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
-    found = [separator_warning(names), _unseen_labels(data)]
+    found = [separator_warning(names), _unseen_labels(data), _large_features(data)]
     found += [_empty_rows(data, part) for part in data.splits]
     found += [_unknown_words(data)]
     found += [_copied_rows(data)] if copies else []
@@ -79,6 +81,22 @@ def _unseen_labels(data: Dataset) -> DataWarning | None:
         "UNSEEN_LABELS",
         f"{unseen:,} of {total:,} labels of the test rows do not occur in training and cannot be "
         "predicted: check that both files name labels in the same way",
+    )
+
+
+def _large_features(data: Dataset) -> DataWarning | None:
+    """Return a warning if the values of some features are far larger than all others together."""
+    scales = feature_scales(mean_squares(data.train.X))
+    large = np.flatnonzero(scales > 1.0)
+    if not len(large):
+        return None
+    largest = int(np.argmax(scales))
+    name = data.feature_names[largest].as_py()
+    return DataWarning(
+        "LARGE_FEATURES",
+        f"{len(large):,} features, such as {name!r}, have values far larger than those of all "
+        "others together, so that solvers can stop early: divide them, this one by about "
+        f"{scales[largest]:.0e}, or leave them out",
     )
 
 

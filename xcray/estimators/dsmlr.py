@@ -8,9 +8,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
+from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
 from xcray.estimators.linear import LinearEstimator, drop_unweighted
@@ -116,6 +118,8 @@ class DSMLR(LinearEstimator):
         self._set_model(block)
         self.objective_, self.n_iter_ = outcome.objective, outcome.epochs
         self.history_ = outcome.history
+        if not solver.stopping.is_met(outcome.reason):
+            warn(solver.stopping.warning(outcome.reason), ConvergenceWarning, stacklevel=2)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar, Self
+from warnings import warn
+
+from sklearn.exceptions import ConvergenceWarning
 
 from xcray.arrays import CSR, Float32, Pattern
 from xcray.estimators.linear import LinearEstimator, drop_unweighted
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.solvers.contract import summarize_records
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels, merge
@@ -86,7 +90,11 @@ class PPDSparse(LinearEstimator):
         )
         rows, labels = self._validate(X, y)
         rows, labels, weights = drop_unweighted(rows, labels, sample_weight)
-        self._set_model(_solve(solver, rows, labels, weights, self._workers()))
+        block = _solve(solver, rows, labels, weights, self._workers())
+        self._set_model(block)
+        summary = summarize_records(solver, block.records)
+        if not summary["converged"]:
+            warn(solver.stopping.warning(summary["stopped"]), ConvergenceWarning, stacklevel=2)
         return self
 
 

@@ -68,8 +68,9 @@ class Solver(Protocol):
     def summarize(self, records: np.ndarray) -> dict[str, Any]:
         """Return counts of the records (n,) for the report of a training; JSON.
 
-        By default: labels without training rows, dropped weights if they are recorded, and the
-        certificates with the reason why training stopped, if there are some.
+        By default: labels without training rows, dropped weights if they are recorded, and, if
+        there are certificates, "stopped": why the training ended, and "converged": whether it did
+        with its tolerance.
         """
         return summarize_records(self, records)
 
@@ -190,6 +191,7 @@ def summarize_records(solver: Solver, records: np.ndarray) -> dict[str, Any]:
         others = f"; {len(records) - n:,} are not certified" if n < len(records) else ""
         summary |= {
             "classes_certified": n,
+            "converged": n == len(records),
             "stopped": f"{rule.reached} for {n:,} of {len(records):,} classes{others}",
         }
     return summary

@@ -69,15 +69,30 @@ class StoppingRule(NamedTuple):
     """When a training ends.
 
     kind: "certificate": of the distance to the optimum; "tolerance": of the progress or the
-    gradient; "held_out": of the held-out loss. threshold: of that quantity. limit: maximum number
-    of rounds (or passes, iterations, epochs). reached: why it ended, if the rule was met, for the
-    report.
+    gradient; "held_out": of the held-out loss. threshold: of that quantity; 0 asks for no
+    tolerance. limit: maximum number of rounds (or passes, iterations, epochs). reached: why it
+    ended, if the rule was met, for the report. names: of the parameters that are the threshold and
+    the limit. early: why it ended, if another rule that the user asked for was met.
     """
 
     kind: Literal["certificate", "tolerance", "held_out"]
     threshold: float
     limit: int
     reached: str
+    names: tuple[str, str] = ("tolerance", "max_rounds")
+    early: str = ""
+
+    def is_met(self, reason: str) -> bool:
+        """Return whether a training that ended for `reason` did what was asked for."""
+        return self.threshold == 0.0 or reason in (self.reached, self.early)
+
+    def warning(self, reason: str) -> str:
+        """Return what to tell the user of a training that ended for another `reason`."""
+        threshold, limit = self.names
+        return (
+            f"the training ended without its tolerance: {reason}; the weights are not those of the "
+            f"optimum: raise {limit} or {threshold}, or scale features with very large values"
+        )
 
 
 class ProblemShape(NamedTuple):

@@ -211,7 +211,10 @@ class DSMLRSolver(Parameters, RotationSolver):
     def stopping(self) -> StoppingRule:
         """Return when the training ends; `decide` returns the reason of a run."""
         reached = f"an epoch lowers the objective by less than {self.tolerance:g} of it"
-        return StoppingRule("tolerance", self.tolerance, self.epochs, reached)
+        rounds = self.early_stopping_rounds
+        early = f"the held-out loss has not fallen for {rounds} sync points"
+        names = ("tolerance", "epochs")
+        return StoppingRule("tolerance", self.tolerance, self.epochs, reached, names, early)
 
     @property
     def exact_phase(self) -> LbfgsPhase | None:
@@ -350,10 +353,7 @@ class DSMLRSolver(Parameters, RotationSolver):
                 )
             rounds = self.early_stopping_rounds
             if rounds and len(losses) > rounds and min(losses[-rounds:]) >= min(losses[:-rounds]):
-                return decision._replace(
-                    stop=f"the held-out loss has not fallen for {rounds} sync points",
-                    lbfgs_action=None,
-                )
+                return decision._replace(stop=self.stopping.early, lbfgs_action=None)
         return decision
 
     def _decide_stochastic(self, newest: SyncState, accepted: Sequence[SyncState]) -> Decision:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xcray.arrays import Float64, Int64
+from xcray.data.feature_scales import feature_scales
 from xcray.errors import Stopped, missing_extra
 from xcray.schedule.calls import at_worker
 from xcray.solvers.declarations import (
@@ -78,6 +79,11 @@ class LBFGSWorker:
             loss += scores_to_residuals(S, shard, lo, hi)
             rows.add_adjoint(S, lo, G)
         return G, loss
+
+    def squares(self) -> tuple[Float64, None]:
+        """Return this shard's part of the weighted mean square of each feature: (D',)."""
+        shard, rows = self._rows
+        return rows.adjoint_squared(shard.weights[:, None])[:, 0], None
 
     def watch(self, W: Float64) -> tuple[None, HeldOut | None]:
         """Evaluate the held-out rows of this worker under W; None if it has none."""
@@ -147,7 +153,8 @@ class LBFGSSolver(Parameters, SynchronousSolver):
     )
     tolerance: float = parameter(
         1e-4,
-        "stop when the norm of the gradient is at most this share of that at W = 0",
+        "stop when the norm of the gradient, with large features scaled, is at most this share "
+        "of that at W = 0",
         above=0.0,
         high=1.0,
     )
@@ -161,9 +168,9 @@ class LBFGSSolver(Parameters, SynchronousSolver):
     @property
     def stopping(self) -> StoppingRule:
         """Return when the training ends."""
-        return StoppingRule(
-            "tolerance", self.tolerance, self.max_iterations, "the gradient is small"
-        )
+        names = ("tolerance", "max_iterations")
+        reached = "the gradient is small"
+        return StoppingRule("tolerance", self.tolerance, self.max_iterations, reached, names)
 
     def n_weights(self, n_inputs: int) -> int:
         """Return D', with the constant feature."""
@@ -220,10 +227,10 @@ class LBFGSSolver(Parameters, SynchronousSolver):
         except ModuleNotFoundError as error:
             raise missing_extra(error) from None
         objective = _DistributedObjective(self, workers, (n_features, n_labels), on_round)
-        w = np.zeros(n_features * n_labels)
+        W = np.zeros((n_features, n_labels))
         if start is not None:
-            objective.value(w)  # sets the gradient norm that `tolerance` refers to
-            w = start(0, n_labels).ravel()
+            objective.value(objective.scale(W))  # sets the norm that `tolerance` refers to
+            W = start(0, n_labels)
         limits = {
             "maxiter": self.max_iterations,
             "maxfun": EVALUATIONS_PER_ITERATION * self.max_iterations,
@@ -232,7 +239,7 @@ class LBFGSSolver(Parameters, SynchronousSolver):
         }
         result = minimize(
             objective.value,
-            w,
+            objective.scale(W),
             jac=True,
             method="L-BFGS-B",
             callback=objective.on_iteration,
@@ -278,24 +285,36 @@ class _DistributedObjective:
         self._workers = workers
         self._shape = shape
         self._on_round = on_round
-        self._first = 0.0
+        squares = np.zeros(shape[0])
+        for handle, _ in workers.call(LBFGSWorker.squares):
+            squares += workers.fetch(handle)
+        self._scales = feature_scales(squares)[:, None]
+        self._first = self._size = 0.0  # norms of the scaled gradient: at W = 0, and the last one
         self.reason = ""
         # metrics of the last evaluated point
         self.last = RoundMetrics(0, math.inf, math.inf, 0, None)
 
-    def value(self, w: Float64) -> tuple[float, Float64]:
-        """Return L1 and its gradient at w (D'K,)."""
-        objective, gradient = 0.5 * self._solver.lam * float(w @ w), self._solver.lam * w
-        W = at_worker(self._workers.put(w.reshape(self._shape)))
-        for handle, loss in self._workers.call(LBFGSWorker.gradient, W):
-            gradient += self._workers.fetch(handle).ravel()
+    def scale(self, W: Float64) -> Float64:
+        """Return the optimiser's variables (D'K,) of weights (D', K)."""
+        return (W * self._scales).ravel()
+
+    def value(self, u: Float64) -> tuple[float, Float64]:
+        """Return L1 and its gradient in the optimiser's variables u (D'K,)."""
+        W = u.reshape(self._shape) / self._scales
+        objective, gradient = 0.5 * self._solver.lam * float(np.vdot(W, W)), self._solver.lam * W
+        argument = at_worker(self._workers.put(W))
+        for handle, loss in self._workers.call(LBFGSWorker.gradient, argument):
+            gradient += self._workers.fetch(handle)
             objective += loss
-        size = math.sqrt(float(gradient @ gradient))
-        self._first = self._first or size
         self.last = self.last._replace(
-            objective=objective, gradient=size, products=self.last.products + 2
+            objective=objective,
+            gradient=math.sqrt(float(np.vdot(gradient, gradient))),
+            products=self.last.products + 2,
         )
-        return objective, gradient
+        scaled = (gradient / self._scales).ravel()
+        self._size = math.sqrt(float(scaled @ scaled))
+        self._first = self._first or self._size
+        return objective, scaled
 
     def on_iteration(self, intermediate_result: Any) -> None:
         """Record an iteration that ended at the last evaluated point.
@@ -306,8 +325,8 @@ class _DistributedObjective:
         self.last = self.last._replace(number=number, held_out=self._evaluate_held_out(w, number))
         if self._on_round(self.last, partial(self.parts, w)):
             self.reason = "stopped by the caller"
-        elif self.last.gradient <= self._solver.tolerance * self._first:
-            self.reason = "the gradient is small"
+        elif self._size <= self._solver.tolerance * self._first:
+            self.reason = self._solver.stopping.reached
         if self.reason:
             raise StopIteration
 
@@ -317,19 +336,19 @@ class _DistributedObjective:
         self.last = self.last._replace(number=1, held_out=self._evaluate_held_out(w, 1))
         self._on_round(self.last, partial(self.parts, w))
         if self.last.gradient == 0.0:
-            self.reason = "the gradient is zero at the start"
+            self.reason = self._solver.stopping.reached
 
-    def parts(self, w: Float64) -> Iterator[LabelWeights]:
+    def parts(self, u: Float64) -> Iterator[LabelWeights]:
         """Yield the weights w (D'K,) by ranges of labels."""
-        W = w.reshape(self._shape)
+        W = u.reshape(self._shape) / self._scales
         for lo, hi in split_ranges(W.shape[1], max(1, -(-W.size // PART_WEIGHTS))):
             yield LabelWeights(lo, hi, np.ascontiguousarray(W[:, lo:hi]))
 
-    def _evaluate_held_out(self, w: Float64, number: int) -> HeldOut | None:
+    def _evaluate_held_out(self, u: Float64, number: int) -> HeldOut | None:
         """Evaluate the held-out rows, if there are any and an evaluation is due."""
         if not self._solver.eval_every or number % self._solver.eval_every:
             return None
-        W = at_worker(self._workers.put(w.reshape(self._shape)))
+        W = at_worker(self._workers.put(u.reshape(self._shape) / self._scales))
         replies = self._workers.call(LBFGSWorker.watch, W)
         return merge_held_out([part for _, part in replies if part is not None])
 

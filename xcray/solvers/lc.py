@@ -246,7 +246,7 @@ class LCSolver(Parameters, SynchronousSolver):
     )
     tolerance: float = parameter(
         1e-4,
-        "stop when the norm of the gradient is at max_score this share of that at W = 0",
+        "stop when the norm of the gradient is at most this share of that at W = 0",
         above=0.0,
         high=1.0,
     )
@@ -263,7 +263,7 @@ class LCSolver(Parameters, SynchronousSolver):
     eval_every: int = parameter(
         1, "rounds between two evaluations of held-out rows; 0: never", low=0
     )
-    prune: float = parameter(0.0, "drop weights of at max_score this size at the end", low=0.0)
+    prune: float = parameter(0.0, "drop weights of at most this size at the end", low=0.0)
 
     @property
     def stopping(self) -> StoppingRule:
@@ -376,7 +376,7 @@ class LCSolver(Parameters, SynchronousSolver):
     def _reason(self, last: RoundMetrics, first: float) -> str:
         """Return the reason to end after a round; empty to continue."""
         if last.gradient <= self.tolerance * first:
-            return "the gradient is small"
+            return self.stopping.reached
         return "after max_rounds" if last.number >= self.max_rounds else ""
 
     def _mean(self, sums: LabelSums, n_labels: int) -> Float64:

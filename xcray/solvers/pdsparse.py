@@ -161,7 +161,8 @@ class PDSparseSolver(Parameters, JointSolver):
     def stopping(self) -> StoppingRule:
         """Return when the training ends."""
         reached = f"the duality gap of all samples is at most {self.eps:g} of that of W = 0"
-        return StoppingRule("certificate", self.eps, self.max_passes, reached)
+        names = ("eps", "max_passes")
+        return StoppingRule("certificate", self.eps, self.max_passes, reached, names)
 
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: whether the problem of all labels is certified."""

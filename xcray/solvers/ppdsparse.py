@@ -177,7 +177,8 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     def stopping(self) -> StoppingRule:
         """Return when a class ends."""
         reached = f"the duality gap is at most {self.eps:g} of the null objective"
-        return StoppingRule("certificate", self.eps, self.max_rounds, reached)
+        names = ("eps", "max_rounds")
+        return StoppingRule("certificate", self.eps, self.max_rounds, reached, names)
 
     def certified(self, records: np.ndarray) -> np.ndarray:
         """Return (n,) bool: a gap of at most `eps` of the null objective, or nothing to solve."""

@@ -131,6 +131,7 @@ def outcome_report(
         "objective": result["objective"],
         "epochs": result["epochs"],
         "stopped": result["reason"],
+        "converged": solver.stopping.is_met(result["reason"]),
         **({"held_out": last["held_out"]} if last.get("held_out") is not None else {}),
         **({"export": export} if export else {}),
         "history": [dict(entry) for entry in result["history"]],

@@ -28,7 +28,7 @@ from xcray.training.capacity.preflight import check_fits, memory_limits, merge_b
 from xcray.training.epoch_strategy import shorten_history
 from xcray.training.observer import TrainingObserver
 from xcray.training.partial import check_any_finished, partial_summary
-from xcray.training.report.summary import measures_by_frequency
+from xcray.training.report.summary import convergence_warnings, measures_by_frequency
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import lock_run_directory
 from xcray.training.spec import TrainSpec
@@ -344,6 +344,7 @@ class _TrainingRun:
             "core_seconds": balance_figures["core_seconds"],
             "seconds": round(self.phase_seconds["TRAINING"] + self.phase_seconds["MERGING"], 3),
         }
+        outcome = self.strategy.summarize(block, measures)
         return {
             "data": {
                 "name": self.dataset.name,
@@ -354,7 +355,8 @@ class _TrainingRun:
             "pool": self.spec.pool,
             "workers": self.strategy.workers,
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.phase_seconds.items()},
-            **self.strategy.summarize(block, measures),
+            **outcome,
+            "warnings": convergence_warnings(self.solver, outcome),
             "damaged_parts": self.parts.damaged,
             **balance_figures,
             "preflight": self.monitor.summarize(actual),

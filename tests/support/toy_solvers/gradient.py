@@ -69,7 +69,9 @@ class GradientSolver(Parameters, SynchronousSolver):
     @property
     def stopping(self) -> StoppingRule:
         """Return when the training ends."""
-        return StoppingRule("tolerance", self.tolerance, self.rounds, "the gradient is small")
+        return StoppingRule(
+            "tolerance", self.tolerance, self.rounds, "the gradient is small", ("tolerance", "rounds")
+        )
 
     def create_worker(
         self, data: TrainingRows, number: int, workers: int, stopped: Callable[[], bool]

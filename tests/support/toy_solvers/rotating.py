@@ -76,7 +76,9 @@ class RotatingSolver(Parameters, RotationSolver):
     @property
     def stopping(self) -> StoppingRule:
         """Return when the training ends."""
-        return StoppingRule("tolerance", self.tolerance, self.epochs, "an epoch gained little")
+        return StoppingRule(
+            "tolerance", self.tolerance, self.epochs, "an epoch gained little", ("tolerance", "epochs")
+        )
 
     def grid(self, n_rows: int, n_labels: int, n_features: int, workers: int) -> Grid:
         """Return four shards and two blocks, for any workers."""

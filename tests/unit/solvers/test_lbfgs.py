@@ -84,3 +84,17 @@ def test_without_scipy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(Unavailable, match=r"xcray\[sklearn\]"):
         train(LBFGSSolver(), problem(6))
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+def test_a_feature_of_huge_values_does_not_hide_the_others(sparse):
+    """Its gradient at 0 is 1e6 times larger: a test relative to that gradient alone stops early."""
+    X, Y, c = problem(5, n=120)
+    huge = np.hstack([X, np.full((len(X), 1), 1e6)])
+    trained = train(LBFGSSolver(lam=LAM, tolerance=1e-5), (huge, Y, c), 2, sparse)
+    assert trained.reason == LBFGSSolver().stopping.reached
+    # A constant feature of huge values is a bias that is almost not regularised. With a value of
+    # 1e3, the naive solver can solve the same problem within a millionth.
+    near = np.hstack([X, np.full((len(X), 1), 1e3)])
+    optimum = naive.objective(naive.solve(near, Y, c, LAM), near, Y, c, LAM)
+    assert naive.objective(weights(trained), huge, Y, c, LAM) == pytest.approx(optimum, rel=1e-5)

@@ -151,10 +151,13 @@ def to_markdown(report: Mapping[str, Any]) -> str:
             f"{training['classes_certified']:,} of {training['classes']:,} classes certified{gap}."
         )
     if "objective" in training:
-        lines.append(
-            f"The objective is {training['objective']:.6g} after {training['epochs']:,} epochs; "
-            f"{training['stopped']}."
-        )
+        epochs = training["epochs"]
+        lines.append(f"The objective is {training['objective']:.6g} after {epochs:,} epochs.")
+    if "stopped" in training:
+        lines.append(f"Why it ended: {training['stopped']}.")
+    lines += [
+        f"Warning {each['code']}: {each['message']}." for each in training.get("warnings", ())
+    ]
     if training.get("core_seconds"):
         ms = f"{1e3 * training['core_seconds'] / max(n_labels, 1):.2f} ms per class"
         took = f"in {training['makespan']:,.1f} s by {training['workers']} workers"

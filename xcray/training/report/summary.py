@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,16 @@ def summarize_block(block: SolvedLabels, solver: Solver) -> dict[str, Any]:
         "weights": block.W.nnz,
         **solver.summarize(block.records),
     }
+
+
+def convergence_warnings(solver: Solver, outcome: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return a warning with "code" and "message" if a training ended without its tolerance.
+
+    outcome: "converged" and "stopped" of the training, as `TrainingStrategy.summarize` returns.
+    """
+    if outcome.get("converged", True):
+        return []
+    return [{"code": "NOT_CONVERGED", "message": solver.stopping.warning(outcome["stopped"])}]
 
 
 def class_table(block: SolvedLabels, solver: Solver, timeline: pa.Table | None = None) -> pa.Table:
