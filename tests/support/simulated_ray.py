@@ -114,7 +114,7 @@ class Actor:
         """Solve a batch after the previous one."""
         began = max(now, self.free_at)
         self.free_at = began + seconds
-        return self.free_at, (b"", began, seconds)
+        return self.free_at, (b"", began, seconds, seconds)
 
     def begin(self) -> None:
         """Run the waiting calls if there is a process."""

@@ -153,6 +153,7 @@ class _DriverLoop:
                     report.started,
                     report.seconds,
                     DONE if expected else DUPLICATE,
+                    cpu_seconds=report.cpu_seconds,
                 )
             )
             return self._schedule.on(Done(report.worker, report.task.id, report.seconds), now)

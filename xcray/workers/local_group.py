@@ -71,7 +71,7 @@ class _LocalWorker:
         self, call: _PendingCall, now: Callable[[], float]
     ) -> CallResult[Any, Any] | CallFailed:
         """Run a call in this thread; any exception becomes a CallFailed."""
-        started = now()
+        started, cpu = now(), time.thread_time()
         self._ticket = call.ticket
         try:
             objects = [_deref(handle) for handle in call.handles]
@@ -79,7 +79,8 @@ class _LocalWorker:
         except Exception as error:
             return CallFailed(call.ticket, self.worker, error)
         handle: ObjectHandle[Any] | None = None if value is None else ObjectHandle(value)
-        return CallResult(call.ticket, self.worker, handle, result, now() - started, started)
+        seconds, cpu = now() - started, time.thread_time() - cpu
+        return CallResult(call.ticket, self.worker, handle, result, seconds, started, cpu)
 
 
 class _LocalGroup(ABC):

@@ -43,7 +43,7 @@ class _LocalExecutor:
         self, local: SolverState, worker: str, task: Task
     ) -> Result | Failed | TaskCancelled:
         """Solve one task in this thread; an exception becomes a Failed or a TaskCancelled."""
-        started, key = self.now(), (worker, task.id)
+        started, cpu, key = self.now(), time.thread_time(), (worker, task.id)
         try:
             block = self.work.solve(
                 local,
@@ -58,7 +58,8 @@ class _LocalExecutor:
             return Failed(worker, task, error)
         finally:
             self.cancelled.discard(key)
-        return Result(worker, task, block, started, self.now() - started)
+        seconds, cpu = self.now() - started, time.thread_time() - cpu
+        return Result(worker, task, block, started, seconds, cpu)
 
 
 class _LocalPool:

@@ -52,13 +52,17 @@ class RemoteTaskRunner(TaskRunner, Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """A finished task with its value and `seconds` of work from `started` (since the pool open)."""
+    """A finished task with its value and `seconds` of work from `started` (since the pool open).
+
+    cpu_seconds: processor time of the thread that solved it.
+    """
 
     worker: str
     task: Task
     value: Any
     started: float
     seconds: float
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

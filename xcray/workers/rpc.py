@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from xcray.errors import Stopped, Unavailable
 from xcray.schedule.calls import Call, ObjectHandle
-from xcray.schedule.events import Lost
+from xcray.schedule.events import Lost, Task
 from xcray.workers.pool import StopFlag
+from xcray.workers.timeline import DONE, Span
 from xcray.workers.worker_group import (
     OBJECT_LOST,
     CallFailed,
@@ -39,8 +40,44 @@ class WorkerLost(Unavailable):
         self.workers = workers
 
 
+def span_of(result: CallResult[Any, Any], task: Task) -> Span:
+    """Return a finished call as a span of the timeline."""
+    at, cpu = (result.worker, task, result.started, result.seconds), result.cpu_seconds
+    return Span(*at, DONE, cpu_seconds=cpu)
+
+
+class CallingGroup(Protocol):
+    """What `call_many` needs of a worker group."""
+
+    def submit(self, call: Call[Any, Any]) -> int:
+        """See `WorkerGroup`."""
+
+    def wait(self, seconds: float) -> list[Reply]:
+        """See `WorkerGroup`."""
+
+
+class RecordedGroup:
+    """A worker group whose finished calls are recorded as spans."""
+
+    def __init__(self, group: WorkerGroup, record: Callable[[Span], None]) -> None:
+        self._group = group
+        self._record = record
+
+    def submit(self, call: Call[Any, Any]) -> int:
+        """Run a call; return its ticket."""
+        return self._group.submit(call)
+
+    def wait(self, seconds: float) -> list[Reply]:
+        """Return what happened since the last call, and record the results."""
+        replies = self._group.wait(seconds)
+        for reply in replies:
+            if isinstance(reply, CallResult):
+                self._record(span_of(reply, Task(reply.ticket, (), 0.0)))
+        return replies
+
+
 def call_many(
-    group: WorkerGroup, calls: Sequence[Call[T, R]], stop: StopFlag | None = None
+    group: CallingGroup, calls: Sequence[Call[T, R]], stop: StopFlag | None = None
 ) -> Iterator[CallResult[T, R]]:
     """Run all `calls`, at most MAX_CALLS_AHEAD per worker at a time; yield results in order.
 

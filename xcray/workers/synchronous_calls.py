@@ -8,7 +8,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 from xcray.errors import Stopped, Unavailable
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost, Task
-from xcray.workers.timeline import DONE, Span
+from xcray.workers.rpc import span_of
+from xcray.workers.timeline import Span
 from xcray.workers.worker_group import CallFailed, CallResult, WorkerGroup
 
 P = ParamSpec("P")
@@ -126,7 +127,7 @@ class SynchronousCalls:
                 results[reply.worker] = reply
                 self.seconds[reply.worker] += reply.seconds
                 task = Task(reply.ticket, (), 0.0)
-                self._record(Span(reply.worker, task, reply.started, reply.seconds, DONE))
+                self._record(span_of(reply, task))
         return lost
 
     def _replace(self, lost: list[str], lost_before: int) -> None:

@@ -38,6 +38,8 @@ SCHEMA = pa.schema(
         # seconds since the attempt's pool was opened
         "started": pa.float64(),
         "seconds": pa.float64(),
+        # processor time of the worker's thread; 0 for batches that did not end
+        "cpu_seconds": pa.float64(),
         "outcome": pa.string(),
         "labels": pa.list_(pa.int32()),
         # address and id of the worker's node; empty in one process
@@ -47,7 +49,10 @@ SCHEMA = pa.schema(
 
 
 class Span(NamedTuple):
-    """A worker was busy with a task for `seconds` from `started` (since the pool was opened)."""
+    """A worker was busy with a task for `seconds` from `started` (since the pool was opened).
+
+    cpu_seconds: processor time of its thread meanwhile; 0 if the task did not end.
+    """
 
     worker: str
     task: Task
@@ -55,6 +60,7 @@ class Span(NamedTuple):
     seconds: float
     outcome: str
     node: str = ""
+    cpu_seconds: float = 0.0
 
 
 class Timeline:
@@ -113,6 +119,7 @@ class Timeline:
             "labels": task.labels,
         }
         when = {"started": span.started, "seconds": span.seconds, "outcome": span.outcome}
+        when["cpu_seconds"] = span.cpu_seconds
         return {
             "attempt_of_run": self.attempt,
             "worker": span.worker,
@@ -134,10 +141,10 @@ def balance(table: pa.Table, workers: int) -> dict[str, Any]:
     """Return how well the work of a run (`read_streams`) was spread over `workers`, as JSON.
 
     makespan: seconds from the start of the first batch to the end of the last one, summed over
-    attempts. busy_share: of each worker, relative to the makespan. core_seconds: of all batches
-    that counted. makespan_over_ideal: makespan times workers over core_seconds, 1 if every worker
-    did only work that counted. work_lost_seconds: of batches that were lost with their workers,
-    stopped, or done twice.
+    attempts. busy_share: of each worker, relative to the makespan. core_seconds: processor
+    time of all batches that counted. makespan_over_ideal: makespan times workers over the seconds
+    of these batches, 1 if every worker did only work that counted. work_lost_seconds: of batches
+    that were lost with their workers, stopped, or done twice.
     """
     if not table.num_rows:
         none = {"batches": 0, "busy_share": {}, "makespan": 0.0, "makespan_over_ideal": 1.0}
@@ -151,7 +158,7 @@ def balance(table: pa.Table, workers: int) -> dict[str, Any]:
         float(ends[own].max() - started[own].min())
         for own in (attempt == n for n in np.unique(attempt))
     )
-    core = float(seconds[done].sum())
+    useful, cpu = float(seconds[done].sum()), table.column("cpu_seconds").to_numpy()
     busy = (
         pa.table([table.column("worker"), table.column("seconds")], ["worker", "seconds"])
         .group_by("worker")
@@ -165,8 +172,8 @@ def balance(table: pa.Table, workers: int) -> dict[str, Any]:
         "batches": int(done.sum()),
         "busy_share": dict(sorted(shares.items())),
         "makespan": round(makespan, 3),
-        "makespan_over_ideal": round(makespan * workers / max(core, 1e-9), 4),
-        "core_seconds": round(core, 3),
+        "makespan_over_ideal": round(makespan * workers / max(useful, 1e-9), 4),
+        "core_seconds": round(float(cpu[done].sum()), 3),
         "work_lost_seconds": round(float(seconds[~done].sum()), 3),
     }
 
@@ -185,6 +192,8 @@ def _read(path: Path) -> pa.Table:
     table = pa.Table.from_batches(batches)
     if "node" not in table.column_names:  # written before nodes were recorded
         table = table.append_column("node", pa.repeat(pa.scalar(""), table.num_rows))
+    if "cpu_seconds" not in table.column_names:  # written before they were recorded
+        table = table.append_column("cpu_seconds", table.column("seconds"))
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 

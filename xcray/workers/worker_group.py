@@ -28,7 +28,7 @@ class CallResult(Generic[T, R]):
 
     ref: handle of the object that it created, None if none. result: the value for the driver.
     seconds: of work, from `started` on (since the group was opened), without waiting for its turn
-    or its arguments.
+    or its arguments. cpu_seconds: processor time of the thread that ran it.
     """
 
     ticket: int
@@ -37,6 +37,7 @@ class CallResult(Generic[T, R]):
     result: R
     seconds: float
     started: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,11 @@ class GradientSolver(Parameters, SynchronousSolver):
     def stopping(self) -> StoppingRule:
         """Return when the training ends."""
         return StoppingRule(
-            "tolerance", self.tolerance, self.rounds, "the gradient is small", ("tolerance", "rounds")
+            "tolerance",
+            self.tolerance,
+            self.rounds,
+            "the gradient is small",
+            ("tolerance", "rounds"),
         )
 
     def create_worker(

@@ -77,7 +77,11 @@ class RotatingSolver(Parameters, RotationSolver):
     def stopping(self) -> StoppingRule:
         """Return when the training ends."""
         return StoppingRule(
-            "tolerance", self.tolerance, self.epochs, "an epoch gained little", ("tolerance", "epochs")
+            "tolerance",
+            self.tolerance,
+            self.epochs,
+            "an epoch gained little",
+            ("tolerance", "epochs"),
         )
 
     def grid(self, n_rows: int, n_labels: int, n_features: int, workers: int) -> Grid:

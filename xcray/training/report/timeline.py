@@ -4,6 +4,7 @@ attempt_of_run int32   start of the run, from 1        classes int32    number o
 worker         string  worker of the batch             cost    float64  expected seconds
 task           int64   batch, within the attempt       started float64  seconds since the start
 attempt        int32   try of the batch, from 1        seconds float64  duration
+cpu_seconds    float64 processor time of its worker meanwhile; 0 if the batch did not end
 outcome        string  done; duplicate (another was faster), lost (with its worker), stopped
 node           string  address and identity of the worker's node; empty in one process
 
@@ -47,6 +48,7 @@ COLUMNS: Final = {
     "cost": pa.float64(),
     "started": pa.float64(),
     "seconds": pa.float64(),
+    "cpu_seconds": pa.float64(),
     "outcome": pa.string(),
     "node": pa.string(),
 }
@@ -78,11 +80,12 @@ def normalize_timeline(table: pa.Table) -> pa.Table:
     columns = {}
     for name, kind in COLUMNS.items():
         present = name in table.column_names
-        columns[name] = (
-            table.column(name).cast(kind)
-            if present
-            else pa.repeat(pa.scalar(OLD_DEFAULTS[name], kind), table.num_rows)
-        )
+        if present:
+            columns[name] = table.column(name).cast(kind)
+        elif name == "cpu_seconds":  # a busy worker has one core
+            columns[name] = table.column("seconds").cast(kind)
+        else:
+            columns[name] = pa.repeat(pa.scalar(OLD_DEFAULTS[name], kind), table.num_rows)
     return pa.table(columns)
 
 
@@ -94,7 +97,8 @@ def timeline_document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
     "batches", "classes", and the numbers of "lost", "duplicate" and "stopped" batches. "batches":
     at most `limit` entries. If there are more batches (thinned is true), neighbours with the same
     worker and outcome are merged into one entry: "batches" of them, from "started" to "ended",
-    working "seconds" in all. Sums stay exact. "core_seconds" counts successful batches;
+    working "seconds" in all. Sums stay exact. "core_seconds" is the processor
+    time of successful batches;
     "busy_share" counts all work.
     """
     table = normalize_timeline(table)
@@ -115,7 +119,7 @@ def timeline_document(table: pa.Table, limit: int = 5000) -> dict[str, Any]:
         "classes": int(columns["classes"][done].sum()),
         "thinned": len(entries) < table.num_rows,
         "makespan": sum(each["span"] for each in attempts),
-        "core_seconds": float(columns["seconds"][done].sum()),
+        "core_seconds": float(columns["cpu_seconds"][done].sum()),
         "busy_share": float(columns["seconds"].sum()) / available if available else 0.0,
     }
 

@@ -13,8 +13,7 @@ from xcray.arrays import Float64
 from xcray.schedule.calls import Call, ObjectHandle, at_worker
 from xcray.solvers.rotation_contract import WeightBlock
 from xcray.training.rotation.shard_worker import ShardWorker
-from xcray.workers.rpc import call_many, require_ref
-from xcray.workers.worker_group import WorkerGroup
+from xcray.workers.rpc import CallingGroup, call_many, require_ref
 
 # location and handle of each object
 WorkerHandles: TypeAlias = list[tuple[str, ObjectHandle[WeightBlock]]]
@@ -44,14 +43,14 @@ class PhaseState(NamedTuple):
     trial: TrialPoint
 
 
-def enter_phase(group: WorkerGroup, blocks: WorkerHandles, direction: DirectionFn) -> PhaseState:
+def enter_phase(group: CallingGroup, blocks: WorkerHandles, direction: DirectionFn) -> PhaseState:
     """Start the phase with blocks that have computed their first gradients."""
     calls = [Call(worker, ShardWorker.start_history, at_worker(block)) for worker, block in blocks]
     return _next_direction(group, _call_for_refs(group, calls), direction)
 
 
 def accept_point(
-    group: WorkerGroup, histories: WorkerHandles, blocks: WorkerHandles, direction: DirectionFn
+    group: CallingGroup, histories: WorkerHandles, blocks: WorkerHandles, direction: DirectionFn
 ) -> PhaseState:
     """Add the current point with its gradients to the histories, and go on from it."""
     calls = [
@@ -62,7 +61,7 @@ def accept_point(
 
 
 def retry_point(
-    group: WorkerGroup, histories: WorkerHandles, trial: TrialPoint, length: float
+    group: CallingGroup, histories: WorkerHandles, trial: TrialPoint, length: float
 ) -> PhaseState:
     """Move to another point along the same direction."""
     return PhaseState(
@@ -71,7 +70,7 @@ def retry_point(
 
 
 def _next_direction(
-    group: WorkerGroup, histories: WorkerHandles, direction: DirectionFn
+    group: CallingGroup, histories: WorkerHandles, direction: DirectionFn
 ) -> PhaseState:
     """Compute the next direction and move by its full length."""
     calls = [
@@ -89,7 +88,7 @@ def _next_direction(
     return PhaseState(directed, _move_blocks(group, directed, 1.0), TrialPoint(1.0, slope))
 
 
-def _move_blocks(group: WorkerGroup, histories: WorkerHandles, length: float) -> WorkerHandles:
+def _move_blocks(group: CallingGroup, histories: WorkerHandles, length: float) -> WorkerHandles:
     """Return the blocks at a point along their direction."""
     calls = [
         Call(worker, ShardWorker.move_block, at_worker(history), length)
@@ -98,6 +97,6 @@ def _move_blocks(group: WorkerGroup, histories: WorkerHandles, length: float) ->
     return _call_for_refs(group, calls)
 
 
-def _call_for_refs(group: WorkerGroup, calls: Sequence[Call[WeightBlock, None]]) -> WorkerHandles:
+def _call_for_refs(group: CallingGroup, calls: Sequence[Call[WeightBlock, None]]) -> WorkerHandles:
     """Run calls and return the handles of the created objects."""
     return [(reply.worker, require_ref(reply.ref)) for reply in call_many(group, calls)]

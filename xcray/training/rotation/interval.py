@@ -13,8 +13,8 @@ from xcray.schedule.rotation import BlockPass, RotationSchedule
 from xcray.solvers.rotation_contract import PassMetrics, Step, SweepMetrics, WeightBlock
 from xcray.training.rotation.shard_worker import ShardWorker
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import POLL_SECONDS, WorkerLost, results_of
-from xcray.workers.timeline import DONE, LOST, STOPPED, Span
+from xcray.workers.rpc import POLL_SECONDS, WorkerLost, results_of, span_of
+from xcray.workers.timeline import LOST, STOPPED, Span
 from xcray.workers.worker_group import CallResult, WorkerGroup
 
 TIME_LIMIT: Final = "TIME"  # code of the Stopped at the time limit
@@ -155,7 +155,7 @@ class _IntervalLoop:
                 self.result.metrics[shard] = metrics.sweep
         self._ends[reply.worker] = reply.started + reply.seconds
         self._seen = self._ends[reply.worker], time.monotonic()
-        self._record(Span(reply.worker, self._task(block_pass), reply.started, reply.seconds, DONE))
+        self._record(span_of(reply, self._task(block_pass)))
         self.execute(self._schedule.on(Done(reply.worker, block_pass.id, reply.seconds)))
 
     def record_running(self, lost: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ from xcray.training.rotation.interval import (
 from xcray.training.rotation.shard_worker import ShardSource, ShardWorker, require_phase
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
-from xcray.workers.rpc import WorkerLost, call_many, fetch, require_ref
+from xcray.workers.rpc import RecordedGroup, WorkerLost, call_many, fetch, require_ref
 from xcray.workers.timeline import Span
 from xcray.workers.worker_group import WorkerGroup
 
@@ -262,7 +262,7 @@ class _RotationTrainer:
         if self._trial == exact.ENTERING:
             blocks = list(zip(result.locations, result.blocks, strict=True))
             direction = require_phase(self._solver).coefficients
-            self._set_phase_state(exact.enter_phase(self._group, blocks, direction))
+            self._set_phase_state(exact.enter_phase(self._recorded, blocks, direction))
         else:
             self._on_sync_point(result, steps)
 
@@ -352,17 +352,19 @@ class _RotationTrainer:
         elif decision.lbfgs_action == "accept":
             direction = require_phase(self._solver).coefficients
             self._set_phase_state(
-                exact.accept_point(self._group, self._histories, self._blocks, direction)
+                exact.accept_point(self._recorded, self._histories, self._blocks, direction)
             )
         elif decision.lbfgs_action == "retry" and self._trial is not None:
             self._set_phase_state(
-                exact.retry_point(self._group, self._histories, self._trial, decision.length)
+                exact.retry_point(self._recorded, self._histories, self._trial, decision.length)
             )
 
     def _return_to_accepted(self) -> None:
         """Go back to the last accepted point: the next one was not evaluated yet."""
         if self._trial is not None and self._trial.length > 0.0:
-            self._set_phase_state(exact.retry_point(self._group, self._histories, self._trial, 0.0))
+            self._set_phase_state(
+                exact.retry_point(self._recorded, self._histories, self._trial, 0.0)
+            )
 
     def _set_phase_state(self, turn: exact.PhaseState) -> None:
         """Set histories, blocks and trial point."""
@@ -477,6 +479,11 @@ class _RotationTrainer:
         # a pass finishes no label
         task = replace(span.task, id=self._n_passes + span.task.id, labels=())
         self._observer.record(span._replace(task=task))
+
+    @property
+    def _recorded(self) -> RecordedGroup:
+        """Return the group for calls outside of an interval, which are recorded too."""
+        return RecordedGroup(self._group, self._observer.record)
 
     def _outcome(self) -> TrainingOutcome:
         """Return the outcome of the training."""

@@ -116,12 +116,12 @@ class TaskActor(WorkerActor):
         self._local = self._work.load(*shared)
         self._work.warm_up()
 
-    def solve(self, task: int, labels: list[int]) -> tuple[Any, float, float]:
-        """Solve a batch; return its value, the wall clock at its start and its seconds.
+    def solve(self, task: int, labels: list[int]) -> tuple[Any, float, float, float]:
+        """Solve a batch; return its value, None if it was cancelled, and its times.
 
-        The value is None if the batch was cancelled.
+        The times are the wall clock at its start, its seconds, and its processor seconds.
         """
-        began, started = time.time(), time.monotonic()
+        began, started, cpu = time.time(), time.monotonic(), time.thread_time()
         value = None
         if not self._leaving:
             try:
@@ -134,7 +134,7 @@ class TaskActor(WorkerActor):
         self._cancelled.discard(task)
         seconds = time.monotonic() - started
         self._busy.inc(seconds)
-        return value, began, seconds
+        return value, began, seconds, time.thread_time() - cpu
 
     def _is_cancelled(self, task: int) -> bool:
         """Return whether a batch must stop."""
@@ -471,12 +471,12 @@ class RayPool(RayWorkers):
         except ray.exceptions.RayError as error:
             return self._on_lost(worker, error)
         if task is not None:
-            block, began, seconds = value
+            block, began, seconds, cpu = value
             started = began - self._opened
             if block is None:
                 return [TaskCancelled(worker, task, started, seconds), *self._end_when_idle(worker)]
             return [
-                Result(worker, task, self._work.decode_result(block), started, seconds),
+                Result(worker, task, self._work.decode_result(block), started, seconds, cpu),
                 *self._end_when_idle(worker),
             ]
         if value is False:

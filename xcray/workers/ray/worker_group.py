@@ -68,6 +68,7 @@ class _CallOutcome(NamedTuple):
     has_ref: bool
     began: float
     seconds: float
+    cpu_seconds: float
 
 
 class _SubmittedCall(NamedTuple):
@@ -98,13 +99,14 @@ class GroupActor(WorkerActor):
         self, ticket: int, method: str, args: tuple[Any, ...], *objects: Any
     ) -> tuple[Any, _CallOutcome]:
         """Run a method; return the created object and the outcome."""
-        began, started = time.time(), time.monotonic()
+        began, started, cpu = time.time(), time.monotonic(), time.thread_time()
         self._ticket = ticket
         value, result = call_method(self._state, method, args, objects, self._stopped)
         seconds = time.monotonic() - started
         self._counter.inc(1.0, {"method": method})
         self._busy.inc(seconds)
-        return value, _CallOutcome(result, value is not None, began, seconds)
+        cpu = time.thread_time() - cpu
+        return value, _CallOutcome(result, value is not None, began, seconds, cpu)
 
     @ray.method(concurrency_group="control")
     def interrupt(self, ticket: int) -> None:
@@ -434,6 +436,7 @@ class RayWorkerGroup(RayWorkers):
                 outcome.result,
                 outcome.seconds,
                 outcome.began - self._opened,
+                outcome.cpu_seconds,
             )
         ]
 
