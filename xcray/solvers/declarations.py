@@ -87,7 +87,7 @@ class StoppingRule(NamedTuple):
         return self.threshold == 0.0 or reason in (self.reached, self.early)
 
     def warning(self, reason: str) -> str:
-        """Return what to tell the user of a training that ended for another `reason`."""
+        """Return the warning for users about a training that ended for another `reason`."""
         threshold, limit = self.names
         return (
             f"the training ended without its tolerance: {reason}; the weights are not those of the "

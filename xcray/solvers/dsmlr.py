@@ -388,11 +388,7 @@ class DSMLRSolver(Parameters, RotationSolver):
         length, base = newest.length or 0.0, accepted[-1].objective
         # not <=: also true if the objective is not a number
         if not newest.objective <= base + MIN_DECREASE_SHARE * length * newest.slope:
-            stuck = (
-                f"no step of {length:g} lowers the objective: the limit of single precision"
-                if length < MIN_STEP_LENGTH
-                else None
-            )
+            stuck = self._stuck_reason(newest, base) if length < MIN_STEP_LENGTH else None
             return Decision(newest.rate, stuck, True, "retry", 0.0 if stuck else 0.5 * length)
         recent = [state for state in accepted[-RECENT_STEPS:] if state.length is not None]
         gain = (
@@ -402,6 +398,16 @@ class DSMLRSolver(Parameters, RotationSolver):
         )
         slow = self.stopping.reached if gain <= self.tolerance else None
         return Decision(newest.rate, slow, False, None if slow else "accept")
+
+    def _stuck_reason(self, newest: SyncState, objective: float) -> str:
+        """Return why to stop if no step along a direction lowers the objective.
+
+        A quadratic objective would fall by half the slope. If that is below the tolerance, only
+        rounding errors of single precision are left.
+        """
+        if -0.5 * newest.slope <= self.tolerance * objective:
+            return self.stopping.reached
+        return f"no step of {newest.length:g} lowers the objective: the limit of single precision"
 
     def export(self, block: WeightBlock, positives: Int64) -> SolvedLabels:
         """Return the labels of a finished block as sparse rows, without small weights.

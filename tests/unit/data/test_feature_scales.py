@@ -33,7 +33,7 @@ def test_large_features_get_together_the_square_of_the_others(large: int) -> Non
         [1e12],
         [1e12, 0.0],
         [1.0, 2.0, 4.0],
-        [1e-12, 1.0, 1.0, 1.0],  # a tiny feature is no measure for the others
+        [1e-12, 1.0, 1.0, 1.0],  # the others are not compared with a tiny feature
         [1e12, 1e12, 1e12, 1.0],  # most features are large: none stands out
     ],
 )

@@ -236,7 +236,7 @@ def test_cost_terms_count_what_they_say():
         ({"max_rounds": 1.5}, "max_rounds must be a whole number"),
         ({"eps": float("nan")}, "eps must be finite"),
         ({"lamda": 0.1}, "did you mean 'lam'"),
-        ({"C": "ten"}, "C must be a float"),
+        ({"C": "ten"}, "C must be a number"),
         ({"lam": True}, "lam must be a number"),
     ],
 )
