@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import typer
+from numba.core import event
 
 from tests.support.live_service import text_model
 from xcray.cli.main import app, main
+from xcray.cli.terminal.compilation import NOTE, CompilationNote
 from xcray.cli.terminal.completion import complete_datasets, complete_models, complete_solvers
 from xcray.data.dataset import Dataset
 from xcray.model.registry import Registry
@@ -113,3 +116,27 @@ def test_every_command_but_one_has_json() -> None:
         return [] if any("--json" in each.opts for each in command.params) else [name]
 
     assert without_json(typer.main.get_command(app), "xcray") == ["xcray keys secret"]
+
+
+def test_a_few_rows_are_predicted_without_search_kernels(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("predict", model, "read a csv file", "--certificate", "--json") == 0
+    expected = json.loads(capsys.readouterr().out)["predictions"][0]["labels"]
+
+    def unexpected(*arguments: Any) -> None:
+        raise AssertionError("a search kernel was called")
+
+    for kernel in ("search_dense", "search_narrow_rows", "search_wide_rows"):
+        monkeypatch.setattr(f"xcray.index.search.{kernel}", unexpected)
+    assert run("predict", model, "read a csv file", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["predictions"][0]["labels"] == expected
+
+
+def test_compilation_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
+    note = CompilationNote()
+    with event.install_listener("numba:compile", note):
+        assert capsys.readouterr().err == ""
+        for add in (1, 2):
+            numba.njit(lambda x, add=add: x + add)(1)
+    assert capsys.readouterr().err == f"{NOTE}\n"

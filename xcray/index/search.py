@@ -16,6 +16,7 @@ from xcray.index.filters import LabelFilter
 from xcray.index.packed import bias_order, build_lists, check_lists
 from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
+from xcray.index.weight_scan import scan_weights
 from xcray.kernels.search.bounded_scan import (
     SearchEngine,
     SearchOutput,
@@ -23,7 +24,7 @@ from xcray.kernels.search.bounded_scan import (
     rank_of,
     score_one,
 )
-from xcray.kernels.search.choose_scan import search_rows
+from xcray.kernels.search.choose_scan import search_narrow_rows, search_wide_rows
 from xcray.kernels.search.dense import LANE_LABELS, scatter_weights, search_dense
 from xcray.kernels.search.lists import NARROW_BYTES, PackedLists
 
@@ -147,13 +148,16 @@ class SearchIndex:
         threads: int = 1,
         deadline_ms: float | None = None,
         label_filter: LabelFilter | None = None,
+        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row; k is clipped to their number.
 
         X: (n, D). threads: number of cores; results do not depend on it. deadline_ms: time limit of
         the whole call; rows that are not finished by then have the best labels found so far, and
-        `exact` False. Raises ShapeMismatch if X has a different number of features, ParameterError
-        for k or threads below 1 or a deadline below 0, InputError for values that are not finite.
+        `exact` False. kernels: False reads all weights with NumPy if there is no deadline: the same
+        labels and scores without compilation, for a few rows. Raises ShapeMismatch if X has a
+        different number of features, ParameterError for k or threads below 1 or a deadline below 0,
+        InputError for values that are not finite.
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
         check_rows(X, self.n_features)
@@ -175,7 +179,9 @@ class SearchIndex:
             np.empty(n, np.int64),
             np.empty(n, np.float64),
         )
-        if k > 0:
+        if k > 0 and not kernels and end is None:
+            scan_weights(X, self.W, self.b, label_filter, out)
+        elif k > 0:
             self._search_all(X, out, threads, end, label_filter)
         else:
             out.exact[:], out.labels_scored[:], out.postings_read[:], out.runner_up[:] = (
@@ -256,6 +262,8 @@ class SearchIndex:
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
         work = self._take_work()
+        narrow = self._engine.lists.width == NARROW_BYTES
+        search_rows = search_narrow_rows if narrow else search_wide_rows
         search_rows(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
         self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
 

@@ -70,6 +70,7 @@ class Predictor:
         allow: Any = None,
         deny: Any = None,
         probabilities: bool = False,
+        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels with a certificate, within a deadline.
 
@@ -78,7 +79,8 @@ class Predictor:
         or a result of `filter` as `allow`. probabilities: prepare the result for the method
         `probabilities`. Softmax models then sum over all labels of each row (`log_normaliser`),
         regardless of the deadline, and the search gets the remaining time; calibrated models need
-        no preparation. Raises as `predict` and `filter`, and NotCalibrated.
+        no preparation. kernels: see `SearchIndex.query`. Raises as `predict` and `filter`, and
+        NotCalibrated.
         """
         if not probabilities:
             return self.index.query(
@@ -87,6 +89,7 @@ class Predictor:
                 threads=self.threads,
                 deadline_ms=deadline_ms,
                 label_filter=self.filter(allow, deny),
+                kernels=kernels,
             )
         started = time.perf_counter()
         self.require_probabilities()
@@ -97,7 +100,12 @@ class Predictor:
         if deadline_ms is not None:
             deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - started))
         result = self.index.query(
-            X, k, threads=self.threads, deadline_ms=deadline_ms, label_filter=label_filter
+            X,
+            k,
+            threads=self.threads,
+            deadline_ms=deadline_ms,
+            label_filter=label_filter,
+            kernels=kernels,
         )
         return result._replace(log_normaliser=log_normaliser)
 

@@ -97,6 +97,18 @@ def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, SearchAr
     assert judge(answer, naive.all_scores(case.X, case.W, case.b), request) == []
 
 
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(problems())
+def test_numpy_without_kernels_gives_brute_force_to_the_bit(
+    problem: tuple[Case, SearchArguments],
+) -> None:
+    (case, request), K = problem, problem[0].W.n_rows
+    among = None if request.allowed is None else LabelFilter.of(K, request.allowed)
+    answer = searcher(case.W, case.b).query(case.X, request.k, label_filter=among, kernels=False)
+    scores = naive.all_scores(case.X, case.W, case.b)
+    assert differences(answer, scores, request._replace(deadline_ms=None)) == []
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_small_searches_among_many_labels_are_brute_force_to_the_bit(

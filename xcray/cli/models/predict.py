@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from xcray.predict import SetLookup
 
 CERTIFICATE_FIELDS = ("exact", "labels_scored", "postings_read", "bound_gap")
+# weights, over all rows, up to which NumPy takes less than a second and no kernel is compiled
+MAX_NUMPY_WEIGHTS = 1 << 25
 BATCH_ROWS = 256  # instances of one request to a server
 
 ModelName = Annotated[
@@ -105,6 +107,10 @@ def predict(
     )
     warnings: list[dict[str, Any]] = []
     if is_directory(model, server):
+        from xcray.cli.terminal.compilation import announce_compilation
+
+        if not json:
+            announce_compilation()
         answers = predict_local(model, text, file, zero_based, options, warnings)
     else:
         answers = predict_remote(model, text, file, zero_based, options, warnings, server)
@@ -145,6 +151,7 @@ def predict_local(
         deadline_ms=options.deadline_ms,
         allow=among,
         probabilities=options.probabilities,
+        kernels=options.certificate or len(names) * opened.W.nnz > MAX_NUMPY_WEIGHTS,
     )
     probabilities = (
         predictor.probabilities(answer, filtered=among is not None).tolist()

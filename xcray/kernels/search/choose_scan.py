@@ -22,7 +22,7 @@ from xcray.kernels.search.bounded_scan import (
     score_all,
 )
 from xcray.kernels.search.bounded_scan_wide import MAX_TERMS, wide_search
-from xcray.kernels.search.lists import NARROW_BYTES, Bytes
+from xcray.kernels.search.lists import Bytes
 from xcray.kernels.search.postings import sort_best_first
 
 MAX_FLOAT32_SUM = 1e30  # larger sums can overflow float32
@@ -31,7 +31,7 @@ TOUCHED_DIVISOR = 4
 
 
 @numba.njit(nogil=True, cache=True)
-def search_rows(
+def search_narrow_rows(
     X: CSR,
     first: int,
     stop: int,
@@ -42,45 +42,84 @@ def search_rows(
     work: SearchScratch,
     out: SearchOutput,
 ) -> None:
-    """Search rows [first, stop) into the same rows of `out`; k is at most the allowed labels.
+    """Search rows [first, stop) of narrow lists into the same rows of `out`.
 
-    allowed: (K,) uint8, 1 for labels that can be returned, or empty for all; n_allowed: their
-    number. budget: maximum number of postings to read per row, negative for no limit; k labels are
-    always scored.
+    k is at most the allowed labels. allowed: (K,) uint8, 1 for labels that can be returned, or
+    empty for all; n_allowed: their number. budget: maximum number of postings to read per row,
+    negative for no limit; k labels are always scored.
     """
+    limit = budget if budget >= 0 else UNLIMITED
     for i in range(first, stop):
-        row = read_row(X, i, engine)
-        out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = (
-            1,
-            0,
-            0,
-            -np.inf,
-        )
-        search_row(row, engine, allowed, n_allowed, budget, work, out, i)
-        sort_best_first(out.labels[i], out.scores[i])
-        # bias-only scores count too
-        out.labels_scored[i] = max(out.labels_scored[i], out.labels.shape[1])
-        runner_up = out.runner_up[i]
-        # from here on runner_up holds the gap
-        out.runner_up[i] = (
-            out.scores[i, out.scores.shape[1] - 1] - runner_up if np.isfinite(runner_up) else 0.0
-        )
+        row = begin_row(X, i, engine, out)
+        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i):
+            if row.n_postings <= limit and prefer_exact_scan(row, engine, out.labels.shape[1]):
+                scan_exact(row, engine, allowed, work, out, i)
+            else:
+                scan(row, engine, allowed, limit, work, out, i)
+        end_row(out, i)
 
 
-@inner()
-def search_row(
-    row: QueryRow,
+@numba.njit(nogil=True, cache=True)
+def search_wide_rows(
+    X: CSR,
+    first: int,
+    stop: int,
     engine: SearchEngine,
     allowed: Bytes,
     n_allowed: int,
     budget: int,
     work: SearchScratch,
     out: SearchOutput,
-    i: int,
 ) -> None:
-    """Search one row; its result is a heap."""
-    n_labels, k = len(engine.bias), out.labels.shape[1]
+    """Run `search_narrow_rows` on wide lists.
+
+    The two are separate because each model needs one of them, and both take long to compile.
+    """
     limit = budget if budget >= 0 else UNLIMITED
+    for i in range(first, stop):
+        row = begin_row(X, i, engine, out)
+        if not search_simple_row(row, engine, allowed, n_allowed, limit, work, out, i):
+            if row.n_terms <= MAX_TERMS:
+                wide_search(row, engine, allowed, limit, work, out, i)
+            else:
+                scan(row, engine, allowed, limit, work, out, i)
+        end_row(out, i)
+
+
+@inner()
+def begin_row(X: CSR, i: int, engine: SearchEngine, out: SearchOutput) -> QueryRow:
+    """Return row i of X, and initialise its certificate."""
+    out.exact[i], out.labels_scored[i], out.postings_read[i], out.runner_up[i] = 1, 0, 0, -np.inf
+    return read_row(X, i, engine)
+
+
+@inner()
+def end_row(out: SearchOutput, i: int) -> None:
+    """Turn the heap of row i into a list, best first, and its runner-up into the gap."""
+    sort_best_first(out.labels[i], out.scores[i])
+    # bias-only scores count too
+    out.labels_scored[i] = max(out.labels_scored[i], out.labels.shape[1])
+    runner_up = out.runner_up[i]
+    out.runner_up[i] = (
+        out.scores[i, out.scores.shape[1] - 1] - runner_up if np.isfinite(runner_up) else 0.0
+    )
+
+
+@inner()
+def search_simple_row(
+    row: QueryRow,
+    engine: SearchEngine,
+    allowed: Bytes,
+    n_allowed: int,
+    limit: int,
+    work: SearchScratch,
+    out: SearchOutput,
+    i: int,
+) -> bool:
+    """Search a row that needs no bounds, by a method of both kinds of lists; its result is a heap.
+
+    Returns False if the row is not of this kind.
+    """
     # otherwise a label that no list touches can have weights
     lists_complete = engine.lists.dropped_below == 0.0
     if row.n_terms == 0 and (lists_complete or not row.values.any()):
@@ -90,22 +129,15 @@ def search_row(
     ):
         score_all(row, engine, allowed, out, i)
     elif (
-        row.n_postings * TOUCHED_DIVISOR < n_labels
+        row.n_postings * TOUCHED_DIVISOR < len(engine.bias)
         and row.n_postings <= limit
         and row.n_dense == 0
         and lists_complete
     ):
         scan_touched(row, engine, allowed, work, out, i)
-    elif (
-        engine.lists.width == NARROW_BYTES
-        and row.n_postings <= limit
-        and prefer_exact_scan(row, engine, k)
-    ):
-        scan_exact(row, engine, allowed, work, out, i)
-    elif engine.lists.width != NARROW_BYTES and row.n_terms <= MAX_TERMS:
-        wide_search(row, engine, allowed, limit, work, out, i)
     else:
-        scan(row, engine, allowed, limit, work, out, i)
+        return False
+    return True
 
 
 @inner()

@@ -65,7 +65,7 @@ def add_rows(X: CSR, i: int, dense: Float32, totals: Float64) -> None:
 def search_dense(
     X: CSR, first: int, stop: int, dense: Float32, bias: Float32, allowed: Bytes, out: SearchOutput
 ) -> None:
-    """Search rows [first, stop) as `search_rows` does, by the scores of all labels.
+    """Search rows [first, stop) as `search_narrow_rows` does, by the scores of all labels.
 
     allowed: (K,) uint8, or empty for all.
     """
@@ -88,5 +88,5 @@ def search_dense(
         out.labels[i], out.scores[i] = best[:k], values[:k]
         out.exact[i], out.labels_scored[i] = 1, n_labels
         out.postings_read[i] = int64(X.indptr[i + 1] - X.indptr[i]) * n_labels
-        # the gap already, as `search_rows` returns it
+        # the gap already, as `search_narrow_rows` returns it
         out.runner_up[i] = values[k - 1] - values[k] if size > k else 0.0
