@@ -626,18 +626,22 @@ def export(
         s.keep_duals and dual_base + at.support > len(out.samples)
     ):
         return False
-    numbers, kept = np.empty(at.nnz, np.int32), 0
+    numbers, features, kept = np.empty(at.nnz, np.int32), np.empty(at.nnz, np.int32), 0
     for t in range(at.n_touched):
         scratch.number[scratch.touched[t]] = 0
         if scratch.weight[t] != 0.0:
-            numbers[kept] = t
+            numbers[kept], features[kept] = t, scratch.touched[t]
             kept += 1
-    order = np.argsort(scratch.touched[numbers])
-    out.features[base : base + kept] = scratch.touched[numbers][order]
-    out.weights[base : base + kept] = scratch.weight[numbers][order]
+    order = np.argsort(features[:kept])
+    # a loop: it compiles faster than assignments of slices
+    for place in range(kept):
+        t = numbers[order[place]]
+        out.features[base + place] = scratch.touched[t]
+        out.weights[base + place] = scratch.weight[t]
     out.ends[done] = base + kept
     if s.keep_duals:
-        for i in np.sort(scratch.active[: at.n_active]):
+        active = scratch.active[: at.n_active]
+        for i in active[np.argsort(active)]:  # np.sort is one more sort to compile
             if scratch.alpha[i] > 0.0:
                 out.samples[dual_base] = i
                 out.duals[dual_base] = scratch.alpha[i]
