@@ -31,6 +31,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
 from xcray.kernels.inner import inner
 from xcray.kernels.random import GAMMA, below, shuffle, stream
+from xcray.kernels.selection import kth_smallest
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective, soft
 
 START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
@@ -503,36 +504,6 @@ def activate(scratch: PPDSparseScratch, at: Any, i: int) -> None:
     scratch.kind[i] = NEGATIVE
     scratch.active[at.n_active] = i
     at.n_active += 1
-
-
-@inner()
-def kth_smallest(values: Float64, k: int) -> float:
-    """Return the value of rank k, from 0; reorders `values`, which contain no NaN.
-
-    Hoare's selection (CACM 4, 1961, algorithm 65); `np.partition` takes ten times as long to
-    compile.
-    """
-    low, high = 0, len(values) - 1
-    while low < high:
-        pivot = values[(low + high) >> 1]
-        left, right = low, high
-        while left <= right:
-            while values[left] < pivot:
-                left += 1
-            while pivot < values[right]:
-                right -= 1
-            if left <= right:
-                values[left], values[right] = values[right], values[left]
-                left += 1
-                right -= 1
-        if k <= right:
-            high = right
-        elif k >= left:
-            low = left
-        else:
-            break
-    value: float = values[k]
-    return value
 
 
 @inner()
