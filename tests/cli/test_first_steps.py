@@ -9,11 +9,10 @@ from typing import Any
 import numba
 import pytest
 import typer
-from numba.core import event
 
 from tests.support.live_service import text_model
 from xcray.cli.main import app, main
-from xcray.cli.terminal.compilation import NOTE, CompilationNote
+from xcray.cli.terminal.compilation import NOTE, compilation_note
 from xcray.cli.terminal.completion import complete_datasets, complete_models, complete_solvers
 from xcray.data.dataset import Dataset
 from xcray.model.registry import Registry
@@ -134,8 +133,7 @@ def test_a_few_rows_are_predicted_without_search_kernels(
 
 
 def test_compilation_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
-    note = CompilationNote()
-    with event.install_listener("numba:compile", note):
+    with compilation_note(quiet=False):
         assert capsys.readouterr().err == ""
         for add in (1, 2):
             numba.njit(lambda x, add=add: x + add)(1)

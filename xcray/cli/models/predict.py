@@ -106,15 +106,22 @@ def predict(
         k, allow or None, deny or None, deadline_ms, probabilities, certificate
     )
     warnings: list[dict[str, Any]] = []
-    if is_directory(model, server):
-        from xcray.cli.terminal.compilation import announce_compilation
-
-        if not json:
-            announce_compilation()
-        answers = predict_local(model, text, file, zero_based, options, warnings)
-    else:
+    if not is_directory(model, server):
         answers = predict_remote(model, text, file, zero_based, options, warnings, server)
-    if json:
+        print_predictions(model, answers, warnings, json)
+        return
+    from xcray.cli.terminal.compilation import compilation_note
+
+    with compilation_note(quiet=json):
+        answers = predict_local(model, text, file, zero_based, options, warnings)
+        print_predictions(model, answers, warnings, json)
+
+
+def print_predictions(
+    model: str, answers: Iterator[dict[str, Any]], warnings: list[dict[str, Any]], as_json: bool
+) -> None:
+    """Print predictions as they come, or as one document; then the warnings."""
+    if as_json:
         document = {"model": model, "predictions": list(answers)}
         output.print_json({**document, **({"warnings": warnings} if warnings else {})})
         return

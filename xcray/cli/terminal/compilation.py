@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from numba.core import event
 
@@ -29,6 +31,11 @@ class CompilationNote(event.Listener):
         """Ignore the end of a compilation."""
 
 
-def announce_compilation() -> None:
-    """Print the note when this process compiles its first kernel."""
-    event.register("numba:compile", CompilationNote())  # type: ignore[no-untyped-call]
+@contextmanager
+def compilation_note(quiet: bool) -> Iterator[None]:
+    """Print the note when this process compiles its first kernel in this context."""
+    if quiet:
+        yield
+        return
+    with event.install_listener("numba:compile", CompilationNote()):
+        yield
