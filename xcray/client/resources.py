@@ -169,9 +169,9 @@ class Jobs(Resource):
         """Submit a training.
 
         dataset: id or name. model: the name to publish under. params: solver parameters. more:
-        name, pool, workers, max_seconds, memory_limit, calibrate, ks, priority, timeout_seconds,
-        expires_seconds, max_attempts. By default an idempotency key is generated, so that a lost
-        response does not create a second job.
+        name, pool, workers, max_seconds, memory_limit, calibrate, auto, select, ks, priority,
+        timeout_seconds, expires_seconds, max_attempts. By default an idempotency key is generated,
+        so that a lost response does not create a second job.
         """
         body = {
             "dataset": dataset,

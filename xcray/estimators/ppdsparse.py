@@ -15,6 +15,8 @@ from xcray.solvers.contract import summarize_records
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels, merge
+from xcray.training.selection.choose import Selector, selection_data
+from xcray.training.selection.measure import DEFAULT, parse_measure
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
 from xcray.workers.observer import CollectResults
@@ -25,7 +27,9 @@ class PPDSparse(LinearEstimator):
     """One-vs-rest sparse linear classification over many labels; see `xcray.solvers.ppdsparse`.
 
     lam, tau, C, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds,
-    max_sweeps, growth, seed: as in the solver. n_jobs: number of threads; None for one, -1 for all
+    max_sweeps, growth, seed: as in the solver. auto: choose C, positives, positive_weight and lam
+    on held-out rows for the measure `select`; those that differ from their defaults are kept, and
+    selection_ is what was tried. n_jobs: number of threads; None for one, -1 for all
     cores. The bits of the model do not depend on it. With several labels per row, the labels with a
     score above 0 are predicted.
 
@@ -57,6 +61,8 @@ class PPDSparse(LinearEstimator):
         max_sweeps: int = 20,
         growth: int = 10,
         seed: int = 0,
+        auto: bool = False,
+        select: str = DEFAULT,
         n_jobs: int | None = None,
     ) -> None:
         """Store the parameters; `fit` checks them."""
@@ -74,6 +80,8 @@ class PPDSparse(LinearEstimator):
         self.max_sweeps = max_sweeps
         self.growth = growth
         self.seed = seed
+        self.auto = auto
+        self.select = select
         self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -84,12 +92,21 @@ class PPDSparse(LinearEstimator):
         of the row losses; rows of weight 0 are left out. Raises ParameterError for a parameter out
         of range, ValueError if scikit-learn's checks reject X or y.
         """
-        solver = make_parameters(
-            PPDSparseSolver,
-            {name: value for name, value in self.get_params().items() if name != "n_jobs"},
-        )
+        params = {
+            name: value
+            for name, value in self.get_params().items()
+            if name not in ("auto", "select", "n_jobs")
+        }
+        solver = make_parameters(PPDSparseSolver, params)
+        parse_measure(self.select)
         rows, labels = self._validate(X, y)
         rows, labels, weights = drop_unweighted(rows, labels, sample_weight)
+        if self.auto:
+            defaults = PPDSparseSolver()
+            given = {n: value for n, value in params.items() if value != getattr(defaults, n)}
+            data = selection_data(rows, labels, weights)
+            chosen, self.selection_ = Selector(data, given, self.select, self._workers()).run()
+            solver = make_parameters(PPDSparseSolver, {**params, **chosen})
         block = _solve(solver, rows, labels, weights, self._workers())
         self._set_model(block)
         summary = summarize_records(solver, block.records)

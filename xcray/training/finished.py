@@ -34,7 +34,11 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
         return None
     model = Model.open(out)
     manifest, report = model.manifest, model.manifest["report"]
-    params = json.loads(json.dumps(make_solver(spec.solver, spec.params).as_dict()))
+    given = dict(spec.params)
+    if spec.auto:
+        settings = report.get("auto", {"settings": []})["settings"]
+        given = next((row["params"] for row in settings if row["chosen"]), {}) | given
+    params = json.loads(json.dumps(make_solver(spec.solver, given).as_dict()))
     same_training = (
         manifest["solver"],
         current_names(manifest["params"]),
@@ -50,6 +54,7 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
     if (
         not same_training
         or not calibration_matches
+        or (spec.auto and report.get("auto", {}).get("select") != spec.select)
         or ("partial" in report and spec.max_seconds is None)
     ):
         raise Conflict(

@@ -15,6 +15,7 @@ from xcray.errors import ParameterError
 from xcray.solvers import make_solver
 from xcray.storage.atomic import check_name
 from xcray.system.units import parse_bytes
+from xcray.training.selection.measure import DEFAULT, parse_measure
 from xcray.workers.pool import POOLS
 
 
@@ -35,6 +36,8 @@ class TrainSpec:
     None: no limit.
     calibrate: fit probabilities on the held-out part, see `xcray.training.calibration.fit`. Models
     of softmax solvers return probabilities without calibration.
+    auto: choose the parameters of `xcray.training.selection` that `params` does not name, on rows
+    held out of the training part (solver ppdsparse only). select: the measure to maximise.
     """
 
     dataset: str
@@ -48,6 +51,8 @@ class TrainSpec:
     memory_limit: int | str | None = None
     max_seconds: float | None = None
     calibrate: bool = False
+    auto: bool = False
+    select: str = DEFAULT
 
     def __post_init__(self) -> None:
         """Validate everything that does not depend on the data."""
@@ -70,6 +75,11 @@ class TrainSpec:
             raise ParameterError(
                 f"calibrate must be true or false, not {str(self.calibrate)[:80]!r}"
             )
+        parse_measure(self.select)
+        if type(self.auto) is not bool:
+            raise ParameterError(f"auto must be true or false, not {str(self.auto)[:80]!r}")
+        if self.auto and self.solver != "ppdsparse":
+            raise ParameterError(f"auto chooses parameters of ppdsparse, not of {self.solver}")
         object.__setattr__(self, "ks", tuple(sorted(set(self.ks))))
         if not self.ks or not all(type(k) is int and 1 <= k <= 100 for k in self.ks):
             raise ParameterError(f"ks must be whole numbers from 1 to 100, not {str(self.ks)[:80]}")

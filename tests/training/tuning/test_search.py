@@ -21,8 +21,9 @@ from xcray.storage.arrow import read_table
 from xcray.storage.atomic import read_json
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.tuning import evaluate
-from xcray.training.tuning.grid import dual_scale, params_key, plan_points
+from xcray.training.tuning.grid import params_key, plan_points
 from xcray.training.tuning.search import TuneResult, TuneSpec, choose_point, tune
+from xcray.training.warm_start import dual_scale
 from xcray.workers.pool import StopFlag
 
 GRID = {"lam": (0.1, 0.01), "C": (1.0,)}

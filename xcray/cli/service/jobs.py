@@ -60,6 +60,12 @@ def submit(
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Also fit probabilities on the held-out rows.")
     ] = False,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Choose parameters on held-out training rows.")
+    ] = False,
+    select: Annotated[
+        str | None, typer.Option(metavar="P@1+nDCG@5", help="Measure that --auto maximises.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the job. [default: name of the model]")
     ] = None,
@@ -101,6 +107,8 @@ def submit(
         "priority": priority or None,
         "max_seconds": max_seconds,
         "calibrate": calibrate or None,
+        "auto": auto or None,
+        "select": select,
     }
     more |= {
         "timeout_seconds": parse_seconds(timeout),

@@ -20,6 +20,7 @@ from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.estimate import print_estimate
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 from xcray.solvers import SOLVERS
+from xcray.training.selection.measure import DEFAULT
 
 if TYPE_CHECKING:
     from xcray.model.objectstore.client import StoragePath
@@ -116,6 +117,18 @@ def train(
             "half.",
         ),
     ] = False,
+    auto: Annotated[
+        bool,
+        typer.Option(
+            "--auto",
+            help="Choose C, positives, positive_weight and lam on held-out training rows, except "
+            "those given by -p.",
+        ),
+    ] = False,
+    select: Annotated[
+        str,
+        typer.Option(metavar="P@1+nDCG@5", help="Measure that --auto maximises."),
+    ] = DEFAULT,
     resume: Annotated[
         bool,
         typer.Option(
@@ -167,7 +180,8 @@ def train(
         "max_seconds": max_seconds,
     }
     spec = TrainSpec.from_dict(
-        {**fields, "calibrate": calibrate, **({} if name is None else {"name": name})}
+        {**fields, "calibrate": calibrate, "auto": auto, "select": select}
+        | ({} if name is None else {"name": name})
     )
     if estimate:
         print_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
@@ -281,6 +295,8 @@ def print_result(result: TrainResult, as_json: bool) -> None:
             }
         )
         return
+    if "auto" in result.report:
+        print_settings(result.report["auto"])
     print_measures(result.measures)
     took = format_duration(sum(result.report["seconds"].values()))
     if "partial" in result.report:
@@ -291,6 +307,22 @@ def print_result(result: TrainResult, as_json: bool) -> None:
         output.print_line(f"ended because {result.report['stopped']}")
     output.print_warnings(result.report.get("warnings", ()))
     output.print_line(f"model {result.model_path} in {took}, sha256 {result.sha256[:16]}")
+
+
+def print_settings(auto: Mapping[str, Any]) -> None:
+    """Print the settings that were tried, one per row, with the chosen one marked."""
+    settings = auto["settings"]
+    names = list(settings[0]["params"])
+    rows = [
+        [
+            *(row["params"][name] for name in names),
+            format_percent(row["value"]),
+            row["weights"],
+            "chosen" if row["chosen"] else "",
+        ]
+        for row in settings
+    ]
+    output.print_table([*names, f"{auto['select']} held out", "weights", ""], rows)
 
 
 def format_partial(partial: Mapping[str, Any]) -> str:

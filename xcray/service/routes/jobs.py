@@ -444,9 +444,11 @@ def _training_spec(app_state: AppState, body: JobRequest, dataset: str) -> dict[
         "name": body.model,
     }
     limits = {"max_seconds": body.max_seconds, "memory_limit": body.memory_limit}
-    optional = {name: limit for name, limit in limits.items() if limit is not None} | (
-        {"calibrate": True} if body.calibrate else {}
-    )
+    optional: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    if body.calibrate:
+        optional["calibrate"] = True
+    if body.auto:
+        optional |= {"auto": True, "select": body.select}
     return app_state.check_spec(
         {"dataset": dataset, "pool": body.pool or app_state.settings.pool, **fields, **optional}
     )

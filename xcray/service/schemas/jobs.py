@@ -90,6 +90,16 @@ class JobRequest(Strict):
         description="Also fit probabilities: one half of the held-out part is used to fit, the "
         "other to evaluate.",
     )
+    auto: bool = Field(
+        False,
+        description="Choose C, positives, positive_weight and lam on held-out training rows, "
+        "except those in `params` (solver ppdsparse).",
+    )
+    select: str = Field(
+        "P@1+nDCG@5",
+        max_length=100,
+        description="Measure that `auto` maximises: P, recall, nDCG, PSP or PSnDCG, @k, or a sum.",
+    )
     ks: list[Annotated[int, Field(ge=1, le=100), WHOLE]] = Field(
         [1, 3, 5], min_length=1, max_length=10, description="The values of k in P@k."
     )

@@ -9,13 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from xcray.arrays import CSR, Int32, frozen
+from xcray.arrays import CSR, frozen
 from xcray.data.dataset import Dataset
 from xcray.data.matrices import split_rows
 from xcray.data.splits import HashSplit
 from xcray.data.writer import DatasetWriter
 from xcray.errors import Conflict, ParameterError
-from xcray.kernels.sparse import take_rows
 from xcray.metrics import evaluate
 from xcray.model.directory import Staging
 from xcray.solvers import make_solver
@@ -35,7 +34,8 @@ from xcray.training.solve_labels import (
     solve_labels,
 )
 from xcray.training.spec import TrainSpec
-from xcray.training.tuning.grid import Point, dual_scale
+from xcray.training.tuning.grid import Point
+from xcray.training.warm_start import WarmRunner, dual_scale
 from xcray.workers.pool import Pool, Result, StopFlag
 from xcray.workers.timeline import Timeline, balance, read_streams
 
@@ -289,28 +289,3 @@ class _PointObserver(StoreObserver):
         if self._duals is not None:
             self._duals.commit(result.value)
         super().commit(result)
-
-
-class WarmRunner:
-    """Solves each label from given duals, if any, and returns the final duals.
-
-    origin: (K x N), by label, or None. factor: applied to the duals.
-    """
-
-    def __init__(self, solver: WarmStartSolver, origin: CSR | None, factor: float = 1.0) -> None:
-        self._solver = solver
-        self._origin = origin
-        self._factor = np.float32(factor)
-
-    def warm_up(self) -> None:
-        """Compile or load the kernels."""
-        self._solver.warm_up()
-
-    def solve(
-        self, state: SolverState, labels: Int32, stopped: Callable[[], bool] = lambda: False
-    ) -> SolvedLabels:
-        """Solve labels like the solver, with a warm start."""
-        start = None if self._origin is None else take_rows(self._origin, frozen(labels, np.int64))
-        if start is not None:
-            start = start._replace(data=frozen(start.data * self._factor, np.float32))
-        return self._solver.solve(state, labels, stopped, start=start, keep_duals=True)

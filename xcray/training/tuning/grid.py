@@ -41,16 +41,6 @@ class Point(NamedTuple):
         return " ".join(f"{name}={value:g}" for name, value in self.params.items())
 
 
-def dual_scale(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """Return the factor from the duals of one setting to the start of another.
-
-    Duals grow with C. The factor is the square root of the ratio: between the ratio itself
-    (constant losses) and 1 (losses shrink as C grows). It saved time on one small set and made no
-    difference on a larger one. lam and tau do not change the duals.
-    """
-    return math.sqrt(after["C"] / before["C"]) if "C" in before else 1.0
-
-
 def params_key(params: Mapping[str, float]) -> str:
     """Return a file name derived from a setting only."""
     return sha256_arrays({"params": json.dumps(dict(params), sort_keys=True)})[:16]

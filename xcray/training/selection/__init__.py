@@ -1,0 +1,1 @@
+"""Selection of solver parameters on held-out training rows."""
