@@ -96,7 +96,6 @@ LOCAL = [
     ("keys revoke key_a --home nosuch", 2, "no job store in"),
     ("keys secret nosuch/key", 2, "there is no folder nosuch"),
     ("audit --home nosuch", 2, "no job store in"),
-    ("store check --home nosuch", 2, "no job store in"),
     ("store verify --home nosuch", 2, "no job store in"),
     ("store sweep --home nosuch", 2, "no job store in"),
     ("store backup copy --home nosuch", 2, "no job store in"),

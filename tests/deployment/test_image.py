@@ -48,7 +48,7 @@ OTHER_VARIABLES = {
     "XCRAY_IMAGE",
     "XCRAY_WORKER_CPUS",
 }
-CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, PR_CAPBSET_DROP = 1, 2, 24
 
 
 def statements(path: Path) -> list[tuple[str, str]]:
@@ -359,11 +359,12 @@ print(json.dumps({"hits": hits, "missed": kernels.unbaked_kernels()}))
 
 
 def as_a_plain_user() -> None:
-    """Drop root's right to ignore file permissions, in a new process."""
+    """Drop root's rights to ignore file permissions, in a new process."""
     if os.getuid() == 0 and sys.platform == "linux":
-        failed = ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
-        if failed:
-            raise OSError(ctypes.get_errno(), "prctl")
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+            if prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
+                raise OSError(ctypes.get_errno(), "prctl")
 
 
 def probed(what: str, **environment: str) -> dict[str, Any]:

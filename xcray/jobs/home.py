@@ -22,6 +22,12 @@ def default_home() -> Path:
     return Path(os.environ.get("XCRAY_HOME") or Path.home() / ".xcray")
 
 
+def unusable_home(path: str | os.PathLike[str], error: OSError) -> Unavailable:
+    """Return the error of a home that cannot be created, read or written."""
+    hint = "choose a folder that you own: --home DIR, or XCRAY_HOME=DIR"
+    return Unavailable(f"{path} can't be the home: {error.strerror}", code="HOME", hint=hint)
+
+
 class Home:
     """Paths below one directory, which are created with mode 0700 on first use.
 
@@ -36,10 +42,7 @@ class Home:
             for folder in (self.path, self.datasets, self.models, self.runs, self.logs, self.ray):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            hint = "choose a folder that you own: --home DIR, or XCRAY_HOME=DIR"
-            raise Unavailable(
-                f"{self.path} can't be the home: {error.strerror}", code="HOME", hint=hint
-            ) from None
+            raise unusable_home(self.path, error) from None
         # The root of a mounted volume can belong to another user. Its mode is the operator's
         # decision.
         if self.path.stat().st_uid == os.getuid():

@@ -42,8 +42,7 @@ def check(
     """
     from xcray.jobs.database.upgrade import inspect_store
 
-    url = existing_store(make_settings({"home": home, "store": store}))
-    print_facts(inspect_store(url), json)
+    print_facts(inspect_store(resolve_store_url(home, store)), json)
 
 
 @app.command()
@@ -164,10 +163,17 @@ def resolve_store_url(home: Path | None, store: str | None) -> str:
 
 
 def existing_store(settings: Settings) -> str:
-    """Return the URL of the store. Raises NotFound if its home has none: nothing is created."""
-    from xcray.jobs.home import STORE_FILE
+    """Return the URL of the store. Raises NotFound if its home has none: nothing is created.
 
-    if settings.store is None and not (Path(settings.home) / STORE_FILE).is_file():
+    Raises Unavailable if the home cannot be read.
+    """
+    from xcray.jobs.home import STORE_FILE, unusable_home
+
+    try:
+        is_missing = settings.store is None and not (Path(settings.home) / STORE_FILE).is_file()
+    except PermissionError as error:
+        raise unusable_home(settings.home, error) from None
+    if is_missing:
         raise NotFound(
             f"there is no job store in {settings.home}: give --home, or start `xcray serve` there"
         )

@@ -20,7 +20,6 @@ from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.estimate import print_estimate
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError
 from xcray.solvers import SOLVERS
-from xcray.training.selection.measure import DEFAULT
 
 if TYPE_CHECKING:
     from xcray.model.objectstore.client import StoragePath
@@ -126,9 +125,11 @@ def train(
         ),
     ] = False,
     select: Annotated[
-        str,
-        typer.Option(metavar="P@1+nDCG@5", help="Measure that --auto maximises."),
-    ] = DEFAULT,
+        str | None,
+        typer.Option(
+            metavar="MEASURE", help="Measure that --auto maximises. [default: P@1+nDCG@5]"
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -180,7 +181,8 @@ def train(
         "max_seconds": max_seconds,
     }
     spec = TrainSpec.from_dict(
-        {**fields, "calibrate": calibrate, "auto": auto, "select": select}
+        {**fields, "calibrate": calibrate, "auto": auto}
+        | ({} if select is None else {"select": select})
         | ({} if name is None else {"name": name})
     )
     if estimate:
