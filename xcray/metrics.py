@@ -244,8 +244,11 @@ def by_frequency(
         out.append({"labels": len(own), **limits, "true": int(true[group])})
     for k in (k for k in dict.fromkeys(ks) if _checked_k(k) <= max(Y.n_cols, 1)):
         first = top.labels[:, :k]
-        found, n_predicted = count_by_group(first[hits[:, :k]]), count_by_group(first[first >= 0])
-        for row, n_hits, n_true, n_asked in zip(out, found, true, n_predicted, strict=True):
+        n_correct, n_predicted = (
+            count_by_group(first[hits[:, :k]]),
+            count_by_group(first[first >= 0]),
+        )
+        for row, n_hits, n_true, n_asked in zip(out, n_correct, true, n_predicted, strict=True):
             parts = (("P", k * Y.n_rows), ("recall", n_true), ("precision", n_asked))
             row.update({f"{name}@{k}": _ratio(n_hits, whole) for name, whole in parts})
     return out

@@ -341,7 +341,7 @@ def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, no
     so on.
     """
     measures = [key for key in (history[-1] if history else ()) if "@" in key][:3]
-    held = [each for each in history if each.get("held_out") is not None]
+    held_out = [each for each in history if each.get("held_out") is not None]
     rows = 2 if measures else 1
     with figure_page(
         path, 10, 3.2 * rows + 0.8, f"How the objective fell · {name}", note
@@ -364,8 +364,8 @@ def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, no
                 markersize=3,
             )
             above.plot(
-                [each[by] for each in held],
-                [each["held_out"] for each in held],
+                [each[by] for each in held_out],
+                [each["held_out"] for each in held_out],
                 "s--",
                 color=ORANGE,
                 markersize=3,
@@ -383,7 +383,7 @@ def draw_descent(path: Path, history: Sequence[Mapping[str, Any]], name: str, no
             axes[-1, column].set_xlabel(label)
         axes[0, 0].set_ylabel("objective")
         axes[0, 1].legend(
-            ["training objective", "held-out loss"] if held else ["training objective"],
+            ["training objective", "held-out loss"] if held_out else ["training objective"],
             loc="upper right",
         )
         if measures:

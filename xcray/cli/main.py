@@ -116,8 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def report_error(problem: dict[str, Any], code: int, arguments: Sequence[str]) -> int:
     """Write the error as text or JSON, in the words of the command, and return its exit code."""
-    found = in_command_words(problem, command_tree(), arguments)
-    print_error(found, "--json" in arguments)
+    message = in_command_words(problem, command_tree(), arguments)
+    print_error(message, "--json" in arguments)
     return code
 
 
@@ -143,9 +143,9 @@ def problem_from(error: Exception) -> tuple[dict[str, Any], int]:
             "hint": f"{command} --help",
         }, int(error.exit_code)
     if isinstance(error, ModuleNotFoundError) and isinstance(
-        found := missing_extra(error), XcrayError
+        problem := missing_extra(error), XcrayError
     ):
-        return found.as_dict(), exit_code_of(found)
+        return problem.as_dict(), exit_code_of(problem)
     if isinstance(error, OSError):
         file = error.filename2 or error.filename  # of a rename: the name that was asked for
         place = f": {file}" if file else ""

@@ -135,8 +135,8 @@ class Connection:
 
     def get_text(self, path: str, query: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
         """Return a text and the response headers."""
-        found = self._request_with_retries("GET", path, query=query)
-        return found.text, found.headers
+        response = self._request_with_retries("GET", path, query=query)
+        return response.text, response.headers
 
     def _request_with_retries(
         self,
@@ -183,11 +183,11 @@ class Connection:
         """Download into a file block by block; restart if the connection breaks."""
         for left in range(self._retries, -1, -1):
             try:
-                with self._http.stream("GET", path) as found, open(to, "wb") as out:
-                    if found.is_error:
-                        found.read()
-                        _raise_problem(found)
-                    for block in found.iter_bytes(BLOCK_BYTES):
+                with self._http.stream("GET", path) as response, open(to, "wb") as out:
+                    if response.is_error:
+                        response.read()
+                        _raise_problem(response)
+                    for block in response.iter_bytes(BLOCK_BYTES):
                         out.write(block)
                     out.flush()
                     os.fsync(out.fileno())
@@ -210,13 +210,13 @@ class Connection:
                     path,
                     headers={"Last-Event-ID": str(after)},
                     timeout=STREAM_TIMEOUT_SECONDS,
-                ) as found:
-                    if found.status_code == 204:
+                ) as response:
+                    if response.status_code == 204:
                         return
-                    if found.is_error:
-                        found.read()
-                        _raise_problem(found)
-                    for event in _parse_events(found.iter_lines()):
+                    if response.is_error:
+                        response.read()
+                        _raise_problem(response)
+                    for event in _parse_events(response.iter_lines()):
                         after, failures = event["seq"], 0
                         yield event
             except (httpx.HTTPError, Unavailable) as error:
@@ -266,22 +266,22 @@ def resolve_key(headers: str | None) -> str | None:
 
     Raises InputError.
     """
-    found, path = headers or os.environ.get(KEY_VARIABLE), os.environ.get(KEY_FILE_VARIABLE)
-    if not found and path:
+    key, path = headers or os.environ.get(KEY_VARIABLE), os.environ.get(KEY_FILE_VARIABLE)
+    if not key and path:
         try:
-            found = Path(path).read_text(encoding="utf-8")
+            key = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             raise InputError(
                 f"{KEY_FILE_VARIABLE} does not name a readable file: {path[:200]!r}",
                 code="KEY_FILE",
             ) from None
-    found = (found or "").strip()
-    if not all("!" <= letter <= "~" for letter in found):
+    key = (key or "").strip()
+    if not all("!" <= letter <= "~" for letter in key):
         raise InputError(
             "the key has invalid characters: it begins with xck_ and has no spaces",
             code="KEY",
         )
-    return found or None
+    return key or None
 
 
 def _backoff(failures: int) -> float:

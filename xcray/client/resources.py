@@ -118,11 +118,11 @@ class Datasets(Resource):
         """
         deadline, pause = time.monotonic() + seconds, 0.05
         while True:
-            found = self.get(dataset_id)
-            if found["status"] == "READY":
-                return found
-            if found["status"] == "FAILED":
-                problem = found["stats"].get("problem", {})
+            record = self.get(dataset_id)
+            if record["status"] == "READY":
+                return record
+            if record["status"] == "FAILED":
+                problem = record["stats"].get("problem", {})
                 details = {
                     key: value
                     for key, value in problem.items()
@@ -134,7 +134,7 @@ class Datasets(Resource):
                 )
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"data set {dataset_id} is still {found['status']} after {seconds:g} s",
+                    f"data set {dataset_id} is still {record['status']} after {seconds:g} s",
                     code="TIMEOUT",
                 )
             time.sleep(pause)
@@ -254,9 +254,9 @@ class Jobs(Resource):
         status: one or several. kind: train or predict. dataset: an id. created_after,
         created_before: like 2026-01-31T12:00:00Z. page: jobs per request.
         """
-        wanted = {"status": status, "kind": kind, "name": name, "model": model, "dataset": dataset}
+        filters = {"status": status, "kind": kind, "name": name, "model": model, "dataset": dataset}
         times = {"created_after": created_after, "created_before": created_before}
-        return self._pages("/v1/jobs", "jobs", {**wanted, **times, "limit": page})
+        return self._pages("/v1/jobs", "jobs", {**filters, **times, "limit": page})
 
     def get(self, job_id: str) -> JobInfo:
         """Return one job."""

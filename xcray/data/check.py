@@ -90,7 +90,7 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
         and (everywhere := sum(count == collector.n_rows for count in counts.values()))
     ):
         warnings["labels_in_every_row"] = everywhere
-    found = separator_warning(list(islice(counts, SAMPLE_NAMES))) if text else None
+    warning = separator_warning(list(islice(counts, SAMPLE_NAMES))) if text else None
     return CheckReport(
         rows=collector.n_rows,
         features=None if text else collector.n_features,
@@ -99,7 +99,7 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
         errors=[error.as_dict() for error in [*collector.errors, *fatal][: options.max_errors]],
         n_bad=collector.n_bad + len(fatal),
         warnings=warnings,
-        data_warnings=[] if found is None else [found._asdict()],
+        data_warnings=[] if warning is None else [warning._asdict()],
     )
 
 

@@ -40,11 +40,11 @@ def data_warnings(data: Dataset, copies: bool = True) -> list[dict[str, Any]]:
     (one pass over all features; not if `copies` is False).
     """
     names = data.label_names.slice(0, SAMPLE_NAMES).to_pylist()
-    found = [separator_warning(names), _unseen_labels(data), _large_features(data)]
-    found += [_empty_rows(data, part) for part in data.splits]
-    found += [_unknown_words(data)]
-    found += [_copied_rows(data)] if copies else []
-    return [each._asdict() for each in found if each is not None]
+    warnings = [separator_warning(names), _unseen_labels(data), _large_features(data)]
+    warnings += [_empty_rows(data, part) for part in data.splits]
+    warnings += [_unknown_words(data)]
+    warnings += [_copied_rows(data)] if copies else []
+    return [each._asdict() for each in warnings if each is not None]
 
 
 def separator_warning(names: Sequence[str]) -> DataWarning | None:

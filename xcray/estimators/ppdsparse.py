@@ -103,9 +103,9 @@ class PPDSparse(LinearEstimator):
         rows, labels, weights = drop_unweighted(rows, labels, sample_weight)
         if self.auto:
             defaults = PPDSparseSolver()
-            given = {n: value for n, value in params.items() if value != getattr(defaults, n)}
+            changed = {n: value for n, value in params.items() if value != getattr(defaults, n)}
             data = selection_data(rows, labels, weights)
-            chosen, self.selection_ = Selector(data, given, self.select, self._workers()).run()
+            chosen, self.selection_ = Selector(data, changed, self.select, self._workers()).run()
             solver = make_parameters(PPDSparseSolver, {**params, **chosen})
         block = _solve(solver, rows, labels, weights, self._workers())
         self._set_model(block)

@@ -69,5 +69,5 @@ def input_warnings(counts: InputCounts) -> list[dict[str, Any]]:
 def _words(texts: Sequence[str], text: TextPipeline) -> list[str]:
     """Return the distinct words of texts in order, without n-grams."""
     split = make_tokenizer(replace(text.params, ngram_max=1))
-    found: Iterable[str] = (word for each in texts for word in split(each))
-    return list(dict.fromkeys(found))
+    words: Iterable[str] = (word for each in texts for word in split(each))
+    return list(dict.fromkeys(words))

@@ -39,8 +39,8 @@ def list_labels(
     if contains is None:
         stop = model.n_labels if limit is None else min(model.n_labels, start + limit)
         return [_summary(model, number) for number in range(min(start, stop), stop)]
-    found = pc.match_substring(model.label_names, contains, ignore_case=True)
-    numbers = np.flatnonzero(found.to_numpy(zero_copy_only=False))
+    matches = pc.match_substring(model.label_names, contains, ignore_case=True)
+    numbers = np.flatnonzero(matches.to_numpy(zero_copy_only=False))
     numbers = numbers[numbers >= start]
     return [_summary(model, int(number)) for number in numbers[:limit]]
 

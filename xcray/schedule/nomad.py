@@ -133,10 +133,10 @@ class Nomad:
         for w, sweep in enumerate(self._worker_sweep):
             may_come = self._unbound | self._bound_to_node[self._node[w]]
             for block in range(self._blocks):
-                gap, taken = sweep - self._block_sweep[block], not self._to_take[w] >> block & 1
+                gap, is_taken = sweep - self._block_sweep[block], not self._to_take[w] >> block & 1
                 passed = not self._to_pass[block] >> w & 1
                 check_invariant(
-                    gap + taken == passed,
+                    gap + is_taken == passed,
                     f"block {block} and {self._names[w]} disagree on what they have done",
                 )
                 waits = may_come >> block & 1 and gap == 0 and not passed and sweep < self._sweeps

@@ -105,8 +105,8 @@ class Ring:
         )
         self._free[block] = False
         for shard in shards:
-            taken = self._taken[shard] = self._taken[shard] + 1
-            self._next_block[shard] = self._cycle[(self._entry[shard] + taken) % self._blocks]
+            n_taken = self._taken[shard] = self._taken[shard] + 1
+            self._next_block[shard] = self._cycle[(self._entry[shard] + n_taken) % self._blocks]
         for shard in shards:
             if self._next_shard[after := self._next_block[shard]] == shard:
                 self._offer(after)
@@ -139,7 +139,7 @@ class Ring:
         n = len(self._owners)
         return {
             "block_sweeps": [steps // n for steps in self._steps],
-            "shard_sweeps": [taken // self._blocks for taken in self._taken],
+            "shard_sweeps": [n_taken // self._blocks for n_taken in self._taken],
         }
 
     def check(self, running: Sequence[BlockPass]) -> None:
@@ -171,10 +171,10 @@ class Ring:
                 if self._holder[block_pass.block] != block_pass.worker
             ),
         ]
-        held = {worker: places.count(worker) for worker in self._owners}
-        check_invariant(held == self._held_blocks, "the counts of held blocks are wrong")
+        n_blocks = {worker: places.count(worker) for worker in self._owners}
+        check_invariant(n_blocks == self._held_blocks, "the counts of held blocks are wrong")
         check_invariant(
-            all(held[worker] <= self._max_held[worker] for worker in held),
+            all(n_blocks[worker] <= self._max_held[worker] for worker in n_blocks),
             "a worker holds too many blocks",
         )
         check_invariant(

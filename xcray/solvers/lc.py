@@ -400,12 +400,12 @@ class LCSolver(Parameters, SynchronousSolver):
         replies = workers.call_each(
             LCWorker.watch, [at_worker(part) for part in parts], at_worker(workers.put(mean))
         )
-        held = [part for _, part in replies if part is not None]
-        if not held:
+        held_out = [part for _, part in replies if part is not None]
+        if not held_out:
             return None
-        labels, scores = merge_top_k([each.best for each in held])
-        loss = _loss(held[0].weights, _merge_sums([each.sums for each in held]))
-        return HeldOut(loss, labels, scores, held[0].rows)
+        labels, scores = merge_top_k([each.best for each in held_out])
+        loss = _loss(held_out[0].weights, _merge_sums([each.sums for each in held_out]))
+        return HeldOut(loss, labels, scores, held_out[0].rows)
 
 
 class _RowData:

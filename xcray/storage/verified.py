@@ -76,10 +76,10 @@ class VerifiedFiles:
 def _identity(path: Path) -> str | None:
     """Return what changes whenever a file changes; None if there is no such file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    fields = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    fields = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return ":".join(map(str, fields))
 
 

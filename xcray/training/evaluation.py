@@ -156,11 +156,11 @@ def row_sums(top: TopK, Y: Pattern, ks: Sequence[int], label_counts: Any, n_trai
     one = np.ones(Y.n_rows)
     columns: dict[str, tuple[Any, Any]] = {}
     for k in ks:
-        found = hits[:, :k].sum(axis=1)
-        columns[f"P@{k}"] = (found, k * one)
+        n_hits = hits[:, :k].sum(axis=1)
+        columns[f"P@{k}"] = (n_hits, k * one)
         columns[f"nDCG@{k}"] = (hits[:, :k] @ discounts(k) / ideal_dcg(Y, k), one)
         columns[f"PSP@{k}"] = (gains[:, :k].sum(axis=1), best[:, :k].sum(axis=1))
-        columns[f"micro-F1@{k}"] = (2 * found, true + (top.labels[:, :k] >= 0).sum(axis=1))
+        columns[f"micro-F1@{k}"] = (2 * n_hits, true + (top.labels[:, :k] >= 0).sum(axis=1))
     above, below = (
         np.column_stack([pair[side] for pair in columns.values()]).astype(np.float64)
         for side in (0, 1)
@@ -185,9 +185,9 @@ def measures_of(
         weights = np.repeat(times, labels.shape[1]).reshape(labels.shape)
         known = labels >= 0
         predicted = np.bincount(labels[known], weights[known], Y.n_cols)
-        found = np.bincount(labels[hits], weights[hits], Y.n_cols)
+        n_hits = np.bincount(labels[hits], weights[hits], Y.n_cols)
         out[f"macro-F1@{k}"] = float(
-            (2 * found / np.maximum(true + predicted, 1)).sum() / max(n_labels, 1)
+            (2 * n_hits / np.maximum(true + predicted, 1)).sum() / max(n_labels, 1)
         )
     return out
 

@@ -34,11 +34,11 @@ def find_finished(spec: TrainSpec, out: Path) -> TrainResult | None:
         return None
     model = Model.open(out)
     manifest, report = model.manifest, model.manifest["report"]
-    given = dict(spec.params)
+    chosen = dict(spec.params)
     if spec.auto:
         settings = report.get("auto", {"settings": []})["settings"]
-        given = next((row["params"] for row in settings if row["chosen"]), {}) | given
-    params = json.loads(json.dumps(make_solver(spec.solver, given).as_dict()))
+        chosen = next((row["params"] for row in settings if row["chosen"]), {}) | chosen
+    params = json.loads(json.dumps(make_solver(spec.solver, chosen).as_dict()))
     same_training = (
         manifest["solver"],
         current_names(manifest["params"]),

@@ -124,14 +124,14 @@ def print_differences(models: Sequence[Mapping[str, Any]], titles: Sequence[str]
 
 def format_difference(entry: Mapping[str, Any], name: str) -> str | None:
     """Format a difference in points with its interval."""
-    found = entry["differences"].get(name)
-    if found is None:
+    difference = entry["differences"].get(name)
+    if difference is None:
         return None
-    value = f"{100 * found['difference']:+.2f}"
-    if "low" not in found:
+    value = f"{100 * difference['difference']:+.2f}"
+    if "low" not in difference:
         return value
-    mark = "*" if found["low"] > 0 or found["high"] < 0 else ""
-    return f"{value} ({100 * found['low']:+.2f} to {100 * found['high']:+.2f}){mark}"
+    mark = "*" if difference["low"] > 0 or difference["high"] < 0 else ""
+    return f"{value} ({100 * difference['low']:+.2f} to {100 * difference['high']:+.2f}){mark}"
 
 
 def print_groups(models: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> None:

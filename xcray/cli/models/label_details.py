@@ -29,17 +29,17 @@ def list_labels(
         from xcray.predict import label_details
 
         opened = label_details.list_labels(open_model(model), 0, most, contains)
-        found: list[Mapping[str, Any]] = [each._asdict() for each in opened]
+        labels: list[Mapping[str, Any]] = [each._asdict() for each in opened]
     else:
         with model_client(server, model) as client:
-            found = list(islice(client.models.labels(model, contains=contains), most))
+            labels = list(islice(client.models.labels(model, contains=contains), most))
     if json:
-        output.print_json({"model": model, "labels": found})
+        output.print_json({"model": model, "labels": labels})
         return
     columns = ("number", "label", "positives", "gap", "weights")
     output.print_table(
         ["number", "label", "training rows", "gap", "weights"],
-        [[each[column] for column in columns] for each in found],
+        [[each[column] for column in columns] for each in labels],
     )
 
 
@@ -55,18 +55,19 @@ def show(
     if is_directory(model, server):
         from xcray.predict.label_details import label_details
 
-        found: Mapping[str, Any] = label_details(open_model(model), label, features, similar)
+        details: Mapping[str, Any] = label_details(open_model(model), label, features, similar)
     else:
         with model_client(server, model) as client:
-            found = client.models.label(model, label, features=features, similar=similar)
+            details = client.models.label(model, label, features=features, similar=similar)
     if json:
-        output.print_json(found)
+        output.print_json(details)
         return
-    facts = {name: found[name] for name in ("label", "number", "gap", "weights", "bias")}
-    output.print_pairs({**facts, "training rows": found["positives"]})
+    facts = {name: details[name] for name in ("label", "number", "gap", "weights", "bias")}
+    output.print_pairs({**facts, "training rows": details["positives"]})
     output.print_table(
-        ["feature", "weight"], [[each["feature"], each["weight"]] for each in found["features"]]
+        ["feature", "weight"], [[each["feature"], each["weight"]] for each in details["features"]]
     )
     output.print_table(
-        ["similar label", "cosine"], [[each["label"], each["cosine"]] for each in found["similar"]]
+        ["similar label", "cosine"],
+        [[each["label"], each["cosine"]] for each in details["similar"]],
     )

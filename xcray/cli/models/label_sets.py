@@ -31,13 +31,13 @@ def list_sets(
 ) -> None:
     """List the label sets of a model."""
     with make_client(server) as client:
-        found = client.models.sets(model)
+        label_sets = client.models.sets(model)
     if json:
-        output.print_json({"sets": list(found)})
+        output.print_json({"sets": list(label_sets)})
     else:
         output.print_table(
             ["set", "labels", "changed"],
-            [[one["name"], one["n_labels"], one["changed"]] for one in found],
+            [[one["name"], one["n_labels"], one["changed"]] for one in label_sets],
         )
 
 
@@ -54,13 +54,13 @@ def show(
 ) -> None:
     """Show the labels of a set, and those that the model lacks."""
     with make_client(server) as client:
-        found = client.models.get_set(model, name, version=version)
+        label_set = client.models.get_set(model, name, version=version)
     if json:
-        output.print_json(found)
+        output.print_json(label_set)
         return
-    for label in found["labels"]:
+    for label in label_set["labels"]:
         output.print_line(label)
-    print_unknown(model, found)
+    print_unknown(model, label_set)
 
 
 @app.command()
@@ -83,12 +83,12 @@ def put(
             "give at least one label: xcray models label-sets put MODEL SET LABEL...", code="USAGE"
         )
     with make_client(server) as client:
-        found = client.models.put_set(model, name, named)
+        label_set = client.models.put_set(model, name, named)
     if json:
-        output.print_json(found)
+        output.print_json(label_set)
         return
-    output.print_line(f"{name} of {model} has {found['n_labels']:,} labels")
-    print_unknown(model, found)
+    output.print_line(f"{name} of {model} has {label_set['n_labels']:,} labels")
+    print_unknown(model, label_set)
 
 
 @app.command()

@@ -85,14 +85,12 @@ def format_alias(model: Mapping[str, Any], alias: str, version: int) -> str:
 @app.command()
 def show(model: ModelName, server: ServerOption = None, json: output.JsonOption = False) -> None:
     """Show a model: sizes, measures, provenance."""
-    found = directory_info(model) if is_directory(model, server) else version_info(model, server)
+    info = directory_info(model) if is_directory(model, server) else version_info(model, server)
     if json:
-        output.print_json(found)
+        output.print_json(info)
         return
-    measures = found.pop("measures")
-    output.print_pairs(
-        {name: value for name, value in found.items() if not isinstance(value, dict)}
-    )
+    measures = info.pop("measures")
+    output.print_pairs({name: value for name, value in info.items() if not isinstance(value, dict)})
     print_measures(measures)
 
 
@@ -101,7 +99,7 @@ def directory_info(model: str) -> dict[str, Any]:
     from xcray.model.model import Model
 
     opened = Model.open(model, verify=False)
-    kept = ("solver", "params", "seed", "created", "dataset_hash")
+    fields = ("solver", "params", "seed", "created", "dataset_hash")
     return {
         "path": model,
         "sha256": opened.sha256,
@@ -110,7 +108,7 @@ def directory_info(model: str) -> dict[str, Any]:
         "nnz": opened.nnz,
         "n_bytes": opened.n_bytes,
         "text": opened.text is not None,
-        **{name: opened.manifest[name] for name in kept if name in opened.manifest},
+        **{name: opened.manifest[name] for name in fields if name in opened.manifest},
         **optional_info(opened),
         "measures": opened.measures,
     }
@@ -190,15 +188,15 @@ def alias(
         raise InputError("--share needs --shadow VERSION", code="USAGE")
     weights = {version: 1.0} if version is not None else parse_split(str(split))
     with make_client(server) as client:
-        found = client.models.split_alias(
+        record = client.models.split_alias(
             model, alias, weights, shadow=shadow, share=1.0 if share is None else share
         )
     if json:
-        output.print_json(found)
+        output.print_json(record)
     else:
         output.print_line(
             f"{model}@{alias} points to version "
-            + format_alias(found, alias, found["aliases"][alias])
+            + format_alias(record, alias, record["aliases"][alias])
         )
 
 
@@ -228,9 +226,9 @@ def shadow(
 ) -> None:
     """Compare the shadow of an alias with the served version: agreement and latency."""
     with make_client(server) as client:
-        found = client.models.shadow(model, alias)
+        record = client.models.shadow(model, alias)
     if json:
-        output.print_json(found)
+        output.print_json(record)
         return
     heads = [
         "answered",
@@ -256,7 +254,7 @@ def shadow(
             for name in ("answer_ms", "shadow_ms")
         ]
         + [each["failed"], each["dropped"]]
-        for each in found["pairs"]
+        for each in record["pairs"]
     ]
     output.print_table(heads, rows)
 
@@ -271,11 +269,11 @@ def load(
 ) -> None:
     """Load a model in every process of the server, and keep it loaded."""
     with make_client(server) as client:
-        found = client.models.load(model)
+        record = client.models.load(model)
     if json:
-        output.print_json(found)
+        output.print_json(record)
     else:
-        output.print_line(f"{model}: version {found['version']} is loaded")
+        output.print_line(f"{model}: version {record['version']} is loaded")
 
 
 @app.command()
@@ -328,11 +326,13 @@ def upgrade(
     from xcray.model.linked_copy import with_packed_lists
     from xcray.model.model import Model
 
-    made = with_packed_lists(Model.open(model), output_directory)
+    upgraded = with_packed_lists(Model.open(model), output_directory)
     if json:
-        output.print_json({"model": str(made.path), "sha256": made.sha256, "bytes": made.n_bytes})
+        output.print_json(
+            {"model": str(upgraded.path), "sha256": upgraded.sha256, "bytes": upgraded.n_bytes}
+        )
     else:
-        output.print_line(f"{made.path}: {made.n_bytes:,} bytes, sha256 {made.sha256}")
+        output.print_line(f"{upgraded.path}: {upgraded.n_bytes:,} bytes, sha256 {upgraded.sha256}")
 
 
 @app.command()
@@ -352,12 +352,12 @@ def diff(
     """Compare two model directories: labels, weights, measures."""
     from xcray.model.diff import diff as compare
 
-    found = compare(open_model(before), open_model(after))
+    difference = compare(open_model(before), open_model(after))
     if json:
-        output.print_json(found.as_dict())
+        output.print_json(difference.as_dict())
     else:
-        print_diff(found)
-    old, new = found.measures.get("P@1", (None, None))
+        print_diff(difference)
+    old, new = difference.measures.get("P@1", (None, None))
     lost = (
         max_loss is not None
         and old is not None

@@ -168,7 +168,7 @@ def remote(
     )
 
     place = StoragePath.parse(uri)
-    found = []
+    versions = []
     for each in model_names(place):
         led = {alias: route.primary for alias, route in read_aliases(place / each).items()}
         for one in list_versions(place / each):
@@ -176,7 +176,7 @@ def remote(
             whole = is_complete(one)
             manifest = one.read_manifest()[0] if whole else {}
             size = sum(entry["bytes"] for entry in manifest["files"].values()) if whole else None
-            found.append(
+            versions.append(
                 {
                     "model": each,
                     "version": one.number,
@@ -190,11 +190,11 @@ def remote(
                 }
             )
     if json:
-        output.print_json({"models": found})
+        output.print_json({"models": versions})
         return
     output.print_table(
         ["model", "version", "aliases", "labels", "size", "sha256"],
-        [version_row(each) for each in found],
+        [version_row(each) for each in versions],
     )
 
 

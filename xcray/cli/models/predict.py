@@ -202,12 +202,12 @@ def entry(
     proof: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return one prediction as JSON."""
-    found = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
-    for one, probability in zip(found, probabilities or (), strict=False):
+    best = [{"label": label, "score": score} for label, score in zip(labels, scores, strict=True)]
+    for one, probability in zip(best, probabilities or (), strict=False):
         one["probability"] = probability
     return {
         "input": name,
-        "labels": found,
+        "labels": best,
         **({"certificate": dict(proof)} if proof is not None else {}),
     }
 
@@ -244,13 +244,13 @@ def predict_remote(
             reply = client.predict(
                 model, [instance for _, instance in batch], top_k=options.k, **how
             )
-            for (name, _), found in zip(batch, reply["predictions"], strict=True):
+            for (name, _), prediction in zip(batch, reply["predictions"], strict=True):
                 yield entry(
                     name,
-                    found["labels"],
-                    found["scores"],
-                    found.get("probabilities"),
-                    found.get("certificate"),
+                    prediction["labels"],
+                    prediction["scores"],
+                    prediction.get("probabilities"),
+                    prediction.get("certificate"),
                 )
 
 
@@ -316,9 +316,9 @@ def to_instances(rows: CSR) -> list[dict[str, Any]]:
 def print_prediction(answer: dict[str, Any]) -> None:
     """Print the input with its labels below."""
     output.print_line(answer["input"])
-    for place, found in enumerate(answer["labels"], 1):
-        likely = f"  {100 * found['probability']:>5.1f} %" if "probability" in found else ""
-        output.print_line(f"  {place:>2}  {found['score']:>9.4f}{likely}  {found['label']}")
+    for place, label in enumerate(answer["labels"], 1):
+        likely = f"  {100 * label['probability']:>5.1f} %" if "probability" in label else ""
+        output.print_line(f"  {place:>2}  {label['score']:>9.4f}{likely}  {label['label']}")
     if "certificate" in answer:
         output.print_line(f"      {format_certificate(answer['certificate'])}")
 
@@ -356,15 +356,15 @@ def explain(
     json: output.JsonOption = False,
 ) -> None:
     """Show the features that contribute most to the score of a label, largest first."""
-    found = (
+    explanation = (
         explain_local(model, text, label, top)
         if is_directory(model, server)
         else explain_remote(model, text, label, top, server)
     )
     if json:
-        output.print_json(found)
+        output.print_json(explanation)
     else:
-        print_explanation(found)
+        print_explanation(explanation)
 
 
 def explain_local(model: str, text: str, label: str | None, top: int) -> dict[str, Any]:
@@ -373,9 +373,9 @@ def explain_local(model: str, text: str, label: str | None, top: int) -> dict[st
 
     predictor = Predictor(open_model(model))
     chosen: int | str = int(predictor.predict([text], 1).labels[0, 0]) if label is None else label
-    found = predictor.explain(text, chosen, top).as_dict()
-    found["label"] = found.pop("name")
-    return found
+    explanation = predictor.explain(text, chosen, top).as_dict()
+    explanation["label"] = explanation.pop("name")
+    return explanation
 
 
 def explain_remote(

@@ -114,34 +114,34 @@ def predict_batch(
     if out.exists():
         raise Conflict(f"{out} exists already; choose another output, or remove it first")
     check_ray_options(pool, ray_address)
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "allow": allow or None,
         "deny": deny or None,
         "text_columns": text_column or None,
     }
-    asked |= {
+    request |= {
         "indices_column": indices_column,
         "values_column": values_column,
         "id_column": id_column,
         "on_error": on_error,
     }
-    asked |= {
+    request |= {
         "probabilities": probabilities,
         "certificate": certificate,
         "zero_based": zero_based,
         "part_rows": part_rows,
     }
-    asked |= {"format": format or _infer_format(file), "pool": pool, "workers": workers}
-    asked = {name: value for name, value in asked.items() if value is not None}
+    request |= {"format": format or _infer_format(file), "pool": pool, "workers": workers}
+    request = {name: value for name, value in request.items() if value is not None}
     if is_directory(model, server):
-        run_local(model, file, out, {**asked, "k": k, "ray_address": ray_address}, run_dir, json)
+        run_local(model, file, out, {**request, "k": k, "ray_address": ray_address}, run_dir, json)
         return
     if ray_address is not None or run_dir is not None:
         raise InputError(
             "--ray-address and --run-dir work with model directories only: a server uses its own",
             code="USAGE",
         )
-    run_remote(model, file, out, {**asked, "top_k": k}, server, json)
+    run_remote(model, file, out, {**request, "top_k": k}, server, json)
 
 
 def _infer_format(file: Path) -> str:
@@ -170,11 +170,16 @@ def run_local(
     spec = BatchPredictSpec.from_dict(
         {**request, "model": model, "input": str(file), "label_sets": named}
     )
-    kept = run_dir or out.with_name(f"{out.name}.run")
-    with resumable_run(lambda: f"finished parts are kept in {kept}", as_json) as (report, flag):
-        manifest = predict_batch(spec, run_dir=kept, out=out, progress=report, stop=flag).manifest
+    working_directory = run_dir or out.with_name(f"{out.name}.run")
+    with resumable_run(lambda: f"finished parts are kept in {working_directory}", as_json) as (
+        report,
+        flag,
+    ):
+        manifest = predict_batch(
+            spec, run_dir=working_directory, out=out, progress=report, stop=flag
+        ).manifest
     if run_dir is None:
-        shutil.rmtree(kept, ignore_errors=True)  # not needed once the output exists
+        shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the output exists
     print_result(out, manifest, as_json)
 
 

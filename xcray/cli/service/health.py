@@ -61,11 +61,11 @@ def find_endpoints(port: int | None) -> list[tuple[str, int]]:
     )
     if port is not None:
         return [(LOOPBACK_ADDRESSES.get(host, host), port)]
-    found = [
+    endpoints = [
         (LOOPBACK_ADDRESSES.get(host, host), _port_from_environment("XCRAY_PORT", 8000)),
         (LOOPBACK_ADDRESSES.get(runner, runner), _port_from_environment("XCRAY_RUNNER_PORT", 0)),
     ]
-    return [(name, number) for name, number in found if number]
+    return [(name, number) for name, number in endpoints if number]
 
 
 def probe(host: str, port: int, path: str) -> str:

@@ -195,7 +195,7 @@ def list_jobs(
     json: output.JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
-    wanted = {
+    filters = {
         "kind": kind,
         "name": name,
         "model": model,
@@ -203,7 +203,7 @@ def list_jobs(
         "created_after": parse_time(since),
     }
     with make_client(server) as client:
-        jobs = list(islice(client.jobs.list(status=status, page=limit, **wanted), limit))
+        jobs = list(islice(client.jobs.list(status=status, page=limit, **filters), limit))
     if json:
         output.print_json({"jobs": jobs})
         return
@@ -224,11 +224,11 @@ def list_jobs(
 def get(job: JobId, server: ServerOption = None, json: output.JsonOption = False) -> None:
     """Show the state, progress and result of a job."""
     with make_client(server) as client:
-        found = client.jobs.get(job)
+        record = client.jobs.get(job)
     if json:
-        output.print_json(found)
+        output.print_json(record)
     else:
-        print_job(found)
+        print_job(record)
 
 
 @app.command()
@@ -253,12 +253,12 @@ def fetch_output(
     """Download the results of a batch prediction."""
     with make_client(server) as client:
         client.jobs.download(job, folder)
-        found = client.jobs.output(job)
+        outcome = client.jobs.output(job)
     if json:
-        output.print_json({"output": str(folder), **found})
+        output.print_json({"output": str(folder), **outcome})
     else:
         output.print_line(
-            f"{folder}: {found['answered']:,} rows predicted, {len(found['parts']):,} files"
+            f"{folder}: {outcome['answered']:,} rows predicted, {len(outcome['parts']):,} files"
         )
 
 
@@ -272,12 +272,12 @@ def follow_events(client: Client, job: str, as_json: bool) -> ClientJob:
 
 def follow(client: Client, job: str, as_json: bool) -> int:
     """Show progress until the job has ended, then the job; return the exit code."""
-    found = follow_events(client, job, as_json)
+    record = follow_events(client, job, as_json)
     if as_json:
-        output.print_json(found)
+        output.print_json(record)
     else:
-        print_job(found)
-    return output.OK if found["status"] == "SUCCEEDED" else output.FAILURE
+        print_job(record)
+    return output.OK if record["status"] == "SUCCEEDED" else output.FAILURE
 
 
 def report_event(report: Reporter, event: Mapping[str, Any]) -> None:
@@ -365,9 +365,9 @@ def timeline(
 ) -> None:
     """Show which worker did what and when. It stays available with the model."""
     with make_client(server) as client:
-        found = client.jobs.timeline(job, limit=limit)
+        record = client.jobs.timeline(job, limit=limit)
         name = client.jobs.get(job)["name"]
-    print_timeline(found, f"{name} ({job})", png, json)
+    print_timeline(record, f"{name} ({job})", png, json)
 
 
 def print_change(job: Mapping[str, Any], as_json: bool) -> None:

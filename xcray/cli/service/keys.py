@@ -80,10 +80,10 @@ def create(
     from xcray.jobs.store.tokens import check_limits, check_scopes, create_token, parse_duration
     from xcray.storage.atomic import check_name
 
-    wanted: dict[str, Any] = {"tenant": check_name(tenant, "tenant"), "name": name}
-    wanted["scopes"] = check_scopes(each.strip() for each in scopes.split(",") if each.strip())
-    wanted["limits"] = check_limits(dict(_parse_limit(each) for each in limit or []))
-    wanted["expires"] = None if expires is None else time.time() + parse_duration(expires)
+    request: dict[str, Any] = {"tenant": check_name(tenant, "tenant"), "name": name}
+    request["scopes"] = check_scopes(each.strip() for each in scopes.split(",") if each.strip())
+    request["limits"] = check_limits(dict(_parse_limit(each) for each in limit or []))
+    request["expires"] = None if expires is None else time.time() + parse_duration(expires)
     grace = None if older_expire is None else parse_duration(older_expire)
     if if_absent and secret_file is None:
         raise InputError(
@@ -91,7 +91,7 @@ def create(
         )
     token = create_token() if secret_file is None else _read_token(secret_file)
     with _open_store(home, store, create=True) as opened:
-        key, new = _add_key(opened, token, wanted, if_absent)
+        key, new = _add_key(opened, token, request, if_absent)
         older = (
             grace is not None and key.is_valid(time.time()) and key.name == name
         )  # a key with another name replaces none
@@ -191,12 +191,12 @@ def revoke(
             key = opened.keys.revoke(key_id)
             opened.audit.record(key.tenant, None, "key.revoke", key.id, AUDIT_DETAIL)
         else:
-            found = [each for each in opened.keys.list_all() if each.id == key_id]
-            if not found:
+            keys = [each for each in opened.keys.list_all() if each.id == key_id]
+            if not keys:
                 raise NotFound(
                     f"key {excerpt(key_id)!r} does not exist: list keys with `xcray keys list`"
                 )
-            key = (_retire(opened, found, ends) or found)[0]
+            key = (_retire(opened, keys, ends) or keys)[0]
     if json:
         output.print_json(_key_as_dict(key))
     elif ends is not None and key.revoked is None:
@@ -222,21 +222,23 @@ def audit(
     json: output.JsonOption = False,
 ) -> None:
     """Show who changed what, with key and request, newest first."""
-    found: list[Any] = []
+    entries: list[Any] = []
     with _open_store(home, store) as opened:
         token = None
-        while len(found) < limit:
+        while len(entries) < limit:
             page, token = opened.audit.list_page(
-                tenant, action=action, limit=min(1000, limit - len(found)), page_token=token
+                tenant, action=action, limit=min(1000, limit - len(entries)), page_token=token
             )
-            found += page
+            entries += page
             if token is None:
                 break
     if json:
-        output.print_json({"entries": [vars(entry) for entry in found]})
+        output.print_json({"entries": [vars(entry) for entry in entries]})
         return
     columns = ["time", "tenant", "key_id", "action", "subject", "request_id"]
-    output.print_table(columns, [[getattr(entry, column) for column in columns] for entry in found])
+    output.print_table(
+        columns, [[getattr(entry, column) for column in columns] for entry in entries]
+    )
 
 
 def _read_token(file: Path) -> NewToken:

@@ -46,14 +46,14 @@ def runner(
     """
     from xcray.service.processes.server import run_jobs
 
-    given = {
+    options = {
         "home": home,
         "store": store,
         "runner_port": port,
         "ray_address": ray_address,
         "log_level": log_level,
     }
-    settings = make_settings(given)
+    settings = make_settings(options)
     run_jobs(settings, on_ready=lambda url: print_address(url, settings, json))
 
 

@@ -66,7 +66,7 @@ def serve(
     """
     from xcray.service.processes.server import serve as run
 
-    given = {
+    options = {
         "host": host,
         "port": port,
         "home": home,
@@ -74,8 +74,8 @@ def serve(
         "ray_address": ray_address,
         "log_level": log_level,
     }
-    given |= {"workers": workers, "store": store, "insecure_dev": insecure_dev or None}
-    settings = make_settings(given)
+    options |= {"workers": workers, "store": store, "insecure_dev": insecure_dev or None}
+    settings = make_settings(options)
     run(settings, with_runner=runner, on_ready=lambda url: print_address(url, settings, json))
 
 
@@ -94,11 +94,11 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
 
 def describe_first_error(error: ValueError) -> str:
     """Describe the first validation error with its setting."""
-    found: list[dict[str, Any]] = getattr(error, "errors", list)()
-    if not found:
+    errors: list[dict[str, Any]] = getattr(error, "errors", list)()
+    if not errors:
         return str(error)
-    name = ".".join(str(part) for part in found[0]["loc"])
-    return f"{name}: {found[0]['msg']} (--{name.replace('_', '-')} or XCRAY_{name.upper()})"
+    name = ".".join(str(part) for part in errors[0]["loc"])
+    return f"{name}: {errors[0]['msg']} (--{name.replace('_', '-')} or XCRAY_{name.upper()})"
 
 
 def print_address(url: str, settings: Any, as_json: bool) -> None:

@@ -107,18 +107,18 @@ def verify(
     settings = make_settings({"home": home, "store": store})
     opened = JobStore(existing_store(settings), upgrade=False)
     try:
-        found = verify_references(opened, Folder(settings.home), check_content=check_content)
+        faults = verify_references(opened, Folder(settings.home), check_content=check_content)
     finally:
         opened.close()
     if json:
         output.print_json(
-            {"looked": found.looked, "dangling": [each._asdict() for each in found.dangling]}
+            {"looked": faults.looked, "dangling": [each._asdict() for each in faults.dangling]}
         )
     else:
-        for each in found.dangling:
+        for each in faults.dangling:
             output.print_line(f"{each.kind} {each.what}: {each.why}")
-        output.print_pairs({**found.looked, "dangling": len(found.dangling)})
-    if found.dangling:
+        output.print_pairs({**faults.looked, "dangling": len(faults.dangling)})
+    if faults.dangling:
         raise typer.Exit(output.FAILURE)
 
 
@@ -140,12 +140,12 @@ def sweep(
     from xcray.service.supervision import retention_of
 
     settings = make_settings({"home": home, "store": store})
-    kept = JobStore(existing_store(settings))
+    job_store = JobStore(existing_store(settings))
     try:
-        retention = retention_of(settings, Folder(settings.home), kept)
+        retention = retention_of(settings, Folder(settings.home), job_store)
         things = list(retention.list_removable()) if dry_run else retention.sweep()
     finally:
-        kept.close()
+        job_store.close()
     if not json:
         for thing in things:
             output.print_line(f"{thing.n_bytes:>15,}  {thing.path}  ({thing.why})")

@@ -156,14 +156,14 @@ def write_data(folder: Path) -> None:
     for kind, content in files.items():
         (folder / f"rows.{kind}").write_text(content)
     split = {"test_fraction": 0.25}
-    made = {"rows": ROWS, "features": 200, "labels": 12}
+    sizes = {"rows": ROWS, "features": 200, "labels": 12}
     for name, kind, options in (
         ("from-xc", "xc", {}),
         ("from-svmlight", "svmlight", {}),
         ("text", "jsonl", {"text": {"min_df": 1}}),
-        ("sparse", "synthetic", {"synthetic": made}),
-        ("single", "synthetic", {"synthetic": {**made, "labels_per_row": 1.0}}),
-        ("dense", "synthetic", {"synthetic": {**made, "features": 8, "nnz_per_row": 40.0}}),
+        ("sparse", "synthetic", {"synthetic": sizes}),
+        ("single", "synthetic", {"synthetic": {**sizes, "labels_per_row": 1.0}}),
+        ("dense", "synthetic", {"synthetic": {**sizes, "features": 8, "nnz_per_row": 40.0}}),
     ):
         sources = {} if kind == "synthetic" else {"train": folder / f"rows.{kind}"}
         build(kind, sources, folder / name, BuildOptions.from_dict({**split, **options}))

@@ -79,7 +79,7 @@ def demo(
             dataset = build_dataset(client, json)
         job = train_model(client, dataset, running, pool, json)
         answers = predict_questions(client, json)
-        found = {
+        results = {
             "seconds": time.monotonic() - started,
             "url": running.url,
             "dataset": dataset,
@@ -89,10 +89,10 @@ def demo(
         if keep:
             wait_for_interrupt(running)
     if json:
-        output.print_json(found)
+        output.print_json(results)
         return
     output.print_line(
-        f"done in {format_duration(found['seconds'])}; all started processes have exited"
+        f"done in {format_duration(results['seconds'])}; all started processes have exited"
     )
     output.print_line("next: xcray serve, or xcray data build pydocs DIR and xcray train DIR")
 
@@ -144,11 +144,11 @@ def running_service(home: Path, pool: str, quiet: bool) -> Iterator[DemoService]
         "--log-level",
         "warning",
     ]
-    kept = "XCRAY_KERNELS"  # set in images; other settings do not apply to the demo
+    setting = "XCRAY_KERNELS"  # set in images; other settings do not apply to the demo
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("XCRAY_") or name == kept
+        if not name.startswith("XCRAY_") or name == setting
     }
     with open(home / "serve.log", "ab") as log:
         process = subprocess.Popen(
@@ -254,15 +254,15 @@ def build_dataset(client: Client, quiet: bool) -> DatasetInfo:
             "building the data set from the documentation of the standard library and the "
             "installed packages"
         )
-    found = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
+    record = client.datasets.wait(client.datasets.build("pydocs", "pydocs")["id"])
     if not quiet:
-        stats = found["stats"]
+        stats = record["stats"]
         rows = ", ".join(f"{split['n_rows']:,} {part}" for part, split in stats["splits"].items())
         output.print_line(
-            f"{found['id']}: {rows} documents, {stats['n_labels']:,} labels, "
+            f"{record['id']}: {rows} documents, {stats['n_labels']:,} labels, "
             f"{stats['n_features']:,} features"
         )
-    return found
+    return record
 
 
 def train_model(
@@ -307,8 +307,8 @@ def predict_questions(client: Client, quiet: bool) -> dict[str, Any]:
     """Predict five questions, and explain the first prediction."""
     reply = client.predict("pydocs", list(QUESTIONS), top_k=TOP)
     answers = []
-    for question, found in zip(QUESTIONS, reply["predictions"], strict=True):
-        pairs = zip(found["labels"], found["scores"], strict=True)
+    for question, prediction in zip(QUESTIONS, reply["predictions"], strict=True):
+        pairs = zip(prediction["labels"], prediction["scores"], strict=True)
         answers.append(
             {
                 "input": question,

@@ -50,8 +50,8 @@ def check_python() -> Check:
 
 def check_libraries() -> Check:
     """Check the required libraries."""
-    found = {name: version_of(name) for name in LIBRARIES}
-    missing = [name for name, number in found.items() if number is None]
+    versions = {name: version_of(name) for name in LIBRARIES}
+    missing = [name for name, number in versions.items() if number is None]
     if missing:
         return Check(
             "libraries",
@@ -59,14 +59,16 @@ def check_libraries() -> Check:
             f"missing: {', '.join(missing)}",
             "reinstall: pip install xcray",
         )
-    return Check("libraries", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
+    return Check(
+        "libraries", "ok", ", ".join(f"{name} {number}" for name, number in versions.items())
+    )
 
 
 def check_extra(name: str) -> Check:
     """Check the libraries of one extra; prediction and training on threads do not need them."""
     extra, libraries = EXTRAS[name]
-    found = {library: version_of(library) for library in libraries}
-    missing = [library for library, number in found.items() if number is None]
+    versions = {library: version_of(library) for library in libraries}
+    missing = [library for library, number in versions.items() if number is None]
     if missing:
         return Check(
             name,
@@ -74,7 +76,9 @@ def check_extra(name: str) -> Check:
             f"not installed: {', '.join(missing)}",
             f"only needed if used: pip install 'xcray[{extra}]'",
         )
-    return Check(name, "ok", ", ".join(f"{library} {number}" for library, number in found.items()))
+    return Check(
+        name, "ok", ", ".join(f"{library} {number}" for library, number in versions.items())
+    )
 
 
 def version_of(distribution: str) -> str | None:
@@ -87,12 +91,12 @@ def version_of(distribution: str) -> str | None:
 
 def check_ray() -> Check:
     """Check that Ray is installed, without importing it (that takes seconds)."""
-    found = version_of("ray")
-    if found is None or importlib.util.find_spec("ray") is None:
+    ray_version = version_of("ray")
+    if ray_version is None or importlib.util.find_spec("ray") is None:
         return Check(
             "ray", "warn", "not installed", "only needed for --pool ray: pip install 'xcray[ray]'"
         )
-    return Check("ray", "ok", found)
+    return Check("ray", "ok", ray_version)
 
 
 def check_cores() -> Check:
@@ -103,15 +107,15 @@ def check_cores() -> Check:
 
 def free_memory() -> float | None:
     """Return the available bytes by the system and the control group's limit, None if unknown."""
-    found = []
+    limits = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        found.append(float(lines.get("MemAvailable", "0 kB").split()[0]) * 1024)
+        limits.append(float(lines.get("MemAvailable", "0 kB").split()[0]) * 1024)
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
-        found.append(float(limit.read_text()) - float(used.read_text()))
-    return min(found) if found else None
+        limits.append(float(limit.read_text()) - float(used.read_text()))
+    return min(limits) if limits else None
 
 
 def check_memory() -> Check:
@@ -210,11 +214,11 @@ def check_training() -> Check:
             TrainSpec(dataset=str(place / "data")), run_dir=place / "run", out=place / "model"
         )
         seconds = time.monotonic() - started
-    found = f"{seconds:.1f} s for 500 rows and 50 labels, model {result.sha256[:8]}"
+    result_text = f"{seconds:.1f} s for 500 rows and 50 labels, model {result.sha256[:8]}"
     return grade(
         "training",
         seconds < 30,
-        found,
+        result_text,
         "slow: other programs use the CPU, or the kernels were just compiled; try again",
     )
 

@@ -61,7 +61,8 @@ def resumable_run(
         with stop_on_interrupt(flag), make_reporter(quiet) as show:
             yield show, flag
     except Stopped as stopped:
-        kept = describe_kept()
+        saved_state = describe_kept()
         raise Stopped(
-            stopped.message, hint=kept and f"{kept}; run the same command again to resume"
+            stopped.message,
+            hint=saved_state and f"{saved_state}; run the same command again to resume",
         ) from None

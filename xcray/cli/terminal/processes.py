@@ -22,13 +22,13 @@ class Process(NamedTuple):
 
 def list_processes() -> dict[Process, int]:
     """Return all running processes with their parent ids; empty on systems without /proc."""
-    found = {}
+    processes = {}
     for place in PROC.glob("[0-9]*"):
         with suppress(OSError, IndexError, ValueError):  # it may end while we look
             fields = (place / "stat").read_text().rpartition(")")[2].split()
             if fields[0] not in "ZX":
-                found[Process(int(place.name), int(fields[19]))] = int(fields[1])
-    return found
+                processes[Process(int(place.name), int(fields[19]))] = int(fields[1])
+    return processes
 
 
 def find_descendants(
@@ -36,14 +36,14 @@ def find_descendants(
 ) -> set[Process]:
     """Return the processes with these ids and all their descendants that still have parents."""
     everyone = list_processes() if everyone is None else everyone
-    wanted, out = set(roots), set()
+    parents, out = set(roots), set()
     while more := {
         p
         for p, parent in everyone.items()
-        if (p.pid in wanted or parent in wanted) and p not in out
+        if (p.pid in parents or parent in parents) and p not in out
     }:
         out |= more
-        wanted |= {p.pid for p in more}
+        parents |= {p.pid for p in more}
     return out
 
 

@@ -69,18 +69,22 @@ def calibrate(
         raise InputError("choose the target: --output DIR or --publish NAME", code="USAGE")
     source = find_model(model, home)
     if out is not None:
-        made, where = make(source, dataset, out, part=part, seed=seed), str(out)
+        calibration, where = make(source, dataset, out, part=part, seed=seed), str(out)
     else:
-        made, where = calibrate_and_publish(
+        calibration, where = calibrate_and_publish(
             make, source, dataset, open_registry(home), str(publish), part=part, seed=seed
         )
     if json:
         output.print_json(
-            {"model": where, "sha256": made.sha256, "calibration": made.calibration_facts}
+            {
+                "model": where,
+                "sha256": calibration.sha256,
+                "calibration": calibration.calibration_facts,
+            }
         )
         return
-    print_calibration(made.calibration_facts)
-    output.print_line(f"model {where}, sha256 {made.sha256[:16]}")
+    print_calibration(calibration.calibration_facts)
+    output.print_line(f"model {where}, sha256 {calibration.sha256[:16]}")
 
 
 def find_model(model: str, home: Path | None) -> Path:

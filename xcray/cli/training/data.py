@@ -103,7 +103,7 @@ def build(
 
     *inputs, target = paths
     sources = input_files(f"data build {format} INPUT DIR", format, inputs, test)
-    given = {
+    reading = {
         "name": name,
         "test_fraction": test_fraction,
         "seed": seed,
@@ -113,7 +113,7 @@ def build(
         ),
         **({"skip_bad": True} if skip_bad else {}),
     }
-    options = BuildOptions.from_dict({**given_options(given), **parse_options(option)})
+    options = BuildOptions.from_dict({**given_options(reading), **parse_options(option)})
     options = replace(options, like=None if like is None else str(like))
     if not json:
         output.print_note(
@@ -220,11 +220,11 @@ def check(
     from xcray.data.check import check as read
     from xcray.data.readers.options import ReadOptions
 
-    given = reading_options(
+    options = reading_options(
         zero_based, n_features, n_labels, labels_file, text_fields, label_field, label_separator
     )
     report = read(
-        format, file, ReadOptions.from_dict({**given_options(given), **parse_options(option)})
+        format, file, ReadOptions.from_dict({**given_options(options), **parse_options(option)})
     )
     if json:
         output.print_json({"good": report.is_readable, **report.as_dict()})
@@ -273,12 +273,12 @@ def upload(
     sources = input_files(f"data upload {format} INPUT", format, [file] if file else [], test)
     with make_client(server) as client:
         if sources:
-            made = client.datasets.upload(
+            record = client.datasets.upload(
                 sources["train"], name=name, format=format, test=test, options=parse_options(option)
             )
         else:
-            made = client.datasets.build(name, format, parse_options(option))
-        ready = client.datasets.wait(made["id"])
+            record = client.datasets.build(name, format, parse_options(option))
+        ready = client.datasets.wait(record["id"])
     if json:
         output.print_json(ready)
     else:
@@ -293,13 +293,13 @@ def upload(
 def list_datasets(server: ServerOption = None, json: output.JsonOption = False) -> None:
     """List the data sets of a server, newest first."""
     with make_client(server) as client:
-        found = list(client.datasets.list())
+        records = list(client.datasets.list())
     if json:
-        output.print_json({"datasets": found})
+        output.print_json({"datasets": records})
         return
     rows = [
         [each["id"], each["name"], each["status"], each["stats"].get("n_labels"), each["created"]]
-        for each in found
+        for each in records
     ]
     output.print_table(["data set", "name", "status", "labels", "created"], rows)
 

@@ -20,31 +20,34 @@ def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
     from xcray.training.capacity.preflight import check_fits, memory_limits
     from xcray.training.strategies import estimate_training
 
-    found, limits = estimate_training(spec), memory_limits(spec)
+    estimate, limits = estimate_training(spec), memory_limits(spec)
     if as_json:
-        output.print_json({"estimate": found.as_dict(), "limits": limits})
+        output.print_json({"estimate": estimate.as_dict(), "limits": limits})
     else:
         output.print_pairs(
             {
-                "workers": f"{found.workers} of {format_bytes(found.worker + found.process)}",
-                "total memory": format_bytes(found.memory),
+                "workers": f"{estimate.workers} of "
+                f"{format_bytes(estimate.worker + estimate.process)}",
+                "total memory": format_bytes(estimate.memory),
                 "available memory": ", ".join(
                     f"{format_bytes(size)} ({name})" for name, size in limits.items()
                 )
                 or "unknown",
-                "mapped data": format_bytes(found.mapped),
-                "weights": f"{found.weights:,}",
+                "mapped data": format_bytes(estimate.mapped),
+                "weights": f"{estimate.weights:,}",
                 **(
-                    {"disk for checkpoints": format_bytes(found.checkpoints)}
-                    if found.checkpoints
+                    {"disk for checkpoints": format_bytes(estimate.checkpoints)}
+                    if estimate.checkpoints
                     else {}
                 ),
-                "disk for parts": format_bytes(found.parts),
-                "disk for the model": format_bytes(found.model),
-                "core time": format_duration(found.core_seconds),
-                "time": format_duration(found.seconds),
-                "based on": f"{found.probed} solved labels" if found.probed else "sizes alone",
+                "disk for parts": format_bytes(estimate.parts),
+                "disk for the model": format_bytes(estimate.model),
+                "core time": format_duration(estimate.core_seconds),
+                "time": format_duration(estimate.seconds),
+                "based on": f"{estimate.probed} solved labels"
+                if estimate.probed
+                else "sizes alone",
             }
         )
-    check_fits(found, limits, run_dir, out)
+    check_fits(estimate, limits, run_dir, out)
     raise typer.Exit

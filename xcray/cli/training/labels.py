@@ -192,13 +192,18 @@ def run_edit(
     """Run an edit with progress and Ctrl-C handling, and print the result."""
     from xcray.training.edit.apply import EditOptions
 
-    kept = run_dir or out.with_name(f"{out.name}.run")
+    working_directory = run_dir or out.with_name(f"{out.name}.run")
     with resumable_run(
-        lambda: f"finished labels are kept in {kept}" if kept.exists() else None, as_json
+        lambda: (
+            f"finished labels are kept in {working_directory}"
+            if working_directory.exists()
+            else None
+        ),
+        as_json,
     ) as (show, flag):
-        result = change(EditOptions(pool, workers, kept, progress=show, stop=flag))
+        result = change(EditOptions(pool, workers, working_directory, progress=show, stop=flag))
     if run_dir is None:
-        shutil.rmtree(kept, ignore_errors=True)  # not needed once the model exists
+        shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
     counts = result.report
     if not as_json:
         output.print_line(
@@ -228,14 +233,16 @@ def read_json_object(file: Path) -> dict[str, str]:
     import json
 
     try:
-        found: Any = json.loads(read_text(file))
+        content: Any = json.loads(read_text(file))
     except ValueError as error:
         raise InputError(f"{file.name} is not JSON: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(value, str) for value in content.values()
+    ):
         raise InputError(
             f'{file.name} must hold an object of names, like {{"old name": "new name"}}'
         )
-    return found
+    return content
 
 
 def read_text(file: Path) -> str:

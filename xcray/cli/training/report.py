@@ -44,14 +44,16 @@ def report(
     if out is not None and (out / "manifest.json").exists():
         raise Conflict(f"{out} is a model or a data set: choose another --out for the report")
     folder = out or model.resolve().with_name(f"{model.resolve().name}.report")
-    found = draw_report(model, folder, compare_with or ())
+    drawn_report = draw_report(model, folder, compare_with or ())
     if json:
-        output.print_json({"folder": str(folder), **found})
+        output.print_json({"folder": str(folder), **drawn_report})
         return
-    print_measures({name: value for name, value in found["measures"].items() if value is not None})
-    for name, file in found["pictures"].items():
+    print_measures(
+        {name: value for name, value in drawn_report["measures"].items() if value is not None}
+    )
+    for name, file in drawn_report["pictures"].items():
         output.print_line(f"{name:<14}{folder / file}")
-    for name, reason in found["left_out"].items():
+    for name, reason in drawn_report["left_out"].items():
         output.print_note(f"no plot {name}: {reason}")
     output.print_line(f"{'page':<14}{folder / 'report.md'}")
 

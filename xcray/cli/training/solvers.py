@@ -25,16 +25,16 @@ def solvers(
     """List the solvers, or the parameters of one: default, range, meaning."""
     from xcray.solvers import SOLVERS, describe_solver
 
-    found = [describe_solver(each) for each in ([name] if name is not None else SOLVERS)]
+    descriptions = [describe_solver(each) for each in ([name] if name is not None else SOLVERS)]
     if json:
-        output.print_json({"solvers": found})
+        output.print_json({"solvers": descriptions})
     elif name is None:
-        rows = [[each["name"], each["family"], each["help"]] for each in found]
+        rows = [[each["name"], each["family"], each["help"]] for each in descriptions]
         output.print_table(["solver", "family", "what it solves"], rows)
     else:
-        output.print_line(f"{found[0]['name']}: {found[0]['help']}")
+        output.print_line(f"{descriptions[0]['name']}: {descriptions[0]['help']}")
         rows = [
             [each["name"], str(each["default"]), format_range(each), each["help"]]
-            for each in found[0]["parameters"]
+            for each in descriptions[0]["parameters"]
         ]
         output.print_table(["parameter", "default", "range", "meaning"], rows)

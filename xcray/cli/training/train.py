@@ -208,13 +208,14 @@ def print_data_warnings(path: Path) -> None:
 
 def train_and_clean(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainResult:
     """Train; then remove the default run directory if the model is complete."""
-    kept = run_dir or out.with_name(f"{out.name}.run")
-    result = run_training(spec, out, kept, quiet)
+    working_directory = run_dir or out.with_name(f"{out.name}.run")
+    result = run_training(spec, out, working_directory, quiet)
     if run_dir is None and "partial" not in result.report:
-        shutil.rmtree(kept, ignore_errors=True)
+        shutil.rmtree(working_directory, ignore_errors=True)
     if "partial" in result.report and not quiet:
         output.print_note(
-            f"to complete it: the same command with --run-dir {kept}, more time and another --out"
+            f"to complete it: the same command with --run-dir {working_directory}, more time and "
+            "another --out"
         )
     return result
 
@@ -244,15 +245,15 @@ def find_finished_model(spec: Any, out: Path) -> TrainResult | None:
     from xcray.training.finished import find_finished
 
     try:
-        found = find_finished(spec, out)
+        result = find_finished(spec, out)
     except Corrupt as error:
         aside = out.with_name(f"{out.name}.damaged-{uuid.uuid4().hex[:8]}")
         out.rename(aside)
         output.print_note(f"{error.message}; it is now {aside.name}, {out.name} is written again")
         return None
-    if found is not None:
+    if result is not None:
         output.print_note(f"{out} exists already: nothing to train")
-    return found
+    return result
 
 
 def check_push_target(uri: str, name: str) -> StoragePath:

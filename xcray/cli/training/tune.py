@@ -101,12 +101,14 @@ def tune(
         "pool": pool,
         "workers": workers,
     }
-    grid = {name: tuple(given) for name, given in (("lam", lam), ("tau", tau), ("C", c)) if given}
+    grid = {
+        name: tuple(choices) for name, choices in (("lam", lam), ("tau", tau), ("C", c)) if choices
+    }
     spec = TuneSpec(TrainSpec.from_dict(values), grid, select, holdout, seed, warm=not cold)
-    kept = run_dir or out.with_name(f"{out.name}.run")
-    result = run_search(spec, out, kept, json)
+    working_directory = run_dir or out.with_name(f"{out.name}.run")
+    result = run_search(spec, out, working_directory, json)
     if run_dir is None:
-        shutil.rmtree(kept, ignore_errors=True)  # not needed once the model exists
+        shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists
     print_result(result, select, json)
 
 

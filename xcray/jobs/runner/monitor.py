@@ -221,8 +221,8 @@ class AttemptMonitor:
         job = self._store.jobs.find(self._job_id)
         if job is None or (job.attempt, job.status) != (self._attempt, RUNNING):
             raise Fenced(f"attempt {self._attempt} of {self._job_id} is no longer the running one")
-        ran = job.ran_seconds + time.monotonic() - self._counted_until
-        overtime = dataclasses.replace(job, ran_seconds=ran).overtime_reason(time.time())
+        run_seconds = job.ran_seconds + time.monotonic() - self._counted_until
+        overtime = dataclasses.replace(job, ran_seconds=run_seconds).overtime_reason(time.time())
         if job.stop_requested:
             self.stop_requested = True
         elif overtime is not None:

@@ -106,8 +106,8 @@ class Publisher:
         wrong.
         """
         partial = {name: outcome.report[name] for name in ("partial",) if name in outcome.report}
-        found = outcome.report.get("data", {}).get("warnings")
-        warnings = {"data_warnings": found} if found else {}
+        data_warnings = outcome.report.get("data", {}).get("warnings")
+        warnings = {"data_warnings": data_warnings} if data_warnings else {}
         result = {"model": self._name, "version": version, **partial, **warnings}
         return {**result, **outcome._asdict()}
 

@@ -180,7 +180,7 @@ class Supervisor:
         They are stuck, suspended by a signal, or ignore their stop flag.
         """
         now, ours = time.monotonic(), self._launcher.list_runners()
-        wanted = (
+        running_ids = (
             {
                 RunnerId(job.id, job.attempt): not job.stop_requested
                 for job in self._store.attempts.list_running()
@@ -191,11 +191,11 @@ class Supervisor:
         self._unwanted_since = {
             runner: self._unwanted_since.get(runner, now)
             for runner in ours
-            if not wanted.get(runner, False)
+            if not running_ids.get(runner, False)
         }
         for runner, since in self._unwanted_since.items():
             if now - since > self._options.stop_grace_seconds + (
-                STOP_MARGIN_SECONDS if runner in wanted else EXIT_GRACE_SECONDS
+                STOP_MARGIN_SECONDS if runner in running_ids else EXIT_GRACE_SECONDS
             ):
                 LOG.warning(
                     "job %s: the runner of attempt %d does not end: killing its processes", *runner

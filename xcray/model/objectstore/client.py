@@ -85,9 +85,9 @@ class StoragePath(NamedTuple):
         """Return the path of a URI. Raises ParameterError with a fix."""
         parts = urlsplit(uri)
         if parts.scheme not in SCHEMES:
-            given = parts.scheme or ("" if "@" in uri else uri)  # never repeat credentials
+            scheme = parts.scheme or ("" if "@" in uri else uri)  # never repeat credentials
             raise ParameterError(
-                f"{excerpt(given)!r} is not a supported storage: "
+                f"{excerpt(scheme)!r} is not a supported storage: "
                 "write s3://..., gs://... or file:///...",
                 code="URI",
             )

@@ -230,7 +230,7 @@ def public_class_name(kind: type[XcrayError]) -> str:
 
 
 def validation_error(
-    found: Sequence[Any], *, what: str = "body", model: type[BaseModel] | None = None
+    findings: Sequence[Any], *, what: str = "body", model: type[BaseModel] | None = None
 ) -> InputError:
     """Return one error for pydantic's errors.
 
@@ -238,9 +238,9 @@ def validation_error(
     field is missing, unknown ones come first, because a misspelled field leaves its right name
     missing. model: of the body, for the known fields in place of an unknown one.
     """
-    if any(item["type"] == "missing" for item in found):
-        found = sorted(found, key=lambda item: item["type"] != "extra_forbidden")
-    listed = [_error_entry(item, model) for item in found[:MAX_LISTED_ERRORS]]
+    if any(item["type"] == "missing" for item in findings):
+        findings = sorted(findings, key=lambda item: item["type"] != "extra_forbidden")
+    listed = [_error_entry(item, model) for item in findings[:MAX_LISTED_ERRORS]]
     first = listed[0]
     place = f"{what}: " if first["loc"] in ("", what) else f"{first['loc']}: "
     return InputError(
@@ -248,7 +248,7 @@ def validation_error(
         code=first["code"],
         loc=first["loc"],
         errors=listed,
-        count=len(found),
+        count=len(findings),
     )
 
 
@@ -261,9 +261,9 @@ def _error_entry(item: Any, model: type[BaseModel] | None) -> dict[str, str]:
         code = "BODY_TYPE"
     fields = [part for part in loc if isinstance(part, str)]
     code = FIELD_CODES.get((code, fields[-1]) if fields else ("", ""), code)
-    given = item.get("ctx") or {}
-    context = {name: excerpt(str(value), MAX_CONTEXT) for name, value in given.items()}
-    if item["type"] in ("too_short", "string_too_short") and given.get("min_length") == 1:
+    values = item.get("ctx") or {}
+    context = {name: excerpt(str(value), MAX_CONTEXT) for name, value in values.items()}
+    if item["type"] in ("too_short", "string_too_short") and values.get("min_length") == 1:
         sentence = "must not be empty"
     if item["type"] == "extra_forbidden" and known:
         sentence += suggestion(str(loc[-1]), known) + f"; known fields: {', '.join(known)}"
@@ -320,8 +320,10 @@ async def _handle_xcray_error(request: Request, error: Exception) -> Response:
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
     """Handle invalid query and path parameters."""
     assert isinstance(error, RequestValidationError)
-    found = [item | {"loc": tuple(item["loc"])[1:]} for item in error.errors()]
-    return adapt_to_path(request.url.path, problem_response(validation_error(found, what="query")))
+    findings = [item | {"loc": tuple(item["loc"])[1:]} for item in error.errors()]
+    return adapt_to_path(
+        request.url.path, problem_response(validation_error(findings, what="query"))
+    )
 
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
@@ -333,10 +335,10 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     detail = DETAIL_OF_STATUS.get(status, reason_phrase(status).lower())
     if status == 404 and MODEL_PATH.match(request.url.path):
         detail = MODEL_PATH_DETAIL
-    found = problem_document(
+    document = problem_document(
         status, CODE_OF_STATUS.get(status, "HTTP"), detail, kind=kind, headers=headers
     )
-    return adapt_to_path(request.url.path, found)
+    return adapt_to_path(request.url.path, document)
 
 
 def _allowed_methods(request: Request) -> list[str]:
@@ -345,12 +347,12 @@ def _allowed_methods(request: Request) -> list[str]:
     The framework lists only those of the first route.
     """
     path = {"type": "http", "path": request.scope["path"], "root_path": "", "headers": []}
-    found: set[str] = set()
+    methods: set[str] = set()
     for method in HTTP_METHODS:
         matched = [route.matches({**path, "method": method})[0] for route in request.app.routes]
-        found |= {method} if Match.FULL in matched else set()
-    found |= {"HEAD"} if "GET" in found else set()
-    return sorted(found)
+        methods |= {method} if Match.FULL in matched else set()
+    methods |= {"HEAD"} if "GET" in methods else set()
+    return sorted(methods)
 
 
 def internal_error(request: Request, error: Exception) -> Response:

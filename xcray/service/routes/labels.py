@@ -36,13 +36,13 @@ async def index(
     start = page_start(page_token, limit) or 0
     loaded = await _find(request, caller.tenant, reference)
     model = loaded.predictor.model
-    found = await run_in_heavy_thread(
+    labels = await run_in_heavy_thread(
         partial(list_labels, model, start, limit + 1, contains or None)
     )
     page = LabelPage(
         model=_answerer(loaded),
-        labels=[LabelSummaryView(**each._asdict()) for each in found[:limit]],
-        next_page_token=page_token_after([{"seq": each.number + 1} for each in found], limit),
+        labels=[LabelSummaryView(**each._asdict()) for each in labels[:limit]],
+        next_page_token=page_token_after([{"seq": each.number + 1} for each in labels], limit),
     )
     return reply(request, page)
 

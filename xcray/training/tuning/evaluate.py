@@ -121,9 +121,9 @@ class PointEvaluator:
 
     def remove_duals(self, points: Sequence[Point], done: int) -> None:
         """Remove the duals of points up to number `done` that no later point starts from."""
-        wanted = {point.start for point in points[done + 1 :]}
+        needed = {point.start for point in points[done + 1 :]}
         for point in points[: done + 1]:
-            if point.number not in wanted:
+            if point.number not in needed:
                 discard_directory(self.folder / point.key / "duals")
 
     def _solve(

@@ -180,11 +180,11 @@ class MemoryProbe:
         for reference in ready_refs(self._pending):
             worker = self._pending.pop(reference)
             try:
-                held = ray.get(reference)
+                outcome = ray.get(reference)
             except ray.exceptions.RayError:
                 continue  # it died, which the callers of its work report
-            if held is not None:
-                out[worker] = MemoryUsage(*held)
+            if outcome is not None:
+                out[worker] = MemoryUsage(*outcome)
         for worker in actors.keys() - self._pending.values():
             self._pending[actors[worker].memory_usage.remote()] = worker
         return out
