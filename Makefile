@@ -54,7 +54,7 @@ docs: $(STAMP)  ## the documentation site with search, in build/docs; fails on a
 clean:  ## remove .venv, build and caches
 	@if [ -e $(MADE) ]; then rm -rf $(VENV); else rm -f $(STAMP) $(LOG); fi
 	@rm -rf build xcray.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find xcray tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find xcray tests benchmarks studies docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -26,7 +26,6 @@ WHOLE = [
     ["benchmarks.data.shapes"],
     ["benchmarks.training.convergence", "--sets", "synthetic"],
     ["benchmarks.training.pdsparse", "--sets", "synthetic"],
-    ["benchmarks.training.tuning", "--sets", "synthetic", "--repeats", "1"],
     ["benchmarks.training.objective", "--sets", "synthetic"],
     ["benchmarks.multinomial"],
     ["benchmarks.multinomial.scaling"],

@@ -27,9 +27,9 @@ OUTSIDE = {
     "deploy/README.md": "compose.md",
     "helm/xcray/README.md": "reference/chart.md",
     "benchmarks/README.md": "benchmarks.md",
+    "studies/README.md": "studies.md",
     "notebooks/quickstart.ipynb": "tutorials/quickstart.md",
     **{f"examples/{path.name}": f"tutorials/{path.stem}.md" for path in ROOT.glob("examples/*.py")},
-    **{f"studies/{path.name}": f"studies/{path.name}" for path in ROOT.glob("studies/*.md")},
 }
 REPOSITORY = {page: path for path, page in OUTSIDE.items()}
 

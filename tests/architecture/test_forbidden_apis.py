@@ -55,6 +55,7 @@ TEXTS = sorted(
         ("tests", ("**/*.py",)),
         ("docs", ("**/*.md", "**/*.py")),
         ("benchmarks", ("**/*.py", "**/*.md")),
+        ("studies", ("**/*.py", "**/*.md")),
         ("examples", ("*.py",)),
         ("notebooks", ("**/*.ipynb",)),
         ("deploy", ("**/*",)),

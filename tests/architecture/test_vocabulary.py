@@ -47,6 +47,7 @@ TEXTS = sorted(
         (".ci", ("*",)),
         ("tests", ("**/*.py",)),
         ("benchmarks", ("**/*.py",)),
+        ("studies", ("**/*.py", "**/*.md")),
     )
     for pattern in patterns
     for path in (ROOT / folder).glob(pattern)

@@ -2,9 +2,9 @@
 
 Predictions must continue, jobs must keep their place in the queue, and models must be unchanged.
 
-`python -m benchmarks.cluster.credentials --secret redis|token [--json FILE]` needs Linux and
+`python -m studies.secret_rotation --secret redis|token [--json FILE]` needs Linux and
 namespaces, and Redis' programs for `--secret redis`. It takes three minutes on two free cores. The
-set-up is that of `benchmarks.cluster.head`: a head, two nodes, an API process and a runner, which
+set-up is that of `studies.head_loss`: a head, two nodes, an API process and a runner, which
 join by address, dashboard and token. Several jobs are queued. During the first one the secret is
 changed as docs/operations.md describes:
 
@@ -34,8 +34,8 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.cluster.head import HeadFailureRun
 from benchmarks.common import machine
+from studies.head_loss import HeadFailureRun
 from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
 from tests.robustness.faults.work import MIDDLE, ok
 from tests.support.ray_nodes import nodes
@@ -173,9 +173,7 @@ def played(set: Stage, chosen: argparse.Namespace) -> dict[str, Any]:
 
 def main(values: list[str]) -> int:
     """Run the rotation and return the exit status, 0 if all expectations hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cluster.credentials", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m studies.secret_rotation", description=__doc__)
     parser.add_argument(
         "--secret", choices=("redis", "token"), required=True, help="the secret to change"
     )
@@ -183,7 +181,7 @@ def main(values: list[str]) -> int:
         "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
     )
     chosen = parser.parse_args(values)
-    enter(values, module="benchmarks.cluster.credentials")
+    enter(values, module="studies.secret_rotation")
     if not namespaces():
         raise SystemExit(
             "namespaces are not available: the head's processes cannot be isolated on this machine"

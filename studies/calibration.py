@@ -1,6 +1,6 @@
 """Compare calibration methods by ECE and Brier score on held-out rows not used for fitting.
 
-`python -m benchmarks.training.calibration [--data DIR] [--sets cooking gutenberg_lcsh gnd_tibkat]
+`python -m studies.calibration [--data DIR] [--sets cooking gutenberg_lcsh gnd_tibkat]
 [--models DIR] [--seeds 5]`
 
 Each seed splits the held-out rows into halves, one to fit and one to measure. Figures are medians

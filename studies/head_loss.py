@@ -2,7 +2,7 @@
 
 Predictions must continue. Jobs must wait, and continue when the head is back.
 
-`python -m benchmarks.cluster.head [--how kill|freeze|cut] [--redis] [--away 30] [--parts head auto]
+`python -m studies.head_loss [--how kill|freeze|cut] [--redis] [--away 30] [--parts head auto]
 [--json FILE]` needs Linux and namespaces, and takes three minutes on two free cores.
 
 All parts run on one machine, each with its own network (see `tests.support.ray_nodes`): a head with
@@ -301,7 +301,7 @@ class HeadFailureRun:
 
 def main(values: list[str]) -> int:
     """Run the scenario and return the exit status, 0 if all expectations hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.head", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m studies.head_loss", description=__doc__)
     parser.add_argument(
         "--how", choices=("kill", "freeze", "cut"), default="kill", help="what happens to the head"
     )
@@ -312,7 +312,7 @@ def main(values: list[str]) -> int:
         "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
     )
     chosen = parser.parse_args(values)
-    enter(values, module="benchmarks.cluster.head")
+    enter(values, module="studies.head_loss")
     if not namespaces():
         raise SystemExit(
             "namespaces are not available: the head's processes cannot be isolated on this machine"

@@ -1,6 +1,6 @@
 """Models without zero weights: time per row of plain rows, packed lists and a matrix product.
 
-`python -m benchmarks.search.dense [--json FILE] [--rounds 9]`
+`python -m studies.dense_models [--json FILE] [--rounds 9]`
 
 All weights are random and non-zero. Rows have a share of the features. Lists and plain rows must
 give the same bits, which is checked. The product is float32 (X @ W + b and numpy's partition),

@@ -1,6 +1,6 @@
 """Measure the savings of warm starts in a grid search, and the quality of partial models.
 
-`python -m benchmarks.training.tuning [--data DIR] [--sets cooking gutenberg_lcsh]
+`python -m studies.warm_starts [--data DIR] [--sets cooking gutenberg_lcsh]
 [--lam 0.1 0.03 0.01] [--C 0.3 1 3] [--repeats 3]`
 
 Grid: every point is solved cold and warm, one after the other, in CPU seconds of one core. The
@@ -26,8 +26,9 @@ from xcray.metrics import evaluate
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels, merge
-from xcray.training.tuning.evaluate import WarmRunner, hold_out
-from xcray.training.tuning.grid import Point, dual_scale, plan_points
+from xcray.training.tuning.evaluate import hold_out
+from xcray.training.tuning.grid import Point, plan_points
+from xcray.training.warm_start import WarmRunner, dual_scale
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool
 from xcray.workers.observer import RunObserver

@@ -1,6 +1,6 @@
 """The same service under plain uvicorn and under Ray Serve: latency and throughput.
 
-`python -m benchmarks.serving.ray_serve [--seconds 5] [--ha-proxy] [--json FILE]`
+`python -m studies.ray_serve [--seconds 5] [--ha-proxy] [--json FILE]`
 
 Latencies are those of one client, requests per second those of sixteen. There is one model, and one
 row per request. Plain is one process of `xcray serve`; Serve is one replica behind its proxy, in

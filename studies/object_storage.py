@@ -1,6 +1,6 @@
 """Models to object storage and back: bytes per second, against a plain local copy.
 
-`python -m benchmarks.serving.objectstore [--megabytes 512] [--repeats 3] [--uri s3://bucket/folder]
+`python -m studies.object_storage [--megabytes 512] [--repeats 3] [--uri s3://bucket/folder]
 [--json FILE]`
 
 The model is a sealed directory of the given size, shaped like a model (weights and lists, each

@@ -1,0 +1,1 @@
+"""Studies: measurements that answered one question once, see README.md."""
