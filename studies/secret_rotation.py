@@ -55,7 +55,7 @@ class Password(HeadFailureRun):
 
     def take_head(self) -> float:
         """Add a second password, then kill the head."""
-        self.old, self.new = self.ray._given["redis_password"], secrets.token_hex(16)
+        self.old, self.new = self.ray.options["redis_password"], secrets.token_hex(16)
         self.facts["redis_said"] = [
             self.redis(self.old, "ACL", "SETUSER", "default", f">{self.new}")
         ]
@@ -72,7 +72,7 @@ class Password(HeadFailureRun):
 
     def bring_head(self) -> float:
         """Start a head with the new password, and check that the old one is rejected."""
-        self.ray._given["redis_password"] = self.new
+        self.ray.options["redis_password"] = self.new
         back = super().bring_head()
         self.facts["redis_said"].append(
             self.redis(self.new, "ACL", "SETUSER", "default", f"<{self.old}")

@@ -176,7 +176,7 @@ class Bench:
     def expected(self, how: str) -> str:
         """Return the SHA-256 of the same training on threads of this process."""
         if how not in self._hashes:
-            place = self.stage.folder(f"threads-{how}")
+            place = self.stage.place(f"threads-{how}")
             began = time.time()
             self._hashes[how] = train(
                 self.spec(how, 2, None), run_dir=place / "run", out=place / "model"
@@ -197,7 +197,7 @@ class Bench:
     @contextmanager
     def ray(self) -> Iterator[Nodes]:
         """Start a Ray in its own folder, under a short path."""
-        place = self.stage.folder(f"r{next(RAYS)}")
+        place = self.stage.place(f"r{next(RAYS)}")
         how = {"quick": not self.chosen.slow_health, "patient": self.chosen.small}
         with nodes(place, store=self.chosen.store << 20, **how) as ray:
             yield ray

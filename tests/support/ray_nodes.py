@@ -255,7 +255,7 @@ class Nodes:
         self.temporary.mkdir()
         self.token = folder / "token"
         write_token(self.token)
-        self._options: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
+        self.options: dict[str, Any] = {"head_cpus": head_cpus, "dashboard": dashboard}
         self.environment = {
             **clean(folder),
             **{
@@ -348,14 +348,14 @@ class Nodes:
         """Start a head at the first address."""
         fields = {
             "port": self.gcs_port,
-            "num-cpus": self._options["head_cpus"],
-            "include-dashboard": str(self._options["dashboard"]).lower(),
+            "num-cpus": self.options["head_cpus"],
+            "include-dashboard": str(self.options["dashboard"]).lower(),
             "dashboard-host": self.address(1),
             "dashboard-port": self.dashboard_port,
             "temp-dir": self.temporary,
         }
-        if "redis_password" in self._options:
-            fields["redis-password"] = self._options["redis_password"]
+        if "redis_password" in self.options:
+            fields["redis-password"] = self.options["redis_password"]
         if not namespaces():
             fields["ray-client-server-port"] = free_port()
         head = Node(self, 1, [*self._start(fields, 1), "--head"])
@@ -406,7 +406,7 @@ class Nodes:
             self.redis = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=_die
             )
-        self._options["redis_password"] = password
+        self.options["redis_password"] = password
         self.environment |= {
             "RAY_REDIS_ADDRESS": f"{where}:{port}",
             "RAY_external_storage_namespace": "xcray-test",

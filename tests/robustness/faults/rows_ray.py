@@ -100,7 +100,7 @@ class Killer:
             self._at is None
             and progress.phase == "TRAINING"
             and progress.total
-            and progress.triggered >= self._share * progress.total
+            and progress.done >= self._share * progress.total
         ):
             self._before = self._pids()
             if self._before:

@@ -103,7 +103,7 @@ class Fault:
     def on_progress(self, standing) -> None:
         """Run the action if a `RunProgress` is far enough."""
         done = standing.newest.get("epoch", 0)
-        if not self.triggered and done >= self._rests and standing.triggered > done + 0.1:
+        if not self.triggered and done >= self._rests and standing.done > done + 0.1:
             self.triggered = True
             self._act()
 
