@@ -42,7 +42,8 @@ class Happening:
     """An event at a time.
 
     what: "node": a node with `size` CPUs joins; "deaf": the same, but it never received the job;
-    "kill" or "drain": affects the live node number `size`; "crash": one actor crashes.
+    "kill" or "drain": affects the live node number `size`; "crash": one actor crashes; "message":
+    the calls of one actor fail, and the actor lives on.
     """
 
     at: float
@@ -125,8 +126,12 @@ class Actor:
         self.calls = []
 
     def die(self, why: str) -> None:
-        """End all unfinished calls with an error."""
+        """End the actor and all its unfinished calls."""
         self.dead = True
+        self.fail_calls(why)
+
+    def fail_calls(self, why: str) -> None:
+        """End all unfinished calls with an error."""
         for reference in self.out:
             if reference.at is None or reference.at > self.play.now:
                 reference.at = None
@@ -260,10 +265,12 @@ class SimulatedRun:
             there[what.size % len(there)].died_at = self.now
         elif what.what == "drain" and there:
             there[what.size % len(there)].drains = True
-        elif what.what == "crash":
+        elif what.what in ("crash", "message"):
             up = [actor for actor in self.actors if actor.node is not None and not actor.dead]
-            if up:
+            if up and what.what == "crash":
                 up[what.size % len(up)].die("crashed")
+            elif up:
+                up[what.size % len(up)].fail_calls("unavailable")
 
     def _scale(self) -> None:
         """Add the nodes of the autoscaler; end actors of nodes that are reported as dead."""

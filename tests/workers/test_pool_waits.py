@@ -70,6 +70,14 @@ def test_a_lost_request_is_repeated(thrift):
     assert any("had room" in word and "placed no worker" in word for word in output)
 
 
+def test_a_worker_whose_message_was_lost_leaves_its_place_to_another():
+    """The actor lives on after the error, and holds the CPU that the next worker needs."""
+    play = SimulatedRun([1.0] * 60, [Happening(0.0, "node", 2), Happening(12.0, "message", 1)])
+    seconds, output = job(play, 2)
+    assert seconds < 60.0
+    assert output == []
+
+
 def test_a_node_that_places_no_worker_is_avoided_and_another_requested():
     """The node reports room but takes no actor, so the autoscaler must add another node."""
     play = SimulatedRun([1.0] * 60, [Happening(0.0, "deaf", 2)], grows=2)

@@ -397,7 +397,6 @@ class RayPool(RayWorkers):
         for worker, reason in self._liveness.poll_dead(
             {worker: self._actors[worker] for worker in self._locations.placed}
         ).items():
-            ray.kill(self._actors[worker])
             out += self._on_lost(worker, reason)
         return out
 
@@ -425,6 +424,7 @@ class RayPool(RayWorkers):
 
     def _forget_requests(self, worker: str) -> None:
         """Forget pending calls of a worker."""
+        self._solve.pop(worker, None)
         self._pending = {
             reference: pending
             for reference, pending in self._pending.items()
@@ -496,10 +496,13 @@ class RayPool(RayWorkers):
         return []
 
     def _on_lost(self, worker: str, reason: object) -> list[Report]:
-        """Forget a dead actor; another one takes its place at the next wait."""
+        """Forget a lost actor; another one takes its place at the next wait.
+
+        It is killed too: if only its message was lost, the actor lives and holds its CPU.
+        """
         if worker not in self._actors:
             return []
-        del self._actors[worker]
+        ray.kill(self._actors.pop(worker))
         self._leaving.discard(worker)
         self._liveness.forget(worker)
         self._forget_requests(worker)
