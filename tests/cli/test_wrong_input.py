@@ -86,6 +86,7 @@ LOCAL = [
     ("data build jsonl rows.jsonl x -o max_feature=2", 2, "did you mean 'max_features'"),
     ("data build synthetic x -o synthetic.row=2", 2, "did you mean 'rows'"),
     ("data build jsonl rows.jsonl x --label-field no", 2, "--text-fields, --label-field"),
+    ("data build jsonl rows.jsonl x --like nosuch", 2, "--like: there is no model or data set"),
     ("data check cvs rows.csv", 2, "did you mean 'csv'"),
     ("data upload jsonl", 2, "xcray data upload jsonl INPUT"),
     ("models card data", 2, "a data set, not a model"),

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from xcray.data.dataset import FEATURES, MANIFEST, TEXT, default_names
 from xcray.data.text.pipeline import TextPipeline
-from xcray.errors import Corrupt, ParameterError
+from xcray.errors import Corrupt, NotFound, ParameterError, excerpt
 from xcray.storage.arrow import read_names
 from xcray.storage.atomic import read_json
 
@@ -35,6 +35,8 @@ class FeatureSpace(NamedTuple):
         if path is None:
             return None
         path = Path(path)
+        if not (path / MANIFEST).is_file():
+            raise NotFound(f"like: there is no model or data set directory {excerpt(str(path))}")
         manifest = read_json(path / MANIFEST)
         try:
             n_features = int(
