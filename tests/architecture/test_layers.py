@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("solvers", "predict"),
     ("model",),
     ("index",),
+    ("features",),
     ("data",),
     ("kernels", "metrics", "plots", "schedule"),
     ("storage",),
