@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, Union
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from xcray.errors import Corrupt, ShapeMismatch
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
 
-Rows: TypeAlias = Union[CSR, Float32]  # (n, width): sparse or a dense float32 array
+Rows: TypeAlias = CSR | Float32  # (n, width): sparse or a dense float32 array
 SETTINGS_FILE: Final = "pipeline.json"
 ARRAYS_FILE: Final = "pipeline.arrow"
 # kind -> module:class; modules are imported on first use
@@ -64,7 +65,7 @@ class FeaturePipeline(Protocol):
         """Read a pipeline. Raises NotFound, or Corrupt for invalid files."""
 
 
-class StoredPipeline:
+class StoredPipeline(ABC):
     """Base of pipelines that consist of settings (JSON) and arrays (float32).
 
     A subclass declares `kind` and implements `fields` and `from_fields`.
@@ -72,17 +73,17 @@ class StoredPipeline:
 
     kind: ClassVar[str]
 
+    @abstractmethod
     def fields(self) -> tuple[dict[str, Any], dict[str, Float32]]:
         """Return the settings, JSON-ready, and the arrays by name."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def from_fields(cls, settings: Mapping[str, Any], arrays: Mapping[str, Float32]) -> Self:
         """Return the pipeline with these fields.
 
         Raises KeyError, TypeError, ValueError or ShapeMismatch for invalid ones.
         """
-        raise NotImplementedError
 
     @property
     def fingerprint(self) -> str:
