@@ -49,6 +49,7 @@ PYTHON = {
             "dsmlr",
             "lbfgs",
             "lc",
+            "least_squares.solver",
         )
     ),
 }

@@ -82,7 +82,7 @@ def test_completion_offers_models_data_sets_and_solvers(
     assert complete_models(f"{model.parent}/mo") == [str(model)]
     assert str(tiny.path) in complete_datasets(f"{tiny.path.parent}/")
     assert str(model) not in complete_datasets(f"{model.parent}/mo")
-    assert complete_solvers("l") == ["l2svm", "lbfgs", "lc"]
+    assert complete_solvers("l") == ["l2svm", "lbfgs", "lc", "least-squares"]
     assert complete_models("no/such/place/x") == []
 
 

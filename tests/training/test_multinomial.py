@@ -52,6 +52,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "dsmlr": {"lam": LAM, "tolerance": 1e-3, **GRID},
     "lbfgs": {"lam": LAM, "tolerance": 1e-3},
     "lc": {"lam": LAM, "tolerance": 1e-3},
+    "generalized-least-squares": {"lam": LAM, "tolerance": 1e-3},
 }
 QUICK = MonitorOptions(lease_seconds=600.0, heartbeat_seconds=0.05, report_seconds=0.02)
 each_solver = pytest.mark.parametrize("solver", sorted(PARAMS))
@@ -569,4 +570,8 @@ def test_ray_gives_the_same_bits(
         assert other.report["objective"] == pytest.approx(
             trained[solver].report["objective"], rel=1e-4
         )
+    solver = "generalized-least-squares"  # its shards do not depend on the workers
+    spec = spec_of(tiny, solver, pool="ray", workers=2)
+    other = train(spec, run_dir=tmp_path / solver, out=tmp_path / f"{solver}-model", job=solver)
+    assert other.sha256 == trained[solver].sha256
     assert Predictor(Model.open(result.model_path)).probability_source == "softmax"

@@ -136,9 +136,9 @@ def read_document(folder: Path) -> dict[str, Any]:
 
 def load_pipeline(folder: Path) -> FeaturePipeline:
     """Read a pipeline of any kind. Raises NotFound, or Corrupt for invalid files."""
-    kind = read_document(folder).get("kind")
+    kind = str(read_document(folder).get("kind"))
     if kind not in KINDS:
-        raise Corrupt(f"{folder.name} has features of unknown kind {str(kind)[:80]!r}")
+        raise Corrupt(f"{folder.name} has features of unknown kind {kind[:80]!r}")
     module, _, name = KINDS[kind].partition(":")
     pipeline: FeaturePipeline = getattr(import_module(module), name).load(folder)
     return pipeline

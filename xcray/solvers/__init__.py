@@ -31,6 +31,10 @@ BUILT_IN: Final = {
     "dsmlr": "xcray.solvers.dsmlr:DSMLRSolver",
     "lbfgs": "xcray.solvers.lbfgs:LBFGSSolver",
     "lc": "xcray.solvers.lc:LCSolver",
+    "least-squares": "xcray.solvers.least_squares.solver:LeastSquaresSolver",
+    "generalized-least-squares": (
+        "xcray.solvers.least_squares.solver:GeneralizedLeastSquaresSolver"
+    ),
 }
 
 

@@ -1,0 +1,1 @@
+"""Least squares and its generalisations, solved with the second moments of the features."""
