@@ -3,7 +3,7 @@
 Public names are imported on first use. `import xcray` is fast and imports neither Ray nor FastAPI
 nor scikit-learn:
 
-    PPDSparse, DSMLR                 scikit-learn estimators: fit(X, Y), predict(X)
+    PPDSparse, DSMLR, LeastSquares   scikit-learn estimators: fit(X, Y), predict(X)
     Dataset, train, TrainSpec        train from a data set directory
     Model, Predictor, evaluate       open a model, predict with it, evaluate it
     calibrate                        fit probabilities to the scores of a model
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Unavailable,
         XcrayError,
     )
-    from xcray.estimators import DSMLR, PPDSparse
+    from xcray.estimators import DSMLR, LeastSquares, PPDSparse
     from xcray.metrics import evaluate
     from xcray.model.model import Model
     from xcray.predict import Predictor
@@ -56,6 +56,7 @@ _EXPORTS = {
     "Dataset": "xcray.data.dataset",
     "Fenced": "xcray.errors",
     "InputError": "xcray.errors",
+    "LeastSquares": "xcray.estimators",
     "Model": "xcray.model.model",
     "NotCalibrated": "xcray.errors",
     "NotFound": "xcray.errors",
@@ -84,6 +85,7 @@ __all__ = [
     "Dataset",
     "Fenced",
     "InputError",
+    "LeastSquares",
     "Model",
     "NotCalibrated",
     "NotFound",

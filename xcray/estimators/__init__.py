@@ -1,6 +1,7 @@
 """Estimators in scikit-learn's API: fit, predict and score with sparse X and sparse Y."""
 
 from xcray.estimators.dsmlr import DSMLR
+from xcray.estimators.least_squares import LeastSquares
 from xcray.estimators.ppdsparse import PPDSparse
 
-__all__ = ["DSMLR", "PPDSparse"]
+__all__ = ["DSMLR", "LeastSquares", "PPDSparse"]

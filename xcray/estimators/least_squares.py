@@ -1,0 +1,120 @@
+"""Least squares as a scikit-learn estimator; it runs on threads of this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, frozen
+from xcray.estimators.linear import LinearEstimator, drop_unweighted
+from xcray.solvers.least_squares.solver import LeastSquaresSolver
+from xcray.solvers.least_squares.worker import LeastSquaresWorker
+from xcray.solvers.parameters import make_parameters
+from xcray.solvers.solved_labels import SolvedLabels, concatenate
+from xcray.solvers.synchronous_contract import SynchronousOutcome, TrainingRows
+from xcray.system.blas_threads import limit_blas_threads
+from xcray.workers.local_group import ThreadGroup
+from xcray.workers.synchronous_calls import SynchronousCalls
+
+
+class LeastSquares(LinearEstimator):
+    """Least squares on the label indicator; see `xcray.solvers.least_squares.solver`.
+
+    lam, bias, tolerance, max_rounds, shards, prune: as in the solver. n_jobs: number of threads;
+    None for one, -1 for all cores. The bits of the model do not depend on it.
+
+    The predicted labels of a row are those with a score above 1/2; with one class per row, the one
+    with the highest score.
+
+    After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
+    structured, objective_, n_iter_ (steps), n_features_in_.
+
+        Example:
+            >>> import numpy as np
+            >>> X, Y = np.eye(3), np.array([[1, 0], [0, 1], [0, 1]])
+            >>> LeastSquares().fit(X, Y).predict_top_k(X, k=1).labels.ravel().tolist()
+            [0, 1, 1]
+    """
+
+    SOLVER: ClassVar[str] = "least-squares"
+
+    def __init__(
+        self,
+        lam: float = 0.0,
+        bias: float = 0.0,
+        tolerance: float = 1e-3,
+        max_rounds: int = 20,
+        shards: int = 8,
+        prune: float = 0.0,
+        n_jobs: int | None = None,
+    ) -> None:
+        """Store the parameters; `fit` checks them."""
+        self.lam = lam
+        self.bias = bias
+        self.tolerance = tolerance
+        self.max_rounds = max_rounds
+        self.shards = shards
+        self.prune = prune
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train all labels together.
+
+        X: (N, D) sparse or dense, numbers. y: (N, K) 0/1 label indicator, sparse or dense (rows
+        without labels are left out), (N,) one class per row, or a list of N lists of label names.
+        sample_weight: (N,) numbers, factors of the row losses; rows of weight 0 are left out.
+        Raises ParameterError for a parameter out of range, ValueError if scikit-learn's checks
+        reject X or y.
+        """
+        solver = make_parameters(
+            LeastSquaresSolver,
+            {name: value for name, value in self.get_params().items() if name != "n_jobs"},
+        )
+        rows, labels, weights = drop_unweighted(*self._validate(X, y), sample_weight)
+        if not labels.nnz:
+            raise ValueError("no row has a label: there is nothing to learn")
+        outcome, block = _train(solver, rows, labels, weights, self._workers())
+        self._set_model(block)
+        self.objective_, self.n_iter_ = outcome.last.objective, outcome.last.number
+        return self
+
+    def _assigned_labels(self, scores: Float64) -> Any:
+        """Return which labels rows with scores (n, K) get: those closer to 1 than to 0."""
+        return scores > 0.5
+
+
+@dataclass(frozen=True)
+class _RowWorkerFactory:
+    """Creates the workers of a training from rows in this process."""
+
+    solver: LeastSquaresSolver
+    data: TrainingRows
+    workers: int
+
+    def create_worker(self, worker: str, stopped: Any, /) -> LeastSquaresWorker:
+        """Return the worker with its shards."""
+        number = int(worker.rpartition("-")[2])
+        return self.solver.create_worker(self.data, number, self.workers, stopped)
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels."""
+        self.solver.warm_up()
+
+
+def _train(
+    solver: LeastSquaresSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
+) -> tuple[SynchronousOutcome, SolvedLabels]:
+    """Train on threads of this process; return the outcome and all labels."""
+    workers = min(workers, solver.shards)
+    group = ThreadGroup(_RowWorkerFactory(solver, TrainingRows(X, Y, weights), workers), workers)
+    positives: Int64 = frozen(np.bincount(Y.indices, minlength=Y.n_cols), np.int64)
+    try:
+        with limit_blas_threads():
+            group.open()
+            n_weights = solver.n_weights(X.n_cols)
+            outcome = solver.train(SynchronousCalls(group), n_weights, Y.n_cols)
+            return outcome, concatenate(list(solver.blocks(outcome, positives)))
+    finally:
+        group.close()
