@@ -1,39 +1,71 @@
-"""Least-squares solvers on MNIST, raw pixels and random Fourier features, as JSON lines.
+"""Least squares on MNIST: raw pixels, random Fourier features, stages, and LIBLINEAR.
 
-python -m benchmarks.least_squares --data DIR [--features 0,512] [--rows 60000] [--seeds 3]
+python -m benchmarks.least_squares --data DIR [--features 512,4000] [--stages 8] [--seeds 3]
+python -m benchmarks.least_squares --data DIR --features "" --held-out --settings 0.7:0.2:4,1:0.5:8
 
-DIR holds `mnist.npz`. 0 features stands for the raw pixels. A line of a training has the error on
-the 10,000 test rows in percent and processor seconds. `train_seconds` contains neither the features
-(`feature_seconds`, of training and test rows) nor the creation of the row shards. A line per number
-of features has the rate of the second moments and the peak rate of syrk, measured in the same run.
+DIR holds `mnist.npz`. Prints JSON lines with the error on the 10,000 test rows in percent, and
+processor seconds of one core. The seconds of a training contain the creation of the features, but
+not the projection on 50 components before it. Lines of "stagewise" are a curve: one for each block,
+with the seconds so far. LIBLINEAR (scikit-learn) gets the features for free, in double precision.
+A line per number of features has the rate of the second moments, and the peak rate of syrk measured
+in the same run. It counts n d^2 operations for n rows of d features.
+
+`--held-out` replaces the test rows by the last 10,000 training rows, to choose settings of stages:
+bandwidth as a share of the median distance, ridge times the root of the number of rows, and inner
+steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg  # noqa: F401 - loaded before any clock starts
+import scipy.linalg
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
 from threadpoolctl import threadpool_limits
 
-from xcray.arrays import Float32, Float64, csr_from, frozen
-from xcray.features.chain import Chain
-from xcray.features.fourier import median_distance, random_fourier
+from xcray.arrays import Float32, csr, frozen
+from xcray.features.fourier import RandomFourier, median_distance, random_fourier
 from xcray.features.pca import fit_pca
-from xcray.solvers.least_squares.gram import weighted_gram
-from xcray.solvers.least_squares.solver import GeneralizedLeastSquaresSolver, LeastSquaresSolver
-from xcray.solvers.least_squares.worker import LeastSquaresWorker
+from xcray.solvers.declarations import Link
+from xcray.solvers.least_squares.gram import gram_of_chunks
+from xcray.solvers.least_squares.stage_worker import StageWorker
+from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks
+from xcray.solvers.least_squares.stagewise import StagewiseRegression
 from xcray.solvers.multinomial import Shard
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
 
+SHARDS = 8
 COMPONENTS = 50  # of the uncentred PCA before the random features, as in the paper
+BLOCK = 2000  # features of a stage
 PEAK_SIZE = 2000
+RIDGE = 0.05  # divided by the root of the number of rows
+
+
+class Effort(NamedTuple):
+    """Rounds of calibrated least squares, and steps of logistic regression, on one block."""
+
+    rounds: int
+    steps: int
+
+
+RAW, FOURIER = Effort(10, 40), Effort(5, 20)
+
+
+class StageSettings(NamedTuple):
+    """Bandwidth as a share of the median distance, ridge like RIDGE, and inner steps."""
+
+    bandwidth: float
+    ridge: float
+    steps: int
 
 
 class Rows(NamedTuple):
@@ -43,34 +75,35 @@ class Rows(NamedTuple):
     y: Any
 
 
-class Work:
-    """Creates the only worker of a training from dense rows."""
+class StageWork:
+    """Creates the only worker of a training."""
 
-    def __init__(self, solver: GeneralizedLeastSquaresSolver, rows: Rows) -> None:
-        self._solver, self._rows = solver, rows
+    def __init__(self, rows: Rows, link: Link) -> None:
+        self._rows, self._link = rows, link
 
-    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> LeastSquaresWorker:
+    def create_worker(self, worker: str, stopped: Callable[[], bool]) -> StageWorker:
         """Return a worker with all shards."""
-        n = len(self._rows.y)
-        parts = np.array_split(np.arange(n), self._solver.shards)
-        shards = [shard_of(self._rows, part) for part in parts]
-        return LeastSquaresWorker(shards, None, self._solver.link, stopped)
+        parts = np.array_split(np.arange(len(self._rows.y)), SHARDS)
+        return StageWorker([shard_of(self._rows, part) for part in parts], self._link, stopped)
 
     def warm_up(self) -> None:
         """Compile or load the kernels."""
-        self._solver.warm_up()
+        random_fourier(2, 2, 1.0, seed=0).transform(np.zeros((1, 2), np.float32))
 
 
 def shard_of(rows: Rows, part: Any) -> Shard:
     """Return some of the rows as a dense shard."""
-    X = frozen(rows.X[part], np.float32)
-    targets = np.eye(10, dtype=np.float32)[rows.y[part]]
-    weights = np.full(len(part), 1.0 / len(rows.y))
-    return Shard(csr_from(X), X, csr_from(targets), frozen(weights, np.float64), part)
+    n, X = len(part), frozen(rows.X[part], np.float32)
+    no_entries = csr(np.zeros(n + 1), [], [], X.shape[1])
+    targets = csr(np.arange(n + 1), rows.y[part], np.ones(n), 10)
+    return Shard(no_entries, X, targets, frozen(np.full(n, 1 / len(rows.y)), np.float64), part)
 
 
-def load(path: Path, rows: int) -> tuple[Rows, Rows]:
-    """Return training and test rows: pixels from 0 to 1."""
+def load(path: Path, held_out: bool) -> tuple[Rows, Rows]:
+    """Return training and test rows: pixels from 0 to 1.
+
+    held_out: return the last 10,000 training rows as the test rows.
+    """
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     train, test = (
@@ -80,78 +113,159 @@ def load(path: Path, rows: int) -> tuple[Rows, Rows]:
         )
         for part in ("train", "test")
     )
-    return Rows(train.X[:rows], train.y[:rows]), test
-
-
-def featurize(train: Rows, test: Rows, n_features: int, seed: int) -> tuple[Rows, Rows]:
-    """Return both parts with random Fourier features; unchanged for 0 features."""
-    if not n_features:
+    if not held_out:
         return train, test
-    pca = fit_pca(train.X, COMPONENTS, centred=False)
-    bandwidth = median_distance(pca.transform(train.X), seed=seed)
-    features = Chain((pca, random_fourier(COMPONENTS, n_features, bandwidth, seed=seed)))
-    return tuple(Rows(np.asarray(features.transform(each.X)), each.y) for each in (train, test))
+    return Rows(train.X[:-10_000], train.y[:-10_000]), Rows(train.X[-10_000:], train.y[-10_000:])
 
 
-def train_and_score(
-    solver: GeneralizedLeastSquaresSolver, train: Rows, test: Rows
-) -> dict[str, Any]:
-    """Train with one worker; return the test error in percent, rounds and seconds."""
-    group = SerialGroup(Work(solver, train), 1)
+def append_one(rows: Rows) -> Rows:
+    """Return the rows with a constant feature."""
+    return Rows(np.insert(rows.X, rows.X.shape[1], 1.0, axis=1), rows.y)
+
+
+def curve(
+    method: StagewiseRegression, blocks: Sequence[RandomFourier | None], train: Rows, test: Rows
+) -> Iterator[tuple[float, float]]:
+    """Yield the test error in percent and the processor seconds after each stage."""
+    group = SerialGroup(StageWork(train, method.link), 1)
     group.open()
-    begin = time.process_time()
-    result = solver.train(SynchronousCalls(group), train.X.shape[1], 10)
-    seconds = time.process_time() - begin
-    W = np.concatenate([part.W for part in result.parts()], axis=1)
-    wrong = (test.X @ W).argmax(axis=1) != test.y
+    stages = method.fit(SynchronousCalls(group), blocks)
+    yhat, seconds = np.zeros((len(test.y), 10), np.float32), 0.0
+    while True:
+        begin = time.process_time()
+        stage = next(stages, None)
+        seconds += time.process_time() - begin
+        if stage is None:
+            return
+        yhat = advance(yhat, stage, test.X)
+        yield 100.0 * float((yhat.argmax(axis=1) != test.y).mean()), seconds
+
+
+def advance(yhat: Float32, stage: FittedStage, X: Float32) -> Float32:
+    """Return the predictions of rows X after one more stage."""
+    z = yhat.copy()
+    for lo, Z in feature_chunks(X, stage.features):
+        z[lo : lo + len(Z)] += Z @ stage.W
+    return calibrate(z, stage.calibration)
+
+
+def methods(n_rows: int, effort: Effort) -> dict[str, tuple[StagewiseRegression, int]]:
+    """Return the methods for one block of features, and how often the block is used."""
+    lam = RIDGE / math.sqrt(n_rows)
     return {
-        "error": round(100.0 * float(wrong.mean()), 2),
-        "rounds": result.last.number,
-        "reason": result.reason,
-        "train_seconds": round(seconds, 2),
+        "linear": (StagewiseRegression("linear", lam, SHARDS), 1),
+        "calibrated": (StagewiseRegression("calibrated", lam, SHARDS), effort.rounds),
+        "logistic": (StagewiseRegression("logistic", lam, SHARDS, effort.steps), 1),
     }
 
 
-def gram_rate(train: Rows) -> dict[str, float]:
-    """Return GFLOP/s of the second moments of the rows, and the peak of syrk."""
-    d = train.X.shape[1]
-    shard = shard_of(train, np.arange(min(len(train.y), 20_000)))
-    seconds = cpu_seconds(lambda: weighted_gram(shard, double=False))
+def measure_block(
+    features: RandomFourier | None, train: Rows, test: Rows, effort: Effort
+) -> Iterator[dict[str, Any]]:
+    """Yield the final error and seconds of each method on one block of features."""
+    for name, (method, count) in methods(len(train.y), effort).items():
+        *_, (error, seconds) = curve(method, [features] * count, train, test)
+        yield {"method": name, "error": round(error, 2), "seconds": round(seconds, 2)}
+
+
+def measure_liblinear(features: RandomFourier, train: Rows, test: Rows) -> dict[str, Any]:
+    """Return error and seconds of logistic regression, one class against the rest."""
+    Z, Z_test = (features.transform(each.X).astype(np.float64) for each in (train, test))
+    model = OneVsRestClassifier(LogisticRegression(solver="liblinear", C=1.0))
+    begin = time.process_time()
+    model.fit(Z, train.y)
+    seconds = time.process_time() - begin
+    error = 100.0 * float((model.predict(Z_test) != test.y).mean())
+    return {"method": "liblinear", "error": round(error, 2), "seconds": round(seconds, 2)}
+
+
+def gram_rate(features: RandomFourier | None, train: Rows) -> dict[str, float]:
+    """Return GFLOP/s of the second moments of stored features, and the peak of syrk."""
+    rows = train.X[:20_000]
+    chunks = [(lo, Z.copy()) for lo, Z in feature_chunks(rows, features)]
+    d, weights = chunks[0][1].shape[1], np.ones(len(rows))
     A = np.random.default_rng(0).normal(size=(4 * PEAK_SIZE, PEAK_SIZE)).astype(np.float32)
-    peak_seconds = min(cpu_seconds(lambda: A.T @ A) for _ in range(3))
-    rate, peak = len(shard.rows) * d**2 / seconds, A.size * PEAK_SIZE / peak_seconds
-    return {"gram_gflops": round(rate / 1e9, 1), "syrk_gflops": round(peak / 1e9, 1)}
+    syrk = scipy.linalg.blas.ssyrk
+    seconds, peak_seconds = math.inf, math.inf
+    for _ in range(3):
+        run = cpu_seconds(lambda: gram_of_chunks(lambda: iter(chunks), weights, d))
+        seconds = min(seconds, run)
+        peak_seconds = min(peak_seconds, cpu_seconds(lambda: syrk(1.0, A.T, lower=1)))
+    rate, peak = len(rows) * d**2 / seconds, A.size * PEAK_SIZE / peak_seconds
+    return {
+        "gram_gflops": round(rate / 1e9, 1),
+        "syrk_gflops": round(peak / 1e9, 1),
+        "share": round(rate / peak, 2),
+    }
 
 
-def cpu_seconds(run: Callable[[], Float64 | Float32]) -> float:
+def cpu_seconds(run: Callable[[], Any]) -> float:
     """Return the processor seconds of a call."""
     begin = time.process_time()
     run()
     return time.process_time() - begin
 
 
+def write(**line: Any) -> None:
+    """Print one JSON line."""
+    print(json.dumps(line), flush=True)
+
+
+def measure_stages(train: Rows, test: Rows, settings: StageSettings, count: int) -> None:
+    """Print the curve of stagewise logistic regression."""
+    bandwidth = median_distance(train.X, seed=0) * settings.bandwidth
+    blocks = [
+        random_fourier(COMPONENTS, BLOCK, bandwidth, seed=0, block=number)
+        for number in range(count)
+    ]
+    lam = settings.ridge / math.sqrt(len(train.y))
+    method = StagewiseRegression("logistic", lam, SHARDS, settings.steps)
+    name = {"method": "stagewise logistic", "settings": list(settings)}
+    for number, (error, seconds) in enumerate(curve(method, blocks, train, test)):
+        at = BLOCK * (number + 1)
+        write(features=at, **name, error=round(error, 2), seconds=round(seconds, 2))
+
+
+def measure_features(train: Rows, test: Rows, n_features: int, seed: int) -> None:
+    """Print the lines of one number of random Fourier features."""
+    features = fourier(train, n_features, seed)
+    for line in measure_block(features, train, test, FOURIER):
+        write(features=n_features, seed=seed, **line)
+    write(features=n_features, **gram_rate(features, train))
+
+
+def fourier(train: Rows, n_features: int, seed: int) -> RandomFourier:
+    """Return random Fourier features with the median distance as bandwidth."""
+    bandwidth = median_distance(train.X, seed=seed)
+    return random_fourier(COMPONENTS, n_features, bandwidth, seed=seed)
+
+
 def main() -> None:
-    """Run all trainings and print one JSON line for each."""
+    """Run all trainings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--features", default="0,512")
-    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--features", default="512,4000")
+    parser.add_argument("--stages", type=int, default=8, help=f"blocks of {BLOCK} features")
+    parser.add_argument("--settings", default="0.7:0.2:4", help="bandwidth:ridge:steps of stages")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--liblinear", type=int, default=0, help="features of LIBLINEAR; 0: none")
+    parser.add_argument("--held-out", action="store_true", help="test on training rows left out")
     options = parser.parse_args()
-    raw = load(options.data / "mnist.npz", options.rows)
-    for n_features in map(int, options.features.split(",")):
-        for seed in range(options.seeds if n_features else 1):
-            begin = time.process_time()
-            train, test = featurize(*raw, n_features, seed)
-            seconds = round(time.process_time() - begin, 2)
-            for solver in (
-                LeastSquaresSolver(),
-                GeneralizedLeastSquaresSolver(tolerance=1e-4),
-            ):
-                line = {"features": n_features, "seed": seed, "link": solver.link}
-                line |= {"rows": len(train.y), "feature_seconds": seconds}
-                print(json.dumps(line | train_and_score(solver, train, test)), flush=True)
-            print(json.dumps({"features": n_features, **gram_rate(train)}), flush=True)
+    raw = load(options.data / "mnist.npz", options.held_out)
+    for line in measure_block(None, *(append_one(each) for each in raw), RAW):
+        write(features="raw", **line)
+    pca = fit_pca(raw[0].X, COMPONENTS, centred=False)
+    train, test = (Rows(pca.transform(each.X), each.y) for each in raw)
+    for seed in range(options.seeds):
+        for n_features in map(int, filter(None, options.features.split(","))):
+            measure_features(train, test, n_features, seed)
+    for each in options.settings.split(","):
+        bandwidth, ridge, steps = each.split(":")
+        settings = StageSettings(float(bandwidth), float(ridge), int(steps))
+        measure_stages(train, test, settings, options.stages)
+    if options.liblinear:
+        features = fourier(train, options.liblinear, 0)
+        write(features=options.liblinear, seed=0, **measure_liblinear(features, train, test))
 
 
 if __name__ == "__main__":

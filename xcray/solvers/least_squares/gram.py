@@ -37,7 +37,7 @@ def weighted_gram(
         return gram_of_chunks(_chunks(rows, d, stopped), shard.weights, d, double=double)
     rows = rows.multiply(np.sqrt(shard.weights)[:, None]).tocsr()
     rows = rows.astype(np.float64 if double else np.float32)
-    gram = np.tril((rows.T @ rows).toarray()).astype(np.float64)
+    gram = np.asarray(np.tril((rows.T @ rows).toarray()), np.float64)
     if double or np.isfinite(gram).all():
         return gram
     return weighted_gram(shard, double=True, stopped=stopped)
@@ -64,7 +64,7 @@ def gram_of_chunks(
             rows = Z * root[lo : lo + len(Z)]
             gram = syrk(1.0, rows.T, beta=1.0, c=gram, lower=1, overwrite_c=1)
     if double or np.isfinite(gram).all():
-        return gram.astype(np.float64, copy=False)
+        return np.asarray(gram, np.float64)
     return gram_of_chunks(chunks, weights, n_columns, double=True)
 
 

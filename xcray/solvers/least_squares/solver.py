@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from xcray.solvers.declarations import (
     RoundCost,
     StoppingRule,
 )
-from xcray.solvers.least_squares.gram import solver_of
+from xcray.solvers.least_squares.acceleration import Momentum, accelerated_step
+from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shards
 from xcray.solvers.least_squares.worker import LeastSquaresWorker
 from xcray.solvers.multinomial import cut_share, make_shard, shard_rows, total_weight
 from xcray.solvers.parameters import Parameters, parameter
@@ -55,13 +56,6 @@ CURVATURE: Final[dict[Link, float]] = {"identity": 1.0, "softmax": 0.5}
 COST: Final = RoundCost(40, 2.1, 1e-8, 1e-7, 2e-2)
 GRAM_SECONDS: Final = 2.5e-11  # per row and pair of features
 SCRATCH_ARRAYS: Final = 8
-
-
-class _Momentum(NamedTuple):
-    """State of the accelerated method: the last point W (D', K), and the step weight t >= 1."""
-
-    W: Float64
-    t: float
 
 
 @dataclass(frozen=True)
@@ -242,7 +236,7 @@ class _Descent:
         if start is not None:
             W = start(0, W.shape[1])
             G, _, norm = self._gradient(W)
-        momentum = _Momentum(W, 1.0)
+        momentum = Momentum(W)
         while not reason:
             before, (W, momentum) = norm, self._step(W, G, momentum)
             G, objective, norm = self._gradient(W)
@@ -256,18 +250,15 @@ class _Descent:
             elif number >= self._solver.max_rounds:
                 reason = "after max_rounds"
             elif self._is_inexact(before, norm):
-                self._double, momentum = True, _Momentum(W, 1.0)
+                self._double, momentum = True, Momentum(W)
                 self._solve = self._factorize()
         return SynchronousOutcome(last, reason, parts)
 
-    def _step(self, W: Float64, G: Float64, momentum: _Momentum) -> tuple[Float64, _Momentum]:
+    def _step(self, W: Float64, G: Float64, momentum: Momentum) -> tuple[Float64, Momentum]:
         """Return the point of the next gradient, and the momentum after a step from W."""
-        new = W - self._solve(G)
-        moved = new - momentum.W
-        if self._solver.link == "identity" or float(np.vdot(G, moved)) > 0.0:
-            return new, _Momentum(new, 1.0)
-        t = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * momentum.t**2))
-        return new + (momentum.t - 1.0) / t * moved, _Momentum(new, t)
+        if self._solver.link == "identity":  # the step is exact
+            return W - self._solve(G), momentum
+        return accelerated_step(W, G, momentum, self._solve)
 
     def _is_inexact(self, before: float, norm: float) -> bool:
         """Return whether a step of least squares shows that float32 moments are not enough."""
@@ -276,16 +267,12 @@ class _Descent:
 
     def _factorize(self) -> Callable[[Float64], Float64]:
         """Return the preconditioner G -> H^-1 G, in float64 if float32 is not enough."""
-        curvature = CURVATURE[self._solver.link]
-        gram = curvature * self._sum(LeastSquaresWorker.gram, self._double)[0]
-        solve = solver_of(gram, self._lam)
-        if solve is None and not self._double:
-            self._double = True
-            return self._factorize()
-        if solve is None:
-            raise ParameterError(
-                f"lam {self._lam:g} is too small for these features: choose a larger one"
-            )
+
+        def gram(double: bool) -> Float64:
+            moments = self._sum(LeastSquaresWorker.gram, double)[0]
+            return CURVATURE[self._solver.link] * moments
+
+        solve, self._double = preconditioner(gram, self._lam, double=self._double)
         return solve
 
     def _gradient(self, W: Float64) -> tuple[Float64, float, float]:
@@ -296,19 +283,8 @@ class _Descent:
         return G, objective, float(np.linalg.norm(G))
 
     def _sum(self, method: Callable[..., Any], argument: Any) -> tuple[Float64, float]:
-        """Return the sums of arrays and values of a method over all shards, in their order.
-
-        The driver holds the arrays of one shard per worker at a time.
-        """
-        arrays: list[Float64] = []
-        total = 0.0
-        for step in range(-(-self._solver.shards // self._workers.size)):
-            for handle, value in self._workers.call(method, step, argument):
-                if value is not None:
-                    part = self._workers.fetch(handle)
-                    arrays = [arrays[0] + part] if arrays else [part]
-                    total += value
-        return arrays[0], total
+        """Return the sums of arrays and values of a method over all shards."""
+        return sum_over_shards(self._workers, self._solver.shards, method, argument)
 
     def _held_out(self, W: Float64, number: int) -> HeldOut | None:
         """Evaluate the held-out rows, if there are any and an evaluation is due."""

@@ -77,22 +77,12 @@ class LeastSquaresWorker:
 
     def _with_operator(self, shard: Shard) -> tuple[Shard, RowOperator]:
         """Return the shard with the targets of the link, and its rows as an operator."""
-        if self._link == "identity":
-            indptr, indices, data, n_labels = shard.targets
-            shard = shard._replace(targets=csr(indptr, indices, np.ones(len(data)), n_labels))
-        return shard, RowOperator(shard)
+        return with_targets(shard, self._link), RowOperator(shard)
 
     def _residuals(self, S: Float64, shard: Shard, lo: int, hi: int) -> float:
         """Replace scores of rows lo .. hi-1 by the gradient of their loss; return the loss."""
-        if self._link == "softmax":
-            return scores_to_residuals(S, shard, lo, hi)
-        c, (indptr, indices, data, _) = shard.weights[lo:hi], shard.targets
-        cells = slice(indptr[lo], indptr[hi])
-        rows = np.repeat(np.arange(hi - lo), np.diff(indptr[lo : hi + 1]))
-        S[rows, indices[cells]] -= data[cells]
-        loss = 0.5 * float(c @ np.square(S).sum(axis=1))
-        S *= c[:, None]
-        return loss
+        residuals = scores_to_residuals if self._link == "softmax" else identity_residuals
+        return residuals(S, shard, lo, hi)
 
     def _score_chunks(self, rows: RowOperator, W: Float64) -> Iterator[tuple[int, int, Float64]]:
         """Yield row ranges lo, hi and their scores (hi-lo, K). Raises Stopped if requested."""
@@ -102,3 +92,22 @@ class LeastSquaresWorker:
                 raise Stopped("stopped within a round; the weights of the previous round are kept")
             hi = min(lo + n, rows.n_rows)
             yield lo, hi, rows.scores(W, lo, hi)
+
+
+def with_targets(shard: Shard, link: Link) -> Shard:
+    """Return the shard with targets of 1 for each label of a row if the link is the identity."""
+    if link != "identity":
+        return shard
+    indptr, indices, data, n_labels = shard.targets
+    return shard._replace(targets=csr(indptr, indices, np.ones(len(data)), n_labels))
+
+
+def identity_residuals(S: Float64, shard: Shard, lo: int, hi: int) -> float:
+    """Replace scores S of rows lo .. hi-1 by c_i (S_ik - y_ik), in place; return their loss."""
+    c, (indptr, indices, data, _) = shard.weights[lo:hi], shard.targets
+    cells = slice(indptr[lo], indptr[hi])
+    rows = np.repeat(np.arange(hi - lo), np.diff(indptr[lo : hi + 1]))
+    S[rows, indices[cells]] -= data[cells]
+    loss = 0.5 * float(c @ np.square(S).sum(axis=1))
+    S *= c[:, None]
+    return loss

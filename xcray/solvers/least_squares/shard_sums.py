@@ -1,0 +1,47 @@
+"""Sums over row shards in a fixed order, and the preconditioner made from such a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xcray.arrays import Float64
+from xcray.errors import ParameterError
+from xcray.solvers.least_squares.gram import solver_of
+from xcray.solvers.synchronous_contract import WorkerCalls
+
+
+def sum_over_shards(
+    workers: WorkerCalls, shards: int, method: Callable[..., Any], *args: Any
+) -> tuple[Float64, float]:
+    """Return the sums of arrays and values of a method over all shards, in the order of shards.
+
+    method: (step, *args) -> (array, value) of the worker's shard number `step`, or (None, None).
+    Worker w of P holds shards w, w + P, ... The caller holds the arrays of one shard per worker at
+    a time.
+    """
+    arrays: list[Float64] = []
+    total = 0.0
+    for step in range(-(-shards // workers.size)):
+        for handle, value in workers.call(method, step, *args):
+            if value is not None:
+                part = workers.fetch(handle)
+                arrays = [arrays[0] + part] if arrays else [part]
+                total += value
+    return arrays[0], total
+
+
+def preconditioner(
+    gram_of: Callable[[bool], Float64], lam: float, *, double: bool
+) -> tuple[Callable[[Float64], Float64], bool]:
+    """Return the map G -> (gram + lam I)^-1 G, and whether float64 was needed.
+
+    gram_of: returns the second moments with products in float64 or not. double: start with
+    float64. Raises ParameterError if the matrix is not positive definite in float64.
+    """
+    solve = solver_of(gram_of(double), lam)
+    if solve is not None:
+        return solve, double
+    if double:
+        raise ParameterError(f"lam {lam:g} is too small for these features: choose a larger one")
+    return preconditioner(gram_of, lam, double=True)

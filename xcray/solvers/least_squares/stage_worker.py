@@ -1,0 +1,186 @@
+"""Worker of staged trainings: some shards of the rows, with their predictions so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Float32, Float64
+from xcray.errors import Stopped
+from xcray.features.pipeline import FeaturePipeline, Rows
+from xcray.solvers.declarations import Link
+from xcray.solvers.lbfgs import scores_to_residuals
+from xcray.solvers.least_squares.gram import gram_of_chunks
+from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks, powers
+from xcray.solvers.least_squares.worker import identity_residuals, with_targets
+from xcray.solvers.multinomial import Shard
+
+KEPT_BYTES: Final = 1 << 30  # features of a block that a worker keeps between two passes
+# A row whose probabilities p are certain counts 0.05 in the preconditioner, any other one
+# 1.8 max p (1 - p), which is close to 1/2 for the least certain.
+MIN_CURVATURE, CURVATURE_SCALE = 0.05, 1.8
+
+
+class Block(NamedTuple):
+    """What a stage is fitted to: the stages before it, and its features (None: the input)."""
+
+    stages: tuple[FittedStage, ...]
+    features: FeaturePipeline | None
+
+
+class _ShardPredictions(NamedTuple):
+    """Predictions yhat (n, K) after some stages; last: weights W and their scores z (n, K)."""
+
+    stages: tuple[FittedStage, ...]
+    yhat: Float32
+    last: tuple[Float32, Float32] | None = None
+
+
+class StageWorker:
+    """State of a worker: every P-th shard of the rows, and what can be computed again.
+
+    shards: in ascending order. link: as in `LeastSquaresWorker`. Methods are functions of their
+    arguments and the rows. Predictions are kept until a method is called with other stages, and
+    features of a block until it has others, if they take at most `kept_bytes`.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        link: Link,
+        stopped: Callable[[], bool] = lambda: False,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._link, self._stopped, self._kept_bytes = link, stopped, kept_bytes
+        self._shards = [with_targets(shard, link) for shard in shards]
+        self._predictions: dict[int, _ShardPredictions] = {}
+        self._kept: dict[int, list[tuple[int, Float32]]] = {}
+        self._kept_for = ""
+
+    def gram(self, step: int, block: Block, double: bool) -> tuple[Float64 | None, float | None]:
+        """Return the lower triangle of the preconditioner of a block without ridge, and 0.
+
+        These are the second moments of the features of this worker's shard number `step`, and for
+        the softmax those of rows with their curvature. Returns (None, None) if there is no shard.
+        """
+        if step >= len(self._shards):
+            return None, None
+        shard, weights = self._shards[step], self._shards[step].weights
+        if self._link == "softmax":
+            weights = weights * curvature(self._advance(step, block.stages).yhat)
+        width = _rows(shard).shape[1] if block.features is None else block.features.n_outputs
+        chunks = self._chunks
+        return gram_of_chunks(
+            lambda: chunks(step, block.features), weights, width, double=double
+        ), 0.0
+
+    def gradient(
+        self, step: int, block: Block, W: Float32 | None
+    ) -> tuple[Float64 | None, float | None]:
+        """Return the gradient (n_outputs, K) in the weights W of a block, and the loss.
+
+        W: (n_outputs, K), or None for 0. Returns (None, None) if there is no shard `step`.
+        """
+        if step >= len(self._shards):
+            return None, None
+        shard, at = self._shards[step], self._advance(step, block.stages)
+        residuals = scores_to_residuals if self._link == "softmax" else identity_residuals
+        G, loss = np.zeros((0, 0)), 0.0
+        for lo, Z in self._chunks(step, block.features):
+            hi = lo + len(Z)
+            scores = at.yhat[lo:hi] if W is None else at.yhat[lo:hi] + Z @ W
+            R = scores.astype(np.float64)
+            loss += residuals(R, shard, lo, hi)
+            part = Z.T @ R.astype(np.float32)
+            G = G + part if G.size else part.astype(np.float64)
+        return G, loss
+
+    def calibration_moments(
+        self, step: int, block: Block, W: Float32
+    ) -> tuple[Float64 | None, float | None]:
+        """Return A'[A, Y] with A = [1, z, z^2, z^3] of the scores z under W, and 0.
+
+        Shape (1 + 3K, 1 + 4K). Returns (None, None) if there is no shard `step`.
+        """
+        if step >= len(self._shards):
+            return None, None
+        shard, at = self._shards[step], self._advance(step, block.stages)
+        z = self._scores(step, at.yhat, block.features, W)
+        self._predictions[step] = at._replace(last=(W, z))
+        A = np.concatenate((np.ones((len(z), 1)), powers(z)), axis=1, dtype=np.float64)
+        weighted = A * shard.weights[:, None]
+        return np.concatenate(
+            (weighted.T @ A, _transposed_product(shard.targets, weighted)), 1
+        ), 0.0
+
+    def _advance(self, step: int, stages: tuple[FittedStage, ...]) -> _ShardPredictions:
+        """Return the predictions of a shard after these stages, from those kept if possible."""
+        shard = self._shards[step]
+        at = self._predictions.get(step)
+        if at is None or not _is_prefix(at.stages, stages):
+            zeros = np.zeros((len(shard.rows), shard.targets.n_cols), np.float32)
+            at = _ShardPredictions((), zeros)
+        for stage in stages[len(at.stages) :]:
+            if at.last is not None and np.array_equal(stage.W, at.last[0]):
+                z = at.last[1]
+            else:
+                z = self._scores(step, at.yhat, stage.features, stage.W)
+            at = _ShardPredictions((*at.stages, stage), calibrate(z, stage.calibration))
+        self._predictions[step] = at
+        return at
+
+    def _scores(
+        self, step: int, yhat: Float32, features: FeaturePipeline | None, W: Float32
+    ) -> Float32:
+        """Return the scores (n, K) of a stage from the predictions before it."""
+        z = yhat.copy()
+        for lo, Z in self._chunks(step, features):
+            z[lo : lo + len(Z)] += Z @ W
+        return z
+
+    def _chunks(self, step: int, features: FeaturePipeline | None) -> Iterator[tuple[int, Float32]]:
+        """Yield the dense features of a shard in chunks, and keep them if there is memory."""
+        name = "" if features is None else features.fingerprint
+        if name != self._kept_for:
+            self._kept, self._kept_for = {}, name
+        chunks: list[tuple[int, Float32]] = []
+        keep = step not in self._kept and features is not None and self._fits(features.n_outputs)
+        rows = _rows(self._shards[step])
+        for chunk in self._kept.get(step) or feature_chunks(rows, features):
+            if self._stopped():
+                raise Stopped("stopped between two chunks of rows; finished stages are kept")
+            if keep:
+                chunks.append(chunk)
+            yield chunk
+        if keep:
+            self._kept[step] = chunks
+
+    def _fits(self, n_outputs: int) -> bool:
+        """Return whether that many features of all rows of this worker can be kept."""
+        return 4 * n_outputs * sum(len(shard.rows) for shard in self._shards) <= self._kept_bytes
+
+
+def _is_prefix(stages: Sequence[FittedStage], others: Sequence[FittedStage]) -> bool:
+    """Return whether `others` begins with these stages, by their weights."""
+    pairs = zip(stages, others, strict=False)
+    return len(stages) <= len(others) and all(np.array_equal(a.W, b.W) for a, b in pairs)
+
+
+def _rows(shard: Shard) -> Rows:
+    """Return the rows of a shard, dense if it has them."""
+    return shard.X if shard.dense is None else shard.dense
+
+
+def curvature(yhat: Float32) -> Float64:
+    """Return the factors (n,) of rows with the scores yhat (n, K) in the preconditioner."""
+    p = np.exp(yhat - yhat.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    out: Float64 = MIN_CURVATURE + CURVATURE_SCALE * (p * (1.0 - p)).max(axis=1).astype(np.float64)
+    return out
+
+
+def _transposed_product(targets: CSR, A: Float64) -> Float64:
+    """Return A'Y of targets Y (n, K) and A (n, m): (m, K)."""
+    return np.asarray((targets.to_scipy().T @ A).T)

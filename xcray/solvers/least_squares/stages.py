@@ -1,0 +1,76 @@
+"""Models that are chains of stages: a stage adds a linear map of features, then recalibrates.
+
+    z_t = yhat_{t-1} + F_t(x)' W_t,   yhat_t = P([z_t, z_t^2, z_t^3]' C_t + c_t)   or   z_t
+
+yhat_0 = 0; F_t: features of stage t, or the input; P: the projection on the probability simplex, or
+the identity; powers are taken entry by entry. Source: Agarwal et al., "Least squares revisited",
+algorithms 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Float32
+from xcray.features.pipeline import FeaturePipeline, Rows
+from xcray.kernels.sparse import row_range
+from xcray.solvers.least_squares.simplex import project_on_simplex
+
+CHUNK_CELLS: Final = 1 << 21  # features in memory at a time: 8 MB
+
+
+class CubicCalibration(NamedTuple):
+    """The map z -> P([z, z^2, z^3]' C + c). C: (3K, K) float32; c: (K,) float32.
+
+    simplex: whether P projects on the probability simplex; else it is the identity.
+    """
+
+    C: Float32
+    c: Float32
+    simplex: bool
+
+
+class FittedStage(NamedTuple):
+    """A stage. W: (n_outputs, K) float32; features, calibration: None if it has none."""
+
+    W: Float32
+    features: FeaturePipeline | None = None
+    calibration: CubicCalibration | None = None
+
+
+def predict_stages(stages: Sequence[FittedStage], rows: Rows) -> Float32:
+    """Return the predictions (n, K) float32 of rows (n, n_inputs); at least one stage."""
+    yhat = np.zeros((rows.shape[0], stages[0].W.shape[1]), np.float32)
+    for stage in stages:
+        for lo, Z in feature_chunks(rows, stage.features):
+            yhat[lo : lo + len(Z)] += Z @ stage.W
+        yhat = calibrate(yhat, stage.calibration)
+    return yhat
+
+
+def calibrate(z: Float32, calibration: CubicCalibration | None) -> Float32:
+    """Return the predictions (n, K) of a stage for its scores z (n, K)."""
+    if calibration is None:
+        return z
+    out = powers(z) @ calibration.C + calibration.c
+    return project_on_simplex(out) if calibration.simplex else out
+
+
+def powers(z: Float32) -> Float32:
+    """Return [z, z^2, z^3] of z (n, K): (n, 3K)."""
+    square = z * z
+    return np.concatenate((z, square, square * z), axis=1)
+
+
+def feature_chunks(rows: Rows, features: FeaturePipeline | None) -> Iterator[tuple[int, Float32]]:
+    """Yield (lo, dense features of the rows from `lo` on), at most CHUNK_CELLS at a time."""
+    n, width = rows.shape[0], rows.shape[1] if features is None else features.n_outputs
+    size = max(1, CHUNK_CELLS // max(width, 1))
+    for lo in range(0, n, size):
+        hi = min(lo + size, n)
+        chunk = row_range(rows, lo, hi) if isinstance(rows, CSR) else rows[lo:hi]
+        chunk = chunk if features is None else features.transform(chunk)
+        yield lo, chunk.to_scipy().toarray() if isinstance(chunk, CSR) else chunk

@@ -1,0 +1,127 @@
+"""Calibrated least squares and stagewise regression: stages fitted one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from xcray.arrays import Float32, Float64, frozen
+from xcray.features.pipeline import FeaturePipeline
+from xcray.schedule.calls import ObjectHandle, at_worker
+from xcray.solvers.declarations import Link
+from xcray.solvers.least_squares.acceleration import Momentum, accelerated_step
+from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shards
+from xcray.solvers.least_squares.stage_worker import Block, StageWorker
+from xcray.solvers.least_squares.stages import CubicCalibration, FittedStage
+from xcray.solvers.synchronous_contract import WorkerCalls
+
+UpdateRule = Literal["linear", "calibrated", "logistic"]
+# ridge of the calibration, relative to the mean of the diagonal of its second moments
+CALIBRATION_RIDGE: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class StagewiseRegression:
+    """How stages are fitted; `fit` yields them.
+
+    rule: "linear" fits the residual of the predictions by least squares. "calibrated" does so and
+    then fits the targets to powers of the predictions. "logistic" takes `inner_steps` accelerated
+    steps of logistic regression, with predictions as logits. lam: ridge of each least-squares step,
+    above 0, relative to the mean loss: a step is -(S + lam I)^-1 G with the second moments S and
+    the gradient G. In one step from 0 it is the weight of half the squared l2 norm; with more steps
+    it shortens them and is not part of the objective. shards: number of row shards, part of the
+    bits of the result. simplex: project calibrated predictions on the probability simplex, for one
+    label per row.
+
+    Calibrated least squares are the rule "calibrated" with the same features in each block: their
+    second moments are computed once.
+
+    Source: Agarwal et al., "Least squares revisited", ICML 2014, algorithms 2 and 3. Differs: a
+    constant is part of the calibration; the preconditioner of "logistic" weights rows by the
+    curvature of their predictions before the block, so that it bounds the Hessian only there.
+    """
+
+    rule: UpdateRule
+    lam: float
+    shards: int = 8
+    inner_steps: int = 8
+    simplex: bool = True
+
+    @property
+    def link(self) -> Link:
+        """Return the link of the workers of a training."""
+        return "softmax" if self.rule == "logistic" else "identity"
+
+    def fit(
+        self, workers: WorkerCalls, blocks: Iterable[FeaturePipeline | None]
+    ) -> Iterator[FittedStage]:
+        """Yield one stage for each block of features, None for the input.
+
+        workers: of class `StageWorker` with this link, worker w of P with shards w, w + P, ...
+        Raises Stopped, errors of workers, ParameterError if lam is too small, and Unavailable if
+        scipy is missing.
+        """
+        stages: tuple[FittedStage, ...] = ()
+        solve: Callable[[Float64], Float64] | None = None
+        before: FeaturePipeline | None = None
+        for features in blocks:
+            block = workers.put(Block(stages, features))
+            if solve is None or self.link == "softmax" or features is not before:
+                solve = self._preconditioner(workers, block)
+            W = self._weights(workers, block, solve)
+            calibration = (
+                self._calibration(workers, block, W) if self.rule == "calibrated" else None
+            )
+            stages = (*stages, FittedStage(W, features, calibration))
+            before = features
+            yield stages[-1]
+
+    def _preconditioner(
+        self, workers: WorkerCalls, block: ObjectHandle[Block]
+    ) -> Callable[[Float64], Float64]:
+        """Return G -> H^-1 G of a block."""
+
+        def gram(double: bool) -> Float64:
+            return self._sum(workers, StageWorker.gram, at_worker(block), double)[0]
+
+        return preconditioner(gram, self.lam, double=False)[0]
+
+    def _weights(
+        self,
+        workers: WorkerCalls,
+        block: ObjectHandle[Block],
+        solve: Callable[[Float64], Float64],
+    ) -> Float32:
+        """Return the weights (n_outputs, K) of a block."""
+        G, _ = self._sum(workers, StageWorker.gradient, at_worker(block), None)
+        W = np.zeros(G.shape)
+        if self.rule != "logistic":
+            return frozen(W - solve(G), np.float32)
+        momentum = Momentum(W)
+        for _ in range(self.inner_steps - 1):
+            W, momentum = accelerated_step(W, G, momentum, solve)
+            at = at_worker(workers.put(frozen(W, np.float32)))
+            G = self._sum(workers, StageWorker.gradient, at_worker(block), at)[0]
+        return frozen(W - solve(G), np.float32)
+
+    def _calibration(
+        self, workers: WorkerCalls, block: ObjectHandle[Block], W: Float32
+    ) -> CubicCalibration:
+        """Return the least-squares fit of the targets on powers of the scores under W."""
+        at = at_worker(workers.put(W))
+        moments, _ = self._sum(workers, StageWorker.calibration_moments, at_worker(block), at)
+        m = len(moments)
+        matrix = moments[:, :m].copy()
+        matrix.flat[m + 1 :: m + 1] += CALIBRATION_RIDGE * max(np.trace(matrix) / m, math.ulp(0.0))
+        C = np.linalg.solve(matrix, moments[:, m:])
+        return CubicCalibration(frozen(C[1:], np.float32), frozen(C[0], np.float32), self.simplex)
+
+    def _sum(
+        self, workers: WorkerCalls, method: Callable[..., Any], *args: Any
+    ) -> tuple[Float64, float]:
+        """Return the sums of a method over all shards."""
+        return sum_over_shards(workers, self.shards, method, *args)
