@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.robustness.badinput import json_lines, parquet, svmlight, tables, xc
+from tests.robustness.badinput import json_lines, numpy_arrays, parquet, svmlight, tables, xc
 from tests.robustness.badinput.memory import CASES
 from xcray.data.build import BuildOptions, build
 from xcray.data.check import check
@@ -255,7 +255,9 @@ def test_every_code_of_reading_is_explained() -> None:
     )
     assert len(result) > 50
     named = {
-        case.code for module in (svmlight, xc, tables, json_lines, parquet) for case in module.BAD
+        case.code
+        for module in (svmlight, xc, tables, json_lines, parquet, numpy_arrays)
+        for case in module.BAD
     }
     # Codes of batch predictions and of label name files have their own tests.
     apart = {

@@ -12,13 +12,28 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.robustness.badinput import json_lines, parquet, predict, svmlight, tables, xc
+from tests.robustness.badinput import (
+    json_lines,
+    numpy_arrays,
+    parquet,
+    predict,
+    svmlight,
+    tables,
+    xc,
+)
 from tests.robustness.badinput.case import Bad, row_of
 from tests.robustness.badinput.service import RAW, SentCase, faults, left_of, send
 from tests.support.live_service import client_of, settings_for
 from xcray.service.app import create_app
 
-FAMILIES = {"svmlight": svmlight, "xc": xc, "parquet": parquet, "csv": tables, "jsonl": json_lines}
+FAMILIES = {
+    "svmlight": svmlight,
+    "xc": xc,
+    "parquet": parquet,
+    "csv": tables,
+    "jsonl": json_lines,
+    "npz": numpy_arrays,
+}
 COUNTS = {"S": 47, "X": 16, "P": 15, "C": 20, "J": 28}
 SAMPLE = (
     "S1",

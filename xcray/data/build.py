@@ -31,7 +31,18 @@ from xcray.data.text.tokenizer import TextParams
 from xcray.data.writer import DatasetWriter
 from xcray.errors import DataError, ParameterError, excerpt, similar_or_all
 
-FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "pydocs", "synthetic")
+FORMATS = (
+    "svmlight",
+    "xc",
+    "jsonl",
+    "csv",
+    "tsv",
+    "parquet",
+    "npz",
+    "npy",
+    "pydocs",
+    "synthetic",
+)
 GENERATED_FORMATS = ("pydocs", "synthetic")
 # of generated formats, which have no test file
 DEFAULT_TEST_FRACTION = 0.1
@@ -200,7 +211,7 @@ def _matrix_files(
     names: LabelNames | None,
     named_labels: bool = False,
 ) -> Dataset:
-    """Build from svmlight, XC, or Parquet with features.
+    """Build from svmlight, XC, NumPy, or Parquet with features.
 
     named_labels: labels in the files are names, not ids.
     """
@@ -340,7 +351,7 @@ def _hash_split(options: BuildOptions, has_test: bool, default: float) -> HashSp
     split = _split(options, has_test, default)
     if isinstance(split, RowSplit):
         raise ParameterError(
-            "test_rows_file is for svmlight, xc and parquet with features; "
+            "test_rows_file is for svmlight, xc, npz, npy and parquet with features; "
             "use test_fraction for documents"
         )
     return split
@@ -379,6 +390,8 @@ BUILDERS: dict[str, Builder] = {
     "csv": _text_files,
     "tsv": _text_files,
     "parquet": _parquet_files,
+    "npz": _matrix_files,
+    "npy": _matrix_files,
     "pydocs": _pydocs,
     "synthetic": _synthetic,
 }

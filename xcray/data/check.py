@@ -54,7 +54,8 @@ def check(format: str, path: Path | str, options: ReadOptions | None = None) -> 
     """Read the whole file as training data and return a report.
 
     All bad lines are counted; the first `max_errors` are kept. format: svmlight, xc, jsonl,
-    csv, tsv or parquet. Raises NotFound if there is no file, ParameterError for another format.
+    csv, tsv, parquet, npz or npy. Raises NotFound if there is no file, ParameterError for another
+    format.
     """
     options = replace(options or ReadOptions(), skip_bad=False)
     if format not in READERS and format not in TEXT_FORMATS:

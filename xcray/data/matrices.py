@@ -1,4 +1,4 @@
-"""Building from matrix files (svmlight, XC and Parquet), streamed from file to disk in chunks."""
+"""Building from matrix files (svmlight, XC, Parquet, NumPy), streamed to disk in chunks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from xcray.arrays import CSR, Pattern, pattern
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.error_log import ErrorCollector
+from xcray.data.readers.numpy_arrays import read_npy, read_npz
 from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet import read_parquet
 from xcray.data.readers.svmlight import Chunk, read_svmlight
@@ -23,7 +24,13 @@ from xcray.errors import ParameterError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 
 Reader: TypeAlias = Callable[[Path | str, ReadOptions, ErrorCollector], Iterator[Chunk]]
-READERS: dict[str, Reader] = {"svmlight": read_svmlight, "xc": read_xc, "parquet": read_parquet}
+READERS: dict[str, Reader] = {
+    "svmlight": read_svmlight,
+    "xc": read_xc,
+    "parquet": read_parquet,
+    "npz": read_npz,
+    "npy": read_npy,
+}
 
 
 def build_matrices(

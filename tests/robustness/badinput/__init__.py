@@ -1,7 +1,7 @@
 """The bad-input catalogue: inputs and their expected results.
 
-There is one module per family: svmlight (S), xc (X), parquet (P), tables (C) with json_lines,
-predict (J). The tests of each family use them, and the fuzzers use them as seeds.
+There is one module per family: svmlight (S), xc (X), parquet (P), numpy_arrays (N), tables (C) with
+json_lines, predict (J). The tests of each family use them, and the fuzzers use them as seeds.
 """
 
 import pytest

@@ -93,6 +93,7 @@ SUFFIXES: Mapping[str, str] = {
     "tsv": "tsv",
     "jsonl": "jsonl",
     "parquet": "parquet",
+    "npz": "npz",
 }
 
 

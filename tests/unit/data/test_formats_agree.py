@@ -15,6 +15,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.robustness.badinput.numpy_arrays import saved
 from tests.robustness.badinput.parquet import written
 from xcray.data.build import BuildOptions, build
 from xcray.data.dataset import Dataset
@@ -72,6 +73,8 @@ def test_features(rows: list[tuple[set[int], dict[int, float]]]) -> None:
     dense = np.zeros((len(rows), D), np.float32)
     for i, (_, features) in enumerate(rows):
         dense[i, list(features)] = list(features.values())
+    fixed = pa.FixedSizeListArray.from_arrays(dense.ravel(), D)
+    indicator = np.array([[k in labels for k in range(K)] for labels, _ in rows])
     files: dict[str, tuple[str, bytes, dict[str, Any]]] = {
         "one": ("svmlight", "\n".join(line(*row, 1) for row in rows).encode(), widths),
         "zero": (
@@ -86,11 +89,15 @@ def test_features(rows: list[tuple[set[int], dict[int, float]]]) -> None:
         ),
         "sparse": ("parquet", written(lists, row_group_size=3), widths),
         "dense": ("parquet", written({"values": list(dense), "labels": lists["labels"]}), widths),
+        "fixed": ("parquet", written({"values": fixed, "labels": lists["labels"]}), widths),
+        "arrays": ("npz", saved(X=dense, y=indicator), widths),
     }
     # In svmlight and XC an empty line is not a row: use only rows that all formats can express.
     output = all(labels or features for labels, features in rows)
     with TemporaryDirectory() as folder:
-        entries = {name: file for name, file in files.items() if output or file[0] == "parquet"}
+        entries = {
+            name: file for name, file in files.items() if output or file[0] in ("parquet", "npz")
+        }
         sets = [build_file(Path(folder), name, *file) for name, file in entries.items()]
         assert len({each.content_hash for each in sets}) == 1
         assert np.array_equal(sets[0].train.X.to_scipy().toarray(), dense)

@@ -391,7 +391,7 @@ def test_xc_sizes_come_from_the_header(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("format", "sources", "options"),
     [
-        ("npz", {"train": "f"}, {}),
+        ("npx", {"train": "f"}, {}),
         ("xc", {}, {}),
         ("xc", {"train": "f", "valid": "f"}, {}),
         ("svmlight", {"train": "f", "test": "f"}, {"test_fraction": 0.1}),
@@ -449,3 +449,21 @@ def test_files_of_names_are_checked(data: str, code: str, line: int | None, tmp_
             BuildOptions(label_names_file=str(tmp_path / "names")),
         )
     assert (caught.value.code, caught.value.file, caught.value.line) == (code, "names", line)
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 100, 1 << 20])
+def test_npy_files_are_read_in_slices(
+    slice_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xcray.data.readers.numpy_arrays.SLICE_BYTES", slice_bytes)
+    X = np.random.default_rng(0).integers(-1, 2, (31, 5)).astype(np.int16)
+    y = np.arange(31) % 3
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", y)
+    with pytest.raises(DataError, match="no labels"):
+        build("npy", {"train": tmp_path / "X.npy"}, tmp_path / "out")
+    options = BuildOptions(read=ReadOptions(labels_file=str(tmp_path / "y.npy")))
+    part = build("npy", {"train": tmp_path / "X.npy"}, tmp_path / "out", options).train
+    assert np.array_equal(part.X.to_scipy().toarray(), X)
+    assert part.X.nnz == np.count_nonzero(X)
+    assert np.array_equal(part.Y.indices, y)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 app = typer.Typer(name="data", help="Data sets: build, check, inspect.", no_args_is_help=True)
 
 FORMATS_WITHOUT_FILE = ("pydocs", "synthetic")
-FORMATS = "Input format: svmlight, xc, jsonl, csv, tsv, parquet; or pydocs, synthetic (no file)."
+FORMATS = (
+    "Input format: svmlight, xc, jsonl, csv, tsv, parquet, npz, npy; pydocs, synthetic: no file."
+)
 
 Format = Annotated[str, typer.Argument(metavar="FORMAT", help=FORMATS)]
 ZeroBased = Annotated[
@@ -34,7 +36,7 @@ LabelField = Annotated[str | None, typer.Option(help="Field with the labels. [de
 LabelSeparator = Annotated[
     str | None, typer.Option(help="Separator of labels in one field. [default: |]")
 ]
-LabelsFile = Annotated[Path | None, typer.Option(help="xc: separate file with the labels.")]
+LabelsFile = Annotated[Path | None, typer.Option(help="xc, npy: separate file with the labels.")]
 Features = Annotated[
     int | None, typer.Option(min=1, help="Maximum number of features; more is an error.")
 ]

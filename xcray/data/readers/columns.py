@@ -110,8 +110,17 @@ def dense_rows(values: pa.Array, width: int, report: RowErrorFn) -> tuple[CSR, M
             "or indices as well",
             None,
         )
-    numbers = _float32(flat[valid[_rows(lengths)]]).reshape(-1, width)
-    place = np.flatnonzero(valid)
+    numbers = flat[valid[_rows(lengths)]].reshape(-1, width)
+    return finite_rows(numbers, valid, report), valid
+
+
+def finite_rows(values: NDArray[Any], valid: Mask, report: RowErrorFn) -> CSR:
+    """Return those rows whose values are finite in float32, without zeros: (m, width).
+
+    values: (n, width) numbers of the valid rows of a slice; rows with other values are reported as
+    NOT_FINITE, and marked as invalid in `valid`, in place.
+    """
+    numbers, place = _float32(values), np.flatnonzero(valid)
     for at in np.flatnonzero(~np.isfinite(numbers).all(axis=1)):
         valid[place[at]] = False
         column = int(np.flatnonzero(~np.isfinite(numbers[at]))[0])
@@ -119,7 +128,7 @@ def dense_rows(values: pa.Array, width: int, report: RowErrorFn) -> tuple[CSR, M
         report(int(place[at]), "NOT_FINITE", problem, str(numbers[at, column]))
     numbers, place = numbers[valid[place]], place[valid[place]]
     rows, columns = np.nonzero(numbers)
-    return _matrix(place[rows], columns, numbers[rows, columns], valid, width), valid
+    return _matrix(place[rows], columns, numbers[rows, columns], valid, values.shape[1])
 
 
 def _strings(column: pa.Array, valid: Mask, report: RowErrorFn) -> list[str | None]:

@@ -203,6 +203,16 @@ PARQUET: Final = {
         "two files with different column layouts", "give both files the same columns and types"
     ),
 }
+NUMPY: Final = {
+    "NPY_INVALID": ErrorCode(
+        "a file that is not of NumPy, or with an array of objects",
+        "write it with numpy.save or numpy.savez, in C order",
+    ),
+    "NPY_SHAPE": ErrorCode(
+        "a missing array, or one of the wrong shape or type",
+        "give X (rows, features), and y (rows,) or (rows, labels) of whole numbers",
+    ),
+}
 SETS: Final = {
     "DIM_MISMATCH": ErrorCode(
         "two parts of different widths", "read both with the same n_features and n_labels"
@@ -215,6 +225,7 @@ GROUPS: Final = {
     "XC": XC,
     "Text": TEXTS,
     "Parquet": PARQUET,
+    "NumPy": NUMPY,
     "Whole sets": SETS,
 }
 CODES: Final = {code: entry for group in GROUPS.values() for code, entry in group.items()}

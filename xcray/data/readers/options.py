@@ -34,7 +34,7 @@ class ReadOptions:
         default=None, metadata={"help": "number of labels; a label id beyond it is an error"}
     )
     labels_file: str | None = field(
-        default=None, metadata={"help": "xc: separate label file with header 'N K'"}
+        default=None, metadata={"help": "xc: separate label file with header 'N K'; npy: file of y"}
     )
     text_fields: tuple[str, ...] = field(
         default=("text",), metadata={"help": "fields that form the text, joined by blanks"}

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from xcray.arrays import CSR, Int64, Pattern, csr, pattern
+from xcray.arrays import CSR, Int64, Pattern, pattern
 from xcray.data.readers.blocks import Source
 from xcray.data.readers.columns import (
     Mask,
@@ -32,10 +32,9 @@ from xcray.data.readers.columns import (
     flatten_lists,
     sparse_rows,
 )
-from xcray.data.readers.error_codes import default_fix
-from xcray.data.readers.error_log import DataErrors, ErrorCollector
+from xcray.data.readers.error_log import ErrorCollector
 from xcray.data.readers.label_names import label_order
-from xcray.data.readers.options import MAX_INDEX, ReadOptions
+from xcray.data.readers.options import ReadOptions
 from xcray.data.readers.parquet_file import (
     check_slice,
     check_unpacked_size,
@@ -44,6 +43,7 @@ from xcray.data.readers.parquet_file import (
     unpacked_bytes,
 )
 from xcray.data.readers.records import Record, RecordMaker
+from xcray.data.readers.row_chunks import RowErrors, finish_file, to_chunk
 from xcray.data.readers.svmlight import Chunk
 from xcray.errors import DataError
 from xcray.kernels.sparse import take_pattern_rows, take_rows
@@ -121,7 +121,7 @@ def parquet_records(
                 collector.n_positives += len(record.labels)
                 collector.warnings["rows_without_labels"] += not record.labels
                 yield record
-        _finish_file(source, collector)
+        finish_file(source, collector)
 
 
 def read_parquet(
@@ -144,7 +144,7 @@ def read_parquet(
     collector.file = source.name
     with collector.reading():
         for start, batch in _slices(source, layout):
-            row_errors = _RowErrors(source, collector, start)
+            row_errors = RowErrors(source, collector, start)
             X, valid_x = _features(batch, layout, options, collector, row_errors)
             Y, valid_y = _labels(
                 batch.column(layout.labels),
@@ -158,12 +158,12 @@ def read_parquet(
             row_errors.flush()
             valid = valid_x & valid_y
             if valid.any():
-                yield _to_chunk(
+                yield to_chunk(
                     collector,
                     take_rows(X, np.flatnonzero(valid[valid_x])),
                     take_pattern_rows(Y, np.flatnonzero(valid)),
                 )
-        _finish_file(source, collector)
+        finish_file(source, collector)
 
 
 def label_names(path: Path | str, options: ReadOptions) -> list[str]:
@@ -183,44 +183,6 @@ def label_names(path: Path | str, options: ReadOptions) -> list[str]:
             except DataError:  # the pass over the rows reports it
                 continue
     return sorted(names, key=label_order)
-
-
-class _RowErrors:
-    """The first error of each row of a slice, added to the collector in row order."""
-
-    def __init__(self, source: Source, collector: ErrorCollector, start: int) -> None:
-        self.source = source
-        self.collector = collector
-        self.start = start
-        self.errors: dict[int, DataError] = {}
-
-    def __call__(self, row: int, code: str, problem: str, value: str | None) -> None:
-        """Record a bad row by its number in the slice."""
-        if row in self.errors:
-            return
-        options, hint = self.source.options, default_fix(code)
-        if (
-            code == "INDEX_RANGE"
-            and options.n_features is None
-            and value is not None
-            and 0 <= int(value) <= MAX_INDEX
-        ):
-            code, hint = "DIM_LIMIT", "if this is intended, raise max_features"
-        if code == "LABEL_RANGE":
-            limited = (
-                options.n_labels is None and value is not None and 0 <= int(value) <= MAX_INDEX
-            )
-            code, hint = (
-                ("DIM_LIMIT", "if this is intended, raise max_labels") if limited else (code, hint)
-            )
-        self.errors[row] = self.source.error(
-            code, problem, line=self.start + row, value=value, hint=hint
-        )
-
-    def flush(self) -> None:
-        """Add the errors to the collector. Raises DataErrors as the collector does."""
-        for row in sorted(self.errors):
-            self.collector.add(self.errors[row])
 
 
 def _slices(source: Source, layout: ColumnLayout) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -404,7 +366,7 @@ def _features(
     layout: ColumnLayout,
     options: ReadOptions,
     collector: ErrorCollector,
-    row_errors: _RowErrors,
+    row_errors: RowErrors,
 ) -> tuple[CSR, Mask]:
     """Return the rows of a slice, and which are valid."""
     values = batch.column(layout.values)
@@ -439,7 +401,7 @@ def _labels(
     numbers: Mapping[str, int] | None,
     all_known: bool,
     collector: ErrorCollector,
-    row_errors: _RowErrors,
+    row_errors: RowErrors,
 ) -> tuple[Pattern, Mask]:
     """Return the label sets of all rows of a slice, and which are valid.
 
@@ -477,7 +439,7 @@ def _labels(
 
 
 def _numeric_labels(
-    column: pa.Array, options: ReadOptions, collector: ErrorCollector, row_errors: _RowErrors
+    column: pa.Array, options: ReadOptions, collector: ErrorCollector, row_errors: RowErrors
 ) -> tuple[Pattern, Mask]:
     """Return label sets of whole numbers; repeats are dropped and counted."""
     valid = np.ones(len(column), np.bool_)
@@ -500,28 +462,3 @@ def _numeric_labels(
     counts = np.bincount(row_of[first], minlength=len(column))
     starts: Int64 = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return pattern(starts, ids[first].astype(np.int32), int(ids.max(initial=-1)) + 1), valid
-
-
-def _to_chunk(collector: ErrorCollector, X: CSR, Y: Pattern) -> Chunk:
-    """Return the valid rows of a slice, as wide as the ids so far, and update the collector."""
-    collector.n_rows += X.n_rows
-    collector.n_entries += X.nnz
-    collector.n_positives += Y.nnz
-    collector.n_features = max(collector.n_features, int(X.indices.max(initial=-1)) + 1)
-    collector.n_labels = max(collector.n_labels, int(Y.indices.max(initial=-1)) + 1)
-    collector.warnings["rows_without_features"] += int(np.count_nonzero(np.diff(X.indptr) == 0))
-    collector.warnings["rows_without_labels"] += int(np.count_nonzero(np.diff(Y.indptr) == 0))
-    return csr(X.indptr, X.indices, X.data, collector.n_features), pattern(
-        Y.indptr, Y.indices, collector.n_labels
-    )
-
-
-def _finish_file(source: Source, collector: ErrorCollector) -> None:
-    """Raise the collected errors unless they are skipped, and EMPTY_FILE if there is no row."""
-    collector.raise_errors()
-    if not collector.n_rows:
-        raise (
-            DataErrors(collector.errors)
-            if collector.errors
-            else source.error("EMPTY_FILE", "the file has no rows")
-        )

@@ -46,7 +46,7 @@ from xcray.storage.atomic import check_name
 
 router = APIRouter(tags=["data sets"])
 
-UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet")
+UPLOAD_FORMATS = ("svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "npz")
 GENERATED_FORMATS = ("pydocs", "synthetic")
 RAW_CONTENT_TYPES = (
     "application/octet-stream",

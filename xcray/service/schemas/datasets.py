@@ -19,7 +19,16 @@ class DatasetRequest(Strict):
 
     name: Name
     format: Literal[
-        "svmlight", "xc", "jsonl", "csv", "tsv", "parquet", "pydocs", "synthetic", "dataset"
+        "svmlight",
+        "xc",
+        "jsonl",
+        "csv",
+        "tsv",
+        "parquet",
+        "npz",
+        "pydocs",
+        "synthetic",
+        "dataset",
     ]
     options: dict[str, Any] = Field(default_factory=dict)
     uploads: dict[Literal["train", "test"], UploadId] | None = Field(
