@@ -124,7 +124,13 @@ def test_what_does_not_fit_is_said(old: Dataset, tiny: Dataset, tmp_path: Path) 
         ),
         ("svmlight", sources, options(tiny.path, n_features=7), ParameterError, "give only one"),
         ("synthetic", {}, options(tiny.path), ParameterError, "synthetic.features=200"),
-        ("jsonl", texts, options(tmp_path / "nothing"), NotFound, "like: there is no model or data set"),
+        (
+            "jsonl",
+            texts,
+            options(tmp_path / "nothing"),
+            NotFound,
+            "like: there is no model or data set",
+        ),
     ]
     for format, source, inputs, error, message in cases:
         with pytest.raises(error, match=message):
