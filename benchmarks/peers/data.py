@@ -35,11 +35,18 @@ def sample(counts: Any, size: int, seed: int = 0) -> Int32:
 
 def write_folder(data: Dataset, columns: Int32, folder: Path) -> Path:
     """Write the task folder for these columns."""
+    Y = data.train.Y.to_scipy()[:, columns]
+    return write_task(data.train.X.to_scipy(), Y, data["test"].X.to_scipy(), columns, folder)
+
+
+def write_task(
+    X: sp.csr_matrix, Y: sp.csr_matrix, test_X: sp.csr_matrix, columns: Any, folder: Path
+) -> Path:
+    """Write the task folder of training rows X (N, D), Y (N, n) and test rows test_X (M, D)."""
     folder.mkdir(parents=True, exist_ok=True)
-    X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, columns]
     sp.save_npz(folder / "train_x.npz", X, compressed=False)
     sp.save_npz(folder / "train_y.npz", Y, compressed=False)
-    sp.save_npz(folder / "test_x.npz", data["test"].X.to_scipy(), compressed=False)
+    sp.save_npz(folder / "test_x.npz", test_X, compressed=False)
     np.save(folder / "columns.npy", columns)
     write_xc(X, Y, folder / "train.txt")
     return folder

@@ -48,7 +48,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     """Train, and predict the test rows."""
     make_solver(SOLVER, task["params"]).warm_up()
     scratch, rest, meter = Path(task["scratch"]), memory_bytes("VmRSS"), Meter()
-    spec = TrainSpec(task["dataset"], params=task["params"], pool="serial")
+    auto = task.get("auto", False)
+    spec = TrainSpec(task["dataset"], params=task["params"], pool="serial", auto=auto)
     result = train(spec, run_dir=scratch / "run", out=scratch / "model", progress=meter.note)
     peak, end = memory_bytes("VmHWM"), meter.phases["MERGING"]
     model, data = Model.open(result.model_path, verify=False), Dataset.open(task["dataset"])
@@ -72,6 +73,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         "weights": model.nnz,
         "not_converged": result.report["classes"] - result.report["classes_certified"],
         "largest_gap": result.report["largest_gap"],
+        "selection": result.report.get("auto"),
         **sample,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,19 @@ import numpy as np
 import pytest
 
 from tests.support.live_service import client_of, settings_for
+from xcray.arrays import frozen
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
-from xcray.errors import ParameterError, Stopped
+from xcray.errors import ParameterError, Refused, Stopped
 from xcray.estimators import PPDSparse
 from xcray.service.app import create_app
+from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.training import Progress, TrainSpec, train
 from xcray.training.finished import find_finished
-from xcray.training.selection.choose import SEARCH, selection_data
+from xcray.training.selection.choose import LADDERS, Selector, neighbour
 from xcray.training.selection.measure import parse_measure
+from xcray.training.selection.sample import label_step, selection_bytes, selection_data
+from xcray.training.selection.setting import Meter
 from xcray.workers.pool import StopFlag
 
 
@@ -83,7 +88,7 @@ def test_a_stopped_selection_resumes_to_the_same_choice(tiny: Dataset, tmp_path:
             stop=stop,
         )
     assert len(list((tmp_path / "run" / "auto").glob("*.json"))) == 2
-    assert notes[0].total == 1 + sum(len(values) for _, values in SEARCH)
+    assert notes[0].note == "C=1.0 positives=equal lam=0.01 positive_weight=1.0"
     resumed = train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
     fresh = train(spec, run_dir=tmp_path / "run2", out=tmp_path / "out2")
     assert resumed.sha256 == fresh.sha256
@@ -132,3 +137,98 @@ def test_a_job_submitted_over_rest_chooses_too(tiny: Dataset, tmp_path: Path) ->
         refused = http.post("/v1/jobs", json={**body, "select": "accuracy"})
         assert refused.status_code == 422
         assert "P@1" in refused.text
+
+
+def selector_of(tiny: Dataset, params: dict[str, Any] | None = None, **options: Any) -> Selector:
+    """Return a selector for the training rows of a data set."""
+    data = selection_data(tiny.train.X, tiny.train.Y, None)
+    return Selector(data, params or {}, "P@1+nDCG@5", 1, **options)
+
+
+def test_a_small_budget_ends_the_search_and_names_what_was_not_tried(tiny: Dataset) -> None:
+    reports = [selector_of(tiny, budget=budget).run().report for budget in (0.0, 0.8, 1000.0)]
+    assert len(reports[0]["settings"]) == 1
+    tried = [[row["params"] for row in report["settings"]] for report in reports]
+    assert tried[2][: len(tried[1])] == tried[1]
+    assert 1 < len(tried[1]) < len(tried[2])
+    for report in reports[1:]:
+        assert sum(row["work"] for row in report["settings"]) == report["work"] <= report["budget"]
+    assert [report["ended"] for report in reports] == [
+        "the budget is spent",
+        "the budget is spent",
+        "no parameter improves the measure",
+    ]
+    assert reports[0]["not_tried"][0]["C"] == 0.3
+    assert reports[2]["not_tried"] == []
+
+
+def test_the_work_of_a_training_is_estimated_from_below(tiny: Dataset) -> None:
+    report = selector_of(tiny, budget=1.0).run().report
+    solver = PPDSparseSolver()
+    train = tiny.train
+    state = solver.load(train.X, train.XT, train.YT)
+    meter = Meter()
+    labels = np.arange(tiny.n_labels, dtype=np.int32)
+    meter.add([solver.solve(state, frozen(labels, np.int32))], train.n_rows)
+    assert 0.3 * meter.spent <= report["budget"] <= meter.spent
+
+
+def test_the_search_goes_on_while_the_last_value_of_a_parameter_is_best(tiny: Dataset) -> None:
+    given = {"positives": "equal", "lam": 0.01, "positive_weight": 1.0}
+    report = selector_of(tiny, given, budget=1000.0).run().report
+    values = {row["params"]["C"]: row["value"] for row in report["settings"]}
+    (best,) = [row["params"] for row in report["settings"] if row["chosen"]]
+    for step in (1, -1):
+        other = neighbour(best, "C", step)
+        assert other is None or values[other["C"]] <= values[best["C"]]
+
+
+def test_every_ladder_holds_the_default() -> None:
+    for name, values in LADDERS.items():
+        assert getattr(PPDSparseSolver(), name) in values
+        assert len(set(values)) == len(values)
+
+
+def test_labels_are_sampled_more_where_there_are_more() -> None:
+    assert [label_step(n) for n in (1, 16, 17, 3999, 4000)] == [1, 1, 2, 2, 4]
+
+
+def test_without_time_only_the_first_setting_is_measured(tiny: Dataset, tmp_path: Path) -> None:
+    spec = TrainSpec(str(tiny.path), pool="serial", auto=True, max_seconds=1e-6)
+    with pytest.raises(Refused, match="finished"):
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    more = replace(spec, max_seconds=600.0)
+    result = train(more, run_dir=tmp_path / "run", out=tmp_path / "out")
+    assert result.report["auto"]["ended"] == "the time is up"
+    assert len(result.report["auto"]["settings"]) == 1
+    assert chosen_params(result.report)["C"] == 1.0
+
+
+def test_a_selection_that_does_not_fit_is_refused_before_it_begins(
+    tiny: Dataset, tmp_path: Path
+) -> None:
+    spec = TrainSpec(str(tiny.path), pool="serial", auto=True, memory_limit="1MiB")
+    with pytest.raises(Refused, match="memory"):
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "out")
+    assert not (tmp_path / "run" / "auto").exists()
+
+
+def test_the_memory_of_a_selection_covers_its_rows(tiny: Dataset) -> None:
+    data = selection_data(tiny.train.X, tiny.train.Y, None)
+    rows = sum(8 * part.nnz for part in (data.X, data.XT, data.held_X))
+    assert rows <= selection_bytes(tiny.train.X.nnz, 0) * 1.05 <= 1.2 * rows
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray")
+def test_ray_workers_train_the_chosen_setting(tiny: Dataset, tmp_path: Path) -> None:
+    results = [
+        train(
+            TrainSpec(str(tiny.path), pool=pool, workers=2, auto=True),
+            run_dir=tmp_path / f"run-{pool}",
+            out=tmp_path / f"out-{pool}",
+        )
+        for pool in ("ray", "threads")
+    ]
+    assert results[0].sha256 == results[1].sha256
+    assert chosen_params(results[0].report) == chosen_params(results[1].report)

@@ -15,8 +15,9 @@ from xcray.solvers.contract import summarize_records
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import SolvedLabels, merge
-from xcray.training.selection.choose import Selector, selection_data
+from xcray.training.selection.choose import Selector
 from xcray.training.selection.measure import DEFAULT, parse_measure
+from xcray.training.selection.sample import selection_data
 from xcray.workers.driver import run_schedule
 from xcray.workers.local_pool import SerialPool, ThreadPool
 from xcray.workers.observer import CollectResults

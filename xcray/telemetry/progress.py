@@ -24,7 +24,8 @@ class Progress(NamedTuple):
     """The progress of a training or batch prediction.
 
     phase: LOADING, TRAINING, MERGING, EVALUATING or PUBLISHING for a training, with done and total
-    in classes (or in epochs, during TRAINING of solvers with epochs). LOADING, PREDICTING or
+    in classes (or in epochs, during TRAINING of solvers with epochs). Before them SELECTING, if
+    parameters are chosen, with done in settings and total 0. LOADING, PREDICTING or
     PUBLISHING for a batch prediction, with done and total in rows. seconds: since the start. rate:
     per second. eta: seconds, or None if unknown. note: a line for people. figures: for machines;
     the newest "epoch", "objective" and "held_out" loss of trainings with epochs. vitals: run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from xcray.solvers import make_solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.cores import available_cores
 from xcray.telemetry.progress import EMPTY, Progress
+from xcray.training.auto_params import choose_params
 from xcray.training.block_store import BlockStore
 from xcray.training.calibration.fit import fit_calibration, held_out_part
 from xcray.training.capacity.monitor import ResourceMonitor
@@ -32,7 +32,6 @@ from xcray.training.partial import check_any_finished, partial_summary
 from xcray.training.report.summary import convergence_warnings, measures_by_frequency
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import lock_run_directory
-from xcray.training.selection.choose import Selector, selection_data
 from xcray.training.spec import TrainSpec
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import TrainingContext
@@ -86,37 +85,12 @@ def train(
         report = progress or (lambda _: None)
         chosen: dict[str, Any] = {}
         if spec.auto:
-            spec, chosen = choose_params(spec, Path(run_dir) / "auto", report, stop)
+            spec, chosen = choose_params(spec, Path(run_dir), Path(out), report, stop)
         run = _TrainingRun(spec, Path(run_dir), report, stop, job)
         run.notes = {**chosen, **(notes or {})}
         run.prepare(Path(out))
         run.solve()
         return run.publish(Path(out))
-
-
-def choose_params(
-    spec: TrainSpec, folder: Path, progress: Callable[[Progress], None], stop: StopFlag
-) -> tuple[TrainSpec, dict[str, Any]]:
-    """Return the spec with the parameters that its `auto` chooses, and an entry of the report.
-
-    Runs on threads of this process, whatever the pool. folder: stores measured settings. Raises
-    Stopped.
-    """
-    began, train = time.monotonic(), Dataset.open(spec.dataset).train
-
-    def tick(number: int, total: int, setting: str) -> None:
-        if stop.is_set():
-            raise Stopped("stopped on request; measured settings are kept")
-        seconds = time.monotonic() - began
-        progress(Progress("SELECTING", number, total, seconds, 0.0, None, setting))
-
-    data = selection_data(train.X, train.Y, train.weights)
-    workers = 1 if spec.pool == "serial" else min(spec.workers or 4096, available_cores())
-    selector = Selector(
-        data, spec.params, spec.select, workers, folder=folder, stop=stop, tick=tick
-    )
-    chosen, report = selector.run()
-    return replace(spec, params={**spec.params, **chosen}, auto=False), {"auto": report}
 
 
 class _TrainingRun:

@@ -1,63 +1,35 @@
-"""Choose C, positives, positive_weight and lam of PPDSparse on held-out training rows.
+"""Choose C, positives, lam and positive_weight of PPDSparse on held-out training rows.
 
-One parameter after the other is varied, and the best value kept. Every setting is solved for a part
-of the labels, with a loose tolerance, from the duals of the best setting so far. What is solved
-depends on data and settings only, so the choice is the same for any number of workers.
+Coordinate search: from the defaults, one parameter after the other moves along its values while the
+measure improves, until no parameter improves it or the budget is spent. Every setting is solved for
+a part of the labels, with a loose tolerance, from the duals of the best setting so far. The budget
+is counted work, not time, so the choice is the same for any machine and number of workers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from xcray.arrays import CSR, Float32, Int64, Pattern, frozen
-from xcray.data.splits import HashSplit
-from xcray.errors import InputError
-from xcray.index.search import SearchIndex
-from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
-from xcray.metrics import evaluate
-from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
-from xcray.training.selection.measure import measure_value, parse_measure
-from xcray.training.solve_labels import make_local_pool
-from xcray.training.warm_start import WarmRunner, dual_scale
-from xcray.workers.driver import run_schedule
-from xcray.workers.observer import CollectResults
-from xcray.workers.pool import Result, StopFlag
+from xcray.training.selection.sample import SelectionData
+from xcray.training.selection.setting import EPS, Meter, OutOfBudget, SettingSolver, Solved
+from xcray.workers.pool import StopFlag
 
-SEARCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("C", (3.0, 0.3)),
-    ("positives", ("propensity",)),
-    ("positive_weight", (4.0,)),
-    ("lam", (0.1,)),
-)
-HOLDOUT = 0.2  # share of the training rows that are measured
-LABEL_STEP = 2  # every second label, by number of training rows
-MIN_LABELS = 16  # with fewer labels all are used
-EPS = 0.05  # tolerance of the certificates while settings are compared
-
-
-class SelectionData(NamedTuple):
-    """Rows and labels that settings are compared on.
-
-    X (n, D), XT, YT (K', n): rows to learn from; weights (n,) or None. held_X (m, D) and
-    held_Y (m, K'): rows to measure on. counts (K',): rows to learn from, per label.
-    """
-
-    X: CSR
-    XT: CSR
-    YT: Pattern
-    weights: Float32 | None
-    held_X: CSR
-    held_Y: Pattern
-    counts: Int64
+# Values of each parameter. From its default, a parameter first moves to the right.
+LADDERS: Mapping[str, tuple[Any, ...]] = {
+    "C": (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
+    "positives": ("equal", "propensity"),
+    "lam": (0.001, 0.01, 0.1, 0.3, 1.0),
+    "positive_weight": (1.0, 2.0, 4.0, 8.0),
+}
+# Solver work of a selection, in trainings with the starting parameters. Copies of rows, threads and
+# measuring take additional time; together they cost at most two trainings.
+BUDGET = 1.5
 
 
 class Selection(NamedTuple):
@@ -67,40 +39,13 @@ class Selection(NamedTuple):
     report: dict[str, Any]
 
 
-def selection_data(X: CSR, Y: Pattern, weights: Float32 | None, seed: int = 0) -> SelectionData:
-    """Split training rows X (N, D), Y (N, K) by a hash, and take a part of the labels.
-
-    Labels without a row to learn from are left out, and held-out rows without one of the labels.
-    Raises InputError if no row is left on one side.
-    """
-    held_out = HashSplit(HOLDOUT, seed).mask(0, X.n_rows)
-    learn = frozen(np.flatnonzero(~held_out), np.int64)
-    counts = np.bincount(take_pattern_rows(Y, learn).indices, minlength=Y.n_cols)
-    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    labels = np.sort(order[::LABEL_STEP] if len(order) > MIN_LABELS else order)
-    part = transpose_pattern(take_pattern_rows(transpose_pattern(Y), frozen(labels, np.int64)))
-    measured = frozen(np.flatnonzero(held_out & (np.diff(part.indptr) > 0)), np.int64)
-    if not (len(labels) and len(measured)):
-        raise InputError(
-            "too few rows to choose parameters on: train without auto", code="TOO_FEW_ROWS"
-        )
-    rows = take_rows(X, learn)
-    return SelectionData(
-        rows,
-        transpose(rows),
-        transpose_pattern(take_pattern_rows(part, learn)),
-        None if weights is None else frozen(weights[learn], np.float32),
-        take_rows(X, measured),
-        take_pattern_rows(part, measured),
-        frozen(counts[labels], np.int64),
-    )
-
-
 class Selector:
     """Compares settings. params: given parameters, which are not varied. workers: threads.
 
-    folder: stores measured settings to resume; None to keep nothing. tick: called with the number
-    of the setting, the number of all settings and the setting as text; its exceptions end the work.
+    budget: limit of the work, in trainings with the starting parameters. folder: stores measured
+    settings to resume; None to keep nothing. tick: called with the number of the setting and the
+    setting as text; its exceptions end the work. is_late: returns whether the time is up; then the
+    best setting so far is returned. The first setting is always measured.
     """
 
     def __init__(
@@ -110,122 +55,126 @@ class Selector:
         select: str,
         workers: int,
         *,
+        budget: float = BUDGET,
         folder: Path | None = None,
         stop: StopFlag | None = None,
-        tick: Callable[[int, int, str], None] = lambda *_: None,
+        tick: Callable[[int, str], None] = lambda *_: None,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self.data, self.params, self.select = data, dict(params), select
-        self.workers, self.folder = workers, folder
-        self.stop, self.tick = stop or StopFlag(), tick
-        self.results: list[dict[str, Any]] = []
-        self.starts: dict[str, dict[str, Any] | None] = {}  # of every setting, by its repr
-        self.duals: dict[str, CSR] = {}
-        self._total = 1  # number of settings
+        self.budget, self.folder, self.tick = budget, folder, tick
+        self.solver = SettingSolver(data, self.params, workers, stop or StopFlag())
+        self.meter = Meter(is_late)
+        self.results: dict[str, dict[str, Any]] = {}  # by the repr of the setting
+        self._starts: dict[str, dict[str, Any] | None] = {}  # setting that each one started from
+        self._solved: dict[str, Solved] = {}  # of the best setting and of the last one
 
     def run(self) -> Selection:
         """Return the best setting; the first of equal ones."""
         began = time.process_time()
         base = make_parameters(PPDSparseSolver, self.params)
-        current = {name: getattr(base, name) for name, _ in SEARCH if name not in self.params}
-        free = [
-            (name, [value for value in values if value != current[name]])
-            for name, values in SEARCH
-            if name in current
-        ]
-        self._total = 1 + sum(len(values) for _, values in free)
-        best = self._evaluate(current, None)
-        for name, values in free:
-            start = best
-            for value in values:
-                result = self._evaluate({**start["params"], name: value}, start["params"])
-                best = max(best, result, key=lambda row: row["value"])
-        for result in self.results:
-            result["chosen"] = result is best
+        start = {name: getattr(base, name) for name in LADDERS if name not in self.params}
+        best = self._evaluate(start, None)
+        self.meter.limit = int(self.budget * best["work"] / self.data.share)
+        ended = "no parameter improves the measure"
+        try:
+            while (better := self._improve(best)) is not best:
+                best = better
+        except OutOfBudget:
+            best = max(self.results.values(), key=lambda row: row["value"])
+            ended = "the time is up" if self.meter.is_late() else "the budget is spent"
+        settings = [{**row, "chosen": row is best} for row in self.results.values()]
         report = {
             "select": self.select,
             "labels": len(self.data.counts),
             "rows": self.data.X.n_rows,
             "held_out": self.data.held_X.n_rows,
-            "settings": self.results,
+            "settings": settings,
+            "not_tried": self._neighbours(best["params"]),
+            "ended": ended,
+            "work": sum(row["work"] for row in settings),
+            "budget": self.meter.limit,
             "cpu_seconds": round(time.process_time() - began, 3),
         }
         return Selection(best["params"], report)
 
+    def _improve(self, best: dict[str, Any]) -> dict[str, Any]:
+        """Move every parameter once along its values, and return the best result."""
+        for name in best["params"]:
+            for step in (1, -1):
+                before = best
+                while (setting := neighbour(best["params"], name, step)) is not None:
+                    if repr(setting) in self.results:
+                        break
+                    result = self._evaluate(setting, best["params"])
+                    if result["value"] <= best["value"]:
+                        break
+                    best = result
+                if best is not before:
+                    break
+        return best
+
+    def _neighbours(self, setting: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the settings next to this one that were not measured."""
+        pairs = ((name, step) for name in setting for step in (1, -1))
+        values = [neighbour(setting, name, step) for name, step in pairs]
+        return [value for value in values if value and repr(value) not in self.results]
+
     def _evaluate(self, setting: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
-        """Solve and measure a setting, or read its stored result."""
+        """Solve and measure a setting, or read its stored result. Raises OutOfBudget."""
         text = " ".join(f"{name}={value}" for name, value in setting.items())
-        self.tick(len(self.results), self._total, text)
-        # named by everything that the result depends on
+        self.tick(len(self.results), text)
+        self._starts[repr(setting)] = start
+        path = self._stored(setting, start)
+        if path is not None and path.exists():
+            result: dict[str, Any] = {**read_json(path), "params": setting}
+            self.meter.spent += result["work"]
+        else:
+            solved = self.solver.solve(setting, self._solved_start(start), self.meter)
+            self._keep(start, solved)
+            measures = self.solver.measure(solved.block, self.select)
+            result = {"params": setting, **measures, "work": solved.work}
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, result)
+        self.results[repr(setting)] = result
+        return result
+
+    def _stored(self, setting: dict[str, Any], start: dict[str, Any] | None) -> Path | None:
+        """Return the file of a setting's result, named by everything that the result depends on."""
+        if self.folder is None:
+            return None
+        given = sorted(self.params.items())
         key = sha256_arrays(
             {
-                "setting": repr((setting, sorted(self.params.items()), self.select, EPS)),
+                "setting": repr((setting, start, given, self.select, EPS)),
+                "revision": str(PPDSparseSolver.revision),
                 "X": self.data.X.data,
                 "columns": self.data.X.indices,
                 "Y": self.data.YT.indices,
                 "weights": "equal" if self.data.weights is None else self.data.weights,
             }
-        )[:16]
-        self.starts[repr(setting)] = start
-        stored = None if self.folder is None else self.folder / f"{key}.json"
-        if stored is not None and stored.exists():
-            result: dict[str, Any] = {**read_json(stored), "params": setting}
-        else:
-            result = {"params": setting, **self._measure(setting, start)}
-            if stored is not None:
-                stored.parent.mkdir(parents=True, exist_ok=True)
-                write_json(stored, result)
-        self.results.append(result)
-        return result
-
-    def _measure(self, setting: dict[str, Any], start: dict[str, Any] | None) -> dict[str, float]:
-        """Return the value of a setting, its measures and its number of weights."""
-        block, data = self._solve(setting, start), self.data
-        terms = parse_measure(self.select)
-        n_labels = len(data.counts)
-        ks = sorted({min(k, n_labels) for _, k in terms})
-        index = SearchIndex.build(block.W, frozen(block.bias, np.float32))
-        measures = evaluate(
-            index.query(data.held_X, max(ks), threads=self.workers).top,
-            data.held_Y,
-            ks=ks,
-            label_counts=data.counts,
-            n_train=data.X.n_rows,
         )
-        value = measure_value(measures, self.select, n_labels)
-        named = {f"{name}@{k}": measures[f"{name}@{min(k, n_labels)}"] for name, k in terms}
-        return {"value": value, **named, "weights": block.W.nnz}
+        return self.folder / f"{key[:16]}.json"
 
-    def _solve(self, setting: dict[str, Any], start: dict[str, Any] | None) -> SolvedLabels:
-        """Solve all labels of the data on threads, from the duals of `start` if they are known."""
-        data, n_labels = self.data, len(self.data.counts)
-        solver = make_parameters(PPDSparseSolver, {**self.params, "eps": EPS, **setting})
-        state = solver.load(data.X, data.XT, data.YT, data.weights)
-        origin = None if start is None else self._duals_of(start)
-        runner = WarmRunner(solver, origin, dual_scale(start or setting, setting))
-        schedule = LabelScheduler(
-            range(n_labels),
-            solver.cost_terms(data.X, data.XT, data.YT),
-            solver.cost_rates,
-            workers=self.workers,
-        )
-        results = CollectResults[Result]()
-        pool = make_local_pool("threads", solver, state, self.workers, runner=runner)
-        run_schedule(schedule, pool, results, stop=self.stop)
-        blocks = [result.value for result in results.results]
-        with_duals = list(_as_weights(blocks))
-        self.duals[repr(setting)] = merge(with_duals, n_labels, data.X.n_rows).W
-        return merge(blocks, n_labels, data.X.n_cols)
+    def _solved_start(self, start: dict[str, Any] | None) -> Solved | None:
+        """Return a start with its duals; solve it again if an earlier run measured it."""
+        if start is None:
+            return None
+        if repr(start) not in self._solved:
+            origin = self._solved_start(self._starts[repr(start)])
+            self._keep(None, self.solver.solve(start, origin, Meter()))
+        return self._solved[repr(start)]
 
-    def _duals_of(self, setting: dict[str, Any]) -> CSR:
-        """Return the duals of a measured setting; solve it again if an earlier run measured it."""
-        if repr(setting) not in self.duals:
-            self._solve(setting, self.starts[repr(setting)])
-        return self.duals[repr(setting)]
+    def _keep(self, start: dict[str, Any] | None, solved: Solved) -> None:
+        """Keep the duals of a setting and of its start, and drop all others."""
+        self._solved = {name: kept for name, kept in self._solved.items() if name == repr(start)}
+        self._solved[repr(solved.setting)] = solved
 
 
-def _as_weights(blocks: list[SolvedLabels]) -> Iterator[SolvedLabels]:
-    """Return blocks whose duals (n, N) take the place of the weights."""
-    for block in blocks:
-        if block.duals is None:
-            raise ValueError("the solver returned no duals")
-        yield block._replace(W=block.duals)
+def neighbour(setting: Mapping[str, Any], name: str, step: int) -> dict[str, Any] | None:
+    """Return the setting with the next (step 1) or previous (-1) value of a parameter, or None."""
+    position = LADDERS[name].index(setting[name]) + step
+    if not 0 <= position < len(LADDERS[name]):
+        return None
+    return {**setting, name: LADDERS[name][position]}

@@ -1,0 +1,159 @@
+"""P@1, P@5 and nDCG@5 of xcray with and without --auto, and of its peers with a chosen C.
+
+`python -m benchmarks.peers.accuracy --data DIR [--sets bibtex ...] [--peers pecos_tree ...]
+[--cache DIR] [--env DIR]`
+
+Every peer is trained with its defaults (C = 1), and once more with the C of CS that is best on
+held-out training rows for P@1 + nDCG@5. These are the rows that --auto measures on. All programs
+read the same rows and run on one core with one thread. CPU seconds are those of training; the
+choice of C or of other parameters is counted separately for the peers and included for --auto.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import arguments, dataset, in_folder
+from benchmarks.peers.__main__ import PEERS_BY_NAME, PRUNE
+from benchmarks.peers.data import write_folder, write_task
+from benchmarks.peers.environment import environment, versions
+from benchmarks.peers.run import cached
+from xcray.arrays import Pattern, TopK, frozen, pattern_from
+from xcray.data.dataset import Dataset
+from xcray.data.splits import HashSplit
+from xcray.metrics import evaluate
+from xcray.training.selection.sample import HOLDOUT
+
+PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt")
+SETS = ("bibtex", "cooking", "news20_bydate", "clef_imclef07a")
+CS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SHOWN = ("P@1", "P@5", "nDCG@5")
+
+
+class Folders(NamedTuple):
+    """Task folders of a set: all training rows with the test rows, and its split for tuning."""
+
+    data: Dataset
+    columns: Any
+    all: Path
+    learn: Path
+    held_Y: Pattern
+
+
+def prepare(name: str, source: Path | None, folder: Path) -> Folders:
+    """Build the set and write its two task folders, once."""
+    data = dataset(name, source, folder / "sets")
+    columns = np.flatnonzero(data.label_counts > 0).astype(np.int32)
+    whole, learn = (folder / "tasks" / name / part for part in ("all", "learn"))
+    if not (whole / "train.txt").exists():
+        write_folder(data, frozen(columns, np.int32), whole)
+    X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, columns]
+    held = HashSplit(HOLDOUT).mask(0, X.shape[0])
+    if not (learn / "train.txt").exists():
+        write_task(X[~held], Y[~held], X[held], columns, learn)
+    return Folders(data, columns, whole, learn, pattern_from(Y[held]))
+
+
+def measures(top: Any, truth: Pattern) -> dict[str, float]:
+    """Return the measures in percent of answers (rows, k); labels below 0 count as misses."""
+    scores = frozen(np.zeros(np.shape(top)), np.float64)
+    values = evaluate(TopK(frozen(top, np.int32), scores), truth, ks=(1, 5))
+    return {name: round(100 * values[name], 2) for name in SHOWN if name in values}
+
+
+def train_peer(those: Folders, peer: str, C: float, part: str, train: Any) -> dict[str, Any]:
+    """Train one peer on all training rows, or on those that are not held out; return its run."""
+    folder = those.all if part == "all" else those.learn
+    who = PEERS_BY_NAME[peer]
+    task = {"peer": peer, "package": who.package, "k": 5, "core": None, "C": C, "prune": PRUNE}
+    return dict(train({**task, "folder": str(folder)}, f"{peer}-{part}-{C:g}"))
+
+
+def peer_rows(those: Folders, peer: str, train: Any) -> list[dict[str, Any]]:
+    """Return the rows of one peer: with its defaults, and with the best C."""
+    values, seconds = {}, 0.0
+    for C in CS:
+        run = train_peer(those, peer, C, "learn", train)
+        if "failed" in run:
+            print(f"{peer} C={C:g}: {run['failed']}", flush=True)
+            continue
+        seconds += run["train_cpu_s"]
+        found = measures(run["top"], those.held_Y)
+        values[C] = found["P@1"] + found.get("nDCG@5", 0.0)
+    rows = []
+    for title, C in (("defaults", 1.0), ("tuned", max(values, key=values.__getitem__, default=1))):
+        run = train_peer(those, peer, C, "all", train)
+        row = {"program": f"{peer}, {title}", "C": C, "tuning_cpu_s": seconds}
+        if "failed" in run:
+            rows.append({**row, "failed": run["failed"]})
+            continue
+        labels = np.array(run["top"])
+        top = np.where(labels >= 0, those.columns[labels], -1)
+        found = measures(top, those.data["test"].Y)
+        rows.append({**row, **found, "cpu_s": run["train_cpu_s"]})
+    return rows
+
+
+def xcray_row(those: Folders, auto: bool, train: Any) -> dict[str, Any]:
+    """Return the row of xcray, with its defaults or with --auto."""
+    task = {"peer": "xcray", "package": "xcray", "k": 5, "core": None, "params": {}}
+    task |= {"dataset": str(those.data.path), "columns": None, "sample_only": False, "auto": auto}
+    run = train(task, f"xcray-{'auto' if auto else 'defaults'}")
+    row = {"program": f"xcray, {'--auto' if auto else 'defaults'}"}
+    if "failed" in run:
+        return {**row, "failed": run["failed"]}
+    found = measures(run["top"], those.data["test"].Y)
+    return {**row, **found, "cpu_s": run["train_cpu_s"], "selection": run.get("selection")}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return Markdown."""
+    lines = ["| set | program | C | P@1 | P@5 | nDCG@5 | CPU s |", "|---" * 7 + "|"]
+    for row in rows:
+        cells = [row["set"], row["program"], f"{row['C']:g}" if "C" in row else ""]
+        cells += [f"{row[name]:.2f}" if name in row else "" for name in SHOWN]
+        cells += [row["failed"] if "failed" in row else f"{row['cpu_s']:.1f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compare on every set and print the JSON."""
+    chosen = arguments(
+        __doc__ or "",
+        sets={"nargs": "+", "default": list(SETS)},
+        peers={"nargs": "*", "default": list(PEERS), "choices": list(PEERS_BY_NAME)},
+        env={"type": Path, "help": "the peers' environment; default: in the cache"},
+        cache={"type": Path, "help": "directory of data sets and runs; default: a temporary one"},
+        again={"action": "store_true", "help": "run xcray again although the cache has its runs"},
+        limit={"type": float, "default": 1800.0, "help": "time limit of a run in seconds"},
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        place = (chosen.cache or folder).resolve()
+        python, absent = environment((chosen.env or place / "env").resolve())
+        rows = []
+        for name in chosen.sets:
+            those = prepare(name, chosen.data, place)
+
+            def train(task: dict[str, Any], run: str, name: str = name) -> dict[str, Any]:
+                file = place / "runs" / name / f"{run}.json"
+                again = chosen.again and task["package"] == "xcray"
+                return cached(task, python, chosen.limit, file, again)
+
+            mine = [xcray_row(those, auto, train) for auto in (False, True)]
+            for peer in chosen.peers:
+                if PEERS_BY_NAME[peer].package not in absent:
+                    mine += peer_rows(those, peer, train)
+            rows += [{"set": name, **row} for row in mine]
+            print(table(rows), flush=True)
+        return {"benchmark": "accuracy", "rows": rows, "versions": versions(python)}
+
+    in_folder(run, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The selection of a training run: preflight, progress, time limit, and its stored result."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xcray.arrays import frozen
+from xcray.data.dataset import Dataset
+from xcray.errors import InputError, Stopped
+from xcray.solvers.parameters import make_parameters
+from xcray.solvers.ppdsparse import PPDSparseSolver
+from xcray.storage.atomic import read_json, write_json
+from xcray.system.cores import available_cores
+from xcray.telemetry.progress import Progress
+from xcray.training.capacity.preflight import (
+    check_fits,
+    estimate,
+    memory_limits,
+    worker_count,
+)
+from xcray.training.selection.choose import Selector
+from xcray.training.selection.sample import selection_bytes, selection_data
+from xcray.training.spec import TrainSpec
+from xcray.workers.pool import StopFlag
+
+TIME_SHARE = 0.5  # share of max_seconds that a selection can take
+RESULT_FILE = "selection.json"
+
+
+def choose_params(
+    spec: TrainSpec,
+    run_dir: Path,
+    out: Path,
+    progress: Callable[[Progress], None],
+    stop: StopFlag,
+) -> tuple[TrainSpec, dict[str, Any]]:
+    """Return the spec with the parameters that its `auto` chooses, and an entry of the report.
+
+    Runs on threads of this process, whatever the pool. With spec.max_seconds the selection takes
+    at most half of it, and the returned spec has the rest. run_dir: stores measured settings, and
+    the result, which a later call with the same spec and data returns at once. Raises Refused if
+    the selection or a training with the given parameters does not fit, InputError, and Stopped.
+    """
+    began, dataset = time.monotonic(), Dataset.open(spec.dataset)
+    identity = {
+        "params": dict(spec.params),
+        "select": spec.select,
+        "dataset": dataset.content_hash,
+        "revision": PPDSparseSolver.revision,
+    }
+    path = run_dir / RESULT_FILE
+    stored = read_json(path) if path.exists() else {}
+    if stored.get("identity") != json.loads(json.dumps(identity)):
+        check_selection_fits(spec, dataset, run_dir, out)
+        chosen, report = _select(spec, dataset, run_dir / "auto", progress, stop)
+        stored = {"identity": identity, "chosen": chosen, "report": report}
+        write_json(path, stored)
+    seconds = spec.max_seconds
+    if seconds is not None:
+        seconds = max(seconds - (time.monotonic() - began), (1 - TIME_SHARE) * seconds)
+    params = {**spec.params, **stored["chosen"]}
+    return replace(spec, params=params, auto=False, max_seconds=seconds), {"auto": stored["report"]}
+
+
+def check_selection_fits(spec: TrainSpec, dataset: Dataset, run_dir: Path, out: Path) -> None:
+    """Raise Refused if a selection, or a training with the given parameters, does not fit.
+
+    Raises InputError if no training row has a label.
+    """
+    train = dataset.train
+    if train.n_rows == 0 or train.Y.nnz == 0:
+        raise InputError(
+            "the training part has no row with a label; check the label column of the source",
+            code="NO_POSITIVES",
+        )
+    labels = frozen(np.arange(dataset.n_labels), np.int32)
+    solver = make_parameters(PPDSparseSolver, spec.params)
+    workers = worker_count(spec)
+    needs = estimate(spec, dataset, solver, labels, workers=workers, probe_seconds=0.0)
+    driver = max(needs.driver, selection_bytes(train.X.nnz, needs.weights))
+    check_fits(needs._replace(driver=driver), memory_limits(spec), run_dir, out)
+
+
+def _select(
+    spec: TrainSpec,
+    dataset: Dataset,
+    folder: Path,
+    progress: Callable[[Progress], None],
+    stop: StopFlag,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the chosen parameters and the report."""
+    began, limit = time.monotonic(), spec.max_seconds
+
+    def tick(number: int, setting: str) -> None:
+        if stop.is_set():
+            raise Stopped("stopped on request; measured settings are kept")
+        progress(Progress("SELECTING", number, 0, time.monotonic() - began, 0.0, None, setting))
+
+    def is_late() -> bool:
+        return limit is not None and time.monotonic() - began > TIME_SHARE * limit
+
+    train = dataset.train
+    selector = Selector(
+        selection_data(train.X, train.Y, train.weights),
+        spec.params,
+        spec.select,
+        1 if spec.pool == "serial" else min(spec.workers or 4096, available_cores()),
+        folder=folder,
+        stop=stop,
+        tick=tick,
+        is_late=is_late,
+    )
+    return selector.run()
