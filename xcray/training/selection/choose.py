@@ -1,9 +1,10 @@
 """Choose C, positives, lam and positive_weight of PPDSparse on held-out training rows.
 
 Coordinate search: from the defaults, one parameter after the other moves along its values while the
-measure improves, until no parameter improves it or the budget is spent. Every setting is solved for
-a part of the labels, with a loose tolerance, from the duals of the best setting so far. The budget
-is counted work, not time, so the choice is the same for any machine and number of workers.
+measure improves by more than its standard error, until no parameter does or the budget is spent.
+Every setting is solved for a part of the labels, with a loose tolerance, from the duals of the best
+setting so far. The budget is counted work, not time, so the choice is the same for any machine and
+number of workers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
@@ -65,54 +68,62 @@ class Selector:
         self.budget, self.folder, self.tick = budget, folder, tick
         self.solver = SettingSolver(data, self.params, workers, stop or StopFlag())
         self.meter = Meter(is_late)
+        self.best: dict[str, Any] = {}  # result of the best setting
         self.results: dict[str, dict[str, Any]] = {}  # by the repr of the setting
         self._starts: dict[str, dict[str, Any] | None] = {}  # setting that each one started from
         self._solved: dict[str, Solved] = {}  # of the best setting and of the last one
 
     def run(self) -> Selection:
-        """Return the best setting; the first of equal ones."""
+        """Return the best setting, and what was tried."""
         began = time.process_time()
         base = make_parameters(PPDSparseSolver, self.params)
         start = {name: getattr(base, name) for name in LADDERS if name not in self.params}
-        best = self._evaluate(start, None)
-        self.meter.limit = int(self.budget * best["work"] / self.data.share)
+        self.best = self._evaluate(start, None)
+        self.meter.limit = int(self.budget * self.best["work"] / self.data.share)
         ended = "no parameter improves the measure"
         try:
-            while (better := self._improve(best)) is not best:
-                best = better
+            while self._improve():
+                pass
         except OutOfBudget:
-            best = max(self.results.values(), key=lambda row: row["value"])
             ended = "the time is up" if self.meter.is_late() else "the budget is spent"
-        settings = [{**row, "chosen": row is best} for row in self.results.values()]
+        settings = [
+            {name: value for name, value in row.items() if name != "folds"}
+            | {"chosen": row is self.best}
+            for row in self.results.values()
+        ]
         report = {
             "select": self.select,
             "labels": len(self.data.counts),
             "rows": self.data.X.n_rows,
             "held_out": self.data.held_X.n_rows,
             "settings": settings,
-            "not_tried": self._neighbours(best["params"]),
+            "not_tried": self._neighbours(self.best["params"]),
             "ended": ended,
             "work": sum(row["work"] for row in settings),
             "budget": self.meter.limit,
             "cpu_seconds": round(time.process_time() - began, 3),
         }
-        return Selection(best["params"], report)
+        return Selection(self.best["params"], report)
 
-    def _improve(self, best: dict[str, Any]) -> dict[str, Any]:
-        """Move every parameter once along its values, and return the best result."""
-        for name in best["params"]:
-            for step in (1, -1):
-                before = best
-                while (setting := neighbour(best["params"], name, step)) is not None:
-                    if repr(setting) in self.results:
-                        break
-                    result = self._evaluate(setting, best["params"])
-                    if result["value"] <= best["value"]:
-                        break
-                    best = result
-                if best is not before:
-                    break
-        return best
+    def _improve(self) -> bool:
+        """Move every parameter once along its values; return whether one improved the measure."""
+        first = self.best
+        for name in first["params"]:
+            if not self._move(name, 1):
+                self._move(name, -1)
+        return self.best is not first
+
+    def _move(self, name: str, step: int) -> bool:
+        """Move one parameter while the measure improves; return whether it did."""
+        first = self.best
+        while (setting := neighbour(self.best["params"], name, step)) is not None:
+            if repr(setting) in self.results:
+                break
+            result = self._evaluate(setting, self.best["params"])
+            if not is_better(result, self.best):
+                break
+            self.best = result
+        return self.best is not first
 
     def _neighbours(self, setting: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the settings next to this one that were not measured."""
@@ -170,6 +181,16 @@ class Selector:
         """Keep the duals of a setting and of its start, and drop all others."""
         self._solved = {name: kept for name, kept in self._solved.items() if name == repr(start)}
         self._solved[repr(solved.setting)] = solved
+
+
+def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    """Return whether a setting is better by more than the standard error of the difference.
+
+    The error is estimated from the differences of the groups of held-out rows.
+    """
+    differences = np.subtract(result["folds"], best["folds"])
+    error = differences.std(ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else 0.0
+    return bool(result["value"] - best["value"] > error)
 
 
 def neighbour(setting: Mapping[str, Any], name: str, step: int) -> dict[str, Any] | None:

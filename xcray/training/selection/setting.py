@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import CSR, frozen
+from xcray.arrays import CSR, Int64, TopK, frozen
 from xcray.index.search import SearchIndex
+from xcray.kernels.sparse import take_pattern_rows
 from xcray.metrics import evaluate
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.contract import SolverState
@@ -24,7 +25,8 @@ from xcray.workers.observer import CollectResults
 from xcray.workers.pool import Result, StopFlag
 
 EPS = 0.05  # tolerance of the certificates while settings are compared
-PARTS = 4  # near the limit, labels are solved in parts, each compared with the limit before
+PARTS = 4  # parts of the labels; the limit of the work is checked before each of them
+GROUPS = 16  # groups of held-out rows, from which standard errors are estimated
 
 
 class OutOfBudget(Exception):
@@ -94,7 +96,7 @@ class SettingSolver:
         blocks: list[SolvedLabels] = []
         before = meter.spent
         expected = 0 if start is None else start.work
-        parts = 1 if meter.has_room(2 * expected) else min(PARTS, n_labels)
+        parts = 1 if start is None else min(PARTS, n_labels)
         work = expected // parts
         for part in range(parts):
             if not meter.has_room(work):
@@ -123,22 +125,32 @@ class SettingSolver:
         run_schedule(schedule, pool, results, stop=self.stop)
         return [result.value for result in results.results]
 
-    def measure(self, block: SolvedLabels, select: str) -> dict[str, float]:
-        """Return the value of solved labels on the held-out rows, its terms, and the weights."""
+    def measure(self, block: SolvedLabels, select: str) -> dict[str, Any]:
+        """Return the value of solved labels on the held-out rows, its terms, and the weights.
+
+        "folds" are the values of GROUPS groups of these rows.
+        """
         terms, data = parse_measure(select), self.data
         n_labels = len(data.counts)
         ks = sorted({min(k, n_labels) for _, k in terms})
         index = SearchIndex.build(block.W, frozen(block.bias, np.float32))
-        measures = evaluate(
-            index.query(data.held_X, max(ks), threads=self.workers).top,
-            data.held_Y,
-            ks=ks,
-            label_counts=data.counts,
-            n_train=data.X.n_rows,
-        )
-        value = measure_value(measures, select, n_labels)
-        named = {f"{name}@{k}": measures[f"{name}@{min(k, n_labels)}"] for name, k in terms}
-        return {"value": value, **named, "weights": block.W.nnz}
+        top = index.query(data.held_X, max(ks), threads=self.workers).top
+
+        def measures_of(rows: Int64) -> dict[str, float]:
+            part = TopK(frozen(top.labels[rows], np.int32), frozen(top.scores[rows], np.float64))
+            truth = take_pattern_rows(data.held_Y, rows)
+            counts, n_train = data.counts, data.X.n_rows
+            return evaluate(part, truth, ks=ks, label_counts=counts, n_train=n_train)
+
+        rows = np.arange(data.held_X.n_rows)
+        measures = measures_of(frozen(rows, np.int64))
+        groups = [frozen(rows[part::GROUPS], np.int64) for part in range(min(GROUPS, len(rows)))]
+        return {
+            "value": measure_value(measures, select, n_labels),
+            **{f"{name}@{k}": measures[f"{name}@{min(k, n_labels)}"] for name, k in terms},
+            "weights": block.W.nnz,
+            "folds": [measure_value(measures_of(part), select, n_labels) for part in groups],
+        }
 
 
 def _as_weights(blocks: list[SolvedLabels]) -> Iterator[SolvedLabels]:
