@@ -43,11 +43,10 @@ class Folders(NamedTuple):
     held_Y: Pattern
 
 
-def prepare(name: str, source: Path | None, folder: Path) -> Folders:
-    """Build the set and write its two task folders, once."""
-    data = dataset(name, source, folder / "sets")
+def prepare(data: Dataset, folder: Path) -> Folders:
+    """Write the two task folders of a set, once."""
     columns = np.flatnonzero(data.label_counts > 0).astype(np.int32)
-    whole, learn = (folder / "tasks" / name / part for part in ("all", "learn"))
+    whole, learn = folder / "all", folder / "learn"
     if not (whole / "train.txt").exists():
         write_folder(data, frozen(columns, np.int32), whole)
     X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, columns]
@@ -137,7 +136,8 @@ def main() -> None:
         python, absent = environment((chosen.env or place / "env").resolve())
         rows = []
         for name in chosen.sets:
-            those = prepare(name, chosen.data, place)
+            data = dataset(name, chosen.data, place / "sets")
+            those = prepare(data, place / "tasks" / name)
 
             def train(task: dict[str, Any], run: str, name: str = name) -> dict[str, Any]:
                 file = place / "runs" / name / f"{run}.json"

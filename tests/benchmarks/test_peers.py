@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from benchmarks.common import images
+from benchmarks.peers.accuracy import CS, peer_rows, prepare
 from benchmarks.peers.data import measures_all, measures_sample, sample, write_folder, write_xc
 from benchmarks.peers.run import cached
 from benchmarks.peers.worker import best, padded
@@ -75,6 +77,23 @@ def test_missing_predictions_count_as_misses(tmp_path: Path) -> None:
     assert measures_all(none, data)["P@1"] == 0.0
     assert padded([[4, 2], [1, 2, 3, 4]], 3).tolist() == [[4, 2, -1], [1, 2, 3]]
     assert best(np.array([[1.0, 3.0, 3.0, -np.inf]]), 5).tolist() == [[1, 2, 0, 3, -1]]
+
+
+def test_the_c_of_a_peer_is_tuned_on_held_out_training_rows(tmp_path: Path) -> None:
+    those = prepare(small(tmp_path), tmp_path / "tasks")
+    learn, held = (sp.load_npz(those.learn / f"{part}_x.npz") for part in ("train", "test"))
+    assert learn.shape[0] + held.shape[0] == those.data.train.n_rows
+    assert held.shape[0] == those.held_Y.n_rows
+
+    def train(task: dict[str, Any], run: str) -> dict[str, Any]:
+        rows = held.shape[0] if "learn" in run else those.data["test"].n_rows
+        label = 0 if task["C"] == 3.0 else -1  # only C = 3 answers anything
+        return {"top": np.full((rows, 5), label).tolist(), "train_cpu_s": 2.0}
+
+    default, tuned = peer_rows(those, "pecos_tree", train)
+    assert (default["C"], tuned["C"]) == (1.0, 3.0)
+    assert default["P@1"] == 0.0 < tuned["P@1"]
+    assert tuned["tuning_cpu_s"] == 2.0 * len(CS)
 
 
 def test_the_objective_by_hand() -> None:

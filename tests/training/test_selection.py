@@ -22,7 +22,7 @@ from xcray.training import Progress, TrainSpec, train
 from xcray.training.finished import find_finished
 from xcray.training.selection.choose import LADDERS, Selector, is_better, neighbour
 from xcray.training.selection.measure import parse_measure
-from xcray.training.selection.sample import label_step, selection_bytes, selection_data
+from xcray.training.selection.sample import selection_bytes, selection_data
 from xcray.training.selection.setting import Meter
 from xcray.workers.pool import StopFlag
 
@@ -193,14 +193,28 @@ def test_a_gain_below_its_standard_error_changes_nothing() -> None:
     assert not is_better(default, default)
 
 
+def test_steps_that_are_smaller_than_their_error_add_up(
+    tiny: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {1.0: 0.5, 0.3: 0.51, 0.1: 0.52, 0.03: 0.53, 0.01: 0.525}
+    selector = selector_of(tiny, {"positives": "equal", "lam": 0.01, "positive_weight": 1.0})
+
+    def evaluate(setting: dict[str, Any], start: dict[str, Any] | None) -> dict[str, Any]:
+        value = values.get(setting["C"], 0.0)
+        noise = 0.0 if start is None else 0.06  # standard error of a difference from C = 1: 0.0155
+        folds = [value + noise * sign for sign in (1, -1) * 8]
+        result = {"params": setting, "value": value, "folds": folds, "weights": 1, "work": 0}
+        selector.results[repr(setting)] = result
+        return result
+
+    monkeypatch.setattr(selector, "_evaluate", evaluate)
+    assert selector.run().chosen == {"C": 0.03}
+
+
 def test_every_ladder_holds_the_default() -> None:
     for name, values in LADDERS.items():
         assert getattr(PPDSparseSolver(), name) in values
         assert len(set(values)) == len(values)
-
-
-def test_labels_are_sampled_more_where_there_are_more() -> None:
-    assert [label_step(n) for n in (1, 16, 17, 3999, 4000)] == [1, 1, 2, 2, 4]
 
 
 def test_without_time_only_the_first_setting_is_measured(tiny: Dataset, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Choose C, positives, lam and positive_weight of PPDSparse on held-out training rows.
 
 Coordinate search: from the defaults, one parameter after the other moves along its values while the
-measure improves by more than its standard error, until no parameter does or the budget is spent.
-Every setting is solved for a part of the labels, with a loose tolerance, from the duals of the best
-setting so far. The budget is counted work, not time, so the choice is the same for any machine and
-number of workers.
+measure rises. A move stays if it gains more than its standard error. The search ends when no
+parameter moves, or with its budget. Every setting is solved for a part of the labels, with a loose
+tolerance, from the duals of the setting before. The budget is counted work, not time, so the choice
+is the same for any machine and number of workers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Selector:
         self.best: dict[str, Any] = {}  # result of the best setting
         self.results: dict[str, dict[str, Any]] = {}  # by the repr of the setting
         self._starts: dict[str, dict[str, Any] | None] = {}  # setting that each one started from
-        self._solved: dict[str, Solved] = {}  # of the best setting and of the last one
+        self._solved: dict[str, Solved] = {}  # of the best setting and the last two
 
     def run(self) -> Selection:
         """Return the best setting, and what was tried."""
@@ -114,15 +114,22 @@ class Selector:
         return self.best is not first
 
     def _move(self, name: str, step: int) -> bool:
-        """Move one parameter while the measure improves; return whether it did."""
-        first = self.best
-        while (setting := neighbour(self.best["params"], name, step)) is not None:
-            if repr(setting) in self.results:
-                break
-            result = self._evaluate(setting, self.best["params"])
-            if not is_better(result, self.best):
-                break
-            self.best = result
+        """Move one parameter while the value rises; return whether the measure improved.
+
+        The whole way counts, because the gain of a single step can be smaller than its error.
+        """
+        first = last = self.best
+        try:
+            while (setting := neighbour(last["params"], name, step)) is not None:
+                if repr(setting) in self.results:
+                    break
+                result = self._evaluate(setting, last["params"])
+                if result["value"] <= last["value"]:
+                    break
+                last = result
+        finally:
+            if is_better(last, first):
+                self.best = last
         return self.best is not first
 
     def _neighbours(self, setting: dict[str, Any]) -> list[dict[str, Any]]:
@@ -178,8 +185,9 @@ class Selector:
         return self._solved[repr(start)]
 
     def _keep(self, start: dict[str, Any] | None, solved: Solved) -> None:
-        """Keep the duals of a setting and of its start, and drop all others."""
-        self._solved = {name: kept for name, kept in self._solved.items() if name == repr(start)}
+        """Keep the duals of a setting, its start and the best setting, and drop all others."""
+        names = {repr(start), repr(self.best.get("params"))}
+        self._solved = {name: kept for name, kept in self._solved.items() if name in names}
         self._solved[repr(solved.setting)] = solved
 
 

@@ -12,9 +12,9 @@ from xcray.errors import InputError
 from xcray.kernels.sparse import take_pattern_rows, take_rows, transpose, transpose_pattern
 
 HOLDOUT = 0.2  # share of the training rows that are measured
-# From this number of labels on, every second or every fourth label is used. The labels are taken in
-# the order of their training rows, so that frequent and rare ones are in proportion.
-HALF_LABELS, QUARTER_LABELS = 17, 4000
+# Every n-th label is used, in the order of their training rows, so that frequent and rare ones are
+# in proportion; below MIN_LABELS all of them.
+LABEL_STEP, MIN_LABELS = 2, 17
 
 
 class SelectionData(NamedTuple):
@@ -35,11 +35,6 @@ class SelectionData(NamedTuple):
     share: float
 
 
-def label_step(n_labels: int) -> int:
-    """Return n, where every n-th label is used."""
-    return 1 + (n_labels >= HALF_LABELS) + 2 * (n_labels >= QUARTER_LABELS)
-
-
 def selection_data(X: CSR, Y: Pattern, weights: Float32 | None, seed: int = 0) -> SelectionData:
     """Split training rows X (N, D), Y (N, K) by a hash, and take a part of the labels.
 
@@ -50,7 +45,7 @@ def selection_data(X: CSR, Y: Pattern, weights: Float32 | None, seed: int = 0) -
     learn = frozen(np.flatnonzero(~held), np.int64)
     counts = np.bincount(take_pattern_rows(Y, learn).indices, minlength=Y.n_cols)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    labels = np.sort(order[:: label_step(len(order))])
+    labels = np.sort(order[::LABEL_STEP] if len(order) >= MIN_LABELS else order)
     part = transpose_pattern(take_pattern_rows(transpose_pattern(Y), frozen(labels, np.int64)))
     measured = frozen(np.flatnonzero(held & (np.diff(part.indptr) > 0)), np.int64)
     if not (len(labels) and len(measured)):
