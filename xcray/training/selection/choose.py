@@ -32,7 +32,7 @@ LADDERS: Mapping[str, tuple[Any, ...]] = {
 }
 # Solver work of a selection, in trainings with the starting parameters. Copies of rows, threads and
 # measuring take additional time; together they cost at most two trainings.
-BUDGET = 1.5
+BUDGET = 1.25
 
 
 class Selection(NamedTuple):
