@@ -50,10 +50,10 @@ def prepare(data: Dataset, folder: Path) -> Folders:
     if not (whole / "train.txt").exists():
         write_folder(data, frozen(columns, np.int32), whole)
     X, Y = data.train.X.to_scipy(), data.train.Y.to_scipy()[:, columns]
-    held = HashSplit(HOLDOUT).mask(0, X.shape[0])
+    held_out = HashSplit(HOLDOUT).mask(0, X.shape[0])
     if not (learn / "train.txt").exists():
-        write_task(X[~held], Y[~held], X[held], columns, learn)
-    return Folders(data, columns, whole, learn, pattern_from(Y[held]))
+        write_task(X[~held_out], Y[~held_out], X[held_out], columns, learn)
+    return Folders(data, columns, whole, learn, pattern_from(Y[held_out]))
 
 
 def measures(top: Any, truth: Pattern) -> dict[str, float]:
@@ -80,8 +80,8 @@ def peer_rows(those: Folders, peer: str, train: Any) -> list[dict[str, Any]]:
             print(f"{peer} C={C:g}: {run['failed']}", flush=True)
             continue
         seconds += run["train_cpu_s"]
-        found = measures(run["top"], those.held_Y)
-        values[C] = found["P@1"] + found.get("nDCG@5", 0.0)
+        scores = measures(run["top"], those.held_Y)
+        values[C] = scores["P@1"] + scores.get("nDCG@5", 0.0)
     rows = []
     for title, C in (("defaults", 1.0), ("tuned", max(values, key=values.__getitem__, default=1))):
         run = train_peer(those, peer, C, "all", train)
@@ -91,8 +91,8 @@ def peer_rows(those: Folders, peer: str, train: Any) -> list[dict[str, Any]]:
             continue
         labels = np.array(run["top"])
         top = np.where(labels >= 0, those.columns[labels], -1)
-        found = measures(top, those.data["test"].Y)
-        rows.append({**row, **found, "cpu_s": run["train_cpu_s"]})
+        scores = measures(top, those.data["test"].Y)
+        rows.append({**row, **scores, "cpu_s": run["train_cpu_s"]})
     return rows
 
 
@@ -104,8 +104,8 @@ def xcray_row(those: Folders, auto: bool, train: Any) -> dict[str, Any]:
     row = {"program": f"xcray, {'--auto' if auto else 'defaults'}"}
     if "failed" in run:
         return {**row, "failed": run["failed"]}
-    found = measures(run["top"], those.data["test"].Y)
-    return {**row, **found, "cpu_s": run["train_cpu_s"], "selection": run.get("selection")}
+    scores = measures(run["top"], those.data["test"].Y)
+    return {**row, **scores, "cpu_s": run["train_cpu_s"], "selection": run.get("selection")}
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -70,8 +70,8 @@ class Liblinear:
         for label in range(self.Y.shape[1]):
             y = np.full(self.X.shape[0], -1, np.int64)  # int8 overflows inside scikit-learn
             y[self.Y.indices[self.Y.indptr[label] : self.Y.indptr[label + 1]]] = 1
-            if (y == 1).all():
-                self.b[label] = 1.0
+            if (y == y[0]).all():
+                self.b[label] = y[0]
                 continue
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", ConvergenceWarning)

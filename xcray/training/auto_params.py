@@ -56,17 +56,18 @@ def choose_params(
         "revision": PPDSparseSolver.revision,
     }
     path = run_dir / RESULT_FILE
-    stored = read_json(path) if path.exists() else {}
-    if stored.get("identity") != json.loads(json.dumps(identity)):
+    document = read_json(path) if path.exists() else {}
+    if document.get("identity") != json.loads(json.dumps(identity)):
         check_selection_fits(spec, dataset, run_dir, out)
         chosen, report = _select(spec, dataset, run_dir / "auto", progress, stop)
-        stored = {"identity": identity, "chosen": chosen, "report": report}
-        write_json(path, stored)
+        document = {"identity": identity, "chosen": chosen, "report": report}
+        write_json(path, document)
     seconds = spec.max_seconds
     if seconds is not None:
         seconds = max(seconds - (time.monotonic() - began), (1 - TIME_SHARE) * seconds)
-    params = {**spec.params, **stored["chosen"]}
-    return replace(spec, params=params, auto=False, max_seconds=seconds), {"auto": stored["report"]}
+    params = {**spec.params, **document["chosen"]}
+    chosen_spec = replace(spec, params=params, auto=False, max_seconds=seconds)
+    return chosen_spec, {"auto": document["report"]}
 
 
 def check_selection_fits(spec: TrainSpec, dataset: Dataset, run_dir: Path, out: Path) -> None:

@@ -80,12 +80,12 @@ class Selector:
         start = {name: getattr(base, name) for name in LADDERS if name not in self.params}
         self.best = self._evaluate(start, None)
         self.meter.limit = int(self.budget * self.best["work"] / self.data.share)
-        ended = "no parameter improves the measure"
+        reason = "no parameter improves the measure"
         try:
             while self._improve():
                 pass
         except OutOfBudget:
-            ended = "the time is up" if self.meter.is_late() else "the budget is spent"
+            reason = "the time is up" if self.meter.is_late() else "the budget is spent"
         settings = [
             {name: value for name, value in row.items() if name != "folds"}
             | {"chosen": row is self.best}
@@ -98,7 +98,7 @@ class Selector:
             "held_out": self.data.held_X.n_rows,
             "settings": settings,
             "not_tried": self._neighbours(self.best["params"]),
-            "ended": ended,
+            "ended": reason,
             "work": sum(row["work"] for row in settings),
             "budget": self.meter.limit,
             "cpu_seconds": round(time.process_time() - began, 3),
@@ -187,7 +187,7 @@ class Selector:
     def _keep(self, start: dict[str, Any] | None, solved: Solved) -> None:
         """Keep the duals of a setting, its start and the best setting, and drop all others."""
         names = {repr(start), repr(self.best.get("params"))}
-        self._solved = {name: kept for name, kept in self._solved.items() if name in names}
+        self._solved = {name: duals for name, duals in self._solved.items() if name in names}
         self._solved[repr(solved.setting)] = solved
 
 

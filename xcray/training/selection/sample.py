@@ -41,13 +41,13 @@ def selection_data(X: CSR, Y: Pattern, weights: Float32 | None, seed: int = 0) -
     Labels without a row to learn from are left out, and held-out rows without one of the labels.
     Raises InputError if no row is left on one side.
     """
-    held = HashSplit(HOLDOUT, seed).mask(0, X.n_rows)
-    learn = frozen(np.flatnonzero(~held), np.int64)
+    held_out = HashSplit(HOLDOUT, seed).mask(0, X.n_rows)
+    learn = frozen(np.flatnonzero(~held_out), np.int64)
     counts = np.bincount(take_pattern_rows(Y, learn).indices, minlength=Y.n_cols)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     labels = np.sort(order[::LABEL_STEP] if len(order) >= MIN_LABELS else order)
     part = transpose_pattern(take_pattern_rows(transpose_pattern(Y), frozen(labels, np.int64)))
-    measured = frozen(np.flatnonzero(held & (np.diff(part.indptr) > 0)), np.int64)
+    measured = frozen(np.flatnonzero(held_out & (np.diff(part.indptr) > 0)), np.int64)
     if not (len(labels) and len(measured)):
         raise InputError(
             "too few rows to choose parameters on: train without auto", code="TOO_FEW_ROWS"
@@ -71,5 +71,5 @@ def selection_bytes(entries: int, weights: int) -> int:
     entries: of the training rows; weights: of a model of all labels. The rows to learn from are
     held by row and by column, and three settings with their weights, index and duals.
     """
-    held = 8 * entries * (2 * (1 - HOLDOUT) + HOLDOUT)
-    return int(held + 3 * 24 * weights / 2)
+    rows = 8 * entries * (2 * (1 - HOLDOUT) + HOLDOUT)
+    return int(rows + 3 * 24 * weights / 2)

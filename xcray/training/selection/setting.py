@@ -95,9 +95,8 @@ class SettingSolver:
         runner = WarmRunner(solver, None if start is None else start.duals, scale)
         blocks: list[SolvedLabels] = []
         before = meter.spent
-        expected = 0 if start is None else start.work
         parts = 1 if start is None else min(PARTS, n_labels)
-        work = expected // parts
+        work = 0 if start is None else start.work // parts
         for part in range(parts):
             if not meter.has_room(work):
                 raise OutOfBudget
@@ -105,9 +104,9 @@ class SettingSolver:
             schedule = LabelScheduler(
                 labels, terms[labels], solver.cost_rates, workers=self.workers
             )
-            solved = self._run(schedule, solver, state, runner)
-            work = meter.add(solved, data.X.n_rows)
-            blocks += solved
+            batches = self._run(schedule, solver, state, runner)
+            work = meter.add(batches, data.X.n_rows)
+            blocks += batches
         duals = merge(list(_as_weights(blocks)), n_labels, data.X.n_rows).W
         block = merge(blocks, n_labels, data.X.n_cols)
         return Solved(setting, block, duals, meter.spent - before)
