@@ -15,13 +15,14 @@ from xcray.index.search_result import SearchResult
 
 
 class Contributions(NamedTuple):
-    """The exact summands of one score: score = bias + sum(values).
+    """The exact summands of one score: score = bias + sum(x * weights).
 
-    features: (m,) int32, the inputs of the row; values: (m,) float64, their contributions.
+    features: (m,) int32, inputs of the row in ascending order; x, weights: (m,) float64.
     """
 
     features: Int32
-    values: Float64
+    x: Float64
+    weights: Float64
     bias: float
 
 
@@ -47,12 +48,14 @@ class Scorer(Protocol):
         *,
         label_filter: LabelFilter | None = None,
         deadline_ms: float | None = None,
+        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row, best first, ties by lower label number.
 
         X: (n, n_inputs). k: at least 1, clipped to the number of allowed labels. deadline_ms: time
-        limit in milliseconds; rows not finished by then have `exact` False. Raises ShapeMismatch
-        or ParameterError.
+        limit in milliseconds; rows not finished by then have `exact` False. kernels: False for a
+        few rows without compiled code, where there is a choice; the results are the same. Raises
+        ShapeMismatch or ParameterError.
         """
 
     def scores(self, X: CSR | Float32, labels: Sequence[int]) -> Float64:
@@ -60,6 +63,9 @@ class Scorer(Protocol):
 
         Raises NotFound for an invalid label number, ShapeMismatch for rows of another width.
         """
+
+    def rank(self, X: CSR | Float32, label: int) -> int:
+        """Return the rank of a label among all labels for one row, from 1. Raises as `scores`."""
 
     def contributions(self, X: CSR | Float32, label: int) -> Contributions:
         """Return the summands of the score of one label for one row.
@@ -99,6 +105,7 @@ class SparseScorer:
         *,
         label_filter: LabelFilter | None = None,
         deadline_ms: float | None = None,
+        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row, see `Scorer.top_k`."""
         return self.index.query(
@@ -107,6 +114,7 @@ class SparseScorer:
             threads=self.threads,
             deadline_ms=deadline_ms,
             label_filter=label_filter,
+            kernels=kernels,
         )
 
     def scores(self, X: CSR | Float32, labels: Sequence[int]) -> Float64:
@@ -115,16 +123,26 @@ class SparseScorer:
         values = [[self.index.score(rows, j, i) for j in labels] for i in range(rows.n_rows)]
         return np.array(values, np.float64).reshape(rows.n_rows, len(labels))
 
+    def rank(self, X: CSR | Float32, label: int) -> int:
+        """Return the rank of a label among all labels for one row, see `Scorer.rank`."""
+        rows = sparse_rows(X)
+        check_one_row(rows.n_rows)
+        return self.index.rank(rows, label)
+
     def contributions(self, X: CSR | Float32, label: int) -> Contributions:
-        """Return the summands of the score of one label for one row, see `Scorer`."""
+        """Return the summands of the score of one label for one row, as far as they have a weight.
+
+        See `Scorer.contributions`.
+        """
         rows = sparse_rows(X)
         check_one_row(rows.n_rows)
         self.index.score(rows, label)  # validates the row and the label
-        features, values = rows.row(0)
-        weights_of, weights = self.index.W.row(label)
-        w = np.zeros(self.n_inputs)
-        w[weights_of] = weights
-        return Contributions(features, values * w[features], float(self.index.b[label]))
+        (features, x), (weighted, weights) = rows.row(0), self.index.W.row(label)
+        shared, at_x, at_w = np.intersect1d(
+            features, weighted, assume_unique=True, return_indices=True
+        )
+        wide = x[at_x].astype(np.float64), weights[at_w].astype(np.float64)
+        return Contributions(shared, *wide, float(self.index.b[label]))
 
 
 def sparse_rows(X: CSR | Float32) -> CSR:

@@ -80,11 +80,13 @@ class StagedScorer:
         *,
         label_filter: LabelFilter | None = None,
         deadline_ms: float | None = None,
+        kernels: bool = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row, see `Scorer.top_k`.
 
         A row that is not finished at the deadline has the scores of its finished stages (0 if
-        none), `exact` False and `bound_gap` -inf. `postings_read` is 0.
+        none), `exact` False and `bound_gap` -inf. `postings_read` is 0. There is no compiled code,
+        so that `kernels` has no effect.
         """
         check_query(k, deadline_ms, label_filter, self.n_labels)
         _check_rows(X, self.n_inputs)
@@ -113,6 +115,14 @@ class StagedScorer:
             out[i] = self._replay(_row(X, i), math.inf)[0][numbers]
         return out
 
+    def rank(self, X: CSR | Float32, label: int) -> int:
+        """Return the rank of a label among all labels for one row, see `Scorer.rank`."""
+        _check_rows(X, self.n_inputs)
+        check_one_row(X.shape[0])
+        j = int(LabelFilter.of(self.n_labels, [label]).labels[0])
+        yhat, _ = self._replay(X, math.inf)
+        return 1 + int((yhat > yhat[j]).sum() + (yhat[:j] == yhat[j]).sum())
+
     def contributions(self, X: CSR | Float32, label: int) -> Contributions:
         """Return the summands of the score of one label for one row.
 
@@ -129,12 +139,12 @@ class StagedScorer:
                     f"scores of this model can't be explained by inputs: stage {number} has "
                     f"{reason}, so that the score is not a sum over the inputs; use the scores"
                 )
-        features, values = _entries(_row(X, 0))
+        features, x = _entries(X)
         weights = sum(
             (_column(stage.W, j)[features] for stage in self.stages), np.zeros(len(features))
         )
         bias = math.fsum(float(stage.b[j]) for stage in self.stages)
-        return Contributions(features, values * weights, bias)
+        return Contributions(features, x, weights, bias)
 
     def _replay(self, row: CSR | Float32, end: float) -> tuple[Float64, bool]:
         """Return the scores (K,) of one row, and whether all stages were done before `end`."""

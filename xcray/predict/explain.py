@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from xcray.arrays import CSR
+from xcray.index.scorer import Contributions
 from xcray.model.model import Model
 
 
@@ -46,15 +46,13 @@ class Explanation(NamedTuple):
         return {**self._asdict(), "contributions": [part._asdict() for part in self.contributions]}
 
 
-def contributions(model: Model, x: CSR, label: int) -> list[Contribution]:
-    """Return the contributions of the features of a row x (1, D) to a label's score.
+def list_contributions(model: Model, summands: Contributions) -> list[Contribution]:
+    """Return the summands of a score with the names of their features.
 
     Largest magnitude first, equal magnitudes by feature number.
     """
-    (features, values), (weighted, weights) = x.row(0), model.W.row(label)
-    shared, at_x, at_w = np.intersect1d(features, weighted, assume_unique=True, return_indices=True)
-    xs, ws = values[at_x].astype(np.float64), weights[at_w].astype(np.float64)
-    order = np.argsort(-np.abs(xs * ws), kind="stable")
-    names = model.feature_names.take(pa.array(shared[order])).to_pylist()
-    numbers = (values[order].tolist() for values in (xs, ws, xs * ws))
+    features, x, weights, _ = summands
+    order = np.argsort(-np.abs(x * weights), kind="stable")
+    names = model.feature_names.take(pa.array(features[order])).to_pylist()
+    numbers = (values[order].tolist() for values in (x, weights, x * weights))
     return [Contribution(*part) for part in zip(names, *numbers, strict=True)]

@@ -13,11 +13,12 @@ from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
+from xcray.index.scorer import Scorer, SparseScorer
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.metrics import evaluate
 from xcray.model.model import Model
 from xcray.predict.arrow import to_arrow
-from xcray.predict.explain import Explanation, contributions
+from xcray.predict.explain import Explanation, list_contributions
 from xcray.predict.labels import FilterCache, SetLookup, unknown_labels
 
 
@@ -42,6 +43,7 @@ class Predictor:
         self.model = model
         self.threads = threads
         self.index = model.search
+        self.scorer: Scorer = SparseScorer(self.index, threads=threads)
         self._log_partition = LogPartition(self.index) if model.link == "softmax" else None
         self._filters = FilterCache(model)
 
@@ -79,14 +81,13 @@ class Predictor:
         or a result of `filter` as `allow`. probabilities: prepare the result for the method
         `probabilities`. Softmax models then sum over all labels of each row (`log_normaliser`),
         regardless of the deadline, and the search gets the remaining time; calibrated models need
-        no preparation. kernels: see `SearchIndex.query`. Raises as `predict` and `filter`, and
+        no preparation. kernels: see `Scorer.top_k`. Raises as `predict` and `filter`, and
         NotCalibrated.
         """
         if not probabilities:
-            return self.index.query(
+            return self.scorer.top_k(
                 self.features(rows),
                 k,
-                threads=self.threads,
                 deadline_ms=deadline_ms,
                 label_filter=self.filter(allow, deny),
                 kernels=kernels,
@@ -99,10 +100,9 @@ class Predictor:
         )
         if deadline_ms is not None:
             deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - started))
-        result = self.index.query(
+        result = self.scorer.top_k(
             X,
             k,
-            threads=self.threads,
             deadline_ms=deadline_ms,
             label_filter=label_filter,
             kernels=kernels,
@@ -217,24 +217,21 @@ class Predictor:
         for more than one row.
         """
         x, j = self.features(row), self.model.label_id(label)
-        if x.n_rows != 1:
-            raise ShapeMismatch(
-                f"explain takes one row, got {x.n_rows}; select one, as in X[i : i + 1]"
-            )
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
-        score, best = self.index.score(x, j), self.index.query(x, k).scores[0]
-        parts = contributions(self.model, x, j)
+        summands = self.scorer.contributions(x, j)
+        score, best = float(self.scorer.scores(x, [j])[0, 0]), self.scorer.top_k(x, k).scores[0]
+        parts = list_contributions(self.model, summands)
         listed, rest = parts[:top], parts[top:]
         return Explanation(
             label=j,
             name=self.model.label_name(j),
             score=score,
-            bias=float(self.model.b[j]),
+            bias=summands.bias,
             contributions=tuple(listed),
             rest=math.fsum(part.contribution for part in rest),
             n_rest=len(rest),
-            rank=self.index.rank(x, j),
+            rank=self.scorer.rank(x, j),
             gap_to_top=float(best[0]) - score,
             gap_to_kth=float(best[-1]) - score,
             k=len(best),

@@ -116,6 +116,18 @@ def test_invalid_requests_are_refused(name: str) -> None:
         scorer.scores(rows, [K])
 
 
+@pytest.mark.parametrize("name", SCORERS)
+def test_the_rank_of_a_label_is_its_place_among_all(name: str) -> None:
+    scorer, exact = scorer_of(name)
+    for label in range(K):
+        expected = 1 + int((exact[0] > exact[0, label] + 1e-9).sum())
+        assert scorer.rank(X[:1], label) == expected
+    with pytest.raises(ShapeMismatch, match="one row"):
+        scorer.rank(X, 0)
+    with pytest.raises(NotFound):
+        scorer.rank(X[:1], K)
+
+
 def test_scores_of_a_row_do_not_depend_on_its_batch() -> None:
     scorer = StagedScorer(STAGES, D)
     whole = scorer.top_k(X, K).scores
@@ -135,7 +147,7 @@ def test_contributions_add_up_to_the_score(name: str) -> None:
     scorer, exact = scorer_of(name)
     parts = scorer.contributions(csr_from(X[:1]), 1)
     assert parts.features.tolist() == np.flatnonzero(X[0]).tolist()
-    assert parts.bias + parts.values.sum() == pytest.approx(exact[0, 1], abs=1e-5)
+    assert parts.bias + parts.x @ parts.weights == pytest.approx(exact[0, 1], abs=1e-5)
 
 
 def test_contributions_are_refused_with_the_reason() -> None:
