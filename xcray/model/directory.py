@@ -38,7 +38,7 @@ from xcray.index.search import SearchIndex
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import render_card
-from xcray.storage.arrow import read_csr, read_table, write_table
+from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_table
 from xcray.storage.atomic import (
     create_staging_directory,
     discard_directory,
@@ -66,7 +66,6 @@ REQUIRED_KEYS: Final[dict[str, tuple[type, ...]]] = {
     "text": (dict, type(None)),
 }
 MAX_SIZE = 2**31 - 1  # labels and features are int32
-MATRIX = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
 
 
 class ModelParts(NamedTuple):
@@ -400,7 +399,7 @@ def _load_search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) ->
 def _map_matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:
     """Map a matrix of the given shape and number of entries. Raises Corrupt for other types."""
     schema = read_table(path / name).schema
-    if {field.name: field.type for field in schema} != MATRIX:
+    if {field.name: field.type for field in schema} != CSR_TYPES:
         raise Corrupt(
             f"{name} holds {schema.names} of other types than int32 indices and float32 values",
             file=name,

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ import pyarrow as pa
 from xcray.arrays import CSR, Float32, Int32, Int64, Pattern, csr, frozen, pattern
 from xcray.errors import Corrupt, NotFound, ShapeMismatch
 from xcray.storage.atomic import sync_path
+
+CSR_TYPES: Final = {"indices": pa.large_list(pa.int32()), "values": pa.large_list(pa.float32())}
 
 
 def write_table(path: Path, table: pa.Table) -> None:
