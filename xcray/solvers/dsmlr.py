@@ -235,8 +235,10 @@ class DSMLRSolver(Parameters, RotationSolver):
         """Return the resource needs: rows and weights are split, no process holds all of W."""
         m, D = self.history, shape.features
         W = 4 * D * -(-shape.labels // grid.blocks)
-        # With its sums and, in the L-BFGS phase, its history and C (one row per feature).
-        block = W + 4 * (min(D, MAX_FULL_FEATURES) if m else 1) * D + (2 * m + 2) * W * bool(m)
+        # With its sums or, in the L-BFGS phase, its history: 2 m + 3 arrays like W, and M.
+        block = W + 8 * D
+        if m:
+            block = (2 * m + 4) * W + 4 * (D if D <= MAX_FULL_FEATURES else 1) * D
         # At a sync point the blocks of the previous one still exist: the solver can roll back.
         blocks = (block + 2 * W) * grid.blocks
         shards = -(-shape.n_bytes // workers) + BYTES_PER_ROW * -(-shape.rows // workers)

@@ -36,7 +36,7 @@ def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
                 "mapped data": format_bytes(estimate.mapped),
                 "weights": f"{estimate.weights:,}",
                 **(
-                    {"disk for checkpoints": format_bytes(estimate.checkpoints)}
+                    {"disk for checkpoints, at most": format_bytes(estimate.checkpoints)}
                     if estimate.checkpoints
                     else {}
                 ),
