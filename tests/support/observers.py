@@ -9,7 +9,7 @@ from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.workers import driver
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import Pool, Result, StopFlag
-from xcray.workers.timeline import Span
+from xcray.workers.timeline import START, Span, Timeline, TimelinePosition
 
 
 def _ignore(*args: Any) -> None:
@@ -17,7 +17,7 @@ def _ignore(*args: Any) -> None:
 
 
 class FunctionObserver(RunObserver[Any]):
-    """Calls a function for each event."""
+    """Calls a function for each event; records in a timeline too, if there is one."""
 
     def __init__(
         self,
@@ -25,8 +25,10 @@ class FunctionObserver(RunObserver[Any]):
         report: Callable[[RunProgress], Any] = _ignore,
         record: Callable[[Span], Any] = _ignore,
         sync: Callable[[], Any] = _ignore,
+        timeline: Timeline | None = None,
     ) -> None:
         self._functions = (commit, report, record, sync)
+        self._timeline = timeline
 
     def commit(self, result: Any) -> None:
         self._functions[0](result)
@@ -36,6 +38,15 @@ class FunctionObserver(RunObserver[Any]):
 
     def record(self, span: Span) -> None:
         self._functions[2](span)
+        if self._timeline is not None:
+            self._timeline.add(span)
+
+    def mark(self) -> TimelinePosition:
+        return START if self._timeline is None else self._timeline.mark()
+
+    def discard_since(self, position: TimelinePosition) -> None:
+        if self._timeline is not None:
+            self._timeline.discard_since(position)
 
     def sync(self) -> None:
         self._functions[3]()

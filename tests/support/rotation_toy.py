@@ -252,6 +252,7 @@ def observer_of(how: dict[str, Any], blocks: list[Any]) -> FunctionObserver:
         how.pop("deliver", blocks.append),
         how.pop("on_progress", lambda progress: None),
         how.pop("record", lambda span: None),
+        timeline=how.pop("timeline", None),
     )
 
 
@@ -307,11 +308,11 @@ def trained_dsmlr(
     """
     how = {
         name: parameters.pop(name)
-        for name in ("on_progress", "stop", "order", "record", "max_seconds")
+        for name in ("on_progress", "stop", "order", "record", "max_seconds", "deliver")
         if name in parameters
     }
     fields = {**COMMON, **parameters}
-    solver = DSMLRSolver(**fields)
+    solver, seen = DSMLRSolver(**fields), how.pop("deliver", lambda block: None)
     train, test = dataset.train, dataset.test
     rows = make_shard_source(
         X or train.X,
@@ -338,6 +339,7 @@ def trained_dsmlr(
     )
     blocks: list[Any] = []
     how = {"stop": StopFlag(), "fingerprint": {}, **how}
+    how["deliver"] = lambda block: (blocks.append(block), seen(block))
     make = TEAMS[team] if isinstance(team, str) else team
     result = train_rotation(
         solver, make(work, workers), rows, plan, observer_of(how, blocks), directory=folder, **how

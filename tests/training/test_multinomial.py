@@ -41,10 +41,12 @@ from xcray.training import TrainSpec, synchronous, train, weight_checkpoints
 from xcray.training.edit.operations import remove_labels, retrain_labels
 from xcray.training.epoch_strategy import EPOCHS_FILE, shorten_history, thin_history
 from xcray.training.report.render import draw_report
+from xcray.training.report.timeline import read_timeline
 from xcray.training.rotation import interval, strategy
 from xcray.training.tuning.search import TuneSpec
 from xcray.training.weight_checkpoints import WeightCheckpoints
 from xcray.workers.pool import StopFlag
+from xcray.workers.timeline import LOST, TimelinePosition, read_streams
 
 GRID = {"shards": 4, "blocks": 3}
 LAM = 1e-3
@@ -197,14 +199,18 @@ def test_damaged_weights_are_not_resumed_from(tmp_path: Path) -> None:
     assert checkpoints.newest() is None
     for number in (1, 2):
         checkpoints.save(
-            [{"epoch": each + 1} for each in range(number)], 0.5 * number, lambda: iter(parts)
+            [{"epoch": each + 1} for each in range(number)],
+            0.5 * number,
+            TimelinePosition(1, number),
+            lambda: iter(parts),
         )
     assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]
     store = WeightCheckpoints(tmp_path).newest()
     assert store is not None
-    assert (store[0], store[1]) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
+    assert (store.history, store.seconds) == ([{"epoch": 1}, {"epoch": 2}], 1.0)
+    assert store.position == TimelinePosition(1, 2)
     np.testing.assert_array_equal(
-        store[2](1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4]
+        store.weights(1, 4), np.concatenate([part.W for part in parts], axis=1)[:, 1:4]
     )
     weights = tmp_path / "round-000002" / "weights-00001.arrow"
     weights.write_bytes(weights.read_bytes()[:-64])
@@ -212,11 +218,25 @@ def test_damaged_weights_are_not_resumed_from(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_first_checkpoint_of_weights_is_due_after_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, due = [0.0], []
+    monkeypatch.setattr(weight_checkpoints, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    checkpoints = WeightCheckpoints(tmp_path)
+    part = LabelWeights(0, 1, np.ones((2, 1)))
+    for now[0] in (0.9, 1.1, 30.9, 31.2):
+        due.append(checkpoints.due)
+        if now[0] == 1.1:
+            checkpoints.save([{"epoch": 1}], 1.1, TimelinePosition(1, 0), lambda: iter([part]))
+    assert due == [False, True, False, True]
+
+
 def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     tiny: Dataset, trained: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LC's weights stay on the workers, and a local group simulates the loss of a node."""
-    instance, lost = list[Any](), list[int]()
+    instance, lost, notes = list[Any](), list[int](), list[str]()
     build = synchronous.make_worker_group
     monkeypatch.setattr(
         synchronous,
@@ -225,6 +245,7 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
     )
 
     def progress(step: Any) -> None:
+        notes.extend([step.note] if "lost" in step.note else [])
         if step.figures.get("epoch") == 4 and not lost:
             lost.append(4)
             instance[-1].simulate_loss("worker-1", with_objects=True)
@@ -234,6 +255,7 @@ def test_a_lost_node_costs_the_rounds_since_the_last_checkpoint(
         result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", progress=progress)
     assert lost
     assert result.report["workers_lost"] == 1
+    assert notes[0].endswith("a node was lost: going on from the last checkpoint (epoch 3)")
     epochs = [each["epoch"] for each in result.report["history"]]
     assert epochs == list(range(1, len(epochs) + 1))
     assert result.report["objective"] == pytest.approx(trained["lc"].report["objective"], rel=1e-4)
@@ -293,9 +315,13 @@ KILLED = """
 import json, os, signal, sys
 from xcray.solvers import make_solver
 from xcray.training import TrainSpec, train, weight_checkpoints
-from xcray.training.rotation import strategy
+from xcray.training.rotation import checkpoints, strategy
+from xcray.workers import timeline
 
-strategy.CHECKPOINT_SECONDS = weight_checkpoints.CHECKPOINT_SECONDS = 0.0
+timeline.FLUSH_SECONDS = 0.0
+seconds = float(sys.argv[4])
+strategy.CHECKPOINT_SECONDS = weight_checkpoints.CHECKPOINT_SECONDS = seconds
+checkpoints.FIRST_SECONDS = weight_checkpoints.FIRST_SECONDS = seconds
 
 
 def progress(step):
@@ -307,9 +333,9 @@ train(TrainSpec.from_dict(json.loads(sys.argv[1])), run_dir=sys.argv[2], out=sys
 """
 
 
-def killed(spec: TrainSpec, run_dir: Path, out: Path) -> None:
-    """Run a training whose process is killed after four epochs."""
-    arguments = [json.dumps(spec.as_dict()), str(run_dir), str(out)]
+def killed(spec: TrainSpec, run_dir: Path, out: Path, seconds: float = 0.0) -> None:
+    """Run a training whose process is killed after four epochs; seconds: between checkpoints."""
+    arguments = [json.dumps(spec.as_dict()), str(run_dir), str(out), str(seconds)]
     process = subprocess.run([sys.executable, "-c", KILLED, *arguments], timeout=600, check=False)
     assert process.returncode == -9
 
@@ -324,6 +350,27 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     assert result.sha256 == trained["dsmlr"].sha256
     assert len(result.report["history"]) == len(trained["dsmlr"].report["history"])
     assert not list((tmp_path / "run" / "rests").glob("rest-*"))  # no longer needed
+
+
+@pytest.mark.parametrize(("solver", "seconds"), [("dsmlr", 0.0), ("dsmlr", 1e9), ("lbfgs", 1e9)])
+def test_work_that_a_kill_costs_is_reported_as_lost(
+    tiny: Dataset, tmp_path: Path, solver: str, seconds: float
+) -> None:
+    """It is killed in the report of epoch 4, before the checkpoint of that epoch."""
+    spec = spec_of(tiny, solver)
+    whole = train(spec, run_dir=tmp_path / "whole", out=tmp_path / "reference")
+    killed(spec, tmp_path / "run", tmp_path / "model", seconds)
+    before = read_streams(tmp_path / "run").num_rows
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == whole.sha256
+    assert result.report["batches"] == whole.report["batches"]
+    rows = read_timeline(tmp_path / "model").to_pylist()
+    lost = [row for row in rows if row["outcome"] == LOST]
+    assert 0 < len(lost)
+    assert len(lost) < before if seconds == 0.0 else len(lost) == before
+    assert result.report["work_lost_seconds"] == pytest.approx(
+        sum(row["seconds"] for row in lost), abs=0.001
+    )
 
 
 @each_solver

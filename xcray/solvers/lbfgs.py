@@ -322,7 +322,11 @@ class _DistributedObjective:
         Raises StopIteration if the training should end.
         """
         number, w = self.last.number + 1, intermediate_result.x
-        self.last = self.last._replace(number=number, held_out=self._evaluate_held_out(w, number))
+        self.last = self.last._replace(
+            number=number,
+            held_out=self._evaluate_held_out(w, number),
+            ratio=self._size / self._first if self._first else 0.0,
+        )
         if self._on_round(self.last, partial(self.parts, w)):
             self.reason = "stopped by the caller"
         elif self._size <= self._solver.tolerance * self._first:

@@ -353,6 +353,7 @@ class LCSolver(Parameters, SynchronousSolver):
                 gradient,
                 products,
                 self._evaluate_held_out(workers, parts, mean, number),
+                ratio=gradient / first if first else 0.0,
             )
             weight_parts = partial(_fetch_parts, workers, parts, mean)
             is_enough = on_round(last, weight_parts)

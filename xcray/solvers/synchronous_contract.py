@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -96,7 +97,8 @@ class RoundMetrics(NamedTuple):
     """Metrics after an iteration.
 
     objective: L1(W); gradient: its Euclidean norm; products: number of products of X and W so far;
-    held_out: evaluation of the held-out rows, or None if it was not due.
+    held_out: evaluation of the held-out rows, or None if it was not due. ratio: what the tolerance
+    bounds, infinity if it is unknown.
     """
 
     number: int
@@ -104,6 +106,7 @@ class RoundMetrics(NamedTuple):
     gradient: float
     products: float
     held_out: HeldOut | None
+    ratio: float = math.inf
 
 
 class SynchronousOutcome(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Final
 
 LOCK_FILE: Final = "lock"
 # files of a run before its first finished part
-UNFINISHED_FILES: Final = (LOCK_FILE, "run.json", "timeline-*.arrows", "input.unpacked")
+UNFINISHED_FILES: Final = (LOCK_FILE, "run.json", "timeline-*", "input.unpacked")
 
 
 def remove_unused(run_dir: Path) -> None:

@@ -16,7 +16,7 @@ from xcray.workers.contract import Workers
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
 from xcray.workers.run_metrics import RunMetrics
-from xcray.workers.timeline import Span, Timeline
+from xcray.workers.timeline import START, Span, Timeline, TimelinePosition
 
 
 class ProgressFn(Protocol):
@@ -69,6 +69,15 @@ class TrainingObserver(RunObserver[SolvedLabels]):
         if self._timeline is not None:
             self._timeline.add(span)
         self.metrics.add_span(span)
+
+    def mark(self) -> TimelinePosition:
+        """Write what was recorded, and return the position after it."""
+        return START if self._timeline is None else self._timeline.mark()
+
+    def discard_since(self, position: TimelinePosition) -> None:
+        """Count what was recorded since `position`, in all attempts, as lost: it is repeated."""
+        if self._timeline is not None:
+            self._timeline.discard_since(position)
 
     def commit(self, result: SolvedLabels) -> None:
         """Add finished labels to the next write."""

@@ -18,6 +18,7 @@ from xcray.metrics import f1, precision_at_k, predicted_sets
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.solvers.synchronous_contract import (
     HeldOut,
+    InitialWeights,
     LabelWeights,
     RoundMetrics,
     SynchronousOutcome,
@@ -28,12 +29,14 @@ from xcray.storage.atomic import read_json, write_json
 from xcray.system.blas_threads import limit_blas_threads
 from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
 from xcray.training.capacity.preflight import Estimate
+from xcray.training.epoch_progress import CurvePoint, resume_note, seconds_left
 from xcray.training.epoch_strategy import EpochStrategy, make_worker_group, outcome_report
 from xcray.training.observer import TrainingObserver
 from xcray.training.strategy import TrainingContext
 from xcray.training.weight_checkpoints import WeightCheckpoints
 from xcray.workers.observer import RunProgress
 from xcray.workers.synchronous_calls import SynchronousCalls
+from xcray.workers.timeline import START
 from xcray.workers.worker_group import OBJECT_LOST
 
 # Copies of all weights in Ray's object store: weights and gradients, of this round and the
@@ -86,6 +89,8 @@ class Synchronous(EpochStrategy):
         self._history: list[dict[str, Any]] = []
         self._began = self._earlier_seconds = 0.0  # start of this attempt; seconds of earlier ones
         self._reason = ""  # why the training ends
+        self._note = ""  # what happened since the last report
+        self._curve: list[CurvePoint] = []  # of the gradient, since the start or the last loss
         self._limit = solver.stopping.limit
 
     def run_settings(self) -> dict[str, Any]:
@@ -109,7 +114,6 @@ class Synchronous(EpochStrategy):
         factory = SynchronousWorkerFactory(self._solver, path, content_hash, self.workers)
         store_bytes = STORE_COPIES * 8 * self._n_features * at.dataset.n_labels
         group = make_worker_group(at.spec, factory, self.workers, at.job, store_bytes)
-        self._began = time.monotonic()
         try:
             group.open()
             with observer.observe(group), limit_blas_threads():
@@ -138,10 +142,7 @@ class Synchronous(EpochStrategy):
     ) -> SynchronousOutcome:
         """Run all rounds; after a node loss, restart from the last checkpoint."""
         for losses in range(MAX_RESTARTS + 1):
-            newest = checkpoints.newest()
-            self._history, self._earlier_seconds, start = (
-                ([], 0.0, None) if newest is None else newest
-            )
+            start = self._resume(observer, checkpoints)
             base = len(self._history)
 
             def on_round(
@@ -158,7 +159,22 @@ class Synchronous(EpochStrategy):
             except Unavailable as error:
                 if error.code != OBJECT_LOST or losses == MAX_RESTARTS:
                     raise
+                self._note = "a node was lost"
         raise AssertionError("the last time around raises")
+
+    def _resume(
+        self, observer: TrainingObserver, checkpoints: WeightCheckpoints
+    ) -> InitialWeights | None:
+        """Go back to the newest checkpoint and return its weights; None without one."""
+        newest = checkpoints.newest()
+        observer.discard_since(START if newest is None else newest.position)
+        self._began, self._history, self._earlier_seconds = time.monotonic(), [], 0.0
+        self._curve.clear()
+        if newest is not None:
+            self._history, self._earlier_seconds = newest.history, newest.seconds
+        if self._note:
+            self._note += resume_note(len(self._history))
+        return None if newest is None else newest.weights
 
     def _on_round(
         self,
@@ -177,17 +193,17 @@ class Synchronous(EpochStrategy):
         }
         self._history.append({**entry, **self._held_out_metrics(metrics.held_out)})
         rate = metrics.number / max(seconds, 1e-9)
-        eta = (self._limit - metrics.number) / rate
-        observer.report(
-            RunProgress(metrics.number, self._limit, seconds, rate, eta, self._history[-1])
-        )
+        self._curve.append(CurvePoint(seconds, metrics.ratio))
+        eta = seconds_left(self._solver.stopping, metrics.number, seconds, self._curve)
+        newest, self._note, note = self._history[-1], "", self._note
+        observer.report(RunProgress(metrics.number, self._limit, seconds, rate, eta, newest, note))
         left = observer.seconds_left()
         if left is not None and left <= 0.0:
             self._reason = f"the time of {self._at.spec.max_seconds:g} s was up"
         elif metrics.number >= self._limit:
             self._reason = f"after {self._limit} rounds"
         if checkpoints.due or self._reason:
-            checkpoints.save(self._history, seconds, parts)
+            checkpoints.save(self._history, seconds, observer.mark(), parts)
         return bool(self._reason)
 
     def _held_out_metrics(self, held_out: HeldOut | None) -> dict[str, float]:

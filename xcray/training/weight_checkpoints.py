@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,15 +21,27 @@ from xcray.storage.atomic import (
     write_json,
 )
 from xcray.training.array_files import read_arrays, write_arrays
+from xcray.workers.timeline import START, TimelinePosition
 
 CHECKPOINT_SECONDS: Final = 30.0  # between two checkpoints of the weights
+FIRST_SECONDS: Final = 1.0  # of work before the first one of a run
 NOTE_FILE: Final = "note.json"
+
+
+class SavedWeights(NamedTuple):
+    """A checkpoint: the history, seconds of training and timeline up to it, and its weights."""
+
+    history: list[dict[str, Any]]
+    seconds: float
+    position: TimelinePosition
+    weights: InitialWeights
 
 
 class WeightCheckpoints:
     """Checkpoints of the weights, at most one every CHECKPOINT_SECONDS.
 
-    Each one is a directory that is published by one rename; only the newest is kept.
+    The first one of a run is due after FIRST_SECONDS, so that a loss never costs much more. Each
+    one is a directory that is published by one rename; only the newest is kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,22 +54,29 @@ class WeightCheckpoints:
     @property
     def due(self) -> bool:
         """Whether it is time for the next one."""
-        return time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS
+        first = min(FIRST_SECONDS, CHECKPOINT_SECONDS)
+        interval = CHECKPOINT_SECONDS if self._paths() else first
+        return time.monotonic() - self._saved_at >= interval
 
     def save(
         self,
         history: list[dict[str, Any]],
         seconds: float,
+        position: TimelinePosition,
         parts: Callable[[], Iterator[LabelWeights]],
     ) -> None:
-        """Save the weights after the last round of `history`, after `seconds` of training."""
+        """Save the weights after the last round of `history`, after `seconds` of training.
+
+        position: in the timeline, after that round.
+        """
         target = self._folder / f"round-{len(history):06d}"
         staged, files = create_staging_directory(target), []
         try:
             for number, part in enumerate(parts()):
                 digest = write_arrays(staged / f"weights-{number:05d}.arrow", {"W": part.W})
                 files.append({"lo": part.lo, "hi": part.hi, "sha256": digest})
-            write_json(staged / NOTE_FILE, {"history": history, "seconds": seconds, "files": files})
+            note = {"history": history, "seconds": seconds, "timeline": position, "files": files}
+            write_json(staged / NOTE_FILE, note)
             discard_directory(target)
             publish_directory(staged, target)
         finally:
@@ -66,8 +85,8 @@ class WeightCheckpoints:
             discard_directory(older)
         self._saved_at = time.monotonic()
 
-    def newest(self) -> tuple[list[dict[str, Any]], float, InitialWeights] | None:
-        """Return the history, the seconds and the last saved weights; None without any.
+    def newest(self) -> SavedWeights | None:
+        """Return the last saved weights; None without any.
 
         Damaged checkpoints are removed.
         """
@@ -83,7 +102,9 @@ class WeightCheckpoints:
                 discard_directory(path)
                 continue
             ends = [(each["lo"], each["hi"]) for each in note["files"]]
-            return note["history"], note["seconds"], partial(weight_columns, ends, arrays)
+            position = TimelinePosition(*note.get("timeline", START))
+            weights = partial(weight_columns, ends, arrays)
+            return SavedWeights(note["history"], note["seconds"], position, weights)
         return None
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from xcray.telemetry.progress import EMPTY
-from xcray.workers.timeline import Span
+from xcray.workers.timeline import START, Span, TimelinePosition
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -38,6 +38,14 @@ class RunObserver(Protocol[R_contra]):
 
     def record(self, span: Span) -> None:
         """Record what a worker did, useful or not."""
+        return
+
+    def mark(self) -> TimelinePosition:
+        """Write what was recorded, and return the position after it."""
+        return START
+
+    def discard_since(self, position: TimelinePosition) -> None:
+        """Count what was recorded since `position`, in all attempts, as lost: it is repeated."""
         return
 
     def commit(self, result: R_contra) -> None:

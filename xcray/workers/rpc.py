@@ -26,7 +26,7 @@ MAX_CALLS_AHEAD: Final = 2  # pending calls per worker, so that the next one is 
 
 
 class WorkerLost(Unavailable):
-    """Workers or a node with their objects were lost; training goes back to the last checkpoint.
+    """Workers or a node with their objects were lost; training goes back to a checkpoint or starts.
 
     workers: names of the lost workers, can be empty.
     """
@@ -34,9 +34,7 @@ class WorkerLost(Unavailable):
     code = "WORKERS_LOST"
 
     def __init__(self, *workers: str) -> None:
-        super().__init__(
-            f"{', '.join(workers) or 'a node'} was lost: going on from the last checkpoint"
-        )
+        super().__init__(f"{', '.join(workers) or 'a node'} was lost")
         self.workers = workers
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from xcray.errors import Stopped, Unavailable
 from xcray.schedule.calls import Call, ObjectHandle
 from xcray.schedule.events import Lost, Task
 from xcray.workers.rpc import span_of
-from xcray.workers.timeline import Span
+from xcray.workers.timeline import LOST, Span
 from xcray.workers.worker_group import CallFailed, CallResult, WorkerGroup
 
 P = ParamSpec("P")
@@ -44,6 +45,10 @@ class SynchronousCalls:
         self._group = group
         self._stopped = stopped
         self._record = record
+        # worker -> start of its running call, on the group's clock
+        self._submitted: dict[str, float] = {}
+        # the same moment on the group's clock and on the local one
+        self._seen = (0.0, time.monotonic())
         self.lost = 0  # number of lost and replaced workers
         self.seconds = dict.fromkeys(group.workers, 0.0)  # of work per worker, for the report
 
@@ -77,6 +82,7 @@ class SynchronousCalls:
         """Run one call per worker and return (handle, result) of each, in worker order."""
         pending: dict[str, int] = {}  # worker -> ticket
         results: dict[str, CallResult[T, R]] = {}
+        self._submitted.clear()
         lost_before = self.lost
         # workers lost since the last round
         self._replace(self._collect(0.0, pending, results), lost_before)
@@ -84,6 +90,7 @@ class SynchronousCalls:
         while len(results) < self.size:
             for call in calls:
                 if call.worker in targets:
+                    self._submitted[call.worker] = self._now()
                     results.pop(call.worker, None)  # its object can be gone with the lost worker
                     pending[call.worker] = self._group.submit(call)
             self._check()
@@ -118,6 +125,7 @@ class SynchronousCalls:
         for reply in self._group.wait(seconds):
             if isinstance(reply, Lost):
                 lost.append(reply.worker)
+                self._record_lost(reply.worker, pending)
             elif pending.get(reply.worker) != reply.ticket:
                 continue  # of a round that ended with an error
             elif isinstance(reply, CallFailed):
@@ -125,10 +133,24 @@ class SynchronousCalls:
                 raise reply.error
             else:
                 results[reply.worker] = reply
+                self._submitted.pop(reply.worker, None)
                 self.seconds[reply.worker] += reply.seconds
+                self._seen = reply.started + reply.seconds, time.monotonic()
                 task = Task(reply.ticket, (), 0.0)
                 self._record(span_of(reply, task))
         return lost
+
+    def _record_lost(self, worker: str, pending: Mapping[str, int]) -> None:
+        """Record the call that a lost worker was busy with, if any."""
+        started = self._submitted.pop(worker, None)
+        if started is not None:
+            seconds = max(0.0, self._now() - started)
+            self._record(Span(worker, Task(pending[worker], (), 0.0), started, seconds, LOST))
+
+    def _now(self) -> float:
+        """Return the time on the group's clock, from the end of the last call."""
+        then, moment = self._seen
+        return then + time.monotonic() - moment
 
     def _replace(self, lost: list[str], lost_before: int) -> None:
         """Replace lost workers. Raises Unavailable if that happens too often in one round."""

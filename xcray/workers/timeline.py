@@ -1,12 +1,13 @@
 """Timeline of a run: every batch of every worker, written as it ends, so that it survives a kill.
 
 There is one Arrow IPC stream per attempt, `timeline-0001.arrows` and so on, in the run directory,
-without a size limit. Rows are flushed every second. A truncated stream is read up to the cut.
+without a size limit. Rows are flushed every second. A truncated stream is read up to the cut. Work
+that a training repeats from a checkpoint is listed in DISCARDED_FILE, and read as lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -15,14 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from xcray.errors import NotFound
 from xcray.schedule.events import Task
+from xcray.storage.atomic import read_json, write_json
 
 DONE: Final = "done"
 DUPLICATE: Final = "duplicate"  # finished, but another run was faster
-LOST: Final = "lost"  # lost with its worker
+LOST: Final = "lost"  # lost with its worker, or repeated from a checkpoint before it
 STOPPED: Final = "stopped"  # another run was faster, or the run was stopped
 OUTCOMES: Final = (DONE, DUPLICATE, LOST, STOPPED)
 FLUSH_SECONDS = 1.0  # between two writes
+# JSON: [attempt, first row, end row or null] of each range of rows whose work was repeated
+DISCARDED_FILE: Final = "timeline-discarded.json"
 SCHEMA = pa.schema(
     {
         # number of this start of the run, from 1
@@ -63,6 +68,16 @@ class Span(NamedTuple):
     cpu_seconds: float = 0.0
 
 
+class TimelinePosition(NamedTuple):
+    """A moment of a run: before row `row` of the attempt with number `attempt`."""
+
+    attempt: int
+    row: int
+
+
+START: Final = TimelinePosition(1, 0)  # of every run
+
+
 class Timeline:
     """The record of one attempt; a context manager that writes pending rows on exit.
 
@@ -71,7 +86,9 @@ class Timeline:
     """
 
     def __init__(self, directory: Path, nodes: Callable[[], Mapping[str, str]] = dict) -> None:
+        self._directory = directory
         self._nodes = nodes
+        self._n_rows = 0  # recorded in this attempt
         self.attempt = 1 + max(
             (int(path.stem.split("-")[1]) for path in _streams(directory)), default=0
         )
@@ -95,10 +112,27 @@ class Timeline:
 
     def add(self, span: Span) -> None:
         """Record what a worker did; it is written within FLUSH_SECONDS if more is recorded."""
+        self._n_rows += 1
         self._pending.append(span._replace(node=self._nodes().get(span.worker, "")))
         if span.started + span.seconds > self._flushed + FLUSH_SECONDS:
             self._flushed = span.started + span.seconds
             self.flush()
+
+    def mark(self) -> TimelinePosition:
+        """Write pending rows, and return the position after them."""
+        self.flush()
+        return TimelinePosition(self.attempt, self._n_rows)
+
+    def discard_since(self, position: TimelinePosition) -> None:
+        """Count what was recorded since `position`, in all attempts, as lost."""
+        attempts = range(position.attempt, self.attempt + 1)
+        starts = [position.row, *[0] * (len(attempts) - 1)]
+        ends = [*[None] * (len(attempts) - 1), self._n_rows]
+        added = [list(each) for each in zip(attempts, starts, ends, strict=True)]
+        before = _discarded(self._directory)
+        new = [each for each in added if each[1] != each[2] and each not in before]
+        if new:
+            write_json(self._directory / DISCARDED_FILE, before + new)
 
     def flush(self) -> None:
         """Write pending rows."""
@@ -134,7 +168,9 @@ def read_streams(directory: Path) -> pa.Table:
 
     The table has no rows if nothing was recorded.
     """
-    return pa.concat_tables([SCHEMA.empty_table(), *(_read(path) for path in _streams(directory))])
+    discarded = _discarded(directory)
+    tables = [_mark_discarded(_read(path), discarded) for path in _streams(directory)]
+    return pa.concat_tables([SCHEMA.empty_table(), *tables])
 
 
 def balance(table: pa.Table, workers: int) -> dict[str, Any]:
@@ -144,7 +180,7 @@ def balance(table: pa.Table, workers: int) -> dict[str, Any]:
     attempts. busy_share: of each worker, relative to the makespan. core_seconds: processor
     time of all batches that counted. makespan_over_ideal: makespan times workers over the seconds
     of these batches, 1 if every worker did only work that counted. work_lost_seconds: of batches
-    that were lost with their workers, stopped, or done twice.
+    that were lost with their workers, stopped, done twice, or repeated from a checkpoint.
     """
     if not table.num_rows:
         none = {"batches": 0, "busy_share": {}, "makespan": 0.0, "makespan_over_ideal": 1.0}
@@ -181,6 +217,25 @@ def balance(table: pa.Table, workers: int) -> dict[str, Any]:
 def _streams(directory: Path) -> list[Path]:
     """Return the records in a run directory, in order."""
     return sorted(directory.glob("timeline-*.arrows"))
+
+
+def _discarded(directory: Path) -> list[list[int | None]]:
+    """Return the ranges of rows whose work was repeated, see DISCARDED_FILE."""
+    try:
+        return list(read_json(directory / DISCARDED_FILE))
+    except NotFound:
+        return []
+
+
+def _mark_discarded(table: pa.Table, discarded: Sequence[Sequence[int | None]]) -> pa.Table:
+    """Return the rows of an attempt; those of ranges in `discarded` that were done are lost."""
+    outcomes = table.column("outcome").to_pylist()
+    for attempt, start, end in discarded:
+        if outcomes and table.column("attempt_of_run")[0].as_py() == attempt:
+            own = outcomes[start:end]
+            outcomes[start:end] = [LOST if outcome == DONE else outcome for outcome in own]
+    index = SCHEMA.get_field_index("outcome")
+    return table.set_column(index, SCHEMA.field(index), pa.array(outcomes, pa.string()))
 
 
 def _read(path: Path) -> pa.Table:

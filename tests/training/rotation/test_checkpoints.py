@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from xcray.errors import Conflict, Corrupt
 from xcray.solvers.rotation_contract import WeightBlock
 from xcray.training.array_files import read_arrays, write_arrays
+from xcray.training.rotation import checkpoints as checkpoint_module
 from xcray.training.rotation.checkpoints import N_KEPT, Checkpoints
 from xcray.training.rotation.shard_worker import ShardWorker, arrays_to_block, block_to_arrays
 from xcray.workers.local_group import SerialGroup
@@ -128,6 +131,23 @@ def test_blocks_are_packed_and_unpacked():
         np.array_equal(a, b)
         for a, b in zip((was.W, *was.state), (result.W, *result.state), strict=True)
     )
+
+
+def test_the_first_one_is_due_after_a_second_of_work(team, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    checkpoints = Checkpoints(tmp_path / "kept", {}, seconds=60.0)
+    due = []
+    for second in (0.9, 1.1, 59.0, 61.2):
+        now[0] = second
+        due.append(checkpoints.due)
+        if second == 1.1:
+            save(checkpoints, team, 1)
+    assert due == [False, True, False, True]
+    now[0] = 100.0
+    resumed = Checkpoints(tmp_path / "kept", {}, seconds=60.0)
+    now[0] = 102.0
+    assert not resumed.due  # there is one to go back to
 
 
 def test_what_is_saved_is_loaded(team, tmp_path):

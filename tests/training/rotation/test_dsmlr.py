@@ -7,11 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.rotation_toy import GRID, LAM, Model, trained_dsmlr
+from tests.support.rotation_toy import COMMON, GRID, LAM, Model, trained_dsmlr
 from xcray.arrays import CSR, Pattern, TopK, csr_from, frozen
 from xcray.errors import Stopped
 from xcray.metrics import precision_at_k
-from xcray.solvers.dsmlr import DSMLRSolver
+from xcray.solvers.dsmlr import MAX_CHECKPOINTS, DSMLRSolver
+from xcray.storage.arrow import read_table
+from xcray.training.capacity.epoch_resources import problem_shape
 from xcray.training.rotation.shard_worker import ShardSource, ShardWorkerSpec, make_shard_source
 from xcray.workers.pool import StopFlag
 
@@ -179,6 +181,36 @@ def test_a_stop_among_exact_gradients_and_a_resume_change_no_bit(tiny, finished,
         trained_dsmlr(tiny, tmp_path, "serial", 2, **EXACT).block.digest()
         == finished.block.digest()
     )
+
+
+@pytest.mark.parametrize("history", [0, 5])
+def test_checkpoints_are_as_large_as_foreseen(tiny, tmp_path, history):
+    """The last one holds only weights, and a gradient of the same size."""
+    sizes = {}
+
+    def note_sizes(*args):
+        for path in tmp_path.glob("rest-[0-9]*"):
+            sizes[path.name] = sum(read_table(each).nbytes for each in path.glob("*.arrow"))
+
+    parameters = {**EXACT, "history": history}
+    trained_dsmlr(tiny, tmp_path, on_progress=note_sizes, deliver=note_sizes, **parameters)
+    *during, last = [sizes[name] for name in sorted(sizes)]
+    solver = DSMLRSolver(**{**COMMON, **parameters})
+    shape = problem_shape(tiny, tiny.n_features + 1)
+    foreseen = solver.resources(shape, GRID, 1, False).checkpoints / MAX_CHECKPOINTS
+    assert max(during) == pytest.approx(foreseen, rel=0.1)
+    assert last <= 2.2 * 4 * shape.features * shape.labels
+
+
+def test_time_left_is_that_to_the_tolerance(tiny, tmp_path):
+    """The limit of 500 epochs is never near, and after the last epoch there is no time left."""
+    reports = []
+    how = {"epochs": 500, "tolerance": 1e-3, "on_progress": reports.append}
+    outcome = trained_dsmlr(tiny, tmp_path, **how).outcome
+    assert outcome.epochs < 100
+    assert reports[-1].eta == 0.0
+    late = [each for each in reports if each.done > 0.9 * outcome.epochs]
+    assert all(each.eta is None or each.eta < 400 / each.rate for each in late)
 
 
 def test_the_time_is_up_among_exact_gradients(tiny, finished, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from xcray.errors import Conflict, DataError, Refused, Stopped, Unavailable
 from xcray.training.rotation import trainer as descents
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.pool import StopFlag
-from xcray.workers.timeline import DONE, LOST
+from xcray.workers.timeline import DONE, LOST, Timeline, balance, read_streams
 
 ORDERS = ("sync", "ring")
 
@@ -292,7 +292,7 @@ def test_the_newest_checkpoint_is_damaged_and_the_one_before_is_taken(reference,
     assert result.bits == reference.bits
     assert result.outcome.damaged == ["rest-000004"]
     assert [note for note in notes if note] == [
-        "rest-000004/block-00001.arrow is not what was written; going on from the checkpoint before"
+        "rest-000004/block-00001.arrow is not what was written: going on from the last checkpoint (epoch 3)"
     ]
 
 
@@ -329,10 +329,14 @@ class Lossy:
 
 
 @pytest.mark.parametrize("with_objects", [False, True], ids=["worker", "node"])
-@pytest.mark.parametrize("seconds", [0.0, 1e9], ids=["checkpoints", "none"])
+@pytest.mark.parametrize("seconds", [0.0, math.inf], ids=["checkpoints", "none"])
 def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
     """The training restarts without a checkpoint, and continues from one if it exists."""
-    work, spans = ToyWork(Toy(pause=0.002)), []
+    work, spans, again = (
+        ToyWork(Toy(pause=0.002)),
+        [],
+        "starting again, there was no checkpoint yet",
+    )
     lossy = Lossy(ThreadGroup(work, 2), {0: "worker-1", 2: "worker-0", 4: "worker-1"}, with_objects)
     result = trained(
         tmp_path,
@@ -345,7 +349,9 @@ def test_losses_change_no_bit(reference, tmp_path, seconds, with_objects):
     assert result.bits == reference.bits
     assert result.outcome.lost >= 3
     assert [entry["epoch"] for entry in result.outcome.history] == [1, 2, 3, 4, 5, 6]
-    assert "worker-1 was lost: going on from the last checkpoint" in lossy.notes
+    late = again if seconds else "going on from the last checkpoint (epoch 4)"
+    assert lossy.notes[0] == f"worker-1 was lost: {again}"
+    assert lossy.notes[-1] == f"worker-1 was lost: {late}"
     assert LOST in {span.outcome for span in spans}
 
 
@@ -376,13 +382,46 @@ def test_others_do_the_work_of_workers_without_replacement(reference, tmp_path):
     work = ToyWork()
     lossy = Lossy(Never(work, 3), {1: "worker-1", 3: "worker-0"}, with_objects=True)
     assert (
-        trained(tmp_path, lossy.team, work=work, on_progress=lossy.on_progress).bits
+        trained(
+            tmp_path,
+            lossy.team,
+            work=work,
+            plan=plan_of(checkpoint_seconds=0.0),
+            on_progress=lossy.on_progress,
+        ).bits
         == reference.bits
     )
     assert lossy.notes == [
-        "worker-1 was lost: going on from the last checkpoint",
-        "worker-0 was lost: going on from the last checkpoint",
+        "worker-1 was lost: going on from the last checkpoint (epoch 1)",
+        "worker-0 was lost: going on from the last checkpoint (epoch 3)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "repeated"), [(0.0, 0), (math.inf, 2)], ids=["checkpoints", "none"]
+)
+def test_work_before_a_checkpoint_counts_once_and_the_rest_is_lost(tmp_path, seconds, repeated):
+    """A worker is lost in the third epoch: without a checkpoint two whole epochs are repeated."""
+    passes = []
+    trained(tmp_path / "undisturbed", record=passes.append)
+    group = SerialGroup(ToyWork(), 2)
+    lossy = Lossy(group, {2: "worker-1"}, with_objects=False)
+    (tmp_path / "run").mkdir()
+    with Timeline(tmp_path / "run") as timeline:
+        trained(
+            tmp_path / "run",
+            group,
+            plan=plan_of(checkpoint_seconds=seconds),
+            on_progress=lossy.on_progress,
+            timeline=timeline,
+        )
+    rows = read_streams(tmp_path / "run")
+    outcomes = rows.column("outcome").to_pylist()
+    per_epoch = len(passes) // 6
+    assert outcomes.count(DONE) == len(passes)
+    assert repeated < outcomes.count(LOST) / per_epoch < repeated + 1
+    lost = sum(row["seconds"] for row in rows.to_pylist() if row["outcome"] != DONE)
+    assert balance(rows, 2)["work_lost_seconds"] == pytest.approx(lost, abs=0.001)
 
 
 def test_repeated_losses_end_the_training(tmp_path):

@@ -15,6 +15,7 @@ from xcray.solvers.lc import LCSolver
 from xcray.solvers.synchronous_contract import merge_top_k, split_ranges, top_k
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.synchronous_calls import MAX_LOSSES_PER_WORKER, SynchronousCalls
+from xcray.workers.timeline import LOST
 
 LAM = 0.02
 SOLVERS = [LBFGSSolver(lam=LAM, tolerance=1e-7), LCSolver(lam=LAM, tolerance=1e-7)]
@@ -294,8 +295,11 @@ def test_a_training_that_loses_workers_ends_with_the_same_bits(solver):
     work = roundwork.work_of(solver, rows, 2)
     team = Losing(work, 2, {"worker-0": 2, "worker-1": 1})
     team.open()
-    result = solver.train(SynchronousCalls(team), 8, 5)
+    spans = []
+    result = solver.train(SynchronousCalls(team, record=spans.append), 8, 5)
     assert team.left == {"worker-0": 0, "worker-1": 0}
+    lost = [span.worker for span in spans if span.outcome == LOST]
+    assert sorted(lost) == ["worker-0", "worker-1"]  # the third one was lost between two calls
     assert weights(result).tobytes() == weights(train(solver, rows, 2)).tobytes()
 
 

@@ -39,6 +39,7 @@ NOTE_FILE: Final = "rest.json"
 FORMAT_VERSION: Final = 1
 # Maximum share of the time for checkpoints, unless one is due at each sync point.
 MAX_WRITE_SHARE: Final = 0.1
+FIRST_SECONDS: Final = 1.0  # of work before the first one of a run
 N_KEPT: Final = 2  # the newest, and one to go back to if it is damaged
 
 
@@ -68,7 +69,7 @@ class Checkpoints:
     """The checkpoints of one run in its own `directory`; `fingerprint` (JSON) identifies the run.
 
     seconds: between two, at least; slow ones are written less often (MAX_WRITE_SHARE); 0: always
-    due.
+    due. The first one of a run is due after FIRST_SECONDS, so that a loss never costs much more.
     damaged: names of those that were set aside. Raises Conflict if the directory belongs to another
     run.
     """
@@ -87,9 +88,11 @@ class Checkpoints:
     @property
     def due(self) -> bool:
         """Whether it is time for the next one."""
-        interval = (
-            max(self._seconds, self._write_seconds / MAX_WRITE_SHARE) if self._seconds else 0.0
-        )
+        interval = max(self._seconds, self._write_seconds / MAX_WRITE_SHARE)
+        if not self._seconds:
+            interval = 0.0
+        elif not self._write_seconds and not self._paths():
+            interval = min(interval, FIRST_SECONDS)
         return time.monotonic() - self._written_at >= interval
 
     @property

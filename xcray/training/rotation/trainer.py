@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -24,6 +25,7 @@ from xcray.schedule.rotation import RotationSchedule
 from xcray.solvers.rotation_contract import MUTATING_KINDS, Decision, RotationSolver, Step
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import read_json, write_json
+from xcray.training.epoch_progress import CurvePoint, resume_note, seconds_left
 from xcray.training.rotation import exact_phase as exact
 from xcray.training.rotation.assignment import ShardAssignment
 from xcray.training.rotation.checkpoints import Checkpoints
@@ -39,7 +41,7 @@ from xcray.training.rotation.shard_worker import ShardSource, ShardWorker, requi
 from xcray.workers.observer import RunObserver, RunProgress
 from xcray.workers.pool import StopFlag
 from xcray.workers.rpc import RecordedGroup, WorkerLost, call_many, fetch, require_ref
-from xcray.workers.timeline import Span
+from xcray.workers.timeline import START, Span, TimelinePosition
 from xcray.workers.worker_group import WorkerGroup
 
 OUTCOME_FILE: Final = "descent.json"  # outcome of a training whose blocks were all delivered
@@ -101,6 +103,24 @@ def train_rotation(
     return outcome
 
 
+def gain_curve(history: Sequence[Mapping[str, Any]]) -> list[CurvePoint]:
+    """Return the gain per epoch, relative to the objective, over the current phase.
+
+    history: see `TrainingOutcome`; entries that the solver rolled back from do not count.
+    """
+    kept = [each for each in history if not each["back"] and each["objective"] is not None]
+    phase = [each for each in kept if ("length" in each) == ("length" in kept[-1])]
+    return [
+        CurvePoint(
+            after["seconds"],
+            (before["objective"] - after["objective"])
+            / max(after["epoch"] - before["epoch"], 1)
+            / max(after["objective"], 1e-300),
+        )
+        for before, after in pairwise(phase)
+    ]
+
+
 class _NodesDraining(Exception):
     """Workers are on draining nodes."""
 
@@ -146,6 +166,8 @@ class _RotationTrainer:
         self._began = 0.0
         self._earlier_seconds = 0.0  # seconds of earlier attempts
         self._note = ""
+        self._loss = ""  # of workers or files, not reported yet
+        self._position = START  # in the timeline, at the last sync point
 
     def run(self) -> TrainingOutcome:
         """Run the whole training, recovering from worker failures."""
@@ -197,20 +219,29 @@ class _RotationTrainer:
                 )
             except Corrupt as error:
                 self._checkpoints.set_aside(checkpoint)
-                self._note = f"{error.message}; going on from the checkpoint before"
+                self._loss = error.message
                 continue
             note, n = checkpoint.note, self._config.grid.blocks
+            self._position = TimelinePosition(*note.get("timeline", START))
+            self._observer.discard_since(self._position)
             self._blocks, self._histories = handles[:n], handles[n:]
             self._trial = None if note["trial"] is None else exact.TrialPoint(*note["trial"])
             self._history, self._epoch, self._rate = note["history"], note["epoch"], note["rate"]
             self._reason, self._n_durable = note["reason"], len(self._history)
             if not self._has_begun:
                 self._earlier_seconds, self._has_begun = note["seconds"], True
+            self._report_loss()
             return
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """Start from the beginning: there is no checkpoint."""
         # Shards are in an intermediate state, and there is no snapshot to go back to.
         if self._has_begun:
             self._assignment.reset()
         self._has_begun = True
+        self._observer.discard_since(START)
+        self._position = self._observer.mark()
         blocks = range(self._config.grid.blocks)
         owners = [
             self._assignment.owners[block * len(self._assignment.owners) // len(blocks)]
@@ -225,6 +256,7 @@ class _RotationTrainer:
         ]
         self._history, self._epoch, self._rate, self._reason, self._n_durable = [], 0, 1.0, None, 0
         self._histories, self._trial = [], None
+        self._report_loss()
         self._assignment.call_all(ShardWorker.take_snapshots)
 
     def _run_interval(self) -> None:
@@ -263,6 +295,7 @@ class _RotationTrainer:
             blocks = list(zip(result.locations, result.blocks, strict=True))
             direction = require_phase(self._solver).coefficients
             self._set_phase_state(exact.enter_phase(self._recorded, blocks, direction))
+            self._position = self._observer.mark()
         else:
             self._on_sync_point(result, steps)
 
@@ -339,6 +372,7 @@ class _RotationTrainer:
         ):
             self._reason = f"it went back {MAX_ROLLBACKS} times, with ever smaller steps"
             self._return_to_accepted()
+        self._position = self._observer.mark()
         self._report_progress(0.0)
         if self._reason is not None or self._checkpoints.due:
             self._write_checkpoint()
@@ -374,6 +408,8 @@ class _RotationTrainer:
         """Write a checkpoint of the last sync point, unless checkpoints are disabled."""
         if not self._writes_checkpoints:
             return
+        if self._is_finished:  # only the weights are still needed
+            self._histories, self._trial = [], None
         note = {
             "epoch": self._epoch,
             "rate": self._rate,
@@ -381,6 +417,7 @@ class _RotationTrainer:
             "history": self._history,
             "trial": self._trial,
             "seconds": self._training_seconds(),
+            "timeline": self._position,
         }
         self._checkpoints.write(
             self._group,
@@ -458,7 +495,12 @@ class _RotationTrainer:
                 code="WORKERS_LOST",
             ) from lost
         self._assignment.recover(lost)
-        self._note = lost.message
+        self._loss = lost.message
+
+    def _report_loss(self) -> None:
+        """Add to the next report how training goes on after a loss, if there was one."""
+        if self._loss:
+            self._note, self._loss = self._loss + resume_note(self._epoch), ""
 
     def _training_seconds(self) -> float:
         """Return the seconds of training, with earlier attempts up to their last checkpoint."""
@@ -468,10 +510,12 @@ class _RotationTrainer:
         """Report progress: `ahead` epochs beyond the last sync point that counts."""
         epoch, seconds = self._epoch + ahead, self._training_seconds()
         rate = epoch / seconds if seconds > 0.0 else 0.0
-        epochs = self._solver.stopping.limit
-        eta = (epochs - epoch) / rate if rate > 0.0 else None
-        newest = self._history[-1] if self._history else {}
-        self._observer.report(RunProgress(epoch, epochs, seconds, rate, eta, newest, self._note))
+        rule, newest = self._solver.stopping, self._history[-1] if self._history else {}
+        ended = self._reason is not None
+        eta = 0.0 if ended else seconds_left(rule, epoch, seconds, gain_curve(self._history))
+        self._observer.report(
+            RunProgress(epoch, rule.limit, seconds, rate, eta, newest, self._note)
+        )
         self._note = ""
 
     def _record_pass(self, span: Span) -> None:
