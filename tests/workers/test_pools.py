@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.support.observers import run_schedule
+from tests.support.observers import FunctionObserver, run_schedule
 from tests.support.ppdsparse_problems import problem
 from xcray.errors import ParameterError, ShapeMismatch, Stopped, Unavailable
 from xcray.kernels.sparse import transpose, transpose_pattern
@@ -20,6 +20,7 @@ from xcray.schedule.events import Joined, Left, Lost, Task
 from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.solvers.solved_labels import concatenate, merge
+from xcray.workers import driver
 from xcray.workers import local_pool as local_pools
 from xcray.workers.local_pool import SerialPool, ThreadPool
 from xcray.workers.pool import Failed, Result, StopFlag, TaskCancelled
@@ -66,6 +67,24 @@ def test_every_pool_gives_the_same_bits(name):
     assert len(results) > 4
     assert ticks
     assert all(r.seconds > 0 for r in results)
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_compilation_is_no_part_of_the_rate(name, monkeypatch):
+    """The clock of the driver stands still, except that compilation takes 100 s."""
+    solver, local, schedule = setting()
+    now, reports = [0.0], []
+
+    def warm_up(self):
+        now[0] += 100.0
+
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(PPDSparseSolver, "warm_up", warm_up)
+    observer = FunctionObserver(report=reports.append)
+    driver.run_schedule(schedule, POOLS[name](solver, local), observer, stop=StopFlag())
+    assert now[0] == 100.0
+    assert reports[-1].done == 24
+    assert {each.seconds for each in reports} == {0.0}
 
 
 @pytest.mark.parametrize("name", POOLS)

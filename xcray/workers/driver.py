@@ -45,6 +45,7 @@ def run_schedule(
         if ends is not None:
             deadline_timer.start()
         pool.open()
+        loop.start_clock()
         loop.finished = schedule.total_labels == 0
         while not loop.finished:
             loop.update_forecast()
@@ -74,6 +75,10 @@ class _DriverLoop:
         self._began = time.monotonic()
         self.finished = False
         self._forecast_at = -math.inf
+
+    def start_clock(self) -> None:
+        """Count the seconds of work from now on: kernels are compiled when a pool opens."""
+        self._began = time.monotonic()
 
     def report_progress(self) -> None:
         """Report the finished labels, and the remaining time by the finished share of the work."""

@@ -104,8 +104,9 @@ class SerialPool(_LocalPool):
         self._reports: list[Report] = []
 
     def open(self) -> None:
-        """Add the one worker, `serial`."""
+        """Compile the kernels, and add the one worker, `serial`."""
         self._executor.opened = time.monotonic()
+        self._executor.work.warm_up()
         self._reports.append(Joined("serial"))
 
     def submit(self, worker: str, task: Task) -> None:
