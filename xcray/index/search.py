@@ -16,7 +16,8 @@ from xcray.index.filters import LabelFilter
 from xcray.index.packed import bias_order, build_lists, check_lists
 from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
-from xcray.index.weight_scan import scan_weights
+from xcray.index.weight_scan import posting_seconds, scan_postings, scan_weights
+from xcray.kernels.cache import is_compiled
 from xcray.kernels.search.bounded_scan import (
     SearchEngine,
     SearchOutput,
@@ -42,6 +43,7 @@ MAX_DENSE_CELLS = 1 << 25  # limit of dense rows in memory, 4 bytes each
 # limits of small models, whose dense rows are added in less time than opening a list takes
 SMALL_MODEL_LABELS, SMALL_MODEL_CELLS = 256, 1 << 21
 CELLS_PER_POSTING = 8  # cells of dense rows that are added in the worst-case time of a posting
+COMPILE_SECONDS = 5.0  # a search in NumPy that takes longer is left to kernels
 EMPTY_MASK = frozen(np.empty(0), np.uint8)
 
 
@@ -148,14 +150,15 @@ class SearchIndex:
         threads: int = 1,
         deadline_ms: float | None = None,
         label_filter: LabelFilter | None = None,
-        kernels: bool = True,
+        kernels: bool | None = True,
     ) -> SearchResult:
         """Return the k best allowed labels of each row; k is clipped to their number.
 
         X: (n, D). threads: number of cores; results do not depend on it. deadline_ms: time limit of
         the whole call; rows that are not finished by then have the best labels found so far, and
-        `exact` False. kernels: False reads all weights with NumPy if there is no deadline: the same
-        labels and scores without compilation, for a few rows. Raises ShapeMismatch if X has a
+        `exact` False. kernels: False reads weights with NumPy if there is no deadline: the same
+        labels and scores without compilation, for a few rows; None: the same if the kernels are not
+        compiled and it takes less time than to compile them. Raises ShapeMismatch if X has a
         different number of features, ParameterError for k or threads below 1 or a deadline below 0,
         InputError for values that are not finite.
         """
@@ -179,8 +182,10 @@ class SearchIndex:
             np.empty(n, np.int64),
             np.empty(n, np.float64),
         )
-        if k > 0 and not kernels and end is None:
+        if k > 0 and end is None and kernels is False:
             scan_weights(X, self.W, self.b, label_filter, out)
+        elif k > 0 and end is None and kernels is None and not self._compilation_pays(X):
+            scan_postings(X, self.W, self.b, label_filter, out)
         elif k > 0:
             self._search_all(X, out, threads, end, label_filter)
         else:
@@ -219,6 +224,17 @@ class SearchIndex:
         rank = 1 + int(rank_of(X, row, label, self._engine, work))
         self._free_work.append(work)
         return rank
+
+    def _compilation_pays(self, X: CSR) -> bool:
+        """Return whether kernels search rows X sooner than NumPy, with their compilation."""
+        kernel = search_dense if self._prefer_dense else self._list_kernel
+        return is_compiled(kernel) or posting_seconds(X, self.W) > COMPILE_SECONDS
+
+    @property
+    def _list_kernel(self) -> Any:
+        """The kernel that searches the lists."""
+        narrow = self._engine.lists.width == NARROW_BYTES
+        return search_narrow_rows if narrow else search_wide_rows
 
     def _search_all(
         self, X: CSR, out: SearchOutput, threads: int, end: float | None, among: LabelFilter | None
@@ -262,9 +278,7 @@ class SearchIndex:
             search_dense(X, start, stop, self.dense, self.b, allowed, out)
             return
         work = self._take_work()
-        narrow = self._engine.lists.width == NARROW_BYTES
-        search_rows = search_narrow_rows if narrow else search_wide_rows
-        search_rows(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
+        self._list_kernel(X, start, stop, self._engine, allowed, n_allowed, budget, work, out)
         self._free_work.append(work)  # clean again; after an exception it is not, and is discarded
 
     def _take_work(self) -> SearchScratch:

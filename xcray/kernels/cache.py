@@ -72,6 +72,11 @@ class KernelCacheLocator:
         return getattr(self.locator, name)
 
 
+def is_compiled(kernel: Any) -> bool:
+    """Return whether a kernel needs no compilation: it is in this process or in numba's cache."""
+    return bool(kernel.signatures or kernel._cache._cache_file._load_index())
+
+
 def register() -> None:
     """Make numba ask this locator first, and then those that it asked before."""
     own = f"{__name__}.{KernelCacheLocator.__name__}"

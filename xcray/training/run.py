@@ -296,7 +296,8 @@ class _TrainingRun:
             return {}
         self._report_phase("EVALUATING")
         began = time.monotonic()
-        top = index.query(test.X, max(self.spec.ks), threads=available_cores()).top
+        threads = available_cores()
+        top = index.query(test.X, max(self.spec.ks), threads=threads, kernels=None).top
         n_train = self.dataset.train.n_rows
         self.by_frequency = measures_by_frequency(
             top, test.Y, self.dataset.label_counts, self.spec.ks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from benchmarks.search.equality import (
 from tests.naive import search as naive
 from xcray.arrays import CSR, TopK, csr, csr_from
 from xcray.errors import InputError, ParameterError, ShapeMismatch
+from xcray.index import search
 from xcray.index.filters import LabelFilter
 from xcray.index.inverted import InvertedIndex
 from xcray.index.search_result import SearchResult
@@ -97,16 +99,45 @@ def test_small_searches_are_brute_force_to_the_bit(problem: tuple[Case, SearchAr
     assert judge(answer, naive.all_scores(case.X, case.W, case.b), request) == []
 
 
+@pytest.mark.parametrize("kernels", [False, None], ids=["few rows", "many rows"])
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(problems())
 def test_numpy_without_kernels_gives_brute_force_to_the_bit(
-    problem: tuple[Case, SearchArguments],
+    kernels: bool | None, problem: tuple[Case, SearchArguments]
 ) -> None:
     (case, request), K = problem, problem[0].W.n_rows
     among = None if request.allowed is None else LabelFilter.of(K, request.allowed)
-    answer = searcher(case.W, case.b).query(case.X, request.k, label_filter=among, kernels=False)
+    with mock.patch.object(search, "is_compiled", return_value=False):
+        answer = searcher(case.W, case.b).query(
+            case.X, request.k, label_filter=among, kernels=kernels
+        )
     scores = naive.all_scores(case.X, case.W, case.b)
     assert differences(answer, scores, request._replace(deadline_ms=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("is_compiled", "most", "expected"),
+    [(False, 1e9, False), (False, 0.0, True), (True, 1e9, True)],
+    ids=["cold", "cold, long", "warm"],
+)
+def test_kernels_are_compiled_only_for_searches_that_take_longer(
+    monkeypatch: pytest.MonkeyPatch, is_compiled: bool, most: float, expected: bool
+) -> None:
+    rng, used = np.random.default_rng(3), list[bool]()
+    W = random_matrix(rng, 400, 500, 25, learned)
+    case = Case(W, biases(rng, 400), random_matrix(rng, 50, 500, 9))
+    index, kernel = searcher(case.W, case.b), search.search_narrow_rows
+    assert index.dense is None
+    warm = index.query(case.X, 5)
+    monkeypatch.setattr(search, "is_compiled", lambda kernel: is_compiled)
+    monkeypatch.setattr(search, "COMPILE_SECONDS", most)
+    monkeypatch.setattr(
+        search, "search_narrow_rows", lambda *args: (used.append(True), kernel(*args))
+    )
+    cold = index.query(case.X, 5, kernels=None)
+    assert bool(used) == expected
+    assert np.array_equal(warm.labels, cold.labels)
+    assert warm.scores.tobytes() == cold.scores.tobytes()
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -19,10 +19,13 @@ CALLS = """
 import json
 import numpy as np
 from xcray.arrays import csr
+from xcray.kernels.cache import is_compiled
 from xcray.kernels.fingerprint import fingerprints
 rows = csr([0, 1], [3], [1.0], 9)
+before = is_compiled(fingerprints)
 value = int(fingerprints(rows, rows.data.view(np.uint32), 7)[0])
-print(json.dumps([value, sum(fingerprints.stats.cache_hits.values())]))
+hits = sum(fingerprints.stats.cache_hits.values())
+print(json.dumps([value, hits, before, is_compiled(fingerprints)]))
 """
 
 
@@ -38,7 +41,8 @@ def run_fingerprints(folder: Path) -> tuple[int, int]:
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    value, hits = json.loads(process.stdout)
+    value, hits, before, after = json.loads(process.stdout)
+    assert (before, after) == (hits > 0, True)
     return value, hits
 
 
