@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.live_service import TEXTS, client_of, plain_model, publish, settings_for
+from xcray.jobs.store.counters import make_counter
 from xcray.jobs.store.job_store import JobStore
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -181,6 +182,37 @@ def test_a_share_gets_copies_by_key(model_service: Service) -> None:
     expected = sum(hash_point("shadow docs@prod", key) < 0.25 for key in keys)
     assert 0 < expected < 60
     assert shadow_view(model_service)["pairs"][0]["requests"] == expected
+
+
+def test_statistics_are_complete_after_a_flush_during_another() -> None:
+    """A reader that flushes must not miss the sums that a background flush is writing."""
+    writing, go, order = threading.Event(), threading.Event(), list[str]()
+
+    class SlowCounters:
+        """Counters that are stored when `go` is set."""
+
+        def increment_all(self, sums: Any) -> None:
+            writing.set()
+            assert go.wait(300)
+            order.append("stored")
+
+    shadows, counters = ShadowRunner(lambda tenant: None, Metrics()), SlowCounters()
+    shadows._sums[make_counter("shadow_rows")] = 1.0
+
+    def read() -> None:
+        shadows.flush(counters)
+        order.append("read")
+
+    background = threading.Thread(target=shadows.flush, args=(counters,))
+    reader = threading.Thread(target=read)
+    background.start()
+    assert writing.wait(300)
+    reader.start()
+    reader.join(0.2)
+    go.set()
+    background.join()
+    reader.join()
+    assert order == ["stored", "read"]
 
 
 def test_statistics_are_kept_while_the_store_is_unavailable(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class ShadowRunner:
             1, thread_name_prefix="xcray-shadow", initializer=lower_thread_priority
         )
         self._lock = threading.Lock()
+        self._flush_lock = threading.Lock()
         self._sums: dict[Counter, float] = defaultdict(float)
         self._waiting = self._rows = 0
         self._closed = False
@@ -95,21 +96,22 @@ class ShadowRunner:
         self._pool.submit(self._compute, copy)
 
     def flush(self, counters: CounterTable) -> None:
-        """Add the sums since the last flush to the store.
+        """Add the sums since the last flush to the store, after a flush that is running.
 
         Raises Unavailable; the sums are kept then.
         """
-        with self._lock:
-            sums, self._sums = self._sums, defaultdict(float)
-        if not sums:
-            return
-        try:
-            counters.increment_all(sums)
-        except BaseException:
+        with self._flush_lock:
             with self._lock:
-                for name, value in sums.items():
-                    self._sums[name] += value
-            raise
+                sums, self._sums = self._sums, defaultdict(float)
+            if not sums:
+                return
+            try:
+                counters.increment_all(sums)
+            except BaseException:
+                with self._lock:
+                    for name, value in sums.items():
+                        self._sums[name] += value
+                raise
 
     def wait_until_idle(self) -> None:
         """Wait until all queued copies are computed."""
