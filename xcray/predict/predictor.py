@@ -98,7 +98,7 @@ class Predictor:
         log_normaliser = (
             self.log_normaliser(X) if self.probability_source == "softmax" else NOT_COMPUTED
         )
-        if deadline_ms is not None:
+        if deadline_ms is not None and deadline_ms >= 0:  # the search refuses a negative one
             deadline_ms = max(0.0, deadline_ms - 1e3 * (time.perf_counter() - started))
         result = self.scorer.top_k(
             X,

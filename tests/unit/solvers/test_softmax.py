@@ -226,6 +226,8 @@ def test_the_whole_is_all_labels_also_where_some_are_not_allowed(small: Predicto
 
 
 def test_a_deadline_bounds_the_search_and_not_the_normaliser(small: Predictor) -> None:
+    with pytest.raises(ParameterError, match="deadline_ms is -1"):
+        small.search(ROWS, 5, deadline_ms=-1, probabilities=True)
     answer = small.search(ROWS, 5, deadline_ms=0, probabilities=True)
     np.testing.assert_array_equal(answer.log_normaliser, small.log_normaliser(ROWS))
     np.testing.assert_allclose(
