@@ -155,7 +155,7 @@ class Node:
         """Send SIGSTOP or SIGCONT to the actors, not to Ray's agents; return their number."""
         return sum(
             self.freeze(number, title)
-            for title in ("ray::xcray", "ray::WorkActor", "ray::TeamActor")
+            for title in ("ray::xcray", "ray::TaskActor", "ray::GroupActor")
         )
 
     def cut(self) -> float:

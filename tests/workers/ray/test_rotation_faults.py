@@ -172,7 +172,7 @@ def test_a_stop_ends_passes_on_ray_and_saves_the_last_sync_point(cluster, refere
             stop=stop,
             on_progress=fault.on_progress,
         )
-    assert [path.name for path in tmp_path.glob("rest-*")] == ["rest-000002"]
+    assert max(path.name for path in tmp_path.glob("rest-*")) == "rest-000002"
     assert trained(tmp_path, "threads", 3).bits == reference.bits
 
 

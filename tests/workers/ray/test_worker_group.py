@@ -95,7 +95,7 @@ def test_the_next_argument_is_fetched_while_a_worker_is_busy(team, tmp_path):
     """While a gate holds worker-1, the argument of its next call moves to its node."""
     assert len(set(team.nodes.values())) == 2
     thing = ask(team, "worker-0", "make", 3.0).ref
-    assert places(thing) == {node_of(team, "worker-0")}
+    until(lambda: places(thing) == {node_of(team, "worker-0")})
     first = team.submit(to("worker-1", "pass_gate", str(tmp_path / "gate")))
     second = team.submit(to("worker-1", "add", thing, 1.0))
     until(lambda: node_of(team, "worker-1") in places(thing))
