@@ -25,6 +25,7 @@ from xcray.features.pipeline import FeaturePipeline, check_width
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Contributions, check_one_row, check_query
 from xcray.index.search_result import SearchResult
+from xcray.index.simplex import project_on_simplex
 from xcray.index.validate_rows import check_rows
 
 
@@ -156,19 +157,6 @@ class StagedScorer:
             z = yhat + _product(outputs, stage.W) + stage.b
             yhat = z if stage.calibration is None else _calibrate(z, stage.calibration)
         return yhat, True
-
-
-def project_on_simplex(V: Float64) -> Float64:
-    """Return the Euclidean projection of each row of V (n, K) on {p >= 0, sum(p) = 1}.
-
-    Source: Duchi et al. 2008, "Efficient projections onto the l1-ball", Figure 1.
-    """
-    descending = -np.sort(-V, axis=1)
-    counts = np.arange(1, V.shape[1] + 1)
-    theta = (np.cumsum(descending, axis=1) - 1.0) / counts
-    support = np.count_nonzero(descending > theta, axis=1)
-    projected: Float64 = np.maximum(V - theta[np.arange(len(V)), support - 1][:, None], 0.0)
-    return projected
 
 
 def _calibrate(z: Float64, calibration: StageCalibration) -> Float64:

@@ -43,13 +43,12 @@ from xcray.solvers.synchronous_contract import (
     WorkerCalls,
     continue_training,
     merge_held_out,
-    split_ranges,
-    to_solved_labels,
+    sparse_blocks,
     top_k,
+    weight_parts,
 )
 
 MAX_SCORES = 1 << 19  # scores in memory at once: 4 MB
-PART_WEIGHTS = 1 << 22  # weights of a part of the result: 32 MB
 # maximum number of evaluations of objective and gradient per iteration
 EVALUATIONS_PER_ITERATION = 20
 # measured on five small sets, where trainings took 15 to 260 rounds
@@ -265,10 +264,7 @@ class LBFGSSolver(Parameters, SynchronousSolver):
 
         positives: (K,) training rows of each label.
         """
-        for part in trained.parts():
-            counts = positives[part.lo : part.hi]
-            number = trained.last.number
-            yield to_solved_labels(part.lo, part.W, self.bias, self.prune, counts, rounds=number)
+        return sparse_blocks(trained, positives, bias=self.bias, prune=self.prune)
 
 
 class _DistributedObjective:
@@ -344,9 +340,7 @@ class _DistributedObjective:
 
     def parts(self, u: Float64) -> Iterator[LabelWeights]:
         """Yield the weights w (D'K,) by ranges of labels."""
-        W = u.reshape(self._shape) / self._scales
-        for lo, hi in split_ranges(W.shape[1], max(1, -(-W.size // PART_WEIGHTS))):
-            yield LabelWeights(lo, hi, np.ascontiguousarray(W[:, lo:hi]))
+        return weight_parts(u.reshape(self._shape) / self._scales)
 
     def _evaluate_held_out(self, u: Float64, number: int) -> HeldOut | None:
         """Evaluate the held-out rows, if there are any and an evaluation is due."""

@@ -45,8 +45,8 @@ from xcray.solvers.synchronous_contract import (
     WorkerCalls,
     continue_training,
     merge_top_k,
+    sparse_blocks,
     split_ranges,
-    to_solved_labels,
     top_k,
 )
 
@@ -369,10 +369,7 @@ class LCSolver(Parameters, SynchronousSolver):
 
         positives: (K,) training rows of each label.
         """
-        for part in trained.parts():
-            counts = positives[part.lo : part.hi]
-            number = trained.last.number
-            yield to_solved_labels(part.lo, part.W, self.bias, self.prune, counts, rounds=number)
+        return sparse_blocks(trained, positives, bias=self.bias, prune=self.prune)
 
     def _reason(self, last: RoundMetrics, first: float) -> str:
         """Return the reason to end after a round; empty to continue."""

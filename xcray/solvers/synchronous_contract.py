@@ -18,6 +18,7 @@ from xcray.solvers.solved_labels import SolvedLabels
 
 RECORDS = RecordSchema(*WEIGHT_FIELDS)  # of `to_solved_labels`
 TOP_K = 5  # labels reported per held-out row
+PART_WEIGHTS = 1 << 22  # weights of a part of the result: 32 MB
 
 
 P = ParamSpec("P")
@@ -185,6 +186,24 @@ class SynchronousSolver(Solver, Protocol):
 
     def resources(self, shape: ProblemShape, workers: int) -> ResourceNeeds:
         """Return the resource needs with that number of workers."""
+
+
+def weight_parts(W: Float64) -> Iterator[LabelWeights]:
+    """Yield the weights W (D', K) by ranges of labels of at most about PART_WEIGHTS weights."""
+    for lo, hi in split_ranges(W.shape[1], max(1, -(-W.size // PART_WEIGHTS))):
+        yield LabelWeights(lo, hi, np.ascontiguousarray(W[:, lo:hi]))
+
+
+def sparse_blocks(
+    trained: SynchronousOutcome, positives: Int64, *, bias: float, prune: float
+) -> Iterator[SolvedLabels]:
+    """Yield trained weights as sparse rows, one range of labels at a time.
+
+    positives: (K,) training rows of each label. bias, prune: see `to_solved_labels`.
+    """
+    for part in trained.parts():
+        counts, number = positives[part.lo : part.hi], trained.last.number
+        yield to_solved_labels(part.lo, part.W, bias, prune, counts, rounds=number)
 
 
 def split_ranges(n_labels: int, parts: int) -> list[tuple[int, int]]:

@@ -13,7 +13,8 @@ from xcray.features.fourier import random_fourier
 from xcray.index.filters import LabelFilter
 from xcray.index.scorer import Scorer, SparseScorer
 from xcray.index.search import SearchIndex
-from xcray.index.staged import Stage, StageCalibration, StagedScorer, project_on_simplex
+from xcray.index.simplex import project_on_simplex
+from xcray.index.staged import Stage, StageCalibration, StagedScorer
 
 N, D, K, OUTPUTS = 9, 6, 4, 5
 RANDOM = np.random.default_rng(7)

@@ -10,7 +10,7 @@ import pytest
 from tests.naive import multinomial as naive
 from tests.support.synchronous_toy import problem, train, weights, work_of
 from xcray.errors import Unavailable
-from xcray.solvers import lbfgs
+from xcray.solvers import lbfgs, synchronous_contract
 from xcray.solvers.lbfgs import LBFGSSolver
 
 LAM = 0.01
@@ -74,7 +74,9 @@ def test_the_gradient_bounds_the_distance_to_the_optimum():
 def test_weights_are_handed_over_in_ranges(monkeypatch):
     rows = problem(5)
     whole = weights(train(LBFGSSolver(lam=LAM), rows))
-    monkeypatch.setattr(lbfgs, "PART_WEIGHTS", 17)  # 8 features: at most two labels per part
+    monkeypatch.setattr(
+        synchronous_contract, "PART_WEIGHTS", 17
+    )  # 8 features: at most two labels per part
     result = train(LBFGSSolver(lam=LAM), rows)
     assert [(part.lo, part.hi) for part in result.parts()] == [(0, 1), (1, 3), (3, 5)]
     assert weights(result).tobytes() == whole.tobytes()

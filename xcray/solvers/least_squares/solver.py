@@ -33,7 +33,6 @@ from xcray.solvers.synchronous_contract import (
     RECORDS,
     HeldOut,
     InitialWeights,
-    LabelWeights,
     RoundCallback,
     RoundMetrics,
     SynchronousOutcome,
@@ -42,12 +41,11 @@ from xcray.solvers.synchronous_contract import (
     WorkerCalls,
     continue_training,
     merge_held_out,
-    split_ranges,
-    to_solved_labels,
+    sparse_blocks,
+    weight_parts,
 )
 
 MAX_FEATURES: Final = 16384  # the second moments of as many features take 2 GB
-PART_WEIGHTS: Final = 1 << 22  # weights of a part of the result: 32 MB
 SHARD_SEED: Final = 0
 DEFAULT_RIDGE: Final = 0.05  # divided by sqrt(rows); measured on random Fourier features of MNIST
 SLOW_STEP: Final = 0.5  # an exact step leaves a smaller share of the gradient
@@ -185,9 +183,7 @@ class GeneralizedLeastSquaresSolver(Parameters, SynchronousSolver):
 
         positives: (K,) training rows of each label.
         """
-        for part in trained.parts():
-            counts, number = positives[part.lo : part.hi], trained.last.number
-            yield to_solved_labels(part.lo, part.W, self.bias, self.prune, counts, rounds=number)
+        return sparse_blocks(trained, positives, bias=self.bias, prune=self.prune)
 
 
 @dataclass(frozen=True)
@@ -242,7 +238,7 @@ class _Descent:
             G, objective, norm = self._gradient(W)
             number, products = number + 1, products + 2.0
             last = RoundMetrics(number, objective, norm, products, self._held_out(W, number))
-            parts = partial(_parts, W)
+            parts = partial(weight_parts, W)
             if self._on_round(last, parts):
                 reason = "stopped by the caller"
             elif norm <= self._solver.tolerance * first:
@@ -292,9 +288,3 @@ class _Descent:
             return None
         replies = self._workers.call(LeastSquaresWorker.watch, at_worker(self._workers.put(W)))
         return merge_held_out([part for _, part in replies if part is not None])
-
-
-def _parts(W: Float64) -> Iterator[LabelWeights]:
-    """Yield the weights W (D', K) by ranges of labels."""
-    for lo, hi in split_ranges(W.shape[1], max(1, -(-W.size // PART_WEIGHTS))):
-        yield LabelWeights(lo, hi, np.ascontiguousarray(W[:, lo:hi]))

@@ -16,21 +16,11 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32
 from xcray.features.pipeline import FeaturePipeline, Rows
+from xcray.index.simplex import project_on_simplex
+from xcray.index.staged import StageCalibration
 from xcray.kernels.sparse import row_range
-from xcray.solvers.least_squares.simplex import project_on_simplex
 
 CHUNK_CELLS: Final = 1 << 21  # features in memory at a time: 8 MB
-
-
-class CubicCalibration(NamedTuple):
-    """The map z -> P([z, z^2, z^3]' C + c). C: (3K, K) float32; c: (K,) float32.
-
-    simplex: whether P projects on the probability simplex; else it is the identity.
-    """
-
-    C: Float32
-    c: Float32
-    simplex: bool
 
 
 class FittedStage(NamedTuple):
@@ -38,7 +28,7 @@ class FittedStage(NamedTuple):
 
     W: Float32
     features: FeaturePipeline | None = None
-    calibration: CubicCalibration | None = None
+    calibration: StageCalibration | None = None
 
 
 def predict_stages(stages: Sequence[FittedStage], rows: Rows) -> Float32:
@@ -51,7 +41,7 @@ def predict_stages(stages: Sequence[FittedStage], rows: Rows) -> Float32:
     return yhat
 
 
-def calibrate(z: Float32, calibration: CubicCalibration | None) -> Float32:
+def calibrate(z: Float32, calibration: StageCalibration | None) -> Float32:
     """Return the predictions (n, K) of a stage for its scores z (n, K)."""
     if calibration is None:
         return z

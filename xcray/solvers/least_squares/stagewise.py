@@ -11,12 +11,13 @@ import numpy as np
 
 from xcray.arrays import Float32, Float64, frozen
 from xcray.features.pipeline import FeaturePipeline
+from xcray.index.staged import StageCalibration
 from xcray.schedule.calls import ObjectHandle, at_worker
 from xcray.solvers.declarations import Link
 from xcray.solvers.least_squares.acceleration import Momentum, accelerated_step
 from xcray.solvers.least_squares.shard_sums import preconditioner, sum_over_shards
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker
-from xcray.solvers.least_squares.stages import CubicCalibration, FittedStage
+from xcray.solvers.least_squares.stages import FittedStage
 from xcray.solvers.synchronous_contract import WorkerCalls
 
 UpdateRule = Literal["linear", "calibrated", "logistic"]
@@ -110,7 +111,7 @@ class StagewiseRegression:
 
     def _calibration(
         self, workers: WorkerCalls, block: ObjectHandle[Block], W: Float32
-    ) -> CubicCalibration:
+    ) -> StageCalibration:
         """Return the least-squares fit of the targets on powers of the scores under W."""
         at = at_worker(workers.put(W))
         moments, _ = self._sum(workers, StageWorker.calibration_moments, at_worker(block), at)
@@ -118,7 +119,7 @@ class StagewiseRegression:
         matrix = moments[:, :m].copy()
         matrix.flat[m + 1 :: m + 1] += CALIBRATION_RIDGE * max(np.trace(matrix) / m, math.ulp(0.0))
         C = np.linalg.solve(matrix, moments[:, m:])
-        return CubicCalibration(frozen(C[1:], np.float32), frozen(C[0], np.float32), self.simplex)
+        return StageCalibration(frozen(C[1:], np.float32), frozen(C[0], np.float32), self.simplex)
 
     def _sum(
         self, workers: WorkerCalls, method: Callable[..., Any], *args: Any

@@ -12,8 +12,8 @@ from tests.naive import multinomial as naive
 from xcray.arrays import Float32, csr_from
 from xcray.errors import ParameterError, Stopped
 from xcray.features.fourier import RandomFourier, random_fourier
+from xcray.index.simplex import project_on_simplex
 from xcray.solvers.least_squares.shard_sums import preconditioner
-from xcray.solvers.least_squares.simplex import project_on_simplex
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker, curvature
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
 from xcray.solvers.least_squares.stagewise import StagewiseRegression
