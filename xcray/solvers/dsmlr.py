@@ -139,7 +139,7 @@ class DSMLRSolver(Parameters, RotationSolver):
     """
 
     # incremented with every change of the bits of a model
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     link: ClassVar[Link] = "softmax"
     records: ClassVar[RecordSchema] = RECORDS
     compile_cases: ClassVar[tuple[CompileCase, ...]] = (
@@ -251,7 +251,7 @@ class DSMLRSolver(Parameters, RotationSolver):
         sweeps *= epochs / self.sync_every
         sweep_seconds = PRODUCTS_PER_SWEEP[shape.dense] * shape.product_seconds
         # Most epochs have exact gradients, and blocks return the inner products of their history.
-        products = (2 * m + 1) * (3 * m + 2) * PRODUCT_SECONDS * D * shape.labels * bool(m)
+        products = (4 * m + 3) * PRODUCT_SECONDS * D * shape.labels * bool(m)
         return ResourceNeeds(
             driver=0 if processes else blocks,
             worker=worker,

@@ -2,8 +2,9 @@
 
 In each iteration every block of weights has its part G of the exact gradient of L1. The L-BFGS
 direction is a linear combination of gradients and steps whose coefficients depend on inner products
-only, and these add up over blocks. So each block returns a matrix of (2 m + 1) (3 m + 2) inner
-products and receives coefficients. The history of a block holds 2 m + 3 arrays of its size.
+only, and these add up over blocks. So each block returns (m + 1) (2 m + 2) inner products and
+receives coefficients. Those between older pairs are kept: an iteration computes 4 m + 3 new ones.
+The history of a block holds 2 m + 3 arrays of its size.
 
 The initial inverse Hessian is not a multiple of the identity but of M = (C + ridge)^-1 with C =
 sum_i c_i x_i x_i', if there are few features. The Hessian is at most C / 2 (Boehning 1992) plus
@@ -20,17 +21,20 @@ regression algorithm", 1992.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from xcray.arrays import Float32, Float64
 from xcray.solvers.rotation_contract import WeightBlock
 
+Numbers = TypeVar("Numbers", Float32, Float64)
 DIAGONAL_POWER: Final = 0.5  # exponent of the diagonal
 RIDGE_FACTOR: Final = 100.0  # ridge = this times lam
 # up to this number of features all of C is stored: 4 MB
 MAX_FULL_FEATURES: Final = 1024
+
+CACHED_CELLS: Final = 1 << 15  # numbers of a sum of vectors that are computed at a time: 128 kB
 
 
 class LbfgsHistory(NamedTuple):
@@ -38,7 +42,8 @@ class LbfgsHistory(NamedTuple):
 
     lo, hi: its labels; W, G: (D', k) the last accepted weights and the gradient there, including
     the norm; direction: (D', k) from there; M: (D', D') or (D',), see the module; S, Y: steps and
-    changes of the gradient, oldest first.
+    changes of the gradient, oldest first; pairs: (m, 2 m + 2), row i holds the inner products
+    of S_i with Y_j for j >= i, of Y_i with M Y_j for all j, of S_i and of Y_i with itself.
     """
 
     lo: int
@@ -49,6 +54,7 @@ class LbfgsHistory(NamedTuple):
     M: Float32
     S: tuple[Float32, ...]
     Y: tuple[Float32, ...]
+    pairs: Float32
 
 
 def start_history(lo: int, hi: int, W: Float32, G: Float32, C: Float32, lam: float) -> LbfgsHistory:
@@ -62,7 +68,8 @@ def start_history(lo: int, hi: int, W: Float32, G: Float32, C: Float32, lam: flo
         )
     else:
         M = ((C.astype(np.float64) + RIDGE_FACTOR * lam) ** -DIAGONAL_POWER).astype(np.float32)
-    return LbfgsHistory(lo, hi, W, _add_norm_gradient(G, W, lam), np.zeros_like(W), M, (), ())
+    G = _add_norm_gradient(G, W, lam)
+    return LbfgsHistory(lo, hi, W, G, np.zeros_like(W), M, (), (), np.empty((0, 2), np.float32))
 
 
 def update_history(
@@ -73,18 +80,39 @@ def update_history(
     G: the gradient at W without the norm.
     """
     G = _add_norm_gradient(G, W, lam)
-    S, Y = (*memory.S, W - memory.W), (*memory.Y, G - memory.G)
-    return memory._replace(W=W, G=G, S=S[-size:], Y=Y[-size:])
+    return add_pair(memory, W - memory.W, G - memory.G, size)._replace(W=W, G=G)
+
+
+def add_pair(memory: LbfgsHistory, s: Float32, y: Float32, size: int) -> LbfgsHistory:
+    """Return the history with one more step and change of the gradient (D', k), of the last `size`.
+
+    The inner products between older pairs are not computed again.
+    """
+    kept = min(len(memory.S), size - 1)
+    oldest, m = len(memory.S) - kept, kept + 1
+    S, Y = (*memory.S[oldest:], s), (*memory.Y[oldest:], y)
+    s_y, y_My, norms = _split(memory.pairs)
+    pairs = np.zeros((m, 2 * m + 2), np.float32)
+    new_s_y, new_y_My, new_norms = _split(pairs)
+    new_s_y[:kept, :kept] = s_y[oldest:, oldest:]
+    new_y_My[:kept, :kept] = y_My[oldest:, oldest:]
+    new_norms[:kept] = norms[oldest:]
+    My = _precondition(memory.M, y)
+    new_s_y[:, kept] = [_dot(each, y) for each in S]
+    new_y_My[:, kept] = new_y_My[kept] = [_dot(each, My) for each in Y]
+    new_norms[kept] = _dot(s, s), _dot(y, y)
+    return memory._replace(S=S, Y=Y, pairs=pairs)
 
 
 def products(memory: LbfgsHistory) -> Float64:
-    """Return the inner products of S, Y, G (rows) with S, Y, G, M Y, M G (columns).
+    """Return the inner products of a history: (m + 1, 2 m + 2) float64; they add up over blocks.
 
-    (2 m + 1, 3 m + 2) float64; they add up over blocks.
+    Rows 0 to m - 1 are its `pairs`. The last row holds the inner products of G with each S, of M G
+    with each Y and with G, and a zero.
     """
-    rows = [*memory.S, *memory.Y, memory.G]
-    columns = [*rows, *(_precondition(memory.M, vector) for vector in (*memory.Y, memory.G))]
-    return np.array([[_dot(a, b) for b in columns] for a in rows])
+    MG = _precondition(memory.M, memory.G)
+    last = [_dot(s, memory.G) for s in memory.S] + [_dot(y, MG) for y in memory.Y]
+    return np.vstack((memory.pairs, [*last, _dot(memory.G, MG), 0.0]))
 
 
 def coefficients(inner: Float64) -> tuple[Float64, float]:
@@ -93,40 +121,31 @@ def coefficients(inner: Float64) -> tuple[Float64, float]:
     The slope of the objective along the direction is negative. inner: the sum of all blocks'
     `products`. Pairs without positive curvature, which rounding can produce, are skipped.
     """
-    m = (len(inner) - 1) // 2
-    s, y, g = np.arange(m), m + np.arange(m), 2 * m
-    My, Mg = g + 1 + np.arange(m), g + 1 + m
-    good = [
-        i
-        for i in range(m)
-        if inner[s[i], y[i]] > 1e-12 * np.sqrt(inner[s[i], s[i]] * inner[y[i], y[i]])
-    ]
+    m = len(inner) - 1
+    s_y, y_My, norms = _split(inner[:m])
+    s_g, y_Mg, g_Mg = inner[m, :m], inner[m, m : 2 * m], inner[m, 2 * m]
+    good = [i for i in range(m) if s_y[i, i] > 1e-12 * np.sqrt(norms[i].prod())]
     # the vector is G + sum of q_i Y_i
     q, alpha = np.zeros(m), np.zeros(m)
     for i in reversed(good):
-        alpha[i] = (inner[s[i], g] + inner[s[i], y] @ q) / inner[s[i], y[i]]
+        alpha[i] = (s_g[i] + s_y[i, i:] @ q[i:]) / s_y[i, i]
         q[i] -= alpha[i]
-    scale = inner[s[good[-1]], y[good[-1]]] / inner[y[good[-1]], My[good[-1]]] if good else 1.0
+    scale = s_y[good[-1], good[-1]] / y_My[good[-1], good[-1]] if good else 1.0
     # now the vector is scale (M G + sum of q_i M Y_i) + sum of p_i S_i
     p = np.zeros(m)
     for i in good:
-        beta = (scale * (inner[y[i], Mg] + inner[y[i], My] @ q) + inner[s, y[i]] @ p) / inner[
-            s[i], y[i]
-        ]
+        beta = (scale * (y_Mg[i] + y_My[i] @ q) + s_y[:i, i] @ p[:i]) / s_y[i, i]
         p[i] += alpha[i] - beta
-    slope = -(scale * (inner[g, Mg] + inner[g, My] @ q) + inner[g, s] @ p)
+    slope = -(scale * (g_Mg + y_Mg @ q) + s_g @ p)
     return -np.concatenate([p, scale * q, [scale]]), float(slope)
 
 
 def with_direction(memory: LbfgsHistory, coefs: Float64) -> LbfgsHistory:
     """Return the history with the direction given by `coefficients`."""
     m, c = len(memory.S), coefs.astype(np.float32)
-    gradient = c[-1] * memory.G
-    for weight, vector in zip(c[m : 2 * m], memory.Y, strict=True):
-        gradient += weight * vector
-    direction = _precondition(memory.M, gradient)
-    for weight, vector in zip(c[:m], memory.S, strict=True):
-        direction += weight * vector
+    direction = _combine([c[-1], *c[m : 2 * m]], [memory.G, *memory.Y])
+    direction = _precondition(memory.M, direction)
+    direction = _combine([np.float32(1.0), *c[:m]], [direction, *memory.S])
     return memory._replace(direction=direction)
 
 
@@ -140,6 +159,12 @@ def sum_products(parts: Sequence[Float64]) -> Float64:
     return np.asarray(sum(parts[1:], parts[0]))
 
 
+def _split(pairs: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Return views of `LbfgsHistory.pairs`: S_i Y_j (m, m), Y_i M Y_j (m, m) and squares (m, 2)."""
+    m = len(pairs)
+    return pairs[:, :m], pairs[:, m : 2 * m], pairs[:, 2 * m :]
+
+
 def _add_norm_gradient(G: Float32, W: Float32, lam: float) -> Float32:
     """Return the gradient including that of the norm."""
     return np.asarray(G + np.float32(lam) * W, np.float32)
@@ -148,6 +173,18 @@ def _add_norm_gradient(G: Float32, W: Float32, lam: float) -> Float32:
 def _precondition(M: Float32, vector: Float32) -> Float32:
     """Return M times a vector (D', k)."""
     return np.asarray(M @ vector if M.ndim == 2 else M[:, None] * vector, np.float32)
+
+
+def _combine(weights: Sequence[np.float32], vectors: Sequence[Float32]) -> Float32:
+    """Return the sum of weighted vectors (D', k), computed in parts that fit the cache."""
+    out = np.empty_like(vectors[0])
+    size = max(1, CACHED_CELLS // max(out.shape[1], 1))
+    for lo in range(0, len(out), size):
+        part = weights[0] * vectors[0][lo : lo + size]
+        for weight, vector in zip(weights[1:], vectors[1:], strict=True):
+            part += weight * vector[lo : lo + size]
+        out[lo : lo + size] = part
+    return out
 
 
 def _dot(a: Float32, b: Float32) -> float:
@@ -193,15 +230,13 @@ class LbfgsPhase(NamedTuple):
 
 def pack(memory: LbfgsHistory) -> WeightBlock:
     """Return a history as a WeightBlock, so that it is stored and saved like one. Shares memory."""
-    return WeightBlock(
-        memory.lo, memory.hi, memory.W, (memory.G, memory.direction, memory.M, *memory.S, *memory.Y)
-    )
+    arrays = memory.G, memory.direction, memory.M, memory.pairs, *memory.S, *memory.Y
+    return WeightBlock(memory.lo, memory.hi, memory.W, arrays)
 
 
 def unpack(weights: WeightBlock) -> LbfgsHistory:
     """Return the history that `pack` converted. Shares memory."""
-    G, aim, M, *pairs = weights.state
-    m = len(pairs) // 2
-    return LbfgsHistory(
-        weights.lo, weights.hi, weights.W, G, aim, M, tuple(pairs[:m]), tuple(pairs[m:])
-    )
+    G, direction, M, pairs, *vectors = weights.state
+    m = len(pairs)
+    S, Y = tuple(vectors[:m]), tuple(vectors[m:])
+    return LbfgsHistory(weights.lo, weights.hi, weights.W, G, direction, M, S, Y, pairs)

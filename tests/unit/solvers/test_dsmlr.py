@@ -403,8 +403,11 @@ def test_split_vectors_take_the_direction_of_the_two_loops(m, whole):
         part = quasi_newton.start_history(
             lo, hi, np.zeros((D, hi - lo), np.float32), np.float32(g[:, lo:hi]), np.float32(C), 0.01
         )
-        pairs = [tuple(np.float32(each[:, lo:hi]) for each in vectors) for vectors in (S, Y)]
-        memories.append(part._replace(S=pairs[0], Y=pairs[1]))
+        for step, change in zip(S, Y, strict=True):
+            part = quasi_newton.add_pair(
+                part, np.float32(step[:, lo:hi]), np.float32(change[:, lo:hi]), m
+            )
+        memories.append(part)
     coefs, slope = quasi_newton.coefficients(
         quasi_newton.sum_products([quasi_newton.products(each) for each in memories])
     )
@@ -434,12 +437,26 @@ def test_the_history_keeps_the_last_pairs_and_packs_as_a_block():
         assert one is other
 
 
+def test_products_that_are_kept_are_those_of_the_kept_pairs():
+    rng = np.random.default_rng(22)
+    root = rng.normal(size=(D, D)).astype(np.float32)
+    memory = quasi_newton.start_history(
+        0, 2, np.zeros((D, 2), np.float32), np.ones((D, 2), np.float32), root @ root.T, 0.5
+    )
+    for _ in range(6):
+        s, y = rng.normal(size=(2, D, 2)).astype(np.float32)
+        memory = quasi_newton.add_pair(memory, s, y, 4)
+    S, Y = (np.array(each, np.float64).reshape(4, -1) for each in (memory.S, memory.Y))
+    MY = np.array([memory.M.astype(np.float64) @ each for each in memory.Y]).reshape(4, -1)
+    want = np.hstack((np.triu(S @ Y.T), Y @ MY.T, (S * S).sum(1)[:, None], (Y * Y).sum(1)[:, None]))
+    assert memory.pairs == pytest.approx(want, rel=1e-5, abs=1e-5)
+
+
 def test_pairs_without_curvature_are_passed_over():
     rng = np.random.default_rng(21)
     g, s = rng.normal(size=(D, 2)).astype(np.float32), rng.normal(size=(D, 2)).astype(np.float32)
-    memory = quasi_newton.start_history(
-        0, 2, np.zeros_like(g), g, np.ones(D, np.float32), 1e-9
-    )._replace(S=(s,), Y=(-s,))
+    memory = quasi_newton.start_history(0, 2, np.zeros_like(g), g, np.ones(D, np.float32), 1e-9)
+    memory = quasi_newton.add_pair(memory, s, -s, 5)
     coefs, slope = quasi_newton.coefficients(quasi_newton.products(memory))
     assert quasi_newton.with_direction(memory, coefs).direction == pytest.approx(-g, rel=1e-4)
     assert slope == pytest.approx(-float((g.astype(np.float64) ** 2).sum()), rel=1e-5)
