@@ -1,6 +1,6 @@
 """Naive solution of the PPDSparse problem: dense arrays, L-BFGS-B on a smooth split of w.
 
-C is a number, or an array with one value per sample.
+C is a number, or an array with one value per sample. penalty: weight of b^2 as a multiple of tau.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ def primal(
     tau: float,
     C: float | np.ndarray,
     kind: str = "squared_hinge",
+    penalty: float = 1.0,
 ) -> float:
-    """Return lam |w|_1 + tau/2 (|w|^2 + b^2) + C times the sum of losses."""
+    """Return lam |w|_1 + tau/2 (|w|^2 + penalty b^2) + C times the sum of losses."""
     z = 1.0 - y * (X @ w + b)
-    return float(lam * np.abs(w).sum() + 0.5 * tau * (w @ w + b * b) + loss(z, C, kind))
+    return float(lam * np.abs(w).sum() + 0.5 * tau * (w @ w + penalty * b * b) + loss(z, C, kind))
 
 
 def solve_squared_hinge(
-    X: np.ndarray, y: np.ndarray, lam: float, tau: float, C: float | np.ndarray
+    X: np.ndarray,
+    y: np.ndarray,
+    lam: float,
+    tau: float,
+    C: float | np.ndarray,
+    penalty: float = 1.0,
 ) -> tuple[np.ndarray, float, float]:
     """Return (w, b, objective).
 
@@ -44,8 +50,8 @@ def solve_squared_hinge(
         z = np.maximum(1.0 - y * (X @ w + b), 0.0)
         slope = -2.0 * C * (y * z)
         g = tau * w + X.T @ slope
-        value = lam * u[: 2 * d].sum() + 0.5 * tau * (w @ w + b * b) + (C * z * z).sum()
-        return value, np.concatenate([lam + g, lam - g, [tau * b + slope.sum()]])
+        value = lam * u[: 2 * d].sum() + 0.5 * tau * (w @ w + penalty * b * b) + (C * z * z).sum()
+        return value, np.concatenate([lam + g, lam - g, [tau * penalty * b + slope.sum()]])
 
     bounds = [(0.0, None)] * (2 * d) + [(None, None)]
     result = minimize(
@@ -57,12 +63,16 @@ def solve_squared_hinge(
         options={"maxiter": 20_000, "ftol": 1e-15, "gtol": 1e-10},
     )
     w, b = result.x[:d] - result.x[d : 2 * d], float(result.x[-1])
-    return w, b, primal(w, b, X, y, lam, tau, C)
+    return w, b, primal(w, b, X, y, lam, tau, C, penalty=penalty)
 
 
 def null_objective(
-    y: np.ndarray, tau: float, C: float | np.ndarray, kind: str = "squared_hinge"
+    y: np.ndarray,
+    tau: float,
+    C: float | np.ndarray,
+    kind: str = "squared_hinge",
+    penalty: float = 1.0,
 ) -> float:
     """Return the minimum over b of the primal at w = 0, on a fine grid."""
     grid = np.linspace(-1.0, 1.0, 20_001)
-    return min(0.5 * tau * b * b + loss(1.0 - y * b, C, kind) for b in grid)
+    return min(0.5 * tau * penalty * b * b + loss(1.0 - y * b, C, kind) for b in grid)

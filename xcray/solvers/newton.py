@@ -18,7 +18,7 @@ import numpy as np
 from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.training import newton as kernel
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, null_objective
-from xcray.kernels.training.ppdsparse import PPDSparseProblem
+from xcray.kernels.training.ppdsparse_state import PPDSparseProblem
 
 MAX_FEATURES = 1024
 PIECE = 1 << 20  # values that are converted to float64 at once
@@ -61,6 +61,11 @@ def positive_factor(problem: PPDSparseProblem, label: int) -> float:
     return float(problem.factors[label]) if len(problem.factors) else 1.0
 
 
+def _taus(o: Objective, n: int) -> Float64:
+    """Return the weight of the square of each weight and of the bias: (n,), the bias last."""
+    return np.append(np.full(n - 1, o.tau), o.tau_bias)
+
+
 def _sample_weights(problem: PPDSparseProblem) -> Float64:
     """Return the weight of each sample: (N,)."""
     return problem.weights.astype(np.float64) if len(problem.weights) else np.ones(problem.X.n_rows)
@@ -89,7 +94,7 @@ def weights_of(
     v = np.zeros(problem.X.n_cols + 1)
     kernel.add_rows(problem.X, factors, 0, problem.X.n_rows, v)
     v[:-1] = np.sign(v[:-1]) * np.maximum(np.abs(v[:-1]) - o.lam, 0.0)
-    return v / o.tau
+    return v / _taus(o, len(v))
 
 
 def solve(
@@ -138,6 +143,7 @@ class _NewtonClass:
         self.null = float(null_objective(o, positive * factor, float(weights.sum()) - positive))
         self.H = 2.0 * o.C * G
         self.M = np.empty_like(G)
+        self.taus = _taus(o, len(G))
         self.row_curvatures = 2.0 * o.C * weights
         self.scores = np.empty(n)
         self.z = np.empty(n)
@@ -179,7 +185,7 @@ class _NewtonClass:
         self.update_hessian()
         direction = np.empty_like(w)
         self.sweeps += kernel.minimise_model(
-            self.M, self.o.tau * w - v, w, self.o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
+            self.M, self.taus * w - v, w, self.o.lam, MAX_MODEL_SWEEPS, MODEL_TOLERANCE, direction
         )
         for _ in range(MAX_HALVINGS):
             new = (w + direction).astype(np.float32).astype(np.float64)
@@ -209,14 +215,14 @@ class _NewtonClass:
         for lo, hi in self.chunks(2):
             kernel.add_outer(self.X, counts - self.row_curvatures, lo, hi, self.H)
         self.row_curvatures = counts
-        kernel.symmetrise(self.H, self.M, self.o.tau)
+        kernel.symmetrise(self.H, self.M, self.taus)
 
     def value(self, w: Float64) -> float:
         """Return the primal objective, at the last computed violations."""
         o = self.o
         return float(
             o.lam * np.abs(w[:-1]).sum()
-            + 0.5 * o.tau * (w * w).sum()
+            + 0.5 * (self.taus * w * w).sum()
             + (self.costs * self.z * self.z).sum()
         )
 
@@ -226,7 +232,7 @@ class _NewtonClass:
         low, high, ratio = 0.0, 2.0, 0.5 * (np.sqrt(5.0) - 1.0)
 
         def at(scale: float) -> float:
-            return float(kernel.dual_value(v, first, second, scale, self.o.lam, self.o.tau))
+            return float(kernel.dual_value(v, first, second, scale, self.o.lam, self.taus))
 
         for _ in range(SCALE_STEPS):
             a, b = high - ratio * (high - low), low + ratio * (high - low)

@@ -14,6 +14,13 @@ from xcray.kernels.sparse import row_norms_sq
 from xcray.kernels.training import ppdsparse as kernel
 from xcray.kernels.training import pruning
 from xcray.kernels.training.hinge import HINGE, SQUARED_HINGE, Objective
+from xcray.kernels.training.ppdsparse_state import (
+    STATE,
+    BatchOutput,
+    PPDSparseProblem,
+    PPDSparseScratch,
+    PPDSparseSettings,
+)
 from xcray.metrics import inverse_propensities
 from xcray.solvers import newton
 from xcray.solvers.contract import WarmStartSolver, label_gaps, summarize_records
@@ -68,8 +75,8 @@ class PPDSparseState:
     all of X is reserved, and memory is committed as it is written.
     """
 
-    problem: kernel.PPDSparseProblem
-    scratch: kernel.PPDSparseScratch
+    problem: PPDSparseProblem
+    scratch: PPDSparseScratch
     gram: Float64 | None = None  # computed on the first use of Newton's method
 
     def clone_for_thread(self) -> PPDSparseState:
@@ -90,15 +97,17 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     Each class is solved on its few active samples. For every label k, independent of all others,
     with y_i = +1 if sample i has label k and -1 otherwise:
 
-        min over (w, b)   lam |w|_1 + tau/2 (|w|^2 + b^2)
+        min over (w, b)   lam |w|_1 + tau/2 (|w|^2 + bias_penalty b^2)
                           + C sum_i max(0, 1 - y_i (w.x_i + b))^2
 
     This is the squared hinge in LIBLINEAR's scaling of C. (Eq. 9 of the paper prints the plain
     hinge, but its experiments use the square; `loss="hinge"` is eq. 3.) The bias is regularised by
-    l2 but not by l1. The loss of a sample can have a weight (`load`), and those of a label's
-    positives a factor: `positive_weight`, times N_neg / N_pos if `positives` is "balanced", times
-    the inverse propensity of the label if it is "propensity". lam = 0 with prune = 0.01 is DiSMEC,
-    lam = 0 the plain l2 SVM (see `xcray.solvers.presets`).
+    l2 but not by l1; a small `bias_penalty` leaves it nearly free, at most tau/2 bias_penalty b^2
+    from the optimum with a free bias, and costs no more sweeps: the kernel's method of multipliers
+    keeps the dual well conditioned. The loss of a sample can have a weight (`load`), and those of
+    a label's positives a factor: `positive_weight`, times N_neg / N_pos if `positives` is
+    "balanced", times the inverse propensity of the label if it is "propensity". lam = 0 with prune
+    = 0.01 is DiSMEC, lam = 0 the plain l2 SVM (see `xcray.solvers.presets`).
 
     A class starts with its positives active. In each round all samples are scored through the
     posting lists of the weights whose change is worth it. If the duality gap over all N samples
@@ -113,12 +122,14 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
             0.1
 
     Source: Yen, Huang, Dai, Ravikumar, Dhillon, Xing, "PPDSparse", KDD 2017: Algorithms 1 and 2,
-    eq. 9-14. Inverse propensities: Jain, Prabhu, Varma, "Extreme multi-label loss functions", KDD
-    2016, eq. 5. Pruning by size: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2. Differs from
-    the paper: classes end on a certificate, not after a fixed number of rounds. Changes of weights
-    that gain little for the postings they visit are deferred, instead of sampling weights at random
-    (Algorithm 3). The bias of the primal point is minimised exactly at fixed w, which makes a small
-    active set sufficient when nearly all samples are barely violating negatives.
+    eq. 9-14. Method of multipliers: Rockafellar, "Augmented Lagrangians and applications of the
+    proximal point algorithm in convex programming", Mathematics of Operations Research, 1976.
+    Inverse propensities: Jain, Prabhu, Varma, "Extreme multi-label loss functions", KDD 2016, eq.
+    5. Pruning by size: Babbar, Schoelkopf, "DiSMEC", WSDM 2017, section 2. Differs from the paper:
+    classes end on a certificate, not after a fixed number of rounds. Changes of weights that gain
+    little for the postings they visit are deferred, instead of sampling weights at random
+    (Algorithm 3). The bias of the primal point is minimised exactly at fixed w, which makes a
+    small active set sufficient when nearly all samples are barely violating negatives.
     """
 
     # incremented with every change of the bits of a model, so that no run mixes two revisions
@@ -136,6 +147,12 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
     lam: float = parameter(0.01, "weight of the l1 norm", low=0.0)
     tau: float = parameter(1.0, "weight of the squared l2 norm", above=0.0)
+    bias_penalty: float = parameter(
+        1.0,
+        "weight of the squared bias, as a multiple of tau; small: nearly free",
+        low=1e-4,
+        high=1.0,
+    )
     C: float = parameter(1.0, "weight of a sample's loss", above=0.0)
     loss: str = parameter("squared_hinge", "loss of a sample", choices=tuple(LOSS_CODES))
     eps: float = parameter(
@@ -213,7 +230,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         length or a weight that is not above 0.
         """
         weights = _to_kernel_weights(weights, X.n_rows)
-        problem = kernel.PPDSparseProblem(
+        problem = PPDSparseProblem(
             X,
             XT,
             row_norms_sq(X),
@@ -309,7 +326,7 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
     ) -> BatchResult:
         """Run the kernel in slices to the end of the batch; enlarge the output as needed."""
         settings, problem = self._settings(keep_duals), local.problem
-        state = np.zeros(1, kernel.STATE)
+        state = np.zeros(1, STATE)
         out = _allocate(len(labels), INITIAL_CAPACITY, INITIAL_CAPACITY if keep_duals else 0)
         reason, done = kernel.BUDGET, 0
         while reason != kernel.DONE:
@@ -410,11 +427,13 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
 
     def _objective(self) -> Objective:
         """Return the objective as kernel input."""
-        return Objective(LOSS_CODES[self.loss], float(self.lam), float(self.tau), float(self.C))
+        tau = float(self.tau)
+        tau_bias = tau * float(self.bias_penalty)
+        return Objective(LOSS_CODES[self.loss], float(self.lam), tau, tau_bias, float(self.C))
 
-    def _settings(self, keep_duals: bool) -> kernel.PPDSparseSettings:
+    def _settings(self, keep_duals: bool) -> PPDSparseSettings:
         """Return the parameters as kernel input."""
-        return kernel.PPDSparseSettings(
+        return PPDSparseSettings(
             objective=self._objective(),
             eps=float(self.eps),
             max_rounds=self.max_rounds,
@@ -469,15 +488,15 @@ def _to_matrix(ends: Int64, indices: Int32, values: Float32, n_cols: int) -> CSR
 def _to_records(states: np.ndarray) -> np.ndarray:
     """Return the records of all classes, from the kernel's final states."""
     records = np.zeros(len(states), RECORD)
-    for name in set(RECORD.names or ()) & set(kernel.STATE.names or ()):
+    for name in set(RECORD.names or ()) & set(STATE.names or ()):
         records[name] = states[name]
     return records
 
 
-def _new_scratch(problem: kernel.PPDSparseProblem, scores: Any) -> kernel.PPDSparseScratch:
+def _new_scratch(problem: PPDSparseProblem, scores: Any) -> PPDSparseScratch:
     """Return clean scratch memory for a problem; scores: dtype of the scores."""
     n, d = problem.X.shape
-    return kernel.PPDSparseScratch(
+    return PPDSparseScratch(
         number=np.zeros(d, np.int32),
         touched=np.empty(d + 1, np.int32),
         v=np.empty(d + 1),
@@ -495,20 +514,20 @@ def _new_scratch(problem: kernel.PPDSparseProblem, scores: Any) -> kernel.PPDSpa
     )
 
 
-def _allocate(n_labels: int, n_weights: int, n_duals: int) -> kernel.BatchOutput:
+def _allocate(n_labels: int, n_weights: int, n_duals: int) -> BatchOutput:
     """Allocate output for `n_labels` classes with these total numbers of weights and duals."""
-    return kernel.BatchOutput(
+    return BatchOutput(
         np.zeros(n_labels, np.int64),
         np.zeros(n_weights, np.int32),
         np.zeros(n_weights, np.float32),
         np.zeros(n_labels, np.int64),
         np.zeros(n_duals, np.int32),
         np.zeros(n_duals, np.float32),
-        np.zeros(n_labels, kernel.STATE),
+        np.zeros(n_labels, STATE),
     )
 
 
-def _enlarge(out: kernel.BatchOutput, done: int, weights: int, duals: int) -> kernel.BatchOutput:
+def _enlarge(out: BatchOutput, done: int, weights: int, duals: int) -> BatchOutput:
     """Return the output with at least twice the capacity, and space for more weights and duals."""
     room = _allocate(
         0,

@@ -28,11 +28,16 @@ def long_rows(seed: int, n: int = 200, d: int = 20, k: int = 5) -> tuple[CSR, Pa
     return csr_from(X), pattern_from(Y)
 
 
-@pytest.mark.parametrize(("lam", "tau", "C"), [(0.01, 1.0, 1.0), (0.0, 1.0, 1.0), (20.0, 0.5, 2.0)])
+@pytest.mark.parametrize(
+    ("lam", "tau", "C", "penalty"),
+    [(0.01, 1.0, 1.0, 1.0), (0.0, 1.0, 1.0, 1.0), (20.0, 0.5, 2.0, 1.0), (0.1, 1.0, 1.0, 0.01)],
+)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_optimum_is_the_naive_twins(lam, tau, C, weighted):
+def test_optimum_is_the_naive_twins(lam, tau, C, penalty, weighted):
     X, Y = long_rows(1)
-    solver = PPDSparseSolver(lam=lam, tau=tau, C=C, eps=1e-6, positive_weight=2.0)
+    solver = PPDSparseSolver(
+        lam=lam, tau=tau, C=C, bias_penalty=penalty, eps=1e-6, positive_weight=2.0
+    )
     weights = (
         np.random.default_rng(0).uniform(0.5, 2.0, X.n_rows).astype(np.float32)
         if weighted
@@ -45,12 +50,15 @@ def test_optimum_is_the_naive_twins(lam, tau, C, weighted):
     for label in np.flatnonzero(block.records["positives"]):
         y, record = signs(Y, label), block.records[label]
         costs = C * weights * np.where(y > 0, 2.0, 1.0)
-        best = naive.solve_squared_hinge(dense, y, lam, tau, costs)[2]
+        best = naive.solve_squared_hinge(dense, y, lam, tau, costs, penalty)[2]
         assert record["gap"] <= 1e-6 * record["null"]
-        assert record["null"] == pytest.approx(naive.null_objective(y, tau, costs), rel=1e-4)
-        assert record["primal"] == pytest.approx(
-            naive.primal(W[label], block.bias[label], dense, y, lam, tau, costs), rel=1e-6
+        assert record["null"] == pytest.approx(
+            naive.null_objective(y, tau, costs, penalty=penalty), rel=1e-4
         )
+        value = naive.primal(
+            W[label], block.bias[label], dense, y, lam, tau, costs, penalty=penalty
+        )
+        assert record["primal"] == pytest.approx(value, rel=1e-6)
         assert record["primal"] == pytest.approx(best, abs=1e-4 * record["null"])
         assert record["dual"] <= best + 1e-7 * record["null"]
 

@@ -18,45 +18,55 @@ from xcray.solvers.solved_labels import merge
 
 
 @pytest.mark.parametrize(
-    ("lam", "tau", "C"),
-    [(0.01, 1.0, 1.0), (0.5, 1.0, 1.0), (0.0, 1.0, 1.0), (0.05, 0.1, 10.0), (0.02, 3.0, 0.05)],
+    ("lam", "tau", "C", "penalty"),
+    [
+        (0.01, 1.0, 1.0, 1.0),
+        (0.5, 1.0, 1.0, 1.0),
+        (0.0, 1.0, 1.0, 1.0),
+        (0.05, 0.1, 10.0, 1.0),
+        (0.02, 3.0, 0.05, 1.0),
+        (0.01, 1.0, 1.0, 0.1),
+        (0.2, 0.5, 3.0, 0.01),
+        (0.0, 1.0, 0.1, 0.001),
+    ],
 )
-def test_objective_equals_the_naive_twins(lam, tau, C):
+def test_objective_equals_the_naive_twins(lam, tau, C, penalty):
     X, Y = problem(1)
-    block = solved(PPDSparseSolver(lam=lam, tau=tau, C=C, eps=1e-7), X, Y)
+    solver = PPDSparseSolver(lam=lam, tau=tau, C=C, bias_penalty=penalty, eps=1e-7)
+    block = solved(solver, X, Y)
     dense = X.to_scipy().toarray().astype(float)
     for label in range(Y.n_cols):
         y = signs(Y, label)
-        w, b, best = naive.solve_squared_hinge(dense, y, lam, tau, C)
+        w, b, best = naive.solve_squared_hinge(dense, y, lam, tau, C, penalty)
         record = block.records[label]
-        scale = max(naive.null_objective(y, tau, C), 1e-9)
+        scale = max(naive.null_objective(y, tau, C, penalty=penalty), 1e-9)
         assert record["primal"] >= best - 1e-7 * scale
         assert record["primal"] <= best + 1e-5 * scale
         assert record["dual"] <= best + 1e-7 * scale
-        # tau/2 |(w, b) - best|^2 <= gap, because the primal is tau-strongly convex.
+        # tau/2 (|w - best|^2 + penalty (b - best)^2) <= gap: the primal is strongly convex.
         if record["positives"]:
-            distance = np.linalg.norm(
-                np.append(block.W.to_scipy().toarray()[label] - w, block.bias[label] - b)
-            )
-            assert distance <= np.sqrt(2.0 * record["gap"] / tau) + 2e-4
+            from_bias = np.sqrt(penalty) * (block.bias[label] - b)
+            distance = np.linalg.norm(np.append(block.W.to_scipy().toarray()[label] - w, from_bias))
+            assert distance <= np.sqrt(2.0 * record["gap"] / tau) + 5e-4
 
 
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 @pytest.mark.parametrize("eps", [0.1, 0.01, 0.001])
-def test_certificate_is_true(loss, eps):
+@pytest.mark.parametrize("penalty", [1.0, 0.01])
+def test_certificate_is_true(loss, eps, penalty):
     """The primal is that of the exported weights over all rows, and the gap is at most eps."""
     X, Y = problem(2, n=300, k=12)
-    solver = PPDSparseSolver(loss=loss, eps=eps)
+    solver = PPDSparseSolver(loss=loss, eps=eps, bias_penalty=penalty)
     block = solved(solver, X, Y)
     dense, W = X.to_scipy().toarray().astype(float), block.W.to_scipy().toarray().astype(float)
     for label in range(Y.n_cols):
         y, record = signs(Y, label), block.records[label]
         value = naive.primal(
-            W[label], block.bias[label], dense, y, solver.lam, solver.tau, solver.C, loss
+            W[label], block.bias[label], dense, y, solver.lam, solver.tau, solver.C, loss, penalty
         )
         assert value == pytest.approx(record["primal"], rel=1e-5)
         assert record["null"] == pytest.approx(
-            naive.null_objective(y, solver.tau, solver.C, loss), rel=1e-4
+            naive.null_objective(y, solver.tau, solver.C, loss, penalty), rel=1e-4
         )
         assert 0.0 <= record["gap"] + 1e-9 * record["null"]
         assert record["gap"] <= eps * record["null"]
@@ -88,15 +98,28 @@ def test_optimality_conditions_hold_at_a_tight_gap():
         assert (alpha * y).sum() == pytest.approx(solver.tau * block.bias[label], abs=2e-3)
 
 
-def test_objective_equals_liblinear_without_l1():
-    """LIBLINEAR's squared hinge with intercept_scaling 1 is this problem at lam = 0, tau = 1."""
+@pytest.mark.parametrize(("scaling", "penalty"), [(1.0, 1.0), (10.0, 0.01)])
+def test_objective_equals_liblinear_without_l1(scaling, penalty):
+    """LIBLINEAR's squared hinge is this problem at lam = 0 and tau = 1.
+
+    Its bias is `intercept_scaling` times a weight that is regularised like the others.
+    """
     X, Y = problem(4, n=400, d=80)
-    block = solved(PPDSparseSolver(lam=0.0, eps=1e-6), X, Y)
+    block = solved(PPDSparseSolver(lam=0.0, eps=1e-6, bias_penalty=penalty), X, Y)
     for label in range(Y.n_cols):
         y = signs(Y, label)
-        peer = LinearSVC(C=1.0, tol=1e-8, max_iter=100_000, random_state=0).fit(X.to_scipy(), y)
+        peer = LinearSVC(
+            C=1.0, tol=1e-8, max_iter=100_000, intercept_scaling=scaling, random_state=0
+        ).fit(X.to_scipy(), y)
         theirs = naive.primal(
-            peer.coef_[0], peer.intercept_[0], X.to_scipy().toarray(), y, 0.0, 1.0, 1.0
+            peer.coef_[0],
+            peer.intercept_[0],
+            X.to_scipy().toarray(),
+            y,
+            0.0,
+            1.0,
+            1.0,
+            penalty=penalty,
         )
         assert block.records[label]["primal"] == pytest.approx(theirs, rel=1e-4)
 
@@ -119,15 +142,16 @@ def test_rows_that_share_no_feature_with_w_are_not_forgotten():
     assert block.records["primal"][0] <= best * 1.002
 
 
-def test_labels_without_positives_and_without_negatives():
+@pytest.mark.parametrize("penalty", [1.0, 0.01])
+def test_labels_without_positives_and_without_negatives(penalty):
     X, _ = problem(6)
     Y = pattern_from(np.stack([np.zeros(X.n_rows), np.ones(X.n_rows)], axis=1))
-    block = solved(PPDSparseSolver(eps=1e-4), X, Y)
+    block = solved(PPDSparseSolver(eps=1e-4, bias_penalty=penalty), X, Y)
     assert block.bias[0] == -1.0
     assert block.W.row(0)[0].size == 0
-    assert block.records["gap"][0] == pytest.approx(0.5 - block.records["null"][0])
+    assert block.records["gap"][0] == pytest.approx(0.5 * penalty - block.records["null"][0])
     _, _, best = naive.solve_squared_hinge(
-        X.to_scipy().toarray().astype(float), np.ones(X.n_rows), 0.01, 1.0, 1.0
+        X.to_scipy().toarray().astype(float), np.ones(X.n_rows), 0.01, 1.0, 1.0, penalty
     )
     assert block.records["primal"][1] == pytest.approx(best, rel=1e-3)
 

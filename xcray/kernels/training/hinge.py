@@ -20,7 +20,7 @@ CHUNK_SAMPLES = 1024  # samples summed in the precision of the scores
 
 
 class Objective(NamedTuple):
-    """Objective of a class: lam |w|_1 + tau/2 (|w|^2 + b^2) + sum of losses.
+    """Objective of a class: lam |w|_1 + tau/2 |w|^2 + tau_bias/2 b^2 + sum of losses.
 
     loss: SQUARED_HINGE or HINGE.
     """
@@ -28,6 +28,7 @@ class Objective(NamedTuple):
     loss: int
     lam: float
     tau: float
+    tau_bias: float
     C: float
 
 
@@ -57,10 +58,11 @@ def null_objective(o: Objective, positive: float, negative: float) -> float:
     positive, negative: total weights of the positives and of the negatives.
     """
     if o.loss == SQUARED_HINGE:
-        b = 2.0 * o.C * (positive - negative) / (o.tau + 2.0 * o.C * (positive + negative))
-        return 0.5 * o.tau * b * b + o.C * (positive * (1.0 - b) ** 2 + negative * (1.0 + b) ** 2)
-    b = min(1.0, max(-1.0, o.C * (positive - negative) / o.tau))
-    return 0.5 * o.tau * b * b + o.C * (positive * (1.0 - b) + negative * (1.0 + b))
+        b = 2.0 * o.C * (positive - negative) / (o.tau_bias + 2.0 * o.C * (positive + negative))
+        losses = positive * (1.0 - b) ** 2 + negative * (1.0 + b) ** 2
+        return 0.5 * o.tau_bias * b * b + o.C * losses
+    b = min(1.0, max(-1.0, o.C * (positive - negative) / o.tau_bias))
+    return 0.5 * o.tau_bias * b * b + o.C * (positive * (1.0 - b) + negative * (1.0 + b))
 
 
 @inner(fastmath={"reassoc", "nsz", "nnan"})
@@ -149,7 +151,7 @@ def best_bias(
 ) -> tuple[float, float, int]:
     """Return the bias that minimises the primal at fixed w, to about `tolerance`, starting at `b`.
 
-    Also returns tau/2 b^2 + the sum of losses there, and the number of samples with a loss.
+    Also returns tau_bias/2 b^2 + the sum of losses there, and the number of samples with a loss.
     Newton's method on a monotone piecewise-linear slope, kept in a bracket, with at most `steps`
     steps.
     """
@@ -160,14 +162,15 @@ def best_bias(
         n, p = signed_sums(scores, weights, positives, factor, b)
         if squared:
             value = o.C * (n.second + p.second)
-            slope = o.tau * b + 2.0 * o.C * (n.first - p.first)
-            curvature = o.tau + 2.0 * o.C * (n.weight + p.weight)
+            slope = o.tau_bias * b + 2.0 * o.C * (n.first - p.first)
+            curvature = o.tau_bias + 2.0 * o.C * (n.weight + p.weight)
         else:
             value = o.C * (n.first + p.first)
-            slope = o.tau * b + o.C * (n.weight - p.weight)
-            curvature = o.tau
-        if value + 0.5 * o.tau * b * b < least:
-            best, least, violating = b, value + 0.5 * o.tau * b * b, int(n.samples + p.samples)
+            slope = o.tau_bias * b + o.C * (n.weight - p.weight)
+            curvature = o.tau_bias
+        value += 0.5 * o.tau_bias * b * b
+        if value < least:
+            best, least, violating = b, value, int(n.samples + p.samples)
         if slope > 0.0:
             high = min(high, b)
         else:

@@ -56,13 +56,13 @@ def add_outer(X: CSR, factors: Float64, lo: int, hi: int, H: Float64) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def symmetrise(H: Float64, M: Float64, tau: float) -> None:
-    """Copy the lower triangle of H to all of M, and add tau to the diagonal."""
+def symmetrise(H: Float64, M: Float64, taus: Float64) -> None:
+    """Copy the lower triangle of H to all of M, and add taus (D + 1,) to the diagonal."""
     for j in range(len(H)):
         for k in range(j + 1):
             M[j, k] = H[j, k]
             M[k, j] = H[j, k]
-        M[j, j] += tau
+        M[j, j] += taus[j]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -98,15 +98,15 @@ def minimise_model(
 
 @numba.njit(nogil=True, cache=True)
 def dual_value(
-    v: Float64, first: float, second: float, scale: float, lam: float, tau: float
+    v: Float64, first: float, second: float, scale: float, lam: float, taus: Float64
 ) -> float:
     """Return the dual at `scale` times alpha.
 
     first: sum of alpha; second: sum of inv alpha^2; v: sum of alpha y x.
     """
     d = len(v) - 1
-    w2 = (scale * v[d]) ** 2
+    w2 = (scale * v[d]) ** 2 / taus[d]
     for j in range(d):
-        w2 += soft(scale * v[j], lam) ** 2
-    value: float = scale * first - 0.5 * scale * scale * second - 0.5 * w2 / tau
+        w2 += soft(scale * v[j], lam) ** 2 / taus[j]
+    value: float = scale * first - 0.5 * scale * scale * second - 0.5 * w2
     return value

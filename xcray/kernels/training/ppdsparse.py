@@ -2,10 +2,11 @@
 
 For one class, with y_i = +1 or -1 (`xcray.solvers.ppdsparse` states the problem and its sources):
 
-    primal  P(w, b) = lam |w|_1 + tau/2 (|w|^2 + b^2) + sum_i loss_i(1 - y_i (w.x_i + b))
+    primal  P(w, b) = lam |w|_1 + tau/2 |w|^2 + tau_bias/2 b^2 + sum_i loss_i(1 - y_i (w.x_i + b))
     dual    D(alpha) = sum_i alpha_i - 1/2 sum_i inv_i alpha_i^2
-                       - tau/2 (|w(alpha)|^2 + b(alpha)^2),   0 <= alpha_i <= upper_i
-    v = sum_i alpha_i y_i x_i,   w(alpha) = soft(v, lam) / tau,   b(alpha) = sum_i alpha_i y_i / tau
+                       - tau/2 |w(alpha)|^2 - tau_bias/2 b(alpha)^2,   0 <= alpha_i <= upper_i
+    v = sum_i alpha_i y_i x_i,   w(alpha) = soft(v, lam) / tau
+    b(alpha) = sum_i alpha_i y_i / tau_bias
 
     squared hinge: loss_i = c_i z_+^2, inv_i = 1/(2 c_i), upper_i = infinity
     hinge: loss_i = c_i z_+, inv_i = 0, upper_i = c_i
@@ -23,16 +24,22 @@ between classes.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
+from xcray.arrays import CSR, Float32, Float64, Int32
 from xcray.kernels.inner import inner
 from xcray.kernels.random import GAMMA, below, shuffle, stream
 from xcray.kernels.selection import kth_smallest
 from xcray.kernels.training.hinge import SQUARED_HINGE, Objective, best_bias, null_objective, soft
+from xcray.kernels.training.ppdsparse_state import (
+    BatchOutput,
+    PPDSparseProblem,
+    PPDSparseScratch,
+    PPDSparseSettings,
+)
 
 START, SWEEP, SCORE, EXPORT = 0, 1, 2, 3
 DONE, BUDGET, FULL = 0, 1, 2  # results of `advance`
@@ -57,112 +64,6 @@ LIST_OVERHEAD = 32.0  # cost of starting a posting list, in entries
 BLOCK_SAMPLES = 64  # samples whose maximum score is computed first
 NO_SCORE = -1e30
 N_POWERS = 300  # bins of `choose_deferred`, by powers of two from 2^-200 to 2^99
-
-STATE = np.dtype(
-    [
-        ("label", np.int32),
-        ("phase", np.int32),
-        ("rounds", np.int32),
-        ("sweeps", np.int32),
-        ("sweeps_left", np.int32),
-        ("positives", np.int32),
-        ("n_active", np.int32),
-        ("n_touched", np.int32),
-        ("n_priced", np.int32),  # touched features whose change was evaluated
-        ("n_entered", np.int32),
-        ("n_entries", np.int64),
-        ("position", np.int32),  # within the current sweep or scoring pass
-        ("nnz", np.int32),
-        ("support", np.int32),
-        ("violating", np.int32),  # samples with a positive loss at the primal point
-        ("counter", np.uint64),  # of the class's random stream
-        ("work", np.int64),  # entries of X visited
-        ("factor", np.float64),  # of the weights of positives
-        ("violation", np.float64),  # approximate dual progress of the current sweep
-        ("inner_tol", np.float64),
-        ("strict", np.float64),
-        ("budget", np.float64),  # maximum cost of deferred changes to the primal
-        ("waiting", np.float64),  # their estimated cost
-        ("share", np.float64),  # of samples whose loss depends on a score change
-        ("worth", np.float64),  # changes that gain less than this per entry are deferred
-        ("vb", np.float64),  # tau b(alpha)
-        ("bias", np.float64),
-        ("primal", np.float64),
-        ("dual", np.float64),
-        ("gap", np.float64),
-        ("null", np.float64),  # the primal at w = 0 with the best bias
-        ("loss", np.float64),  # the sum of losses at the primal point
-    ],
-    align=True,
-)
-
-
-class PPDSparseProblem(NamedTuple):
-    """Data: X by row and by column, and the samples of each label (K, N).
-
-    row_sq: (N,) squared row norms; column_sq: (D,) sums of weighted squares of the columns;
-    float64. weights: (N,) float32 above 0, or empty if all are 1; factors: (K,) float64, factors of
-    the weights of a label's positives, or empty; total: the sum of weights.
-    """
-
-    X: CSR
-    XT: CSR
-    row_sq: Float64
-    column_sq: Float64
-    YT: Pattern
-    weights: Float32
-    factors: Float64
-    total: float
-
-
-class PPDSparseSettings(NamedTuple):
-    """Objective and hyper-parameters of the search, as scalars."""
-
-    objective: Objective
-    eps: float
-    max_rounds: int
-    max_sweeps: int
-    growth: int
-    seed: int
-    keep_duals: bool
-
-
-class PPDSparseScratch(NamedTuple):
-    """Working memory of one worker, O(N + D) and the entries of the largest active set.
-
-    Marks are zero between classes. A class has its own numbering of features, in order of first
-    touch, so that frequently read arrays are small and dense: feature `touched[t]` has number t.
-    Scores are float32 if eps allows it, else float64.
-    """
-
-    number: Int32  # (D,) number of a touched feature plus one; 0: not touched
-    touched: Int32  # (D + 1,) the touched features
-    v: Float64  # (D + 1,) by number
-    weight: Float32  # (D,) by number: weight contained in `scores`, which is exported
-    length: Float32  # (D,) by number: cost of its posting list in entries; 0: unknown
-    curvature: Float32  # (D,) by number: C times the sum of squares of its column
-    scores: Any  # (N,) weight.x_i, without the bias
-    maxima: Any  # (N,) maximum scores of blocks of samples
-    alpha: Float64  # (N,)
-    kind: np.ndarray  # (N,) uint8: UNSEEN, POSITIVE or NEGATIVE
-    active: Int32  # (N,) the active samples
-    ever_active: Int32  # (N,) all samples that were active at any time
-    # (N,) start of the numbers of a sample's features in `entries`, plus one; 0: never active
-    row_begins: Int64
-    # (nnz,) numbers of features, row after row; memory is committed as it is written
-    entries: Int32
-
-
-class BatchOutput(NamedTuple):
-    """Output of finished classes: weights by feature, dual variables by sample."""
-
-    ends: Int64  # (classes,) end of each class's weights in `features` and `weights`
-    features: Int32
-    weights: Float32
-    dual_ends: Int64  # (classes,) the same for `samples` and `duals`
-    samples: Int32
-    duals: Float32
-    records: np.ndarray  # (classes,) of STATE
 
 
 @inner()
@@ -219,6 +120,7 @@ def reset_class(
     at.n_touched, at.n_priced, at.n_entered, at.n_entries = 0, 0, 0, 0
     at.rounds, at.sweeps, at.sweeps_left, at.position, at.work = 0, 0, 0, 0, 0
     at.nnz, at.support, at.violating, at.violation, at.vb = 0, 0, 0, 0.0, 0.0
+    at.center = -1.0
     at.counter = stream(s.seed, label)
     at.factor = problem.factors[label] if len(problem.factors) > 0 else 1.0
     weight = 0.0
@@ -295,8 +197,8 @@ def start_from_duals(
 @inner()
 def finish_empty(s: PPDSparseSettings, at: Any) -> None:
     """Finish a label without positives: no weights, bias -1; the best bias gives the exact gap."""
-    at.bias, at.vb = -1.0, -s.objective.tau
-    at.primal, at.loss = 0.5 * s.objective.tau, 0.0
+    at.bias, at.vb = -1.0, -s.objective.tau_bias
+    at.primal, at.loss = 0.5 * s.objective.tau_bias, 0.0
     at.dual = min(at.null, at.primal)
     at.gap = at.primal - at.dual
     at.phase = EXPORT
@@ -321,7 +223,7 @@ def sweep(
     Stops early when the budget is used up.
     """
     X, v, o = problem.X, scratch.v, s.objective
-    vb, violation = at.vb, at.violation
+    vb, violation, pull = at.vb, at.violation, (o.tau - o.tau_bias) * at.center
     if at.position == 0:
         at.counter = shuffle(scratch.active[: at.n_active], at.counter)
         violation = 0.0
@@ -339,7 +241,7 @@ def sweep(
         e = scratch.row_begins[i] - 1
         dot = soft_dot(scratch.entries[e : e + hi - lo], X.data[lo:hi], v, o.lam)
         work += hi - lo
-        gradient = y * (dot + vb) / o.tau - 1.0 + alpha * inv
+        gradient = y * (dot + vb + pull) / o.tau - 1.0 + alpha * inv
         if alpha <= 0.0 and gradient >= 0.0:
             continue
         curvature = (problem.row_sq[i] + 1.0) / o.tau + inv
@@ -356,8 +258,22 @@ def sweep(
 
 
 @inner()
-def after_sweep(at: Any) -> None:
+def bias_of(o: Objective, at: Any) -> float:
+    """Return the bias that sweeps use: that of alpha if the bias is as strong as a weight.
+
+    A weaker penalty would make coordinate descent slow. Then tau/2 |b - center|^2 takes the place
+    of what is missing to tau, and the center follows after each sweep: the method of multipliers.
+    """
+    bias: float = (at.vb + (o.tau - o.tau_bias) * at.center) / o.tau
+    return bias
+
+
+@inner()
+def after_sweep(o: Objective, at: Any) -> None:
     """Continue sweeping, or score if the sweep gained little or was the last one."""
+    bias = bias_of(o, at)
+    at.violation += (o.tau - o.tau_bias) * (bias - at.center) ** 2
+    at.center = bias
     at.sweeps += 1
     at.sweeps_left -= 1
     if at.violation < at.inner_tol * at.null or at.sweeps_left <= 0:
@@ -456,8 +372,9 @@ def certify(
                 alpha * alpha * 0.5 / cost(problem, o, at.factor, i, scratch.kind[i] == POSITIVE)
             )
         support += alpha > 0.0
-    b = at.vb / o.tau
-    at.dual = max(at.dual, first - 0.5 * second - 0.5 * o.tau * (dual_w2 + b * b))
+    b = at.vb / o.tau_bias
+    dual_w2 += o.tau_bias / o.tau * b * b
+    at.dual = max(at.dual, first - 0.5 * second - 0.5 * o.tau * dual_w2)
     positives = problem.YT.indices[problem.YT.indptr[at.label] : problem.YT.indptr[at.label + 1]]
     near, tolerance = at.bias if at.rounds > 0 else -1.0, BIAS_TOLERANCE * s.eps * at.null
     steps = MAX_BIAS_STEPS if at.rounds >= SEARCH_ROUNDS else FIRST_BIAS_STEPS
@@ -466,7 +383,7 @@ def certify(
     )
     at.primal = o.lam * l1 + 0.5 * o.tau * w2 + least
     at.gap = max(0.0, at.primal - at.dual)  # rounding may cross them
-    at.loss = least - 0.5 * o.tau * at.bias * at.bias
+    at.loss = least - 0.5 * o.tau_bias * at.bias * at.bias
     at.nnz, at.support = nnz, support
 
 
@@ -526,7 +443,7 @@ def add_violators(
     maxima = scratch.maxima[:n_blocks]
     block_maxima(scratch.scores, scratch.kind, maxima)
     # a negative violates above this score
-    floor = -1.0 - at.vb / s.objective.tau + 1e-12
+    floor = -1.0 - bias_of(s.objective, at) + 1e-12
     cut = kth_smallest(maxima.copy(), n_blocks - quota) if quota < n_blocks else NO_SCORE
     before = at.n_active
     at.counter += GAMMA
@@ -676,7 +593,7 @@ def advance(
         elif at.phase == SWEEP:
             budget -= sweep(problem, s, scratch, at, budget)
             if at.position == 0:
-                after_sweep(at)
+                after_sweep(s.objective, at)
         elif at.phase == SCORE:
             budget -= score(problem, s, scratch, at, budget)
             if at.position >= at.n_touched:

@@ -48,7 +48,7 @@ def loss_at_best_bias(
     best, least, _ = best_bias(
         o, scores, sample_weights, positives, factor, bias, tolerance, MAX_BIAS_STEPS
     )
-    return best, least - 0.5 * o.tau * best * best
+    return best, least - 0.5 * o.tau_bias * best * best
 
 
 @numba.njit(nogil=True, cache=True)

@@ -1,0 +1,115 @@
+"""Data, settings, working memory and output of the PPDSparse kernel, as named tuples for numba."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern
+from xcray.kernels.training.hinge import Objective
+
+STATE = np.dtype(
+    [
+        ("label", np.int32),
+        ("phase", np.int32),
+        ("rounds", np.int32),
+        ("sweeps", np.int32),
+        ("sweeps_left", np.int32),
+        ("positives", np.int32),
+        ("n_active", np.int32),
+        ("n_touched", np.int32),
+        ("n_priced", np.int32),  # touched features whose change was evaluated
+        ("n_entered", np.int32),
+        ("n_entries", np.int64),
+        ("position", np.int32),  # within the current sweep or scoring pass
+        ("nnz", np.int32),
+        ("support", np.int32),
+        ("violating", np.int32),  # samples with a positive loss at the primal point
+        ("counter", np.uint64),  # of the class's random stream
+        ("work", np.int64),  # entries of X visited
+        ("factor", np.float64),  # of the weights of positives
+        ("violation", np.float64),  # approximate dual progress of the current sweep
+        ("inner_tol", np.float64),
+        ("strict", np.float64),
+        ("budget", np.float64),  # maximum cost of deferred changes to the primal
+        ("waiting", np.float64),  # their estimated cost
+        ("share", np.float64),  # of samples whose loss depends on a score change
+        ("worth", np.float64),  # changes that gain less than this per entry are deferred
+        ("vb", np.float64),  # tau_bias b(alpha)
+        ("center", np.float64),  # bias that sweeps stay near, see `bias_of`
+        ("bias", np.float64),
+        ("primal", np.float64),
+        ("dual", np.float64),
+        ("gap", np.float64),
+        ("null", np.float64),  # the primal at w = 0 with the best bias
+        ("loss", np.float64),  # the sum of losses at the primal point
+    ],
+    align=True,
+)
+
+
+class PPDSparseProblem(NamedTuple):
+    """Data: X by row and by column, and the samples of each label (K, N).
+
+    row_sq: (N,) squared row norms; column_sq: (D,) sums of weighted squares of the columns;
+    float64. weights: (N,) float32 above 0, or empty if all are 1; factors: (K,) float64, factors of
+    the weights of a label's positives, or empty; total: the sum of weights.
+    """
+
+    X: CSR
+    XT: CSR
+    row_sq: Float64
+    column_sq: Float64
+    YT: Pattern
+    weights: Float32
+    factors: Float64
+    total: float
+
+
+class PPDSparseSettings(NamedTuple):
+    """Objective and hyper-parameters of the search, as scalars."""
+
+    objective: Objective
+    eps: float
+    max_rounds: int
+    max_sweeps: int
+    growth: int
+    seed: int
+    keep_duals: bool
+
+
+class PPDSparseScratch(NamedTuple):
+    """Working memory of one worker, O(N + D) and the entries of the largest active set.
+
+    Marks are zero between classes. A class has its own numbering of features, in order of first
+    touch, so that frequently read arrays are small and dense: feature `touched[t]` has number t.
+    Scores are float32 if eps allows it, else float64.
+    """
+
+    number: Int32  # (D,) number of a touched feature plus one; 0: not touched
+    touched: Int32  # (D + 1,) the touched features
+    v: Float64  # (D + 1,) by number
+    weight: Float32  # (D,) by number: weight contained in `scores`, which is exported
+    length: Float32  # (D,) by number: cost of its posting list in entries; 0: unknown
+    curvature: Float32  # (D,) by number: C times the sum of squares of its column
+    scores: Any  # (N,) weight.x_i, without the bias
+    maxima: Any  # (N,) maximum scores of blocks of samples
+    alpha: Float64  # (N,)
+    kind: np.ndarray  # (N,) uint8: UNSEEN, POSITIVE or NEGATIVE
+    active: Int32  # (N,) the active samples
+    ever_active: Int32  # (N,) all samples that were active at any time
+    # (N,) start of the numbers of a sample's features in `entries`, plus one; 0: never active
+    row_begins: Int64
+    # (nnz,) numbers of features, row after row; memory is committed as it is written
+    entries: Int32
+
+
+class BatchOutput(NamedTuple):
+    """Output of finished classes: weights by feature, dual variables by sample."""
+
+    ends: Int64  # (classes,) end of each class's weights in `features` and `weights`
+    features: Int32
+    weights: Float32
+    dual_ends: Int64  # (classes,) the same for `samples` and `duals`
+    samples: Int32
+    duals: Float32
+    records: np.ndarray  # (classes,) of STATE
