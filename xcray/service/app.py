@@ -206,7 +206,8 @@ def _build_app(
     )
     app.state.app_state, app.state.settings = app_state, settings
     if all_routes:
-        app.add_middleware(PredictFastPath, route=predict.PREDICT_ROUTE)
+        fast_routes = (*predict.FAST_ROUTES, *inference.FAST_ROUTES)
+        app.add_middleware(PredictFastPath, routes=fast_routes)
     auditor = Auditor(app_state.store.audit, settings.audit_entries)
     app.add_middleware(
         AccessMiddleware,

@@ -11,9 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.robustness.badinput.predict import (
     CASES,
@@ -29,6 +32,7 @@ from tests.robustness.badinput.predict import (
 from tests.support.live_service import LABELS, client_of, plain_model, raw, settings_for, text_model
 from xcray.model.registry import Registry
 from xcray.service.app import create_app
+from xcray.service.http import strict_json
 from xcray.service.http.strict_json import HUGE_INTEGER, BadJSON, loads
 
 
@@ -228,6 +232,62 @@ def test_a_large_body_is_parsed_off_the_event_loop(
 )
 def test_the_strict_parser_agrees_with_json_on_good_text(text: str) -> None:
     assert loads(text.encode()) == json.loads(text)
+
+
+WORDS = st.text(alphabet=st.characters(codec="utf-8"), max_size=3)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | WORDS
+)
+JSON_TEXTS = st.recursive(
+    SCALARS.map(lambda value: json.dumps(value, ensure_ascii=False)),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(lambda parts: f"[{', '.join(parts)}]")
+        | st.lists(st.tuples(WORDS.map(json.dumps), inner), max_size=3).map(
+            lambda pairs: "{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}"
+        )
+    ),
+    max_leaves=12,
+).map(str.encode)
+
+
+def read(body: bytes) -> str:
+    """Return the value of a body, or the error; repr distinguishes 1 from 1.0 and from True."""
+    try:
+        return repr(loads(body))
+    except BadJSON as error:
+        return repr((error.code, str(error)))
+
+
+@given(JSON_TEXTS, st.integers(0, 200), st.sampled_from(["", '"', ",", "{", "]", "1e999", "NaN"]))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_the_fast_and_the_slow_parser_agree(body: bytes, position: int, extra: str) -> None:
+    """Also on objects with duplicate keys, and on texts with a piece in the wrong place."""
+    body = body[:position] + extra.encode() + body[position:]
+    fast = read(body)
+    with mock.patch.object(strict_json, "MAX_FAST_BYTES", -1):
+        assert read(body) == fast
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": 1, "a": 2}',
+        b'{"a": {"b": 1, "b": "c"}}',
+        b"[" * 33 + b"]" * 33,
+        json.dumps({str(i): 0 for i in range(65)}).encode(),
+        b"1" + b"0" * 400,
+        b'"\\ud800"',
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_only_msgspec_accepts_is_left_to_the_slow_parser(body: bytes) -> None:
+    fast = read(body)
+    with mock.patch.object(strict_json, "MAX_FAST_BYTES", -1):
+        assert read(body) == fast
 
 
 def test_brackets_in_strings_do_not_nest() -> None:

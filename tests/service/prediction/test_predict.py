@@ -199,18 +199,23 @@ def test_the_fast_path_and_the_route_give_the_same_replies(
         b"[",
         b'{"instances": [{"text": "a"}], "top_k": 0}',
     ]
+    tensor = b'{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a csv"]}]'
+    requests = [(PREDICT, body) for body in bodies]
+    for path in ("/v2/models/docs/infer", "/v2/models/docs/versions/01/infer"):
+        binary = b', "parameters": {"binary_data_output": true}}'
+        requests += [(path, tensor + b"}"), (path, tensor + binary), (path, b"[")]
 
     def replies_of(app: FastAPI) -> list[Any]:
         with client_of(app) as http:
             headers = {"Content-Type": "application/json", "X-Request-ID": "same"}
-            replies = [http.post(PREDICT, content=body, headers=headers) for body in bodies]
+            replies = [http.post(path, content=body, headers=headers) for path, body in requests]
             locate_and_count = [
                 line
                 for line in http.get("/metrics").text.splitlines()
                 if line.startswith("xcray_http_requests_total")
             ]
             return [
-                [(one.status_code, one.content, one.headers["content-type"]) for one in replies],
+                [(one.status_code, one.content, _kind_of(one)) for one in replies],
                 locate_and_count,
             ]
 
@@ -230,6 +235,11 @@ def test_the_fast_path_and_the_route_give_the_same_replies(
         '/v1/models/{reference}:predict",status="2xx"'
         in with_fast_path[1][0] + with_fast_path[1][1]
     )
+
+
+def _kind_of(reply: httpx.Response) -> tuple[str, str | None]:
+    """Return the type of a reply, and the length of its JSON object if tensors follow it."""
+    return reply.headers["content-type"], reply.headers.get("Inference-Header-Content-Length")
 
 
 def test_the_fast_path_authenticates(tmp_path: Path) -> None:

@@ -74,16 +74,22 @@ class SparseRows(NamedTuple):
             )
             raise InputError(message, code="INDEX_RANGE", loc="indices")
         values = _to_float32(self.values, "values")
-        rows = np.repeat(np.arange(self.n_rows, dtype=np.int64), np.diff(indptr))
-        keys = rows * model.n_features + indices
+        keys = indices
+        if self.n_rows > 1:
+            rows = np.repeat(np.arange(self.n_rows, dtype=np.int64), np.diff(indptr))
+            keys = rows * model.n_features + indices
+        if bool((keys[1:] > keys[:-1]).all()):
+            return csr(indptr, indices.astype(np.int32), values, model.n_features)
         order = np.argsort(keys, kind="stable")
         duplicates = np.flatnonzero(np.diff(keys[order]) == 0)
         if len(duplicates):
-            first = order[duplicates[0]]
-            message = (
-                f"row {int(rows[first])} has index {int(indices[first])} twice: send each once"
+            first = int(keys[order[duplicates[0]]])
+            row, index = divmod(first, model.n_features)
+            raise InputError(
+                f"row {row} has index {index} twice: send each once",
+                code="DUP_INDEX",
+                loc="indices",
             )
-            raise InputError(message, code="DUP_INDEX", loc="indices")
         return csr(indptr, indices[order].astype(np.int32), values[order], model.n_features)
 
 

@@ -1,51 +1,81 @@
-"""Fast path of predict requests, which bypasses FastAPI.
+"""Fast path of predict and inference requests, which bypasses FastAPI.
 
 Routing a request, resolving the dependencies of its handler and encoding its reply take FastAPI
-longer than the prediction takes. `PredictFastPath` therefore handles predict requests before they
-reach FastAPI. The route in `xcray.service.routes.predict` does the same and is the documented one.
+longer than the prediction takes. `PredictFastPath` therefore handles these requests before they
+reach FastAPI. The routes in `xcray.service.routes` do the same and are the documented ones.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from xcray.service.app_state import app_state_of
 from xcray.service.http import auth
-from xcray.service.prediction.handler import handle_predict, model_target
 
-_PATH: Final = re.compile(r"/v1/models/([^/:@]+(?:@[^/:@]+|:[0-9]+)?):predict")
+JSON_TYPE: Final = "application/json"
 _require_caller: Final = auth.require_scope("predict")
 
 
-class PredictFastPath:
-    """ASGI middleware that answers predict requests and passes all others on."""
+class Reply(NamedTuple):
+    """A successful reply."""
 
-    def __init__(self, app: ASGIApp, route: BaseRoute) -> None:
-        """Wrap an app. route: the FastAPI route of predict requests, for metrics and logs."""
+    body: bytes
+    media_type: str = JSON_TYPE
+    headers: Mapping[str, str] = {}
+
+    def to_response(self) -> Response:
+        """Return the reply of a FastAPI route."""
+        return Response(self.body, media_type=self.media_type, headers=dict(self.headers))
+
+
+class FastRoute(NamedTuple):
+    """A route whose POST requests are handled before FastAPI.
+
+    path: of the route, as a whole; route: the FastAPI route, for metrics and logs; handle: called
+    with the request, the tenant and the groups of the path.
+    """
+
+    path: re.Pattern[str]
+    route: BaseRoute
+    handle: Callable[..., Awaitable[Reply]]
+
+
+class PredictFastPath:
+    """ASGI middleware that answers requests of some routes and passes all others on."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[FastRoute]) -> None:
+        """Wrap an app. routes: those to handle here."""
         self._app = app
-        self._route = route
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request. Raises XcrayError, which the edge middleware converts to a reply."""
-        match = (
-            _PATH.fullmatch(scope["path"])
-            if scope["type"] == "http" and scope["method"] == "POST"
-            else None
-        )
-        if match is None:
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        scope["route"] = self._route  # read by the metrics of the edge middleware
-        caller = await _require_caller(request)
-        body = await handle_predict(
-            request, app_state_of(request), model_target(request, caller.tenant, match[1])
-        )
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if scope["type"] == "http" and scope["method"] == "POST":
+            for fast in self._routes:
+                match = fast.path.fullmatch(scope["path"])
+                if match is not None:
+                    await _answer(fast, match, scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+async def _answer(
+    fast: FastRoute, match: re.Match[str], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer a request. Raises XcrayError."""
+    request = Request(scope, receive)
+    scope["route"] = fast.route  # read by the metrics of the edge middleware
+    caller = await _require_caller(request)
+    reply = await fast.handle(request, caller.tenant, *match.groups())
+    headers = [
+        (b"content-type", reply.media_type.encode()),
+        (b"content-length", b"%d" % len(reply.body)),
+        *((name.lower().encode(), value.encode()) for name, value in reply.headers.items()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from functools import partial
+import re
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from xcray import __version__
 from xcray.errors import InputError, NotFound, XcrayError
 from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import ModelReader, PredictCaller, Submitter
-from xcray.service.http.body import (
-    check_media_type,
-    first_header,
-    openapi_body,
-    parse_body,
-    read_body,
-)
-from xcray.service.http.limits import count_instances
-from xcray.service.http.offload import run_in_heavy_thread
+from xcray.service.http.body import check_media_type, openapi_body, parse_body, read_body
 from xcray.service.inference_v2 import repository
-from xcray.service.inference_v2.decode import decode_request
-from xcray.service.inference_v2.encode import encode_reply, model_metadata
+from xcray.service.inference_v2.encode import model_metadata
+from xcray.service.inference_v2.handler import handle_infer, to_reference
 from xcray.service.models.cache import ModelTarget
-from xcray.service.prediction.handler import BODY_BYTES_PER_ROW, model_target, run_inference
+from xcray.service.prediction.fast_path import FastRoute, Reply
 from xcray.service.routes.health import readyz
 from xcray.service.schemas.inference import (
     IndexEntry,
@@ -47,8 +39,6 @@ router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
 M = TypeVar("M", bound=BaseModel)
 EXTENSIONS: Final = ["binary_tensor_data", "model_repository"]
-HEADER_LENGTH: Final = b"inference-header-content-length"
-INLINE_BODY_BYTES: Final = 32_768  # larger bodies are decoded in a thread
 _BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BODY: Final[dict[str, Any]] = {
     "requestBody": {
@@ -123,7 +113,7 @@ async def infer(request: Request, caller: PredictCaller, name: str) -> Response:
 
     The answering version is the one that POST /v1/models/NAME:predict uses.
     """
-    return await _infer(request, caller.tenant, name, None)
+    return (await handle_infer(request, caller.tenant, name, None)).to_response()
 
 
 @router.post(
@@ -136,7 +126,23 @@ async def version_infer(
     request: Request, caller: PredictCaller, name: str, version: int
 ) -> Response:
     """Predict the best labels of each row with one version, as tensors."""
-    return await _infer(request, caller.tenant, name, version)
+    return (await handle_infer(request, caller.tenant, name, version)).to_response()
+
+
+async def _answer(request: Request, tenant: str, name: str, version: str = "") -> Reply:
+    """Answer an inference request of the fast path; version: digits, empty for none."""
+    return await handle_infer(request, tenant, name, int(version) if version else None)
+
+
+_FAST_PATHS: Final = {
+    "infer": re.compile(r"/v2/models/([^/:@]+)/infer"),
+    "version_infer": re.compile(r"/v2/models/([^/:@]+)/versions/([0-9]+)/infer"),
+}
+FAST_ROUTES: Final = tuple(
+    FastRoute(_FAST_PATHS[route.endpoint.__name__], route, _answer)
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.endpoint in (infer, version_infer)
+)
 
 
 @router.post("/repository/index", openapi_extra=_optional(IndexRequest))
@@ -172,52 +178,11 @@ async def unload(request: Request, caller: Submitter, name: str) -> Response:
     return Response(status_code=200)
 
 
-async def _infer(request: Request, tenant: str, name: str, version: int | None) -> Response:
-    """Decode the request, run the inference, encode the reply. Raises XcrayError."""
-    started = time.perf_counter()
-    app_state = app_state_of(request)
-    settings = app_state.settings
-    check_media_type(request, ("application/json", "application/octet-stream"))
-    body = await read_body(request, settings.predict_body_bytes, settings.body_idle_timeout_seconds)
-    decode = partial(decode_request, body, _header_length(request), name, settings)
-    if len(body) <= INLINE_BODY_BYTES:
-        decoded = decode()
-    else:
-        decoded = await run_in_heavy_thread(decode)
-    target = model_target(request, tenant, _reference(name, version))
-    n_rows = decoded.rows.n_rows
-    weight = n_rows + len(body) / BODY_BYTES_PER_ROW
-    count_instances(request.scope, n_rows)
-    result = await run_inference(
-        app_state, target, decoded.query, decoded.rows.to_rows, n_rows, weight, started
-    )
-    content, json_length = encode_reply(result, decoded)
-    if json_length is None:
-        return Response(content, media_type="application/json")
-    return Response(
-        content,
-        media_type="application/octet-stream",
-        headers={"Inference-Header-Content-Length": str(json_length)},
-    )
-
-
-def _header_length(request: Request) -> int | None:
-    """Return the length of the JSON object if binary tensors follow it. Raises InputError."""
-    value = first_header(request, HEADER_LENGTH)
-    if value is None:
-        return None
-    if not (value.isascii() and value.isdecimal() and len(value) < 16):
-        raise InputError(
-            "Inference-Header-Content-Length is not a valid number of bytes", code="BAD_HEADER"
-        )
-    return int(value)
-
-
 async def _metadata(
     app_state: AppState, tenant: str, name: str, version: int | None
 ) -> ModelMetadata:
     """Return the metadata of one version, with the numbers of all versions of the model."""
-    loaded = await app_state.model_cache.find(ModelTarget(tenant, _reference(name, version)))
+    loaded = await app_state.model_cache.find(ModelTarget(tenant, to_reference(name, version)))
     return model_metadata(
         loaded.name, app_state.registry_of(tenant).versions(name), loaded.predictor
     )
@@ -226,7 +191,7 @@ async def _metadata(
 async def _ready(app_state: AppState, tenant: str, name: str, version: int | None) -> Response:
     """Return whether a version can answer. Raises NotFound if it does not exist."""
     try:
-        await app_state.model_cache.find(ModelTarget(tenant, _reference(name, version)))
+        await app_state.model_cache.find(ModelTarget(tenant, to_reference(name, version)))
         can_answer = True
     except (NotFound, InputError):
         raise
@@ -235,11 +200,6 @@ async def _ready(app_state: AppState, tenant: str, name: str, version: int | Non
     return JSONResponse(
         ModelReady(name=name, ready=can_answer).model_dump(), 200 if can_answer else 503
     )
-
-
-def _reference(name: str, version: int | None) -> str:
-    """Return the registry reference of a model or of one version."""
-    return name if version is None else f"{name}:{version}"
 
 
 def _requested_version(body: RepositoryRequest) -> int | None:

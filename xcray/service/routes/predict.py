@@ -1,11 +1,12 @@
 """Predictions and explanations.
 
-`xcray.service.prediction.fast_path` answers predict requests before they reach the route below,
-which does the same and provides the documentation.
+`xcray.service.prediction.fast_path` answers predict requests before they reach FastAPI; the route
+below does the same and provides the documentation.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -14,6 +15,7 @@ from xcray.service.app_state import AppState, app_state_of
 from xcray.service.http.auth import PredictCaller
 from xcray.service.http.body import json_body, openapi_body
 from xcray.service.models.cache import LoadedModel
+from xcray.service.prediction.fast_path import FastRoute, Reply
 from xcray.service.prediction.handler import handle_predict, model_target
 from xcray.service.prediction.instances import to_csr
 from xcray.service.schemas import (
@@ -43,17 +45,19 @@ async def predict(request: Request, caller: PredictCaller, reference: str) -> Re
 
     `reference` is name, name@alias or name:3; the reply contains the version that answered.
     """
-    return Response(
-        await handle_predict(
-            request, app_state_of(request), model_target(request, caller.tenant, reference)
-        ),
-        media_type="application/json",
-    )
+    return (await _answer(request, caller.tenant, reference)).to_response()
 
 
-# for the fast path, which reports its requests under this route
-PREDICT_ROUTE: Final = next(
-    route for route in router.routes if getattr(route, "endpoint", None) is predict
+async def _answer(request: Request, tenant: str, reference: str) -> Reply:
+    """Answer a predict request, of the route or of the fast path."""
+    target = model_target(request, tenant, reference)
+    return Reply(await handle_predict(request, app_state_of(request), target))
+
+
+FAST_ROUTES: Final = tuple(
+    FastRoute(re.compile(r"/v1/models/([^/:@]+(?:@[^/:@]+|:[0-9]+)?):predict"), route, _answer)
+    for route in router.routes
+    if getattr(route, "endpoint", None) is predict
 )
 
 
