@@ -58,7 +58,8 @@ Int16 = NDArray[np.int16]
 THRESHOLD_POSTINGS = 1500  # postings read to find a threshold
 THRESHOLD_EXTRA = 5  # labels scored for the threshold, in addition to k
 MAX_THRESHOLD_K = 24  # for larger k, the threshold is too low to be useful
-UNREAD_SHARE = 0.7  # of T - b that can remain unread
+# of T - b that can remain unread; a larger share reads less and scores more labels
+UNREAD_SHARE = 0.4
 # growth of the cut with the length of a list over x: about length * c ** -1.5 weights are above c
 CUT_EXPONENT = 0.4
 CUT_HALVINGS = 12  # of the interval in which the cuts are searched
