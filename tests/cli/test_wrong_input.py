@@ -145,11 +145,13 @@ def test_commands_of_a_server(
     assert all(part in err for part in parts), err
 
 
-def test_empty_texts_for_a_server_are_reported(
+def test_texts_that_the_model_of_a_server_cannot_read_are_reported(
     server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["predict", "docs", " ", "rows", "--server", server]) == 0
-    assert "warning EMPTY_ROWS: 1 of 2 rows" in capsys.readouterr().err
+    assert main(["predict", "docs", " ", "quux flurb", "rows", "--server", server]) == 0
+    assert "warning EMPTY_ROWS: 2 of 3 rows" in capsys.readouterr().err
+    assert main(["predict", "docs", "rows of a csv file", "--server", server]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_errors_in_json_name_options_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,11 +173,20 @@ class Prediction(TypedDict):
     certificate: NotRequired[Certificate]
 
 
+class PredictionWarning(TypedDict):
+    """A warning about instances; EMPTY_ROWS: only the bias of the labels answers them."""
+
+    code: str
+    message: str
+    instances: list[int]
+
+
 class Predictions(TypedDict):
-    """One prediction per instance, all by one version."""
+    """One prediction per instance, all by one version; warnings if there are any."""
 
     model: ServingVersion
     predictions: list[Prediction]
+    warnings: NotRequired[list[PredictionWarning]]
 
 
 class ContributionInfo(TypedDict):

@@ -51,11 +51,7 @@ def input_warnings(counts: InputCounts) -> list[dict[str, Any]]:
     """Return warnings with a code and a message: EMPTY_ROWS, UNKNOWN_WORDS."""
     out = []
     if counts.empty:
-        message = (
-            f"{counts.empty:,} of {counts.rows:,} rows have no feature (an empty text, or only "
-            "unknown words), so the bias alone answers them: check the input"
-        )
-        out.append({"code": "EMPTY_ROWS", "message": message})
+        out.append(empty_rows_warning(counts.rows, counts.empty))
     if counts.unknown > UNKNOWN_SHARE * counts.words:
         shown = ", ".join(repr(excerpt(word, 40)) for word in counts.examples)
         message = (
@@ -64,6 +60,15 @@ def input_warnings(counts: InputCounts) -> list[dict[str, Any]]:
         )
         out.append({"code": "UNKNOWN_WORDS", "message": message})
     return out
+
+
+def empty_rows_warning(n_rows: int, n_empty: int) -> dict[str, Any]:
+    """Return the warning EMPTY_ROWS about `n_empty` of `n_rows` rows."""
+    message = (
+        f"{n_empty:,} of {n_rows:,} rows have no feature (an empty text, or only unknown words), "
+        "so the bias alone answers them: check the input"
+    )
+    return {"code": "EMPTY_ROWS", "message": message}
 
 
 def _words(texts: Sequence[str], text: TextPipeline) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http import auth
 from xcray.service.models.cache import ModelCache, ModelTarget
+from xcray.service.prediction import encode, handler
 from xcray.service.prediction.encode import MAX_SCALAR_LOOKUPS, to_label_names
 from xcray.service.prediction.fast_path import PredictFastPath
 from xcray.service.schemas import PredictReply
@@ -100,6 +102,47 @@ def test_replies_conform_to_their_description(model_service: Service, more: dict
         assert (one.certificate is not None) == ("certificate" in more)
         if one.certificate is not None:
             assert one.certificate.exact is bool(prediction.exact[i])
+
+
+@pytest.mark.parametrize("more", [{}, {"deadline_ms": 1000}, {"allow": ["csv"]}])
+def test_instances_without_a_feature_are_named_in_warnings(
+    model_service: Service, more: dict[str, Any]
+) -> None:
+    """Empty texts, unknown words and rows of zeros are counted, with any option and decoder."""
+    known, empty = {"text": TEXTS[0]}, {"indices": [], "values": []}
+    instances = [known, {"text": " "}, {"text": "quux flurb"}, empty, known]
+    reply = model_service.http.post(PREDICT, json={"instances": instances, **more}).json()
+    [warning] = reply["warnings"]
+    assert warning["code"] == "EMPTY_ROWS"
+    assert warning["instances"] == [1, 2, 3]
+    assert warning["message"].startswith("3 of 5 rows have no feature")
+    PredictReply.model_validate(reply, strict=True, extra="forbid")
+    # a null makes the fast decoder leave the body to the strict one
+    body = {"instances": instances, "deny": None, **more}
+    assert model_service.http.post(PREDICT, json=body).json() == reply
+    texts = {"instances": instances[:2], **more}
+    [warning] = model_service.http.post(PREDICT, json=texts).json()["warnings"]
+    assert warning["instances"] == [1]
+
+
+def test_a_large_reply_has_warnings_too(
+    model_service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply that is encoded in chunks has the bytes of one that is not."""
+    body = {"instances": [{"text": text} for text in (*TEXTS, "", "quux")], "top_k": 2}
+    whole = model_service.http.post(PREDICT, json=body)
+    monkeypatch.setattr(encode, "LABELS_PER_CHUNK", 4)
+    assert model_service.http.post(PREDICT, json=body).content == whole.content
+    assert whole.json()["warnings"][0]["instances"] == [len(TEXTS), len(TEXTS) + 1]
+
+
+def test_requests_answered_together_get_their_own_warnings(model_service: Service) -> None:
+    """The batcher computes requests with one call; warnings count the rows of one request."""
+    loaded = model_service.app_state.model_cache
+    version = asyncio.run(loaded.find(target("docs")))
+    payloads = [["", TEXTS[0]], [TEXTS[0]], ["quux"]]
+    results = handler._predict_batch(version, 3, False, payloads)
+    assert [each.empty.tolist() for each in results] == [[True, False], [False], [True]]
 
 
 def test_labels_are_allowed_and_denied_by_name_and_by_set(model_service: Service) -> None:
@@ -195,6 +238,7 @@ def test_the_fast_path_and_the_route_give_the_same_replies(
     """Without the fast path, the FastAPI route returns the same bytes, problems and metrics."""
     bodies = [
         b'{"instances": [{"text": "a csv file"}]}',
+        b'{"instances": [{"text": "a csv file"}, {"text": ""}, {"text": "quux"}]}',
         b'{"instances": []}',
         b"[",
         b'{"instances": [{"text": "a"}], "top_k": 0}',

@@ -223,15 +223,13 @@ def predict_remote(
 ) -> Iterator[dict[str, Any]]:
     """Yield predictions of a server, one batch of instances per request.
 
-    warnings: receives a warning about empty texts; the vocabulary is known to the server only.
+    warnings: receives a warning about rows without a feature, summed over the requests.
     """
-    if file is None:
-        texts = read_texts(text)
-        if empty := sum(not each.strip() for each in texts):
-            from xcray.predict.input_warnings import InputCounts, input_warnings
+    from xcray.predict.input_warnings import empty_rows_warning
 
-            warnings += input_warnings(InputCounts(len(texts), empty))
-        named = [(each, {"text": each}) for each in texts]
+    n_empty = 0
+    if file is None:
+        named = [(each, {"text": each}) for each in read_texts(text)]
     else:
         named = [
             (f"row {i + 1}", row)
@@ -244,6 +242,7 @@ def predict_remote(
             reply = client.predict(
                 model, [instance for _, instance in batch], top_k=options.k, **how
             )
+            n_empty += sum(len(each["instances"]) for each in reply.get("warnings", ()))
             for (name, _), prediction in zip(batch, reply["predictions"], strict=True):
                 yield entry(
                     name,
@@ -252,6 +251,8 @@ def predict_remote(
                     prediction.get("probabilities"),
                     prediction.get("certificate"),
                 )
+    if n_empty:
+        warnings.append(empty_rows_warning(len(named), n_empty))
 
 
 def read_texts(texts: Sequence[str] | None) -> list[str]:

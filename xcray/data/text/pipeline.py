@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from xcray.arrays import CSR, Float64, Int64, csr, frozen
 from xcray.data.text.tokenizer import TextParams, make_tokenizer
@@ -31,7 +32,7 @@ from xcray.kernels.vocabulary import Vocabulary
 from xcray.storage.arrow import read_table, write_table
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
 
-__all__ = ["TextParams", "TextPipeline", "count_empty_rows"]
+__all__ = ["TextParams", "TextPipeline", "count_empty_rows", "empty_rows"]
 
 SCHEMA_VERSION = 1
 COLUMNS = {"term": pa.large_string(), "df": pa.int64(), "idf": pa.float64()}  # of vocabulary.arrow
@@ -222,7 +223,12 @@ class TextPipeline:
 
 def count_empty_rows(X: CSR) -> int:
     """Return the number of rows without a feature: texts without known terms."""
-    return int(np.count_nonzero(np.diff(X.indptr) == 0))
+    return int(np.count_nonzero(empty_rows(X)))
+
+
+def empty_rows(X: CSR) -> NDArray[np.bool_]:
+    """Return (n,) bool: which rows have no feature."""
+    return X.indptr[1:] == X.indptr[:-1]
 
 
 class _TermCounts:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from xcray.arrays import Float64
-from xcray.index.search_result import SearchResult
+from xcray.index.search_result import Bools, SearchResult
+from xcray.predict.input_warnings import empty_rows_warning
 from xcray.service.models.cache import LoadedModel
 
 # up to this many names are read one by one (0.6 us each); for more, Arrow's take is faster (12 us
@@ -26,17 +27,24 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def encode_predict_reply(
-    loaded: LoadedModel, result: SearchResult, certificate: bool, probabilities: Float64 | None
+    loaded: LoadedModel,
+    result: SearchResult,
+    certificate: bool,
+    probabilities: Float64 | None,
+    empty: Bools,
 ) -> bytes:
     """Return the reply of a model version as JSON.
 
-    probabilities: (n, k) if requested, else None.
+    probabilities: (n, k) if requested, else None. empty: (n,), which rows have no feature.
     """
+    warnings = {"warnings": [_empty_rows_warning(empty)]} if np.count_nonzero(empty) else {}
     n_rows, k = result.labels.shape
     step = max(1, LABELS_PER_CHUNK // max(1, k))
     if n_rows <= step:
         predictions = _to_predictions(loaded, result, certificate, probabilities)
-        return _ENCODER.encode({"model": msgspec.Raw(loaded.served_by), "predictions": predictions})
+        return _ENCODER.encode(
+            {"model": msgspec.Raw(loaded.served_by), "predictions": predictions, **warnings}
+        )
     parts = []
     for begin in range(0, n_rows, step):
         rows = slice(begin, begin + step)
@@ -48,7 +56,14 @@ def encode_predict_reply(
             part_probabilities,
         )
         parts.append(_ENCODER.encode(part)[1:-1])
-    return b'{"model":' + loaded.served_by + b',"predictions":[' + b",".join(parts) + b"]}"
+    head = b'{"model":' + loaded.served_by + b',"predictions":[' + b",".join(parts) + b"]"
+    return head + b"," + _ENCODER.encode(warnings)[1:] if warnings else head + b"}"
+
+
+def _empty_rows_warning(empty: Bools) -> dict[str, Any]:
+    """Return the warning about rows without a feature, with their numbers."""
+    instances = np.flatnonzero(empty).tolist()
+    return {**empty_rows_warning(len(empty), len(instances)), "instances": instances}
 
 
 def _to_predictions(

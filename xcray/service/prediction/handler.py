@@ -13,8 +13,9 @@ import numpy as np
 from fastapi import Request
 
 from xcray.arrays import CSR, Float64, csr
+from xcray.data.text.pipeline import empty_rows
 from xcray.errors import InputError
-from xcray.index.search_result import SearchResult
+from xcray.index.search_result import Bools, SearchResult
 from xcray.model.model import Model
 from xcray.service.app_state import AppState
 from xcray.service.http.body import check_media_type, parse_body, read_body
@@ -43,15 +44,23 @@ ROUTING_KEY: Final = "x-routing-key"  # equal keys get the same version of a tra
 MIN_DEADLINE_MS: Final = 0.01
 
 ModelInput = list[str] | CSR
-SearchOutput = tuple[SearchResult, Float64 | None]  # with probabilities if requested
+
+
+class PredictOutput(NamedTuple):
+    """A search result; probabilities (n, k) if requested; empty (n,): rows without a feature."""
+
+    search: SearchResult
+    probabilities: Float64 | None
+    empty: Bools
 
 
 class InferenceResult(NamedTuple):
-    """A search result and the version that computed it; probabilities (n, k) if requested."""
+    """A search result, the version that computed it, and the other fields of `PredictOutput`."""
 
     loaded: LoadedModel
     search: SearchResult
     probabilities: Float64 | None
+    empty: Bools
 
 
 def model_target(request: Request, tenant: str, reference: str) -> ModelTarget:
@@ -88,6 +97,7 @@ async def handle_predict(request: Request, app_state: AppState, target: ModelTar
         result.search,
         query.certificate,
         result.probabilities,
+        result.empty,
     )
     with span("encode", labels=n_labels):
         return encode() if n_labels <= INLINE_REPLY_LABELS else await run_in_heavy_thread(encode)
@@ -121,7 +131,8 @@ async def run_inference(
         else:
             rows = await run_in_heavy_thread(encode_rows)
         with span("compute", rows=n_rows):
-            result, probabilities = await _compute(app_state, loaded, query, rows, weight, started)
+            output = await _compute(app_state, loaded, query, rows, weight, started)
+        result = output.search
         app_state.metrics.count_search(
             n_rows,
             int(result.labels_scored.sum()),
@@ -135,7 +146,7 @@ async def run_inference(
                 app_state.shadows.submit,
                 _shadow_copy(target, query, encode, loaded, shadow, result, started),
             )
-        return InferenceResult(loaded, result, probabilities)
+        return InferenceResult(loaded, *output)
 
 
 def _shadow_copy(
@@ -198,7 +209,7 @@ async def _compute(
     rows: ModelInput,
     weight: float,
     started: float,
-) -> SearchOutput:
+) -> PredictOutput:
     """Search with one version: batched if the query has neither filter nor deadline."""
     model = loaded.key
     if query.probabilities:
@@ -226,40 +237,49 @@ def _predict_single(
     query: PredictQuery,
     started: float,
     payloads: list[ModelInput],
-) -> list[SearchOutput]:
+) -> list[PredictOutput]:
     """Answer one query with a filter or a deadline, which counts from the start of the request."""
     predictor = loaded.predictor
     label_filter = loaded.filter(query.allow, query.deny, app_state.registry_of(loaded.tenant))
+    X = predictor.features(payloads[0])
     remaining_ms = query.deadline_ms
     if remaining_ms is not None:
         remaining_ms = max(MIN_DEADLINE_MS, remaining_ms - 1e3 * (time.perf_counter() - started))
     result = predictor.search(
-        payloads[0],
+        X,
         query.top_k,
         deadline_ms=remaining_ms,
         allow=label_filter,
         probabilities=query.probabilities,
     )
-    if not query.probabilities:
-        return [(result, None)]
-    return [(result, predictor.probabilities(result, filtered=label_filter is not None))]
+    probabilities = (
+        predictor.probabilities(result, filtered=label_filter is not None)
+        if query.probabilities
+        else None
+    )
+    return [PredictOutput(result, probabilities, empty_rows(X))]
 
 
 def _predict_batch(
     loaded: LoadedModel, k: int, with_probabilities: bool, payloads: list[ModelInput]
-) -> list[SearchOutput]:
+) -> list[PredictOutput]:
     """Answer several queries with one search."""
     predictor = loaded.predictor
-    rows = payloads[0] if len(payloads) == 1 else _concatenate(payloads)
-    result = predictor.search(rows, k, probabilities=with_probabilities)
+    X = predictor.features(payloads[0] if len(payloads) == 1 else _concatenate(payloads))
+    result = predictor.search(X, k, probabilities=with_probabilities)
     probabilities = predictor.probabilities(result) if with_probabilities else None
+    empty = empty_rows(X)
     if len(payloads) == 1:
-        return [(result, probabilities)]
+        return [PredictOutput(result, probabilities, empty)]
     lengths = [len(each) if isinstance(each, list) else each.n_rows for each in payloads]
     ends = list(accumulate(lengths))
     spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     return [
-        (_slice_result(result, span), None if probabilities is None else probabilities[span])
+        PredictOutput(
+            _slice_result(result, span),
+            None if probabilities is None else probabilities[span],
+            empty[span],
+        )
         for span in spans
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -114,6 +114,18 @@ class PredictionView(View):
     certificate: CertificateView | None = Field(None, description="Set if requested.")
 
 
+class PredictWarning(View):
+    """A warning about instances that the model can hardly answer.
+
+    EMPTY_ROWS: instances without a feature, for example empty texts or texts without a word that
+    the model knows; only the bias of the labels answers them. instances: their numbers, from 0.
+    """
+
+    code: Literal["EMPTY_ROWS"]
+    message: str
+    instances: list[int]
+
+
 class PredictReply(View):
     """One prediction per instance, in order.
 
@@ -122,6 +134,7 @@ class PredictReply(View):
 
     model: Answerer
     predictions: list[PredictionView]
+    warnings: list[PredictWarning] | None = Field(None, description="Set if there are any.")
 
 
 class ContributionView(View):
