@@ -22,21 +22,19 @@ that head.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
 from benchmarks.common import machine
+from studies.isolated_run import parse_isolated, print_result
 from tests.robustness.faults.service import Service, runner_process, store_of
-from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
+from tests.robustness.faults.stage import Stage, stage, until
 from tests.robustness.faults.work import MIDDLE, SLOW, at_share, dataset, ended, ok, submit
 from tests.support.ray_nodes import Nodes, nodes
 from xcray.jobs.states import PENDING, RUNNING
@@ -308,15 +306,7 @@ def main(values: list[str]) -> int:
     parser.add_argument("--redis", action="store_true", help="keep the head's state in Redis")
     parser.add_argument("--away", type=float, default=30.0, help="seconds until the head is back")
     parser.add_argument("--parts", nargs="+", choices=("head", "auto"), default=["auto", "head"])
-    parser.add_argument(
-        "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
-    )
-    chosen = parser.parse_args(values)
-    enter(values, module="studies.head_loss")
-    if not namespaces():
-        raise SystemExit(
-            "namespaces are not available: the head's processes cannot be isolated on this machine"
-        )
+    chosen = parse_isolated(parser, values)
     before = machine()
     with (
         stage("head", "the head goes away", runs=1, seed=0) as set,
@@ -329,17 +319,7 @@ def main(values: list[str]) -> int:
         for part in chosen.parts:
             {"head": play.head_goes, "auto": play.auto}[part]()
         print_facts(play.facts, play.runner.tail(40))
-    result = {
-        "benchmark": "head",
-        "machine": before,
-        "nodes": os.environ.get("FAULTS_INSIDE"),
-        **play.facts,
-    }
-    text = json.dumps(result, sort_keys=True)
-    if chosen.json is not None:
-        chosen.json.write_text(text + "\n")
-    print(text)
-    return 1 if play.facts.get("broken") else 0
+    return print_result(play.facts, chosen.json, benchmark="head", machine=before)
 
 
 def print_facts(facts: Mapping[str, Any], log: str) -> None:

@@ -23,8 +23,6 @@ jobs. (For the database's password: `python -m tests.deployment.chart.rotation`.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import secrets
 import subprocess
 import sys
@@ -36,7 +34,8 @@ import httpx
 
 from benchmarks.common import machine
 from studies.head_loss import HeadFailureRun
-from tests.robustness.faults.stage import Stage, enter, namespaces, stage, until
+from studies.isolated_run import parse_isolated, print_result
+from tests.robustness.faults.stage import Stage, stage, until
 from tests.robustness.faults.work import MIDDLE, ok
 from tests.support.ray_nodes import nodes
 
@@ -177,31 +176,14 @@ def main(values: list[str]) -> int:
     parser.add_argument(
         "--secret", choices=("redis", "token"), required=True, help="the secret to change"
     )
-    parser.add_argument(
-        "--json", type=lambda text: Path(text).absolute(), help="also write the result to this file"
-    )
-    chosen = parser.parse_args(values)
-    enter(values, module="studies.secret_rotation")
-    if not namespaces():
-        raise SystemExit(
-            "namespaces are not available: the head's processes cannot be isolated on this machine"
-        )
+    chosen = parse_isolated(parser, values)
     chosen.redis, chosen.away, chosen.how = chosen.secret == "redis", HEAD_GAP_SECONDS, "kill"
     before = machine()
     with stage("credentials", "a secret of Ray is changed", runs=1, seed=0) as set:
         facts = played(set, chosen)
-    result = {
-        "benchmark": "credentials",
-        "secret": chosen.secret,
-        "machine": before,
-        "nodes": os.environ.get("FAULTS_INSIDE"),
-        **facts,
-    }
-    text = json.dumps(result, sort_keys=True)
-    if chosen.json is not None:
-        chosen.json.write_text(text + "\n")
-    print(text)
-    return 1 if facts.get("broken") else 0
+    return print_result(
+        facts, chosen.json, benchmark="credentials", secret=chosen.secret, machine=before
+    )
 
 
 if __name__ == "__main__":

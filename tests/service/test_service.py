@@ -164,6 +164,7 @@ def test_train_and_test_files_and_bad_lines(tmp_path: Path) -> None:
             "train": 20,
             "test": 20,
         }
+        assert [each["code"] for each in job["stats"]["warnings"]] == ["COPIED_ROWS"]
         again = http.post("/v1/datasets", json=request)
         assert (again.status_code, again.json()["code"]) == (404, "NOT_FOUND")
         failed = settled(http, bad["id"])

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from xcray.cli.main import main
 from xcray.data.dataset import Dataset
-from xcray.estimators import DSMLR, PPDSparse
+from xcray.estimators import DSMLR, LeastSquares, PPDSparse
 from xcray.jobs.home import Home
 from xcray.jobs.runner.main import run_attempt
 from xcray.jobs.runner.monitor import MonitorOptions
@@ -105,7 +105,12 @@ def test_the_record_of_a_job_has_the_warning(tiny: Dataset, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "estimator", [PPDSparse(eps=1e-12, max_rounds=1), DSMLR(tolerance=1e-12, epochs=1)]
+    "estimator",
+    [
+        PPDSparse(eps=1e-12, max_rounds=1),
+        DSMLR(tolerance=1e-12, epochs=1),
+        LeastSquares(tolerance=1e-12, max_rounds=1),
+    ],
 )
 def test_estimators_warn_as_scikit_learn_does(estimator: Any) -> None:
     rng = np.random.default_rng(0)

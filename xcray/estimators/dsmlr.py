@@ -8,14 +8,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
-from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
 
 from xcray.arrays import CSR, Float32, Float64, Pattern, frozen
-from xcray.estimators.linear import LinearEstimator, drop_unweighted
+from xcray.estimators.linear import LinearEstimator, drop_unweighted, warn_unless_met
 from xcray.solvers.dsmlr import DSMLRSolver
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.solved_labels import SolvedLabels, concatenate
@@ -118,8 +116,7 @@ class DSMLR(LinearEstimator):
         self._set_model(block)
         self.objective_, self.n_iter_ = outcome.objective, outcome.epochs
         self.history_ = outcome.history
-        if not solver.stopping.is_met(outcome.reason):
-            warn(solver.stopping.warning(outcome.reason), ConvergenceWarning, stacklevel=2)
+        warn_unless_met(solver.stopping, outcome.reason)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:

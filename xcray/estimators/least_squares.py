@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int64, Pattern, frozen
-from xcray.estimators.linear import LinearEstimator, drop_unweighted
+from xcray.estimators.linear import LinearEstimator, drop_unweighted, warn_unless_met
 from xcray.solvers.least_squares.solver import LeastSquaresSolver
 from xcray.solvers.least_squares.worker import LeastSquaresWorker
 from xcray.solvers.parameters import make_parameters
@@ -78,6 +78,7 @@ class LeastSquares(LinearEstimator):
         outcome, block = _train(solver, rows, labels, weights, self._workers())
         self._set_model(block)
         self.objective_, self.n_iter_ = outcome.last.objective, outcome.last.number
+        warn_unless_met(solver.stopping, outcome.reason)
         return self
 
     def _assigned_labels(self, scores: Float64) -> Any:

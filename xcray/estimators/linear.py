@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from warnings import warn
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -19,6 +21,7 @@ from xcray.index.search import SearchIndex
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
+from xcray.solvers.declarations import StoppingRule
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.storage.atomic import check_name, create_staging_directory, discard_directory
 from xcray.system.cores import available_cores
@@ -257,6 +260,12 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.n_jobs is None:
             return 1
         return max(1, self.n_jobs if self.n_jobs > 0 else available_cores() + 1 + self.n_jobs)
+
+
+def warn_unless_met(stopping: StoppingRule, reason: str) -> None:
+    """Warn the caller of `fit` if a training ended for another reason than its tolerance."""
+    if not stopping.is_met(reason):
+        warn(stopping.warning(reason), ConvergenceWarning, stacklevel=3)
 
 
 def is_label_lists(Y: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,24 @@ def test_warnings_are_kept_in_the_report_and_the_job(tmp_path: Path) -> None:
     outcome = Outcome(trained.sha256, trained.measures, trained.report)
     result = publisher.publish(trained.model_path, outcome, 1, lambda: None)
     assert result["data_warnings"] == [found]
+
+
+def test_commands_print_every_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A data set with all faults of texts; `train` leaves out the pass that finds copied rows."""
+    pairs = [f"{a}, {b}" for a in COLOURS for b in COLOURS if a != b]
+    train = [(f"apple pear plum grape {i}", pair) for i, pair in enumerate(pairs)]
+    other = [("birne oder apple", "unheard")] * 60 + [("zzz", "unknown")] * 10
+    data = build_rows(tmp_path, train, [*other, *train[:10]])
+    expected = ["LABEL_SEPARATOR", "UNSEEN_LABELS", "EMPTY_ROWS", "UNKNOWN_WORDS", "COPIED_ROWS"]
+    commands = {
+        ("data", "show", str(data.path)): expected,
+        ("train", str(data.path), "-o", str(tmp_path / "model"), "--pool", "serial"): expected[:-1],
+    }
+    for words, codes_of_command in commands.items():
+        assert main([*words]) == 0
+        err = capsys.readouterr().err
+        found = re.findall(r"warning ([A-Z_]+):", err)
+        assert [code for code in found if code in expected] == codes_of_command
 
 
 def test_commands_print_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

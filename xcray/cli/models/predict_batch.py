@@ -19,7 +19,7 @@ from xcray.cli.models.predict import (
 )
 from xcray.cli.service.jobs import follow_events, print_job
 from xcray.cli.terminal import output
-from xcray.cli.terminal.interrupt import resumable_run
+from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.errors import Conflict, InputError, NotFound
 
@@ -170,7 +170,7 @@ def run_local(
     spec = BatchPredictSpec.from_dict(
         {**request, "model": model, "input": str(file), "label_sets": named}
     )
-    working_directory = run_dir or out.with_name(f"{out.name}.run")
+    working_directory = run_directory(run_dir, out)
     with resumable_run(lambda: f"finished parts are kept in {working_directory}", as_json) as (
         report,
         flag,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,6 +44,11 @@ def stop_on_interrupt(flag: StopSignal) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+def run_directory(run_dir: Path | None, out: Path) -> Path:
+    """Return the directory of a resumable run: `run_dir` if given, else OUT.run next to OUT."""
+    return run_dir or out.with_name(f"{out.name}.run")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.terminal import output
-from xcray.cli.terminal.interrupt import resumable_run
+from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.multi_value import MultiValueCommand
 from xcray.cli.training.train import print_result
 from xcray.errors import InputError, NotFound
@@ -192,7 +192,7 @@ def run_edit(
     """Run an edit with progress and Ctrl-C handling, and print the result."""
     from xcray.training.edit.apply import EditOptions
 
-    working_directory = run_dir or out.with_name(f"{out.name}.run")
+    working_directory = run_directory(run_dir, out)
     with resumable_run(
         lambda: (
             f"finished labels are kept in {working_directory}"

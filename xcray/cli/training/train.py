@@ -15,7 +15,7 @@ import typer
 from xcray.cli.connect import check_ray_options
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets, complete_solvers
-from xcray.cli.terminal.interrupt import resumable_run
+from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.estimate import print_estimate
 from xcray.errors import Conflict, Corrupt, InputError, ParameterError
@@ -186,7 +186,7 @@ def train(
         | ({} if name is None else {"name": name})
     )
     if estimate:
-        print_estimate(spec, out, run_dir or out.with_name(f"{out.name}.run"), json)
+        print_estimate(spec, out, run_directory(run_dir, out), json)
     if not json:
         print_data_warnings(dataset)
     target = None if push is None else check_push_target(push, name or out.resolve().name)
@@ -208,7 +208,7 @@ def print_data_warnings(path: Path) -> None:
 
 def train_and_clean(spec: Any, out: Path, run_dir: Path | None, quiet: bool) -> TrainResult:
     """Train; then remove the default run directory if the model is complete."""
-    working_directory = run_dir or out.with_name(f"{out.name}.run")
+    working_directory = run_directory(run_dir, out)
     result = run_training(spec, out, working_directory, quiet)
     if run_dir is None and "partial" not in result.report:
         shutil.rmtree(working_directory, ignore_errors=True)

@@ -10,7 +10,7 @@ import typer
 
 from xcray.cli.terminal import output
 from xcray.cli.terminal.completion import complete_datasets
-from xcray.cli.terminal.interrupt import resumable_run
+from xcray.cli.terminal.interrupt import resumable_run, run_directory
 from xcray.cli.terminal.multi_value import MultiValueCommand
 from xcray.cli.terminal.progress import format_duration
 from xcray.cli.training.train import ParameterOption, SolverOption, format_percent, print_measures
@@ -105,7 +105,7 @@ def tune(
         name: tuple(choices) for name, choices in (("lam", lam), ("tau", tau), ("C", c)) if choices
     }
     spec = TuneSpec(TrainSpec.from_dict(values), grid, select, holdout, seed, warm=not cold)
-    working_directory = run_dir or out.with_name(f"{out.name}.run")
+    working_directory = run_directory(run_dir, out)
     result = run_search(spec, out, working_directory, json)
     if run_dir is None:
         shutil.rmtree(working_directory, ignore_errors=True)  # not needed once the model exists

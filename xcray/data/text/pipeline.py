@@ -228,7 +228,8 @@ def count_empty_rows(X: CSR) -> int:
 
 def empty_rows(X: CSR) -> NDArray[np.bool_]:
     """Return (n,) bool: which rows have no feature."""
-    return X.indptr[1:] == X.indptr[:-1]
+    empty: NDArray[np.bool_] = X.indptr[1:] == X.indptr[:-1]
+    return empty
 
 
 class _TermCounts:
