@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ from xcray.cli.main import app, main
 from xcray.cli.terminal.compilation import NOTE, compilation_note
 from xcray.cli.terminal.completion import complete_datasets, complete_models, complete_solvers
 from xcray.data.dataset import Dataset
+from xcray.model.model import Model
 from xcray.model.registry import Registry
+from xcray.predict import Predictor
 from xcray.solvers import SOLVERS, parameter_table
 
 
@@ -122,6 +127,7 @@ def test_a_few_rows_are_predicted_without_search_kernels(
 ) -> None:
     assert run("predict", model, "read a csv file", "--certificate", "--json") == 0
     expected = json.loads(capsys.readouterr().out)["predictions"][0]["labels"]
+    of_kernels = Predictor(Model.open(model)).explain("read a csv file", expected[0]["label"])
 
     def unexpected(*arguments: Any) -> None:
         raise AssertionError("a search kernel was called")
@@ -130,11 +136,48 @@ def test_a_few_rows_are_predicted_without_search_kernels(
         monkeypatch.setattr(f"xcray.index.search.{kernel}", unexpected)
     assert run("predict", model, "read a csv file", "--json") == 0
     assert json.loads(capsys.readouterr().out)["predictions"][0]["labels"] == expected
+    assert run("explain", model, "read a csv file", "--json") == 0
+    explanation = json.loads(capsys.readouterr().out)
+    assert explanation["label"] == expected[0]["label"]
+    assert explanation["score"] == of_kernels.score
+    assert explanation["gap_to_kth"] == of_kernels.gap_to_kth
 
 
 def test_compilation_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
     with compilation_note(quiet=False):
         assert capsys.readouterr().err == ""
         for add in (1, 2):
-            numba.njit(lambda x, add=add: x + add)(1)
-    assert capsys.readouterr().err == f"{NOTE}\n"
+            inner = numba.njit(lambda x, add=add: x + add)
+            numba.njit(lambda x, inner=inner: inner(x))(1)
+    first, total = capsys.readouterr().err.splitlines()
+    assert first == NOTE
+    assert re.fullmatch(r"compiled 2 kernels in \d+\.\d s", total)
+    with compilation_note(quiet=False):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_every_command_that_searches_announces_compilation(
+    model: Path, tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose first run after installation was silent for many seconds."""
+    announced = list[bool]()
+
+    @contextmanager
+    def note(quiet: bool) -> Iterator[None]:
+        announced.append(not quiet)
+        yield
+
+    monkeypatch.setattr("xcray.cli.terminal.compilation.compilation_note", note)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("read a csv file\n")
+    commands = [
+        ("predict", model, "read"),
+        ("explain", model, "read"),
+        ("train", tiny.path, "-o", tmp_path / "tiny", "--pool", "serial"),
+        ("evaluate", tmp_path / "tiny", tiny.path),
+        ("predict-batch", model, texts, tmp_path / "out", "--format", "text"),
+    ]
+    for words in commands:
+        assert run(*words) == 0
+    assert announced == [True] * len(commands)

@@ -209,18 +209,21 @@ class Predictor:
         n_rows, k = top.labels.shape
         return [items[i * k : (i + 1) * k] for i in range(n_rows)]
 
-    def explain(self, row: Any, label: int | str, top: int = 10, k: int = 5) -> Explanation:
+    def explain(
+        self, row: Any, label: int | str, top: int = 10, k: int = 5, *, kernels: bool = True
+    ) -> Explanation:
         """Explain the score of one label for one row, and its gaps to the best and k-th best label.
 
         row: one text, or a matrix of one row in any form that `predict` takes. label: number or
-        name. top: number of features to list. Raises NotFound for an unknown label, ShapeMismatch
-        for more than one row.
+        name. top: number of features to list. kernels: see `Scorer.top_k`. Raises NotFound for an
+        unknown label, ShapeMismatch for more than one row.
         """
         x, j = self.features(row), self.model.label_id(label)
         if top < 0:
             raise ParameterError(f"top is {top}: it must be at least 0")
         summands = self.scorer.contributions(x, j)
-        score, best = float(self.scorer.scores(x, [j])[0, 0]), self.scorer.top_k(x, k).scores[0]
+        score = float(self.scorer.scores(x, [j])[0, 0])
+        best = self.scorer.top_k(x, k, kernels=kernels).scores[0]
         parts = list_contributions(self.model, summands)
         listed, rest = parts[:top], parts[top:]
         return Explanation(

@@ -55,6 +55,7 @@ def evaluate(
     F1 is that of the sets of the first k labels. Differences are to the first model, on the same
     bootstrap samples.
     """
+    from xcray.cli.terminal.compilation import compilation_note
     from xcray.training.evaluation import (
         EvaluationOptions,
         draw_evaluation,
@@ -67,7 +68,8 @@ def evaluate(
         )
     ks = sorted(set(k or (1, 3, 5)))
     options = EvaluationOptions(part, ks, samples, seed, threads)
-    document = evaluate_models(models, dataset, options)
+    with compilation_note(quiet=json):
+        document = evaluate_models(models, dataset, options)
     if picture is not None:
         draw_evaluation(picture, document)
     if json:

@@ -357,11 +357,13 @@ def explain(
     json: output.JsonOption = False,
 ) -> None:
     """Show the features that contribute most to the score of a label, largest first."""
-    explanation = (
-        explain_local(model, text, label, top)
-        if is_directory(model, server)
-        else explain_remote(model, text, label, top, server)
-    )
+    if is_directory(model, server):
+        from xcray.cli.terminal.compilation import compilation_note
+
+        with compilation_note(quiet=json):
+            explanation = explain_local(model, text, label, top)
+    else:
+        explanation = explain_remote(model, text, label, top, server)
     if json:
         output.print_json(explanation)
     else:
@@ -372,9 +374,14 @@ def explain_local(model: str, text: str, label: str | None, top: int) -> dict[st
     """Return an explanation of a model directory."""
     from xcray.predict import Predictor
 
-    predictor = Predictor(open_model(model))
-    chosen: int | str = int(predictor.predict([text], 1).labels[0, 0]) if label is None else label
-    explanation = predictor.explain(text, chosen, top).as_dict()
+    opened = open_model(model)
+    predictor = Predictor(opened)
+    kernels = opened.W.nnz > MAX_NUMPY_WEIGHTS
+    row = predictor.features(text)
+    chosen: int | str = (
+        int(predictor.search(row, 1, kernels=kernels).labels[0, 0]) if label is None else label
+    )
+    explanation = predictor.explain(row, chosen, top, kernels=kernels).as_dict()
     explanation["label"] = explanation.pop("name")
     return explanation
 

@@ -55,16 +55,17 @@ def run_directory(run_dir: Path | None, out: Path) -> Path:
 def resumable_run(
     describe_kept: Callable[[], str | None], quiet: bool
 ) -> Iterator[tuple[Reporter, StopFlag]]:
-    """Run with progress and Ctrl-C handling; yield the reporter and the stop flag.
+    """Run with progress, compilation notes and Ctrl-C handling; yield the reporter and the flag.
 
     describe_kept: returns after a stop what was kept, None for nothing. Raises Stopped with a hint
     on how to resume.
     """
+    from xcray.cli.terminal.compilation import compilation_note
     from xcray.workers.pool import StopFlag
 
     flag = StopFlag()
     try:
-        with stop_on_interrupt(flag), make_reporter(quiet) as show:
+        with compilation_note(quiet), stop_on_interrupt(flag), make_reporter(quiet) as show:
             yield show, flag
     except Stopped as stopped:
         saved_state = describe_kept()

@@ -276,13 +276,9 @@ def push_model(result: TrainResult, place: StoragePath) -> None:
 
 def run_training(spec: Any, out: Path, run_dir: Path, quiet: bool) -> TrainResult:
     """Train with progress and Ctrl-C handling. Raises Stopped with a hint on how to resume."""
-    from xcray.cli.terminal.compilation import compilation_note
     from xcray.training import train
 
-    with (
-        compilation_note(quiet=quiet),
-        resumable_run(lambda: f"finished classes are kept in {run_dir}", quiet) as (show, flag),
-    ):
+    with resumable_run(lambda: f"finished classes are kept in {run_dir}", quiet) as (show, flag):
         return train(spec, run_dir=run_dir, out=out, progress=show, stop=flag)
 
 
