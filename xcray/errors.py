@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 # top-level module -> the extra that installs it (see pyproject.toml)
@@ -210,6 +211,13 @@ def missing_ray(error: ModuleNotFoundError) -> Unavailable:
         f"pool=ray needs Ray ({error.name} is missing): pip install 'xcray[ray]', "
         "or use pool=threads"
     )
+
+
+def missing_file(path: Path) -> NotFound:
+    """Return the error of a path that is not a file."""
+    if path.is_dir():
+        return NotFound(f"{path.name} is a directory, not a file")
+    return NotFound(f"there is no file {path.name}")
 
 
 def excerpt(text: str, max_chars: int = MAX_EXCERPT) -> str:

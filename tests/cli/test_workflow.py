@@ -9,13 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 
+from xcray import training
 from xcray.cli.main import main
+from xcray.cli.setup.doctor import check_training
 from xcray.cli.terminal import processes
+from xcray.cli.terminal.compilation import CompilationNote
 
 WORDS = {
     "fruit": "apple pear plum cherry",
@@ -484,6 +489,25 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     locked.write_text("")
     assert run("doctor", "--home", locked / "home", "--port", 0) in (0, 1)
     assert len(capsys.readouterr().out.splitlines()) >= 10
+
+
+def test_doctor_tells_compilation_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run after installation compiles kernels, which is no sign of a slow machine."""
+
+    def on_end(self: CompilationNote, event: Any) -> None:
+        self.n_kernels, self.seconds = 2, 40.0
+
+    monkeypatch.setattr(CompilationNote, "on_end", on_end)
+    monkeypatch.setattr(training, "train", partial(compile_and_train, training.train))
+    check = check_training()
+    assert check.status == "ok"
+    assert ", 40.0 of them to compile, once, for 500 rows" in check.found
+
+
+def compile_and_train(train: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compile a function, then train."""
+    numba.njit(lambda x: x + 1)(1)
+    return train(*args, **kwargs)
 
 
 def test_find_descendants_and_kill_processes() -> None:

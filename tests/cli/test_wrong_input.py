@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "rows.csv").write_text("text,labels\nread rows,csv\n")
     (place / "rows.svm").write_text("1 1:1\n")
     (place / "file").write_text("x\n")
+    (place / "empty").mkdir()
     text_model(place / "model")
     assert main(["data", "build", "jsonl", str(place / "rows.jsonl"), str(place / "data")]) == 0
     return place
@@ -86,6 +87,13 @@ LOCAL = [
     ("data build jsonl rows.jsonl x -o max_feature=2", 2, "did you mean 'max_features'"),
     ("data build synthetic x -o synthetic.row=2", 2, "did you mean 'rows'"),
     ("data build jsonl rows.jsonl x --label-field no", 2, "--text-fields, --label-field"),
+    ("data build jsonl rows.csv x", 2, "hint: FORMAT csv?"),
+    ("data build csv rows.csv x --label-field no", 2, "--option header=false and --option columns"),
+    ("data build jsonl data x", 2, "data is a directory, not a file"),
+    ("data check npz data", 2, "data is a directory, not a file"),
+    ("data check parquet data", 2, "data is a directory, not a file"),
+    ("data show empty", 2, "empty is not a data set: it has no manifest.json"),
+    ("train empty -o x", 2, "empty is not a data set"),
     ("data build jsonl rows.jsonl x --like nosuch", 2, "--like: there is no model or data set"),
     ("data check cvs rows.csv", 2, "did you mean 'csv'"),
     ("data upload jsonl", 2, "xcray data upload jsonl INPUT"),

@@ -28,6 +28,7 @@ def random_rows(n_rows: int, n_features: int, n_labels: int) -> list[Row]:
     return rows
 
 
+MILLION = "a million labels, most without rows"
 CASES: dict[str, list[Row]] = {
     "one label": [([0], features) for _, features in random_rows(8, 5, 1)],
     "one row": random_rows(1, 5, 1),
@@ -46,6 +47,7 @@ CASES: dict[str, list[Row]] = {
     ],
     "no features": [([i % 2], []) for i in range(6)],
     "one feature": [([i % 3], [(1, float(i + 1))]) for i in range(9)],
+    MILLION: [([i], [(1, 1.0), (i + 1, 0.5)]) for i in range(3)] + [([999_999], [(4, 1.0)])],
     "huge values": [([i % 3], [(1, 1e38 * (i + 1) / 9), (2, 1.0)]) for i in range(9)],
     "tiny values": [([i % 3], [(1, 1e-38 * (i + 1)), (2, 1e-30)]) for i in range(9)],
 }
@@ -66,7 +68,10 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / str(number) for number, name in enumerate(CASES)}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.drill] if case == MILLION else []) for case in CASES],
+)
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_training_ends_with_a_finite_model(
     directories: dict[str, Path], tmp_path: Path, solver: str, case: str

@@ -101,6 +101,19 @@ def test_a_discarded_directory_is_not_published(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_whose_removal_is_under_way_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that the removal has not reached yet are not published by another process."""
+    staged = create_staging_directory(tmp_path / "m")
+    write_bytes(staged / "manifest.json", b"{}")
+    monkeypatch.setattr("xcray.storage.atomic.shutil.rmtree", lambda *args, **kwargs: None)
+    discard_directory(staged)
+    with pytest.raises(Conflict, match="another process discarded"):
+        publish_directory(staged, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
 def test_an_incomplete_model_is_written_again_by_resume(
     tiny: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

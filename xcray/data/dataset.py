@@ -167,6 +167,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"there is no data set {path.name}"
             f"{similar_directory(path, MANIFEST) or '; build one with `xcray data build`'}"
         )
+    if not (path / MANIFEST).exists():
+        raise NotFound(f"{path.name} is not a data set: it has no {MANIFEST}")
     manifest = read_json(path / MANIFEST)
     if isinstance(manifest, dict) and "solver" in manifest:
         raise InputError(

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from xcray.arrays import Float32, frozen
 from xcray.data.dataset import MANIFEST, WEIGHTS, Dataset
-from xcray.errors import InputError, NotFound, ShapeMismatch
+from xcray.errors import InputError, ShapeMismatch, missing_file
 from xcray.storage.arrow import write_table
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -70,7 +70,7 @@ def read_weights(path: Path) -> Any:
     array that does not hold numbers.
     """
     if not path.is_file():
-        raise NotFound(f"there is no file {path.name}")
+        raise missing_file(path)
     if path.suffix == ".npy":
         return _read_npy(path)
     out = []

@@ -200,6 +200,9 @@ def check_port(port: int) -> Check:
 
 def check_training() -> Check:
     """Run a small training and a prediction."""
+    from numba.core import event
+
+    from xcray.cli.terminal.compilation import CompilationNote
     from xcray.data.build import BuildOptions, build
     from xcray.training import TrainSpec, train
 
@@ -209,17 +212,19 @@ def check_training() -> Check:
             {"synthetic": {"rows": 500, "features": 300, "labels": 50}}
         )
         build("synthetic", {}, place / "data", options)
+        note = CompilationNote(quiet=True)
         started = time.monotonic()
-        result = train(
-            TrainSpec(dataset=str(place / "data")), run_dir=place / "run", out=place / "model"
-        )
+        with event.install_listener("numba:compile", note):
+            result = train(
+                TrainSpec(dataset=str(place / "data")), run_dir=place / "run", out=place / "model"
+            )
         seconds = time.monotonic() - started
-    result_text = f"{seconds:.1f} s for 500 rows and 50 labels, model {result.sha256[:8]}"
+    compiled = f", {note.seconds:.1f} of them to compile, once" if note.n_kernels else ""
     return grade(
         "training",
-        seconds < 30,
-        result_text,
-        "slow: other programs use the CPU, or the kernels were just compiled; try again",
+        seconds - note.seconds < 30,
+        f"{seconds:.1f} s{compiled}, for 500 rows and 50 labels, model {result.sha256[:8]}",
+        "slow: other programs use the CPU; try again",
     )
 
 

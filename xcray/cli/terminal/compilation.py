@@ -21,10 +21,11 @@ class CompilationNote(event.Listener):
     kernel are part of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool = False) -> None:
+        """Create a listener for `numba:compile`. quiet: only count."""
         self.n_kernels = 0
         self.seconds = 0.0
-        self._printed = False
+        self._printed = quiet
         self._lock = threading.Lock()
         self._local = threading.local()
 

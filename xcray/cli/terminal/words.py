@@ -73,8 +73,8 @@ def _rewrite(text: str, names: Mapping[str, str]) -> str:
 
     def assigned(found: re.Match[str]) -> str:
         option = names.get(found[1])
-        if option is None or not option.startswith("-"):
-            return found[0]
+        if option is None:
+            return f"{names['option']} {found[0]}" if "option" in names else found[0]
         return option if found[2] == "true" else f"{option} {found[2]}"
 
     def named(found: re.Match[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.options import MIB, ReadOptions
-from xcray.errors import DataError, NotFound
+from xcray.errors import DataError, missing_file
 from xcray.storage.atomic import sha256_file
 
 BLOCK_BYTES = 4 * MIB
@@ -141,7 +141,7 @@ class Source:
                         yield chunk
                     head = chunk = handle.read(BLOCK_BYTES)
         except FileNotFoundError:
-            raise NotFound(f"there is no file {self.name}") from None
+            raise missing_file(self.path) from None
         except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
             raise self._corrupt_error(error) from None
         except OSError as error:
@@ -152,7 +152,7 @@ class Source:
     def _check_file(self) -> None:
         """Check that the file exists, is not an archive, and matches its declared size and hash."""
         if not self.path.is_file():
-            raise NotFound(f"there is no file {self.name}")
+            raise missing_file(self.path)
         lower = self.name.lower()
         if lower.endswith(ARCHIVE_SUFFIXES):
             raise self.error(

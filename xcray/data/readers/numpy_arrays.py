@@ -29,7 +29,7 @@ from xcray.data.readers.parquet import SLICE_BYTES
 from xcray.data.readers.parquet_file import check_unpacked_size
 from xcray.data.readers.row_chunks import RowErrors, finish_file, to_chunk
 from xcray.data.readers.svmlight import Chunk
-from xcray.errors import DataError, NotFound
+from xcray.errors import DataError, missing_file
 from xcray.kernels.sparse import take_pattern_rows
 
 MAX_NDIM: Final = 2
@@ -129,7 +129,7 @@ def _source(path: Path | str, options: ReadOptions) -> Source:
     """Return a file with rows. Raises NotFound, or UPLOAD_TRUNCATED for another declared size."""
     source = Source(path, options, by_row=True)
     if not source.path.is_file():
-        raise NotFound(f"there is no file {source.name}")
+        raise missing_file(source.path)
     source.check_declared()
     return source
 

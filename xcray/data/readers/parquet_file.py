@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from xcray.data.readers.blocks import FREE_GROWTH_BYTES, Source
 from xcray.data.readers.error_codes import default_fix
 from xcray.data.readers.options import ReadOptions
-from xcray.errors import DataError, NotFound, excerpt
+from xcray.errors import DataError, excerpt, missing_file
 
 BUFFER_BYTES: Final = 1 << 20  # bytes read ahead of a column
 MAX_FOOTER_BYTES: Final = 16 << 20  # a footer is read into memory
@@ -59,7 +59,7 @@ def open_parquet(
     """
     path = Path(path)
     if not path.is_file():
-        raise NotFound(f"there is no file {path.name}")
+        raise missing_file(path)
     if options is not None:
         Source(path, options).check_declared()
     _check_ends(path)

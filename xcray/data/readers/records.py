@@ -248,7 +248,7 @@ def _header(source: Source, fields: Fields, delimiter: str) -> list[str]:
             problem = f"the header has no field '{name}'; it has: {', '.join(names[:20])}"
             hint = (
                 "name the fields with text_fields and label_field; "
-                "header=false and columns for a file without header"
+                "header=false and columns=NAMES for a file without header"
             )
             raise source.error("CSV_HEADER", problem, line=fields.line, value=name, hint=hint)
     return names
