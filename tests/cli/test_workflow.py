@@ -492,7 +492,7 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_tells_compilation_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run after installation compiles kernels, which is no sign of a slow machine."""
+    """The first run after installation compiles kernels; that does not make the machine slow."""
 
     def on_end(self: CompilationNote, event: Any) -> None:
         self.n_kernels, self.seconds = 2, 40.0
