@@ -15,6 +15,7 @@ import typer
 
 from tests.support.live_service import LABELS, TEXTS, publish, serving, settings_for, text_model
 from xcray.cli.main import app, main
+from xcray.jobs.store.tokens import create_token
 from xcray.service.app import create_app
 
 WIDE = "text,labels\nread rows,csv\nopen\nread,a,b\n"
@@ -160,6 +161,21 @@ def test_texts_that_the_model_of_a_server_cannot_read_are_reported(
     assert "warning EMPTY_ROWS: 2 of 3 rows" in capsys.readouterr().err
     assert main(["predict", "docs", "rows of a csv file", "--server", server]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_missing_key_names_the_variables_of_the_command_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    application = create_app(settings_for(tmp_path / "home"))
+    credential = create_token()
+    application.state.app_state.store.keys.add(
+        "default", "n", ["admin"], credential.digest, key_id=credential.key_id
+    )
+    with serving(application) as url:
+        assert main(["models", "list", "--server", url]) == 1
+    err = capsys.readouterr().err
+    assert "this needs a key: set XCRAY_KEY or XCRAY_KEY_FILE" in err
+    assert "Bearer" not in err
 
 
 def test_errors_in_json_name_options_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ CASES: dict[str, list[Row]] = {
     ],
     "no features": [([i % 2], []) for i in range(6)],
     "one feature": [([i % 3], [(1, float(i + 1))]) for i in range(9)],
-    MILLION: [([i], [(1, 1.0), (i + 1, 0.5)]) for i in range(3)] + [([999_999], [(4, 1.0)])],
+    MILLION: [([i], [(1, 1.0), (i + 2, 0.5)]) for i in range(3)] + [([999_999], [(4, 1.0)])],
     "huge values": [([i % 3], [(1, 1e38 * (i + 1) / 9), (2, 1.0)]) for i in range(9)],
     "tiny values": [([i % 3], [(1, 1e-38 * (i + 1)), (2, 1e-30)]) for i in range(9)],
 }
@@ -76,7 +76,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_training_ends_with_a_finite_model(
     directories: dict[str, Path], tmp_path: Path, solver: str, case: str
 ) -> None:
-    spec = TrainSpec(str(directories[case]), solver=solver, pool="serial")
+    # each round of lc solves every label
+    params = {"max_rounds": 1} if (solver, case) == ("lc", MILLION) else {}
+    spec = TrainSpec(str(directories[case]), solver=solver, pool="serial", params=params)
     result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
     json.dumps(result.report, allow_nan=False)
     model = Model.open(result.model_path)

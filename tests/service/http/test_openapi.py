@@ -21,6 +21,7 @@ from xcray.service.app import create_app
 from xcray.service.openapi import EXTRA_STATUSES, LINKS, PARAMETER_SCHEMAS
 from xcray.service.schemas import AliasRequest, JobRequest
 from xcray.service.schemas.base import ALIAS_PATTERN, NAME_PATTERN, REFERENCE_PATTERN
+from xcray.solvers import SOLVERS
 from xcray.storage.atomic import check_name
 
 OPERATIONS = """
@@ -131,6 +132,11 @@ def test_rules_that_the_service_checks_itself_are_described(description: dict[st
         for parameter in operation.get("parameters", [])
     }
     assert set(PARAMETER_SCHEMAS) <= results
+
+
+def test_the_solvers_of_the_service_are_described(description: dict[str, Any]) -> None:
+    """Others are refused, so a request that fits the description names one of these."""
+    assert schema_of(description, "JobRequest")["solver"]["enum"] == list(SOLVERS)
 
 
 def test_limits_of_integers_are_described_and_whole_floats_are_integers(

@@ -80,11 +80,16 @@ def print_pairs(values: Mapping[str, Any]) -> None:
 
 
 def format_cell(value: Any) -> str:
-    """Format a value: thousands separators, floats with four digits, a dash for nothing."""
+    """Format a value: thousands separators, floats with four digits, a dash for nothing.
+
+    A mapping is a list of "name: value".
+    """
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {format_cell(item)}" for name, item in value.items()) or "-"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):

@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "GET /v1/datasets": "`xcray data list`",
     "GET /v1/keys": "`xcray keys list`",
     "calibrate=true": "--calibrate",
+    "send it as `Authorization: Bearer xck_...`": "set XCRAY_KEY or XCRAY_KEY_FILE",
 }
 COMMAND_TERM: Final = re.compile(
     "|".join(rf"{re.escape(term)}(?![\w/])" for term in sorted(COMMANDS))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from xcray.service.schemas.base import MAX_SECONDS, WHOLE, Name, Strict, View
+from xcray.solvers import SOLVERS
 
 Priority = Annotated[
     int,
@@ -45,6 +46,11 @@ Attempts = Annotated[
 ]
 
 
+def _list_solvers(schema: dict[str, Any]) -> None:
+    """Add the names of the solvers to a schema, when the description is made."""
+    schema["enum"] = list(SOLVERS)
+
+
 class JobRequest(Strict):
     """A training to queue.
 
@@ -64,7 +70,7 @@ class JobRequest(Strict):
         max_length=128,
         description="A display name. Default: the model's name.",
     )
-    solver: str = Field("ppdsparse", max_length=64)
+    solver: str = Field("ppdsparse", max_length=64, json_schema_extra=_list_solvers)
     params: dict[str, Any] = Field(default_factory=dict)
     pool: Literal["serial", "threads", "ray"] | None = Field(
         None, description="Where classes are trained. Default: chosen by the server."
