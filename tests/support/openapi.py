@@ -117,6 +117,7 @@ SEMANTIC_CODES = {
     "TENSOR_SIZE": "the size of the data that follow",
     "TIME": "days that their month does not have",
     "UNKNOWN_LABEL": "labels that the model does not have",
+    "UNKNOWN_PARAMETER": "the parameters that the solver has",
     "UPLOAD_TRUNCATED": "another checksum",
 }
 OPEN_OPERATIONS = ("POST /v1/jobs", "POST /v1/datasets")  # parameters of solvers and readers
@@ -284,6 +285,13 @@ def explore(
                 "negative_data_rejection": {"expected-statuses": REFUSED},
                 "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", "503"]},
             },
+            # a training, and a batch prediction that waits, have no output
+            "operations": [
+                {
+                    "include-path": "/v1/jobs/{job_id}/output",
+                    "checks": {"ensure_resource_availability": {"enabled": False}},
+                }
+            ],
             "generation": {
                 "max-examples": examples,
                 "deterministic": True,

@@ -41,6 +41,10 @@ class Scorer(Protocol):
     def n_bytes(self) -> int:
         """Return the size of the arrays of the scorer in bytes."""
 
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether `top_k` needs no compilation."""
+
     def top_k(
         self,
         X: CSR | Float32,
@@ -97,6 +101,11 @@ class SparseScorer:
     def n_bytes(self) -> int:
         """Return the size of the arrays of the index in bytes."""
         return self.index.n_bytes
+
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether `top_k` needs no compilation."""
+        return self.index.is_compiled
 
     def top_k(
         self,

@@ -94,6 +94,7 @@ class SearchIndex:
             float(np.abs(b).max(initial=0.0)),
         )
         self._free_work: deque[SearchScratch] = deque()
+        self._is_compiled = False
         self._prefer_dense = _is_dense(W) if dense is None else dense
 
     @classmethod
@@ -225,10 +226,17 @@ class SearchIndex:
         self._free_work.append(work)
         return rank
 
+    @property
+    def is_compiled(self) -> bool:
+        """Return whether the kernel that searches the rows needs no compilation."""
+        if not self._is_compiled:  # remembered, because each request asks
+            kernel = search_dense if self._prefer_dense else self._list_kernel
+            self._is_compiled = is_compiled(kernel)
+        return self._is_compiled
+
     def _compilation_pays(self, X: CSR) -> bool:
         """Return whether kernels search rows X sooner than NumPy, with their compilation."""
-        kernel = search_dense if self._prefer_dense else self._list_kernel
-        return is_compiled(kernel) or posting_seconds(X, self.W) > COMPILE_SECONDS
+        return self.is_compiled or posting_seconds(X, self.W) > COMPILE_SECONDS
 
     @property
     def _list_kernel(self) -> Any:

@@ -74,6 +74,11 @@ class StagedScorer:
         """Return the size of weights, biases and calibrations in bytes, without the features."""
         return sum(array.nbytes for stage in self.stages for array in _arrays(stage))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Return True: there is no compiled code."""
+        return True
+
     def top_k(
         self,
         X: CSR | Float32,

@@ -11,6 +11,8 @@ from xcray.index.filters import LabelFilter
 from xcray.kernels.search.bounded_scan import SearchOutput
 from xcray.kernels.sparse import transpose
 
+# weights, over all rows, up to which `scan_weights` takes less than a second
+MAX_SCAN_WEIGHTS: Final = 1 << 25
 # of `scan_postings`, measured: per posting, row, and row and label
 POSTING_SECONDS: Final = 1.2e-8
 ROW_SECONDS: Final = 8e-5

@@ -36,7 +36,7 @@ from xcray.service.http.limits import Limiter
 from xcray.service.http.query import refuse_unknown_parameters
 from xcray.service.http.request_tracing import TracingMiddleware, trace_transactions
 from xcray.service.maintenance import MaintenanceLoop
-from xcray.service.models.cache import ModelCache, Opener, open_predictor
+from xcray.service.models.cache import ModelCache, Opener, open_predictor_soon
 from xcray.service.models.preloading import Preloading
 from xcray.service.models.registries import Registries
 from xcray.service.models.sync import sync_workers
@@ -88,7 +88,7 @@ class AppParts:
     registry: Registry | None = None
     authenticate: Callable[[Request], Awaitable[auth.Caller]] | None = None
     check_spec: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    opener: Opener = open_predictor
+    opener: Opener = open_predictor_soon
     build_command: Sequence[str] = builds.INGEST_COMMAND
     checks: Mapping[str, Callable[[], None]] = field(default_factory=dict)
 

@@ -24,6 +24,7 @@ from tests.support.live_service import (
     settings_for,
     text_model,
 )
+from xcray.index.search import SearchIndex
 from xcray.model.model import Model
 from xcray.model.registry import Registry
 from xcray.model.traffic_split import TrafficSplit
@@ -31,7 +32,9 @@ from xcray.predict import Predictor
 from xcray.service.app import AppParts, create_app
 from xcray.service.app_state import AppState
 from xcray.service.http import auth
+from xcray.service.models import loading
 from xcray.service.models.cache import ModelCache, ModelTarget
+from xcray.service.models.loading import open_predictor_soon
 from xcray.service.prediction import encode, handler
 from xcray.service.prediction.encode import MAX_SCALAR_LOOKUPS, to_label_names
 from xcray.service.prediction.fast_path import PredictFastPath
@@ -136,12 +139,64 @@ def test_a_large_reply_has_warnings_too(
     assert whole.json()["warnings"][0]["instances"] == [len(TEXTS), len(TEXTS) + 1]
 
 
+def test_a_few_rows_are_answered_while_kernels_are_compiled(
+    model_service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes are the same; a certificate, which counts the work of the kernels, waits."""
+    body = {"instances": [{"text": text} for text in TEXTS], "top_k": 3}
+    expected = model_service.http.post(PREDICT, json=body).content
+    calls = list[bool]()
+    search = Predictor.search
+
+    def note(self: Predictor, *args: Any, kernels: bool = True, **options: Any) -> Any:
+        calls.append(kernels)
+        return search(self, *args, kernels=kernels, **options)
+
+    monkeypatch.setattr(Predictor, "search", note)
+    monkeypatch.setattr(SearchIndex, "is_compiled", False)
+    assert model_service.http.post(PREDICT, json=body).content == expected
+    for more in ({"allow": ["csv"]}, {"certificate": True}, {"deadline_ms": 1000}):
+        assert model_service.http.post(PREDICT, json={**body, **more}).status_code == 200
+    monkeypatch.setattr(handler, "MAX_SCAN_WEIGHTS", 0)
+    assert model_service.http.post(PREDICT, json=body).content == expected
+    monkeypatch.setattr(SearchIndex, "is_compiled", True)
+    assert model_service.http.post(PREDICT, json=body).content == expected
+    assert calls == [False, False, True, True, True, True]
+
+
+def test_a_model_answers_before_its_kernels_are_compiled(
+    model_service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only models that NumPy searches too slowly, and compiled ones, are warmed up first."""
+    path = model_service.app_state.registry.resolve("docs")
+    threads = list[str]()
+    go_on = threading.Event()
+    warmed = threading.Event()
+
+    def warm_up(predictor: Predictor) -> None:
+        threads.append(threading.current_thread().name)
+        if threads[-1] == "xcray-warm-up":
+            warmed.set()
+            assert go_on.wait(600)
+
+    monkeypatch.setattr(loading, "_warm_up_search", warm_up)
+    open_predictor_soon(path)
+    monkeypatch.setattr(SearchIndex, "is_compiled", False)
+    monkeypatch.setattr(loading, "MAX_SCAN_WEIGHTS", 0)
+    open_predictor_soon(path)
+    monkeypatch.setattr(loading, "MAX_SCAN_WEIGHTS", 1 << 25)
+    assert open_predictor_soon(path).search(["csv"], 1, kernels=False).labels.shape == (1, 1)
+    assert warmed.wait(600)
+    go_on.set()
+    assert threads == ["MainThread", "MainThread", "xcray-warm-up"]
+
+
 def test_requests_answered_together_get_their_own_warnings(model_service: Service) -> None:
     """The batcher computes requests with one call; warnings count the rows of one request."""
     loaded = model_service.app_state.model_cache
     version = asyncio.run(loaded.find(target("docs")))
     payloads = [["", TEXTS[0]], [TEXTS[0]], ["quux"]]
-    results = handler._predict_batch(version, 3, False, payloads)
+    results = handler._predict_batch(version, 3, False, True, payloads)
     assert [each.empty.tolist() for each in results] == [[True, False], [False], [True]]
 
 

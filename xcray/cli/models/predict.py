@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xcray.predict import SetLookup
 
 CERTIFICATE_FIELDS = ("exact", "labels_scored", "postings_read", "bound_gap")
-# weights, over all rows, up to which NumPy takes less than a second and no kernel is compiled
-MAX_NUMPY_WEIGHTS = 1 << 25
 BATCH_ROWS = 256  # instances of one request to a server
 
 ModelName = Annotated[
@@ -142,6 +140,7 @@ def predict_local(
 
     warnings: receives warnings about the inputs.
     """
+    from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
     from xcray.predict import Predictor
     from xcray.predict.input_warnings import count_inputs, input_warnings
 
@@ -158,7 +157,7 @@ def predict_local(
         deadline_ms=options.deadline_ms,
         allow=among,
         probabilities=options.probabilities,
-        kernels=options.certificate or len(names) * opened.W.nnz > MAX_NUMPY_WEIGHTS,
+        kernels=options.certificate or len(names) * opened.W.nnz > MAX_SCAN_WEIGHTS,
     )
     probabilities = (
         predictor.probabilities(answer, filtered=among is not None).tolist()
@@ -372,11 +371,12 @@ def explain(
 
 def explain_local(model: str, text: str, label: str | None, top: int) -> dict[str, Any]:
     """Return an explanation of a model directory."""
+    from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
     from xcray.predict import Predictor
 
     opened = open_model(model)
     predictor = Predictor(opened)
-    kernels = opened.W.nnz > MAX_NUMPY_WEIGHTS
+    kernels = opened.W.nnz > MAX_SCAN_WEIGHTS
     row = predictor.features(text)
     chosen: int | str = (
         int(predictor.search(row, 1, kernels=kernels).labels[0, 0]) if label is None else label

@@ -29,13 +29,22 @@ from xcray.service.models.loading import (
     ModelTarget,
     Opener,
     open_predictor,
+    open_predictor_soon,
 )
 from xcray.service.models.memory_budget import MemoryBudget
 from xcray.service.models.version_switch import VersionSwitch
 from xcray.service.observability.metrics import Metrics
 from xcray.service.observability.request_log import LOGGER
 
-__all__ = ["LoadedModel", "ModelCache", "ModelTarget", "Opener", "VersionState", "open_predictor"]
+__all__ = [
+    "LoadedModel",
+    "ModelCache",
+    "ModelTarget",
+    "Opener",
+    "VersionState",
+    "open_predictor",
+    "open_predictor_soon",
+]
 
 LOADER_THREADS: Final = 2  # threads that load models for waiting requests; swaps have their own
 POLLS_PER_PIN_CHECK: Final = 5  # polls per check for pinned references
@@ -61,7 +70,7 @@ class ModelCache:
         registry_of: Callable[[str], Registry],
         metrics: Metrics,
         capacity: int,
-        opener: Opener = open_predictor,
+        opener: Opener = open_predictor_soon,
         *,
         tenants: Callable[[], Iterable[str]] = lambda: (DEFAULT_TENANT,),
         swap_timeout_seconds: float = 300.0,

@@ -20,6 +20,7 @@ import numpy as np
 from xcray.arrays import csr
 from xcray.errors import Corrupt, NotFound, XcrayError
 from xcray.index.filters import LabelFilter
+from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
 from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.model.model import Model
 from xcray.model.registry import Registry
@@ -107,6 +108,34 @@ def open_predictor(path: Path) -> Predictor:
     After the warm-up, no request has to wait for kernels to load.
     """
     predictor = Predictor(Model.open(path, verify=True))
+    _warm_up_texts(predictor)
+    _warm_up_search(predictor)
+    return predictor
+
+
+def open_predictor_soon(path: Path) -> Predictor:
+    """Do the same, but compile kernels for the search in a thread, if it can do without them.
+
+    Until they are compiled, as after installation, requests are answered with NumPy.
+    """
+    predictor = Predictor(Model.open(path, verify=True))
+    _warm_up_texts(predictor)
+    if predictor.scorer.is_compiled or predictor.model.W.nnz > MAX_SCAN_WEIGHTS:
+        _warm_up_search(predictor)
+    else:
+        LOGGER.info("compiling kernels, once; predictions use NumPy until then")
+        threading.Thread(target=_warm_up_search, args=(predictor,), name="xcray-warm-up").start()
+    return predictor
+
+
+def _warm_up_texts(predictor: Predictor) -> None:
+    """Load or compile the kernels that encode texts."""
+    if predictor.model.text is not None:
+        predictor.features(["warm up"])
+
+
+def _warm_up_search(predictor: Predictor) -> None:
+    """Load or compile the kernels that search and explain."""
     model = predictor.model
     features = np.linspace(
         0, model.n_features, min(WARM_FEATURES, model.n_features), endpoint=False
@@ -124,9 +153,6 @@ def open_predictor(path: Path) -> Predictor:
     # wide lists need a transposed copy of the weights for it, made on demand
     if predictor.probability_source == "softmax" and predictor.index.lists.width == NARROW_BYTES:
         predictor.log_normaliser(row)
-    if model.text is not None:
-        predictor.predict(["warm up"], 1)
-    return predictor
 
 
 class LoadFailure(NamedTuple):

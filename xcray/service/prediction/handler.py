@@ -16,6 +16,7 @@ from xcray.arrays import CSR, Float64, csr
 from xcray.data.text.pipeline import empty_rows
 from xcray.errors import InputError
 from xcray.index.search_result import Bools, SearchResult
+from xcray.index.weight_scan import MAX_SCAN_WEIGHTS
 from xcray.model.model import Model
 from xcray.service.app_state import AppState
 from xcray.service.http.body import check_media_type, parse_body, read_body
@@ -214,20 +215,36 @@ async def _compute(
     model = loaded.key
     if query.probabilities:
         loaded.predictor.require_probabilities()  # raise before the search
+    kernels = _needs_kernels(loaded, query, _n_rows(rows))
     if query.allow is None and query.deny is None and query.deadline_ms is None:
-        key = (model, query.top_k, query.probabilities, type(rows))
-        predict_batch = partial(_predict_batch, loaded, query.top_k, query.probabilities)
+        key = (model, query.top_k, query.probabilities, type(rows), kernels)
+        predict_batch = partial(_predict_batch, loaded, query.top_k, query.probabilities, kernels)
         return await app_state.batcher.submit(key, rows, predict_batch, weight=weight)  # type: ignore[no-any-return]
     options = (
+        kernels,
         query.allow is not None,
         query.deny is not None,
         query.deadline_ms is not None,
         query.probabilities,
     )
     cost_key = (model, query.top_k.bit_length(), *options)
-    predict_single = partial(_predict_single, app_state, loaded, query, started)
+    predict_single = partial(_predict_single, app_state, loaded, query, kernels, started)
     return await app_state.batcher.submit(  # type: ignore[no-any-return]
         cost_key, rows, predict_single, weight=weight, batchable=False
+    )
+
+
+def _needs_kernels(loaded: LoadedModel, query: PredictQuery, n_rows: int) -> bool:
+    """Return False for a few rows while the kernels of a model are not compiled.
+
+    The answer is the same, except for the figures of the search in its certificate.
+    """
+    predictor = loaded.predictor
+    return (
+        predictor.scorer.is_compiled
+        or query.certificate
+        or query.deadline_ms is not None
+        or n_rows * predictor.model.W.nnz > MAX_SCAN_WEIGHTS
     )
 
 
@@ -235,6 +252,7 @@ def _predict_single(
     app_state: AppState,
     loaded: LoadedModel,
     query: PredictQuery,
+    kernels: bool,
     started: float,
     payloads: list[ModelInput],
 ) -> list[PredictOutput]:
@@ -251,6 +269,7 @@ def _predict_single(
         deadline_ms=remaining_ms,
         allow=label_filter,
         probabilities=query.probabilities,
+        kernels=kernels,
     )
     probabilities = (
         predictor.probabilities(result, filtered=label_filter is not None)
@@ -261,17 +280,21 @@ def _predict_single(
 
 
 def _predict_batch(
-    loaded: LoadedModel, k: int, with_probabilities: bool, payloads: list[ModelInput]
+    loaded: LoadedModel,
+    k: int,
+    with_probabilities: bool,
+    kernels: bool,
+    payloads: list[ModelInput],
 ) -> list[PredictOutput]:
     """Answer several queries with one search."""
     predictor = loaded.predictor
     X = predictor.features(payloads[0] if len(payloads) == 1 else _concatenate(payloads))
-    result = predictor.search(X, k, probabilities=with_probabilities)
+    result = predictor.search(X, k, probabilities=with_probabilities, kernels=kernels)
     probabilities = predictor.probabilities(result) if with_probabilities else None
     empty = empty_rows(X)
     if len(payloads) == 1:
         return [PredictOutput(result, probabilities, empty)]
-    lengths = [len(each) if isinstance(each, list) else each.n_rows for each in payloads]
+    lengths = [_n_rows(each) for each in payloads]
     ends = list(accumulate(lengths))
     spans = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
     return [
@@ -282,6 +305,11 @@ def _predict_batch(
         )
         for span in spans
     ]
+
+
+def _n_rows(rows: ModelInput) -> int:
+    """Return the number of texts or rows."""
+    return len(rows) if isinstance(rows, list) else rows.n_rows
 
 
 def _slice_result(result: SearchResult, rows: slice) -> SearchResult:
