@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "file").write_text("x\n")
     (place / "empty").mkdir()
     text_model(place / "model")
+    text_model(place / "tuned" / "model")
     assert main(["data", "build", "jsonl", str(place / "rows.jsonl"), str(place / "data")]) == 0
     return place
 
@@ -74,6 +75,8 @@ LOCAL = [
     ("predict model x --allow set:none", 2, "no label and no set 'set:none'", "names like"),
     ("predict model x --probabilities", 2, "train with --calibrate", "xcray calibrate"),
     ("predict model --file rows.jsonl", 2, "--file reads svmlight", "predict-batch"),
+    ("predict tuned x", 2, "no model directory tuned; did you mean 'tuned/model'?"),
+    ("report tuned", 2, "did you mean 'tuned/model'?"),
     ("predict-batch nosuch rows.csv x", 2, "no model directory nosuch"),
     ("predict-batch model nosuch x", 2, "there is no file nosuch"),
     ("predict-batch model file x", 2, "--format, one of parquet, svmlight"),

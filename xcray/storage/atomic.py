@@ -72,8 +72,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 def similar_directory(path: Path, file: str) -> str:
     """Return "; did you mean 'x'?" for the directory next to `path` with a similar name, or "".
 
-    Only directories that hold `file` are considered.
+    Only directories that hold `file` are considered. A directory with a model in `model`, as
+    `xcray tune` writes it, is reported as such.
     """
+    if (path / "model" / file).is_file():
+        return f"; did you mean '{path.name}/model'?"
     return suggestion(path.name, (each.parent.name for each in path.parent.glob(f"*/{file}")))
 
 

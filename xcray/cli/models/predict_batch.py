@@ -224,6 +224,7 @@ def print_result(out: Path, result: dict[str, Any], as_json: bool) -> None:
     report = result["report"]
     rate = f", {report['rows_per_second']:,.0f} rows/s" if report.get("rows_per_second") else ""
     took = format_duration(sum(report["seconds"].values()))
+    files = "1 file" if parts == 1 else f"{parts:,} files"
     output.print_line(
-        f"{out}: {result['answered']:,} rows predicted{skipped}, {parts:,} files, in {took}{rate}"
+        f"{out}: {result['answered']:,} rows predicted{skipped}, {files}, in {took}{rate}"
     )
