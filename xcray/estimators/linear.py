@@ -18,6 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from xcray.arrays import CSR, Float32, Float64, Pattern, TopK, csr_from, pattern, pattern_from
 from xcray.errors import InputError, excerpt
 from xcray.index.search import SearchIndex
+from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.sparse import take_pattern_rows, take_rows
 from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
 from xcray.model.registry import Registry
@@ -39,6 +40,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     SOLVER: ClassVar[str]
     LINK: ClassVar[str] = "identity"
     n_jobs: int | None
+    row_norm_: str = "none"  # of fitted estimators that normalise rows, as in a model
 
     def predict_top_k(self, X: Any, k: int = 5) -> TopK:
         """Return the exact k best labels of each row of X (N, D), with scores.
@@ -117,11 +119,14 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 label_names=[str(name) for name in self.classes_.tolist()],
                 feature_names=[str(name) for name in names],
                 link=self.LINK,
+                row_norm=self.row_norm_,
             ),
             TrainingRecord(
                 solver=self.SOLVER,
                 params={
-                    name: value for name, value in self.get_params().items() if name != "n_jobs"
+                    name: value
+                    for name, value in self.get_params().items()
+                    if name != "n_jobs" and (name, value) != ("row_norm", "none")
                 },
                 dataset_hash="",
                 report={"estimator": facts},
@@ -150,6 +155,7 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if model.features != [str(i) for i in range(model.n_features)]:
             loaded.feature_names_in_ = np.array(model.features, object)
         loaded.coef_, loaded.intercept_ = model.W.to_scipy(), np.array(model.b)
+        loaded.row_norm_ = model.row_norm
         loaded._index = SearchIndex.build(model.W, loaded.intercept_)
         return loaded
 
@@ -245,9 +251,10 @@ class LinearEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return pattern(indptr, np.searchsorted(self.classes_, flat), len(self.classes_))
 
     def _rows(self, X: Any) -> CSR:
-        """Return X checked against the fitted features."""
+        """Return X checked against the fitted features, and normalised like the training rows."""
         check_is_fitted(self, "coef_")
-        return csr_from(validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False))
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        return normalize_rows(csr_from(X), self.row_norm_)
 
     def _scores(self, rows: CSR) -> Iterator[Float64]:
         """Yield dense scores, chunk by chunk."""

@@ -28,11 +28,11 @@ class PPDSparse(LinearEstimator):
     """One-vs-rest sparse linear classification over many labels; see `xcray.solvers.ppdsparse`.
 
     lam, tau, C, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds,
-    max_sweeps, growth, seed: as in the solver. auto: choose C, positives, positive_weight and lam
-    on held-out rows for the measure `select`; those that differ from their defaults are kept, and
-    selection_ is what was tried. n_jobs: number of threads; None for one, -1 for all
-    cores. The bits of the model do not depend on it. With several labels per row, the labels with a
-    score above 0 are predicted.
+    max_sweeps, growth, seed, row_norm: as in the solver. auto: choose row_norm, C, positives,
+    positive_weight and lam on held-out rows for the measure `select`; those that differ from their
+    defaults are kept, and selection_ is what was tried. row_norm_ is the normalisation that was
+    used. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not
+    depend on it. With several labels per row, the labels with a score above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
     structured (rounds, primal, dual, gap and more of every class), n_features_in_.
@@ -62,6 +62,7 @@ class PPDSparse(LinearEstimator):
         max_sweeps: int = 20,
         growth: int = 10,
         seed: int = 0,
+        row_norm: str = "none",
         auto: bool = False,
         select: str = DEFAULT,
         n_jobs: int | None = None,
@@ -81,6 +82,7 @@ class PPDSparse(LinearEstimator):
         self.max_sweeps = max_sweeps
         self.growth = growth
         self.seed = seed
+        self.row_norm = row_norm
         self.auto = auto
         self.select = select
         self.n_jobs = n_jobs
@@ -108,6 +110,7 @@ class PPDSparse(LinearEstimator):
             data = selection_data(rows, labels, weights)
             chosen, self.selection_ = Selector(data, changed, self.select, self._workers()).run()
             solver = make_parameters(PPDSparseSolver, {**params, **chosen})
+        self.row_norm_ = solver.row_norm
         block = _solve(solver, rows, labels, weights, self._workers())
         self._set_model(block)
         summary = summarize_records(solver, block.records)

@@ -11,7 +11,6 @@ import numpy as np
 from xcray.arrays import CSR, Float64, frozen
 from xcray.errors import ParameterError
 from xcray.index.search import ROWS_PER_CALL, SearchIndex
-from xcray.index.validate_rows import check_rows
 from xcray.kernels.search.lists import NARROW_BYTES
 from xcray.kernels.search.logsumexp import (
     BiasPartition,
@@ -54,7 +53,7 @@ class LogPartition:
         number of features, ParameterError for threads below 1, InputError for values that are not
         finite.
         """
-        check_rows(X, self._search.n_features)
+        X = self._search.input_rows(X)
         if threads < 1:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         out = np.empty(X.n_rows, np.float64)

@@ -146,6 +146,7 @@ class SparseScorer:
         rows = sparse_rows(X)
         check_one_row(rows.n_rows)
         self.index.score(rows, label)  # validates the row and the label
+        rows = self.index.input_rows(rows)
         (features, x), (weighted, weights) = rows.row(0), self.index.W.row(label)
         shared, at_x, at_w = np.intersect1d(
             features, weighted, assume_unique=True, return_indices=True

@@ -18,6 +18,7 @@ from xcray.index.search_result import SearchResult
 from xcray.index.validate_rows import check_position, check_rows
 from xcray.index.weight_scan import posting_seconds, scan_postings, scan_weights
 from xcray.kernels.cache import is_compiled
+from xcray.kernels.row_norm import normalize_rows
 from xcray.kernels.search.bounded_scan import (
     SearchEngine,
     SearchOutput,
@@ -61,13 +62,21 @@ class SearchIndex:
     """
 
     def __init__(
-        self, lists: PackedLists, W: CSR, b: Float32, order: Int32, *, dense: bool | None = None
+        self,
+        lists: PackedLists,
+        W: CSR,
+        b: Float32,
+        order: Int32,
+        *,
+        dense: bool | None = None,
+        row_norm: str = "none",
     ) -> None:
         """Create an index.
 
         lists: from `packed.build_lists` or `packed.read_lists`. W: (K, D) by label, valid. b: (K,).
         order: (K,) from `packed.bias_order`. dense: whether to search dense rows regardless of the
-        number of weights and cells; None: where that is faster.
+        number of weights and cells; None: where that is faster. row_norm: normalisation of the rows
+        of every request, one of ROW_NORMS.
         """
         if (
             len(b) != W.n_rows
@@ -96,11 +105,15 @@ class SearchIndex:
         self._free_work: deque[SearchScratch] = deque()
         self._is_compiled = False
         self._prefer_dense = _is_dense(W) if dense is None else dense
+        self.row_norm = row_norm
 
     @classmethod
-    def build(cls, W: CSR, b: Float32, *, dense: bool | None = None) -> SearchIndex:
-        """Return the index of weights by label, in memory. dense: as for the class."""
-        return cls(build_lists(W), W, frozen(b, np.float32), bias_order(b), dense=dense)
+    def build(
+        cls, W: CSR, b: Float32, *, dense: bool | None = None, row_norm: str = "none"
+    ) -> SearchIndex:
+        """Return the index of weights by label, in memory. dense, row_norm: as for the class."""
+        bias, order = frozen(b, np.float32), bias_order(b)
+        return cls(build_lists(W), W, bias, order, dense=dense, row_norm=row_norm)
 
     @cached_property
     def dense(self) -> Float32 | None:
@@ -143,6 +156,14 @@ class SearchIndex:
             engine.lists.blocks.nbytes + engine.lists.starts.nbytes + engine.bias_order.nbytes
         )
 
+    def input_rows(self, X: CSR) -> CSR:
+        """Return rows (n, D) as they are multiplied with the weights: checked, and normalised.
+
+        Raises ShapeMismatch or InputError.
+        """
+        check_rows(X, self.n_features)
+        return normalize_rows(X, self.row_norm)
+
     def query(
         self,
         X: CSR,
@@ -164,7 +185,7 @@ class SearchIndex:
         InputError for values that are not finite.
         """
         end = None if deadline_ms is None else time.perf_counter() + deadline_ms / 1e3
-        check_rows(X, self.n_features)
+        X = self.input_rows(X)
         if k < 1 or threads < 1:
             raise ParameterError(f"k is {k} and threads {threads}: both must be at least 1")
         if deadline_ms is not None and not deadline_ms >= 0:
@@ -210,7 +231,7 @@ class SearchIndex:
 
         Raises NotFound or ShapeMismatch.
         """
-        check_rows(X, self.n_features)
+        X = self.input_rows(X)
         check_position(X, row, label, self.n_labels)
         return float(score_one(X, row, label, self._engine))
 
@@ -219,7 +240,7 @@ class SearchIndex:
 
         Raises NotFound or ShapeMismatch.
         """
-        check_rows(X, self.n_features)
+        X = self.input_rows(X)
         check_position(X, row, label, self.n_labels)
         work = self._take_work()
         rank = 1 + int(rank_of(X, row, label, self._engine, work))

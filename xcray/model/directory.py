@@ -36,6 +36,7 @@ from xcray.index import packed
 from xcray.index.packed import BUFFER_BYTES
 from xcray.index.search import SearchIndex
 from xcray.kernels.canonical import FAULTS, first_fault
+from xcray.kernels.row_norm import ROW_NORMS
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import render_card
 from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_table
@@ -147,11 +148,11 @@ class Staging:
         """Whether all arrays are written."""
         return self._index is not None
 
-    def index(self, b: Any) -> SearchIndex:
+    def index(self, b: Any, row_norm: str = "none") -> SearchIndex:
         """Write the biases b (K,) and the packed lists, and return the search over them, mapped.
 
-        A second call returns the same index. Raises Corrupt if a weight or bias is not
-        finite or a row is not canonical.
+        row_norm: as for `SearchIndex`. A second call returns the same index. Raises Corrupt if a
+        weight or bias is not finite or a row is not canonical.
         """
         if self._index is None:
             W, b = read_csr(self.weights), frozen(b, np.float32)
@@ -161,7 +162,7 @@ class Staging:
             (self.path / LISTS).parent.mkdir()
             packed.write_lists(self.path / LISTS, W, b, self._budget, self._on_step)
             lists, order = packed.read_lists(self.path / LISTS, W.shape)
-            self._index = SearchIndex(lists, W, b, order)
+            self._index = SearchIndex(lists, W, b, order, row_norm=row_norm)
         return self._index
 
     def publish(
@@ -390,10 +391,22 @@ def _load_search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) ->
 
     If they are missing or have another layout, new lists are built in memory.
     """
+    row_norm = row_norm_of(manifest)
     if LISTS not in manifest["files"] or not packed.is_current(path / LISTS):
-        return SearchIndex.build(W, b)
+        return SearchIndex.build(W, b, row_norm=row_norm)
     lists, order = packed.read_lists(path / LISTS, W.shape)
-    return SearchIndex(lists, W, b, order)
+    return SearchIndex(lists, W, b, order, row_norm=row_norm)
+
+
+def row_norm_of(manifest: Mapping[str, Any]) -> str:
+    """Return the normalisation of the rows of a model's requests. Raises Corrupt."""
+    try:
+        row_norm = manifest["stages"][0].get("row_norm", "none")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise Corrupt(f"{MANIFEST} lacks the stages of the model", file=MANIFEST) from None
+    if row_norm not in ROW_NORMS:
+        raise Corrupt(f"{MANIFEST}: row_norm is not one of {', '.join(ROW_NORMS)}", file=MANIFEST)
+    return str(row_norm)
 
 
 def _map_matrix(path: Path, name: str, shape: tuple[int, int], nnz: int) -> CSR:

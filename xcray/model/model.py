@@ -22,6 +22,7 @@ from xcray.arrays import CSR, Float32, csr
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError, ShapeMismatch, excerpt, suggestion
 from xcray.index.search import SearchIndex
+from xcray.kernels.row_norm import ROW_NORMS
 from xcray.kernels.sparse import transpose
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.directory import (
@@ -117,6 +118,11 @@ class Model:
         return str(self.manifest["link"])
 
     @property
+    def row_norm(self) -> str:
+        """Normalisation of the rows of every request: "none", or "l2" for unit length."""
+        return self.search.row_norm
+
+    @property
     def sha256(self) -> str:
         """Content hash over weights, names, training settings and calibration.
 
@@ -189,8 +195,9 @@ class ModelContent:
     W: (K, D) CSR, one row per label, in memory or mapped. It is never copied, and transposed
     within a memory budget. b: (K,) float32; label_names, feature_names: K and D strings (Arrow
     or a sequence). text: the pipeline that makes features from text. link: one of LINKS.
-    calibration: curves from scores to probabilities, and how they were fitted (JSON). The curves
-    and a link other than "identity" are part of the content hash, because they change predictions.
+    calibration: curves from scores to probabilities, and how they were fitted (JSON). row_norm: one
+    of ROW_NORMS, applied to the rows of every request. The curves, a link other than "identity" and
+    a row_norm other than "none" are part of the content hash, because they change predictions.
     """
 
     W: CSR
@@ -200,6 +207,7 @@ class ModelContent:
     text: TextPipeline | None = None
     link: str = "identity"
     calibration: tuple[Calibration, Mapping[str, Any]] | None = None
+    row_norm: str = "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,15 +265,17 @@ def write_model(
     a value is not JSON or the link is unknown, Conflict if `path` exists.
     """
     text, calibration = content.text, content.calibration
+    stage = {"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}
     manifest = training.manifest_entries() | {
         "link": content.link,
-        "stages": [{"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}],
+        "stages": [{**stage, **_row_norm_entry(content.row_norm)}],
         "index": {"lists": LISTS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
         parts = _build_parts(staging, content, training.classes)
         settings = training.settings() | _hashed_link(content.link)
+        settings |= _row_norm_entry(content.row_norm)
         digest = content_hash(parts, {**settings, "dataset_hash": training.dataset_hash})
         manifest |= {"shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": digest}
         if calibration is not None:
@@ -334,6 +344,18 @@ def _hashed_link(link: str) -> dict[str, str]:
     return {} if link == "identity" else {"link": link}
 
 
+def _row_norm_entry(row_norm: str) -> dict[str, str]:
+    """Return the entry of a stage and of the content hash. Raises ParameterError.
+
+    It is empty for "none", so that models of earlier versions keep their hash.
+    """
+    if row_norm not in ROW_NORMS:
+        raise ParameterError(
+            f"row_norm is {excerpt(row_norm)!r}: it must be one of {', '.join(ROW_NORMS)}"
+        )
+    return {} if row_norm == "none" else {"row_norm": row_norm}
+
+
 def _utf8_bytes(names: pa.LargeStringArray) -> NDArray[np.uint8]:
     """Return the bytes of all names, end to end; a view."""
     _, offsets, content = names.buffers()
@@ -367,7 +389,7 @@ def _build_parts(staging: Staging, content: ModelContent, classes: pa.Table | No
         # a view of some rows is written as a separate matrix
         lo, hi = int(W.indptr[0]), int(W.indptr[-1])
         write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
-    index = staging.index(b)
+    index = staging.index(b, content.row_norm)
     return ModelParts(index.W, index, index.b, labels, features, text, classes)
 
 

@@ -47,6 +47,11 @@ class Solver(Protocol):
         """Return the seed of all random numbers; None for deterministic solvers."""
         return None
 
+    @property
+    def row_norm(self) -> str:
+        """Return how rows are normalised, in training and in every request: one of ROW_NORMS."""
+        return "none"
+
     def as_dict(self) -> dict[str, Any]:
         """Return all parameters by name."""
 

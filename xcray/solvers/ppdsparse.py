@@ -10,6 +10,7 @@ import numpy as np
 
 from xcray.arrays import CSR, Float32, Float64, Int32, Int64, Pattern, csr, csr_from, frozen
 from xcray.errors import ParameterError, Stopped
+from xcray.kernels.row_norm import ROW_NORMS, normalize_columns, normalize_rows, row_lengths
 from xcray.kernels.sparse import row_norms_sq
 from xcray.kernels.training import ppdsparse as kernel
 from xcray.kernels.training import pruning
@@ -190,6 +191,20 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         high=2**31 - 1,
     )
 
+    row_norm: str = parameter(
+        "none",
+        "normalisation of all rows, in training and in every request; l2: to length 1",
+        choices=ROW_NORMS,
+    )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all parameters by name; without `row_norm` if it is "none".
+
+        So models without it keep their hash.
+        """
+        values = super().as_dict()
+        return {n: v for n, v in values.items() if (n, v) != ("row_norm", "none")}
+
     @property
     def stopping(self) -> StoppingRule:
         """Return when a class ends."""
@@ -216,11 +231,12 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         """Return the memory of Newton's method, where it is used.
 
         It needs three matrices of the features and ten numbers per row, and each of its passes
-        reads all rows.
+        reads all rows. Normalised rows are held by row and by column, once per process.
         """
+        own = 0 if self.row_norm == "none" else 8 * X.nnz
         if not newton.suits_rows(X, self._objective()):
-            return TaskNeeds()
-        return TaskNeeds(24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows, equal_costs=True)
+            return TaskNeeds(own)
+        return TaskNeeds(own + 24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows, equal_costs=True)
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PPDSparseState:
         """Return the state of a worker.
@@ -230,6 +246,9 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         length or a weight that is not above 0.
         """
         weights = _to_kernel_weights(weights, X.n_rows)
+        if self.row_norm != "none":
+            XT = normalize_columns(XT, row_lengths(X))
+            X = normalize_rows(X, self.row_norm)
         problem = PPDSparseProblem(
             X,
             XT,

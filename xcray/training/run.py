@@ -186,7 +186,7 @@ class _TrainingRun:
                 tick=lambda: self._report_phase("MERGING"),
                 **merge_options,
             )
-            index = staging.index(block.bias)
+            index = staging.index(block.bias, self.solver.row_norm)
             self.phase_seconds["MERGING"] = time.monotonic() - began
             measures = self._measure(index)
             if self.spec.calibrate:
@@ -211,6 +211,7 @@ class _TrainingRun:
             text=self.dataset.text,
             link=self.solver.link,
             calibration=self.calibration,
+            row_norm=self.solver.row_norm,
         )
         record = TrainingRecord(
             self.spec.solver,

@@ -248,7 +248,7 @@ class _EditRun:
             self._run_phase(
                 "MERGING", lambda: compose_weights(staging.weights, old.W, W, rows, budget=budget)
             )
-            index = staging.index(compose_bias(old.b, bias, rows))
+            index = staging.index(compose_bias(old.b, bias, rows), old.row_norm)
             measures = self._run_phase("EVALUATING", lambda: self._measure(index))
             self._report_phase("PUBLISHING")
             return self._write_model(staging, index.W, index.b, trained, measures)
@@ -285,6 +285,7 @@ class _EditRun:
             text=old.text,
             link=old.manifest["link"],
             calibration=self._kept_calibration(),
+            row_norm=old.row_norm,
         )
         record = TrainingRecord(
             **settings,

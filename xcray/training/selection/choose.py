@@ -1,7 +1,8 @@
-"""Choose C, positives, lam and positive_weight of PPDSparse on held-out training rows.
+"""Choose row_norm, C, positives, lam and positive_weight of PPDSparse on held-out training rows.
 
 Coordinate search: from the defaults, one parameter after the other moves along its values while the
-measure rises. A move stays if it gains more than its standard error. The search ends when no
+measure rises. A move to more weights stays if it gains more than its standard error, a move to
+fewer weights if it gains. Rows of equal length are not normalised. The search ends when no
 parameter moves, or with its budget. Every setting is solved for a part of the labels, with a loose
 tolerance, from the duals of the setting before. The budget is counted work, not time, so the choice
 is the same for any machine and number of workers.
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from xcray.kernels.row_norm import ROW_NORMS, has_equal_lengths
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
 from xcray.storage.atomic import read_json, sha256_arrays, write_json
@@ -25,6 +27,7 @@ from xcray.workers.pool import StopFlag
 
 # Values of each parameter. From its default, a parameter first moves to the right.
 LADDERS: Mapping[str, tuple[Any, ...]] = {
+    "row_norm": ROW_NORMS,
     "C": (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
     "positives": ("equal", "propensity"),
     "lam": (0.001, 0.01, 0.1, 0.3, 1.0),
@@ -77,7 +80,8 @@ class Selector:
         """Return the best setting, and what was tried."""
         began = time.process_time()
         base = make_parameters(PPDSparseSolver, self.params)
-        start = {name: getattr(base, name) for name in LADDERS if name not in self.params}
+        given = {*self.params, *(() if self._lengths_differ() else ("row_norm",))}
+        start = {name: getattr(base, name) for name in LADDERS if name not in given}
         self.best = self._evaluate(start, None)
         self.meter.limit = int(self.budget * self.best["work"] / self.data.share)
         reason = "no parameter improves the measure"
@@ -104,6 +108,10 @@ class Selector:
             "cpu_seconds": round(time.process_time() - began, 3),
         }
         return Selection(self.best["params"], report)
+
+    def _lengths_differ(self) -> bool:
+        """Return whether normalising the rows would change them by more than a common factor."""
+        return not has_equal_lengths(self.data.X)
 
     def _improve(self) -> bool:
         """Move every parameter once along its values; return whether one improved the measure."""
@@ -150,7 +158,7 @@ class Selector:
         else:
             solved = self.solver.solve(setting, self._solved_start(start), self.meter)
             self._keep(start, solved)
-            measures = self.solver.measure(solved.block, self.select)
+            measures = self.solver.measure(solved, self.select)
             result = {"params": setting, **measures, "work": solved.work}
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,10 +200,14 @@ class Selector:
 
 
 def is_better(result: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    """Return whether a setting is better by more than the standard error of the difference.
+    """Return whether a setting is better, and by more than the error if it has more weights.
 
-    The error is estimated from the differences of the groups of held-out rows.
+    The standard error of the difference is estimated from the differences of the groups of held-out
+    rows. As in the rule of one standard error, the smaller model is preferred within it. Source:
+    Breiman, Friedman, Olshen, Stone, "Classification and Regression Trees", 1984, section 3.4.3.
     """
+    if result["weights"] <= best["weights"]:
+        return bool(result["value"] > best["value"])
     differences = np.subtract(result["folds"], best["folds"])
     error = differences.std(ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else 0.0
     return bool(result["value"] - best["value"] > error)

@@ -69,7 +69,9 @@ def selection_bytes(entries: int, weights: int) -> int:
     """Estimate the memory of a selection in bytes, without the scratch memory of its threads.
 
     entries: of the training rows; weights: of a model of all labels. The rows to learn from are
-    held by row and by column, and three settings with their weights, index and duals.
+    held by row and by column, once more with normalised values, and three settings with their
+    weights, index and duals.
     """
     rows = 8 * entries * (2 * (1 - HOLDOUT) + HOLDOUT)
+    rows += 8 * entries * (1 - HOLDOUT)  # normalised values, by row and by column
     return int(rows + 3 * 24 * weights / 2)

@@ -82,7 +82,7 @@ class SettingSolver:
         self.workers, self.stop = workers, stop
 
     def solve(self, setting: dict[str, Any], start: Solved | None, meter: Meter) -> Solved:
-        """Solve all labels on threads, from the duals of `start` if given.
+        """Solve all labels on threads, from the duals of `start` if given, and of the same rows.
 
         Raises OutOfBudget if the limit of the meter is too low: the setting is expected to need the
         work of its start, and a part of its labels that of the part before. Raises Stopped.
@@ -92,7 +92,8 @@ class SettingSolver:
         state = solver.load(data.X, data.XT, data.YT, data.weights)
         terms = solver.cost_terms(data.X, data.XT, data.YT)
         scale = 1.0 if start is None else dual_scale(start.setting, setting)
-        runner = WarmRunner(solver, None if start is None else start.duals, scale)
+        is_warm = start is not None and start.setting.get("row_norm") == setting.get("row_norm")
+        runner = WarmRunner(solver, start.duals if start and is_warm else None, scale)
         blocks: list[SolvedLabels] = []
         before = meter.spent
         parts = 1 if start is None else min(PARTS, n_labels)
@@ -124,15 +125,16 @@ class SettingSolver:
         run_schedule(schedule, pool, results, stop=self.stop)
         return [result.value for result in results.results]
 
-    def measure(self, block: SolvedLabels, select: str) -> dict[str, Any]:
+    def measure(self, solved: Solved, select: str) -> dict[str, Any]:
         """Return the value of solved labels on the held-out rows, its terms, and the weights.
 
         "folds" are the values of GROUPS groups of these rows.
         """
-        terms, data = parse_measure(select), self.data
+        terms, data, block = parse_measure(select), self.data, solved.block
+        row_norm = {"row_norm": "none", **self.params, **solved.setting}["row_norm"]
         n_labels = len(data.counts)
         ks = sorted({min(k, n_labels) for _, k in terms})
-        index = SearchIndex.build(block.W, frozen(block.bias, np.float32))
+        index = SearchIndex.build(block.W, frozen(block.bias, np.float32), row_norm=row_norm)
         top = index.query(data.held_X, max(ks), threads=self.workers).top
 
         def measures_of(rows: Int64) -> dict[str, float]:

@@ -194,7 +194,8 @@ class PointEvaluator:
         budget = merge_budget(self.spec, int(parts.lengths.sum()))
         with Staging(folder / "model", budget) as staging:
             block = parts.merge(staging.weights, budget=budget)
-            top = staging.index(block.bias).query(held_out.X, max(ks), threads=self.workers).top
+            index = staging.index(block.bias, solver.row_norm)
+            top = index.query(held_out.X, max(ks), threads=self.workers).top
             summary = summarize_block(block, solver)
         measures = evaluate(
             top,
