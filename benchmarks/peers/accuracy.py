@@ -5,8 +5,10 @@
 
 Every peer is trained with its defaults (C = 1), and once more with the C of CS that is best on
 held-out training rows for P@1 + nDCG@5. These are the rows that --auto measures on. All programs
-read the same rows and run on one core with one thread. CPU seconds are those of training; the
-choice of C or of other parameters is counted separately for the peers and included for --auto.
+read the same rows; LinearSVC and PECOS, which do not normalise them, are trained once more on rows
+of length 1 where the lengths differ. All run on one core with one thread. CPU seconds are those of
+training; the choice of C or of other parameters is counted separately for the peers and included
+for --auto.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from benchmarks.peers.run import cached
 from xcray.arrays import Pattern, TopK, frozen, pattern_from
 from xcray.data.dataset import Dataset
 from xcray.data.splits import HashSplit
+from xcray.kernels.row_norm import has_equal_lengths
 from xcray.metrics import evaluate
 from xcray.training.selection.sample import HOLDOUT
 
 PEERS = ("sklearn", "pecos_tree", "omikuji_tree", "napkinxc_plt")
 SETS = ("bibtex", "cooking", "news20_bydate", "clef_imclef07a")
+# peers that do not normalise rows; omikuji and napkinXC do
+READ_AS_GIVEN = ("sklearn", "pecos_tree")
 CS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SHOWN = ("P@1", "P@5", "nDCG@5")
 
@@ -63,19 +68,26 @@ def measures(top: Any, truth: Pattern) -> dict[str, float]:
     return {name: round(100 * values[name], 2) for name in SHOWN if name in values}
 
 
-def train_peer(those: Folders, peer: str, C: float, part: str, train: Any) -> dict[str, Any]:
-    """Train one peer on all training rows, or on those that are not held out; return its run."""
+def train_peer(
+    those: Folders, peer: str, C: float, part: str, unit: bool, train: Any
+) -> dict[str, Any]:
+    """Train one peer on all training rows, or on those that are not held out; return its run.
+
+    unit: divide each row by its length first.
+    """
     folder = those.all if part == "all" else those.learn
     who = PEERS_BY_NAME[peer]
     task = {"peer": peer, "package": who.package, "k": 5, "core": None, "C": C, "prune": PRUNE}
-    return dict(train({**task, "folder": str(folder)}, f"{peer}-{part}-{C:g}"))
+    rows = {"unit": True} if unit else {}
+    name = f"{peer}-{part}-{C:g}{'-unit' if unit else ''}"
+    return dict(train({**task, **rows, "folder": str(folder)}, name))
 
 
-def peer_rows(those: Folders, peer: str, train: Any) -> list[dict[str, Any]]:
-    """Return the rows of one peer: with its defaults, and with the best C."""
+def peer_rows(those: Folders, peer: str, unit: bool, train: Any) -> list[dict[str, Any]]:
+    """Return the rows of one peer: with its defaults, and with the best C. unit: see above."""
     values, seconds = {}, 0.0
     for C in CS:
-        run = train_peer(those, peer, C, "learn", train)
+        run = train_peer(those, peer, C, "learn", unit, train)
         if "failed" in run:
             print(f"{peer} C={C:g}: {run['failed']}", flush=True)
             continue
@@ -84,8 +96,9 @@ def peer_rows(those: Folders, peer: str, train: Any) -> list[dict[str, Any]]:
         values[C] = scores["P@1"] + scores.get("nDCG@5", 0.0)
     rows = []
     for title, C in (("defaults", 1.0), ("tuned", max(values, key=values.__getitem__, default=1))):
-        run = train_peer(those, peer, C, "all", train)
-        row = {"program": f"{peer}, {title}", "C": C, "tuning_cpu_s": seconds}
+        run = train_peer(those, peer, C, "all", unit, train)
+        name = f"{peer}{', unit rows' if unit else ''}, {title}"
+        row = {"program": name, "C": C, "tuning_cpu_s": seconds}
         if "failed" in run:
             rows.append({**row, "failed": run["failed"]})
             continue
@@ -147,7 +160,9 @@ def main() -> None:
             mine = [xcray_row(those, auto, train) for auto in (False, True)]
             for peer in chosen.peers:
                 if PEERS_BY_NAME[peer].package not in absent:
-                    mine += peer_rows(those, peer, train)
+                    both = peer in READ_AS_GIVEN and not has_equal_lengths(data.train.X)
+                    for unit in (False, True) if both else (False,):
+                        mine += peer_rows(those, peer, unit, train)
             rows += [{"set": name, **row} for row in mine]
             print(table(rows), flush=True)
         return {"benchmark": "accuracy", "rows": rows, "versions": versions(python)}

@@ -3,7 +3,8 @@
 Its last line is JSON. It imports nothing of xcray, because it must run where only the peers are
 installed. The task folder is described in `benchmarks.peers.data`. Only `train` is measured, in CPU
 seconds of this process. Reading and converting come before, prediction after. Every peer runs with
-its defaults except for one thread, squared hinge loss, C, and the threshold of small weights.
+its defaults except for one thread, squared hinge loss, C, and the threshold of small weights. A
+task with `unit` gives it rows of length 1.
 """
 
 from __future__ import annotations
@@ -42,8 +43,17 @@ class Problem:
         self.scratch = Path(task["scratch"])
         self.C = float(task["C"])
         self.prune = float(task["prune"])
-        self.X = sp.load_npz(self.folder / "train_x.npz")
+        self.X = read_rows(task, "train_x.npz")
         self.Y = sp.load_npz(self.folder / "train_y.npz")
+
+
+def read_rows(task: dict[str, Any], name: str) -> Any:
+    """Return the rows of a file of the task, divided by their lengths if the task says so."""
+    X = sp.load_npz(Path(task["folder"]) / name).tocsr()
+    if task.get("unit"):
+        lengths = np.sqrt(np.asarray(X.multiply(X).sum(axis=1), np.float64).ravel())
+        X = sp.diags(1.0 / np.where(lengths > 0.0, lengths, 1.0)) @ X
+    return X.tocsr().astype(np.float32)
 
 
 class Liblinear:
@@ -273,7 +283,7 @@ def main() -> None:
     stay_on(task["core"])
     peer = PEERS[task["peer"]](Problem(task))
     result = measured(peer)
-    test = sp.load_npz(Path(task["folder"]) / "test_x.npz")
+    test = read_rows(task, "test_x.npz")
     began = cpu_seconds()
     np.save(task["top"], peer.top(test, task["k"]).astype(np.int32))
     print(json.dumps({**result, "predict_cpu_s": cpu_seconds() - began, **peer.account()}))

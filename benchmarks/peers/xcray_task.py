@@ -54,7 +54,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     peak, end = memory_bytes("VmHWM"), meter.phases["MERGING"]
     model, data = Model.open(result.model_path, verify=False), Dataset.open(task["dataset"])
     began = cpu_seconds()
-    top = InvertedIndex(model.W, model.postings, model.b).query(data["test"].X, task["k"])
+    rows = model.search.input_rows(data["test"].X)
+    top = InvertedIndex(model.W, model.postings, model.b).query(rows, task["k"])
     predicted = cpu_seconds() - began
     np.save(task["top"], top.labels)
     sample = {}
@@ -127,7 +128,8 @@ def sample_seconds(data: Dataset, columns: Any, params: dict[str, Any]) -> float
 def restricted(model: Model, data: Dataset, columns: Any, k: int) -> TopK:
     """Return the top k among `columns` (labels, ascending), numbered within the sample."""
     W = take_rows(model.W, frozen(columns, np.int64))
-    return InvertedIndex.build(W, frozen(model.b[columns], np.float32)).query(data["test"].X, k)
+    rows = model.search.input_rows(data["test"].X)
+    return InvertedIndex.build(W, frozen(model.b[columns], np.float32)).query(rows, k)
 
 
 def main() -> None:

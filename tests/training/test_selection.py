@@ -103,6 +103,14 @@ def test_the_command_prints_what_it_tried(
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["report"]
     assert report["auto"]["settings"][0]["params"]["C"] == 1.0
+    assert main([*command[:-1], str(tmp_path / "again")]) == 0
+    printed = capsys.readouterr().out
+    assert f"selection ended because {report['auto']['ended']}; its work is that of" in printed
+    assert main([*command, "--estimate", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["selection"]["core_seconds"] == 2.0 * document["estimate"]["core_seconds"]
+    assert main([*command, "--estimate"]) == 0
+    assert "core time of --auto, at most" in capsys.readouterr().out
 
 
 def test_the_estimator_chooses_too() -> None:
@@ -184,12 +192,14 @@ def test_the_search_goes_on_while_the_last_value_of_a_parameter_is_best(tiny: Da
         assert other is None or other["C"] in tried
 
 
-def test_a_gain_below_its_standard_error_changes_nothing() -> None:
-    default = {"value": 0.5, "folds": [0.5, 0.6, 0.4, 0.5]}
+def test_a_gain_below_its_standard_error_is_not_worth_more_weights() -> None:
+    default = {"value": 0.5, "weights": 1, "folds": [0.5, 0.6, 0.4, 0.5]}
     steady = {"value": 0.51, "folds": [0.51, 0.61, 0.41, 0.51]}
     noisy = {"value": 0.51, "folds": [0.7, 0.3, 0.44, 0.6]}
-    assert is_better(steady, default)
-    assert not is_better(noisy, default)
+    larger = {"weights": 2}
+    assert is_better(steady | larger, default)
+    assert not is_better(noisy | larger, default)
+    assert is_better(noisy | {"weights": 1}, default)  # the smaller of two equally good models
     assert not is_better(default, default)
 
 
@@ -203,7 +213,13 @@ def test_steps_that_are_smaller_than_their_error_add_up(
         value = values.get(setting["C"], 0.0)
         noise = 0.0 if start is None else 0.06  # standard error of a difference from C = 1: 0.0155
         folds = [value + noise * sign for sign in (1, -1) * 8]
-        result = {"params": setting, "value": value, "folds": folds, "weights": 1, "work": 0}
+        result = {
+            "params": setting,
+            "value": value,
+            "folds": folds,
+            "weights": 2 - (start is None),
+            "work": 0,
+        }
         selector.results[repr(setting)] = result
         return result
 
@@ -239,7 +255,7 @@ def test_a_selection_that_does_not_fit_is_refused_before_it_begins(
 
 def test_the_memory_of_a_selection_covers_its_rows(tiny: Dataset) -> None:
     data = selection_data(tiny.train.X, tiny.train.Y, None)
-    rows = sum(8 * part.nnz for part in (data.X, data.XT, data.held_X))
+    rows = sum(8 * part.nnz for part in (data.X, data.XT, data.X, data.held_X))
     assert rows <= selection_bytes(tiny.train.X.nnz, 0) * 1.05 <= 1.2 * rows
 
 

@@ -155,12 +155,14 @@ class TaskNeeds(NamedTuple):
     """Memory of a worker of an independent or joint solver, in addition to its loaded state.
 
     n_bytes: for any labels. bytes_per_weight: per weight of the whole model. equal_costs: whether
-    all labels cost about as much as the most expensive one.
+    all labels cost about as much as the most expensive one. process_bytes: once per process, shared
+    by its threads.
     """
 
     n_bytes: int = 0
     bytes_per_weight: int = 0
     equal_costs: bool = False
+    process_bytes: int = 0
 
 
 class ResourceNeeds(NamedTuple):

@@ -233,10 +233,11 @@ class PPDSparseSolver(Parameters, WarmStartSolver):
         It needs three matrices of the features and ten numbers per row, and each of its passes
         reads all rows. Normalised rows are held by row and by column, once per process.
         """
-        own = 0 if self.row_norm == "none" else 8 * X.nnz
+        shared = 0 if self.row_norm == "none" else 8 * X.nnz
         if not newton.suits_rows(X, self._objective()):
-            return TaskNeeds(own)
-        return TaskNeeds(own + 24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows, equal_costs=True)
+            return TaskNeeds(process_bytes=shared)
+        own = 24 * (X.n_cols + 1) ** 2 + 80 * X.n_rows
+        return TaskNeeds(own, equal_costs=True, process_bytes=shared)
 
     def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> PPDSparseState:
         """Return the state of a worker.

@@ -14,15 +14,19 @@ from xcray.cli.terminal.progress import format_duration
 def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
     """Print the estimated memory, disk and time of a training, and exit.
 
-    Raises Refused if it cannot fit.
+    The selection of --auto comes in addition, with its own line. Raises Refused if the
+    training cannot fit.
     """
     from xcray.system.units import format_bytes
     from xcray.training.capacity.preflight import check_fits, memory_limits
+    from xcray.training.selection.choose import MAX_TRAININGS
     from xcray.training.strategies import estimate_training
 
     estimate, limits = estimate_training(spec), memory_limits(spec)
+    selection = MAX_TRAININGS * estimate.core_seconds if spec.auto else None
     if as_json:
-        output.print_json({"estimate": estimate.as_dict(), "limits": limits})
+        extra = {} if selection is None else {"selection": {"core_seconds": selection}}
+        output.print_json({"estimate": estimate.as_dict(), "limits": limits, **extra})
     else:
         output.print_pairs(
             {
@@ -42,6 +46,11 @@ def print_estimate(spec: Any, out: Path, run_dir: Path, as_json: bool) -> None:
                 ),
                 "disk for parts": format_bytes(estimate.parts),
                 "disk for the model": format_bytes(estimate.model),
+                **(
+                    {"core time of --auto, at most": format_duration(selection)}
+                    if selection is not None
+                    else {}
+                ),
                 "core time": format_duration(estimate.core_seconds),
                 "time": format_duration(estimate.seconds),
                 "based on": f"{estimate.probed} solved labels"

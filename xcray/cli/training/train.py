@@ -120,8 +120,8 @@ def train(
         bool,
         typer.Option(
             "--auto",
-            help="Choose C, positives, positive_weight and lam on held-out training rows, except "
-            "those given by -p.",
+            help="Choose row_norm, C, positives, positive_weight and lam on held-out training "
+            "rows, except those given by -p.",
         ),
     ] = False,
     select: Annotated[
@@ -309,7 +309,7 @@ def print_result(result: TrainResult, as_json: bool) -> None:
 
 
 def print_settings(auto: Mapping[str, Any]) -> None:
-    """Print the settings that were tried, one per row, with the chosen one marked."""
+    """Print the settings that were tried, one per row, the chosen one, and why it ended."""
     settings = auto["settings"]
     names = list(settings[0]["params"])
     rows = [
@@ -322,6 +322,11 @@ def print_settings(auto: Mapping[str, Any]) -> None:
         for row in settings
     ]
     output.print_table([*names, f"{auto['select']} held out", "weights", ""], rows)
+    if "trainings" in auto:  # not in models of earlier versions
+        output.print_line(
+            f"selection ended because {auto['ended']}; "
+            f"its work is that of {auto['trainings']:.1f} trainings with the first setting"
+        )
 
 
 def format_partial(partial: Mapping[str, Any]) -> str:

@@ -98,8 +98,8 @@ class JobRequest(Strict):
     )
     auto: bool = Field(
         False,
-        description="Choose C, positives, positive_weight and lam on held-out training rows, "
-        "except those in `params` (solver ppdsparse).",
+        description="Choose row_norm, C, positives, positive_weight and lam on held-out training "
+        "rows, except those in `params` (solver ppdsparse).",
     )
     select: str = Field(
         "P@1+nDCG@5",

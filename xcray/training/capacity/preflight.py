@@ -256,11 +256,11 @@ def estimate_from(
         driver=DRIVER_BYTES_PER_LABEL * K
         + 24 * shape.features
         + pieces
-        + (RAY_DRIVER_BYTES if place != "here" else 0),
+        + (RAY_DRIVER_BYTES if place != "here" else shape.needs.process_bytes),
         worker=worker,
         workers=workers,
         place=place,
-        process=0 if place == "here" else PROCESS_BYTES,
+        process=0 if place == "here" else PROCESS_BYTES + shape.needs.process_bytes,
         ray=0 if place == "here" or spec.ray_address is not None else RAY_BYTES,
         reserved=reserved,
         mapped=shape.mapped,
@@ -355,14 +355,15 @@ def split_sizes(train: Split) -> tuple[int, int, int, int]:
 
 
 def worker_bytes(solver: TaskSolver, train: Split, weights: int) -> tuple[int, int]:
-    """Return the scratch bytes of a worker on a part of a data set, and its reserved bytes.
+    """Return the bytes of a worker process on a part of a data set, and its reserved bytes.
 
-    See `scratch_bytes`. weights: of the model.
+    Without those of its libraries; see `scratch_bytes`. weights: of the model.
     """
     entries = 3.0 * float(entries_per_label(train).max(initial=0.0))
     own, reserved = scratch_bytes(solver, split_sizes(train), entries)
     needs = solver.task_needs(train.X)
-    return own + needs.n_bytes + needs.bytes_per_weight * weights, reserved
+    own += needs.n_bytes + needs.process_bytes
+    return own + needs.bytes_per_weight * weights, reserved
 
 
 def model_bytes(weights: int, labels: int, features: int) -> int:

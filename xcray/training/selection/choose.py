@@ -36,6 +36,7 @@ LADDERS: Mapping[str, tuple[Any, ...]] = {
 # Solver work of a selection, in trainings with the starting parameters. Copies of rows, threads and
 # measuring take additional time; together they cost at most two trainings.
 BUDGET = 1.25
+MAX_TRAININGS = 2.0
 
 
 class Selection(NamedTuple):
@@ -83,7 +84,8 @@ class Selector:
         given = {*self.params, *(() if self._lengths_differ() else ("row_norm",))}
         start = {name: getattr(base, name) for name in LADDERS if name not in given}
         self.best = self._evaluate(start, None)
-        self.meter.limit = int(self.budget * self.best["work"] / self.data.share)
+        training = self.best["work"] / self.data.share
+        self.meter.limit = int(self.budget * training)
         reason = "no parameter improves the measure"
         try:
             while self._improve():
@@ -95,6 +97,7 @@ class Selector:
             | {"chosen": row is self.best}
             for row in self.results.values()
         ]
+        work = sum(row["work"] for row in settings)
         report = {
             "select": self.select,
             "labels": len(self.data.counts),
@@ -103,7 +106,8 @@ class Selector:
             "settings": settings,
             "not_tried": self._neighbours(self.best["params"]),
             "ended": reason,
-            "work": sum(row["work"] for row in settings),
+            "work": work,
+            "trainings": round(work / max(training, 1.0), 3),
             "budget": self.meter.limit,
             "cpu_seconds": round(time.process_time() - began, 3),
         }
