@@ -10,9 +10,8 @@ MAX_NAMES = 10  # labels listed per edit
 CARD = """\
 # Model card
 
-A linear model over {n_labels:,} labels and {n_features:,} features: `score = x . w + b`, one
-sparse `w` per label. The labels with the highest scores are predicted. The search is exact; equal
-scores are ordered by label number.
+{structure} The labels with the highest scores are predicted. The
+search is exact; equal scores are ordered by label number.
 {partial}
 | | |
 |---|---|
@@ -48,9 +47,20 @@ predictor.scored_labels(predictor.predict({example}, k=5))
 - It can only predict labels of its training data, and returns k of them even if none fits.
 - Rare labels have few training rows; the propensity-scored measures (PSP@k), if given, show the
   quality on them.
-- Its weights reflect the words and biases of its training data: `explain` shows which features
-  contributed to a prediction.
+- {biases}
 """
+# by whether the model is a chain of stages
+STRUCTURES = {
+    False: "A linear model over {n_labels:,} labels and {n_features:,} features: "
+    "`score = x . w + b`, one\nsparse `w` per label.",
+    True: "A chain of {n_stages:,} stages over {n_labels:,} labels and {n_features:,} inputs. Each "
+    "stage adds\n`F(x) W + b` to the scores of the one before, and can calibrate them.",
+}
+BIASES = {
+    False: "Its weights reflect the words and biases of its training data: `explain` shows which "
+    "features\n  contributed to a prediction.",
+    True: "Its weights reflect the biases of its training data.",
+}
 
 
 BRIER = ("brier", "brier_sigmoid", "brier_constant")
@@ -74,7 +84,13 @@ PROBABILITIES = """
 def render_card(manifest: Mapping[str, Any]) -> str:
     """Return the card of the model with this manifest, as Markdown."""
     n_labels, n_features = manifest["shape"]
+    n_stages, is_chain = len(manifest["stages"]), "weights" not in manifest["stages"][0]
+    structure = STRUCTURES[is_chain].format(
+        n_labels=n_labels, n_features=n_features, n_stages=n_stages
+    )
     return CARD.format(
+        structure=structure,
+        biases=BIASES[is_chain],
         n_labels=n_labels,
         n_features=n_features,
         per_label=manifest["nnz"] / max(n_labels, 1),

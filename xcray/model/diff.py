@@ -36,7 +36,8 @@ class ModelDiff(NamedTuple):
 def diff(a: Model, b: Model) -> ModelDiff:
     """Compare two models.
 
-    Repeated label names in a model are compared by their first occurrence.
+    Repeated label names in a model are compared by their first occurrence. Labels of a chain of
+    stages are identical if all of both models is.
     """
     rows_a, rows_b = (
         _first_numbers(a.label_names.to_pylist()),
@@ -44,7 +45,10 @@ def diff(a: Model, b: Model) -> ModelDiff:
     )
     both = [name for name in rows_a if name in rows_b]
     to_a = _feature_map(a, b)
-    same = {name for name in both if _same_row(a, rows_a[name], b, rows_b[name], to_a)}
+    if a.linear is None or b.linear is None:  # labels of a chain share its stages
+        same = set(both) if a.sha256 == b.sha256 else set()
+    else:
+        same = {name for name in both if _same_row(a, rows_a[name], b, rows_b[name], to_a)}
     measures = {
         name: (a.measures.get(name), b.measures.get(name))
         for name in sorted({*a.measures, *b.measures})

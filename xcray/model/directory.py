@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -35,10 +35,12 @@ from xcray.errors import Corrupt, InputError, NotFound, ParameterError
 from xcray.index import packed
 from xcray.index.packed import BUFFER_BYTES
 from xcray.index.search import SearchIndex
+from xcray.index.staged import Stage
 from xcray.kernels.canonical import FAULTS, first_fault
 from xcray.kernels.row_norm import ROW_NORMS
 from xcray.model.calibration import CALIBRATION, Calibration
 from xcray.model.card import render_card
+from xcray.model.stages import read_stages, write_stages
 from xcray.storage.arrow import CSR_TYPES, read_csr, read_table, write_table
 from xcray.storage.atomic import (
     create_staging_directory,
@@ -60,6 +62,7 @@ WEIGHTS = "weights.arrow"
 LISTS = "index/lists.arrow"
 BIAS = "bias.arrow"
 TIMELINE = "timeline.arrow"
+STAGES = "stages"
 # keys of every manifest besides sizes, with their types
 REQUIRED_KEYS: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("created", "dataset_hash", "link", "sha256", "solver"), (str,)),
@@ -69,16 +72,26 @@ REQUIRED_KEYS: Final[dict[str, tuple[type, ...]]] = {
 MAX_SIZE = 2**31 - 1  # labels and features are int32
 
 
-class ModelParts(NamedTuple):
-    """Content of a model directory except its manifest.
+class LinearPart(NamedTuple):
+    """The only stage of a linear model.
 
-    W: (K, D) CSR by label; b: (K,) float32; search: exact top-k over both; names: K and D
-    strings; classes: K rows. calibration: from scores to probabilities, or None.
+    W: (K, D) CSR by label; b: (K,) float32; search: exact top-k over both.
     """
 
     W: CSR
-    search: SearchIndex
     b: Float32
+    search: SearchIndex
+
+
+class ModelParts(NamedTuple):
+    """Content of a model directory except its manifest.
+
+    linear: of a linear model, or None; stages: of a chain of stages, otherwise empty; names: K
+    labels and D inputs; classes: K rows. calibration: from scores to probabilities, or None.
+    """
+
+    linear: LinearPart | None
+    stages: tuple[Stage, ...]
     label_names: pa.LargeStringArray
     feature_names: pa.LargeStringArray
     text: TextPipeline | None
@@ -165,6 +178,11 @@ class Staging:
             self._index = SearchIndex(lists, W, b, order, row_norm=row_norm)
         return self._index
 
+    def add_stages(self, stages: Sequence[Stage]) -> list[dict[str, Any]]:
+        """Write the stages of a chain; return their manifest entries."""
+        (self.path / STAGES).mkdir()
+        return write_stages(self.path / STAGES, stages)
+
     def publish(
         self, parts: ModelParts, manifest: Mapping[str, Any], timeline: pa.Table | None = None
     ) -> None:
@@ -215,8 +233,8 @@ def read_parts(
             if name.endswith(".arrow"):
                 read_table(path / name, validate_data=True)
     parts = _map_files(path, manifest, bool(verify))
-    if verify:
-        parts.search.check(LISTS)
+    if verify and parts.linear is not None:
+        parts.linear.search.check(LISTS)
     return parts, manifest
 
 
@@ -313,24 +331,27 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         (n_labels, n_features), nnz = manifest["shape"], manifest["nnz"]
         sizes = [n_labels, n_features, nnz]
         wrong = [name for name, kinds in REQUIRED_KEYS.items() if type(manifest[name]) not in kinds]
-        needed = {WEIGHTS, BIAS, "labels.arrow", "features.arrow"} | (
-            {LISTS} if manifest["schema_version"] > FIRST_VERSION else set()
-        )
+        is_linear = not is_staged(manifest)
+        needed = {"labels.arrow", "features.arrow"}
+        if is_linear:
+            needed |= {WEIGHTS, BIAS}
+            needed |= {LISTS} if manifest["schema_version"] > FIRST_VERSION else set()
         files = needed <= set(manifest["files"])
         safe = all(_is_valid_entry(name, entry) for name, entry in manifest["files"].items())
         numbers = (
             all(type(size) is int and size >= 0 for size in sizes)
             and max(n_labels, n_features) <= MAX_SIZE
         )
-        fits = (
-            manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz
+        fits = not is_linear or (
+            nnz <= n_labels * n_features
+            and manifest["files"]["weights.arrow"]["bytes"] >= 8 * nnz
             and manifest["files"]["bias.arrow"]["bytes"] >= 4 * n_labels
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"{MANIFEST} lacks required entries: {error!r}", file=MANIFEST) from None
     if wrong:
         raise Corrupt(f"{MANIFEST}: '{wrong[0]}' has an invalid type", file=MANIFEST)
-    if not (files and safe and numbers and fits and nnz <= n_labels * n_features):
+    if not (files and safe and numbers and fits):
         raise Corrupt(
             f"{MANIFEST} claims {n_labels} labels, {n_features} features, {nnz} weights; "
             "its files can't hold these"
@@ -366,14 +387,18 @@ def _check_sizes(path: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
 def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelParts:
     """Map all files, and compare their types and shapes with the manifest."""
     n_labels, n_features = manifest["shape"]
-    W = _map_matrix(path, WEIGHTS, (n_labels, n_features), manifest["nnz"])
-    b = _map_column(path, BIAS, "bias", pa.float32(), n_labels)
-    if verify:
-        check_numbers(W, b, WEIGHTS)
+    linear: LinearPart | None = None
+    stages: tuple[Stage, ...] = ()
+    if is_staged(manifest):
+        try:
+            stages = read_stages(path / STAGES, manifest["stages"], n_features, n_labels)
+        except NotFound as error:
+            raise Corrupt(f"{path.name}: {error.message}") from None
+    else:
+        linear = _map_linear(path, manifest, verify)
     return ModelParts(
-        W=W,
-        search=_load_search(path, manifest, W, b),
-        b=b,
+        linear=linear,
+        stages=stages,
         label_names=_map_column(path, "labels.arrow", "name", pa.large_string(), n_labels),
         feature_names=_map_column(path, "features.arrow", "name", pa.large_string(), n_features),
         text=TextPipeline.load(path / "text", verify) if manifest["text"] else None,
@@ -384,6 +409,23 @@ def _map_files(path: Path, manifest: Mapping[str, Any], verify: bool) -> ModelPa
         if CALIBRATION in manifest["files"]
         else None,
     )
+
+
+def is_staged(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a model is a chain of stages; the stage of a linear model names its files."""
+    stages = manifest.get("stages")
+    first = stages[0] if isinstance(stages, list) and stages else None
+    return isinstance(first, dict) and "weights" not in first
+
+
+def _map_linear(path: Path, manifest: Mapping[str, Any], verify: bool) -> LinearPart:
+    """Map the weights of a linear model, and compare their types and shapes with the manifest."""
+    n_labels, n_features = manifest["shape"]
+    W = _map_matrix(path, WEIGHTS, (n_labels, n_features), manifest["nnz"])
+    b = _map_column(path, BIAS, "bias", pa.float32(), n_labels)
+    if verify:
+        check_numbers(W, b, WEIGHTS)
+    return LinearPart(W, b, _load_search(path, manifest, W, b))
 
 
 def _load_search(path: Path, manifest: Mapping[str, Any], W: CSR, b: Float32) -> SearchIndex:

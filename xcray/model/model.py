@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from xcray.arrays import CSR, Float32, csr
 from xcray.data.text.pipeline import TextPipeline
 from xcray.errors import NotFound, ParameterError, ShapeMismatch, excerpt, suggestion
+from xcray.index.scorer import Scorer, SparseScorer
 from xcray.index.search import SearchIndex
+from xcray.index.staged import Stage, StagedScorer
 from xcray.kernels.row_norm import ROW_NORMS
 from xcray.kernels.sparse import transpose
 from xcray.model.calibration import CALIBRATION, Calibration
@@ -31,10 +33,12 @@ from xcray.model.directory import (
     SCHEMA_VERSION,
     TIMELINE,
     WEIGHTS,
+    LinearPart,
     ModelParts,
     Staging,
     read_parts,
 )
+from xcray.model.stages import n_weights, stages_hash
 from xcray.storage.arrow import read_table, write_matrix
 from xcray.storage.atomic import sha256_arrays
 from xcray.storage.verified import VerifiedFiles
@@ -46,19 +50,18 @@ LIBRARIES = ("numpy", "scipy", "numba", "pyarrow", "ray")
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A linear model, score = W x + b, with the data for prediction and provenance.
+    """A linear model, score = W x + b, or a chain of stages, with provenance.
 
-    It is immutable and memory-mapped. W: (K, D) CSR float32, one row per label; b: (K,)
-    float32; search: exact top-k over both. label_names, feature_names: K and D strings; text:
+    It is immutable and memory-mapped. linear: weights, biases and search of a linear model, or
+    None; stages: of a chain, otherwise empty. label_names, feature_names: K and D strings; text:
     the pipeline that makes features from text, or None. classes: the solver's report, one row
     per label, or None; manifest: see `directory`; calibration: from scores to probabilities, or
     None.
     """
 
     path: Path
-    W: CSR
-    search: SearchIndex
-    b: Float32
+    linear: LinearPart | None
+    stages: tuple[Stage, ...]
     label_names: pa.LargeStringArray
     feature_names: pa.LargeStringArray
     text: TextPipeline | None
@@ -79,19 +82,43 @@ class Model:
         return cls(path=Path(path), manifest=manifest, **parts._asdict())
 
     @property
+    def W(self) -> CSR:
+        """Weights of a linear model: (K, D) CSR float32, one row per label.
+
+        Raises ParameterError for a chain of stages, as `b` and `search`.
+        """
+        return self._require_linear().W
+
+    @property
+    def b(self) -> Float32:
+        """Biases of a linear model: (K,) float32."""
+        return self._require_linear().b
+
+    @property
+    def search(self) -> SearchIndex:
+        """Exact top-k over the weights of a linear model."""
+        return self._require_linear().search
+
+    def scorer(self, threads: int = 1) -> Scorer:
+        """Return the scorer. threads: cores per batch, where it can use several."""
+        if self.linear is None:
+            return StagedScorer(self.stages, self.n_features)
+        return SparseScorer(self.linear.search, threads=threads)
+
+    @property
     def n_labels(self) -> int:
         """K, the number of labels."""
-        return self.W.n_rows
+        return int(self.manifest["shape"][0])
 
     @property
     def n_features(self) -> int:
-        """D, the number of features."""
-        return int(self.W.n_cols)
+        """D, the number of features of a row: the columns of W, or the inputs of the stages."""
+        return int(self.manifest["shape"][1])
 
     @property
     def nnz(self) -> int:
         """Number of stored weights."""
-        return self.W.nnz
+        return int(self.manifest["nnz"])
 
     @property
     def labels(self) -> list[str]:
@@ -161,6 +188,16 @@ class Model:
         """Bytes on disk, without the manifest."""
         return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
 
+    def _require_linear(self) -> LinearPart:
+        """Return the weights. Raises ParameterError for a chain of stages."""
+        if self.linear is None:
+            raise ParameterError(
+                f"{self.path.name} is a chain of {len(self.stages)} stages, without one matrix of "
+                "weights by label: this needs a linear model",
+                code="STAGED_MODEL",
+            )
+        return self.linear
+
     def label_name(self, label: int) -> str:
         """Return the name of label number `label`. Raises NotFound if there is no such number."""
         if not 0 <= label < self.n_labels:
@@ -193,17 +230,19 @@ class ModelContent:
     """What a model predicts with.
 
     W: (K, D) CSR, one row per label, in memory or mapped. It is never copied, and transposed
-    within a memory budget. b: (K,) float32; label_names, feature_names: K and D strings (Arrow
-    or a sequence). text: the pipeline that makes features from text. link: one of LINKS.
+    within a memory budget. b: (K,) float32. stages: of a chain of stages, whose W and b are None.
+    label_names, feature_names: K and D strings (Arrow or a sequence). text: the pipeline that makes
+    features from text. link: one of LINKS.
     calibration: curves from scores to probabilities, and how they were fitted (JSON). row_norm: one
     of ROW_NORMS, applied to the rows of every request. The curves, a link other than "identity" and
     a row_norm other than "none" are part of the content hash, because they change predictions.
     """
 
-    W: CSR
+    W: CSR | None
     b: Any
     label_names: Any
     feature_names: Any
+    stages: Sequence[Stage] = ()
     text: TextPipeline | None = None
     link: str = "identity"
     calibration: tuple[Calibration, Mapping[str, Any]] | None = None
@@ -265,19 +304,16 @@ def write_model(
     a value is not JSON or the link is unknown, Conflict if `path` exists.
     """
     text, calibration = content.text, content.calibration
-    stage = {"features": "input", "weights": WEIGHTS, "bias": BIAS, "calibration": None}
     manifest = training.manifest_entries() | {
         "link": content.link,
-        "stages": [{**stage, **_row_norm_entry(content.row_norm)}],
-        "index": {"lists": LISTS},
         "text": {"fingerprint": text.fingerprint} if text is not None else None,
     }
     with contextlib.nullcontext(staged) if staged is not None else Staging(Path(path)) as staging:
-        parts = _build_parts(staging, content, training.classes)
+        parts, entries = _build_parts(staging, content, training.classes)
         settings = training.settings() | _hashed_link(content.link)
         settings |= _row_norm_entry(content.row_norm)
         digest = content_hash(parts, {**settings, "dataset_hash": training.dataset_hash})
-        manifest |= {"shape": list(parts.W.shape), "nnz": parts.W.nnz, "sha256": digest}
+        manifest |= {**entries, "sha256": digest}
         if calibration is not None:
             parts = parts._replace(calibration=calibration[0])
             manifest |= calibration_entries(manifest, *calibration)
@@ -292,13 +328,19 @@ def content_hash(parts: ModelParts, settings: Mapping[str, Any]) -> str:
     calibrated model is the hash of this one and of the curves (`calibration_entries`).
     """
     names = parts.label_names
+    scores: dict[str, Any] = {"stages": stages_hash(parts.stages)}
+    if parts.linear is not None:
+        W = parts.linear.W
+        scores = {
+            "indptr": W.indptr,
+            "indices": W.indices,
+            "data": W.data,
+            "shape": np.array(W.shape, np.int64),
+            "bias": parts.linear.b,
+        }
     return sha256_arrays(
         {
-            "indptr": parts.W.indptr,
-            "indices": parts.W.indices,
-            "data": parts.W.data,
-            "shape": np.array(parts.W.shape, np.int64),
-            "bias": parts.b,
+            **scores,
             "label_bytes": _utf8_bytes(names),
             "label_lengths": pc.binary_length(names).to_numpy().astype(np.int64),
             "text": parts.text.fingerprint if parts.text is not None else "",
@@ -365,32 +407,72 @@ def _utf8_bytes(names: pa.LargeStringArray) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
 
 
-def _build_parts(staging: Staging, content: ModelContent, classes: pa.Table | None) -> ModelParts:
-    """Return the parts of a model after checking their sizes; arrays are written unless staged."""
-    W, b, text = content.W, content.b, content.text
+def _build_parts(
+    staging: Staging, content: ModelContent, classes: pa.Table | None
+) -> tuple[ModelParts, dict[str, Any]]:
+    """Return the parts of a model after checking their sizes, and their manifest entries.
+
+    Arrays are written unless staged.
+    """
     labels = _to_arrow_names(content.label_names)
     features = _to_arrow_names(content.feature_names)
-    sizes = {
-        "biases": (np.size(b), W.n_rows),
-        "label names": (len(labels), W.n_rows),
-        "feature names": (len(features), W.n_cols),
-    }
+    K, D = _check_sizes(content, len(labels), len(features), classes)
+    entries: dict[str, Any] = {"shape": [K, D]}
+    linear = None
+    if content.W is None:
+        entries["stages"] = [
+            {**entry, "calibration": None} for entry in staging.add_stages(content.stages)
+        ]
+        entries["nnz"] = sum(n_weights(stage) for stage in content.stages)
+    else:
+        index = _index_weights(staging, content.W, content.b, content.row_norm)
+        linear = LinearPart(index.W, index.b, index)
+        stage: dict[str, Any] = {
+            "features": "input",
+            "weights": WEIGHTS,
+            "bias": BIAS,
+            "calibration": None,
+        }
+        stage |= _row_norm_entry(content.row_norm)
+        entries |= {"stages": [stage], "index": {"lists": LISTS}, "nnz": index.W.nnz}
+    stages = tuple(content.stages)
+    return ModelParts(linear, stages, labels, features, content.text, classes), entries
+
+
+def _check_sizes(
+    content: ModelContent, n_labels: int, n_features: int, classes: pa.Table | None
+) -> tuple[int, int]:
+    """Return K and D. Raises ShapeMismatch unless all sizes agree."""
+    W, text = content.W, content.text
+    sizes: dict[str, tuple[int, int]] = {}
+    if W is None:
+        K, D = n_labels, n_features
+        StagedScorer(content.stages, D)  # checks the shapes of the stages
+        sizes["outputs of the stages"] = (len(content.stages[0].b), K)
+    else:
+        K, D = W.shape
+        sizes = {"biases": (np.size(content.b), K), "label names": (n_labels, K)}
+        sizes["feature names"] = (n_features, D)
     if text is not None:
-        sizes["terms of the text pipeline"] = (len(text.terms), W.n_cols)
+        sizes["terms of the text pipeline"] = (len(text.terms), D)
     if classes is not None:
-        sizes["rows of the class report"] = (classes.num_rows, W.n_rows)
+        sizes["rows of the class report"] = (classes.num_rows, K)
     for what, (size, expected) in sizes.items():
         if size != expected:
             raise ShapeMismatch(
-                f"W is {W.n_rows} labels x {W.n_cols} features, "
-                f"but there are {size} {what}; give {expected}"
+                f"the model has {K} labels x {D} features, but there are {size} {what}; "
+                f"give {expected}"
             )
+    return K, D
+
+
+def _index_weights(staging: Staging, W: CSR, b: Any, row_norm: str) -> SearchIndex:
+    """Return the search over the weights, which are written unless they are staged."""
     if not staging.is_indexed:
         # a view of some rows is written as a separate matrix
         lo, hi = int(W.indptr[0]), int(W.indptr[-1])
         write_matrix(staging.weights, csr(W.indptr - lo, W.indices[lo:hi], W.data[lo:hi], W.n_cols))
-    index = staging.index(b, content.row_norm)
-    return ModelParts(index.W, index, index.b, labels, features, text, classes)
+    return staging.index(b, row_norm)
 
 
 def _to_arrow_names(names: Any) -> pa.LargeStringArray:

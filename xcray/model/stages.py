@@ -28,13 +28,14 @@ SPARSE_WEIGHTS: Final = "weights.arrow"
 FEATURES: Final = "features"
 INPUT: Final = "input"  # the entry of stages without a feature pipeline
 MAX_STAGES: Final = 1024
+ENTRY_NAMES: Final = ("features", "sparse", "cubic")
 
 
 def write_stages(folder: Path, stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """Write stages below an existing folder, and return their manifest entries, JSON-ready.
 
     An entry has `features` ("input", or the fingerprint of the pipeline), `sparse` (whether W is
-    sparse), and `calibration` (None, or whether it has the projection, as `simplex`).
+    sparse), and `cubic` (None, or whether that calibration has the projection, as `simplex`).
     """
     for number, stage in enumerate(stages):
         place = folder / str(number)
@@ -59,6 +60,7 @@ def read_stages(
 ) -> tuple[Stage, ...]:
     """Map the stages with these manifest entries, without copying.
 
+    `calibration` in an entry, of the model's probabilities, is ignored.
     Shapes, types, finite numbers and canonical rows are checked; checksums of files are not. Raises
     NotFound for a missing file, and Corrupt for invalid entries or files.
     """
@@ -67,13 +69,18 @@ def read_stages(
     stages = []
     for number, entry in enumerate(entries):
         stage = _read_stage(folder / str(number), entry, n_inputs, n_labels)
-        if _entry(stage) != entry:
+        if _entry(stage) != {k: v for k, v in entry.items() if k != "calibration"}:
             raise Corrupt(f"stage {number} is not what its manifest entry says")
         stages.append(stage)
     try:
         return StagedScorer(stages, n_inputs).stages
     except ShapeMismatch as error:
         raise Corrupt(str(error)) from None
+
+
+def n_weights(stage: Stage) -> int:
+    """Return the number of stored weights of a stage."""
+    return int(stage.W.nnz if isinstance(stage.W, CSR) else stage.W.size)
 
 
 def stages_hash(stages: Sequence[Stage]) -> str:
@@ -95,7 +102,7 @@ def _entry(stage: Stage) -> dict[str, Any]:
     return {
         "features": INPUT if stage.features is None else stage.features.fingerprint,
         "sparse": isinstance(stage.W, CSR),
-        "calibration": None if calibration is None else {"simplex": calibration.simplex},
+        "cubic": None if calibration is None else {"simplex": calibration.simplex},
     }
 
 
@@ -112,10 +119,8 @@ def _dense_arrays(stage: Stage) -> dict[str, Float32]:
 def _read_stage(place: Path, entry: Mapping[str, Any], n_inputs: int, n_labels: int) -> Stage:
     """Map one stage. Raises NotFound or Corrupt."""
     try:
-        features, sparse, calibration = (
-            entry[name] for name in ("features", "sparse", "calibration")
-        )
-        simplex = None if calibration is None else calibration["simplex"]
+        features, sparse, cubic = (entry[name] for name in ENTRY_NAMES)
+        simplex = None if cubic is None else cubic["simplex"]
     except (KeyError, TypeError) as error:
         raise Corrupt(f"stage {place.name} has an invalid manifest entry: {error!r}") from None
     pipeline = None if features == INPUT else load_pipeline(place / FEATURES)
@@ -127,8 +132,8 @@ def _read_stage(place: Path, entry: Mapping[str, Any], n_inputs: int, n_labels: 
         shapes |= {"C": (3 * n_labels, n_labels), "c": (n_labels,)}
     arrays = _read_arrays(place / ARRAYS, shapes)
     W = _read_sparse(place / SPARSE_WEIGHTS) if sparse else arrays["W"]
-    cubic = None if simplex is None else StageCalibration(arrays["C"], arrays["c"], simplex)
-    return Stage(W, arrays["b"], pipeline, cubic)
+    calibration = None if simplex is None else StageCalibration(arrays["C"], arrays["c"], simplex)
+    return Stage(W, arrays["b"], pipeline, calibration)
 
 
 def _read_arrays(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Float32]:

@@ -19,7 +19,8 @@ class LabelSummary(NamedTuple):
     """A label in a list.
 
     number: its position in the model. positives: training rows, gap: duality gap as a share of the
-    null objective; None if the model does not know them. weights: number of stored weights.
+    null objective; None if the model does not know them. weights: number of stored weights; of a
+    chain of stages, its weights divided by its labels.
     """
 
     number: int
@@ -52,7 +53,8 @@ def label_details(
 
     "features": the largest weights by magnitude, with the names of their features. "similar": the
     labels with the most similar weights, with the cosine of both rows of W; only cosines above 0.
-    One pass over all weights. Raises NotFound with similar names.
+    One pass over all weights. Raises NotFound with similar names, and ParameterError for a chain of
+    stages.
     """
     number = model.label_id(label)
     features, weights = model.W.row(number)
@@ -116,7 +118,7 @@ def _summary(model: Model, number: int) -> LabelSummary:
         model.label_name(number),
         record.get("positives"),
         _relative_gap(record),
-        len(model.W.row(number)[0]),
+        model.nnz // model.n_labels if model.linear is None else len(model.W.row(number)[0]),
     )
 
 

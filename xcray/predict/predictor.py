@@ -13,7 +13,7 @@ from xcray.arrays import CSR, Float64, Pattern, TopK, csr, csr_from
 from xcray.errors import InputError, NotCalibrated, ParameterError, ShapeMismatch
 from xcray.index.filters import LabelFilter
 from xcray.index.log_partition import LogPartition, softmax
-from xcray.index.scorer import Scorer, SparseScorer
+from xcray.index.scorer import Scorer
 from xcray.index.search_result import NOT_COMPUTED, SearchResult
 from xcray.metrics import evaluate
 from xcray.model.model import Model
@@ -42,9 +42,8 @@ class Predictor:
             raise ParameterError(f"threads is {threads}: it must be at least 1")
         self.model = model
         self.threads = threads
-        self.index = model.search
-        self.scorer: Scorer = SparseScorer(self.index, threads=threads)
-        self._log_partition = LogPartition(self.index) if model.link == "softmax" else None
+        self.scorer: Scorer = model.scorer(threads)
+        self._log_partition = LogPartition(model.search) if model.link == "softmax" else None
         self._filters = FilterCache(model)
 
     @property

@@ -39,7 +39,7 @@ def test_stages_are_read_as_they_were_written(tmp_path: Path) -> None:
     entries = write_stages(tmp_path, STAGES)
     read = read_stages(tmp_path, entries, D, K)
     assert [entry["sparse"] for entry in entries] == [True, False, False]
-    assert [entry["calibration"] for entry in entries] == [
+    assert [entry["cubic"] for entry in entries] == [
         None,
         {"simplex": True},
         {"simplex": False},
@@ -145,11 +145,11 @@ def test_forged_files_are_refused(
     ("entry", "error"),
     [
         ({"features": "input", "sparse": True}, Corrupt),
-        ({"features": "input", "sparse": True, "calibration": "simplex"}, Corrupt),
-        ({"features": "input", "sparse": True, "calibration": {"simplex": True}}, Corrupt),
-        ({"features": "input", "sparse": False, "calibration": None}, Corrupt),
-        ({"features": "0" * 64, "sparse": True, "calibration": None}, NotFound),
-        ({"features": "input", "sparse": True, "calibration": None, "more": 1}, Corrupt),
+        ({"features": "input", "sparse": True, "cubic": "simplex"}, Corrupt),
+        ({"features": "input", "sparse": True, "cubic": {"simplex": True}}, Corrupt),
+        ({"features": "input", "sparse": False, "cubic": None}, Corrupt),
+        ({"features": "0" * 64, "sparse": True, "cubic": None}, NotFound),
+        ({"features": "input", "sparse": True, "cubic": None, "more": 1}, Corrupt),
         (["features"], Corrupt),
     ],
 )

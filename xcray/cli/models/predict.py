@@ -157,7 +157,7 @@ def predict_local(
         deadline_ms=options.deadline_ms,
         allow=among,
         probabilities=options.probabilities,
-        kernels=options.certificate or len(names) * opened.W.nnz > MAX_SCAN_WEIGHTS,
+        kernels=options.certificate or len(names) * opened.nnz > MAX_SCAN_WEIGHTS,
     )
     probabilities = (
         predictor.probabilities(answer, filtered=among is not None).tolist()

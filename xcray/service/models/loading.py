@@ -149,9 +149,13 @@ def _warm_up_search(predictor: Predictor) -> None:
     # the search strategy depends on k: load or compile each here and not on the event loop
     for k in WARM_KS:
         predictor.predict(row, k)
-    predictor.explain(row, 0, 1)
+    if model.linear is not None:
+        predictor.explain(row, 0, 1)
     # wide lists need a transposed copy of the weights for it, made on demand
-    if predictor.probability_source == "softmax" and predictor.index.lists.width == NARROW_BYTES:
+    if (
+        predictor.probability_source == "softmax"
+        and predictor.model.search.lists.width == NARROW_BYTES
+    ):
         predictor.log_normaliser(row)
 
 
