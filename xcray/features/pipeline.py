@@ -25,6 +25,7 @@ KINDS: Final[Mapping[str, str]] = {
     "pca": "xcray.features.pca:PCA",
     "random-fourier": "xcray.features.fourier:RandomFourier",
     "random-logits": "xcray.features.logits:RandomLogits",
+    "columns": "xcray.features.columns:Columns",
     "chain": "xcray.features.chain:Chain",
 }
 # from this share of non-zero entries, sparse rows are made dense before a product

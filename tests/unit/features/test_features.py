@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xcray.arrays import csr_from
+from xcray.arrays import CSR, csr_from
 from xcray.errors import Corrupt, NotFound, ParameterError, ShapeMismatch
 from xcray.features.chain import Chain
+from xcray.features.columns import column_blocks, select_columns
 from xcray.features.fourier import median_distance, random_fourier
 from xcray.features.logits import random_logits
 from xcray.features.pca import PCA, fit_pca
@@ -30,6 +31,7 @@ PIPELINES: dict[str, FeaturePipeline] = {
     "pca": fit_pca(rows_of(), 3),
     "fourier": random_fourier(7, 5, 4.0, seed=1),
     "logits": random_logits(7, 5, 4.0, seed=1),
+    "columns": select_columns(7, np.array([5, 0, 2])),
     "chain": Chain((fit_pca(rows_of(), 3), random_fourier(3, 4, 9.0, seed=2, block=1))),
 }
 
@@ -96,10 +98,39 @@ def test_pca_gives_the_best_approximation_of_the_rank(centred: bool) -> None:
 def test_sparse_rows_have_the_features_of_the_same_dense_rows(name: str, share: float) -> None:
     X, pipeline = rows_of(share=share), PIPELINES[name]
     dense, sparse = pipeline.transform(X), pipeline.transform(csr_from(X))
-    assert not isinstance(sparse, tuple)
+    if isinstance(sparse, CSR):
+        sparse = sparse.to_scipy().toarray()
     assert sparse.shape == (60, pipeline.n_outputs)
     assert sparse.dtype == np.float32
     assert sparse == pytest.approx(dense, abs=2e-4)
+
+
+def test_columns_are_those_of_the_input_in_ascending_order() -> None:
+    X = rows_of(share=0.3)
+    assert np.array_equal(PIPELINES["columns"].transform(X), X[:, [0, 2, 5]])
+
+
+def test_blocks_of_columns_keep_the_order_of_blocks_and_contain_each_column_once() -> None:
+    blocks = column_blocks(7, np.array([6, 1, 4, 0, 3, 5, 2]), 3)
+    assert [block.numbers.tolist() for block in blocks] == [[1, 4, 6], [0, 3, 5], [2]]
+    assert column_blocks(7, np.array([], np.int64), 3) == []
+
+
+@pytest.mark.parametrize("numbers", [[], [-1], [7], [1, 3, 1]])
+def test_invalid_columns_are_refused(numbers: list[int]) -> None:
+    with pytest.raises(ParameterError, match="columns must be"):
+        select_columns(7, np.array(numbers, np.int64))
+
+
+@pytest.mark.parametrize("numbers", [[7], [1, 1], "13"])
+def test_forged_columns_are_refused(numbers: Any, tmp_path: Path) -> None:
+    PIPELINES["columns"].save(tmp_path)
+    path = tmp_path / "pipeline.json"
+    document = json.loads(path.read_text())
+    document["settings"]["numbers"] = numbers
+    path.write_text(json.dumps(document))
+    with pytest.raises(Corrupt):
+        load_pipeline(tmp_path)
 
 
 def test_pca_of_sparse_rows_equals_that_of_dense_rows() -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64
+from xcray.arrays import CSR, Float32, Float64, csr
 from xcray.errors import Stopped
+from xcray.features.columns import Columns
 from xcray.features.pipeline import FeaturePipeline, Rows
 from xcray.solvers.declarations import Link
 from xcray.solvers.lbfgs import scores_to_residuals
-from xcray.solvers.least_squares.gram import gram_of_chunks
+from xcray.solvers.least_squares.gram import gram_of_chunks, weighted_gram
 from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks, powers
 from xcray.solvers.least_squares.worker import identity_residuals, with_targets
 from xcray.solvers.multinomial import Shard
 
+# dense features of some rows, or a scipy matrix of sparse ones
+Features: TypeAlias = Any
+SCORE_CELLS: Final = 1 << 19  # scores of sparse rows in float64 at a time: 4 MB
 KEPT_BYTES: Final = 1 << 30  # features of a block that a worker keeps between two passes
 # A row whose probabilities p are certain counts 0.05 in the preconditioner, any other one
 # 1.8 max p (1 - p), which is close to 1/2 for the least certain.
@@ -58,6 +62,7 @@ class StageWorker:
         self._predictions: dict[int, _ShardPredictions] = {}
         self._kept: dict[int, list[tuple[int, Float32]]] = {}
         self._kept_for = ""
+        self._by_column: dict[int, Any] = {}
 
     def gram(self, step: int, block: Block, double: bool) -> tuple[Float64 | None, float | None]:
         """Return the lower triangle of the preconditioner of a block without ridge, and 0.
@@ -70,6 +75,11 @@ class StageWorker:
         shard, weights = self._shards[step], self._shards[step].weights
         if self._link == "softmax":
             weights = weights * curvature(self._advance(step, block.stages).yhat)
+        Z = self._sparse_block(step, block.features)
+        if Z is not None:
+            X = csr(Z.indptr, Z.indices, Z.data, Z.shape[1])
+            part = shard._replace(X=X, dense=None, weights=weights)
+            return weighted_gram(part, double=double, stopped=self._stopped), 0.0
         width = _rows(shard).shape[1] if block.features is None else block.features.n_outputs
         chunks = self._chunks
         return gram_of_chunks(
@@ -89,7 +99,7 @@ class StageWorker:
         residuals = scores_to_residuals if self._link == "softmax" else identity_residuals
         G, loss = np.zeros((0, 0)), 0.0
         for lo, Z in self._chunks(step, block.features):
-            hi = lo + len(Z)
+            hi = lo + Z.shape[0]
             scores = at.yhat[lo:hi] if W is None else at.yhat[lo:hi] + Z @ W
             R = scores.astype(np.float64)
             loss += residuals(R, shard, lo, hi)
@@ -137,11 +147,16 @@ class StageWorker:
         """Return the scores (n, K) of a stage from the predictions before it."""
         z = yhat.copy()
         for lo, Z in self._chunks(step, features):
-            z[lo : lo + len(Z)] += Z @ W
+            z[lo : lo + Z.shape[0]] += Z @ W
         return z
 
-    def _chunks(self, step: int, features: FeaturePipeline | None) -> Iterator[tuple[int, Float32]]:
-        """Yield the dense features of a shard in chunks, and keep them if there is memory."""
+    def _chunks(
+        self, step: int, features: FeaturePipeline | None
+    ) -> Iterator[tuple[int, Features]]:
+        """Yield the features of a shard in chunks; keep dense ones if there is memory."""
+        if (block := self._sparse_block(step, features)) is not None:
+            yield from self._sparse_chunks(step, block)
+            return
         name = "" if features is None else features.fingerprint
         if name != self._kept_for:
             self._kept, self._kept_for = {}, name
@@ -157,6 +172,27 @@ class StageWorker:
         if keep:
             self._kept[step] = chunks
 
+    def _sparse_chunks(self, step: int, Z: Features) -> Iterator[tuple[int, Features]]:
+        """Yield sparse features of a shard in chunks of rows."""
+        size = max(1, SCORE_CELLS // max(self._shards[step].targets.n_cols, 1))
+        for lo in range(0, Z.shape[0], size):
+            if self._stopped():
+                raise Stopped("stopped between two chunks of rows; finished stages are kept")
+            yield lo, Z if size >= Z.shape[0] else Z[lo : lo + size]
+
+    def _sparse_block(self, step: int, features: FeaturePipeline | None) -> Features | None:
+        """Return the columns of a sparse shard as a scipy matrix (n, n_outputs), else None.
+
+        Time: proportional to the number of their entries, after the first call.
+        """
+        if self._shards[step].dense is not None or not isinstance(features, Columns | None):
+            return None
+        if features is None:
+            return self._shards[step].X.to_scipy()
+        if step not in self._by_column:
+            self._by_column[step] = self._shards[step].X.to_scipy().tocsc()
+        return self._by_column[step][:, features.numbers].tocsr()
+
     def _fits(self, n_outputs: int) -> bool:
         """Return whether that many features of all rows of this worker can be kept."""
         return 4 * n_outputs * sum(len(shard.rows) for shard in self._shards) <= self._kept_bytes
@@ -165,7 +201,9 @@ class StageWorker:
 def _is_prefix(stages: Sequence[FittedStage], others: Sequence[FittedStage]) -> bool:
     """Return whether `others` begins with these stages, by their weights."""
     pairs = zip(stages, others, strict=False)
-    return len(stages) <= len(others) and all(np.array_equal(a.W, b.W) for a, b in pairs)
+    return len(stages) <= len(others) and all(
+        a.W is b.W or np.array_equal(a.W, b.W) for a, b in pairs
+    )
 
 
 def _rows(shard: Shard) -> Rows:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from xcray.arrays import Float32, Float64, frozen
+from xcray.arrays import Float32, Float64, Int64, frozen
 from xcray.features.pipeline import FeaturePipeline
 from xcray.index.staged import StageCalibration
 from xcray.schedule.calls import ObjectHandle, at_worker
@@ -58,15 +58,17 @@ class StagewiseRegression:
         return "softmax" if self.rule == "logistic" else "identity"
 
     def fit(
-        self, workers: WorkerCalls, blocks: Iterable[FeaturePipeline | None]
+        self,
+        workers: WorkerCalls,
+        blocks: Iterable[FeaturePipeline | None],
+        stages: tuple[FittedStage, ...] = (),
     ) -> Iterator[FittedStage]:
-        """Yield one stage for each block of features, None for the input.
+        """Yield one stage for each block of features, None for the input, after `stages`.
 
         workers: of class `StageWorker` with this link, worker w of P with shards w, w + P, ...
         Raises Stopped, errors of workers, ParameterError if lam is too small, and Unavailable if
         scipy is missing.
         """
-        stages: tuple[FittedStage, ...] = ()
         solve: Callable[[Float64], Float64] | None = None
         before: FeaturePipeline | None = None
         for features in blocks:
@@ -80,6 +82,20 @@ class StagewiseRegression:
             stages = (*stages, FittedStage(W, features, calibration))
             before = features
             yield stages[-1]
+
+    def order_by_gradient(
+        self, workers: WorkerCalls, stages: tuple[FittedStage, ...] = ()
+    ) -> Int64:
+        """Return the numbers of the inputs (D',), the largest gradient after `stages` first.
+
+        The size of a gradient is its Euclidean norm over the labels; ties are in ascending order.
+        Inputs with a gradient of 0 are left out. Memory of the driver: O(D' K).
+        """
+        block = workers.put(Block(stages, None))
+        G, _ = self._sum(workers, StageWorker.gradient, at_worker(block), None)
+        size = np.square(G).sum(axis=1)
+        order = np.argsort(-size, kind="stable")
+        return frozen(order[size[order] > 0.0], np.int64)
 
     def _preconditioner(
         self, workers: WorkerCalls, block: ObjectHandle[Block]
