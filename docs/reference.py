@@ -46,6 +46,7 @@ PYTHON = {
             "synchronous_contract",
             "ppdsparse",
             "pdsparse",
+            "memoir",
             "dsmlr",
             "lbfgs",
             "lc",

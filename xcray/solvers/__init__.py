@@ -28,6 +28,7 @@ BUILT_IN: Final = {
     "dismec": "xcray.solvers.presets:DiSMECSolver",
     "l2svm": "xcray.solvers.presets:L2SVMSolver",
     "pdsparse": "xcray.solvers.pdsparse:PDSparseSolver",
+    "memoir": "xcray.solvers.memoir:MemoirSolver",
     "dsmlr": "xcray.solvers.dsmlr:DSMLRSolver",
     "lbfgs": "xcray.solvers.lbfgs:LBFGSSolver",
     "lc": "xcray.solvers.lc:LCSolver",

@@ -1,0 +1,347 @@
+"""MEMOIR kernel: stochastic subgradient steps of the Crammer-Singer multi-class SVM.
+
+A sample (x, y) has the rival r = argmax of w_c.x over the classes c that its row does not have. If
+w_y.x - w_r.x is less than the margin, eta x is added to w_y and subtracted from w_r
+(`xcray.solvers.memoir` states the problem).
+
+W is stored by feature: a growable list of (class, value). The search of r walks the lists of the
+row's features and scores every class with a weight there, so that it is exact. An update walks the
+same lists. A class with no such weight has score 0. If no other score is above 0, r is a random one
+of these classes.
+
+W is `scale` times the stored values, so that the shrinkage of the l2 norm costs O(1). The
+thresholds of the l1 norm are summed in `threshold`; each entry stores the sum at its last change,
+and is shrunk by the difference when it is read.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from xcray.arrays import CSR, Float64, Int32, Int64, Pattern
+from xcray.kernels.inner import inner
+
+# results of `advance`
+DONE, BUDGET, FULL = 0, 1, 2
+MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
+TOP_BITS = np.uint64(33)
+MAX_TRIES = 64  # random classes tried before the classes are visited in order
+MIN_CAPACITY = 4  # entries of a list that is not empty
+
+STATE = np.dtype(
+    [
+        ("scale", np.float64),  # W is scale times the stored values
+        ("norm_sq", np.float64),  # |W|^2
+        ("threshold", np.float64),  # sum of the thresholds of the l1 norm
+        ("searched", np.int64),  # draws of the round whose rival is known
+        ("position", np.int64),  # draws of the round that are done
+        ("used", np.int64),  # allocated entries of the pools
+        ("work", np.int64),  # entries visited
+        ("updates", np.int64),  # draws that changed W
+    ],
+    align=True,
+)
+
+
+class MemoirProblem(NamedTuple):
+    """Rows X (N, D), classes of each row Y (N, K), and the samples: pairs of a row and a class."""
+
+    X: CSR
+    Y: Pattern
+    rows: Int32  # (M,)
+    classes: Int32  # (M,)
+
+
+class MemoirSettings(NamedTuple):
+    """margin: required lead of a sample's class. group: draws whose rivals are searched at once.
+
+    random: whether rivals are random classes.
+    """
+
+    margin: float
+    group: int
+    random: bool
+
+
+class FeatureLists(NamedTuple):
+    """W by feature: entries begin[f] .. begin[f] + size[f] - 1 of the pools."""
+
+    begin: Int64  # (D,)
+    size: Int32  # (D,)
+    capacity: Int32  # (D,)
+    classes: Int32  # pool
+    values: Float64  # pool
+    marks: Float64  # pool: `threshold` at the last change of an entry; (0,) without l1 norm
+
+
+class MemoirScratch(NamedTuple):
+    """Scratch memory of a search: scores (K,), found (K,), and rivals (B,) of the draws."""
+
+    scores: Float64
+    stamps: Int64  # (K,) number of the search that scored the class
+    found: Int32  # (K,) the classes that the search scored
+    rivals: Int32  # (B,), -1: the margin is met
+
+
+@inner()
+def read_value(lists: FeatureLists, p: int, threshold: float) -> float:
+    """Return the present stored value of entry p, after the thresholds since its last change."""
+    value = lists.values[p]
+    if len(lists.marks) == 0:
+        return value
+    excess = abs(value) - (threshold - lists.marks[p])
+    return np.sign(value) * excess if excess > 0.0 else 0.0
+
+
+@inner()
+def score_classes(
+    problem: MemoirProblem, lists: FeatureLists, scratch: MemoirScratch, i: int, at: np.ndarray
+) -> int:
+    """Score all classes with a weight on a feature of row i, without the factor `scale`.
+
+    Returns the number of classes in `scratch.found`.
+    """
+    X, scores, stamps, found, n = problem.X, scratch.scores, scratch.stamps, scratch.found, 0
+    at.work += 1
+    stamp = at.work  # larger than those of all searches before
+    for a in range(X.indptr[i], X.indptr[i + 1]):
+        f, x = X.indices[a], np.float64(X.data[a])
+        lo = lists.begin[f]
+        at.work += lists.size[f]
+        for p in range(lo, lo + lists.size[f]):
+            value = read_value(lists, p, at.threshold)
+            if value == 0.0:
+                continue
+            c = lists.classes[p]
+            if stamps[c] == stamp:
+                scores[c] += x * value
+            else:
+                stamps[c] = stamp
+                scores[c] = x * value
+                found[n] = c
+                n += 1
+    return n
+
+
+@inner()
+def is_own(Y: Pattern, i: int, c: int) -> bool:
+    """Return whether row i has class c."""
+    for p in range(Y.indptr[i], Y.indptr[i + 1]):
+        if Y.indices[p] == c:
+            break
+    else:
+        return False
+    return True
+
+
+@inner()
+def draw_class(
+    problem: MemoirProblem, scratch: MemoirScratch, i: int, number: np.uint64, stamp: int
+) -> int:
+    """Return a random class that row i does not have and that was not scored; -1 if none.
+
+    stamp: number of the search; -1 to draw from scored classes, too.
+    """
+    K = problem.Y.n_cols
+    c = 0
+    for _ in range(MAX_TRIES):
+        number = number * MULTIPLIER + INCREMENT
+        c = np.int64(number >> TOP_BITS) % K
+        if scratch.stamps[c] != stamp and not is_own(problem.Y, i, c):
+            return c
+    for shift in range(K):
+        other = (c + shift) % K
+        if scratch.stamps[other] != stamp and not is_own(problem.Y, i, other):
+            return other
+    return -1
+
+
+@inner()
+def find_rival(
+    problem: MemoirProblem,
+    s: MemoirSettings,
+    lists: FeatureLists,
+    scratch: MemoirScratch,
+    sample: int,
+    number: np.uint64,
+    at: np.ndarray,
+) -> int:
+    """Return the rival of a sample; -1 if its class leads by the margin, or without rivals.
+
+    number: random number that decides ties among classes without weights.
+    """
+    i, y = problem.rows[sample], problem.classes[sample]
+    stamp = at.work + 1
+    n = score_classes(problem, lists, scratch, i, at)
+    rival, best = -1, -np.inf
+    if s.random:
+        rival = draw_class(problem, scratch, i, number, -1)
+        if rival >= 0:
+            best = scratch.scores[rival] if scratch.stamps[rival] == stamp else 0.0
+    else:
+        for a in range(n):
+            c = scratch.found[a]
+            z = scratch.scores[c]
+            if (z > best or (z == best and c < rival)) and not is_own(problem.Y, i, c):
+                rival, best = c, z
+        if best < 0.0:
+            unscored = draw_class(problem, scratch, i, number, stamp)
+            if unscored >= 0:
+                rival, best = unscored, 0.0
+    own = scratch.scores[y] if scratch.stamps[y] == stamp else 0.0
+    return rival if rival >= 0 and at.scale * (own - best) < s.margin else -1
+
+
+@inner()
+def drop_zeros(lists: FeatureLists, f: int, threshold: float) -> None:
+    """Remove the entries of feature f that are 0 now."""
+    lo, kept = lists.begin[f], 0
+    for p in range(lo, lo + lists.size[f]):
+        value = read_value(lists, p, threshold)
+        if value == 0.0:
+            continue
+        lists.classes[lo + kept], lists.values[lo + kept] = lists.classes[p], value
+        if len(lists.marks):
+            lists.marks[lo + kept] = threshold
+        kept += 1
+    lists.size[f] = kept
+
+
+@inner()
+def grow_list(lists: FeatureLists, f: int, at: np.ndarray) -> None:
+    """Move the list of feature f to entries with twice the capacity; the pools must have them."""
+    capacity, old, new = max(MIN_CAPACITY, 2 * lists.capacity[f]), lists.begin[f], at.used
+    for p in range(lists.size[f]):
+        lists.classes[new + p], lists.values[new + p] = (
+            lists.classes[old + p],
+            lists.values[old + p],
+        )
+        if len(lists.marks):
+            lists.marks[new + p] = lists.marks[old + p]
+    lists.begin[f], lists.capacity[f] = new, capacity
+    at.used += capacity
+
+
+@inner()
+def has_capacity(X: CSR, lists: FeatureLists, i: int, at: np.ndarray) -> bool:
+    """Return whether row i can be added to two classes.
+
+    Lists that are too short for that drop their zeros, and grow if the pools suffice.
+    """
+    for a in range(X.indptr[i], X.indptr[i + 1]):
+        f = X.indices[a]
+        if lists.size[f] + 2 <= lists.capacity[f]:
+            continue
+        drop_zeros(lists, f, at.threshold)
+        if lists.size[f] + 2 <= lists.capacity[f]:
+            continue
+        if at.used + max(MIN_CAPACITY, 2 * lists.capacity[f]) > len(lists.values):
+            return False
+        grow_list(lists, f, at)
+    return True
+
+
+@inner()
+def add_entry(lists: FeatureLists, f: int, p: int, c: int, change: float, at: np.ndarray) -> None:
+    """Add `change` to the weight of class c on feature f, at entry p; -1 appends an entry."""
+    value = 0.0
+    if p < 0:
+        p = lists.begin[f] + lists.size[f]
+        lists.size[f] += 1
+        lists.classes[p] = c
+    else:
+        value = read_value(lists, p, at.threshold)
+    lists.values[p] = value + change
+    if len(lists.marks):
+        lists.marks[p] = at.threshold
+    at.norm_sq += at.scale * at.scale * change * (2.0 * value + change)
+
+
+@inner()
+def add_row(
+    X: CSR, lists: FeatureLists, i: int, y: int, r: int, step: float, at: np.ndarray
+) -> None:
+    """Add step times row i to the weights of class y, and subtract it from those of class r."""
+    for a in range(X.indptr[i], X.indptr[i + 1]):
+        f, x = X.indices[a], np.float64(X.data[a])
+        lo, of_y, of_r = lists.begin[f], -1, -1
+        at.work += lists.size[f]
+        for p in range(lo, lo + lists.size[f]):
+            if lists.classes[p] == y:
+                of_y = p
+            elif lists.classes[p] == r:
+                of_r = p
+        change = step * x / at.scale
+        add_entry(lists, f, of_y, y, change, at)
+        add_entry(lists, f, of_r, r, -change, at)
+
+
+@numba.njit(nogil=True, cache=True)
+def advance(
+    problem: MemoirProblem,
+    s: MemoirSettings,
+    lists: FeatureLists,
+    scratch: MemoirScratch,
+    draws: Int64,
+    numbers: np.ndarray,
+    step: float,
+    state: np.ndarray,
+    budget: int,
+) -> int:
+    """Continue a round; stop after it, after about `budget` visited entries, or with full pools.
+
+    draws: (B,) samples of the round; numbers: (B,) uint64, random. step: eta. state: (1,) of STATE;
+    position and searched are 0 before the first call of a round. Returns DONE, BUDGET or FULL.
+    """
+    at = state[0]
+    end = at.work + budget
+    while at.position < len(draws):
+        if at.work >= end:
+            return BUDGET
+        if at.position == at.searched:
+            at.searched = min(len(draws), at.position + s.group)
+            for j in range(at.position, at.searched):
+                scratch.rivals[j] = find_rival(problem, s, lists, scratch, draws[j], numbers[j], at)
+        rival, sample = scratch.rivals[at.position], draws[at.position]
+        if rival >= 0:
+            i = problem.rows[sample]
+            if not has_capacity(problem.X, lists, i, at):
+                return FULL
+            add_row(problem.X, lists, i, problem.classes[sample], rival, step, at)
+            at.updates += 1
+        at.position += 1
+    return DONE
+
+
+@numba.njit(nogil=True, cache=True)
+def count_weights(
+    lists: FeatureLists, at: np.ndarray, prune: float, kept: Int64, dropped: Int64
+) -> None:
+    """Count the weights of each class: `kept` (K,) above `prune`, `dropped` (K,) the others."""
+    for f in range(len(lists.begin)):
+        for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
+            w = at[0].scale * read_value(lists, p, at[0].threshold)
+            if abs(w) > prune:
+                kept[lists.classes[p]] += 1
+            elif w != 0.0:
+                dropped[lists.classes[p]] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def export_weights(
+    lists: FeatureLists,
+    at: np.ndarray,
+    prune: float,
+    ends: Int64,
+    features: Int32,
+    values: Float64,
+) -> None:
+    """Write the weights above `prune` by class; ends: (K,) next output positions, advanced."""
+    for f in range(len(lists.begin)):
+        for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
+            w = at[0].scale * read_value(lists, p, at[0].threshold)
+            if abs(w) > prune:
+                c = lists.classes[p]
+                features[ends[c]], values[ends[c]] = f, w
+                ends[c] += 1
