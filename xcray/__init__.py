@@ -3,7 +3,8 @@
 Public names are imported on first use. `import xcray` is fast and imports neither Ray nor FastAPI
 nor scikit-learn:
 
-    PPDSparse, DSMLR, LeastSquares   scikit-learn estimators: fit(X, Y), predict(X)
+    PPDSparse, DSMLR, LeastSquares, IndexedSVM
+                                     scikit-learn estimators: fit(X, Y), predict(X)
     Dataset, train, TrainSpec        train from a data set directory
     Model, Predictor, evaluate       open a model, predict with it, evaluate it
     calibrate                        fit probabilities to the scores of a model
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         Unavailable,
         XcrayError,
     )
-    from xcray.estimators import DSMLR, LeastSquares, PPDSparse
+    from xcray.estimators import DSMLR, IndexedSVM, LeastSquares, PPDSparse
     from xcray.metrics import evaluate
     from xcray.model.model import Model
     from xcray.predict import Predictor
@@ -55,6 +56,7 @@ _EXPORTS = {
     "DataError": "xcray.errors",
     "Dataset": "xcray.data.dataset",
     "Fenced": "xcray.errors",
+    "IndexedSVM": "xcray.estimators",
     "InputError": "xcray.errors",
     "LeastSquares": "xcray.estimators",
     "Model": "xcray.model.model",
@@ -84,6 +86,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Fenced",
+    "IndexedSVM",
     "InputError",
     "LeastSquares",
     "Model",

@@ -1,7 +1,8 @@
 """Estimators in scikit-learn's API: fit, predict and score with sparse X and sparse Y."""
 
 from xcray.estimators.dsmlr import DSMLR
+from xcray.estimators.indexed_svm import IndexedSVM
 from xcray.estimators.least_squares import LeastSquares
 from xcray.estimators.ppdsparse import PPDSparse
 
-__all__ = ["DSMLR", "LeastSquares", "PPDSparse"]
+__all__ = ["DSMLR", "IndexedSVM", "LeastSquares", "PPDSparse"]

@@ -7,21 +7,14 @@ from warnings import warn
 
 from sklearn.exceptions import ConvergenceWarning
 
-from xcray.arrays import CSR, Float32, Pattern
+from xcray.estimators.labels import solve_labels
 from xcray.estimators.linear import LinearEstimator, drop_unweighted
-from xcray.kernels.sparse import transpose, transpose_pattern
-from xcray.schedule.label_scheduler import LabelScheduler
 from xcray.solvers.contract import summarize_records
 from xcray.solvers.parameters import make_parameters
 from xcray.solvers.ppdsparse import PPDSparseSolver
-from xcray.solvers.solved_labels import SolvedLabels, merge
 from xcray.training.selection.choose import Selector
 from xcray.training.selection.measure import DEFAULT, parse_measure
 from xcray.training.selection.sample import selection_data
-from xcray.workers.driver import run_schedule
-from xcray.workers.local_pool import SerialPool, ThreadPool
-from xcray.workers.observer import CollectResults
-from xcray.workers.pool import Pool, Result, StopFlag
 
 
 class PPDSparse(LinearEstimator):
@@ -111,22 +104,9 @@ class PPDSparse(LinearEstimator):
             chosen, self.selection_ = Selector(data, changed, self.select, self._workers()).run()
             solver = make_parameters(PPDSparseSolver, {**params, **chosen})
         self.row_norm_ = solver.row_norm
-        block = _solve(solver, rows, labels, weights, self._workers())
+        block = solve_labels(solver, rows, labels, weights, self._workers())
         self._set_model(block)
         summary = summarize_records(solver, block.records)
         if not summary["converged"]:
             warn(solver.stopping.warning(summary["stopped"]), ConvergenceWarning, stacklevel=2)
         return self
-
-
-def _solve(
-    solver: PPDSparseSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
-) -> SolvedLabels:
-    """Solve all labels on threads of this process."""
-    XT, YT = transpose(X), transpose_pattern(Y)
-    local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
-    schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, workers=workers)
-    pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
-    results = CollectResults[Result]()
-    run_schedule(schedule, pool, results, stop=StopFlag())
-    return merge([result.value for result in results.results], Y.n_cols, X.n_cols)

@@ -36,6 +36,7 @@ BUILT_IN: Final = {
     "generalized-least-squares": (
         "xcray.solvers.least_squares.solver:GeneralizedLeastSquaresSolver"
     ),
+    "indexed-bcd": "xcray.solvers.indexed_bcd.solver:IndexedBCDSolver",
 }
 
 

@@ -1,0 +1,1 @@
+"""Linear SVM by indexed block coordinate descent: time and reads to a test error."""

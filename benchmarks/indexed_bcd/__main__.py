@@ -1,0 +1,232 @@
+"""Indexed block coordinate descent against full dual coordinate descent and block minimisation.
+
+python -m benchmarks.indexed_bcd --data DIR [--sets kddcup99_10pct,mnist] [--seeds 3]
+
+One class against the rest: "normal" of kddcup99_10pct, the digit 3 of mnist. For each method:
+processor seconds of one core, volumes read, and support vectors when the test error first is, and
+remains for the rest of the run, at most that of the full solution + 0.2 and + 0.05 points; and at
+the end. A volume is one read of all training rows. Rows of the active set, and of the block that is
+solved, are in memory. The indexed methods read whole pages (leaves) of at most 256 rows, each time
+again; their first random rows count as rows. The creation of the forest is measured apart. Test
+errors are not part of the seconds.
+
+The full solution is that of the hinge loss, to a duality gap of 0.1 % of the null objective. Block
+minimisation is that of Yu, Hsieh, Chang and Lin (KDD 2010) with 20 random blocks and 3 sweeps per
+visit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.common import dataset
+from xcray.arrays import CSR, Float64, Pattern, csr, frozen
+from xcray.kernels.training import dual_hinge as kernel
+from xcray.solvers.indexed_bcd.label import LabelTraining, Progress, Settings
+from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver, IndexedBCDState
+
+BLOCKS, BLOCK_SWEEPS = 20, 3
+FULL_GAP = 1e-3  # of the null objective
+LIMITS = (0.2, 0.05)  # points of test error above that of the full solution
+NO_TRUNCATION = 1e30
+BLOCK_VISITS = 5  # visits of each block
+PARTS = ("train", "test")
+LABELS = {"kddcup99_10pct": 11, "mnist": 3}  # "normal", the digit 3
+COSTS = {"kddcup99_10pct": 1.0, "mnist": 0.01}
+
+
+class Task(NamedTuple):
+    """One class against the rest. y_test: (n,) 1 or -1."""
+
+    X: CSR
+    YT: Pattern
+    X_test: Any
+    y_test: Any
+    C: float
+
+    def error(self, v: Float64) -> float:
+        """Return the test error in percent."""
+        wrong = (self.X_test @ v[:-1] + v[-1] >= 0.0) != (self.y_test > 0)
+        return 100.0 * float(wrong.mean())
+
+
+class Point(NamedTuple):
+    """One point of a curve: test error in percent, processor seconds, volumes, support vectors."""
+
+    error: float
+    seconds: float
+    volumes: float
+    support: int
+
+
+class Curve:
+    """Points of a run; the time of test errors is left out."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._begin = task, time.process_time()
+        self.points: list[Point] = []
+
+    def add(self, v: Float64, volumes: float, support: int) -> None:
+        """Add the present state of a training."""
+        seconds = time.process_time() - self._begin
+        self.points.append(Point(self._task.error(v), seconds, volumes, support))
+        self._begin = time.process_time() - seconds
+
+
+def load(name: str, data: Path, folder: Path) -> Task:
+    """Return the task of a data set."""
+    splits = dataset(name, data, folder)
+    (X, Y), (X_test, Y_test) = (splits[part].take(0, splits[part].n_rows) for part in PARTS)
+    positives, in_test = (np.flatnonzero(rows_of(each, LABELS[name])) for each in (Y, Y_test))
+    y_test = np.full(X_test.n_rows, -1)
+    y_test[in_test] = 1
+    YT = Pattern(frozen([0, len(positives)], np.int64), frozen(positives, np.int32), X.n_rows)
+    return Task(X, YT, X_test.to_scipy().astype(np.float64), y_test, COSTS[name])
+
+
+def rows_of(Y: Pattern, label: int) -> Any:
+    """Return which rows have the label: (N,) bool; every row has one label."""
+    return Y.indices == label
+
+
+def full(task: Task, curve: Curve, local: IndexedBCDState, settings: Settings) -> None:
+    """Sweep over all rows until the duality gap is small; shrinking is off."""
+    state = new_state(task, local)
+    order, rng = np.arange(task.X.n_rows), np.random.default_rng(settings.seed)
+    gap, volumes = np.inf, 0
+    while gap > settings.gap:
+        rng.shuffle(order)
+        kernel.sweep(local.rows, state, order, np.inf, -np.inf)
+        volumes += 1
+        curve.add(state.v, volumes, int((state.alpha > 0.0).sum()))
+        loss = kernel.hinge_sum(local.rows, state, order)
+        gap = float(state.v @ state.v) + loss - float(state.alpha.sum())
+
+
+def block_minimisation(
+    task: Task, curve: Curve, local: IndexedBCDState, settings: Settings
+) -> None:
+    """Sweep over one random block after the other, until no step changes much."""
+    state, rng = new_state(task, local), np.random.default_rng(settings.seed)
+    blocks = np.array_split(rng.permutation(task.X.n_rows), BLOCKS)
+    volumes, visits = 0.0, 0
+    while visits < BLOCK_VISITS * BLOCKS:
+        for block in rng.permutation(BLOCKS):
+            for _ in range(BLOCK_SWEEPS):
+                rng.shuffle(blocks[block])
+                kernel.sweep(local.rows, state, blocks[block], np.inf, -np.inf)
+            volumes, visits = volumes + 1.0 / BLOCKS, visits + 1
+            curve.add(state.v, volumes, int((state.alpha > 0.0).sum()))
+
+
+def indexed(task: Task, curve: Curve, local: IndexedBCDState, settings: Settings) -> None:
+    """Train as the solver does."""
+
+    def observe(progress: Progress) -> None:
+        curve.add(progress.v, progress.reads / task.X.n_rows, progress.support)
+
+    training = LabelTraining(
+        local.rows, local.scratch, local.selection, task.YT.row(0), 0, settings, observe=observe
+    )
+    result, _ = training.train()
+    curve.add(result.v, training.reads / task.X.n_rows, result.support)
+
+
+def new_state(task: Task, local: IndexedBCDState) -> kernel.DualState:
+    """Return the scratch memory with the initial state of the class."""
+    state = local.scratch
+    state.y.fill(-1)
+    state.y[task.YT.row(0)] = 1
+    state.alpha.fill(0.0)
+    state.v.fill(0.0)
+    return state
+
+
+METHODS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
+    "full dual": (full, {}),
+    "block minimisation": (block_minimisation, {}),
+    **{name: (indexed, {"selection": name}) for name in SELECTIONS},
+    "forest, s = 1e30": (indexed, {"selection": "forest", "s": NO_TRUNCATION}),
+}
+
+
+def reach(points: list[Point], error: float) -> Point | None:
+    """Return the first point from which on the error is at most `error`; None if there is none."""
+    first = None
+    for point in points:
+        first = None if point.error > error else first or point
+    return first
+
+
+def measure(task: Task, seed: int) -> Iterator[tuple[str, list[Point], float]]:
+    """Yield name, curve and seconds of the selection's creation, of every method."""
+    for name, (run, params) in METHODS.items():
+        solver = IndexedBCDSolver(C=task.C, seed=seed, **params)
+        begin = time.process_time()
+        local = solver.load(task.X, csr([0], [], [], task.X.n_rows), task.YT)
+        creation = time.process_time() - begin
+        gap = FULL_GAP if run is full else solver.eps
+        settings = solver.label_settings(local, 0)._replace(
+            gap=gap * solver.null_objective(local, 0)
+        )
+        curve = Curve(task)
+        run(task, curve, local, settings)
+        yield name, curve.points, creation
+
+
+def summarise(runs: list[list[Point]], limits: dict[str, float]) -> dict[str, Any]:
+    """Return medians over the seeds at the limits and at the end; None where a run fails."""
+    ends = {"end": [points[-1] for points in runs]}
+    reached = {name: [reach(points, limit) for points in runs] for name, limit in limits.items()}
+    return {
+        name: [round(statistics.median(each), 4) for each in zip(*points, strict=True)]
+        if all(points)
+        else None
+        for name, points in (reached | ends).items()
+    }
+
+
+def measure_set(task: Task, seeds: int) -> dict[str, Any]:
+    """Return the summary of every method on one data set."""
+    runs, creations = dict[str, list[list[Point]]](), dict[str, list[float]]()
+    for seed in range(seeds):
+        for name, points, creation in measure(task, seed):
+            runs.setdefault(name, []).append(points)
+            creations.setdefault(name, []).append(creation)
+    best = statistics.median(points[-1].error for points in runs["full dual"])
+    limits = {f"+{each}": best + each for each in LIMITS}
+    return {
+        name: {
+            **summarise(each, limits),
+            "creation": round(statistics.median(creations[name]), 2),
+        }
+        for name, each in runs.items()
+    }
+
+
+def main() -> None:
+    """Measure all sets and print one JSON line per method."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--sets", default=",".join(LABELS))
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
+        for name in options.sets.split(","):
+            task = load(name, options.data, Path(folder))
+            list(measure(task._replace(C=1e-6), 0))  # compiles the kernels
+            for method, summary in measure_set(task, options.seeds).items():
+                print(json.dumps({"set": name, "method": method, **summary}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Naive hinge and truncated hinge problems with a regularised bias, dense and in float64.
+
+X: (N, D); y: (N,) 1 or -1; costs: (N,) above 0; v: (D + 1,) weights and bias.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def margins(X: np.ndarray, y: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return y_i (w.x_i + b) of each row."""
+    out: np.ndarray = y * (X @ v[:-1] + v[-1])
+    return out
+
+
+def truncated_objective(
+    X: np.ndarray, y: np.ndarray, costs: np.ndarray, v: np.ndarray, s: float
+) -> float:
+    """Return the objective with losses of at most 1 + s."""
+    losses = np.minimum(np.maximum(1.0 - margins(X, y, v), 0.0), 1.0 + s)
+    return float(0.5 * v @ v + costs @ losses)
+
+
+def primal(X: np.ndarray, y: np.ndarray, costs: np.ndarray, v: np.ndarray) -> float:
+    """Return the objective with hinge losses."""
+    return truncated_objective(X, y, costs, v, np.inf)
+
+
+def solve_dual(
+    X: np.ndarray, y: np.ndarray, costs: np.ndarray, sweeps: int
+) -> tuple[np.ndarray, float]:
+    """Return v and the dual objective after sweeps in the order of the rows."""
+    Z = y[:, None] * np.column_stack([X, np.ones(len(X))])
+    alpha = np.zeros(len(X))
+    for _ in range(sweeps):
+        for i, z in enumerate(Z):
+            gradient = z @ (Z.T @ alpha) - 1.0
+            alpha[i] = np.clip(alpha[i] - gradient / (z @ z), 0.0, costs[i])
+    v = Z.T @ alpha
+    return v, float(alpha.sum() - 0.5 * v @ v)

@@ -1,0 +1,34 @@
+"""Random linear SVM problems with label noise."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Pattern, csr_from, frozen
+
+
+class SVMProblem(NamedTuple):
+    """Rows X (N, D) with 1 or -1 as y (N,), and the rows of the only label."""
+
+    X: CSR
+    y: np.ndarray
+    YT: Pattern
+
+    @property
+    def dense(self) -> np.ndarray:
+        """Rows (N, D) in float64."""
+        out: np.ndarray = self.X.to_scipy().toarray().astype(np.float64)
+        return out
+
+
+def svm_problem(seed: int, n: int = 900, d: int = 8, flipped: float = 0.05) -> SVMProblem:
+    """Return a problem of n sparse rows; `flipped`: share of rows with the wrong sign."""
+    rng = np.random.default_rng(seed)
+    X = (rng.normal(size=(n, d)) * (rng.random((n, d)) < 0.7)).astype(np.float32)
+    y = np.where(X @ rng.normal(size=d) + 0.3 * rng.normal(size=n) > 0.5, 1, -1)
+    y[rng.random(n) < flipped] *= -1
+    positives = np.flatnonzero(y > 0)
+    YT = Pattern(frozen([0, len(positives)], np.int64), frozen(positives, np.int32), n)
+    return SVMProblem(csr_from(X), y, YT)

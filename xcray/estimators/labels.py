@@ -1,0 +1,26 @@
+"""Training of all labels of an independent solver on threads of this process."""
+
+from __future__ import annotations
+
+from xcray.arrays import CSR, Float32, Pattern
+from xcray.kernels.sparse import transpose, transpose_pattern
+from xcray.schedule.label_scheduler import LabelScheduler
+from xcray.solvers.contract import IndependentSolver
+from xcray.solvers.solved_labels import SolvedLabels, merge
+from xcray.workers.driver import run_schedule
+from xcray.workers.local_pool import SerialPool, ThreadPool
+from xcray.workers.observer import CollectResults
+from xcray.workers.pool import Pool, Result, StopFlag
+
+
+def solve_labels(
+    solver: IndependentSolver, X: CSR, Y: Pattern, weights: Float32 | None, workers: int
+) -> SolvedLabels:
+    """Solve all labels on threads of this process."""
+    XT, YT = transpose(X), transpose_pattern(Y)
+    local, terms = solver.load(X, XT, YT, weights), solver.cost_terms(X, XT, YT)
+    schedule = LabelScheduler(range(Y.n_cols), terms, solver.cost_rates, workers=workers)
+    pool: Pool = SerialPool(solver, local) if workers == 1 else ThreadPool(solver, local, workers)
+    results = CollectResults[Result]()
+    run_schedule(schedule, pool, results, stop=StopFlag())
+    return merge([result.value for result in results.results], Y.n_cols, X.n_cols)

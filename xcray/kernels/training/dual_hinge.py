@@ -1,0 +1,280 @@
+"""Dual coordinate descent for the hinge loss on some rows of a problem, with bounded scores.
+
+    min over v   1/2 |v|^2 + sum over the rows that are not outliers of cost_i max(0, 1 - y_i v.x_i)
+
+v = (w, b), and every row x_i has an additional feature of value 1. Dual variables alpha_i are in
+[0, cost_i], and v = sum_i alpha_i y_i x_i.
+
+Scores are stored with the length of the path that v has travelled so far. While v has moved by at
+most r since a score was stored, the score has changed by at most r |x_i|. A row that the bound
+excludes is not read.
+
+Source: Hsieh, Chang, Lin, Keerthi, Sundararajan, "A dual coordinate descent method for large-scale
+linear SVM", ICML 2008, Algorithm 3.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from xcray.arrays import CSR, Float64, Int32, Int64
+from xcray.kernels.inner import inner
+from xcray.kernels.random import shuffle
+
+INLIER, OUTLIER, UNKNOWN = 0, 1, 2  # status of a row
+# rounding of a score, relative to the path of v times |x_i|
+ROUNDING = 1e-10
+# a page is exhausted if fewer than one in this number of its rows violates the margin
+EXHAUSTED_ROWS = 20
+
+
+class HingeRows(NamedTuple):
+    """Rows of all classes. X: (N, D); norms: (N,) of the rows with the 1; costs: (N,) above 0."""
+
+    X: CSR
+    norms: Float64
+    costs: Float64
+
+
+class Pages(NamedTuple):
+    """Pages of rows. indptr: (pages + 1,); rows: (N,) row numbers, each once."""
+
+    indptr: Int64
+    rows: Int32
+
+    @property
+    def n_pages(self) -> int:
+        """Number of pages."""
+        return len(self.indptr) - 1
+
+
+class DualState(NamedTuple):
+    """State of one class, changed in place.
+
+    y: (N,) int8, 1 or -1; alpha: (N,); v: (D + 1,); scores: (N,) v.x_i, stored when the path of v
+    had the length scored_at: (N,), negative if there is no score; status: (N,) uint8, INLIER,
+    OUTLIER or UNKNOWN; is_active: (N,) bool.
+    """
+
+    y: np.ndarray
+    alpha: Float64
+    v: Float64
+    scores: Float64
+    scored_at: Float64
+    status: np.ndarray
+    is_active: np.ndarray
+
+
+class Reference(NamedTuple):
+    """Weights that define the outliers: rows with y_i v.x_i < -s. v: (D + 1,)."""
+
+    v: Float64
+    s: float
+
+
+class Query(NamedTuple):
+    """Limits of a query: it ends after the page that reaches one of them.
+
+    violating: rows to return; reads: rows of the pages that are read.
+    """
+
+    violating: int
+    reads: int
+
+
+@inner()
+def dot(X: CSR, i: int, v: Float64) -> float:
+    """Return v.x_i, with the additional feature."""
+    total = v[X.n_cols]
+    for p in range(X.indptr[i], X.indptr[i + 1]):
+        total += X.data[p] * v[X.indices[p]]
+    return float(total)
+
+
+@inner()
+def add_row(X: CSR, i: int, step: float, v: Float64) -> None:
+    """Add `step` times x_i to v."""
+    for p in range(X.indptr[i], X.indptr[i + 1]):
+        v[X.indices[p]] += step * X.data[p]
+    v[X.n_cols] += step
+
+
+@numba.njit(nogil=True, cache=True)
+def sweep(
+    rows: HingeRows, state: DualState, order: Int64, high: float, low: float
+) -> tuple[int, float, float]:
+    """Take one step for each row of `order`; return the rows that remain, and gradients.
+
+    order: (n,) row numbers, reordered in place. Rows at a bound whose gradient is above `high` (at
+    0) or below `low` (at the cost) are moved to the end and not counted. Infinite limits keep all
+    rows. Returns their number, and the largest and smallest projected gradient.
+    """
+    X, n, t = rows.X, len(order), 0
+    largest, smallest = -np.inf, np.inf
+    while t < n:
+        i = order[t]
+        y, alpha, cost = state.y[i], state.alpha[i], rows.costs[i]
+        gradient = y * dot(X, i, state.v) - 1.0
+        if (alpha == 0.0 and gradient > high) or (alpha == cost and gradient < low):
+            n -= 1
+            order[t], order[n] = order[n], i
+            continue
+        t += 1
+        projected = gradient
+        if alpha == 0.0:
+            projected = min(gradient, 0.0)
+        elif alpha == cost:
+            projected = max(gradient, 0.0)
+        largest, smallest = max(largest, projected), min(smallest, projected)
+        if projected != 0.0:
+            norm = rows.norms[i]
+            new = min(max(alpha - gradient / (norm * norm), 0.0), cost)
+            add_row(X, i, y * (new - alpha), state.v)
+            state.alpha[i] = new
+    return n, largest, smallest
+
+
+@numba.njit(nogil=True, cache=True)
+def drop_rows(rows: HingeRows, state: DualState, order: Int64) -> None:
+    """Set the dual variables of some rows to 0, and update v."""
+    for i in order:
+        if state.alpha[i] != 0.0:
+            add_row(rows.X, i, -state.y[i] * state.alpha[i], state.v)
+            state.alpha[i] = 0.0
+
+
+@numba.njit(nogil=True, cache=True)
+def hinge_sum(rows: HingeRows, state: DualState, order: Int64) -> float:
+    """Return the loss of some rows at the present v."""
+    total = 0.0
+    for i in order:
+        total += rows.costs[i] * max(0.0, 1.0 - state.y[i] * dot(rows.X, i, state.v))
+    return float(total)
+
+
+@inner()
+def is_satisfied(rows: HingeRows, state: DualState, i: int, path: float) -> bool:
+    """Return whether the stored score proves that row i has no loss."""
+    at = state.scored_at[i]
+    change = rows.norms[i] * (path - at + ROUNDING * path)
+    return bool(at >= 0.0 and state.y[i] * state.scores[i] - change > 1.0)
+
+
+@inner()
+def is_certain_outlier(rows: HingeRows, state: DualState, s: float, i: int, path: float) -> bool:
+    """Return whether row i is an outlier, and the stored score proves that it remains one."""
+    at = state.scored_at[i]
+    change = rows.norms[i] * (path - at + ROUNDING * path)
+    known = at >= 0.0 and state.status[i] == OUTLIER
+    return bool(known and state.y[i] * state.scores[i] + change < -s)
+
+
+@inner()
+def read_row(rows: HingeRows, state: DualState, reference: Reference, i: int, path: float) -> float:
+    """Store the score of row i, and its status if that is unknown; return y_i times the score."""
+    if state.status[i] == UNKNOWN:
+        margin = state.y[i] * dot(rows.X, i, reference.v)
+        state.status[i] = OUTLIER if margin < -reference.s else INLIER
+    state.scores[i] = dot(rows.X, i, state.v)
+    state.scored_at[i] = path
+    return float(state.y[i] * state.scores[i])
+
+
+@numba.njit(nogil=True, cache=True)
+def classify(
+    rows: HingeRows, state: DualState, reference: Reference, path: float, order: Int64
+) -> None:
+    """Read some rows: store their scores, and their status if it is unknown."""
+    for i in order:
+        read_row(rows, state, reference, i, path)
+
+
+@numba.njit(nogil=True, cache=True)
+def shuffle_rows(order: Int64, counter: np.uint64) -> np.uint64:
+    """Shuffle (n,) rows in place; return the counter after n - 1 draws."""
+    return shuffle(order, counter)
+
+
+@numba.njit(nogil=True, cache=True)
+def refresh_scores(
+    rows: HingeRows,
+    state: DualState,
+    reference: Reference,
+    path: float,
+    pages: Pages,
+    begin: int,
+    max_rows: int,
+) -> tuple[int, int]:
+    """Read the rows whose loss is not certain, page by page from `begin`.
+
+    Ends after the page with which at least `max_rows` rows were visited; returns the next page, and
+    the rows of the pages that were read. Afterwards the stored scores of the visited rows give
+    their exact loss, truncated for outliers.
+    """
+    indptr, members = pages.indptr, pages.rows
+    reads, page = 0, begin
+    while page < len(indptr) - 1 and indptr[page] - indptr[begin] < max_rows:
+        is_needed = False
+        for p in range(indptr[page], indptr[page + 1]):
+            i = int(members[p])
+            if state.status[i] != UNKNOWN and (
+                is_satisfied(rows, state, i, path)
+                or is_certain_outlier(rows, state, reference.s, i, path)
+            ):
+                continue
+            is_needed = is_needed or not state.is_active[i]
+            read_row(rows, state, reference, i, path)
+        reads += indptr[page + 1] - indptr[page] if is_needed else 0
+        page += 1
+    return page, reads
+
+
+@numba.njit(nogil=True, cache=True)
+def query_pages(
+    rows: HingeRows,
+    state: DualState,
+    reference: Reference,
+    path: float,
+    pages: Pages,
+    order: Int64,
+    skips: tuple[Int32, int],
+    begin: int,
+    limits: Query,
+    violating: Int64,
+) -> tuple[int, int, int]:
+    """Collect inactive rows that violate the margin and are not outliers, page by page.
+
+    order: page numbers, visited from position `begin`.
+    skips: for how many queries each page is skipped, changed in place, and the value for a page
+    that is exhausted. violating: output; its size is limits.violating plus the largest page.
+    Returns the next position, and the numbers of violating rows and of rows in pages that were
+    read. A page is read if a stored score does not exclude one of its inactive rows.
+    """
+    indptr, members = pages.indptr, pages.rows
+    waits, wait = skips
+    n_violating, reads, position = 0, 0, begin
+    while position < len(order) and n_violating < limits.violating and reads < limits.reads:
+        page = order[position]
+        position += 1
+        if waits[page] > 0:
+            waits[page] -= 1
+            continue
+        before, is_needed = n_violating, False
+        for p in range(indptr[page], indptr[page + 1]):
+            i = int(members[p])
+            if (
+                state.is_active[i]
+                or state.status[i] == OUTLIER
+                or is_satisfied(rows, state, i, path)
+            ):
+                continue
+            is_needed = True
+            margin = read_row(rows, state, reference, i, path)
+            if margin < 1.0 and state.status[i] == INLIER:
+                violating[n_violating] = i
+                n_violating += 1
+        reads += indptr[page + 1] - indptr[page] if is_needed else 0
+        if EXHAUSTED_ROWS * (n_violating - before) < indptr[page + 1] - indptr[page]:
+            waits[page] = wait
+    return position, n_violating, reads

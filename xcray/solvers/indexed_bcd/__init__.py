@@ -1,0 +1,1 @@
+"""Indexed block coordinate descent: linear SVM with truncated loss on selected rows."""

@@ -1,0 +1,348 @@
+"""Training of one class: a series of convex problems, each without the outliers of the one before.
+
+A convex problem has two phases. First queries add violating rows to the active set; each query is
+followed by a sweep over the new rows and a cyclic window of the active set, which is about as long
+as the query was. Then sweeps over the active set, with shrinking, alternate with passes over all
+rows whose loss is not certain. A pass gives the duality gap over all non-outliers, the truncated
+objective, and the outliers of the next problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import Float64, Int32, Int64
+from xcray.kernels import random
+from xcray.kernels.training import dual_hinge as kernel
+from xcray.kernels.training.dual_hinge import (
+    INLIER,
+    OUTLIER,
+    UNKNOWN,
+    DualState,
+    HingeRows,
+    Query,
+    Reference,
+)
+from xcray.solvers.indexed_bcd.selection import Selection
+
+FIRST_SWEEPS: Final = 3
+READS_PER_ROW: Final = 20  # a query reads at most this number of rows for each row that it adds
+MIN_PRECISION: Final = 0.01  # of the last query: violating rows per row that was read
+# Entries of X between two checks of the stop flag: at most 100 ms.
+SLICE_ENTRIES: Final = 10_000_000
+ACTIVE_GAP_SHARE: Final = 0.5  # of the allowed gap, on the active rows
+FIRST_SPREAD: Final = 1.0  # of the gradients, before the gap of the active rows is computed
+
+
+class Settings(NamedTuple):
+    """Parameters of a class; gap: the allowed duality gap, in units of the objective."""
+
+    s: float
+    gap: float
+    first_rows: int
+    max_rounds: int
+    max_sweeps: int
+    query_rows: int
+    seed: int
+
+
+class Progress(NamedTuple):
+    """State after a sweep. reads: rows of the pages read so far; support: rows with alpha > 0."""
+
+    v: Float64
+    reads: int
+    support: int
+
+
+@dataclass
+class ConvexResult:
+    """Result of a convex problem.
+
+    v: (D + 1,) weights and bias; primal and dual: of the convex problem; objective: with the
+    truncated loss; outliers: (N,) bool, at v; support: rows with alpha > 0.
+    """
+
+    v: Float64
+    primal: float
+    dual: float
+    objective: float
+    outliers: np.ndarray
+    support: int
+
+
+class LabelTraining:
+    """Trains one class. A new object for each class; `state` is clean scratch memory.
+
+    positives: (n,) rows of the class. check: called at least every 100 ms; can raise Stopped.
+    observe: called after sweeps. It is never called between a new set of outliers and the sweep
+    that follows, because the weights are far from any solution there.
+    """
+
+    def __init__(
+        self,
+        rows: HingeRows,
+        state: DualState,
+        selection: Selection,
+        positives: Int32,
+        label: int,
+        settings: Settings,
+        check: Callable[[], None] = lambda: None,
+        observe: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self._rows, self._state, self._selection = rows, state, selection
+        self._settings, self._check, self._observe = settings, check, observe
+        self._rng = np.random.default_rng([settings.seed, label])
+        self._counter = np.uint64(random.stream(settings.seed, label))
+        self._path, self._v_before = 0.0, np.zeros_like(state.v)
+        self._active: Int64 = np.empty(0, np.int64)
+        self._window = 0  # position of the cyclic window
+        self._reference = Reference(state.v.copy(), settings.s)
+        self._waits = np.zeros(selection.pages.n_pages, np.int32)
+        self._violating = np.empty(
+            rows.X.n_rows + int(np.diff(selection.pages.indptr).max(initial=0)), np.int64
+        )
+        self.sweeps, self.queries, self.reads, self.rounds = 0, 0, 0, 0
+        self.objectives: list[float] = []
+        self._reset(positives)
+
+    def train(self) -> tuple[ConvexResult, bool]:
+        """Return the best result, and whether no other outliers would improve it."""
+        self._solve_first()
+        best = self._solve_convex()
+        self.rounds, self.objectives = 1, [best.objective]
+        while self._outliers_changed(best):
+            if self.rounds == self._settings.max_rounds:
+                return best, False
+            self._exclude(best)
+            following = self._solve_convex()
+            self.rounds, gain = self.rounds + 1, best.objective - following.objective
+            if gain > 0.0:
+                best = following
+                self.objectives.append(best.objective)
+            if gain <= self._settings.gap:
+                break
+        return best, True
+
+    @property
+    def n_active(self) -> int:
+        """Number of active rows."""
+        return len(self._active)
+
+    def _outliers_changed(self, result: ConvexResult) -> bool:
+        """Return whether the outliers of a result are not those of its problem."""
+        return bool((result.outliers != (self._state.status == OUTLIER)).any())
+
+    def _reset(self, positives: Int32) -> None:
+        """Write the initial state of the class."""
+        state = self._state
+        state.y.fill(-1)
+        state.y[positives] = 1
+        state.alpha.fill(0.0)
+        state.v.fill(0.0)
+        state.scored_at.fill(-1.0)
+        state.status.fill(UNKNOWN)
+        state.is_active.fill(False)
+
+    def _solve_first(self) -> None:
+        """Solve the problem without truncation roughly; its weights define the first outliers."""
+        chosen = [
+            self._rng.permutation(np.flatnonzero(self._state.y == sign))[
+                : -(-self._settings.first_rows // 2)
+            ]
+            for sign in (1, -1)
+        ]
+        self._activate(np.sort(np.concatenate(chosen)))
+        self.reads += len(self._active)
+        for _ in range(FIRST_SWEEPS):
+            self._sweep(self._active)
+        self._state.status.fill(INLIER)
+        self._grow()
+        for _ in range(FIRST_SWEEPS):
+            self._sweep(self._active)
+        self._state.status.fill(UNKNOWN)
+        self._waits.fill(0)
+        self._reference = Reference(self._state.v.copy(), self._settings.s)
+        self._find_outliers(self._active)
+
+    def _find_outliers(self, chosen: Int64) -> None:
+        """Find the outliers among active rows, and deactivate them."""
+        self._path_moved()
+        state = self._state
+        for part in self._slices(chosen):
+            self._check()
+            kernel.classify(self._rows, state, self._reference, self._path, part)
+        self._deactivate(chosen[state.status[chosen] == OUTLIER])
+
+    def _exclude(self, result: ConvexResult) -> None:
+        """Begin the next convex problem: with the outliers of `result`, without idle rows."""
+        self._reference = Reference(result.v, self._settings.s)
+        self._state.status[:] = np.where(result.outliers, OUTLIER, INLIER)
+        active = self._active
+        idle = result.outliers[active] | (self._state.alpha[active] == 0.0)
+        self._deactivate(active[idle])
+        self._waits.fill(0)
+
+    def _solve_convex(self) -> ConvexResult:
+        """Solve the problem of the present non-outliers to the allowed gap."""
+        last = self.sweeps + self._settings.max_sweeps
+        self._sweep(self._active)
+        self._grow()
+        while True:
+            self._polish(last)
+            result = self._evaluate()
+            gap = result.primal - result.dual
+            if gap <= self._settings.gap or self.sweeps >= last:
+                return result
+            margins = self._state.y * self._state.scores
+            violates = (margins < 1.0) & (self._state.status == INLIER) & ~self._state.is_active
+            self._activate(np.flatnonzero(violates))
+
+    def _grow(self) -> None:
+        """Add rows by queries, until a query finds few."""
+        n, precise = self._settings.query_rows, True
+        while precise and len(self._active) < self._rows.X.n_rows:
+            new, reads = self._query()
+            precise = len(new) > MIN_PRECISION * reads
+            self._activate(new)
+            size = min(len(self._active) - len(new), max(reads - len(new), n))
+            window = (self._window + np.arange(size)) % max(len(self._active) - len(new), 1)
+            self._window = int(window[-1]) + 1 if size else 0
+            self._sweep(np.concatenate([new, self._active[window]]))
+
+    def _query(self) -> tuple[Int64, int]:
+        """Return violating rows that are not active, and how many rows were read."""
+        self._path_moved()
+        n, selection = self._settings.query_rows, self._selection
+        order, begin, reads = selection.order(self._state.v, self._rng), 0, 0
+        chunks, n_violating = list[Int64](), 0
+        all_rows = self._rows.X.n_rows
+        wanted, allowed = (
+            (all_rows, all_rows) if selection.is_exhaustive else (n, READS_PER_ROW * n)
+        )
+        slice_rows = self._slice_rows()
+        while begin < len(order) and n_violating < wanted and reads < allowed:
+            self._check()
+            limits = Query(wanted - n_violating, min(slice_rows, allowed - reads))
+            begin, count, read = kernel.query_pages(
+                self._rows,
+                self._state,
+                self._reference,
+                self._path,
+                selection.pages,
+                order,
+                (self._waits, selection.skipped_queries),
+                begin,
+                limits,
+                self._violating,
+            )
+            chunks.append(self._violating[:count].copy())
+            n_violating, reads = n_violating + count, reads + read
+        self.queries, self.reads = self.queries + 1, self.reads + reads
+        violating = np.concatenate([np.empty(0, np.int64), *chunks])
+        margins = self._state.y[violating] * self._state.scores[violating]
+        return violating[np.argsort(margins, kind="stable")[:n]], reads
+
+    def _query_limits(self) -> Query:
+        """Return the limits of a query; an exhaustive one has none but the number of rows."""
+        n, all_rows = self._settings.query_rows, self._rows.X.n_rows
+        return (
+            Query(all_rows, all_rows + 1)
+            if self._selection.is_exhaustive
+            else Query(n, READS_PER_ROW * n)
+        )
+
+    def _polish(self, last: int) -> None:
+        """Sweep over the active rows with shrinking, until their gap is a share of the allowed."""
+        order, spread = self._active.copy(), FIRST_SPREAD
+        kept, high, low = len(order), np.inf, -np.inf
+        while self.sweeps < last:
+            kept, largest, smallest = self._sweep(order[:kept], high, low)
+            if largest - smallest > spread:
+                high = largest if largest > 0.0 else np.inf
+                low = smallest if smallest < 0.0 else -np.inf
+            elif kept < len(order):  # check the rows that were left out, too
+                kept, high, low = len(order), np.inf, -np.inf
+            elif self._active_gap() <= ACTIVE_GAP_SHARE * self._settings.gap:
+                return
+            else:
+                spread *= 0.25
+
+    def _active_gap(self) -> float:
+        """Return the duality gap of the problem of the active rows."""
+        v, loss = self._state.v, 0.0
+        for part in self._slices(self._active):
+            self._check()
+            loss += kernel.hinge_sum(self._rows, self._state, part)
+        return float(v @ v) + loss - float(self._state.alpha[self._active].sum())
+
+    def _evaluate(self) -> ConvexResult:
+        """Read all rows whose loss is not certain; return the result at the present weights."""
+        self._path_moved()
+        state, rows, s, page = self._state, self._rows, self._settings.s, 0
+        pages = self._selection.pages
+        while page < pages.n_pages:
+            self._check()
+            page, reads = kernel.refresh_scores(
+                rows, state, self._reference, self._path, pages, page, self._slice_rows()
+            )
+            self.reads += reads
+        margins = state.y * state.scores
+        losses = rows.costs * np.maximum(1.0 - margins, 0.0)
+        truncated = np.minimum(losses, rows.costs * (1.0 + s))
+        half = 0.5 * float(state.v @ state.v)
+        return ConvexResult(
+            state.v.copy(),
+            half + float(losses[state.status == INLIER].sum()),
+            float(state.alpha[self._active].sum()) - half,
+            half + float(truncated.sum()),
+            margins < -s,
+            int((state.alpha[self._active] > 0.0).sum()),
+        )
+
+    def _sweep(
+        self, chosen: Int64, high: float = np.inf, low: float = -np.inf
+    ) -> tuple[int, float, float]:
+        """Sweep over rows in random order, in slices; reorder `chosen`; see `dual_hinge.sweep`."""
+        self._counter = np.uint64(kernel.shuffle_rows(chosen, self._counter))
+        remaining, shrunk = list[Int64](), list[Int64]()
+        largest, smallest = -np.inf, np.inf
+        for part in self._slices(chosen):
+            self._check()
+            kept, up, down = kernel.sweep(self._rows, self._state, part, high, low)
+            remaining, shrunk = [*remaining, part[:kept]], [*shrunk, part[kept:]]
+            largest, smallest = max(largest, up), min(smallest, down)
+        if len(remaining) > 1:
+            chosen[:] = np.concatenate([*remaining, *shrunk])
+        self.sweeps += 1
+        support = int((self._state.alpha[self._active] > 0.0).sum())
+        self._observe(Progress(self._state.v, self.reads, support))
+        return sum(map(len, remaining)), largest, smallest
+
+    def _activate(self, chosen: Int64) -> None:
+        """Add rows to the active set."""
+        self._state.is_active[chosen] = True
+        self._active = np.concatenate([self._active, chosen])
+
+    def _deactivate(self, chosen: Int64) -> None:
+        """Remove rows from the active set and from the weights."""
+        kernel.drop_rows(self._rows, self._state, chosen)
+        self._state.is_active[chosen] = False
+        self._active = self._active[self._state.is_active[self._active]]
+
+    def _path_moved(self) -> None:
+        """Add the way from the weights of the last call to the length of the path."""
+        self._path += float(np.linalg.norm(self._state.v - self._v_before))
+        self._v_before = self._state.v.copy()
+
+    def _slice_rows(self) -> int:
+        """Return the number of average rows between two checks of the stop flag."""
+        return max(1, SLICE_ENTRIES * self._rows.X.n_rows // max(self._rows.X.nnz, 1))
+
+    def _slices(self, chosen: Int64) -> list[Int64]:
+        """Return views of parts of `chosen`, in order."""
+        step = self._slice_rows()
+        return [chosen[lo : lo + step] for lo in range(0, len(chosen), step)]

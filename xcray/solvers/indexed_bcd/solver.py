@@ -1,0 +1,300 @@
+"""Indexed block coordinate descent: a linear SVM that reads only the rows it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, csr_from, frozen
+from xcray.errors import ParameterError, Stopped
+from xcray.kernels.sparse import row_norms_sq
+from xcray.kernels.training.dual_hinge import DualState, HingeRows
+from xcray.kernels.training.hinge import HINGE, Objective, null_objective
+from xcray.kernels.training.metric_forest import PIVOTS
+from xcray.solvers.contract import IndependentSolver, label_gaps, summarize_records
+from xcray.solvers.declarations import (
+    CompileCase,
+    Link,
+    RecordField,
+    RecordSchema,
+    StoppingRule,
+    TaskNeeds,
+)
+from xcray.solvers.indexed_bcd.label import LabelTraining, Settings
+from xcray.solvers.indexed_bcd.selection import Selection, make_selection
+from xcray.solvers.parameters import Parameters, parameter
+from xcray.solvers.solved_labels import SolvedLabels
+
+SELECTIONS = ("exact", "pages", "forest")
+# of a class, in addition to the scratch memory: row numbers, margins, losses, outliers
+BYTES_PER_ROW = 64
+
+RECORDS = RecordSchema(
+    RecordField("sweeps", np.int32, "sweeps of coordinate descent", "sweeps"),
+    RecordField("queries", np.int32, "queries for violating rows", "queries"),
+    RecordField("rows_read", np.int64, "rows of the pages that were read", "rows_read"),
+    RecordField("n_active", np.int32, "active rows at the end", "active"),
+    RecordField("support", np.int32, "rows with a non-zero dual variable", "support"),
+    RecordField("outliers", np.int32, "rows whose loss is truncated", "outliers"),
+    RecordField("stationary", np.int8, "1 if other outliers would not lower the objective"),
+    RecordField("objective", np.float64, "objective with the truncated loss", "objective"),
+    RecordField("primal", np.float64, "primal objective of the last convex problem"),
+    RecordField("dual", np.float64, "dual objective of the last convex problem"),
+    RecordField("gap", np.float64, "duality gap over all rows that are not outliers", "gap"),
+    RecordField("null", np.float64, "hinge objective of w = 0 with the best bias", "null"),
+)
+
+
+@dataclass
+class IndexedBCDState:
+    """State of a worker: shared read-only rows and selection, and scratch memory of one class.
+
+    The scratch needs 27 bytes per row and 8 per feature.
+    """
+
+    rows: HingeRows
+    YT: Pattern
+    selection: Selection
+    scratch: DualState
+
+    def clone_for_thread(self) -> IndexedBCDState:
+        """Return the same rows and selection with separate scratch memory."""
+        return IndexedBCDState(self.rows, self.YT, self.selection, _new_scratch(self.rows.X))
+
+
+@dataclass(frozen=True)
+class IndexedBCDSolver(Parameters, IndependentSolver):
+    """One-vs-rest linear SVM with truncated hinge loss, trained on the rows near the boundary.
+
+    For every label k, independent of all others, with y_i = +1 if row i has label k and -1
+    otherwise:
+
+        min over (w, b)   1/2 (|w|^2 + b^2) + C sum_i min(max(0, 1 - y_i (w.x_i + b)), 1 + s)
+
+    Rows with y_i (w.x_i + b) < -s are outliers: they count 1 + s and do not affect the weights. The
+    problem is not convex. It is solved as a series of convex problems, in each of which the
+    outliers of the one before are left out. The objective decreases from one to the next; the
+    series ends when the outliers no longer change, or when the objective decreases by less than
+    `eps` times the null objective. With a very large s (1e30) there are no outliers, and the
+    problem is LIBLINEAR's l1-loss SVM.
+
+    Each convex problem is solved in the dual on its active rows. Queries add rows that violate the
+    margin; `selection` decides in which order a query visits the rows: all of them (exact), pages
+    of rows at random, or the leaves of a metric forest that are nearest to the hyperplane. A row is
+    read only if the change of the weights since it was last read can have changed its loss. The
+    convex problem ends when its duality gap over all rows that are not outliers is at most `eps`
+    times the null objective. The loss of a row can have a weight (`load`). State at a worker: X,
+    the norms of its rows, the selection, and scratch memory (see `IndexedBCDState`).
+
+        Example:
+            >>> IndexedBCDSolver(s=2.0).selection
+            'exact'
+
+    Source: Yen, Chang, Lin, Lin, Lin, "Indexed block coordinate descent for large-scale linear
+    classification with limited memory", KDD 2013: Algorithm 1, eq. 1-13, section 4. Differs from
+    the paper: convex problems end on a certificate over all rows, not on the precision of queries.
+    Bounds of the scores exclude rows that need not be read. The first weights solve the problem
+    without truncation roughly, from as many positives as negatives and from queries. The forest is
+    in memory, so it saves reads of rows, not memory.
+    """
+
+    revision: ClassVar[int] = 1
+    link: ClassVar[Link] = "identity"
+    records: ClassVar[RecordSchema] = RECORDS
+    compile_cases: ClassVar[tuple[CompileCase, ...]] = (
+        CompileCase(),
+        CompileCase({"selection": "forest"}, "dense"),
+    )
+    # seconds per entry of X and per row, on two sets; refined at run time
+    cost_rates: ClassVar[tuple[float, ...]] = (3e-8, 3e-8)
+
+    C: float = parameter(1.0, "weight of a row's loss", above=0.0)
+    s: float = parameter(
+        1.0, "rows beyond the boundary by more than s are outliers; 1e30: no outliers", above=0.0
+    )
+    eps: float = parameter(
+        0.001,
+        "a convex problem ends when its duality gap is at most eps times the null objective",
+        above=0.0,
+        high=1.0,
+    )
+    selection: str = parameter("exact", "order in which queries visit the rows", choices=SELECTIONS)
+    query_rows: int = parameter(1000, "rows that a query adds to the active ones", low=1)
+    first_rows: int = parameter(
+        10_000, "random rows of the first rough solution, half of them positives", low=1
+    )
+    max_rounds: int = parameter(20, "maximum number of convex problems per class", low=1)
+    max_sweeps: int = parameter(300, "maximum number of sweeps per convex problem", low=1)
+    seed: int = parameter(
+        0,
+        "seed of the forest, and of the random order of rows; every class has its own stream",
+        low=0,
+        high=2**31 - 1,
+    )
+
+    @property
+    def stopping(self) -> StoppingRule:
+        """Return when a class ends."""
+        reached = f"outliers are final, and the gap is at most {self.eps:g} of the null objective"
+        names = ("eps", "max_sweeps or max_rounds")
+        return StoppingRule("certificate", self.eps, self.max_rounds, reached, names)
+
+    def certified(self, records: np.ndarray) -> np.ndarray:
+        """Return (n,) bool: a gap of at most `eps` of the null objective, and final outliers."""
+        is_small = records["gap"] <= self.eps * records["null"]
+        certified: np.ndarray = (records["rounds"] >= 0) & is_small & (records["stationary"] == 1)
+        certified |= records["positives"] == 0
+        return certified
+
+    def largest_gap(self, records: np.ndarray) -> float:
+        """Return the largest gap of a class, relative to its null objective."""
+        return float(label_gaps(records).max(initial=0.0))
+
+    def summarize(self, records: np.ndarray) -> dict[str, Any]:
+        """Return the default counts, support vectors, outliers, and rows of pages read."""
+        return {
+            **summarize_records(self, records),
+            "support_vectors": int(records["support"].sum()),
+            "outliers": int(records["outliers"].sum()),
+            "rows_read": int(records["rows_read"].sum()),
+        }
+
+    def load(self, X: CSR, XT: CSR, YT: Pattern, weights: Float32 | None = None) -> IndexedBCDState:
+        """Return the state of a worker; builds the forest if it is selected.
+
+        X: (N, D); XT: (D, N), not used; YT: (K, N), the rows of each label. weights: (N,) float32
+        above 0, factors of the row losses; None for 1. Raises ParameterError for another length or
+        a weight that is not above 0.
+        """
+        norms = frozen(np.sqrt(row_norms_sq(X) + 1.0), np.float64)
+        rows = HingeRows(X, norms, self._costs(weights, X.n_rows))
+        selection = make_selection(self.selection, X, norms, self.seed)
+        return IndexedBCDState(rows, YT, selection, _new_scratch(X))
+
+    def task_needs(self, X: CSR) -> TaskNeeds:
+        """Return the memory of the arrays of a class, and of the pivots while a forest is built."""
+        pivots = 8 * PIVOTS * (X.n_cols + 1) if self.selection == "forest" else 0
+        return TaskNeeds(BYTES_PER_ROW * X.n_rows + 24 * X.n_cols + pivots, equal_costs=True)
+
+    def cost_terms(self, X: CSR, XT: CSR, YT: Pattern) -> Float64:
+        """Return the entries and the rows of X for each label: (K, 2); see `load`."""
+        return frozen(np.tile([float(X.nnz), float(X.n_rows)], (YT.n_rows, 1)), np.float64)
+
+    def solve(
+        self, local: IndexedBCDState, labels: Int32, stopped: Callable[[], bool] = lambda: False
+    ) -> SolvedLabels:
+        """Solve `labels` (n,) one after the other; the rows of the result are in their order.
+
+        `stopped` is called every 200 ms or more often; if it returns True, Stopped is raised.
+        Raises ParameterError for a label that does not exist.
+        """
+        labels = frozen(labels, np.int32)
+        for label in labels[(labels < 0) | (labels >= local.YT.n_rows)]:
+            raise ParameterError(
+                f"there is no label {label}: the data have labels 0 to {local.YT.n_rows - 1}"
+            )
+
+        def check() -> None:
+            if stopped():
+                raise Stopped("stopped between two slices of a class; finished batches are kept")
+
+        n_features, records = local.rows.X.n_cols, np.zeros(len(labels), RECORDS.dtype)
+        W, bias = [csr([0], [], [], n_features)], np.zeros(len(labels))
+        for i, label in enumerate(labels):
+            v = self._solve_label(local, int(label), records[i : i + 1], check)
+            W.append(csr_from(v[None, :-1].astype(np.float32)))
+            bias[i] = v[-1]
+        return SolvedLabels(labels, _stack(W, n_features), frozen(bias, np.float64), records)
+
+    def null_objective(self, local: IndexedBCDState, label: int) -> float:
+        """Return the hinge objective of w = 0 with the best bias."""
+        costs = local.rows.costs
+        positive = float(costs[local.YT.row(label)].sum())
+        objective = Objective(HINGE, 0.0, 1.0, 1.0, 1.0)
+        return float(null_objective(objective, positive, float(costs.sum()) - positive))
+
+    def label_settings(self, local: IndexedBCDState, label: int) -> Settings:
+        """Return the parameters of the training of a label."""
+        return Settings(
+            s=float(self.s),
+            gap=float(self.eps) * self.null_objective(local, label),
+            first_rows=self.first_rows,
+            max_rounds=self.max_rounds,
+            max_sweeps=self.max_sweeps,
+            query_rows=self.query_rows,
+            seed=self.seed,
+        )
+
+    def warm_up(self) -> None:
+        """Compile or load the kernels, on a problem of two rows."""
+        X = csr([0, 1, 2], [0, 1], [1.0, 1.0], 2)
+        local = self.load(X, X, Pattern(frozen([0, 1], np.int64), frozen([0], np.int32), 2))
+        self.solve(local, frozen([0], np.int32))
+
+    def _solve_label(
+        self, local: IndexedBCDState, label: int, record: np.ndarray, check: Callable[[], None]
+    ) -> Float64:
+        """Return the weights and the bias of a label (D + 1,); write its record (1,)."""
+        positives, settings = local.YT.row(label), self.label_settings(local, label)
+        training = LabelTraining(
+            local.rows, local.scratch, local.selection, positives, label, settings, check
+        )
+        result, stationary = training.train()
+        values = {
+            "label": label,
+            "positives": len(positives),
+            "rounds": training.rounds,
+            "sweeps": training.sweeps,
+            "queries": training.queries,
+            "rows_read": training.reads,
+            "n_active": training.n_active,
+            "support": result.support,
+            "outliers": int(result.outliers.sum()),
+            "stationary": stationary,
+            "objective": result.objective,
+            "primal": result.primal,
+            "dual": result.dual,
+            "gap": result.primal - result.dual,
+            "null": self.null_objective(local, label),
+        }
+        for name, value in values.items():
+            record[name] = value
+        return result.v
+
+    def _costs(self, weights: Float32 | None, n_rows: int) -> Float64:
+        """Return C times the weight of each row: (N,)."""
+        weights = frozen(np.ones(n_rows) if weights is None else weights, np.float32)
+        if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0.0)).all():
+            raise ParameterError(
+                f"sample weights must be {n_rows} finite numbers above 0, one for each row; "
+                "leave out rows of weight 0"
+            )
+        return frozen(float(self.C) * weights.astype(np.float64), np.float64)
+
+
+def _new_scratch(X: CSR) -> DualState:
+    """Return scratch memory of one class; a training resets it."""
+    n = X.n_rows
+    return DualState(
+        np.empty(n, np.int8),
+        np.empty(n),
+        np.empty(X.n_cols + 1),
+        np.zeros(n),
+        np.empty(n),
+        np.empty(n, np.uint8),
+        np.empty(n, bool),
+    )
+
+
+def _stack(rows: list[CSR], n_cols: int) -> CSR:
+    """Return matrices one below the other."""
+    lengths = np.concatenate([np.diff(row.indptr) for row in rows])
+    return csr(
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate([row.indices for row in rows]),
+        np.concatenate([row.data for row in rows]),
+        n_cols,
+    )
