@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -289,9 +289,17 @@ class _Rounds:
 
     def _enlarge(self) -> None:
         """Double the pools."""
-        old = self.lists
-        pools = (np.concatenate([each, np.zeros_like(each)]) for each in old[3:])
-        self.lists = kernel.FeatureLists(*old[:3], *pools)
+        lists = self.lists
+        self.lists = lists._replace(
+            classes=_double(lists.classes),
+            values=_double(lists.values),
+            marks=_double(lists.marks),
+        )
+
+
+def _double(pool: Any) -> Any:
+    """Return a pool with as many zeros behind it."""
+    return np.concatenate([pool, np.zeros_like(pool)])
 
 
 def _solved(

@@ -14,7 +14,7 @@ thresholds of the l1 norm are summed in `threshold`; each entry stores the sum a
 and is shrunk by the difference when it is read.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -87,16 +87,18 @@ class MemoirScratch(NamedTuple):
 @inner()
 def read_value(lists: FeatureLists, p: int, threshold: float) -> float:
     """Return the present stored value of entry p, after the thresholds since its last change."""
-    value = lists.values[p]
+    value = float(lists.values[p])
     if len(lists.marks) == 0:
         return value
-    excess = abs(value) - (threshold - lists.marks[p])
-    return np.sign(value) * excess if excess > 0.0 else 0.0
+    excess = abs(value) - (threshold - float(lists.marks[p]))
+    if excess <= 0.0:
+        return 0.0
+    return excess if value > 0.0 else -excess
 
 
 @inner()
 def score_classes(
-    problem: MemoirProblem, lists: FeatureLists, scratch: MemoirScratch, i: int, at: np.ndarray
+    problem: MemoirProblem, lists: FeatureLists, scratch: MemoirScratch, i: Any, at: Any
 ) -> int:
     """Score all classes with a weight on a feature of row i, without the factor `scale`.
 
@@ -125,7 +127,7 @@ def score_classes(
 
 
 @inner()
-def is_own(Y: Pattern, i: int, c: int) -> bool:
+def is_own(Y: Pattern, i: Any, c: Any) -> bool:
     """Return whether row i has class c."""
     for p in range(Y.indptr[i], Y.indptr[i + 1]):
         if Y.indices[p] == c:
@@ -137,7 +139,7 @@ def is_own(Y: Pattern, i: int, c: int) -> bool:
 
 @inner()
 def draw_class(
-    problem: MemoirProblem, scratch: MemoirScratch, i: int, number: np.uint64, stamp: int
+    problem: MemoirProblem, scratch: MemoirScratch, i: Any, number: Any, stamp: int
 ) -> int:
     """Return a random class that row i does not have and that was not scored; -1 if none.
 
@@ -147,7 +149,7 @@ def draw_class(
     c = 0
     for _ in range(MAX_TRIES):
         number = number * MULTIPLIER + INCREMENT
-        c = np.int64(number >> TOP_BITS) % K
+        c = int(np.int64(number >> TOP_BITS) % K)
         if scratch.stamps[c] != stamp and not is_own(problem.Y, i, c):
             return c
     for shift in range(K):
@@ -163,9 +165,9 @@ def find_rival(
     s: MemoirSettings,
     lists: FeatureLists,
     scratch: MemoirScratch,
-    sample: int,
-    number: np.uint64,
-    at: np.ndarray,
+    sample: Any,
+    number: Any,
+    at: Any,
 ) -> int:
     """Return the rival of a sample; -1 if its class leads by the margin, or without rivals.
 
@@ -178,11 +180,11 @@ def find_rival(
     if s.random:
         rival = draw_class(problem, scratch, i, number, -1)
         if rival >= 0:
-            best = scratch.scores[rival] if scratch.stamps[rival] == stamp else 0.0
+            best = float(scratch.scores[rival]) if scratch.stamps[rival] == stamp else 0.0
     else:
         for a in range(n):
-            c = scratch.found[a]
-            z = scratch.scores[c]
+            c = int(scratch.found[a])
+            z = float(scratch.scores[c])
             if (z > best or (z == best and c < rival)) and not is_own(problem.Y, i, c):
                 rival, best = c, z
         if best < 0.0:
@@ -194,7 +196,7 @@ def find_rival(
 
 
 @inner()
-def drop_zeros(lists: FeatureLists, f: int, threshold: float) -> None:
+def drop_zeros(lists: FeatureLists, f: Any, threshold: float) -> None:
     """Remove the entries of feature f that are 0 now."""
     lo, kept = lists.begin[f], 0
     for p in range(lo, lo + lists.size[f]):
@@ -209,7 +211,7 @@ def drop_zeros(lists: FeatureLists, f: int, threshold: float) -> None:
 
 
 @inner()
-def grow_list(lists: FeatureLists, f: int, at: np.ndarray) -> None:
+def grow_list(lists: FeatureLists, f: Any, at: Any) -> None:
     """Move the list of feature f to entries with twice the capacity; the pools must have them."""
     capacity, old, new = max(MIN_CAPACITY, 2 * lists.capacity[f]), lists.begin[f], at.used
     for p in range(lists.size[f]):
@@ -224,7 +226,7 @@ def grow_list(lists: FeatureLists, f: int, at: np.ndarray) -> None:
 
 
 @inner()
-def has_capacity(X: CSR, lists: FeatureLists, i: int, at: np.ndarray) -> bool:
+def has_capacity(X: CSR, lists: FeatureLists, i: Any, at: Any) -> bool:
     """Return whether row i can be added to two classes.
 
     Lists that are too short for that drop their zeros, and grow if the pools suffice.
@@ -243,11 +245,11 @@ def has_capacity(X: CSR, lists: FeatureLists, i: int, at: np.ndarray) -> bool:
 
 
 @inner()
-def add_entry(lists: FeatureLists, f: int, p: int, c: int, change: float, at: np.ndarray) -> None:
+def add_entry(lists: FeatureLists, f: Any, p: int, c: Any, change: float, at: Any) -> None:
     """Add `change` to the weight of class c on feature f, at entry p; -1 appends an entry."""
     value = 0.0
     if p < 0:
-        p = lists.begin[f] + lists.size[f]
+        p = int(lists.begin[f] + lists.size[f])
         lists.size[f] += 1
         lists.classes[p] = c
     else:
@@ -259,9 +261,7 @@ def add_entry(lists: FeatureLists, f: int, p: int, c: int, change: float, at: np
 
 
 @inner()
-def add_row(
-    X: CSR, lists: FeatureLists, i: int, y: int, r: int, step: float, at: np.ndarray
-) -> None:
+def add_row(X: CSR, lists: FeatureLists, i: Any, y: Any, r: int, step: float, at: Any) -> None:
     """Add step times row i to the weights of class y, and subtract it from those of class r."""
     for a in range(X.indptr[i], X.indptr[i + 1]):
         f, x = X.indices[a], np.float64(X.data[a])
@@ -315,9 +315,7 @@ def advance(
 
 
 @numba.njit(nogil=True, cache=True)
-def count_weights(
-    lists: FeatureLists, at: np.ndarray, prune: float, kept: Int64, dropped: Int64
-) -> None:
+def count_weights(lists: FeatureLists, at: Any, prune: float, kept: Int64, dropped: Int64) -> None:
     """Count the weights of each class: `kept` (K,) above `prune`, `dropped` (K,) the others."""
     for f in range(len(lists.begin)):
         for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
@@ -331,7 +329,7 @@ def count_weights(
 @numba.njit(nogil=True, cache=True)
 def export_weights(
     lists: FeatureLists,
-    at: np.ndarray,
+    at: Any,
     prune: float,
     ends: Int64,
     features: Int32,
