@@ -315,15 +315,15 @@ def advance(
 
 
 @numba.njit(nogil=True, cache=True)
-def count_weights(lists: FeatureLists, at: Any, prune: float, kept: Int64, dropped: Int64) -> None:
-    """Count the weights of each class: `kept` (K,) above `prune`, `dropped` (K,) the others."""
+def count_weights(lists: FeatureLists, at: Any, prune: float, above: Int64, others: Int64) -> None:
+    """Count the weights of each class: `above` (K,) above `prune`, `others` (K,) the rest."""
     for f in range(len(lists.begin)):
         for p in range(lists.begin[f], lists.begin[f] + lists.size[f]):
             w = at[0].scale * read_value(lists, p, at[0].threshold)
             if abs(w) > prune:
-                kept[lists.classes[p]] += 1
+                above[lists.classes[p]] += 1
             elif w != 0.0:
-                dropped[lists.classes[p]] += 1
+                others[lists.classes[p]] += 1
 
 
 @numba.njit(nogil=True, cache=True)
