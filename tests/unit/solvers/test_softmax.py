@@ -315,7 +315,7 @@ def test_rows_that_do_not_fit_are_refused(small: Predictor) -> None:
     with pytest.raises(InputError, match="NaN"):
         small.log_normaliser([[float("nan")] + [1.0] * 29])
     with pytest.raises(ParameterError, match="threads"):
-        LogPartition(small.index).compute(ROWS, threads=0)
+        LogPartition(small.model.search).compute(ROWS, threads=0)
 
 
 def test_the_link_is_part_of_what_a_model_is(tmp_path: Path) -> None:
