@@ -87,17 +87,17 @@ class Model:
 
         Raises ParameterError for a chain of stages, as `b` and `search`.
         """
-        return self._require_linear().W
+        return self.require_linear().W
 
     @property
     def b(self) -> Float32:
         """Biases of a linear model: (K,) float32."""
-        return self._require_linear().b
+        return self.require_linear().b
 
     @property
     def search(self) -> SearchIndex:
         """Exact top-k over the weights of a linear model."""
-        return self._require_linear().search
+        return self.require_linear().search
 
     def scorer(self, threads: int = 1) -> Scorer:
         """Return the scorer. threads: cores per batch, where it can use several."""
@@ -147,7 +147,7 @@ class Model:
     @property
     def row_norm(self) -> str:
         """Normalisation of the rows of every request: "none", or "l2" for unit length."""
-        return self.search.row_norm
+        return "none" if self.linear is None else self.search.row_norm
 
     @property
     def sha256(self) -> str:
@@ -188,7 +188,7 @@ class Model:
         """Bytes on disk, without the manifest."""
         return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
 
-    def _require_linear(self) -> LinearPart:
+    def require_linear(self) -> LinearPart:
         """Return the weights. Raises ParameterError for a chain of stages."""
         if self.linear is None:
             raise ParameterError(

@@ -376,7 +376,7 @@ def explain_local(model: str, text: str, label: str | None, top: int) -> dict[st
 
     opened = open_model(model)
     predictor = Predictor(opened)
-    kernels = opened.W.nnz > MAX_SCAN_WEIGHTS
+    kernels = opened.nnz > MAX_SCAN_WEIGHTS
     row = predictor.features(text)
     chosen: int | str = (
         int(predictor.search(row, 1, kernels=kernels).labels[0, 0]) if label is None else label

@@ -120,7 +120,7 @@ def open_predictor_soon(path: Path) -> Predictor:
     """
     predictor = Predictor(Model.open(path, verify=True))
     _warm_up_texts(predictor)
-    if predictor.scorer.is_compiled or predictor.model.W.nnz > MAX_SCAN_WEIGHTS:
+    if predictor.scorer.is_compiled or predictor.model.nnz > MAX_SCAN_WEIGHTS:
         _warm_up_search(predictor)
     else:
         LOGGER.info("compiling kernels, once; predictions use NumPy until then")

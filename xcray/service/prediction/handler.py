@@ -244,7 +244,7 @@ def _needs_kernels(loaded: LoadedModel, query: PredictQuery, n_rows: int) -> boo
         predictor.scorer.is_compiled
         or query.certificate
         or query.deadline_ms is not None
-        or n_rows * predictor.model.W.nnz > MAX_SCAN_WEIGHTS
+        or n_rows * predictor.model.nnz > MAX_SCAN_WEIGHTS
     )
 
 

@@ -119,7 +119,7 @@ def remove_labels(
     `xcray.training.train`.
     """
     check_output_path(out)
-    old = Model.open(model)
+    old = _open_linear(model)
     data = None if dataset is None else _open_matching_data(old, dataset)
     model_names = _NameIndex(old)
     if not labels:
@@ -150,7 +150,7 @@ def rename_labels(
     errors of `xcray.training.train`.
     """
     check_output_path(out)
-    old = Model.open(model)
+    old = _open_linear(model)
     model_names = _NameIndex(old)
     new = list(model_names.names)
     for before, after in names.items():
@@ -244,8 +244,15 @@ class _NameIndex:
 def _open_inputs(model: str | Path, dataset: str | Path, out: str | Path) -> tuple[Model, Dataset]:
     """Open the model, and a data set with the model's features."""
     check_output_path(out)
-    old = Model.open(model)
+    old = _open_linear(model)
     return old, _open_matching_data(old, dataset)
+
+
+def _open_linear(path: str | Path) -> Model:
+    """Open a model. Raises ParameterError for a chain of stages: its labels can't be changed."""
+    model = Model.open(path)
+    model.require_linear()
+    return model
 
 
 def _open_matching_data(model: Model, dataset: str | Path) -> Dataset:
