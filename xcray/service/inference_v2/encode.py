@@ -16,7 +16,8 @@ from xcray.service.prediction.encode import to_label_names
 from xcray.service.prediction.handler import InferenceResult
 from xcray.service.schemas.inference import ModelMetadata, TensorMetadata
 
-PLATFORM: Final = "xcray_linear"
+LINEAR: Final = "xcray_linear"
+STAGES: Final = "xcray_stages"
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -68,7 +69,7 @@ def model_metadata(name: str, versions: list[int], predictor: Predictor) -> Mode
     return ModelMetadata(
         name=name,
         versions=[str(version) for version in versions],
-        platform=PLATFORM,
+        platform=STAGES if model.linear is None else LINEAR,
         inputs=inputs,
         outputs=outputs,
     )
