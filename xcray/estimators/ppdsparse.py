@@ -20,7 +20,7 @@ from xcray.training.selection.sample import selection_data
 class PPDSparse(LinearEstimator):
     """One-vs-rest sparse linear classification over many labels; see `xcray.solvers.ppdsparse`.
 
-    lam, tau, C, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds,
+    lam, tau, C, bias_penalty, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds,
     max_sweeps, growth, seed, row_norm: as in the solver. auto: choose row_norm, C, positives,
     positive_weight and lam on held-out rows for the measure `select`; those that differ from their
     defaults are kept, and selection_ is what was tried. row_norm_ is the normalisation that was
@@ -44,6 +44,7 @@ class PPDSparse(LinearEstimator):
         lam: float = 0.01,
         tau: float = 1.0,
         C: float = 1.0,
+        bias_penalty: float = 1.0,
         loss: str = "squared_hinge",
         eps: float = 0.01,
         positives: str = "equal",
@@ -64,6 +65,7 @@ class PPDSparse(LinearEstimator):
         self.lam = lam
         self.tau = tau
         self.C = C
+        self.bias_penalty = bias_penalty
         self.loss = loss
         self.eps = eps
         self.positives = positives
