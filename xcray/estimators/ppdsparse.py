@@ -20,12 +20,12 @@ from xcray.training.selection.sample import selection_data
 class PPDSparse(LinearEstimator):
     """One-vs-rest sparse linear classification over many labels; see `xcray.solvers.ppdsparse`.
 
-    lam, tau, C, bias_penalty, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss, max_rounds,
-    max_sweeps, growth, seed, row_norm: as in the solver. auto: choose row_norm, C, positives,
-    positive_weight and lam on held-out rows for the measure `select`; those that differ from their
-    defaults are kept, and selection_ is what was tried. row_norm_ is the normalisation that was
-    used. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model do not
-    depend on it. With several labels per row, the labels with a score above 0 are predicted.
+    lam, tau, C, bias_penalty, loss, eps, positives, positive_weight, prune, prune_keep, prune_loss,
+    max_rounds, max_sweeps, growth, seed, row_norm: as in the solver. auto: choose row_norm, C,
+    positives, positive_weight and lam on held-out rows for the measure `select`; those that differ
+    from their defaults are kept, and selection_ is what was tried. row_norm_ is the normalisation
+    that was used. n_jobs: number of threads; None for one, -1 for all cores. The bits of the model
+    do not depend on it. With several labels per row, the labels with a score above 0 are predicted.
 
     After `fit`: classes_ (K,), coef_ (K, D) CSR float32, intercept_ (K,) float32, records_ (K,)
     structured (rounds, primal, dual, gap and more of every class), n_features_in_.

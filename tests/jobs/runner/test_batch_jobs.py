@@ -510,7 +510,7 @@ def test_the_command_line_predicts_on_a_server(
     there = ["--server", server.url]
     assert main(["predict-batch", "text", str(file), str(tmp_path / "out"), *there]) == 0
     shown = capsys.readouterr()
-    assert "30 rows predicted, 1 files" in shown.out
+    assert "30 rows predicted, 1 file," in shown.out
     job = shown.err.split(":")[0].strip()
     assert pads.dataset(tmp_path / "out", format="parquet").count_rows() == 30
     assert main(["jobs", "output", job, str(tmp_path / "again"), *there]) == 0

@@ -588,7 +588,7 @@ def test_a_large_reply_written_in_pieces_is_the_same(
     rng = np.random.default_rng(0)
     answer = loaded.predictor.search(list(TEXTS) + list(TEXTS)[:3], k)
     assert isinstance(answer, SearchResult)
-    shares = rng.random((n, k))
-    whole = encode_predict_reply(loaded, answer, True, shares)
+    shares, empty = rng.random((n, k)), rng.random(n) < 0.5
+    whole = encode_predict_reply(loaded, answer, True, shares, empty)
     monkeypatch.setattr(encode, "LABELS_PER_CHUNK", 2 * k)
-    assert encode_predict_reply(loaded, answer, True, shares) == whole
+    assert encode_predict_reply(loaded, answer, True, shares, empty) == whole

@@ -20,7 +20,6 @@ from xcray.data.writer import DatasetWriter
 from xcray.errors import ParameterError
 from xcray.kernels.sparse import transpose, transpose_pattern
 from xcray.model.model import Model
-from xcray.predict import Predictor
 from xcray.solvers import make_solver, newton
 from xcray.solvers.declarations import TaskNeeds
 from xcray.training import TrainSpec, train
@@ -193,7 +192,7 @@ def test_serving_a_model_is_estimated_from_its_files(
     assert document["load"]["weights"] == model.nnz
     assert document["model"] == pytest.approx(model.n_bytes, rel=0.3)
     assert document["memory"] == document["process"] + document["model"] + document["plain"]
-    dense = Predictor(model).index.dense
+    dense = model.search.dense
     assert document["plain"] == (0 if dense is None else 4 * model.n_labels * model.n_features)
     assert main([*at, "--query-rows", "10"]) == 0
     assert "10 rows over HTTP" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from xcray.arrays import Float64, Int32, csr, frozen, pattern
+from xcray.arrays import Float64, Int32, Int64, csr, frozen, pattern
 from xcray.data.dataset import Dataset, Split
 from xcray.errors import Refused
 from xcray.index.packed import BUFFER_BYTES, ENTRY_BYTES
@@ -34,6 +34,7 @@ MIB: Final = 1 << 20
 PROCESS_BYTES: Final = 116 * MIB  # a worker process: interpreter, libraries, compiled kernels
 RAY_BYTES: Final = 500 * MIB  # a local Ray without its workers
 RAY_DRIVER_BYTES: Final = 50 * MIB  # connection of the driver to Ray
+CODE_BYTES: Final = 6 * MIB  # compiled kernels and libraries that a training loads
 IN_FLIGHT_BYTES: Final = 8 * MIB  # batches in transit, per worker
 # The driver's bytes per label: position, record, schedule and report.
 DRIVER_BYTES_PER_LABEL: Final = 700
@@ -47,7 +48,10 @@ WEIGHTS_PER_ROOT: Final = 30.0
 # Bytes of a model that are merged, checked, hashed and transposed per second.
 PUBLISH_BYTES_PER_SECOND: Final = 150e6
 MAX_PROBE_LABELS: Final = 48  # labels solved by a probe
-MIN_PROBED_SECONDS: Final = 1.0  # expected core seconds that make a probe worth its time
+# expected core seconds that make a probe of a training by epochs worth its time
+MIN_PROBED_SECONDS: Final = 1.0
+PROBE_SHARE: Final = 1 / 20  # of the expected time that a probe of labels can take
+MAX_PROBE_SECONDS: Final = 2.0
 MAX_MERGE_PASSES: Final = 32  # passes over the weights while transposing them
 
 
@@ -187,19 +191,14 @@ def estimate(
     """Estimate a training of `labels` (n,) of a data set, including publishing all K labels.
 
     cost_terms: the solver's `cost_terms`, if already computed. probe_seconds: approximate time
-    limit of the probe, 0 for none. By default a long training is probed for a fiftieth of its
-    expected time, at most 2 seconds.
+    limit of the probe, 0 for none. By default it is PROBE_SHARE of the expected time.
     """
     shape = training_shape(dataset, solver, cost_terms)
     if spec.calibrate:
         shape = shape._replace(calibration_bytes=calibration_bytes(dataset))
     work = LabelWork(labels, shape.seconds[labels], shape.weights[labels])
-    expected = float(work.seconds.sum())
-    seconds = (
-        (min(2.0, expected / 50) if expected > MIN_PROBED_SECONDS else 0.0)
-        if probe_seconds is None
-        else probe_seconds
-    )
+    default = min(MAX_PROBE_SECONDS, PROBE_SHARE * float(work.seconds.sum()))
+    seconds = default if probe_seconds is None else probe_seconds
     rates = (
         run_probe(solver, dataset.train, work, seconds)
         if seconds > 0.0 and solver.family == "independent"
@@ -253,7 +252,8 @@ def estimate_from(
     )
     longest_label = float(seconds.max(initial=0.0)) * rates.time_ratio
     return Estimate(
-        driver=DRIVER_BYTES_PER_LABEL * K
+        driver=CODE_BYTES
+        + DRIVER_BYTES_PER_LABEL * K
         + 24 * shape.features
         + pieces
         + (RAY_DRIVER_BYTES if place != "here" else shape.needs.process_bytes),
@@ -401,25 +401,16 @@ def scratch_bytes(
 def run_probe(solver: TaskSolver, train: Split, work: LabelWork, seconds: float) -> MeasuredRates:
     """Solve a few labels, spread over all cost levels, and return the measured rates.
 
-    Labels too expensive for `seconds` are left out. Labels slower than expected end the probe. The
-    solved blocks are discarded.
+    Labels slower than expected end the probe. The solved blocks are discarded.
     """
-    order = np.argsort(work.seconds, kind="stable")
-    within = order[
-        (np.cumsum(work.seconds[order] * MAX_PROBE_LABELS / max(len(order), 1)) <= seconds)
-        & (work.weights[order] > 0)
-    ]
-    if not len(within):
+    picked = _probe_labels(work, seconds)
+    if not len(picked):
         return MeasuredRates()
-    # The middles of equally large groups.
-    middles = (np.arange(MAX_PROBE_LABELS) + 0.5) / MAX_PROBE_LABELS * len(within)
-    picked = within[np.unique(middles.astype(np.int64))]
-    # Shuffled, so that the labels solved before the time limit are a representative mix.
-    picked = np.random.default_rng(0).permutation(picked)
     state = solver.load(train.X, train.XT, train.YT, train.weights)
     solver.warm_up()
-    # The first call touches the mapped files, which takes extra time once.
-    solver.solve(state, frozen(work.labels[picked[:1]], np.int32))
+    if len(picked) > 1:
+        # The first call touches the mapped files, which takes extra time once.
+        solver.solve(state, frozen(work.labels[picked[:1]], np.int32))
     # Thread time, because other processes can be busy.
     began, n, nnz, took = time.thread_time(), 0, 0, 0.0
     while n < len(picked) and took <= seconds:
@@ -430,6 +421,23 @@ def run_probe(solver: TaskSolver, train: Split, work: LabelWork, seconds: float)
         nnz / float(work.weights[picked[:n]].sum()),
         n,
     )
+
+
+def _probe_labels(work: LabelWork, seconds: float) -> Int64:
+    """Return positions in `work` of labels to solve: as many cost levels as fit in `seconds`.
+
+    The middle label is always one of them, unless it is more than a tenth of the whole work.
+    """
+    order = np.argsort(work.seconds, kind="stable")
+    order = order[work.weights[order] > 0]
+    for n in range(min(MAX_PROBE_LABELS, len(order)), 0, -1):
+        # The middles of n equally large groups.
+        picked = order[((np.arange(n) + 0.5) / n * len(order)).astype(np.int64)]
+        cost = float(work.seconds[picked].sum())
+        if cost <= seconds or (n == 1 and 10 * cost <= work.seconds.sum()):
+            # Shuffled, so that the labels solved before the time limit are a representative mix.
+            return np.random.default_rng(0).permutation(picked)
+    return order[:0]
 
 
 def worker_place(spec: TrainSpec) -> str:
