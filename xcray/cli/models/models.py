@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xcray.cli.connect import ServerOption, locate_version, make_client
-from xcray.cli.models import label_sets
+from xcray.cli.models import exchange, label_sets
 from xcray.cli.models import object_storage as storage
 from xcray.cli.models.open_model import open_model
 from xcray.cli.models.predict import ModelName, is_directory
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="models",
-    help="Models: list, show, alias, card, upgrade, diff, label sets, push, pull.",
+    help="Models: list, show, alias, card, upgrade, diff, label sets, push, pull, import, export.",
     no_args_is_help=True,
 )
 app.add_typer(label_sets.app, name="label-sets")
 app.command("push")(storage.push)
 app.command("pull")(storage.pull)
 app.command("remote")(storage.remote)
+app.command("import")(exchange.import_model)
+app.command("export")(exchange.export_model)
 
 MAX_DIFF_NAMES = 20  # names of a list in a diff
 

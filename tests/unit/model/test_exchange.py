@@ -1,0 +1,157 @@
+"""Models of other programs: read, written, and the same after both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import load_npz, random
+from sklearn.datasets import load_iris
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.svm import LinearSVC
+
+from xcray.arrays import csr_from
+from xcray.cli.main import main
+from xcray.errors import InputError, ShapeMismatch, XcrayError
+from xcray.model.exchange import dismec, liblinear, npz
+from xcray.model.exchange.formats import FORMATS, export_model, import_model
+from xcray.model.exchange.scikit_learn import weights_from
+from xcray.model.exchange.weights import ForeignWeights, save_weights
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+from xcray.predict import Predictor
+
+K, D = 5, 12
+ROWS = random(20, D, 0.5, "csr", np.float32, random_state=3)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    """Return a model with numbered names, an empty row of weights and a bias of 0."""
+    weights = random(K, D, 0.4, "csr", np.float32, random_state=1).toarray()
+    weights[2] = 0
+    names = [str(k) for k in range(K)], [str(j) for j in range(D)]
+    content = ModelContent(csr_from(weights), np.array([0.5, -1, 0, 1 / 3, -2e-9]), *names)
+    return write_model(tmp_path / "m", content, TrainingRecord("ppdsparse", {}, ""))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_written_and_read_back_has_the_same_bytes(
+    model: Model, tmp_path: Path, name: str
+) -> None:
+    export_model(model, name, tmp_path / "file")
+    back = import_model(name, tmp_path / "file", tmp_path / "back", bias=name == "dismec")
+    for file in ("weights.arrow", "bias.arrow", "labels.arrow"):
+        assert (back.path / file).read_bytes() == (model.path / file).read_bytes(), file
+    assert back.manifest["solver"] == "imported"
+    assert back.manifest["params"] == {"format": name}
+
+
+def test_a_liblinear_file_of_several_classes(tmp_path: Path) -> None:
+    X, y = load_iris(return_X_y=True)
+    classifier = LinearSVC(random_state=0).fit(X, y)
+    vectors = np.column_stack([classifier.coef_, classifier.intercept_]).T
+    head = "solver_type L2R_L2LOSS_SVC_DUAL\nnr_class 3\nlabel 7 -1 3\nnr_feature 4\nbias 1\nw\n"
+    lines = "".join(" ".join(map(repr, map(float, row))) + " \n" for row in vectors)
+    (tmp_path / "file").write_text(head + lines)
+    model = import_model("liblinear", tmp_path / "file", tmp_path / "m")
+    assert model.labels == ["7", "-1", "3"]
+    result = Predictor(model).search(X.astype(np.float32), 3)
+    assert result.labels[:, 0].tolist() == classifier.predict(X).tolist()
+    want = np.take_along_axis(classifier.decision_function(X), result.labels, 1)
+    assert result.scores == pytest.approx(want, abs=1e-5)
+
+
+def test_two_classes_of_liblinear_share_a_vector(tmp_path: Path) -> None:
+    head = "solver_type L2R_LR\nnr_class 2\nlabel 1 -1\nnr_feature 2\nbias 0.5\nw\n"
+    (tmp_path / "file").write_text(head + "2 \n0 \n-4 \n")
+    weights = liblinear.read(tmp_path / "file")
+    assert weights.W.to_scipy().toarray().tolist() == [[2, 0], [-2, 0]]
+    assert (weights.b.tolist(), weights.labels) == ([-2, 2], ["1", "-1"])
+
+
+def test_files_of_dismec_in_every_form(tmp_path: Path) -> None:
+    dense = np.array([[1, 0, 2], [0, 0, 0], [0, -3, 0.5]], np.float32)
+    np.save(tmp_path / "a.npy", dense[:1])
+    (tmp_path / "b").write_text("0 0 0\n")
+    (tmp_path / "c").write_text("1:-3 2:0.5 \n")
+    kinds = [("c", "SparseTXT"), ("a.npy", "DenseNPY"), ("b", "DenseTXT")]
+    files = [
+        {"first": first, "count": 1, "file": file, "weight-format": kind}
+        for first, (file, kind) in zip((2, 0, 1), kinds, strict=True)
+    ]
+    facts = {"num-features": 3, "num-labels": 3, "files": files}
+    (tmp_path / "model").write_text(json.dumps(facts))
+    weights = dismec.read(tmp_path / "model")
+    np.testing.assert_array_equal(weights.W.to_scipy().toarray(), dense)
+    model = import_model("dismec", tmp_path / "model", tmp_path / "m", bias=True)
+    np.testing.assert_array_equal(model.W.to_scipy().toarray(), dense[:, :2])
+    assert model.b.tolist() == [2, 0, 0.5]
+
+
+def test_scipy_reads_an_archive(model: Model, tmp_path: Path) -> None:
+    export_model(model, "npz", tmp_path / "w.npz")
+    np.testing.assert_array_equal(
+        load_npz(tmp_path / "w.npz").toarray(), model.W.to_scipy().toarray()
+    )
+
+
+@pytest.mark.parametrize("classifier", [LinearSVC(), OneVsRestClassifier(LinearSVC())])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_classifiers_of_scikit_learn(tmp_path: Path, classifier: Any, n_classes: int) -> None:
+    X, y = load_iris(return_X_y=True)
+    X, y = X[y < n_classes], np.array(["a", "b", "c"])[y[y < n_classes]]
+    classifier.fit(X, y)
+    model = save_weights(tmp_path / "m", weights_from(classifier), {})
+    best = Predictor(model).search(X.astype(np.float32), 1).labels[:, 0]
+    assert [model.labels[j] for j in best] == classifier.predict(X).tolist()
+
+
+def text(path: Path, content: str) -> Path:
+    """Write a file and return its path."""
+    path.write_text(content)
+    return path
+
+
+HEAD = "solver_type L2R_LR\nnr_class 3\nlabel 1 2 3\nnr_feature 2\nbias -1\nw\n"
+BROKEN = [
+    (liblinear.read, "not a model", "no solver_type"),
+    (liblinear.read, HEAD + "1 2 3\n", "feature 2"),
+    (liblinear.read, HEAD + "1 2\n3 4 5\n", "feature 1"),
+    (dismec.read, "{}", "num-features"),
+    (dismec.read, "[1]", "not a JSON object"),
+    (dismec.read, '{"num-features": 2, "num-labels": 3, "files": []}', "do not have the 3 labels"),
+    (npz.read, "PK", "not an archive"),
+]
+
+
+@pytest.mark.parametrize(("read", "content", "reason"), BROKEN)
+def test_broken_files_are_refused(tmp_path: Path, read: Any, content: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read(text(tmp_path / "file", content))
+
+
+def test_names_must_fit(model: Model, tmp_path: Path) -> None:
+    weights = ForeignWeights(model.W, model.b, ["a", "b", "c", "d", "a"])
+    with pytest.raises(InputError, match="'a'"):
+        save_weights(tmp_path / "n", weights, {})
+    with pytest.raises(ShapeMismatch, match="5 labels, but there are 1"):
+        save_weights(tmp_path / "n", weights, {}, labels=["x"])
+    with pytest.raises(XcrayError, match="did you mean"):
+        import_model("liblinaer", tmp_path / "x", tmp_path / "n")
+    assert not (tmp_path / "n").exists()
+
+
+def test_commands(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, names = tmp_path / "w.npz", text(tmp_path / "names", "a\nb\nc\nd\ne\n")
+    assert main(["models", "export", str(model.path), "npz", str(target)]) == 0
+    assert main(["models", "export", str(model.path), "npz", str(target)]) != 0
+    assert "exists already" in capsys.readouterr().err
+    out = tmp_path / "named"
+    line = ["models", "import", "npz", str(target), str(out), "--labels", str(names), "--json"]
+    assert main(line) == 0
+    assert json.loads(capsys.readouterr().out)["n_labels"] == K
+    assert Model.open(out).labels == list("abcde")
+    assert main(["predict", str(out), "--file", str(text(tmp_path / "r.svm", "0 1:1\n"))]) == 0

@@ -1,0 +1,80 @@
+"""`xcray models import` and `export`: linear models of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xcray.cli.models.open_model import open_model
+from xcray.cli.terminal import output
+from xcray.errors import NotFound
+
+FormatArgument = Annotated[
+    str, typer.Argument(metavar="FORMAT", help="liblinear, dismec (DiSMEC++) or npz.")
+]
+
+
+def import_model(
+    file_format: FormatArgument,
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Model file; of dismec, its JSON file.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Model directory to write.")],
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            "--like", metavar="DIR", help="Data set whose names and text pipeline to use."
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", metavar="FILE", help="Names of the labels, one per line."),
+    ] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option("--features", metavar="FILE", help="Names of the features, one per line."),
+    ] = None,
+    bias: Annotated[
+        bool,
+        typer.Option("--bias", help="The last feature is the constant 1: its weights are biases."),
+    ] = False,
+    json: output.JsonOption = False,
+) -> None:
+    """Convert a linear model of another program to a model directory."""
+    from xcray.model.exchange.formats import import_model as convert
+
+    names = {"labels": _read_names(labels), "features": _read_names(features)}
+    model = convert(file_format, source, out, bias=bias, like=like, **names)
+    facts = {"model": str(model.path), "sha256": model.sha256, "n_labels": model.n_labels}
+    if json:
+        output.print_json({**facts, "n_features": model.n_features, "nnz": model.nnz})
+    else:
+        sizes = f"{model.n_labels:,} labels, {model.n_features:,} features, {model.nnz:,} weights"
+        output.print_line(f"{model.path}: {sizes}, sha256 {model.sha256}")
+
+
+def export_model(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.")],
+    file_format: FormatArgument,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="File to write.")],
+    json: output.JsonOption = False,
+) -> None:
+    """Write the weights of a model directory for another program."""
+    from xcray.model.exchange.formats import export_model as convert
+
+    convert(open_model(str(model)), file_format, target)
+    if json:
+        output.print_json({"file": str(target), "bytes": target.stat().st_size})
+    else:
+        output.print_line(f"{target}: {target.stat().st_size:,} bytes")
+
+
+def _read_names(path: Path | None) -> list[str] | None:
+    """Return the lines of a file. Raises NotFound."""
+    if path is None:
+        return None
+    if not path.is_file():
+        raise NotFound(f"there is no file of names at {path}")
+    return path.read_text(encoding="utf-8").splitlines()

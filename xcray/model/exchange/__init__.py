@@ -1,0 +1,1 @@
+"""Linear models of other programs: read from and written to their files."""

@@ -1,0 +1,69 @@
+"""The formats of other programs by name, and the conversion of files from and to models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from xcray.errors import Conflict, NotFound, ParameterError, suggestion
+from xcray.model.exchange import dismec, liblinear, npz
+from xcray.model.exchange.weights import ForeignWeights, save_weights, split_bias, weights_of
+from xcray.model.model import Model
+
+
+class Format(NamedTuple):
+    """A format: its functions, and what a source is."""
+
+    read: Callable[[Path], ForeignWeights]
+    write: Callable[[ForeignWeights, Path], None]
+    source: str
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    "liblinear": Format(liblinear.read, liblinear.write, "model file"),
+    "dismec": Format(dismec.read, dismec.write, "JSON file of a DiSMEC++ model"),
+    "npz": Format(npz.read, npz.write, "archive of a scipy CSR matrix, with bias and labels"),
+}
+
+
+def import_model(
+    name: str,
+    source: str | Path,
+    out: str | Path,
+    *,
+    bias: bool = False,
+    like: str | Path | None = None,
+    labels: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+) -> Model:
+    """Convert a model of another program, and publish it at `out`.
+
+    name: one of FORMATS. bias: the last feature is the constant 1, so that its weights are the
+    biases. like, labels, features: names, see `weights.save_weights`. Raises ParameterError,
+    NotFound, InputError, ShapeMismatch, Conflict.
+    """
+    file_format, path = _find(name), Path(source)
+    if not path.is_file():
+        raise NotFound(f"there is no {file_format.source} at {path}")
+    weights = file_format.read(path)
+    if bias:
+        weights = split_bias(weights)
+    origin = {"format": name}
+    return save_weights(out, weights, origin, like=like, labels=labels, features=features)
+
+
+def export_model(model: Model, name: str, target: str | Path) -> None:
+    """Write the weights of a model for another program. Raises ParameterError, Conflict."""
+    file_format, path = _find(name), Path(target)
+    if path.exists():
+        raise Conflict(f"{path} exists already; choose another path, or remove it first")
+    file_format.write(weights_of(model), path)
+
+
+def _find(name: str) -> Format:
+    """Return a format. Raises ParameterError."""
+    if name not in FORMATS:
+        hint = suggestion(name, FORMATS)
+        raise ParameterError(f"unknown format {name!r}{hint}; there are: {', '.join(FORMATS)}")
+    return FORMATS[name]

@@ -1,0 +1,131 @@
+"""Weights of a linear model without names of features, as other programs store them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from xcray.arrays import CSR, Float32, csr, frozen
+from xcray.data.dataset import Dataset
+from xcray.errors import InputError, ShapeMismatch, excerpt
+from xcray.model.model import Model, ModelContent, TrainingRecord, write_model
+
+IMPORTED: Final = "imported"  # the solver in the manifest of a model of another program
+
+
+class ForeignWeights(NamedTuple):
+    """The weights of a linear model: the score of label k for row x is W_k.x + b_k.
+
+    W: (K, D) CSR float32; b: (K,) float32; labels: K names, in the order of the rows.
+    """
+
+    W: CSR
+    b: Float32
+    labels: list[str]
+
+
+def number_names(n: int) -> list[str]:
+    """Return the names "0" to "n - 1"."""
+    return [str(number) for number in range(n)]
+
+
+def from_entries(rows: Any, columns: Any, values: Any, shape: tuple[int, int]) -> CSR:
+    """Return a matrix of this shape with entries in any order, each at most once.
+
+    Raises ShapeMismatch for an entry outside of the matrix.
+    """
+    rows, columns = np.asarray(rows, np.int64), np.asarray(columns, np.int64)
+    for kind, numbers, size in (("row", rows, shape[0]), ("column", columns, shape[1])):
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
+            raise ShapeMismatch(f"a weight is in {kind} {numbers.max()}, of {size}")
+    order = np.lexsort((columns, rows))
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
+    return csr(indptr, columns[order], np.asarray(values)[order], shape[1])
+
+
+def split_bias(weights: ForeignWeights) -> ForeignWeights:
+    """Return the weights with the last feature, a constant 1, as the bias.
+
+    Raises ShapeMismatch without a feature.
+    """
+    W, last = weights.W, weights.W.n_cols - 1
+    if last < 0:
+        raise ShapeMismatch("the model has no feature, so that none can be the bias")
+    rows, is_bias = row_numbers(W), W.indices == last
+    bias = weights.b.copy()
+    bias[rows[is_bias]] += W.data[is_bias]
+    others = ~is_bias
+    shape = (W.n_rows, last)
+    rest = from_entries(rows[others], W.indices[others], W.data[others], shape)
+    return ForeignWeights(rest, frozen(bias, np.float32), weights.labels)
+
+
+def join_bias(weights: ForeignWeights) -> CSR:
+    """Return (K, D + 1): the weights with the bias as the last feature."""
+    (W, b, _), numbers = weights, np.flatnonzero(weights.b)
+    rows = np.concatenate([row_numbers(W), numbers])
+    columns = np.concatenate([W.indices, np.full(len(numbers), W.n_cols)])
+    values = np.concatenate([W.data, b[numbers]])
+    return from_entries(rows, columns, values, (W.n_rows, W.n_cols + 1))
+
+
+def row_numbers(W: CSR) -> np.ndarray:
+    """Return the row of each entry."""
+    return np.repeat(np.arange(W.n_rows), np.diff(W.indptr))
+
+
+def save_weights(
+    path: str | Path,
+    weights: ForeignWeights,
+    origin: dict[str, Any],
+    *,
+    like: str | Path | None = None,
+    labels: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+) -> Model:
+    """Write a model directory at `path`.
+
+    origin: where the weights come from, JSON-ready; it is kept in the manifest. like: data set
+    whose names and text pipeline the model gets. labels, features: names instead of those of the
+    data set or of the file. Raises ShapeMismatch if the number of names is not that of the weights,
+    InputError for repeated label names, Conflict if `path` exists, NotFound, Corrupt.
+    """
+    data = None if like is None else Dataset.open(like)
+    K, D = weights.W.shape
+    if labels is None:
+        labels = weights.labels if data is None else data.label_names.to_pylist()
+    if features is None:
+        features = number_names(D) if data is None else data.feature_names.to_pylist()
+    for kind, names, size in (("labels", labels, K), ("features", features, D)):
+        if len(names) != size:
+            raise ShapeMismatch(f"the model has {size} {kind}, but there are {len(names)} names")
+    repeated = [name for name, times in Counter(labels).items() if times > 1]
+    if repeated:
+        raise InputError(f"several labels are named {excerpt(repeated[0])!r}")
+    content = ModelContent(
+        weights.W, weights.b, labels, features, text=None if data is None else data.text
+    )
+    record = TrainingRecord(IMPORTED, origin, "" if data is None else data.content_hash)
+    return write_model(path, content, record)
+
+
+def weights_of(model: Model) -> ForeignWeights:
+    """Return the weights of a model. Raises ParameterError for a chain of stages."""
+    linear = model.require_linear()
+    return ForeignWeights(linear.W, linear.b, model.labels)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises InputError."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path.name} can't be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path.name} is not a JSON object")
+    return value
