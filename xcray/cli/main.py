@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -114,6 +115,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report_error(*problem_from(error), words)
 
 
+def parameter_hint(error: Exception) -> str:
+    """Return how to set the parameter of a solver that was given as an option; "" for others."""
+    context = getattr(error, "ctx", None)
+    options = {name for each in context.command.params for name in each.opts} if context else ()
+    if not hasattr(error, "option_name") or "--param" not in options:
+        return ""
+    from xcray.solvers import SOLVERS
+
+    name = str(error.option_name).lstrip("-").replace("-", "_")
+    solvers = [
+        solver
+        for solver, parameters in SOLVERS.items()
+        if name in {field.name for field in dataclasses.fields(parameters)}
+    ]
+    return f"--param {name}=VALUE sets a parameter of {', '.join(solvers)}" if solvers else ""
+
+
 def report_error(problem: dict[str, Any], code: int, arguments: Sequence[str]) -> int:
     """Write the error as text or JSON, in the words of the command, and return its exit code."""
     message = in_command_words(problem, command_tree(), arguments)
@@ -140,7 +158,7 @@ def problem_from(error: Exception) -> tuple[dict[str, Any], int]:
         return {
             "code": "USAGE",
             "message": error.format_message(),
-            "hint": f"{command} --help",
+            "hint": parameter_hint(error) or f"{command} --help",
         }, int(error.exit_code)
     if isinstance(error, ModuleNotFoundError) and isinstance(
         problem := missing_extra(error), XcrayError
