@@ -58,6 +58,8 @@ LOCAL = [
     ("train data -o x --solver ppdspars", 2, "did you mean 'ppdsparse'"),
     ("train data -o x --pool thread", 2, "--pool must be one of serial, threads, ray"),
     ("train data -o x -p lam=abc", 2, "lam must be a number, not 'abc'"),
+    ("data build rows.jsonl x", 2, "comes before it: xcray data build jsonl rows.jsonl DIR"),
+    ("data upload file", 2, "comes before it: xcray data upload FORMAT file"),
     ("train data -o x --lam 1", 2, "--param lam=VALUE sets a parameter of ppdsparse"),
     ("train data -o x --solve 1", 2, "xcray train --help"),
     ("train data -o x --max-seconds -3", 2, "--max-seconds must be a number above 0"),

@@ -134,6 +134,16 @@ def input_files(usage: str, format: str, inputs: list[Path], test: Path | None) 
             f"{format} takes no input file: xcray {usage.replace(' INPUT', '')}", code="USAGE"
         )
     if format not in FORMATS_WITHOUT_FILE and len(inputs) != 1:
+        if Path(format).is_file():
+            from xcray.data.build import FORMATS as KNOWN_FORMATS
+
+            suffix = Path(format).suffix.removeprefix(".")
+            kind = suffix if suffix in KNOWN_FORMATS else "FORMAT"
+            command = usage.replace(f" {format} INPUT", f" {kind} {format}")
+            raise InputError(
+                f"{format} is a file, and the format comes before it: xcray {command}",
+                code="USAGE",
+            )
         raise InputError(f"give one input file: xcray {usage}", code="USAGE")
     sources = {"train": inputs[0]} if inputs else {}
     return sources if test is None else {**sources, "test": test}
