@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.common import dataset
 from xcray.arrays import CSR, Float64, Pattern, csr, frozen
 from xcray.kernels.training import dual_hinge as kernel
-from xcray.solvers.indexed_bcd.label import LabelTraining, Progress, Settings
+from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining, SweepProgress
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver, IndexedBCDState
 
 BLOCKS, BLOCK_SWEEPS = 20, 3
@@ -98,7 +98,7 @@ def rows_of(Y: Pattern, label: int) -> Any:
     return Y.indices == label
 
 
-def full(task: Task, curve: Curve, local: IndexedBCDState, settings: Settings) -> None:
+def full(task: Task, curve: Curve, local: IndexedBCDState, settings: LabelSettings) -> None:
     """Sweep over all rows until the duality gap is small; shrinking is off."""
     state = new_state(task, local)
     order, rng = np.arange(task.X.n_rows), np.random.default_rng(settings.seed)
@@ -113,7 +113,7 @@ def full(task: Task, curve: Curve, local: IndexedBCDState, settings: Settings) -
 
 
 def block_minimisation(
-    task: Task, curve: Curve, local: IndexedBCDState, settings: Settings
+    task: Task, curve: Curve, local: IndexedBCDState, settings: LabelSettings
 ) -> None:
     """Sweep over one random block after the other, until no step changes much."""
     state, rng = new_state(task, local), np.random.default_rng(settings.seed)
@@ -128,10 +128,10 @@ def block_minimisation(
             curve.add(state.v, volumes, int((state.alpha > 0.0).sum()))
 
 
-def indexed(task: Task, curve: Curve, local: IndexedBCDState, settings: Settings) -> None:
+def indexed(task: Task, curve: Curve, local: IndexedBCDState, settings: LabelSettings) -> None:
     """Train as the solver does."""
 
-    def observe(progress: Progress) -> None:
+    def observe(progress: SweepProgress) -> None:
         curve.add(progress.v, progress.reads / task.X.n_rows, progress.support)
 
     training = LabelTraining(

@@ -24,6 +24,8 @@ EXPECTED = {
 }
 
 
+# some checks have features around 100 and random classes, too ill-conditioned for max_sweeps
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @parametrize_with_checks(
     [IndexedSVM()], expected_failed_checks=lambda estimator: EXPECTED, xfail_strict=False
 )
@@ -77,7 +79,7 @@ def test_sample_weights_count_rows(many: tuple[Any, Any]) -> None:
 
 
 def test_too_few_sweeps_warn(many: tuple[Any, Any]) -> None:
-    with pytest.warns(ConvergenceWarning, match="raise max_sweeps or max_rounds or eps"):
+    with pytest.warns(ConvergenceWarning, match="raise max_rounds or eps"):
         IndexedSVM(eps=1e-9, max_sweeps=1).fit(*many)
 
 

@@ -66,7 +66,7 @@ class DualState(NamedTuple):
     is_active: np.ndarray
 
 
-class Reference(NamedTuple):
+class OutlierRule(NamedTuple):
     """Weights that define the outliers: rows with y_i v.x_i < -s. v: (D + 1,)."""
 
     v: Float64
@@ -171,7 +171,9 @@ def is_certain_outlier(rows: HingeRows, state: DualState, s: float, i: int, path
 
 
 @inner()
-def read_row(rows: HingeRows, state: DualState, reference: Reference, i: int, path: float) -> float:
+def read_row(
+    rows: HingeRows, state: DualState, reference: OutlierRule, i: int, path: float
+) -> float:
     """Store the score of row i, and its status if that is unknown; return y_i times the score."""
     if state.status[i] == UNKNOWN:
         margin = state.y[i] * dot(rows.X, i, reference.v)
@@ -183,7 +185,7 @@ def read_row(rows: HingeRows, state: DualState, reference: Reference, i: int, pa
 
 @numba.njit(nogil=True, cache=True)
 def classify(
-    rows: HingeRows, state: DualState, reference: Reference, path: float, order: Int64
+    rows: HingeRows, state: DualState, reference: OutlierRule, path: float, order: Int64
 ) -> None:
     """Read some rows: store their scores, and their status if it is unknown."""
     for i in order:
@@ -200,7 +202,7 @@ def shuffle_rows(order: Int64, counter: np.uint64) -> np.uint64:
 def refresh_scores(
     rows: HingeRows,
     state: DualState,
-    reference: Reference,
+    reference: OutlierRule,
     path: float,
     pages: Pages,
     begin: int,
@@ -234,7 +236,7 @@ def refresh_scores(
 def query_pages(
     rows: HingeRows,
     state: DualState,
-    reference: Reference,
+    reference: OutlierRule,
     path: float,
     pages: Pages,
     order: Int64,

@@ -24,10 +24,10 @@ from xcray.kernels.training.dual_hinge import (
     UNKNOWN,
     DualState,
     HingeRows,
+    OutlierRule,
     Query,
-    Reference,
 )
-from xcray.solvers.indexed_bcd.selection import Selection
+from xcray.solvers.indexed_bcd.selection import RowSelection
 
 FIRST_SWEEPS: Final = 3
 READS_PER_ROW: Final = 20  # a query reads at most this number of rows for each row that it adds
@@ -38,7 +38,7 @@ ACTIVE_GAP_SHARE: Final = 0.5  # of the allowed gap, on the active rows
 FIRST_SPREAD: Final = 1.0  # of the gradients, before the gap of the active rows is computed
 
 
-class Settings(NamedTuple):
+class LabelSettings(NamedTuple):
     """Parameters of a class; gap: the allowed duality gap, in units of the objective."""
 
     s: float
@@ -50,7 +50,7 @@ class Settings(NamedTuple):
     seed: int
 
 
-class Progress(NamedTuple):
+class SweepProgress(NamedTuple):
     """State after a sweep. reads: rows of the pages read so far; support: rows with alpha > 0."""
 
     v: Float64
@@ -86,12 +86,12 @@ class LabelTraining:
         self,
         rows: HingeRows,
         state: DualState,
-        selection: Selection,
+        selection: RowSelection,
         positives: Int32,
         label: int,
-        settings: Settings,
+        settings: LabelSettings,
         check: Callable[[], None] = lambda: None,
-        observe: Callable[[Progress], None] = lambda progress: None,
+        observe: Callable[[SweepProgress], None] = lambda progress: None,
     ) -> None:
         self._rows, self._state, self._selection = rows, state, selection
         self._settings, self._check, self._observe = settings, check, observe
@@ -100,7 +100,7 @@ class LabelTraining:
         self._path, self._v_before = 0.0, np.zeros_like(state.v)
         self._active: Int64 = np.empty(0, np.int64)
         self._window = 0  # position of the cyclic window
-        self._reference = Reference(state.v.copy(), settings.s)
+        self._reference = OutlierRule(state.v.copy(), settings.s)
         self._waits = np.zeros(selection.pages.n_pages, np.int32)
         self._violating = np.empty(
             rows.X.n_rows + int(np.diff(selection.pages.indptr).max(initial=0)), np.int64
@@ -165,7 +165,7 @@ class LabelTraining:
             self._sweep(self._active)
         self._state.status.fill(UNKNOWN)
         self._waits.fill(0)
-        self._reference = Reference(self._state.v.copy(), self._settings.s)
+        self._reference = OutlierRule(self._state.v.copy(), self._settings.s)
         self._find_outliers(self._active)
 
     def _find_outliers(self, chosen: Int64) -> None:
@@ -179,7 +179,7 @@ class LabelTraining:
 
     def _exclude(self, result: ConvexResult) -> None:
         """Begin the next convex problem: with the outliers of `result`, without idle rows."""
-        self._reference = Reference(result.v, self._settings.s)
+        self._reference = OutlierRule(result.v, self._settings.s)
         self._state.status[:] = np.where(result.outliers, OUTLIER, INLIER)
         active = self._active
         idle = result.outliers[active] | (self._state.alpha[active] == 0.0)
@@ -319,7 +319,7 @@ class LabelTraining:
             chosen[:] = np.concatenate([*remaining, *shrunk])
         self.sweeps += 1
         support = int((self._state.alpha[self._active] > 0.0).sum())
-        self._observe(Progress(self._state.v, self.reads, support))
+        self._observe(SweepProgress(self._state.v, self.reads, support))
         return sum(map(len, remaining)), largest, smallest
 
     def _activate(self, chosen: Int64) -> None:

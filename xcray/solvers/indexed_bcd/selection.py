@@ -1,4 +1,4 @@
-"""Selection of rows: which pages of rows a query visits, and in which order.
+"""RowSelection of rows: which pages of rows a query visits, and in which order.
 
 A page is a set of rows. All strategies have one contract: a query returns rows that violate the
 margin, are not active and are not outliers, and reads only rows whose stored score does not exclude
@@ -23,7 +23,7 @@ TREE_ROWS: Final = 1 << 14
 SKIPPED_QUERIES: Final = 4
 
 
-class Selection(Protocol):
+class RowSelection(Protocol):
     """Strategy of a solver; shared by all classes and threads, and read-only.
 
     pages: of rows. is_exhaustive: whether a query visits all pages and returns the rows that
@@ -84,7 +84,7 @@ class ForestLeaves:
         return order
 
 
-def make_selection(name: str, X: CSR, norms: Float64, seed: int) -> Selection:
+def make_selection(name: str, X: CSR, norms: Float64, seed: int) -> RowSelection:
     """Return the strategy `name`: "exact", "pages" or "forest"."""
     if name == "forest":
         return ForestLeaves(X, norms, seed)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, csr_from, frozen
+from xcray.arrays import CSR, Float32, Float64, Int32, Pattern, csr, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import row_norms_sq
 from xcray.kernels.training.dual_hinge import DualState, HingeRows
@@ -23,8 +23,8 @@ from xcray.solvers.declarations import (
     StoppingRule,
     TaskNeeds,
 )
-from xcray.solvers.indexed_bcd.label import LabelTraining, Settings
-from xcray.solvers.indexed_bcd.selection import Selection, make_selection
+from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining
+from xcray.solvers.indexed_bcd.selection import RowSelection, make_selection
 from xcray.solvers.parameters import Parameters, parameter
 from xcray.solvers.solved_labels import SolvedLabels
 
@@ -57,7 +57,7 @@ class IndexedBCDState:
 
     rows: HingeRows
     YT: Pattern
-    selection: Selection
+    selection: RowSelection
     scratch: DualState
 
     def clone_for_thread(self) -> IndexedBCDState:
@@ -86,7 +86,8 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     of rows at random, or the leaves of a metric forest that are nearest to the hyperplane. A row is
     read only if the change of the weights since it was last read can have changed its loss. The
     convex problem ends when its duality gap over all rows that are not outliers is at most `eps`
-    times the null objective. The loss of a row can have a weight (`load`). State at a worker: X,
+    times the null objective. A label without rows gets no weights and the bias -1. The loss of a
+    row can have a weight (`load`). State at a worker: X,
     the norms of its rows, the selection, and scratch memory (see `IndexedBCDState`).
 
         Example:
@@ -139,7 +140,7 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
     def stopping(self) -> StoppingRule:
         """Return when a class ends."""
         reached = f"outliers are final, and the gap is at most {self.eps:g} of the null objective"
-        names = ("eps", "max_sweeps or max_rounds")
+        names = ("eps", "max_rounds")
         return StoppingRule("certificate", self.eps, self.max_rounds, reached, names)
 
     def certified(self, records: np.ndarray) -> np.ndarray:
@@ -201,13 +202,20 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
             if stopped():
                 raise Stopped("stopped between two slices of a class; finished batches are kept")
 
-        n_features, records = local.rows.X.n_cols, np.zeros(len(labels), RECORDS.dtype)
-        W, bias = [csr([0], [], [], n_features)], np.zeros(len(labels))
-        for i, label in enumerate(labels):
-            v = self._solve_label(local, int(label), records[i : i + 1], check)
-            W.append(csr_from(v[None, :-1].astype(np.float32)))
+        records, bias = np.zeros(len(labels), RECORDS.dtype), np.full(len(labels), -1.0)
+        records["label"], records["stationary"] = labels, 1
+        rows, columns, weights = (
+            [np.empty(0, dtype)] for dtype in (np.int64, np.int32, np.float32)
+        )
+        for i in np.flatnonzero(np.diff(local.YT.indptr)[labels]):
+            v = self._solve_label(local, int(labels[i]), records[i : i + 1], check)
+            columns.append(np.flatnonzero(v[:-1].astype(np.float32)))
+            rows.append(np.full(len(columns[-1]), i))
+            weights.append(v[columns[-1]])
             bias[i] = v[-1]
-        return SolvedLabels(labels, _stack(W, n_features), frozen(bias, np.float64), records)
+        indptr = np.searchsorted(np.concatenate(rows), np.arange(len(labels) + 1))
+        W = csr(indptr, np.concatenate(columns), np.concatenate(weights), local.rows.X.n_cols)
+        return SolvedLabels(labels, W, frozen(bias, np.float64), records)
 
     def null_objective(self, local: IndexedBCDState, label: int) -> float:
         """Return the hinge objective of w = 0 with the best bias."""
@@ -216,9 +224,9 @@ class IndexedBCDSolver(Parameters, IndependentSolver):
         objective = Objective(HINGE, 0.0, 1.0, 1.0, 1.0)
         return float(null_objective(objective, positive, float(costs.sum()) - positive))
 
-    def label_settings(self, local: IndexedBCDState, label: int) -> Settings:
+    def label_settings(self, local: IndexedBCDState, label: int) -> LabelSettings:
         """Return the parameters of the training of a label."""
-        return Settings(
+        return LabelSettings(
             s=float(self.s),
             gap=float(self.eps) * self.null_objective(local, label),
             first_rows=self.first_rows,
@@ -286,15 +294,4 @@ def _new_scratch(X: CSR) -> DualState:
         np.empty(n),
         np.empty(n, np.uint8),
         np.empty(n, bool),
-    )
-
-
-def _stack(rows: list[CSR], n_cols: int) -> CSR:
-    """Return matrices one below the other."""
-    lengths = np.concatenate([np.diff(row.indptr) for row in rows])
-    return csr(
-        np.concatenate([[0], np.cumsum(lengths)]),
-        np.concatenate([row.indices for row in rows]),
-        np.concatenate([row.data for row in rows]),
-        n_cols,
     )

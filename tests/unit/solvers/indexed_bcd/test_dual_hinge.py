@@ -84,7 +84,7 @@ def test_dropped_rows_leave_the_weights(small: SVMProblem) -> None:
 def test_a_query_returns_the_violating_rows_that_are_not_outliers(small: SVMProblem) -> None:
     rows, state = start(small)
     kernel.sweep(rows, state, np.arange(120), np.inf, -np.inf)
-    reference = kernel.Reference(state.v * 0.5, 0.2)
+    reference = kernel.OutlierRule(state.v * 0.5, 0.2)
     state.is_active[:10] = True
     out = np.empty(240, np.int64)
     _, count, reads = kernel.query_pages(
@@ -109,7 +109,7 @@ def test_a_query_returns_the_violating_rows_that_are_not_outliers(small: SVMProb
 
 def test_rows_that_bounds_exclude_are_not_read_and_have_no_loss(small: SVMProblem) -> None:
     rows, state = start(small)
-    reference, pages = kernel.Reference(state.v.copy(), NO_OUTLIERS), one_page(120)
+    reference, pages = kernel.OutlierRule(state.v.copy(), NO_OUTLIERS), one_page(120)
     for _ in range(20):
         kernel.sweep(rows, state, np.arange(120), np.inf, -np.inf)
     _, reads = kernel.refresh_scores(rows, state, reference, 1.0, pages, 0, 120)

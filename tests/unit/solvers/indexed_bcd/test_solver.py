@@ -13,7 +13,7 @@ from tests.support.svm_problems import SVMProblem, svm_problem
 from xcray.arrays import csr_from, frozen
 from xcray.errors import ParameterError, Stopped
 from xcray.kernels.sparse import transpose
-from xcray.solvers.indexed_bcd.label import LabelTraining, Progress
+from xcray.solvers.indexed_bcd.label import LabelTraining, SweepProgress
 from xcray.solvers.indexed_bcd.solver import SELECTIONS, IndexedBCDSolver, IndexedBCDState
 from xcray.solvers.solved_labels import SolvedLabels
 
@@ -168,7 +168,7 @@ def test_a_label_has_the_same_bits_in_any_batch(noisy: SVMProblem, selection: st
 
 def test_weights_are_observed_only_after_sweeps(noisy: SVMProblem) -> None:
     solver = IndexedBCDSolver(**SMALL)
-    local, points = load(solver, noisy), list[Progress]()
+    local, points = load(solver, noisy), list[SweepProgress]()
     training = LabelTraining(
         local.rows,
         local.scratch,
