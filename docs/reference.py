@@ -47,6 +47,7 @@ PYTHON = {
             "ppdsparse",
             "pdsparse",
             "memoir",
+            "indexed_bcd.solver",
             "dsmlr",
             "lbfgs",
             "lc",

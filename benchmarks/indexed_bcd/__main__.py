@@ -17,10 +17,7 @@ visit.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common import dataset
+from benchmarks.common import arguments, dataset, in_folder
 from xcray.arrays import CSR, Float64, Pattern, csr, frozen
 from xcray.kernels.training import dual_hinge as kernel
 from xcray.solvers.indexed_bcd.label import LabelSettings, LabelTraining, SweepProgress
@@ -214,18 +211,22 @@ def measure_set(task: Task, seeds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all sets and print one JSON line per method."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sets", default=",".join(LABELS))
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="xcray-bench-") as folder:
+    """Measure all sets; print a line per method, and one JSON object at the end."""
+    options = arguments(
+        __doc__ or "", sets={"default": ",".join(LABELS)}, seeds={"type": int, "default": 3}
+    )
+
+    def run(folder: Path) -> dict[str, Any]:
+        sets: dict[str, Any] = {}
         for name in options.sets.split(","):
-            task = load(name, options.data, Path(folder))
+            task = load(name, options.data, folder)
             list(measure(task._replace(C=1e-6), 0))  # compiles the kernels
-            for method, summary in measure_set(task, options.seeds).items():
-                print(json.dumps({"set": name, "method": method, **summary}), flush=True)
+            sets[name] = measure_set(task, options.seeds)
+            for method, summary in sets[name].items():
+                print(name, method, summary, flush=True)
+        return {"sets": sets}
+
+    in_folder(run, options.json)
 
 
 if __name__ == "__main__":
