@@ -38,7 +38,7 @@ from xcray.solvers.declarations import Link
 from xcray.solvers.least_squares.gram import gram_of_chunks
 from xcray.solvers.least_squares.stage_worker import StageWorker
 from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks
-from xcray.solvers.least_squares.stagewise import StagewiseRegression
+from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.multinomial import Shard
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
@@ -124,7 +124,7 @@ def append_one(rows: Rows) -> Rows:
 
 
 def curve(
-    method: StagewiseRegression, blocks: Sequence[RandomFourier | None], train: Rows, test: Rows
+    method: StageFitter, blocks: Sequence[RandomFourier | None], train: Rows, test: Rows
 ) -> Iterator[tuple[float, float]]:
     """Yield the test error in percent and the processor seconds after each stage."""
     group = SerialGroup(StageWork(train, method.link), 1)
@@ -149,13 +149,13 @@ def advance(yhat: Float32, stage: FittedStage, X: Float32) -> Float32:
     return calibrate(z, stage.calibration)
 
 
-def methods(n_rows: int, effort: Effort) -> dict[str, tuple[StagewiseRegression, int]]:
+def methods(n_rows: int, effort: Effort) -> dict[str, tuple[StageFitter, int]]:
     """Return the methods for one block of features, and how often the block is used."""
     lam = RIDGE / math.sqrt(n_rows)
     return {
-        "linear": (StagewiseRegression("linear", lam, SHARDS), 1),
-        "calibrated": (StagewiseRegression("calibrated", lam, SHARDS), effort.rounds),
-        "logistic": (StagewiseRegression("logistic", lam, SHARDS, effort.steps), 1),
+        "linear": (StageFitter("linear", lam, SHARDS), 1),
+        "calibrated": (StageFitter("calibrated", lam, SHARDS), effort.rounds),
+        "logistic": (StageFitter("logistic", lam, SHARDS, effort.steps), 1),
     }
 
 
@@ -219,7 +219,7 @@ def measure_stages(train: Rows, test: Rows, settings: StageSettings, count: int)
         for number in range(count)
     ]
     lam = settings.ridge / math.sqrt(len(train.y))
-    method = StagewiseRegression("logistic", lam, SHARDS, settings.steps)
+    method = StageFitter("logistic", lam, SHARDS, settings.steps)
     name = {"method": "stagewise logistic", "settings": list(settings)}
     for number, (error, seconds) in enumerate(curve(method, blocks, train, test)):
         at = BLOCK * (number + 1)

@@ -31,7 +31,7 @@ from xcray.arrays import csr, frozen
 from xcray.features.columns import column_blocks
 from xcray.solvers.least_squares.stage_worker import StageWorker
 from xcray.solvers.least_squares.stages import FittedStage
-from xcray.solvers.least_squares.stagewise import StagewiseRegression
+from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.multinomial import Shard
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
@@ -99,7 +99,7 @@ def split(rows: Documents, seed: int, held_out: bool) -> tuple[Documents, Docume
 def fit(train: Documents, options: argparse.Namespace, seed: int) -> Any:
     """Return the weights (D, K): those of all stages added."""
     n_columns = train.X.shape[1]
-    method = StagewiseRegression("linear", options.ridge / len(train.y), options.shards)
+    method = StageFitter("linear", options.ridge / len(train.y), options.shards)
     group = SerialGroup(TextWork(train, options.shards), 1)
     group.open()
     workers, stages = SynchronousCalls(group), ()

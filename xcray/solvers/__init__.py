@@ -15,12 +15,13 @@ from xcray.solvers import parameters
 
 if TYPE_CHECKING:
     from xcray.solvers.contract import IndependentSolver, JointSolver
+    from xcray.solvers.least_squares.staged_solvers import StagesSolver
     from xcray.solvers.rotation_contract import RotationSolver
     from xcray.solvers.synchronous_contract import SynchronousSolver
 
 # a solver of any family; compare `family` to narrow it
 AnySolver: TypeAlias = Union[
-    "IndependentSolver", "JointSolver", "RotationSolver", "SynchronousSolver"
+    "IndependentSolver", "JointSolver", "RotationSolver", "SynchronousSolver", "StagesSolver"
 ]
 
 BUILT_IN: Final = {
@@ -36,6 +37,10 @@ BUILT_IN: Final = {
     "generalized-least-squares": (
         "xcray.solvers.least_squares.solver:GeneralizedLeastSquaresSolver"
     ),
+    "calibrated-least-squares": (
+        "xcray.solvers.least_squares.staged_solvers:CalibratedLeastSquaresSolver"
+    ),
+    "stagewise": "xcray.solvers.least_squares.staged_solvers:StagewiseSolver",
     "indexed-bcd": "xcray.solvers.indexed_bcd.solver:IndexedBCDSolver",
 }
 

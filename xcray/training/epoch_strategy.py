@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from xcray.arrays import Float64
 from xcray.errors import missing_ray
+from xcray.index.staged import Stage
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import Solver
 from xcray.solvers.solved_labels import SolvedLabels
@@ -33,6 +34,8 @@ CHECKPOINT_FOLDER: Final = "rests"  # in the run directory, for checkpoints
 
 class EpochStrategy:
     """Base of the strategies of the families "rotation" and "synchronous"."""
+
+    stages: tuple[Stage, ...] = ()
 
     def __init__(self, at: TrainingContext, solver: Solver) -> None:
         self._at = at

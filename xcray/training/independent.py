@@ -15,6 +15,7 @@ import pyarrow as pa
 from xcray.arrays import Float64, Int32, frozen
 from xcray.data.dataset import Dataset
 from xcray.errors import missing_ray
+from xcray.index.staged import Stage
 from xcray.schedule.placement import ONE_CPU, ResourceRequest
 from xcray.solvers.contract import TaskSolver, set_checkpoint_dir
 from xcray.solvers.solved_labels import SolvedLabels
@@ -44,6 +45,8 @@ from xcray.workers.timeline import Span
 
 class IndependentLabels:
     """Strategy of the families "independent" and "joint", see `TrainingStrategy`."""
+
+    stages: tuple[Stage, ...] = ()
 
     def __init__(self, context: TrainingContext, solver: TaskSolver, workers: int) -> None:
         self._context = context

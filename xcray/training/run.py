@@ -12,11 +12,11 @@ from xcray.arrays import CSR, Float32, TopK
 from xcray.data.data_warnings import data_warnings
 from xcray.data.dataset import Dataset
 from xcray.errors import Conflict, InputError, Stopped
-from xcray.index.search import SearchIndex
 from xcray.metrics import evaluate
 from xcray.model.calibration import Calibration
 from xcray.model.directory import Staging
 from xcray.model.model import ModelContent, TrainingRecord, write_model
+from xcray.model.stages import n_weights
 from xcray.solvers import make_solver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.system.cores import available_cores
@@ -33,6 +33,7 @@ from xcray.training.report.summary import convergence_warnings, measures_by_freq
 from xcray.training.report.timeline import normalize_timeline
 from xcray.training.run_lock import lock_run_directory
 from xcray.training.spec import TrainSpec
+from xcray.training.staged import StagedTraining
 from xcray.training.strategies import make_strategy
 from xcray.training.strategy import TrainingContext
 from xcray.workers.pool import StopFlag
@@ -167,6 +168,8 @@ class _TrainingRun:
 
         No step holds all weights in memory.
         """
+        if isinstance(self.strategy, StagedTraining):
+            return self._publish_stages(out, self.strategy)
         budget = merge_budget(self.spec, int(self.parts.lengths.sum()))
         with Staging(
             out,
@@ -188,23 +191,44 @@ class _TrainingRun:
             )
             index = staging.index(block.bias, self.solver.row_norm)
             self.phase_seconds["MERGING"] = time.monotonic() - began
-            measures = self._measure(index)
+
+            def query(X: CSR, k: int) -> TopK:
+                return index.query(X, k, threads=available_cores(), kernels=None).top
+
+            measures = self._measure(query)
             if self.spec.calibrate:
-                self._calibrate(index)
+                self._calibrate(query)
             self._report_phase("PUBLISHING")
-            return self._write_model(staging, block._replace(W=index.W), index.b, measures)
+            return self._write_model(staging, block._replace(W=index.W), index.W, index.b, measures)
+
+    def _publish_stages(self, out: Path, training: StagedTraining) -> TrainResult:
+        """Evaluate a chain of stages on the held-out part, and publish its directory."""
+        measures = self._measure(training.query)
+        if self.spec.calibrate:
+            self._calibrate(training.query)
+        self._report_phase("PUBLISHING")
+        with Staging(out, marker=self.run_dir / "staged") as staging:
+            return self._write_model(staging, training.block(), None, None, measures)
 
     def _write_model(
-        self, staging: Staging, block: SolvedLabels, b: Float32, measures: dict[str, float]
+        self,
+        staging: Staging,
+        block: SolvedLabels,
+        W: CSR | None,
+        b: Float32 | None,
+        measures: dict[str, float],
     ) -> TrainResult:
-        """Write everything except the arrays, and publish by rename."""
+        """Write everything except staged arrays, and publish by rename.
+
+        W, b: None for a chain of stages.
+        """
         timeline = read_streams(self.run_dir)
         report = self._make_report(
             block, staging.path, balance(timeline, self.strategy.workers), measures
         )
         shorten_history(report, staging.path)
         content = ModelContent(
-            block.W,
+            W,
             b,
             self.dataset.label_names,
             self.dataset.feature_names,
@@ -212,6 +236,7 @@ class _TrainingRun:
             link=self.solver.link,
             calibration=self.calibration,
             row_norm=self.solver.row_norm,
+            stages=self.strategy.stages,
         )
         record = TrainingRecord(
             self.spec.solver,
@@ -290,15 +315,17 @@ class _TrainingRun:
             **self.strategy.run_settings(),
         }
 
-    def _measure(self, index: SearchIndex) -> dict[str, float]:
-        """Return measures on the held-out part; empty without one."""
+    def _measure(self, query: Callable[[CSR, int], TopK]) -> dict[str, float]:
+        """Return measures on the held-out part; empty without one.
+
+        query: returns the k best labels of rows.
+        """
         test = self.dataset.test
         if test is None or test.n_rows == 0:
             return {}
         self._report_phase("EVALUATING")
         began = time.monotonic()
-        threads = available_cores()
-        top = index.query(test.X, max(self.spec.ks), threads=threads, kernels=None).top
+        top = query(test.X, max(self.spec.ks))
         n_train = self.dataset.train.n_rows
         self.by_frequency = measures_by_frequency(
             top, test.Y, self.dataset.label_counts, self.spec.ks
@@ -309,17 +336,13 @@ class _TrainingRun:
         self.phase_seconds["EVALUATING"] = time.monotonic() - began
         return measures
 
-    def _calibrate(self, index: SearchIndex) -> None:
+    def _calibrate(self, query: Callable[[CSR, int], TopK]) -> None:
         """Fit probabilities on the held-out part.
 
         With too few correct answers the model is not calibrated, and its report states why.
         """
         self._report_phase("CALIBRATING")
         began, test = time.monotonic(), held_out_part(self.dataset)
-
-        def query(X: CSR, k: int) -> TopK:
-            return index.query(X, k, threads=available_cores()).top
-
         options: dict[str, Any] = {"seed": self.seed or 0, "ks": self.spec.ks}
         try:
             curves, facts = fit_calibration(
@@ -346,10 +369,12 @@ class _TrainingRun:
         """
         test = self.dataset.test
         actual = {
-            "weights": block.W.nnz,
+            "weights": block.W.nnz + sum(map(n_weights, self.strategy.stages)),
             "model": sum(path.stat().st_size for path in staged.rglob("*.arrow")),
             "core_seconds": balance_figures["core_seconds"],
-            "seconds": round(self.phase_seconds["TRAINING"] + self.phase_seconds["MERGING"], 3),
+            "seconds": round(
+                self.phase_seconds["TRAINING"] + self.phase_seconds.get("MERGING", 0.0), 3
+            ),
         }
         outcome = self.strategy.summarize(block, measures)
         return {

@@ -9,10 +9,12 @@ import numpy as np
 from xcray.arrays import frozen
 from xcray.data.dataset import Dataset
 from xcray.solvers import make_solver
+from xcray.solvers.least_squares.staged_solvers import StagesSolver
 from xcray.training.capacity.preflight import Estimate, worker_count
 from xcray.training.independent import IndependentLabels
 from xcray.training.rotation.strategy import BlockRotation
 from xcray.training.spec import TrainSpec
+from xcray.training.staged import StagedTraining
 from xcray.training.strategy import TrainingContext, TrainingStrategy
 from xcray.training.synchronous import Synchronous
 
@@ -20,6 +22,8 @@ from xcray.training.synchronous import Synchronous
 def make_strategy(context: TrainingContext) -> TrainingStrategy:
     """Return the training strategy for the family of a training's solver."""
     solver = context.solver
+    if isinstance(solver, StagesSolver):
+        return StagedTraining(context, solver)
     if solver.family == "independent":
         return IndependentLabels(context, solver, worker_count(context.spec))
     if solver.family == "joint":

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from xcray.arrays import Float64, Int32
 from xcray.data.dataset import Dataset
+from xcray.index.staged import Stage
 from xcray.solvers import AnySolver
 from xcray.solvers.solved_labels import SolvedLabels
 from xcray.training.capacity.preflight import Estimate
@@ -42,10 +43,12 @@ class TrainingContext:
 class TrainingStrategy(Protocol):
     """Training of one solver family.
 
-    workers: number of workers.
+    workers: number of workers. stages: of a model that is a chain of stages, after `solve`; else
+    empty.
     """
 
     workers: int
+    stages: tuple[Stage, ...]
 
     def run_settings(self) -> dict[str, Any]:
         """Return the settings that must not change when the run is resumed; JSON.

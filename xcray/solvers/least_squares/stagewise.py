@@ -26,7 +26,7 @@ CALIBRATION_RIDGE: Final = 1e-9
 
 
 @dataclass(frozen=True)
-class StagewiseRegression:
+class StageFitter:
     """How stages are fitted; `fit` yields them.
 
     rule: "linear" fits the residual of the predictions by least squares. "calibrated" does so and

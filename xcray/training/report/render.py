@@ -153,6 +153,8 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     if "objective" in training:
         epochs = training["epochs"]
         lines.append(f"The objective is {training['objective']:.6g} after {epochs:,} epochs.")
+    if "stages" in training:
+        lines.append(f"The model is a chain of {training['stages']:,} stages.")
     if "stopped" in training:
         lines.append(f"Why it ended: {training['stopped']}.")
     lines += [
@@ -352,12 +354,21 @@ def _draw_objective(model: Model, report: Mapping[str, Any], path: Path) -> None
     plots.draw_descent(path, training["history"], report["name"], note)
 
 
+def _draw_stages(model: Model, report: Mapping[str, Any], path: Path) -> None:
+    """Draw the held-out error over features and time."""
+    training = report["training"]
+    note = f"{training['stages']:,} stages; {training['stopped']}"
+    plots.draw_stages(path, training["history"], report["name"], note)
+
+
 def _picture_functions(
     model: Model,
 ) -> dict[str, Callable[[Model, Mapping[str, Any], Path], str | None]]:
     """Return the pictures of a model: those of all models, and those that only some have."""
+    history = model.manifest["report"].get("history")
     optional = {
-        "descent": (_draw_objective, model.manifest["report"].get("history")),
+        "stages": (_draw_stages, history if model.linear is None else None),
+        "descent": (_draw_objective, history if model.linear is not None else None),
         "calibration": (_draw_calibration, model.calibration_facts),
     }
     return {**_COMMON_PICTURES, **{name: draw for name, (draw, there) in optional.items() if there}}

@@ -13,7 +13,7 @@ from xcray.arrays import Int64
 from xcray.features.columns import Columns, column_blocks
 from xcray.solvers.least_squares import stage_worker
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
-from xcray.solvers.least_squares.stagewise import StagewiseRegression
+from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.workers.local_group import SerialGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
 
@@ -33,14 +33,14 @@ def problem() -> tuple[Any, Any, Any]:
 class ColumnWork(Work):
     """Creates workers of the sparse problem."""
 
-    def __init__(self, method: StagewiseRegression, workers: int, sparse: bool) -> None:
+    def __init__(self, method: StageFitter, workers: int, sparse: bool) -> None:
         super().__init__(method, workers, sparse, 0)
         X, Y, c = problem()
         parts = np.array_split(np.arange(N), method.shards)
         self._shards = [naive.shard_of(X, Y, c, rows, sparse) for rows in parts]
 
 
-def calls(method: StagewiseRegression, workers: int = 1, sparse: bool = True) -> SynchronousCalls:
+def calls(method: StageFitter, workers: int = 1, sparse: bool = True) -> SynchronousCalls:
     """Return the calls on new workers."""
     group = SerialGroup(ColumnWork(method, workers, sparse), workers)
     group.open()
@@ -55,7 +55,7 @@ def blocks(seed: int = 0) -> list[Columns]:
 
 def test_two_passes_over_columns_are_block_gauss_seidel_on_the_residual() -> None:
     X, Y, c = problem()
-    method = StagewiseRegression("linear", LAM, SHARDS)
+    method = StageFitter("linear", LAM, SHARDS)
     both = [*blocks(), *blocks(1)]
     stages = list(method.fit(calls(method), both))
     W = np.zeros((D, K))
@@ -69,7 +69,7 @@ def test_two_passes_over_columns_are_block_gauss_seidel_on_the_residual() -> Non
 
 @pytest.mark.parametrize("rule", ["linear", "calibrated", "logistic"])
 def test_sparse_columns_give_the_stages_of_dense_ones(rule: Any) -> None:
-    method = StagewiseRegression(rule, LAM, SHARDS)
+    method = StageFitter(rule, LAM, SHARDS)
     ours, theirs = (list(method.fit(calls(method, sparse=s), blocks())) for s in (True, False))
     for one, other in zip(ours, theirs, strict=True):
         assert one.W == pytest.approx(other.W, abs=1e-3)
@@ -77,14 +77,14 @@ def test_sparse_columns_give_the_stages_of_dense_ones(rule: Any) -> None:
 
 @pytest.mark.parametrize("rule", ["linear", "calibrated", "logistic"])
 def test_bits_do_not_depend_on_the_number_of_workers(rule: Any) -> None:
-    method = StagewiseRegression(rule, LAM, SHARDS)
+    method = StageFitter(rule, LAM, SHARDS)
     one, two, seven = (list(method.fit(calls(method, n), blocks())) for n in (1, 2, 7))
     for stages in (two, seven):
         assert [stage.W.tobytes() for stage in stages] == [stage.W.tobytes() for stage in one]
 
 
 def test_chunks_of_few_rows_give_the_same_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = StagewiseRegression("linear", LAM, SHARDS)
+    method = StageFitter("linear", LAM, SHARDS)
     expected = list(method.fit(calls(method), blocks()))
     monkeypatch.setattr(stage_worker, "SCORE_CELLS", 3 * K)
     for stage, other in zip(method.fit(calls(method), blocks()), expected, strict=True):
@@ -92,7 +92,7 @@ def test_chunks_of_few_rows_give_the_same_stages(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_training_continues_after_given_stages_with_the_same_bits() -> None:
-    method = StagewiseRegression("calibrated", LAM, SHARDS)
+    method = StageFitter("calibrated", LAM, SHARDS)
     whole = list(method.fit(calls(method), blocks()))
     rest = list(method.fit(calls(method), blocks()[1:], tuple(whole[:1])))
     assert [stage.W.tobytes() for stage in rest] == [stage.W.tobytes() for stage in whole[1:]]
@@ -101,7 +101,7 @@ def test_a_training_continues_after_given_stages_with_the_same_bits() -> None:
 @pytest.mark.parametrize("sparse", [True, False])
 def test_columns_are_ordered_by_the_gradient_after_the_stages(sparse: bool) -> None:
     X, Y, c = problem()
-    method = StagewiseRegression("linear", LAM, SHARDS)
+    method = StageFitter("linear", LAM, SHARDS)
     workers = calls(method, 2, sparse)
     stages: tuple[FittedStage, ...] = ()
     for _ in range(2):

@@ -16,7 +16,7 @@ from xcray.index.simplex import project_on_simplex
 from xcray.solvers.least_squares.shard_sums import preconditioner
 from xcray.solvers.least_squares.stage_worker import Block, StageWorker, curvature
 from xcray.solvers.least_squares.stages import FittedStage, predict_stages
-from xcray.solvers.least_squares.stagewise import StagewiseRegression
+from xcray.solvers.least_squares.stagewise import StageFitter
 from xcray.solvers.multinomial import Shard
 from xcray.workers.local_group import SerialGroup, ThreadGroup
 from xcray.workers.synchronous_calls import SynchronousCalls
@@ -40,9 +40,7 @@ def problem(several: bool = False) -> tuple[Float32, Any, Any]:
 class Work:
     """Creates workers with every P-th shard."""
 
-    def __init__(
-        self, method: StagewiseRegression, workers: int, sparse: bool, kept_bytes: int
-    ) -> None:
+    def __init__(self, method: StageFitter, workers: int, sparse: bool, kept_bytes: int) -> None:
         self._method, self._workers, self._kept = method, workers, kept_bytes
         X, Y, c = problem(not method.simplex)
         T = Y / Y.sum(axis=1, keepdims=True)
@@ -58,7 +56,7 @@ class Work:
 
 
 def fit(
-    method: StagewiseRegression,
+    method: StageFitter,
     blocks: Sequence[RandomFourier | None],
     *,
     workers: int = 1,
@@ -110,7 +108,7 @@ def test_projection_is_the_closest_point_of_the_simplex(n_labels: int) -> None:
 
 def test_linear_stages_fit_the_residual_of_the_stages_before() -> None:
     X, Y, c = problem()
-    stages = fit(StagewiseRegression("linear", LAM, SHARDS), [None, *BLOCKS])
+    stages = fit(StageFitter("linear", LAM, SHARDS), [None, *BLOCKS])
     yhat = np.zeros((N, K))
     for stage, block in zip(stages, [None, *BLOCKS], strict=True):
         Z = features_of(X, block)
@@ -126,7 +124,7 @@ def test_calibrated_stages_alternate_two_least_squares_fits(
     simplex: bool, blocks: list[RandomFourier]
 ) -> None:
     X, Y, c = problem(not simplex)
-    method = StagewiseRegression("calibrated", LAM, SHARDS, simplex=simplex)
+    method = StageFitter("calibrated", LAM, SHARDS, simplex=simplex)
     stages = fit(method, blocks)
     yhat, errors = np.zeros((N, K)), []
     for block in blocks:
@@ -139,7 +137,7 @@ def test_calibrated_stages_alternate_two_least_squares_fits(
 
 def test_a_logistic_stage_reaches_the_optimum_of_its_block() -> None:
     X, Y, c = problem()
-    stages = fit(StagewiseRegression("logistic", LAM, SHARDS, inner_steps=400), BLOCKS[:2])
+    stages = fit(StageFitter("logistic", LAM, SHARDS, inner_steps=400), BLOCKS[:2])
     logits = np.zeros((N, K))
     for stage, block in zip(stages, BLOCKS, strict=False):
         Z = features_of(X, block)
@@ -151,7 +149,7 @@ def test_a_logistic_stage_reaches_the_optimum_of_its_block() -> None:
 
 def test_few_inner_steps_reduce_the_logistic_loss_with_each_block() -> None:
     X, Y, c = problem()
-    stages = fit(StagewiseRegression("logistic", LAM, SHARDS), BLOCKS)
+    stages = fit(StageFitter("logistic", LAM, SHARDS), BLOCKS)
     losses = [np.log(K)]
     for count in range(1, len(stages) + 1):
         logits = predict_stages(stages[:count], X).astype(np.float64)
@@ -169,7 +167,7 @@ def test_the_preconditioner_bounds_the_hessian_of_the_softmax() -> None:
 
 @pytest.mark.parametrize("rule", ["linear", "calibrated", "logistic"])
 def test_bits_do_not_depend_on_workers_sparsity_or_kept_features(rule: Any) -> None:
-    method, X = StagewiseRegression(rule, LAM, SHARDS), problem()[0]
+    method, X = StageFitter(rule, LAM, SHARDS), problem()[0]
     one = predict_stages(fit(method, BLOCKS), X).tobytes()
     for workers, sparse, kept_bytes in ((2, False, 1 << 20), (3, False, 0), (7, True, 1 << 20)):
         stages = fit(method, BLOCKS, workers=workers, sparse=sparse, kept_bytes=kept_bytes)
@@ -177,7 +175,7 @@ def test_bits_do_not_depend_on_workers_sparsity_or_kept_features(rule: Any) -> N
 
 
 def test_threads_give_the_same_bits() -> None:
-    method = StagewiseRegression("calibrated", LAM, SHARDS)
+    method = StageFitter("calibrated", LAM, SHARDS)
     group = ThreadGroup(Work(method, 2, False, 1 << 20), 2)
     group.open()
     try:
@@ -190,7 +188,7 @@ def test_threads_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("rule", ["linear", "calibrated", "logistic"])
 def test_a_replaced_worker_computes_its_predictions_again(rule: Any) -> None:
-    method = StagewiseRegression(rule, LAM, SHARDS)
+    method = StageFitter(rule, LAM, SHARDS)
     stages = tuple(fit(method, BLOCKS[:2]))
     work = Work(method, 1, False, 1 << 20)
     old, new = (work.create_worker("worker-0", lambda: False) for _ in range(2))
@@ -223,5 +221,5 @@ def test_double_precision_is_the_second_choice_and_a_singular_matrix_is_refused(
 
 def test_a_chain_predicts_sparse_rows_like_dense_ones() -> None:
     X = problem()[0]
-    stages = fit(StagewiseRegression("calibrated", LAM, SHARDS), [None, BLOCKS[0]])
+    stages = fit(StageFitter("calibrated", LAM, SHARDS), [None, BLOCKS[0]])
     assert np.array_equal(predict_stages(stages, csr_from(X)), predict_stages(stages, X))

@@ -1,0 +1,216 @@
+"""Trainings that end with stages: every pool, stops, kills, damage, the command line, REST."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.support.live_service import client_of, settings_for
+from xcray.arrays import csr_from, pattern
+from xcray.cli.main import main
+from xcray.data.dataset import Dataset
+from xcray.data.writer import DatasetWriter
+from xcray.errors import ParameterError, Stopped
+from xcray.model.model import Model
+from xcray.predict import Predictor
+from xcray.service.app import create_app
+from xcray.telemetry.progress import Progress
+from xcray.training import TrainSpec, train
+from xcray.training.run import TrainResult
+from xcray.workers.pool import StopFlag
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "stagewise": {"stages": 3, "block_size": 60},
+    "calibrated-least-squares": {"rounds": 3},
+}
+each_solver = pytest.mark.parametrize("solver", sorted(PARAMS))
+N_TRAIN = 1000
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Return scikit-learn's digits as a data set."""
+    X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    parts = {"train": order[:N_TRAIN], "test": order[N_TRAIN:]}
+    target = tmp_path_factory.mktemp("digits") / "data"
+    with DatasetWriter(target, name="digits", n_labels=10) as writer:
+        for part, rows in parts.items():
+            labels = pattern(np.arange(len(rows) + 1), y[rows], 10)
+            writer.add(part, csr_from(X[rows] / np.float32(16)), labels)
+        return writer.finish(source={"format": "digits"})
+
+
+def spec_of(data: Dataset, solver: str, **changes: Any) -> TrainSpec:
+    """Return the specification of a training on one thread."""
+    params = {**PARAMS[solver], **changes.pop("params", {})}
+    return TrainSpec(
+        **{"dataset": str(data.path), "solver": solver, "params": params, "pool": "serial"}
+        | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainResult]:
+    """Return the result of each solver on one thread."""
+    folder = tmp_path_factory.mktemp("reference")
+    return {
+        name: train(spec_of(digits, name), run_dir=folder / f"{name}.run", out=folder / name)
+        for name in PARAMS
+    }
+
+
+@each_solver
+def test_the_model_predicts_what_the_report_says(
+    digits: Dataset, reference: dict[str, TrainResult], solver: str
+) -> None:
+    result, test = reference[solver], digits.test
+    assert test is not None
+    model = Model.open(result.model_path)
+    assert len(model.stages) == result.report["stages"] == 3
+    best = Predictor(model).predict(test.X, 1).labels[:, 0]
+    accuracy = float((best == test.Y.indices).mean())
+    assert accuracy == pytest.approx(result.measures["P@1"], abs=0.002)
+    assert accuracy > 0.93
+    history = result.report["history"]
+    assert [entry["epoch"] for entry in history] == [1, 2, 3]
+    assert history[-1]["P@1"] == result.measures["P@1"] > history[0]["P@1"]
+    assert (result.report["converged"], result.report["warnings"]) == (True, [])
+    assert model.classes is not None
+    assert model.classes["positives"].to_pylist() == digits.label_counts.tolist()
+    json.dumps(result.report, allow_nan=False)
+
+
+@each_solver
+def test_threads_give_the_same_bits(
+    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, solver: str
+) -> None:
+    for workers in (1, 3):
+        spec = spec_of(digits, solver, pool="threads", workers=workers)
+        out = tmp_path / f"m{workers}"
+        assert train(spec, run_dir=tmp_path / f"r{workers}", out=out).sha256 == (
+            reference[solver].sha256
+        )
+
+
+@pytest.mark.drill
+@each_solver
+def test_ray_gives_the_same_bits(
+    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path, ray: Any, solver: str
+) -> None:
+    spec = spec_of(digits, solver, pool="ray", workers=2)
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model", job=solver)
+    assert result.sha256 == reference[solver].sha256
+
+
+def test_stopped_and_resumed_it_ends_with_the_same_bits(
+    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path
+) -> None:
+    spec, stop = spec_of(digits, "stagewise"), StopFlag()
+
+    def stop_after_a_stage(progress: Progress) -> None:
+        if progress.phase == "TRAINING" and progress.done == 1:
+            stop.set()
+
+    paths = {"run_dir": tmp_path / "run", "out": tmp_path / "model"}
+    with pytest.raises(Stopped):
+        train(spec, **paths, progress=stop_after_a_stage, stop=stop)
+    assert len(list((tmp_path / "run").glob("*/stage-*"))) == 1
+    result = train(replace(spec, pool="threads", workers=2), **paths)
+    assert result.sha256 == reference["stagewise"].sha256
+    assert len(result.report["history"]) == 3
+
+
+def _train_and_die(spec: TrainSpec, folder: Path) -> None:
+    """Train in this process, which is killed after the second stage."""
+
+    def die(progress: Progress) -> None:
+        if progress.phase == "TRAINING" and progress.done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(spec, run_dir=folder / "run", out=folder / "model", progress=die)
+
+
+def test_killed_with_a_damaged_stage_it_fits_that_stage_again(
+    digits: Dataset, reference: dict[str, TrainResult], tmp_path: Path
+) -> None:
+    spec = spec_of(digits, "stagewise")
+    process = get_context("spawn").Process(target=_train_and_die, args=(spec, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    first, second = sorted((tmp_path / "run").glob("*/stage-*"))
+    damaged = second / "0" / "arrays.arrow"
+    damaged.write_bytes(damaged.read_bytes()[:-9] + b"\0" * 9)
+    before = (first / "note.json").stat().st_mtime_ns
+    result = train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+    assert result.sha256 == reference["stagewise"].sha256
+    assert not first.exists() or (first / "note.json").stat().st_mtime_ns == before
+
+
+def test_columns_of_sparse_rows(tiny: Dataset, tmp_path: Path) -> None:
+    results = {}
+    for features in ("columns", "gradient"):
+        params = {"features": features, "rule": "linear", "block_size": 40, "stages": 6}
+        spec = TrainSpec(str(tiny.path), solver="stagewise", pool="serial", params=params)
+        results[features] = train(
+            spec, run_dir=tmp_path / f"{features}.run", out=tmp_path / features
+        )
+        stages = Model.open(tmp_path / features).stages
+        assert [stage.W.shape for stage in stages[:2]] == [(40, tiny.n_labels)] * 2
+    assert results["columns"].sha256 != results["gradient"].sha256
+
+
+def test_too_many_features_name_the_fix(digits: Dataset, tmp_path: Path) -> None:
+    wide = tmp_path / "wide"
+    with DatasetWriter(wide, name="wide", n_labels=2) as writer:
+        X = csr_from(np.eye(4, 20_000, dtype=np.float32))
+        writer.add("train", X, pattern(np.arange(5), [0, 1, 0, 1], 2))
+        data = writer.finish(source={"format": "made"})
+    spec = spec_of(data, "calibrated-least-squares")
+    with pytest.raises(ParameterError, match="features=fourier"):
+        train(spec, run_dir=tmp_path / "run", out=tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def trained_by_command(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that the command line trained."""
+    out = tmp_path_factory.mktemp("cli") / "model"
+    command = ["train", str(digits.path), "--solver", "stagewise", "--out", str(out)]
+    assert main([*command, "-p", "stages=2", "-p", "block_size=80", "--pool", "serial"]) == 0
+    return out
+
+
+def test_the_command_line_trains_evaluates_and_reports(
+    digits: Dataset, trained_by_command: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    command = ["evaluate", str(trained_by_command), str(digits.path), "--samples", "0", "--json"]
+    assert main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["models"][0]["measures"]["P@1"] > 0.9
+    assert main(["report", str(trained_by_command)]) == 0
+
+
+def test_a_service_answers_with_it(
+    digits: Dataset, trained_by_command: Path, tmp_path: Path
+) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    app.state.app_state.registry.publish("digits", trained_by_command)
+    test = digits.test
+    assert test is not None
+    rows = test.X.to_scipy()[:5].toarray()
+    with client_of(app) as http:
+        body = {"instances": [{"values": row.tolist()} for row in rows], "top_k": 1}
+        reply = http.post("/v1/models/digits:predict", json=body).json()
+    best = [int(one["labels"][0]) for one in reply["predictions"]]
+    assert (np.array(best) == test.Y.indices[:5]).sum() >= 4

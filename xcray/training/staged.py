@@ -1,0 +1,254 @@
+"""Strategy of solvers that end with stages: one after the other, each saved when it is fitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from xcray.arrays import CSR, Int32, TopK, csr, frozen
+from xcray.errors import Unavailable
+from xcray.index.staged import Stage
+from xcray.kernels.sparse import row_range
+from xcray.metrics import precision_at_k
+from xcray.model.stages import n_weights, read_stages, write_stages
+from xcray.solvers.least_squares.staged_solvers import StagesSolver
+from xcray.solvers.least_squares.stages import FittedStage, calibrate, feature_chunks
+from xcray.solvers.solved_labels import SolvedLabels
+from xcray.solvers.synchronous_contract import RECORDS, TrainingRows, top_k
+from xcray.storage.atomic import (
+    create_staging_directory,
+    discard_directory,
+    file_digests,
+    publish_directory,
+    read_json,
+    write_json,
+)
+from xcray.system.blas_threads import limit_blas_threads
+from xcray.training.capacity.epoch_resources import complete_estimate, problem_shape
+from xcray.training.capacity.preflight import Estimate
+from xcray.training.epoch_progress import resume_note
+from xcray.training.epoch_strategy import EpochStrategy, make_worker_group, outcome_report
+from xcray.training.observer import TrainingObserver
+from xcray.training.strategy import TrainingContext
+from xcray.training.synchronous import MAX_RESTARTS, SynchronousWorkerFactory, training_rows
+from xcray.workers.observer import RunProgress
+from xcray.workers.synchronous_calls import SynchronousCalls
+from xcray.workers.timeline import START
+from xcray.workers.worker_group import OBJECT_LOST
+
+OUTCOME_FILE: Final = "ended.json"
+NOTE_FILE: Final = "note.json"
+SCORE_CELLS: Final = 1 << 22  # held-out scores in memory at a time: 16 MB
+MAX_HELD_OUT_CELLS: Final = 1 << 28  # more held-out scores are not kept: 1 GB
+
+
+class StagedTraining(EpochStrategy):
+    """Strategy of solvers of class `StagesSolver`, see `TrainingStrategy`.
+
+    stages: of the model, after `solve`.
+    """
+
+    def __init__(self, at: TrainingContext, solver: StagesSolver) -> None:
+        super().__init__(at, solver)
+        self._solver = solver
+        self._history: list[dict[str, Any]] = []
+        self.stages: tuple[Stage, ...] = ()
+
+    def run_settings(self) -> dict[str, Any]:
+        """Return no settings: a run can be resumed with any number of workers."""
+        return {}
+
+    def estimate(self, missing: Int32, probe_seconds: float | None = None) -> Estimate:
+        """See `xcray.training.capacity.epoch_resources`."""
+        shape = problem_shape(self._at.dataset, self._at.dataset.n_features)
+        needs = self._solver.resources(shape, self.workers)
+        return complete_estimate(self._at.spec, self.workers, self._at.dataset, shape, needs)
+
+    def solve(self, observer: TrainingObserver) -> None:
+        """Fit the stages that are not saved yet."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        fitted = self._saved()
+        if not (self.folder / OUTCOME_FILE).is_file() or len(observer.parts.missing):
+            fitted = self._fit_all(observer, fitted)
+        K = self._at.dataset.n_labels
+        zeros = frozen(np.zeros(K), np.float32)
+        self.stages = tuple(Stage(s.W, zeros, s.features, s.calibration) for s in fitted)
+        if len(observer.parts.missing):
+            observer.commit(self.block())
+            observer.sync()
+
+    def block(self) -> SolvedLabels:
+        """Return a block of all labels without weights: the stages have them."""
+        K, D = self._at.dataset.n_labels, self._at.dataset.n_features
+        records = np.zeros(K, RECORDS.dtype)
+        records["label"], records["positives"] = np.arange(K), self._at.dataset.label_counts
+        records["rounds"] = len(self.stages)
+        records["nnz"] = sum(map(n_weights, self.stages)) // max(K, 1)
+        W = csr(np.zeros(K + 1, np.int64), [], [], D)
+        return SolvedLabels(
+            frozen(np.arange(K), np.int32), W, frozen(np.zeros(K), np.float64), records
+        )
+
+    def query(self, X: CSR, k: int) -> TopK:
+        """Return the k best labels of rows (n, D) under the stages, in float32."""
+        parts, step = [], max(1, SCORE_CELLS // max(self._at.dataset.n_labels, 1))
+        for lo in range(0, max(X.n_rows, 1), step):
+            yhat = _Predictions(row_range(X, lo, min(lo + step, X.n_rows)), self)
+            for stage in self.stages:
+                yhat.add(FittedStage(_dense(stage), stage.features, stage.calibration))
+            parts.append(top_k(yhat.scores.astype(np.float64), 0, k))
+        labels, scores = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in TopK._fields
+        )
+        return TopK(frozen(labels, np.int32), frozen(scores, np.float64))
+
+    def summarize(self, block: SolvedLabels, measures: Mapping[str, float]) -> dict[str, Any]:
+        """Return `outcome_report`, the number of stages and that of lost workers."""
+        newest = read_json(self.folder / OUTCOME_FILE)
+        report = outcome_report(self._solver, newest, block, measures)
+        del report["objective"]  # a stage has its own
+        return {**report, "stages": len(self.stages), "workers_lost": newest["lost"]}
+
+    def _fit_all(
+        self, observer: TrainingObserver, fitted: tuple[FittedStage, ...]
+    ) -> tuple[FittedStage, ...]:
+        """Fit stages until all are done or the time is up; after a node loss, go on."""
+        at = self._at
+        path, content_hash = str(at.dataset.path.resolve()), at.dataset.content_hash
+        factory = SynchronousWorkerFactory(self._solver, path, content_hash, self.workers)
+        store = _store_bytes(self._solver, at)
+        group = make_worker_group(at.spec, factory, self.workers, at.job, store)
+        observer.discard_since(START)
+        note = resume_note(len(fitted)) if fitted else ""
+        try:
+            group.open()
+            with observer.observe(group), limit_blas_threads():
+                calls = SynchronousCalls(group, observer.stop.is_set, observer.record)
+                for losses in range(MAX_RESTARTS + 1):
+                    try:
+                        reason = self._fit(calls, observer, note)
+                        break
+                    except Unavailable as error:
+                        if error.code != OBJECT_LOST or losses == MAX_RESTARTS:
+                            raise
+                        note = "a node was lost" + resume_note(len(self._saved()))
+                self._write_outcome(reason, calls.lost)
+        finally:
+            group.stop()
+            group.close()
+        return self._saved()
+
+    def _fit(self, calls: SynchronousCalls, observer: TrainingObserver, note: str) -> str:
+        """Fit and save the remaining stages; return why the training ends."""
+        data, fitted = training_rows(self._at.dataset), self._saved()
+        began, earlier = time.monotonic(), self._history[-1]["seconds"] if self._history else 0.0
+        held_out = self._held_out(data)
+        for stage in fitted:
+            held_out.add(stage)
+        number, limit = len(fitted), self._solver.n_stages
+        for stage in self._solver.fit(calls, data, fitted):
+            number += 1
+            held_out.add(stage)
+            seconds = earlier + time.monotonic() - began
+            features = len(stage.W) + (self._history[-1]["features"] if self._history else 0)
+            entry = {"epoch": number, "seconds": round(seconds, 3), "features": features}
+            entry |= held_out.measures()
+            self._history.append(entry)
+            self._save(number, stage)
+            rate = number / max(seconds, 1e-9)
+            eta = (limit - number) / rate
+            observer.report(RunProgress(number, limit, seconds, rate, eta, entry, note))
+            note, left = "", observer.seconds_left()
+            if left is not None and left <= 0.0 and number < limit:
+                return f"the time of {self._at.spec.max_seconds:g} s was up"
+        return self._solver.stopping.reached
+
+    def _held_out(self, data: TrainingRows) -> _Predictions:
+        """Return predictions of the held-out rows; of no rows, if their scores do not fit."""
+        X, test = data.X, self._at.dataset.test
+        fits = test is not None and test.n_rows * self._at.dataset.n_labels <= MAX_HELD_OUT_CELLS
+        return _Predictions(test.X if test is not None and fits else row_range(X, 0, 0), self)
+
+    def dataset_truth(self) -> Any:
+        """Return the labels of the held-out rows, None without any."""
+        return None if self._at.dataset.test is None else self._at.dataset.test.Y
+
+    @property
+    def n_labels(self) -> int:
+        """Return K."""
+        return self._at.dataset.n_labels
+
+    def _saved(self) -> tuple[FittedStage, ...]:
+        """Return the stages saved so far, up to the first one that is incomplete."""
+        stages: list[FittedStage] = []
+        self._history = []
+        while (place := self.folder / f"stage-{len(stages):04d}").is_dir():
+            note = read_json(place / NOTE_FILE)
+            if file_digests(place, skip=[NOTE_FILE]) != note["files"]:
+                discard_directory(place)
+                break
+            D, K = self._at.dataset.n_features, self._at.dataset.n_labels
+            [stage] = read_stages(place, [note["entry"]], D, K)
+            stages.append(FittedStage(_dense(stage), stage.features, stage.calibration))
+            self._history = note["history"]
+        return tuple(stages)
+
+    def _save(self, number: int, stage: FittedStage) -> None:
+        """Save a stage by one rename, with the history up to it."""
+        target = self.folder / f"stage-{number - 1:04d}"
+        staged = create_staging_directory(target)
+        try:
+            zeros = frozen(np.zeros(self.n_labels), np.float32)
+            model_stage = Stage(stage.W, zeros, stage.features, stage.calibration)
+            [entry] = write_stages(staged, [model_stage])
+            note = {"entry": entry, "history": self._history, "files": file_digests(staged)}
+            write_json(staged / NOTE_FILE, note)
+            discard_directory(target)
+            publish_directory(staged, target)
+        finally:
+            discard_directory(staged)
+
+    def _write_outcome(self, reason: str, losses: int) -> None:
+        """Write the training summary."""
+        facts = {"epochs": len(self._history), "objective": None, "reason": reason}
+        document = {**facts, "history": self._history, "lost": losses}
+        write_json(self.folder / OUTCOME_FILE, document)
+
+
+class _Predictions:
+    """Predictions (n, K) float32 of some rows, stage after stage."""
+
+    def __init__(self, X: CSR, training: StagedTraining) -> None:
+        self._X, self._training = X, training
+        self.scores = np.zeros((X.n_rows, training.n_labels), np.float32)
+
+    def add(self, stage: FittedStage) -> None:
+        """Add a stage."""
+        for lo, Z in feature_chunks(self._X, stage.features):
+            self.scores[lo : lo + len(Z)] += Z @ stage.W
+        self.scores = calibrate(self.scores, stage.calibration)
+
+    def measures(self) -> dict[str, float]:
+        """Return P@1 and P@5 of the held-out rows; nothing without rows."""
+        truth = self._training.dataset_truth()
+        if not len(self.scores) or truth is None:
+            return {}
+        top = top_k(self.scores.astype(np.float64), 0)
+        ranked = TopK(frozen(top.labels, np.int32), frozen(top.scores, np.float64))
+        ks = sorted({1, ranked.labels.shape[1]})
+        return {f"P@{k}": precision_at_k(ranked, truth, k) for k in ks}
+
+
+def _store_bytes(solver: StagesSolver, at: TrainingContext) -> int:
+    """Return the bytes that a training holds in Ray's object store."""
+    shape = problem_shape(at.dataset, at.dataset.n_features)
+    return solver.resources(shape, 1).store
+
+
+def _dense(stage: Stage) -> Any:
+    """Return the dense weights of a stage that this module has saved."""
+    assert not isinstance(stage.W, CSR)
+    return stage.W
