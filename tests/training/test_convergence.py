@@ -21,12 +21,13 @@ from xcray.jobs.store.jobs import JobSubmission
 from xcray.solvers import BUILT_IN, make_solver
 from xcray.training import TrainResult, TrainSpec, train
 
-# one round and a tolerance that no round reaches
+# one round and a tolerance that no round reaches; MEMOIR has no tolerance
 HASTY: dict[str, dict[str, Any]] = {
     name: dict(zip(make_solver(name, {}).stopping.names, (1e-12, 1), strict=True))
     for name in BUILT_IN
+    if make_solver(name, {}).stopping.threshold > 0.0
 }
-each_solver = pytest.mark.parametrize("solver", sorted(BUILT_IN))
+each_solver = pytest.mark.parametrize("solver", sorted(HASTY))
 
 
 def spec_of(data: Dataset, solver: str, params: dict[str, Any]) -> TrainSpec:

@@ -91,12 +91,13 @@ def test_stop_and_resume_do_only_what_is_missing(tiny, reference, tmp_path, monk
     monkeypatch.setattr(
         PPDSparseSolver,
         "solve",
-        lambda self, local, labels, stopped: (
+        lambda self, local, labels, stopped=lambda: False: (
             solved.extend(labels) or whole(self, local, labels, stopped)
         ),
     )
     result = train(spec(tiny), run_dir=tmp_path / "run", out=tmp_path / "model")
-    assert sorted(solved) == sorted(set(range(tiny.n_labels)) - selection)
+    # some twice: the probe of the estimate solves them, too
+    assert set(solved) == set(range(tiny.n_labels)) - selection
     assert result.sha256 == reference.sha256
 
 

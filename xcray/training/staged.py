@@ -96,7 +96,7 @@ class StagedTraining(EpochStrategy):
         """Return the k best labels of rows (n, D) under the stages, in float32."""
         parts, step = [], max(1, SCORE_CELLS // max(self._at.dataset.n_labels, 1))
         for lo in range(0, max(X.n_rows, 1), step):
-            yhat = _Predictions(row_range(X, lo, min(lo + step, X.n_rows)), self)
+            yhat = _StagedScores(row_range(X, lo, min(lo + step, X.n_rows)), self)
             for stage in self.stages:
                 yhat.add(FittedStage(_dense(stage), stage.features, stage.calibration))
             parts.append(top_k(yhat.scores.astype(np.float64), 0, k))
@@ -166,11 +166,11 @@ class StagedTraining(EpochStrategy):
                 return f"the time of {self._at.spec.max_seconds:g} s was up"
         return self._solver.stopping.reached
 
-    def _held_out(self, data: TrainingRows) -> _Predictions:
+    def _held_out(self, data: TrainingRows) -> _StagedScores:
         """Return predictions of the held-out rows; of no rows, if their scores do not fit."""
         X, test = data.X, self._at.dataset.test
         fits = test is not None and test.n_rows * self._at.dataset.n_labels <= MAX_HELD_OUT_CELLS
-        return _Predictions(test.X if test is not None and fits else row_range(X, 0, 0), self)
+        return _StagedScores(test.X if test is not None and fits else row_range(X, 0, 0), self)
 
     def dataset_truth(self) -> Any:
         """Return the labels of the held-out rows, None without any."""
@@ -218,7 +218,7 @@ class StagedTraining(EpochStrategy):
         write_json(self.folder / OUTCOME_FILE, document)
 
 
-class _Predictions:
+class _StagedScores:
     """Predictions (n, K) float32 of some rows, stage after stage."""
 
     def __init__(self, X: CSR, training: StagedTraining) -> None:

@@ -97,14 +97,14 @@ class StageWorker:
             return None, None
         shard, at = self._shards[step], self._advance(step, block.stages)
         residuals = scores_to_residuals if self._link == "softmax" else identity_residuals
-        G, loss = np.zeros((0, 0)), 0.0
+        width = _rows(shard).shape[1] if block.features is None else block.features.n_outputs
+        G, loss = np.zeros((width, shard.targets.n_cols)), 0.0
         for lo, Z in self._chunks(step, block.features):
             hi = lo + Z.shape[0]
             scores = at.yhat[lo:hi] if W is None else at.yhat[lo:hi] + Z @ W
             R = scores.astype(np.float64)
             loss += residuals(R, shard, lo, hi)
-            part = Z.T @ R.astype(np.float32)
-            G = G + part if G.size else part.astype(np.float64)
+            G += Z.T @ R.astype(np.float32)
         return G, loss
 
     def calibration_moments(

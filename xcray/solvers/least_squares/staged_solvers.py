@@ -47,7 +47,7 @@ class StagesSolver(Solver):
     """Base of solvers that end with stages instead of one matrix of weights.
 
     Subclasses have the parameters `lam`, `shards` and `seed`, and define `method`, `blocks` and
-    `block_outputs`.
+    `n_weights`.
     """
 
     family: ClassVar[Literal["synchronous"]] = "synchronous"

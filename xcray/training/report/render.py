@@ -13,6 +13,7 @@ from xcray.errors import InputError
 from xcray.model.model import Model
 from xcray.solvers import SOLVERS
 from xcray.storage.atomic import write_bytes, write_json
+from xcray.training.report.stages_plot import draw_stages
 from xcray.training.report.timeline import describe_timeline, timeline_document
 
 MAX_CLASSES = 10  # classes listed in the report
@@ -358,7 +359,7 @@ def _draw_stages(model: Model, report: Mapping[str, Any], path: Path) -> None:
     """Draw the held-out error over features and time."""
     training = report["training"]
     note = f"{training['stages']:,} stages; {training['stopped']}"
-    plots.draw_stages(path, training["history"], report["name"], note)
+    draw_stages(path, training["history"], report["name"], note)
 
 
 def _picture_functions(
