@@ -64,7 +64,7 @@ TEXTS = sorted(
     )
     for pattern in patterns
     for path in (ROOT / folder).glob(pattern)
-    if path.is_file() and not {"__pycache__", ".ipynb_checkpoints"} & set(path.parts)
+    if path.is_file() and not {"__pycache__", ".ipynb_checkpoints", "vendor"} & set(path.parts)
 )
 
 

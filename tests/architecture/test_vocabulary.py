@@ -51,7 +51,7 @@ TEXTS = sorted(
     )
     for pattern in patterns
     for path in (ROOT / folder).glob(pattern)
-    if path.is_file() and "__pycache__" not in path.parts
+    if path.is_file() and not {"__pycache__", "vendor"} & set(path.parts)
 )
 
 

@@ -829,22 +829,37 @@ def test_the_number_of_series_does_not_grow_with_names(service: Service) -> None
 
 
 def test_pages_load_nothing_from_other_servers(service: Service) -> None:
-    for path in ("/", "/docs"):
+    for path in ("/", "/docs", "/redoc"):
         page = service.http.get(path)
         assert page.status_code == 200
-        assert "default-src 'self'" in page.headers["content-security-policy"]
-        assert "http://" not in page.text + "".join(asset_texts(service, page.text))
-        assert "https://" not in page.text + "".join(asset_texts(service, page.text))
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        own, vendored = asset_texts(service, page.text)
+        assert "http://" not in page.text + own
+        assert "https://" not in page.text + own
+        assert "cdn." not in vendored
         assert "<script>" not in page.text
 
 
-def asset_texts(service: Service, page: str) -> list[str]:
-    """Return the scripts and styles that a page refers to."""
-    result = re.findall(r'(?:src|href)="(/static/[^"]+)"', page)
-    assert result
-    answers = [service.http.get(path) for path in result]
-    assert all(answer.status_code == 200 for answer in answers)
-    return [answer.text for answer in answers]
+def asset_texts(service: Service, page: str) -> tuple[str, str]:
+    """Return the scripts and styles that a page and its modules refer to: own and vendored."""
+    waiting, seen = [page], set[str]()
+    texts = {False: "", True: ""}
+    while waiting:
+        for path in re.findall(r'"(/static/[^"]+)"', waiting.pop()):
+            if path not in seen:
+                seen.add(path)
+                answer = service.http.get(path)
+                assert answer.status_code == 200, path
+                vendored = path.startswith("/static/vendor/")
+                assert ("immutable" in answer.headers["cache-control"]) == vendored
+                texts[vendored] += answer.text
+                waiting += [] if vendored else [answer.text]
+    assert seen
+    return texts[False], texts[True]
 
 
 def test_the_description_is_complete(service: Service) -> None:

@@ -130,29 +130,55 @@ ROUTING_KEY: Final = {
     "schema": {"type": "string"},
 }
 _TEXT: Final = "read rows of a csv file into dictionaries"
+_INFERENCE: Final = {
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}],
+    "parameters": {"top_k": 3},
+}
+# Ids are made by the service: a reader replaces these by those of a reply.
+ID_EXAMPLES: Final = {
+    "upload": "up_0123456789ab",
+    "dataset_id": "ds_0123456789ab",
+    "job_id": "job_0123456789ab",
+    "key_id": "key_0123456789ab",
+}
+PATH_EXAMPLES: Final = {
+    **{name: value for name, value in ID_EXAMPLES.items() if name != "upload"},
+    "alias": "prod",
+    "file": "part-00000.parquet",
+    "label": "csv",
+    "name": "pydocs",
+    "reference": "pydocs",
+    "set": "files",
+    "solver": "ppdsparse",
+    "version": 1,
+}
 EXAMPLES: Final[dict[str, Any]] = {
     "batch_submit": {
-        "path": "/data/questions.jsonl",
+        "upload": ID_EXAMPLES["upload"],
         "format": "jsonl",
         "text_columns": ["text"],
-        "top_k": 5,
+        "top_k": 3,
     },
     "datasets_create": {"name": "pydocs", "format": "pydocs"},
-    "inference_infer": {
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}],
-        "parameters": {"top_k": 3},
-    },
+    "inference_infer": _INFERENCE,
+    "inference_load": {},
+    "inference_repository_index": {"ready": False},
+    "inference_unload": {},
+    "inference_version_infer": _INFERENCE,
+    "jobs_stop_all": {"model": "pydocs", "status": "PENDING"},
     "jobs_submit": {
         "dataset": "pydocs",
         "model": "pydocs",
         "params": {"lam": 0.01},
         "max_seconds": 600,
     },
+    "keys_create": {"name": "notebook", "scopes": ["predict"], "expires_seconds": 86400},
     "models_put_set": {"labels": ["csv", "json"]},
     "models_set_alias": {"version": 1},
     "predict_explain": {"instance": {"text": _TEXT}, "top": 5},
     "predict_predict": {"instances": [{"text": _TEXT}], "top_k": 3},
 }
+UPLOAD_EXAMPLE: Final = f'{{"text": "{_TEXT}"}}\n'  # a file in the format jsonl
 
 
 class Link(NamedTuple):
@@ -309,8 +335,8 @@ def _complete_operation(path: str, operation: Operation) -> None:
         operation["security"] = [{"bearer": []}]
     if operation["operationId"] in ROUTED_OPERATIONS:
         operation.setdefault("parameters", []).append(ROUTING_KEY)
-    if (example := EXAMPLES.get(operation["operationId"])) is not None:
-        operation["requestBody"]["content"]["application/json"]["example"] = example
+    operation["summary"] = operation["description"].partition("\n")[0].rstrip(".")
+    _add_examples(operation)
 
 
 def _complete_parameter(parameter: Operation) -> None:
@@ -323,6 +349,17 @@ def _complete_parameter(parameter: Operation) -> None:
         schema["anyOf"] = kinds
     place = (parameter["in"], parameter["name"].lower())
     parameter["schema"] = schema | PARAMETER_SCHEMAS.get(place, {})
+    if parameter["in"] == "path":
+        parameter["example"] = PATH_EXAMPLES[parameter["name"]]
+
+
+def _add_examples(operation: Operation) -> None:
+    """Add the examples of the body, by media type."""
+    content = operation.get("requestBody", {}).get("content", {})
+    if (example := EXAMPLES.get(operation["operationId"])) is not None:
+        content["application/json"]["example"] = example
+    if operation["operationId"] == "datasets_upload":
+        content["application/octet-stream"]["example"] = UPLOAD_EXAMPLE
 
 
 def _problem_statuses(path: str, operation: Operation, protocol: bool) -> set[int]:

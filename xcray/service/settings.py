@@ -274,8 +274,8 @@ class Settings(BaseSettings):
     public_docs: bool = Field(
         False,
         description=(
-            "Whether /docs and /openapi.json need no key; otherwise the scope admin, if "
-            "there are keys."
+            "Whether /openapi.json, which /docs and /redoc show, needs no key; otherwise the "
+            "scope admin, if there are keys."
         ),
     )
     public_metrics: bool = Field(

@@ -22,7 +22,7 @@ from xcray.service.settings import Settings
 from xcray.storage.atomic import check_name
 
 PUBLIC_PATHS: Final = frozenset(
-    {"/", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
+    {"/", "/docs", "/redoc", "/v2", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
 )
 STATIC_PREFIX: Final = "/static/"
 
@@ -47,7 +47,6 @@ class AccessMiddleware:
         self._limits = limits
         self._failed_keys = FailedKeys(settings.failed_keys_per_minute)
         closed = {
-            "/docs": settings.public_docs,
             "/openapi.json": settings.public_docs,
             "/metrics": settings.public_metrics,
         }

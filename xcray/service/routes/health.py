@@ -16,12 +16,25 @@ from xcray.service.schemas import Health, Ready
 router = APIRouter(tags=["operations"])
 pages = APIRouter(include_in_schema=False)
 STATIC: Final = Path(__file__).parent.parent / "static"
-PAGES: Final = {"/": "console.html", "/docs": "docs.html"}
+PAGES: Final = {"/": "console.html", "/docs": "docs.html", "/redoc": "redoc.html"}
 ASSETS: Final = {
-    "console.js": "text/javascript",
-    "docs.js": "text/javascript",
-    "style.css": "text/css",
+    path.relative_to(STATIC).as_posix(): path
+    for path in sorted(STATIC.rglob("*"))
+    if path.suffix in (".css", ".js")
 }
+# The folders of vendored files contain their version, so a file never changes.
+VENDOR_CACHE: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
+# Swagger UI and ReDoc have pictures as data URIs. ReDoc searches in a worker, and adds style
+# elements: empty ones, which it fills by script, and one with a constant text (the two hashes).
+_REDOC_STYLES: Final = (
+    "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=' "
+    "'sha256-QMIg+bpjm3JdElJ388KYke01izlUW0UoNOeKjpMxdgc='"
+)
+VIEWER_POLICY: Final = (
+    "default-src 'self'; img-src 'self' data:; "
+    f"style-src 'self' {_REDOC_STYLES}; worker-src 'self' blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 @router.get("/healthz")
@@ -67,15 +80,28 @@ def metrics(request: Request) -> Response:
 
 
 @pages.get("/")
+def console() -> FileResponse:
+    """Return the console."""
+    return FileResponse(STATIC / PAGES["/"], media_type="text/html")
+
+
 @pages.get("/docs")
-def page(request: Request) -> FileResponse:
-    """Return a plain HTML page that loads nothing from other hosts."""
-    return FileResponse(STATIC / PAGES[request.url.path], media_type="text/html")
+@pages.get("/redoc")
+def viewer(request: Request) -> FileResponse:
+    """Return the page of Swagger UI or ReDoc; its script fetches /openapi.json with the key."""
+    return FileResponse(
+        STATIC / PAGES[request.url.path],
+        media_type="text/html",
+        headers={"Content-Security-Policy": VIEWER_POLICY},
+    )
 
 
-@pages.get("/static/{name}")
+@pages.get("/static/{name:path}")
 def asset(name: str) -> Response:
     """Return a script or style sheet of these pages."""
-    if name not in ASSETS:
+    path = ASSETS.get(name)
+    if path is None:
         return Response(status_code=404)
-    return FileResponse(STATIC / name, media_type=ASSETS[name])
+    kind = "text/javascript" if path.suffix == ".js" else "text/css"
+    headers = VENDOR_CACHE if name.startswith("vendor/") else None
+    return FileResponse(path, media_type=kind, headers=headers)

@@ -1,0 +1,72 @@
+"""Pages of the service: who can read them, and that the wheel contains what they load."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import tomllib
+from base64 import b64encode
+from pathlib import Path
+
+from tests.support.live_service import client_of, settings_for
+from tests.support.source import ROOT
+from xcray.jobs.store.tokens import create_token
+from xcray.service.app import create_app
+from xcray.service.routes.health import ASSETS, PAGES, STATIC, VIEWER_POLICY
+
+
+def test_the_wheel_contains_the_pages_and_all_they_load() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["xcray"]
+    contained = {
+        Path(path)
+        for pattern in patterns
+        for path in glob.glob(str(ROOT / "xcray" / pattern), recursive=True)
+    }
+    assert {STATIC / name for name in PAGES.values()} | set(ASSETS.values()) <= contained
+
+
+def test_vendored_folders_have_a_version_and_a_licence() -> None:
+    folders = [path for path in (STATIC / "vendor").iterdir() if path.is_dir()]
+    update_note = (STATIC / "vendor" / "README.md").read_text()
+    assert folders
+    for folder in folders:
+        assert (folder / "LICENSE").stat().st_size > 500, folder
+        assert f"| {folder.name} |" in update_note
+
+
+def test_the_description_needs_a_key_and_its_pages_do_not(tmp_path: Path) -> None:
+    app = create_app(settings_for(tmp_path / "home"))
+    token = create_token()
+    app.state.app_state.store.keys.add("default", "n", ["admin"], token.digest, key_id=token.key_id)
+    with client_of(app) as http:
+        for path in PAGES:
+            answer = http.get(path)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/html")
+        assert http.get("/openapi.json").status_code == 401
+        with_key = {"authorization": f"Bearer {token.token}"}
+        assert http.get("/openapi.json", headers=with_key).status_code == 200
+
+
+def test_only_assets_are_served(tmp_path: Path) -> None:
+    with client_of(create_app(settings_for(tmp_path / "home"))) as http:
+        for name in (
+            "console.html",
+            "vendor/README.md",
+            "../app.py",
+            "%2e%2e/app.py",
+            "",
+            "vendor",
+        ):
+            assert http.get(f"/static/{name}").status_code == 404, name
+        for name, path in ASSETS.items():
+            assert http.get(f"/static/{name}").content == path.read_bytes()
+
+
+def test_the_policy_admits_only_known_styles() -> None:
+    """One of the two hashes is that of no text; a script can then fill the style element."""
+    nothing = b64encode(hashlib.sha256(b"").digest()).decode()
+    assert f"'sha256-{nothing}'" in VIEWER_POLICY
+    assert VIEWER_POLICY.count("'sha256-") == 2
+    assert "unsafe" not in VIEWER_POLICY

@@ -1,0 +1,49 @@
+// Show /openapi.json by Swagger UI or ReDoc, with the key of this tab if the service requires one.
+import { authorization, savedKey, saveKey } from "/static/session.js";
+
+const place = document.getElementById("viewer");
+
+const viewers = {
+  swagger(spec) {
+    const ui = SwaggerUIBundle({
+      spec,
+      domNode: place,
+      deepLinking: true,
+      filter: true,
+      tryItOutEnabled: true,
+      displayRequestDuration: true,
+      showCommonExtensions: true,
+      onComplete: () => savedKey() && ui.preauthorizeApiKey("bearer", savedKey()),
+    });
+  },
+  redoc(spec) {
+    Redoc.init(spec, { hideDownloadButton: true, nativeScrollbars: true }, place);
+  },
+};
+
+function askForKey(reason) {
+  const form = document.createElement("form");
+  const label = document.createElement("label");
+  const field = Object.assign(document.createElement("input"), { type: "password", required: true, autocomplete: "off" });
+  const button = Object.assign(document.createElement("button"), { textContent: "Sign in" });
+  label.append("Key (xck_...) ", field);
+  form.append(label, " ", button);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    saveKey(field.value);
+    load();
+  });
+  const text = Object.assign(document.createElement("p"), { textContent: reason });
+  text.setAttribute("role", "alert");
+  place.replaceChildren(text, form);
+  field.focus();
+}
+
+async function load() {
+  const response = await fetch("/openapi.json", { headers: authorization() });
+  const body = await response.json();
+  if (response.ok) viewers[document.body.dataset.viewer](body);
+  else askForKey(body.detail);
+}
+
+load();
