@@ -17,10 +17,11 @@ router = APIRouter(tags=["operations"])
 pages = APIRouter(include_in_schema=False)
 STATIC: Final = Path(__file__).parent.parent / "static"
 PAGES: Final = {"/": "console.html", "/docs": "docs.html", "/redoc": "redoc.html"}
+ASSET_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 ASSETS: Final = {
     path.relative_to(STATIC).as_posix(): path
     for path in sorted(STATIC.rglob("*"))
-    if path.suffix in (".css", ".js")
+    if path.suffix in ASSET_TYPES
 }
 # The folders of vendored files contain their version, so a file never changes.
 VENDOR_CACHE: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -98,10 +99,9 @@ def viewer(request: Request) -> FileResponse:
 
 @pages.get("/static/{name:path}")
 def asset(name: str) -> Response:
-    """Return a script or style sheet of these pages."""
+    """Return a script, style sheet or icon of these pages."""
     path = ASSETS.get(name)
     if path is None:
         return Response(status_code=404)
-    kind = "text/javascript" if path.suffix == ".js" else "text/css"
     headers = VENDOR_CACHE if name.startswith("vendor/") else None
-    return FileResponse(path, media_type=kind, headers=headers)
+    return FileResponse(path, media_type=ASSET_TYPES[path.suffix], headers=headers)

@@ -1,0 +1,305 @@
+"""A person uses the pages of the service in a real browser.
+
+Without Chromium, the same requests are sent without the pages.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.support.browser import Browsing, browsing, chromium
+from tests.support.chain_models import staged_content
+from tests.support.missing_tools import say
+from tests.support.service_processes import process, until
+from xcray.data.text.pipeline import TextPipeline
+from xcray.jobs.home import Home
+from xcray.model.model import TrainingRecord, write_model
+from xcray.service.models.registries import Registries
+from xcray.service.routes.health import ASSETS
+
+pytestmark = pytest.mark.drill
+
+WORDS = {
+    "csv": ("csv", "rows", "columns", "delimiter"),
+    "json": ("json", "parse", "dump", "object"),
+    "socket": ("socket", "listen", "connect", "port"),
+}
+OTHER_WORDS = [f"word{i}" for i in range(300)]
+BAD_LINES = '{"text": "broken", "labels": \n{"txt": "no text", "labels": ["csv"]}\n'
+PAGES = ("", "datasets", "train", "jobs", "models", "models/topics", "ask")
+ENDLESS = {"epochs": 1_000_000, "tolerance": 0.0, "history": 0, "steps": "sqrt", "rate": 1e-6}
+
+
+def question_lines() -> str:
+    """Return 2,000 rows of text with one label each, as JSON lines; one of ten labels is wrong."""
+    rng = random.Random(1)
+    lines = []
+    for _ in range(2000):
+        topic = rng.choice(list(WORDS))
+        label = topic if rng.random() < 0.9 else rng.choice(list(WORDS))
+        words = rng.choices(WORDS[topic], k=3) + rng.choices(OTHER_WORDS, k=4)
+        lines.append({"text": " ".join(words), "labels": [label]})
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+class Live(NamedTuple):
+    """A running service that requires keys: one per scope."""
+
+    url: str
+    http: httpx.Client
+    keys: dict[str, str]
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Yield a service with the model `topics`, trained over REST, and the data set `topics`."""
+    home = tmp_path_factory.mktemp("console") / "home"
+    with process(home, "serve"):
+        until((home / "serve.json").is_file, home)
+        url = json.loads((home / "serve.json").read_text())["url"]
+        with httpx.Client(base_url=url, trust_env=False, timeout=600) as http:
+            keys = {}
+            for scope in ("admin", "submit", "read", "predict"):
+                scopes = ["submit", "predict"] if scope == "submit" else [scope]
+                body = {"name": scope, "scopes": scopes}
+                keys[scope] = http.post("/v1/keys", json=body).json()["key"]
+                http.headers["authorization"] = f"Bearer {keys['admin']}"
+            live = Live(url, http, keys, home)
+            _train(live)
+            yield live
+
+
+def _train(live: Live) -> None:
+    """Upload the rows and train the model `topics`."""
+    answer = live.http.post(
+        "/v1/datasets",
+        params={"name": "topics", "format": "jsonl", "options": '{"test_fraction": 0.1}'},
+        content=question_lines(),
+        headers={"content-type": "application/octet-stream"},
+    )
+    _wait(live, answer.headers["location"], "READY")
+    job = live.http.post("/v1/jobs", json={"dataset": "topics", "model": "topics"})
+    _wait(live, job.headers["location"], "SUCCEEDED")
+
+
+def _wait(live: Live, path: str, status: str) -> dict[str, Any]:
+    """Wait until a data set or job has a status, and return it."""
+
+    def look() -> dict[str, Any] | None:
+        body: dict[str, Any] = live.http.get(path).json()
+        assert body["status"] in (status, "BUILDING", "PENDING", "RUNNING"), body
+        return body if body["status"] == status else None
+
+    result: dict[str, Any] = until(look, live.home)
+    return result
+
+
+@pytest.fixture
+def pages(live: Live) -> Iterator[Browsing | None]:
+    """Yield a browser on the service; None without Chromium, after the assets were read."""
+    program = chromium()
+    if program is None:
+        say("chromium", "the pages are not opened in a browser, only their files are read")
+        for name, path in ASSETS.items():
+            assert live.http.get(f"/static/{name}").content == path.read_bytes()
+        yield None
+        return
+    with browsing(live.url, program) as result:
+        yield result
+
+
+def _upload(page: Any, path: Path, name: str) -> None:
+    """Upload a file on the page of data sets."""
+    page.get_by_role("link", name="Data sets").click()
+    page.get_by_label("File").set_input_files(path)
+    page.get_by_label("Name").fill(name)
+    page.get_by_role("button", name="Upload").click()
+
+
+def test_from_a_file_with_bad_lines_to_an_answer(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    bad, good = tmp_path / "bad.jsonl", tmp_path / "good.jsonl"
+    bad.write_text(question_lines() + BAD_LINES)
+    good.write_text(question_lines())
+    page = pages.open("/", key=live.keys["submit"])
+
+    _upload(page, bad, "questions")
+    page.get_by_role("heading", name="Invalid lines").wait_for()
+    rows = page.get_by_label("Invalid lines").locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[1] for row in rows] == ["2,001", "2,002"]
+    assert "there is no field 'text'" in rows[1]
+
+    _upload(page, good, "questions")
+    page.get_by_role("link", name="Train on it").click()
+    page.get_by_label("Also fit probabilities").check()
+    page.get_by_text("Parameters of ppdsparse").click()
+    page.get_by_label("lam", exact=True).fill("0.001")
+    page.get_by_role("button", name="Train").click()
+    page.get_by_text("Status: SUCCEEDED").wait_for()
+    assert "-p lam=0.001" in page.get_by_label("command").inner_text()
+    assert "published questions version 1" in page.get_by_label("last 200 lines").inner_text()
+    page.get_by_role("link", name="questions, version 1").click()
+
+    page.get_by_label("Part of the name").fill("SOCK")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("button", name="csv", exact=True).wait_for(state="detached")
+    page.get_by_role("button", name="socket", exact=True).click()
+    page.get_by_role("heading", name="Label socket").wait_for()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("textbox", name="New alias").fill("prod")
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_role("cell", name="prod").wait_for()
+    assert live.http.get("/v1/models/questions").json()["aliases"]["prod"] == 1
+
+    page.get_by_role("link", name="Ask", exact=True).click()
+    page.get_by_label("Model", exact=True).select_option("questions@prod")
+    page.get_by_label("Text", exact=True).fill("Read the CSV rows; listen")
+    page.get_by_label("Probabilities").check()
+    page.get_by_role("button", name="Ask").click()
+    page.locator("mark.for").first.wait_for()
+    words = page.locator("mark.for").all_inner_texts()
+    assert words == ["CSV", "rows"]
+    assert page.get_by_label("Labels", exact=True).locator("tbody tr").count() == 3
+    link = page.get_by_role("link", name="Link to this question").get_attribute("href")
+    again = pages.open(f"/{link}", key=live.keys["submit"])
+    again.locator("mark.for").first.wait_for()
+    assert again.locator("mark.for").all_inner_texts() == words
+    page.get_by_role("button", name="socket", exact=True).focus()
+    page.get_by_role("heading", name="Why socket").wait_for()
+    page.locator("mark.for").get_by_text("listen", exact=True).wait_for()
+
+
+def test_a_job_is_watched_stopped_and_resumed(live: Live, pages: Browsing | None) -> None:
+    body = {"dataset": "topics", "model": "endless", "solver": "dsmlr", "params": ENDLESS}
+    job = live.http.post("/v1/jobs", json=body).json()
+    if pages is None:
+        live.http.post(f"/v1/jobs/{job['id']}/stop")
+        _wait(live, f"/v1/jobs/{job['id']}", "STOPPED")
+        return
+    page = pages.open(f"/#/jobs/{job['id']}", key=live.keys["submit"])
+    page.get_by_text("Objective by epoch").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Status: STOPPED").wait_for()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("Status: RUNNING").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Status: STOPPED").wait_for()
+
+
+def test_a_key_without_the_scope_is_refused_with_the_reason(
+    live: Live, pages: Browsing | None, tmp_path: Path
+) -> None:
+    if pages is None:
+        return
+    file = tmp_path / "rows.jsonl"
+    file.write_text(question_lines())
+    page = pages.open("/", key="xck_wrong")
+    page.get_by_role("heading", name="Sign in").wait_for()
+    page = pages.open("/", key=live.keys["read"])
+    _upload(page, file, "refused")
+    page.get_by_text("this needs a key with the scope submit").wait_for()
+    assert page.get_by_role("button", name="Upload").is_disabled()
+    page.get_by_role("link", name="Train").click()
+    assert page.get_by_role("button", name="Train").is_disabled()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_role("heading", name="Sign in").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+    page = pages.open("/#/jobs", key=live.keys["predict"])
+    page.get_by_text("this needs a key with the scope read").wait_for()
+    page.get_by_role("link", name="Ask").click()
+    page.get_by_label("Text", exact=True).fill("rows")
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_role("heading", name="Why csv").wait_for()
+    assert {status for status, _ in pages.refused} == {401, 403}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_pages_fit_the_width_and_have_names(
+    live: Live, pages: Browsing | None, width: int, scheme: str
+) -> None:
+    if pages is None:
+        return
+    page = pages.open("/", width, live.keys["admin"], color_scheme=scheme)
+    page.get_by_role("heading", name="Overview").wait_for()
+    for name in PAGES:
+        page.goto(f"{live.url}/#/{name}")
+        page.get_by_role("heading", level=1).wait_for()
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        for control in page.locator("main input, main select, main textarea").all():
+            named = control.evaluate("node => node.labels.length > 0")
+            assert named, (name, control.get_attribute("name"))
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = sum(int(part) for part in re.findall(r"\d+", background)[:3]) / 3
+    assert (lightness < 100) == (scheme == "dark")
+
+
+def test_the_keyboard_is_enough(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/#/ask", key=live.keys["admin"])
+    page.get_by_label("Text", exact=True).wait_for()
+    assert page.evaluate("document.activeElement.tagName") == "MAIN"
+    page.reload()
+    page.get_by_label("Text", exact=True).wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.tagName") == "MAIN"
+    page.keyboard.press("Tab")
+    page.keyboard.type("json object")
+    for _ in range(4):  # model, number of labels, probabilities, the button
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Why json").wait_for()
+
+
+def test_a_chain_of_stages_says_that_it_has_no_words(live: Live, pages: Browsing | None) -> None:
+    pipeline = TextPipeline.fit(["csv rows json parse socket port"])
+    content = replace(staged_content(text=pipeline), feature_names=pipeline.terms.to_pylist())
+    record = TrainingRecord(
+        solver="least-squares", params={}, dataset_hash="0" * 64, seed=0, measures={}
+    )
+    write_model(live.home.parent / "chain", content, record)
+    Registries(Home(live.home)).of("default").publish("chain", live.home.parent / "chain")
+    explained = live.http.post(
+        "/v1/models/chain:explain", json={"instance": {"text": "csv rows"}}
+    ).json()
+    described = live.http.get("/v1/models/chain/labels/red").json()
+    if pages is None:
+        assert "stages" in explained["detail"]
+        assert "stages" in described["detail"]
+        return
+    page = pages.open("/#/models/chain", key=live.keys["admin"])
+    page.get_by_role("button", name="red", exact=True).click()
+    page.get_by_text(described["detail"]).wait_for()
+    page.goto(f"{live.url}/#/ask?model=chain&text=csv+rows")
+    page.get_by_text(explained["detail"]).wait_for()
+    assert page.get_by_label("Labels", exact=True).locator("tbody tr").count() == 4
+
+
+def test_the_description_is_shown_and_tried_out(live: Live, pages: Browsing | None) -> None:
+    if pages is None:
+        return
+    page = pages.open("/docs", key=live.keys["admin"])
+    page.locator("#operations-predictions-predict_predict .opblock-summary-control").click()
+    operation = page.locator("#operations-predictions-predict_predict")
+    operation.get_by_placeholder("reference").fill("topics")
+    operation.get_by_role("button", name="Execute").click()
+    operation.locator(".live-responses-table .response-col_status").get_by_text("200").wait_for()
+    page = pages.open("/redoc", key=live.keys["admin"])
+    page.get_by_text("Online predictions.").wait_for()

@@ -1,0 +1,71 @@
+// Ask a model: labels with scores and probabilities, and the words that count for a label.
+import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { change, get, segment } from "/static/console/api.js";
+import { Button, Field, Table, Trouble, useLoaded } from "/static/console/parts.js";
+
+// Text -> [[piece, contribution]]: a word counts for the features that it is, or is a part of.
+export function highlight(text, contributions) {
+  const pieces = text.split(/([\p{L}\p{N}_]+)/u).map((piece) => [piece, 0]);
+  const words = pieces.map(([piece], at) => [piece.toLowerCase(), at]).filter((_, at) => at % 2 === 1);
+  for (const { feature, contribution } of contributions) {
+    const wanted = feature.toLowerCase().split(" ");
+    for (let i = 0; i + wanted.length <= words.length; i += 1) {
+      if (wanted.every((word, j) => words[i + j][0] === word)) for (let j = 0; j < wanted.length; j += 1) pieces[words[i + j][1]][1] += contribution / wanted.length;
+    }
+  }
+  return pieces;
+}
+
+function Words({ text, why }) {
+  const pieces = highlight(text, why.contributions);
+  const largest = Math.max(1e-12, ...pieces.map(([, value]) => Math.abs(value)));
+  return html`<p class="answer" aria-label="text with the words that count">${pieces.map(([piece, value]) => (value === 0 ? piece
+    : html`<mark class=${value > 0 ? "for" : "against"} style=${{ "--strength": `${15 + 45 * Math.abs(value) / largest}%` }} title=${`${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(3)}`}>${piece}</mark>`))}</p>
+    <p class="note">Score ${why.score.toFixed(3)} = bias ${why.bias.toFixed(3)} + the words${why.n_rest ? html` + ${why.rest.toFixed(3)} of ${why.n_rest} more words` : ""}; underlined words count against the label.</p>
+    <${Table} caption="Contributions" columns=${["feature", "value in the text#", "weight#", "contribution#"]} empty="No word of the text counts for this label." rows=${why.contributions.map((each) => [each.feature, each.x.toFixed(3), each.weight.toFixed(3), each.contribution.toFixed(3)])} />`;
+}
+
+// One question; the reply names the version, so that the link and the words are of that version.
+function Answer({ question }) {
+  const [label, setLabel] = useState(null);
+  const [found, error] = useLoaded(async () => {
+    const body = { instances: [{ text: question.text }], top_k: question.k, certificate: true, ...(question.probabilities && { probabilities: true }) };
+    const begun = performance.now();
+    const reply = await change("POST", `/v1/models/${segment(question.model)}:predict`, body);
+    return { reply, ms: performance.now() - begun };
+  }, [question]);
+  const shown = label ?? found?.reply.predictions[0].labels[0];
+  const pinned = found && `${found.reply.model.name}:${found.reply.model.version}`;
+  const [why, whyError] = useLoaded(async () => (shown === undefined ? null : change("POST", `/v1/models/${segment(pinned)}:explain`, { instance: { text: question.text }, label: shown, top: 50 })), [pinned, shown, question]);
+  if (!found) return error ? html`<${Trouble} error=${error} />` : html`<p role="status">Asking.</p>`;
+  const { labels, scores, probabilities, certificate } = found.reply.predictions[0];
+  const link = `#/ask?${new URLSearchParams({ model: pinned, text: question.text, k: question.k, ...(question.probabilities && { p: 1 }) })}`;
+  return html`<h2>Answer</h2><p role="status">Version ${found.reply.model.version} of ${found.reply.model.name}, ${found.ms.toFixed(0)} ms with the network. ${certificate.exact ? "Proven exact: no other label has a larger score." : "Not proven exact."} <a href=${link}>Link to this question</a></p>
+    ${found.reply.warnings?.map((warning) => html`<div class="problem">${warning.message}</div>`)}
+    <${Table} caption="Labels" columns=${["label", "score#", ...(probabilities ? ["probability#"] : [])]} rows=${labels.map((name, i) => [
+      html`<button type="button" aria-pressed=${name === shown} onMouseEnter=${() => setLabel(name)} onFocus=${() => setLabel(name)} onClick=${() => setLabel(name)}>${name}</button>`, scores[i].toFixed(3), ...(probabilities ? [probabilities[i].toFixed(3)] : [])])} />
+    <h2>Why ${shown}</h2><${Trouble} error=${whyError} />${why && why.label === shown && html`<${Words} text=${question.text} why=${why} />`}`;
+}
+
+export function Ask({ query }) {
+  const [models, error] = useLoaded(async () => (await get("/v1/models")).models.filter((model) => model.latest), []);
+  const [question, setQuestion] = useState(query.model && query.text ? { model: query.model, text: query.text, k: Number(query.k) || 5, probabilities: Boolean(query.p) } : null);
+  const [name, setName] = useState(query.model ?? null);
+  const submit = (event) => {
+    event.preventDefault();
+    const fields = new FormData(event.target);
+    setQuestion({ model: fields.get("model"), text: fields.get("text"), k: Number(fields.get("k")), probabilities: fields.has("probabilities") });
+  };
+  if (!models) return html`<h1>Ask</h1><${Trouble} error=${error} />`;
+  const names = models.flatMap((model) => [model.name, ...Object.keys(model.aliases).filter((alias) => alias !== "latest").map((alias) => `${model.name}@${alias}`)]);
+  if (query.model && !names.includes(query.model)) names.unshift(query.model);
+  if (!names.length) return html`<h1>Ask</h1><p>There is no model yet: <a href="#/train">train one</a>.</p>`;
+  const chosen = name ?? names[0];
+  return html`<h1>Ask</h1><form onSubmit=${submit} aria-label="Ask">
+      <${Field} id="text" label="Text"><textarea id="text" name="text" rows="4" maxlength="100000" required>${query.text ?? ""}</textarea><//>
+      <div class="fields"><${Field} id="ask-model" label="Model"><select id="ask-model" name="model" onChange=${(event) => setName(event.target.value)}>${names.map((each) => html`<option value=${each} selected=${each === chosen}>${each}</option>`)}</select><//>
+      <${Field} id="k" label="Number of labels"><input id="k" name="k" type="number" min="1" max="100" required value=${query.k ?? 5} /><//>
+      <p><label><input type="checkbox" name="probabilities" checked=${Boolean(query.p)} /> Probabilities (of models that have them)</label></p></div>
+      <${Button} type="submit" class="main" scope="predict">Ask<//></form>
+    ${question && html`<${Answer} question=${question} />`}`;
+}

@@ -1,0 +1,127 @@
+// Jobs: the list, and one job followed live by its event stream.
+import { html, useEffect, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { change, get, getText, readEvents, segment } from "/static/console/api.js";
+import { Button, count, duration, Facts, Plot, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+
+const STATES = ["", "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"];
+const isOver = (status) => ["STOPPED", "SUCCEEDED", "FAILED"].includes(status);
+
+export function Jobs() {
+  const [status, setStatus] = useState("");
+  const [page, setPage] = useState([]);
+  const token = page[page.length - 1];
+  const query = `limit=50${status && `&status=${status}`}${token ? `&page_token=${segment(token)}` : ""}`;
+  const [list, error] = useLoaded(() => get(`/v1/jobs?${query}`), [query], 3);
+  return html`<h1>Jobs</h1><p><label>Status <select value=${status} onChange=${(event) => { setPage([]); setStatus(event.target.value); }}>${STATES.map((name) => html`<option value=${name}>${name || "all"}</option>`)}</select></label></p>
+    <${Trouble} error=${error} />${list && html`<${Table} caption="Jobs" columns=${["name", "kind", "status", "phase", "created (UTC)"]} empty="There is no such job."
+      rows=${list.jobs.map((job) => [html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, job.kind, html`<${Status} value=${job.status} />`, job.phase, when(job.created)])} />
+    <p>${page.length > 0 && html`<${Button} onClick=${() => setPage(page.slice(0, -1))}>Newer<//>`}
+      ${list.next_page_token && html`<${Button} onClick=${() => setPage([...page, list.next_page_token])}>Older<//>`}</p>`}`;
+}
+
+// Follow the events of a job: [latest progress, epochs, number of state changes, error].
+function useEvents(id, attempt) {
+  const [progress, setProgress] = useState(null);
+  const [epochs, setEpochs] = useState([]);
+  const [changes, setChanges] = useState(0);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    const stop = new AbortController();
+    setEpochs([]);
+    const onEvent = (kind, data) => {
+      if (kind === "progress") setProgress(data);
+      else if (kind === "epoch") setEpochs((old) => [...old.filter((each) => each.epoch < data.epoch), data]);
+      else setChanges((n) => n + 1);
+    };
+    readEvents(`/v1/jobs/${segment(id)}/events`, onEvent, stop.signal).catch(setError);
+    return () => stop.abort();
+  }, [id, attempt]);
+  return [progress, epochs, changes, error];
+}
+
+export function Job({ id }) {
+  const [turn, setTurn] = useState(0);  // another attempt has another stream
+  const [failed, setFailed] = useState(null);
+  const [progress, epochs, changes, streamError] = useEvents(id, turn);
+  const [job, error, reload] = useLoaded(() => get(`/v1/jobs/${segment(id)}`), [id, changes]);
+  if (!job) return html`<h1>Job</h1><${Trouble} error=${error} />`;
+  const act = async (method, path, question) => {
+    if (question && !confirm(question)) return;
+    setFailed(null);
+    try {
+      await change(method, `/v1/jobs/${segment(id)}${path}`);
+      if (method === "DELETE") location.hash = "#/jobs";
+      if (path === "/resume") setTurn(turn + 1);
+      reload();
+    } catch (problem) {
+      setFailed(problem);
+    }
+  };
+  const now = progress || job.progress;
+  const canResume = ["STOPPED", "FAILED"].includes(job.status);
+  return html`<h1>Job ${job.name}</h1>
+    <p role="status">Status: <${Status} value=${job.status} />${" "}${job.stop_requested && !isOver(job.status) ? "(a stop was requested)" : ""}</p>
+    ${job.message && html`<div class="problem">${job.reason}: ${job.message}</div>`}
+    <${Trouble} error=${error || streamError} /><${Trouble} error=${failed} /><${Notes} result=${job.result} />
+    <p>${!isOver(job.status) && html`<${Button} scope="submit" disabled=${job.stop_requested} onClick=${() => act("POST", "/stop")}>Stop<//>`}
+      ${canResume && html`<${Button} scope="submit" onClick=${() => act("POST", "/resume")}>Resume<//>`}
+      ${isOver(job.status) && html`<${Button} scope="submit" onClick=${() => act("DELETE", "", "Delete this job, its log and its finished parts? A trained model stays.")}>Delete<//>`}
+      ${job.kind === "train" && html`<a href=${`#/train?from=${segment(id)}`}>Train again with changes</a>`}</p>
+    ${now.total > 0 && html`<p><progress max=${now.total} value=${now.done} aria-label="progress"></progress> ${count(now.done)} of ${count(now.total)} ${now.note}</p>`}
+    <${Facts} of=${[["Phase", job.phase], ["Attempt", job.attempt], ["Rate", !isOver(job.status) && now.rate ? `${now.rate.toFixed(1)} per second` : ""],
+      ["Time left", job.status === "RUNNING" ? duration(now.eta) : ""], ["Created (UTC)", when(job.created)], ["Started (UTC)", when(job.started)], ["Finished (UTC)", when(job.finished)],
+      ["Data set", job.spec.dataset && html`<a href=${`#/datasets/${job.spec.dataset}`}>${job.spec.dataset}</a>`],
+      ["Model", job.result?.model && html`<a href=${`#/models/${job.result.model}`}>${job.result.model}, version ${job.result.version}</a>`]]} />
+    ${epochs.length > 1 && html`<${Plot} title="Objective by epoch" x="epoch" y="objective" xs=${epochs.map((each) => each.epoch)} ys=${epochs.map((each) => each.objective)} />`}
+    ${job.status === "SUCCEEDED" && job.kind === "train" && html`<${Gaps} id=${id} /><${Measures} of=${job.result.measures} />`}
+    <${Log} id=${id} over=${isOver(job.status)} />
+    ${job.kind === "train" && html`<${Calls} job=${job} />`}`;
+}
+
+// What the reader of a result must know: unfinished labels, data that look wrong, no probabilities.
+function Notes({ result }) {
+  const { report = {}, partial, data_warnings: data = [], warnings = [] } = result || {};
+  const notes = [...data, ...warnings].map((each) => each.message);
+  if (report.not_calibrated) notes.push(`No probabilities: ${report.not_calibrated}`);
+  if (partial) notes.push(`The time limit ended the training: ${Object.entries(partial).map(([name, value]) => `${name} ${value}`).join(", ")}.`);
+  return notes.map((note) => html`<div class="problem">${note}</div>`);
+}
+
+export const Measures = ({ of }) => {
+  const rows = Object.entries(of || {}).filter(([, value]) => typeof value === "number");
+  return html`<h2>Measures</h2><${Table} caption="Measures" columns=${["measure", "value#"]} empty="None: no rows were held out." rows=${rows.map(([name, value]) => [name, value.toFixed(4)])} />`;
+};
+
+function Gaps({ id }) {
+  const [page, error] = useLoaded(() => get(`/v1/jobs/${segment(id)}/classes?limit=100`), [id]);
+  const gaps = (page?.classes || []).filter((each) => typeof each.gap === "number");
+  if (!gaps.length) return error && error.status !== 404 && html`<${Trouble} error=${error} />`;
+  return html`<h2>Duality gaps</h2><p>The first ${gaps.length} labels: how far each is from the optimum, as a share of its null objective.</p>
+    <details><summary>Labels and gaps</summary><${Table} caption="Duality gaps" columns=${["label", "positives#", "gap#", "seconds#"]} rows=${gaps.map((each) => [each.label, count(each.positives), each.gap.toExponential(2), (each.seconds || 0).toFixed(3)])} /></details>`;
+}
+
+function Log({ id, over }) {
+  const [search, setSearch] = useState("");
+  const [text, error] = useLoaded(() => getText(`/v1/jobs/${segment(id)}/logs?tail=200`), [id, over], over ? 0 : 2);
+  const lines = (text || "").split("\n").filter((line) => line.toLowerCase().includes(search.toLowerCase()));
+  return html`<h2>Log</h2><p><label>Search <input type="search" value=${search} onInput=${(event) => setSearch(event.target.value)} /></label></p>
+    <${Trouble} error=${error} /><pre tabindex="0" aria-label="last 200 lines of the log">${lines.join("\n") || "no lines"}</pre>`;
+}
+
+// The command and the request that submit the same training.
+function Calls({ job }) {
+  const { spec } = job, model = spec.name;
+  const body = { dataset: spec.dataset, model, solver: spec.solver, params: spec.params };
+  for (const name of ["pool", "workers", "max_seconds", "memory_limit", "calibrate"]) if (spec[name]) body[name] = spec[name];
+  if (spec.auto) Object.assign(body, { auto: true, select: spec.select });
+  if (String(spec.ks) !== "1,3,5") body.ks = spec.ks;
+  if (job.name !== model) body.name = job.name;
+  for (const name of ["priority", "timeout_seconds", "max_attempts"]) if (job[name]) body[name] = job[name];
+  const quote = (value) => (/^[\w@.:=-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`);
+  const options = { "--model": model, "--solver": body.solver, "--pool": body.pool, "--workers": body.workers, "--max-seconds": body.max_seconds, "--memory-limit": body.memory_limit,
+    "--select": body.select, "--name": body.name, "--priority": body.priority, "--timeout": body.timeout_seconds, "--max-attempts": body.max_attempts };
+  const words = ["xcray jobs submit", body.dataset, ...Object.entries(options).filter(([, value]) => value !== undefined).map(([option, value]) => `${option} ${quote(String(value))}`),
+    ...Object.entries(body.params).map(([name, value]) => `-p ${quote(`${name}=${value}`)}`), body.calibrate && "--calibrate", body.auto && "--auto"].filter(Boolean);
+  return html`<h2>The same training by command and by REST</h2>${!body.ks && html`<pre tabindex="0" aria-label="command">${words.join(" ")}</pre>`}
+    <pre tabindex="0" aria-label="REST call">${`curl ${location.origin}/v1/jobs -H 'Authorization: Bearer xck_...' -H 'Content-Type: application/json' \\\n  -d ${quote(JSON.stringify(body))}`}</pre>`;
+}

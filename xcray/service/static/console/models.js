@@ -1,0 +1,81 @@
+// Models: versions, card, measures, aliases, labels with search.
+import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { change, get, getText, segment } from "/static/console/api.js";
+import { Measures } from "/static/console/jobs.js";
+import { Button, bytes, count, Facts, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
+
+export function Models() {
+  const [list, error] = useLoaded(async () => (await get("/v1/models")).models, [], 10);
+  return html`<h1>Models</h1><${Trouble} error=${error} />${list && html`<${Table} caption="Models" columns=${["name", "versions#", "latest#", "solver", "labels#", "features#"]} empty="There is no model yet: train one."
+    rows=${list.map(({ name, versions, latest }) => [html`<a href=${`#/models/${name}`}>${name}</a>`, count(versions.length), ...(latest ? [latest.version, latest.solver, count(latest.n_labels), count(latest.n_features)] : ["", "cannot be read", "", ""])])} />`}`;
+}
+
+export function Model({ id, query }) {
+  const [model, error, reload] = useLoaded(() => get(`/v1/models/${segment(id)}`), [id]);
+  if (!model) return html`<h1>Model</h1><${Trouble} error=${error} />`;
+  const version = Number(query.version || model.versions[model.versions.length - 1]);
+  return html`<h1>Model ${model.name}</h1><${Trouble} error=${error} />
+    <h2>Versions</h2><${Table} caption="Versions" columns=${["version#", "state", "reason"]} rows=${[...model.states].reverse().map((each) => [
+      html`<a href=${`#/models/${id}?version=${each.version}`} aria-current=${each.version === version ? "true" : undefined}>${each.version}</a>`, html`<${Status} value=${each.state} />`, each.reason || ""])} />
+    <${Aliases} model=${model} version=${version} reload=${reload} /><${Version} name=${id} version=${version} /><${Labels} reference=${`${id}:${version}`} />`;
+}
+
+function Aliases({ model, version, reload }) {
+  const [failed, setFailed] = useState(null);
+  const move = async (method, alias, question) => {
+    if (!confirm(question)) return;
+    setFailed(null);
+    try {
+      await change(method, `/v1/models/${segment(model.name)}/aliases/${segment(alias)}`, method === "PUT" ? { version } : undefined);
+      reload();
+    } catch (problem) {
+      setFailed(problem);
+    }
+  };
+  const set = (alias) => {
+    const split = model.splits[alias] ? " Its traffic split or shadow ends." : "";
+    const old = model.aliases[alias] === undefined ? "" : ` It is version ${model.aliases[alias]} now.`;
+    move("PUT", alias, `Set ${model.name}@${alias} to version ${version}?${old}${split}`);
+  };
+  const submit = (event) => { event.preventDefault(); set(new FormData(event.target).get("alias")); };
+  const names = Object.keys(model.aliases).filter((alias) => alias !== "latest");
+  return html`<h2>Aliases</h2><${Table} caption="Aliases" columns=${["alias", "answered by", ""]} empty="There is no alias." rows=${names.map((alias) => [
+      alias, model.splits[alias] ? model.splits[alias].split.map((share) => `version ${share.version}: ${(100 * share.weight).toFixed(0)} %`).join(", ") + (model.splits[alias].shadow ? `, shadow ${model.splits[alias].shadow.version}` : "") : `version ${model.aliases[alias]}`,
+      html`<${Button} scope="submit" disabled=${model.aliases[alias] === version && !model.splits[alias]} onClick=${() => set(alias)}>Set to version ${version}<//> <${Button} scope="submit" onClick=${() => move("DELETE", alias, `Remove the alias ${alias}? Requests to ${model.name}@${alias} are then refused.`)}>Remove<//>`])} />
+    <form onSubmit=${submit} aria-label="New alias"><label>New alias for version ${version} <input name="alias" required pattern="[a-z0-9][a-z0-9._\\-]*" /></label> <${Button} type="submit" scope="submit">Set<//></form><${Trouble} error=${failed} />`;
+}
+
+function Version({ name, version }) {
+  const [found, error] = useLoaded(async () => ({ of: await get(`/v1/models/${segment(name)}/versions/${version}`), card: await getText(`/v1/models/${segment(name)}/versions/${version}/card`) }), [name, version]);
+  if (!found) return html`<${Trouble} error=${error} />`;
+  const { of, card } = found;
+  return html`<h2>Version ${version}</h2><${Facts} of=${[["Solver", of.solver], ["Labels", count(of.n_labels)], ["Features", count(of.n_features)], ["Weights", count(of.nnz)], ["Size", bytes(of.n_bytes)],
+      ["Probabilities", of.calibrated ? "yes" : "no"], ["Created (UTC)", when(of.created)], ["SHA-256", `${of.sha256.slice(0, 16)}...`]]} />
+    <${Measures} of=${of.measures} /><details><summary>Model card</summary><pre tabindex="0">${card}</pre></details>
+    <p><a href=${`#/ask?model=${segment(`${name}:${version}`)}`}>Ask this version</a></p>`;
+}
+
+// A model that is a chain of stages has no weights by label; the service says so and this shows it.
+function Labels({ reference }) {
+  const [search, setSearch] = useState("");
+  const [page, setPage] = useState([]);
+  const [label, setLabel] = useState(null);
+  const token = page[page.length - 1];
+  const [list, error] = useLoaded(() => get(`/v1/models/${segment(reference)}/labels?limit=50&contains=${segment(search)}${token ? `&page_token=${segment(token)}` : ""}`), [reference, search, token]);
+  const submit = (event) => { event.preventDefault(); setPage([]); setSearch(new FormData(event.target).get("search")); };
+  if (error && !list) return html`<h2>Labels</h2><${Trouble} error=${error} />`;
+  return html`<h2>Labels</h2><form role="search" onSubmit=${submit}><label>Part of the name <input type="search" name="search" /></label> <button>Search</button></form>
+    <${Trouble} error=${error} />${list && html`<${Table} caption="Labels" columns=${["label", "training rows#", "gap#", "weights#"]} empty="No label matches." rows=${list.labels.map((each) => [
+      html`<button type="button" aria-expanded=${each.label === label} onClick=${() => setLabel(each.label)}>${each.label}</button>`, count(each.positives), each.gap === null ? "" : each.gap.toExponential(1), count(each.weights)])} />
+    <p>${page.length > 0 && html`<${Button} onClick=${() => setPage(page.slice(0, -1))}>Previous<//>`}
+      ${list.next_page_token && html`<${Button} onClick=${() => setPage([...page, list.next_page_token])}>Next<//>`}</p>`}
+    ${label !== null && html`<${Label} reference=${reference} label=${label} />`}`;
+}
+
+function Label({ reference, label }) {
+  const [of, error] = useLoaded(() => get(`/v1/models/${segment(reference)}/labels/${segment(label)}`), [reference, label]);
+  if (!of || of.label !== label) return html`<${Trouble} error=${error} />`;
+  return html`<h3>Label ${label}</h3><${Facts} of=${[["Training rows", count(of.positives)], ["Bias", of.bias.toFixed(4)], ["Weights", count(of.weights)]]} />
+    <${Table} caption="Largest weights" columns=${["feature", "weight#"]} empty="It has no weights." rows=${of.features.map((each) => [each.feature, each.weight.toFixed(4)])} />
+    ${of.similar.length > 0 && html`<h3>Similar labels</h3><${Table} caption="Similar labels" columns=${["label", "cosine#"]} rows=${of.similar.map((each) => [each.label, each.cosine.toFixed(3)])} />`}`;
+}

@@ -1,0 +1,56 @@
+// Readiness with reasons, queue, running jobs, models, requests per second and p99, disk.
+import { html, useRef } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { get, getText } from "/static/console/api.js";
+import { bytes, count, duration, Facts, Status, Table, Trouble, useLoaded } from "/static/console/parts.js";
+
+const LATENCY = "xcray_predict_duration_seconds_bucket";
+
+// Prometheus text -> [[name with labels, value]]
+const samples = (text) => text.split("\n").filter((line) => line && line[0] !== "#").map((line) => [line.slice(0, line.lastIndexOf(" ")), Number(line.slice(line.lastIndexOf(" ") + 1))]);
+const total = (found, prefix) => found.filter(([name]) => name.startsWith(prefix)).reduce((sum, [, value]) => sum + value, 0);
+
+// The upper limit of the bucket that holds the 99th percentile.
+function p99(found) {
+  const buckets = found.filter(([name]) => name.startsWith(LATENCY)).map(([name, n]) => [name.match(/le="([^"]+)"/)[1], n]);
+  const all = Math.max(0, ...buckets.map(([, n]) => n));
+  if (!all) return "no predictions yet";
+  const [limit] = buckets.find(([, n]) => n >= 0.99 * all);
+  return limit === "+Inf" ? "above 30 s" : `at most ${duration(Number(limit))}`;
+}
+
+export function Overview() {
+  const before = useRef(null);
+  const [ready, readyError] = useLoaded(() => get("/readyz"), [], 3);
+  const [jobs, jobsError] = useLoaded(async () => (await get("/v1/jobs?status=RUNNING&status=PENDING&limit=100")).jobs, [], 3);
+  const [models, modelsError] = useLoaded(async () => (await get("/v1/models")).models, [], 10);
+  const [metrics, metricsError] = useLoaded(async () => {
+    const found = samples(await getText("/metrics")), now = performance.now() / 1000;
+    const requests = total(found, "xcray_http_requests_total");
+    const old = before.current;
+    before.current = { requests, now };
+    const rate = old && requests >= old.requests ? `${((requests - old.requests) / (now - old.now)).toFixed(1)} per second` : "measuring";
+    return { rate, p99: p99(found), free: total(found, "xcray_disk_free_bytes"), size: total(found, "xcray_disk_size_bytes") };
+  }, [], 5);
+  const waiting = (jobs || []).filter((job) => job.status === "PENDING").length;
+  const running = (jobs || []).filter((job) => job.status === "RUNNING");
+  const live = (models || []).filter((model) => model.states.some((state) => state.state === "LOADED"));
+  return html`<h1>Overview</h1>
+    ${[readyError, jobsError, modelsError].map((error) => html`<${Trouble} error=${error} />`)}
+    ${ready && html`<${Facts} of=${[
+      ["Service", ready.ready ? "ready" : `not ready: ${ready.reasons.join(", ") || "sign in for the reasons"}`],
+      ["Degraded", ready.degraded.join(", ")],
+      ["Waiting jobs", jobs && count(waiting)], ["Running jobs", jobs && count(running.length)],
+      ["Models", models && `${count(models.length)}, ${count(live.length)} in memory`],
+      ["Requests", metrics?.rate], ["p99 of predictions", metrics?.p99],
+      ["Disk", metrics && `${bytes(metrics.free)} free of ${bytes(metrics.size)}`],
+    ]} />`}
+    ${metricsError && html`<p class="note">Requests, p99 and disk: ${metricsError.message}.</p>`}
+    <h2>Running jobs</h2>
+    ${jobs && html`<${Table} caption="Running jobs" columns=${["name", "status", "phase", "progress", "time left"]} empty="No job is running." rows=${running.map((job) => [
+      html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} />`, job.phase,
+      job.progress.total ? html`<progress max=${job.progress.total} value=${job.progress.done} aria-label="progress"></progress>` : "", duration(job.progress.eta),
+    ])} />`}
+    <h2>Models in memory</h2>
+    ${models && html`<${Table} caption="Models in memory" columns=${["name", "versions"]} empty="None; the first request loads a model." rows=${live.map((model) => [
+      html`<a href=${`#/models/${model.name}`}>${model.name}</a>`, model.states.filter((state) => state.state === "LOADED").map((state) => state.version).join(", ")])} />`}`;
+}

@@ -1,0 +1,68 @@
+// Parts that several pages use. Values are set as text, never as markup.
+import { html, useEffect, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import uPlot from "/static/vendor/uplot-1.6.32/uPlot.esm.js";
+import { missingScopes } from "/static/console/api.js";
+
+export const count = (n) => (n === undefined || n === null ? "" : n.toLocaleString("en"));
+export const bytes = (n) => {
+  const power = n > 0 ? Math.min(5, Math.floor(Math.log2(n) / 10)) : 0;
+  return `${(n / 1024 ** power).toFixed(power ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}`;
+};
+export const duration = (s) => (s === null || s === undefined ? "unknown" : s < 90 ? `${s.toFixed(s < 10 ? 1 : 0)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+export const when = (text) => (text ? `${text.slice(0, 10)} ${text.slice(11, 19)}` : "");
+
+// Call `load` now and every `seconds` (0: once); return [value, error, reload].
+export function useLoaded(load, keys, seconds = 0) {
+  const [state, setState] = useState({});
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    let alive = true, timer = 0;
+    const run = async () => {
+      try {
+        const value = await load();
+        if (alive) setState({ value });
+      } catch (error) {
+        if (alive) setState((old) => ({ value: old.value, error }));
+      }
+      if (alive && seconds) timer = setTimeout(run, seconds * 1000);
+    };
+    run();
+    return () => { alive = false; clearTimeout(timer); };
+  }, [...keys, turn]);
+  return [state.value, state.error, () => setTurn((n) => n + 1)];
+}
+
+export const Status = ({ value }) => html`<span class=${value}>${value}</span>`;
+export const Trouble = ({ error }) => error && html`<div class="problem" role="alert">${error.message}${error.hint && html`<br />${error.hint}`}</div>`;
+export const Facts = ({ of }) => html`<dl class="facts">${of.filter(([, value]) => value !== undefined && value !== null && value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+
+// columns: names, with a final "#" for numbers. rows: lists of cells.
+export const Table = ({ caption, columns, rows, empty }) => (rows.length === 0 ? html`<p>${empty || "none"}</p>` : html`
+  <div class="scroll" tabindex="0" role="region" aria-label=${caption}><table>
+    <thead><tr>${columns.map((name) => html`<th scope="col" class=${name.endsWith("#") ? "number" : ""}>${name.replace("#", "")}</th>`)}</tr></thead>
+    <tbody>${rows.map((cells) => html`<tr>${cells.map((cell, i) => html`<td class=${columns[i].endsWith("#") ? "number" : ""}>${cell}</td>`)}</tr>`)}</tbody>
+  </table></div>`);
+
+// A control that the service refused to this key is disabled and says why.
+export const Button = ({ scope, disabled, children, ...rest }) => {
+  const refused = missingScopes.has(scope);
+  return html`<button type="button" ...${rest} disabled=${disabled || refused} title=${refused ? `needs a key with the scope ${scope}` : undefined}>${children}</button>`;
+};
+
+export const Field = ({ label, help, id, children }) => html`<div class="field"><label for=${id}>${label}</label>${children}${help && html`<small>${help}</small>`}</div>`;
+
+// One line over x. The table below it is what a screen reader gets.
+export function Plot({ title, x, y, xs, ys }) {
+  const place = useRef(null);
+  useEffect(() => {
+    const color = getComputedStyle(document.documentElement).getPropertyValue("color") || "gray";
+    const accent = matchMedia("(prefers-color-scheme: dark)").matches ? "#74b3f2" : "#0b5cad";
+    const axis = (label) => ({ label, stroke: color, grid: { stroke: "#8884" }, ticks: { stroke: "#8884" } });
+    const plot = new uPlot({
+      width: Math.max(260, place.current.clientWidth), height: 240, scales: { x: { time: false } },
+      series: [{ label: x }, { label: y, stroke: accent, width: 2 }], axes: [axis(x), axis(y)],
+    }, [xs, ys], place.current);
+    return () => plot.destroy();
+  }, [xs.length, ys[ys.length - 1]]);
+  return html`<figure class="plot"><figcaption>${title}</figcaption><div ref=${place} role="img" aria-label=${`${title}: ${count(ys.length)} points, from ${ys[0]} to ${ys[ys.length - 1]}`}></div></figure>`;
+}

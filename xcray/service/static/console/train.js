@@ -1,0 +1,80 @@
+// The form of a training, made from the solvers' own parameter tables.
+import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { change, get, newKey, segment } from "/static/console/api.js";
+import { Button, Field, Trouble, useLoaded } from "/static/console/parts.js";
+
+// "0 <= value <= 1" in words, from the limits of a parameter.
+function range({ low, high, above }) {
+  const parts = [above !== null && above !== undefined && `above ${above}`, low !== null && low !== undefined && `at least ${low}`, high !== null && high !== undefined && `at most ${high}`];
+  return parts.filter(Boolean).join(", ");
+}
+
+function Parameter({ of, value }) {
+  const help = [of.help, range(of), `default ${of.default}`].filter(Boolean).join("; ");
+  const id = `param-${of.name}`;
+  const control = of.choices
+    ? html`<select id=${id} name=${id}>${of.choices.map((name) => html`<option value=${name} selected=${name === String(value ?? of.default)}>${name}</option>`)}</select>`
+    : of.type === "str" ? html`<input id=${id} name=${id} value=${value ?? ""} placeholder=${of.default} />`
+    : html`<input id=${id} name=${id} type="number" step=${of.type === "int" ? 1 : "any"} min=${of.low ?? of.above ?? undefined} max=${of.high ?? undefined} value=${value ?? ""} placeholder=${of.default} />`;
+  return html`<${Field} id=${id} label=${of.name} help=${help}>${control}<//>`;
+}
+
+// Only parameters that differ from their defaults are sent.
+function params(fields, solver) {
+  const result = {};
+  for (const { name, type, default: usual } of solver.parameters) {
+    const text = fields.get(`param-${name}`);
+    const value = type === "str" ? text : Number(text);
+    if (text !== "" && value !== usual) result[name] = value;
+  }
+  return result;
+}
+
+export function Train({ query }) {
+  const key = useRef(newKey());  // the same for a repeated click, so that it creates one job
+  const lastBody = useRef("");
+  const [name, setName] = useState(null);
+  const [sending, setSending] = useState(false);
+  const [failed, setFailed] = useState(null);
+  const [found, error] = useLoaded(async () => ({
+    solvers: (await get("/v1/solvers")).solvers,
+    sets: (await get("/v1/datasets?limit=1000")).datasets.filter((set) => set.status === "READY"),
+    job: query.from ? await get(`/v1/jobs/${segment(query.from)}`) : null,
+  }), []);
+  if (!found) return html`<h1>Train</h1><${Trouble} error=${error} />`;
+  const { solvers, sets, job } = found, old = job?.spec || {};
+  const solver = solvers.find((each) => each.name === (name ?? old.solver)) || solvers[0];
+  const isAuto = solver.name === "ppdsparse";
+  const submit = async (event) => {
+    event.preventDefault();
+    const fields = new FormData(event.target);
+    const body = { dataset: fields.get("dataset"), model: fields.get("model"), solver: solver.name, params: params(fields, solver), workers: Number(fields.get("workers")), calibrate: fields.has("calibrate") };
+    for (const kept of ["ks", "memory_limit"]) if (old[kept]) body[kept] = old[kept];
+    if (isAuto && fields.has("auto")) Object.assign(body, { auto: true, ...(old.auto && { select: old.select }) });
+    if (fields.get("pool")) body.pool = fields.get("pool");
+    if (fields.get("max_seconds")) body.max_seconds = Number(fields.get("max_seconds"));
+    if (lastBody.current && lastBody.current !== JSON.stringify(body)) key.current = newKey();
+    lastBody.current = JSON.stringify(body);
+    setSending(true);
+    setFailed(null);
+    try {
+      location.hash = `#/jobs/${(await change("POST", "/v1/jobs", body, { "Idempotency-Key": key.current })).id}`;
+    } catch (problem) {
+      setFailed(problem);
+      setSending(false);
+    }
+  };
+  if (!sets.length) return html`<h1>Train</h1><p>There is no data set that is READY: <a href="#/datasets">upload a file</a>.</p>`;
+  return html`<h1>Train</h1><form onSubmit=${submit} aria-label="Train"><div class="fields">
+      <${Field} id="dataset" label="Data set"><select id="dataset" name="dataset">${sets.map((set) => html`<option value=${set.id} selected=${set.id === (query.dataset ?? old.dataset)}>${set.name} (${set.created.slice(0, 16)})</option>`)}</select><//>
+      <${Field} id="model" label="Model" help="Name under which it is published"><input id="model" name="model" required value=${query.model ?? old.name ?? ""} /><//>
+      <${Field} id="solver" label="Solver" help=${solver.help}><select id="solver" name="solver" onChange=${(event) => setName(event.target.value)}>${solvers.map((each) => html`<option value=${each.name} selected=${each.name === solver.name}>${each.name}</option>`)}</select><//>
+      <${Field} id="pool" label="Pool" help="Where labels are trained"><select id="pool" name="pool">${["", "serial", "threads", "ray"].map((each) => html`<option value=${each} selected=${each === (old.pool ?? "")}>${each || "chosen by the server"}</option>`)}</select><//>
+      <${Field} id="workers" label="Workers" help="0: all cores"><input id="workers" name="workers" type="number" min="0" max="100000" required value=${old.workers ?? 0} /><//>
+      <${Field} id="max_seconds" label="Time limit in seconds" help="Then the finished part is published; empty: none"><input id="max_seconds" name="max_seconds" type="number" min="1" step="any" value=${old.max_seconds ?? ""} /><//>
+      <p><label><input type="checkbox" name="calibrate" checked=${old.calibrate} /> Also fit probabilities (needs held-out rows)</label></p>
+      ${isAuto && html`<p><label><input type="checkbox" name="auto" checked=${old.auto} /> Choose parameters on held-out training rows</label></p>`}
+    </div>
+    <details open=${Object.keys(old.params || {}).length > 0}><summary>Parameters of ${solver.name}</summary><div class="fields" key=${solver.name}>${solver.parameters.map((each) => html`<${Parameter} of=${each} value=${solver.name === old.solver ? old.params?.[each.name] : undefined} />`)}</div></details>
+    <p><${Button} type="submit" class="main" scope="submit" disabled=${sending}>Train<//></p><${Trouble} error=${failed} /></form>`;
+}
