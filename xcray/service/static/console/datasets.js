@@ -1,5 +1,5 @@
 // Data sets: upload with progress, the report of invalid lines, sizes.
-import { html, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
+import { html, useRef, useState } from "/static/vendor/htm-3.1.1/standalone.module.js";
 import { change, get, newKey, segment, upload } from "/static/console/api.js";
 import { Button, bytes, count, Facts, Field, Status, Table, Trouble, useLoaded, when } from "/static/console/parts.js";
 
@@ -18,6 +18,7 @@ export function Datasets() {
 }
 
 function Upload() {
+  const last = useRef({});  // the latest request: repeated after an error, it has the same key
   const [sent, setSent] = useState(null);  // share of the file, null: nothing is being sent
   const [error, setError] = useState(null);
   const submit = async (event) => {
@@ -25,10 +26,12 @@ function Upload() {
     const fields = new FormData(event.target), file = fields.get("file");
     const options = { test_fraction: Number(fields.get("held_out")) };
     const query = new URLSearchParams({ name: fields.get("name"), format: fields.get("format"), options: JSON.stringify(options) });
+    const request = [query, file.name, file.size, file.lastModified].join();
+    if (request !== last.current.request) last.current = { request, key: newKey() };
     setError(null);
     setSent(0);
     try {
-      location.hash = `#/datasets/${(await upload(`/v1/datasets?${query}`, file, newKey(), setSent)).id}`;
+      location.hash = `#/datasets/${(await upload(`/v1/datasets?${query}`, file, last.current.key, setSent)).id}`;
     } catch (problem) {
       setError(problem);
     }

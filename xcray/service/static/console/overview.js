@@ -21,7 +21,9 @@ function p99(found) {
 export function Overview() {
   const before = useRef(null);
   const [ready, readyError] = useLoaded(() => get("/readyz"), [], 3);
-  const [jobs, jobsError] = useLoaded(async () => (await get("/v1/jobs?status=RUNNING&status=PENDING&limit=100")).jobs, [], 3);
+  const [jobs, jobsError] = useLoaded(async () => ({
+    running: await get("/v1/jobs?status=RUNNING&limit=100"), waiting: await get("/v1/jobs?status=PENDING&limit=100"),
+  }), [], 3);
   const [models, modelsError] = useLoaded(async () => (await get("/v1/models")).models, [], 10);
   const [metrics, metricsError] = useLoaded(async () => {
     const found = samples(await getText("/metrics")), now = performance.now() / 1000;
@@ -31,22 +33,21 @@ export function Overview() {
     const rate = old && requests >= old.requests ? `${((requests - old.requests) / (now - old.now)).toFixed(1)} per second` : "measuring";
     return { rate, p99: p99(found), free: total(found, "xcray_disk_free_bytes"), size: total(found, "xcray_disk_size_bytes") };
   }, [], 5);
-  const waiting = (jobs || []).filter((job) => job.status === "PENDING").length;
-  const running = (jobs || []).filter((job) => job.status === "RUNNING");
+  const number = (page) => page && `${count(page.jobs.length)}${page.next_page_token ? " or more" : ""}`;
   const live = (models || []).filter((model) => model.states.some((state) => state.state === "LOADED"));
   return html`<h1>Overview</h1>
     ${[readyError, jobsError, modelsError].map((error) => html`<${Trouble} error=${error} />`)}
     ${ready && html`<${Facts} of=${[
       ["Service", ready.ready ? "ready" : `not ready: ${ready.reasons.join(", ") || "sign in for the reasons"}`],
       ["Degraded", ready.degraded.join(", ")],
-      ["Waiting jobs", jobs && count(waiting)], ["Running jobs", jobs && count(running.length)],
+      ["Waiting jobs", number(jobs?.waiting)], ["Running jobs", number(jobs?.running)],
       ["Models", models && `${count(models.length)}, ${count(live.length)} in memory`],
       ["Requests", metrics?.rate], ["p99 of predictions", metrics?.p99],
       ["Disk", metrics && `${bytes(metrics.free)} free of ${bytes(metrics.size)}`],
     ]} />`}
     ${metricsError && html`<p class="note">Requests, p99 and disk: ${metricsError.message}.</p>`}
     <h2>Running jobs</h2>
-    ${jobs && html`<${Table} caption="Running jobs" columns=${["name", "status", "phase", "progress", "time left"]} empty="No job is running." rows=${running.map((job) => [
+    ${jobs && html`<${Table} caption="Running jobs" columns=${["name", "status", "phase", "progress", "time left"]} empty="No job is running." rows=${jobs.running.jobs.map((job) => [
       html`<a href=${`#/jobs/${job.id}`}>${job.name}</a>`, html`<${Status} value=${job.status} />`, job.phase,
       job.progress.total ? html`<progress max=${job.progress.total} value=${job.progress.done} aria-label="progress"></progress>` : "", duration(job.progress.eta),
     ])} />`}
