@@ -117,9 +117,9 @@ function Calls({ job }) {
   if (String(spec.ks) !== "1,3,5") body.ks = spec.ks;
   if (job.name !== model) body.name = job.name;
   for (const name of ["priority", "timeout_seconds", "max_attempts"]) if (job[name]) body[name] = job[name];
-  const quote = (value) => (/^[\w@.:=-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`);
+  const quote = (value) => (/^[\w@.:/=-]+$/.test(value) ? value : `'${String(value).replaceAll("'", "'\\''")}'`);
   const options = { "--model": model, "--solver": body.solver, "--pool": body.pool, "--workers": body.workers, "--max-seconds": body.max_seconds, "--memory-limit": body.memory_limit,
-    "--select": body.select, "--name": body.name, "--priority": body.priority, "--timeout": body.timeout_seconds, "--max-attempts": body.max_attempts };
+    "--select": body.select, "--name": body.name, "--priority": body.priority, "--timeout": body.timeout_seconds, "--max-attempts": body.max_attempts, "--server": location.origin };
   const words = ["xcray jobs submit", body.dataset, ...Object.entries(options).filter(([, value]) => value !== undefined).map(([option, value]) => `${option} ${quote(String(value))}`),
     ...Object.entries(body.params).map(([name, value]) => `-p ${quote(`${name}=${value}`)}`), body.calibrate && "--calibrate", body.auto && "--auto"].filter(Boolean);
   return html`<h2>The same training by command and by REST</h2>${!body.ks && html`<pre tabindex="0" aria-label="command">${words.join(" ")}</pre>`}
