@@ -52,6 +52,7 @@ PYTHON = {
             "lbfgs",
             "lc",
             "least_squares.solver",
+            "least_squares.staged_solvers",
         )
     ),
 }
